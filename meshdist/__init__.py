@@ -1,0 +1,97 @@
+"""meshdist: torch.distributed and DeviceMesh for NumPy and CuPy.
+
+    import meshdist as dist
+
+    mesh = dist.init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+    mesh["tp"].all_reduce(x)
+
+The flat functions (`dist.all_reduce(x)`) have the names, argument order and meaning of torch.distributed.
+"""
+
+from meshdist._version import __version__
+from meshdist.collectives.all_gather import all_gather
+from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
+from meshdist.collectives.all_reduce import all_reduce
+from meshdist.collectives.all_to_all_single import all_to_all_single
+from meshdist.collectives.barrier import barrier
+from meshdist.collectives.broadcast import broadcast
+from meshdist.collectives.point_to_point import recv, send
+from meshdist.collectives.reduce import reduce
+from meshdist.collectives.reduce_scatter import reduce_scatter
+from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
+from meshdist.current import is_initialized
+from meshdist.device_mesh import DeviceMesh, get_current_mesh, init_device_mesh
+from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistStoreError, DistTimeoutError
+from meshdist.groups import (
+    GroupMember,
+    get_backend,
+    get_global_rank,
+    get_group_rank,
+    get_node_local_rank,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+    group,
+    new_group,
+)
+from meshdist.launch.env import is_torchelastic_launched
+from meshdist.launch.spawn import ProcessExitedException, ProcessRaisedException, spawn
+from meshdist.launch.threads import run
+from meshdist.process_group import ProcessGroup
+from meshdist.reduce_op import ReduceOp
+from meshdist.rendezvous import register_rendezvous_handler, rendezvous
+from meshdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore
+from meshdist.work import Work
+from meshdist.world import abort_process_group, destroy_process_group, init_process_group
+
+__all__ = [
+    "DeviceMesh",
+    "DistBackendError",
+    "DistError",
+    "DistNetworkError",
+    "DistStoreError",
+    "DistTimeoutError",
+    "FileStore",
+    "GroupMember",
+    "HashStore",
+    "PrefixStore",
+    "ProcessExitedException",
+    "ProcessGroup",
+    "ProcessRaisedException",
+    "ReduceOp",
+    "Store",
+    "TCPStore",
+    "Work",
+    "__version__",
+    "abort_process_group",
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_reduce",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "destroy_process_group",
+    "get_backend",
+    "get_current_mesh",
+    "get_global_rank",
+    "get_group_rank",
+    "get_node_local_rank",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_size",
+    "group",
+    "init_device_mesh",
+    "init_process_group",
+    "is_initialized",
+    "is_torchelastic_launched",
+    "new_group",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "register_rendezvous_handler",
+    "rendezvous",
+    "run",
+    "send",
+    "spawn",
+]

@@ -1,0 +1,1 @@
+"""The backends: `base` says what one is, `registry` knows them by name."""

@@ -1,0 +1,126 @@
+"""Backend and Plan: what carries out the calls of one group."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from meshdist.arrays import Array
+from meshdist.call import Buffers, Call, Signature
+from meshdist.deadline import Deadline
+from meshdist.waiting import Doorbells, Waitable, wait_until
+
+if TYPE_CHECKING:
+    from meshdist.peers import Peers
+    from meshdist.store import Store
+
+
+@dataclass(frozen=True)
+class BackendOptions:
+    """What a backend is made from.
+
+    Attributes:
+        name: The group's name, the same on all its ranks and of no other group.
+        label: What messages call it.
+        store: Store of this group alone; its keys are seen by the group's ranks only.
+        rank: This rank in the group.
+        ranks: The global ranks of the group, in group order.
+        timeout_s: How long a call may wait, in seconds.
+        bells: The doorbells of this rank's threads.
+        peers: What is known of the processes of the world.
+    """
+
+    name: str
+    label: str
+    store: Store
+    rank: int
+    ranks: tuple[int, ...]
+    timeout_s: float
+    bells: Doorbells
+    peers: Peers
+
+
+class Plan(ABC):
+    """A call prepared: all that does not change from call to call is done.
+
+    It is made once per signature and group and kept, so it must not hold the arrays it was made from.
+
+    Attributes:
+        signature: What the peers compare.
+        where: How messages about the call begin.
+    """
+
+    def __init__(self, backend: Backend, call: Call) -> None:
+        self.backend = backend
+        self.signature = call.signature()
+        self.where = call.where
+
+    @abstractmethod
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
+        """Carry out the call, yielding what has to be waited for whenever there is something."""
+
+    def run(self, send: Buffers, recv: Buffers) -> None:
+        """Carry out the call and return when it is done."""
+        for waitable in self.steps(send, recv):
+            self.wait(waitable)
+
+    def wait(self, waitable: Waitable) -> None:
+        """Block until `waitable` is ready, at most for the group's timeout."""
+        self.backend.wait(waitable, self.where)
+
+
+class Backend(ABC):
+    """Carries out the calls of one group, for one rank.
+
+    A backend must send and receive. A collective that it can do natively is a method of the collective's name that
+    takes a `Call` and returns a `Plan`; for the others, the collective's default algorithm runs over send and recv.
+    Ranks are those in the group.
+    """
+
+    def __init__(self, options: BackendOptions) -> None:
+        self.options = options
+        self.rank = options.rank
+        self.size = len(options.ranks)
+
+    @abstractmethod
+    def send(self, array: Array, dst: int, tag: int) -> Waitable:
+        """Post a message; never block. It is ready when `array` may be changed."""
+
+    @abstractmethod
+    def recv(self, array: Array, src: int, tag: int) -> Waitable:
+        """Post the receipt of a message into `array`; never block."""
+
+    @abstractmethod
+    def check_in(self, signature: Signature) -> Iterator[Waitable]:
+        """Begin a collective that runs over send and recv: compare the ranks' signatures."""
+
+    def close(self) -> None:
+        """Give back what this backend holds. The group is at rest."""
+
+    def abort(self, reason: str) -> None:
+        """Tell the peers that this rank cannot go on, and why, so that none of them waits for it."""
+
+    def wait(self, waitable: Waitable, where: str) -> None:
+        """Block until `waitable` is ready, at most for the group's timeout."""
+        if waitable.ready():
+            return
+        wait_until(waitable, self.options.bells.mine(), Deadline(self.options.timeout_s), where)
+
+    def prepare(self, call: Call) -> Plan:
+        """Return the plan of `call`: this backend's own, else one of the default algorithm."""
+        native: Callable[[Call], Plan] | None = getattr(self, call.collective.name, None)
+        return native(call) if native is not None else DefaultPlan(self, call)
+
+
+class DefaultPlan(Plan):
+    """Runs a collective's default algorithm over the backend's send and recv."""
+
+    def __init__(self, backend: Backend, call: Call) -> None:
+        super().__init__(backend, call)
+        self._call = call.without_buffers()
+
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
+        yield from self.backend.check_in(self.signature)
+        yield from self._call.collective.default(self.backend, self._call, send, recv)

@@ -1,0 +1,138 @@
+"""What lies where in the shared memory of a group.
+
+lines   a line of flags for each rank: its posts, its state, how long its text is
+bells   a byte for each rank: the number of the doorbell it sleeps on, 0 while it is awake
+table   for each rank, what it has for each other rank: address, bytes to it, bytes from it; twice
+texts   what a rank that gives up says
+slots   where ranks put data for the others; two for each rank, used in turn
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from meshdist.arrays import Array
+from meshdist.backends.gloo.segment import Segment
+
+WORD = 8
+PAGE = 4096
+# Two cache lines each: processors fetch them in pairs.
+LINE_WORDS = 16
+TABLE_WORDS = 3
+TEXT_BYTES = PAGE
+LARGEST_SLOT = 256 << 10
+# All slots of a group together; large groups get smaller ones.
+SLOTS_BYTES = 4 << 20
+SMALLEST_SLOT = 8 << 10
+
+# Words of a rank's line. The posts of even and odd steps come first.
+STATE, TEXT_LENGTH, TOKEN, SINGLE_COPY = 2, 3, 4, 5
+
+
+def slot_bytes(num_ranks: int) -> int:
+    """Return the size of a slot in a group of that many ranks: a power of two."""
+    share = SLOTS_BYTES // (2 * num_ranks)
+    return max(SMALLEST_SLOT, min(LARGEST_SLOT, 1 << (share.bit_length() - 1)))
+
+
+class Arena:
+    """The shared memory of a group, divided.
+
+    Attributes:
+        words: All of it before the slots, as 64-bit words. A word is stored and loaded at once.
+        slot_bytes: The size of a slot.
+    """
+
+    def __init__(self, segment: Segment, num_ranks: int) -> None:
+        sizes = _Sizes(num_ranks)
+        self.slot_bytes = slot_bytes(num_ranks)
+        self._segment = segment
+        self._num_ranks = num_ranks
+        self._sizes = sizes
+        self._bytes = memoryview(segment.memory)
+        self.words = self._bytes[: sizes.slots].cast("Q")
+        segment.reserve(0, sizes.slots)
+
+    @staticmethod
+    def num_bytes(num_ranks: int) -> int:
+        """Return how much memory a group of that many ranks divides."""
+        return _Sizes(num_ranks).end
+
+    def line(self, rank: int, word: int) -> int:
+        """Return the index in `words` of a word of a rank's line."""
+        return rank * LINE_WORDS + word
+
+    def bell_words(self) -> list[int]:
+        """Return the indices in `words` of the bells of all ranks, eight to a word."""
+        return list(range(self._sizes.bells // WORD, self._sizes.table // WORD))
+
+    def set_bell(self, rank: int, number: int) -> None:
+        """Say which doorbell a rank sleeps on, 0 for none."""
+        self._bytes[self._sizes.bells + rank] = number
+
+    def bells(self) -> Sequence[int]:
+        """Return the doorbells that the ranks sleep on."""
+        return self._bytes[self._sizes.bells : self._sizes.bells + self._num_ranks]
+
+    def table(self, use: int, rank: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return a rank's part of one of the two tables: a row of three words for each other rank."""
+        words = self._num_ranks * TABLE_WORDS
+        offset = self._sizes.table + (use * self._num_ranks + rank) * words * WORD
+        view: np.ndarray[Any, np.dtype[np.int64]] = np.ndarray(
+            (self._num_ranks, TABLE_WORDS), np.dtype(np.int64), self._segment.memory, offset
+        )
+        return view
+
+    def write_text(self, rank: int, text: str) -> None:
+        """Put what a rank says where the others can read it."""
+        data = text.encode()[:TEXT_BYTES]
+        begin = self._sizes.texts + rank * TEXT_BYTES
+        self._bytes[begin : begin + len(data)] = data
+        self.words[self.line(rank, TEXT_LENGTH)] = len(data)
+
+    def text(self, rank: int) -> str:
+        """Return what a rank said."""
+        begin = self._sizes.texts + rank * TEXT_BYTES
+        length = self.words[self.line(rank, TEXT_LENGTH)]
+        return bytes(self._bytes[begin : begin + length]).decode(errors="replace")
+
+    def reserve_slots(self, rank: int, num_bytes: int) -> None:
+        """Make sure that there is memory behind the first `num_bytes` of both slots of a rank."""
+        for use in (0, 1):
+            self._segment.reserve(self._slot(use, rank), max(1, num_bytes))
+
+    def slot(self, use: int, rank: int, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int = 0) -> Array:
+        """Return an array in a rank's slot, `offset` bytes from its beginning."""
+        view: Array = np.ndarray(shape, dtype, self._segment.memory, self._slot(use, rank) + offset)
+        return view
+
+    def stacked(self, use: int, dtype: np.dtype[Any], count: int, offset: int = 0) -> Array:
+        """Return, as rows of one array, `count` elements at the same place in the slots of all ranks."""
+        strides = (self.slot_bytes, dtype.itemsize)
+        view: Array = np.ndarray(
+            (self._num_ranks, count), dtype, self._segment.memory, self._slot(use, 0) + offset, strides
+        )
+        return view
+
+    def seal(self) -> None:
+        """Make the memory unreachable for others: all ranks have it."""
+        self._segment.seal()
+
+    def _slot(self, use: int, rank: int) -> int:
+        return self._sizes.slots + (use * self._num_ranks + rank) * self.slot_bytes
+
+
+class _Sizes:
+    def __init__(self, num_ranks: int) -> None:
+        self.bells = num_ranks * LINE_WORDS * WORD
+        self.table = self.bells + -(-num_ranks // WORD) * WORD
+        self.texts = _up(self.table + 2 * num_ranks * num_ranks * TABLE_WORDS * WORD)
+        self.slots = self.texts + num_ranks * TEXT_BYTES
+        self.end = self.slots + 2 * num_ranks * slot_bytes(num_ranks)
+
+
+def _up(offset: int) -> int:
+    return -(-offset // PAGE) * PAGE

@@ -1,0 +1,133 @@
+"""GlooBackend: which plan carries out which call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from meshdist.arrays import Array
+from meshdist.backends.base import Backend, BackendOptions, DefaultPlan, Plan
+from meshdist.backends.gloo import cuts, routes
+from meshdist.backends.gloo.host import Host
+from meshdist.backends.gloo.lockstep import Arrival, OneStep
+from meshdist.backends.gloo.messages import Mail
+from meshdist.backends.gloo.movement import plan_movement
+from meshdist.backends.gloo.reduction import plan_reduction
+from meshdist.call import Buffers, Call, Signature
+from meshdist.doorbells import SocketDoorbells
+from meshdist.errors import DistBackendError
+from meshdist.waiting import Waitable
+
+LOOKS = 300
+YIELDS = 100
+
+
+class GlooBackend(Backend):
+    """The CPU backend: shared memory between the ranks of a host.
+
+    Memory is shared at the group's first collective, which all its ranks make; messages need only the two ranks.
+    """
+
+    def __init__(self, options: BackendOptions) -> None:
+        super().__init__(options)
+        if not isinstance(options.bells, SocketDoorbells):
+            raise ValueError("backend 'gloo' is for ranks that are processes; this rank is a thread of meshdist.run")
+        self._oversubscribed = options.peers.num_ranks > len(os.sched_getaffinity(0))
+        self._shared: Host | None = None
+        self._mail: Mail | None = None
+
+    def prepare(self, call: Call) -> Plan:
+        # Alone there is nothing to share: the default algorithms have nobody to send to.
+        return super().prepare(call) if self.size > 1 else DefaultPlan(self, call)
+
+    def check_in(self, signature: Signature) -> Iterator[Waitable]:
+        if self.size > 1:
+            lockstep = self._host.lockstep
+            yield Arrival(lockstep, lockstep.post(signature.fingerprint), signature)
+
+    def barrier(self, call: Call) -> Plan:
+        return Barrier(self._host.lockstep, self, call)
+
+    def all_reduce(self, call: Call) -> Plan:
+        return plan_reduction(self._host, call, cuts.all_reduce(call))
+
+    def reduce(self, call: Call) -> Plan:
+        return plan_reduction(self._host, call, cuts.reduce(call))
+
+    def reduce_scatter(self, call: Call) -> Plan:
+        return plan_reduction(self._host, call, cuts.reduce_scatter(call))
+
+    reduce_scatter_tensor = reduce_scatter
+
+    def broadcast(self, call: Call) -> Plan:
+        return plan_movement(self._host, call, routes.broadcast(call))
+
+    def all_gather(self, call: Call) -> Plan:
+        return plan_movement(self._host, call, routes.all_gather(call))
+
+    all_gather_into_tensor = all_gather
+
+    def all_to_all_single(self, call: Call) -> Plan:
+        return plan_movement(self._host, call, routes.all_to_all_single(call))
+
+    def send(self, array: Array, dst: int, tag: int) -> Waitable:
+        return self._messages.send(array, dst, tag)
+
+    def recv(self, array: Array, src: int, tag: int) -> Waitable:
+        return self._messages.recv(array, src, tag)
+
+    def wait(self, waitable: Waitable, where: str) -> None:
+        # Look for a while before sleeping: waking up takes longer than most peers do. With more ranks than cores, let
+        # the others run instead.
+        for _ in range(YIELDS if self._oversubscribed else LOOKS):
+            if waitable.ready():
+                return
+            if self._oversubscribed:
+                os.sched_yield()
+        super().wait(waitable, where)
+
+    def abort(self, reason: str) -> None:
+        if self._shared is not None:
+            self._shared.lockstep.fail(reason)
+        if self._mail is not None:
+            self._mail.fail(reason)
+
+    def close(self) -> None:
+        if self._shared is not None:
+            self._shared.lockstep.leave()
+            self._shared = None
+        if self._mail is not None:
+            self._mail.leave()
+            self._mail = None
+
+    @property
+    def _host(self) -> Host:
+        if self._shared is None:
+            self._check_one_host()
+            self._shared = Host(self, self._oversubscribed)
+        return self._shared
+
+    @property
+    def _messages(self) -> Mail:
+        if self._mail is None:
+            self._check_one_host()
+            self._mail = Mail(self)
+        return self._mail
+
+    def _check_one_host(self) -> None:
+        peers = self.options.peers
+        elsewhere = [rank for rank in self.options.ranks if peers.card(rank).host != peers.mine.host]
+        if elsewhere:
+            raise DistBackendError(
+                f"backend 'gloo' works within one host so far; {peers.describe(elsewhere[0])} is on another"
+            )
+
+
+class Barrier(OneStep):
+    """Nothing but the meeting."""
+
+    def put(self, send: Buffers, use: int) -> None:
+        return
+
+    def take(self, recv: Buffers, use: int) -> None:
+        return

@@ -1,0 +1,126 @@
+"""A channel: shared memory that carries messages one way, from one rank to one other.
+
+    words   counters and flags; the sender writes one line of them, the receiver the other
+    texts   what a side that gives up says
+    ring    entries: a header and, behind it, bytes; an entry is never cut, what does not fit at the end begins anew
+
+Head and tail count bytes ever written and ever read. Only the sender writes the head, only the receiver the tail.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from meshdist.arrays import Array
+from meshdist.backends.gloo.segment import Segment
+
+RING_BYTES = 256 << 10
+_TEXTS, _TEXT_BYTES, _RING = 512, 1536, 4096
+CHANNEL_BYTES = _RING + RING_BYTES
+
+# Words of the sender's line, then of the receiver's. A side's line has its bell, its state and its text's length in the
+# same places.
+HEAD, TOKEN, TOKEN_VALUE = 0, 4, 5
+TAIL, MODE, TAKEN = 16, 20, 21
+_BELL, _STATE, _TEXT_LENGTH = 1, 2, 3
+SENDER, RECEIVER = 0, 16
+# Modes: how the receiver gets messages that are too long for an entry.
+UNKNOWN, READS, STREAMS = 0, 1, 2
+
+# What it is, tag, bytes, address, number, name of the dtype.
+_HEADER = struct.Struct("<5q16s")
+Header = tuple[int, int, int, int, int, bytes]
+
+
+class Channel:
+    """One side's view of a channel.
+
+    Args:
+        segment: `CHANNEL_BYTES` of shared memory.
+        side: `SENDER` or `RECEIVER`.
+    """
+
+    def __init__(self, segment: Segment, side: int) -> None:
+        segment.reserve(0, CHANNEL_BYTES)
+        self.segment = segment
+        self._bytes = memoryview(segment.memory)
+        self.words = self._bytes[:_TEXTS].cast("Q")
+        self._ring = np.ndarray((RING_BYTES,), np.uint8, segment.memory, _RING)
+        self._side = side
+        self._other = RECEIVER - side
+
+    def write(self, header: Header, payload: Array) -> bool:
+        """Append an entry; return False, and do nothing, where there is no room for it."""
+        words = self.words
+        head = words[HEAD]
+        place = head % RING_BYTES
+        length = _HEADER.size + _padded(payload.size)
+        skipped = RING_BYTES - place if place + length > RING_BYTES else 0
+        if head + skipped + length - words[TAIL] > RING_BYTES:
+            return False
+        if skipped:
+            # Headers are written at multiples of 8; where not even one fits, the reader skips by itself.
+            if skipped >= _HEADER.size:
+                _HEADER.pack_into(self._bytes, _RING + place, SKIP, 0, 0, 0, 0, b"")
+            place = 0
+        _HEADER.pack_into(self._bytes, _RING + place, *header)
+        begin = place + _HEADER.size
+        self._ring[begin : begin + payload.size] = payload
+        words[HEAD] = head + skipped + length
+        return True
+
+    def peek(self) -> tuple[Header, Array] | None:
+        """Return the next entry, header and bytes, where there is one; it stays until `drop`."""
+        words = self.words
+        tail = words[TAIL]
+        while words[HEAD] != tail:
+            place = tail % RING_BYTES
+            left = RING_BYTES - place
+            if left >= _HEADER.size:
+                header: Any = _HEADER.unpack_from(self._bytes, _RING + place)
+                if header[0] != SKIP:
+                    begin = place + _HEADER.size
+                    size = header[2] if header[0] in CARRYING else 0
+                    return header, self._ring[begin : begin + size]
+            tail = words[TAIL] = tail + left
+        return None
+
+    def drop(self, payload: Array) -> None:
+        """Give back the room of the entry that `peek` returned."""
+        self.words[TAIL] += _HEADER.size + _padded(payload.size)
+
+    def sleep_on(self, number: int) -> None:
+        """Say which doorbell this side sleeps on, 0 for none."""
+        self.words[self._side + _BELL] = number
+
+    def sleeper(self) -> int:
+        """Return the doorbell that the other side sleeps on, 0 for none."""
+        return self.words[self._other + _BELL]
+
+    def say(self, state: int, text: str) -> None:
+        """Say that this side has left or failed."""
+        data = text.encode()[:_TEXT_BYTES]
+        begin = _TEXTS + (_TEXT_BYTES if self._side == RECEIVER else 0)
+        self._bytes[begin : begin + len(data)] = data
+        self.words[self._side + _TEXT_LENGTH] = len(data)
+        self.words[self._side + _STATE] = state
+
+    def state(self) -> tuple[int, str]:
+        """Return what the other side said: its state, 0 while it is well, and a text."""
+        state = self.words[self._other + _STATE]
+        begin = _TEXTS + (_TEXT_BYTES if self._other == RECEIVER else 0)
+        return state, bytes(self._bytes[begin : begin + self.words[self._other + _TEXT_LENGTH]]).decode(
+            errors="replace"
+        )
+
+
+# What an entry is: nothing, a whole message, the announcement of a long one, or a piece of such.
+SKIP, WHOLE, LONG, PIECE = 1, 2, 3, 4
+CARRYING = (WHOLE, PIECE)
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // 8) * 8

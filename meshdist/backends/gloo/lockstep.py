@@ -1,0 +1,262 @@
+"""Lockstep: the ranks of a group advance together, and compare what they are doing.
+
+Every step, each rank posts a word that holds the fingerprint of its call and the number of the step, and waits until
+all others have posted the same word. A rank that has seen the posts of step s knows that all have finished step s - 1.
+So no rank is ever more than one step from another, two words for each rank (even and odd steps) are enough, and a slot
+may be written again as soon as a later step than its last use has been passed.
+
+A word that carries this step's number and another fingerprint is a call that disagrees.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+
+from meshdist.backends.base import Backend, Plan
+from meshdist.backends.gloo.arena import STATE, Arena
+from meshdist.call import Buffers, Call, Signature, call_site
+from meshdist.deadline import Deadline
+from meshdist.debug.mismatch import disagreement
+from meshdist.errors import DistBackendError
+from meshdist.waiting import Doorbell, Waitable
+
+_STEP = 0xFFFFFFFF
+# States of a rank.
+_LEFT, _FAILED, _DISAGREES = 1, 2, 3
+# How long to look before sleeping. A look is some 30 ns. With more ranks than cores a rank that waits keeps another
+# from coming, so it looks a few times only, and then lets others run.
+SPINS = 1000
+SPINS_OVERSUBSCRIBED = 20
+# How long a rank whose call disagrees waits for the others to say what theirs is. They find out in the same step.
+_EXPLAIN_S = 0.8
+
+
+class Members:
+    """The ranks of a group as their processes: whether they live, how they are woken, what they are called."""
+
+    def __init__(
+        self,
+        ended: Callable[[int], bool],
+        ring: Callable[[int, int], None],
+        describe: Callable[[int], str],
+    ) -> None:
+        self.ended = ended
+        self.ring = ring
+        self.describe = describe
+
+
+class Lockstep:
+    """One rank's place in the steps of its group.
+
+    Attributes:
+        step: The number of the last step that this rank has posted.
+        use: Which of the two slots the current call uses, 0 or 1.
+    """
+
+    def __init__(self, arena: Arena, rank: int, num_ranks: int, members: Members, oversubscribed: bool) -> None:
+        self.step = 0
+        self.use = 0
+        self.arena = arena
+        self.rank = rank
+        self.peers = [peer for peer in range(num_ranks) if peer != rank]
+        self.members = members
+        self._words = arena.words
+        self._mine = arena.line(rank, 0)
+        self._posts = tuple(tuple(arena.line(peer, parity) for peer in self.peers) for parity in (0, 1))
+        self._bells = arena.bell_words()
+        self._spins = SPINS_OVERSUBSCRIBED if oversubscribed else SPINS
+
+    def post(self, fingerprint: int) -> int:
+        """Enter the next step; return the word that all ranks have to post."""
+        self.step = step = self.step + 1
+        word = fingerprint | (step & _STEP)
+        words = self._words
+        words[self._mine + (step & 1)] = word
+        for bells in self._bells:
+            if words[bells]:
+                self._ring()
+                break
+        return word
+
+    def meet(self, plan: LockstepPlan) -> None:
+        """Enter the next step and return when all ranks have."""
+        word = self.post(plan.fingerprint)
+        words = self._words
+        spins = self._spins
+        for index in self._posts[word & 1]:
+            while words[index] != word:
+                spins -= 1
+                if spins < 0:
+                    plan.wait(Arrival(self, word, plan.signature))
+                    return
+
+    def flip(self) -> int:
+        """Change to the other slot, for a call or a chunk; return which it is."""
+        self.use = use = self.use ^ 1
+        return use
+
+    def arrived(self, word: int) -> bool:
+        """Return True once all ranks have posted `word`."""
+        words = self._words
+        return all(words[index] == word for index in self._posts[word & 1])
+
+    def absent(self, word: int) -> list[int]:
+        """Return the ranks that have not posted `word`."""
+        posts = self._posts[word & 1]
+        return [peer for peer, index in zip(self.peers, posts, strict=True) if self._words[index] != word]
+
+    def check(self, word: int, signature: Signature) -> None:
+        """Raise DistBackendError if a rank disagrees, has given up, has left, or is dead."""
+        words, posts = self._words, self._posts[word & 1]
+        # Each word is read once: a peer may post between two looks.
+        seen = [(peer, words[index]) for peer, index in zip(self.peers, posts, strict=True)]
+        late = [(peer, posted) for peer, posted in seen if posted != word]
+        if any((posted ^ word) & _STEP == 0 for _, posted in late):
+            raise self._disagree(signature)
+        for peer, _ in late:
+            state = words[self.arena.line(peer, STATE)]
+            if state == _DISAGREES:
+                raise self._disagree(signature)
+            if state == _FAILED:
+                raise DistBackendError(
+                    f"{self.members.describe(peer)} gave up: {self.arena.text(peer)}", peer_failed=True
+                )
+            if state == _LEFT:
+                raise DistBackendError(f"{self.members.describe(peer)} has destroyed the group", peer_failed=True)
+            if self.members.ended(peer):
+                raise DistBackendError(f"{self.members.describe(peer)} has died", peer_failed=True)
+
+    def leave(self) -> None:
+        """Say that this rank makes no more calls; it has the last word only if it has not failed."""
+        if self._words[self.arena.line(self.rank, STATE)] == 0:
+            self._say(_LEFT, "")
+
+    def fail(self, reason: str) -> None:
+        """Say that this rank cannot go on, and why."""
+        if self._words[self.arena.line(self.rank, STATE)] == 0:
+            self._say(_FAILED, reason)
+
+    def sleep_on(self, bell: Doorbell | None) -> None:
+        """Ask to be woken by `bell`, or by none."""
+        self.arena.set_bell(self.rank, 0 if bell is None else bell.number)
+
+    def _say(self, state: int, text: str) -> None:
+        self.arena.write_text(self.rank, text)
+        self._words[self.arena.line(self.rank, STATE)] = state
+        self._ring()
+
+    def _ring(self) -> None:
+        for peer, number in enumerate(self.arena.bells()):
+            if number and peer != self.rank:
+                self.members.ring(peer, number)
+
+    def _disagree(self, signature: Signature) -> DistBackendError:
+        mine = f"{signature.text} at {call_site()}"
+        self._say(_DISAGREES, mine)
+        deadline = Deadline(_EXPLAIN_S)
+        pause = threading.Event()
+        silent = self.peers
+        while silent and not deadline.expired():
+            pause.wait(deadline.slice_s(0.001))
+            silent = [peer for peer in silent if self._words[self.arena.line(peer, STATE)] != _DISAGREES]
+        calls = {peer: self.arena.text(peer) for peer in self.peers if peer not in silent}
+        return DistBackendError(disagreement({**calls, self.rank: mine}))
+
+
+class Arrival(Waitable):
+    """All ranks have posted a word."""
+
+    def __init__(self, lockstep: Lockstep, word: int, signature: Signature) -> None:
+        self._lockstep = lockstep
+        self._word = word
+        self._signature = signature
+
+    def ready(self) -> bool:
+        return self._lockstep.arrived(self._word)
+
+    def check(self) -> None:
+        self._lockstep.check(self._word, self._signature)
+
+    def arm(self, bell: Doorbell) -> None:
+        self._lockstep.sleep_on(bell)
+
+    def disarm(self) -> None:
+        self._lockstep.sleep_on(None)
+
+    def missing(self) -> str:
+        return ", ".join(self._lockstep.members.describe(peer) for peer in self._lockstep.absent(self._word))
+
+
+class LockstepPlan(Plan):
+    """A plan whose steps are those of the group's lockstep."""
+
+    def __init__(self, lockstep: Lockstep, backend: Backend, call: Call) -> None:
+        super().__init__(backend, call)
+        self.lockstep = lockstep
+        self.fingerprint = self.signature.fingerprint
+
+    def arrive(self) -> Waitable:
+        """Enter the next step and return the wait for the other ranks."""
+        return Arrival(self.lockstep, self.lockstep.post(self.fingerprint), self.signature)
+
+
+class OneStep(LockstepPlan):
+    """A call of few bytes: put them into the slot, meet, take what the others put. The shortest way there is."""
+
+    @abstractmethod
+    def put(self, send: Buffers, use: int) -> None:
+        """Put this rank's data into its slot."""
+
+    @abstractmethod
+    def take(self, recv: Buffers, use: int) -> None:
+        """Take the others' data out of their slots."""
+
+    def run(self, send: Buffers, recv: Buffers) -> None:
+        lockstep = self.lockstep
+        use = lockstep.flip()
+        self.put(send, use)
+        lockstep.meet(self)
+        self.take(recv, use)
+
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
+        use = self.lockstep.flip()
+        self.put(send, use)
+        yield self.arrive()
+        self.take(recv, use)
+
+
+class FencedLockstep(Lockstep):
+    """Lockstep for processors that may reorder stores, and loads: all but x86-64."""
+
+    def post(self, fingerprint: int) -> int:
+        fence()
+        return super().post(fingerprint)
+
+    def meet(self, plan: LockstepPlan) -> None:
+        super().meet(plan)
+        fence()
+
+    def arrived(self, word: int) -> bool:
+        arrived = super().arrived(word)
+        fence()
+        return arrived
+
+
+def lockstep_class() -> type[Lockstep]:
+    """Return the Lockstep for this machine's processor."""
+    return Lockstep if platform.machine() in ("x86_64", "AMD64") else FencedLockstep
+
+
+def fence() -> None:
+    """Order all loads and stores before against all after.
+
+    A lock is taken and given back with acquire and release order, which lets neighbours move into the critical
+    section but not through it; what comes after a second one cannot meet what came before a first one.
+    """
+    for _ in range(2):
+        lock = threading.Lock()
+        lock.acquire()
+        lock.release()

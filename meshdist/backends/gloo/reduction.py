@@ -1,0 +1,156 @@
+"""Reductions: all_reduce, reduce and reduce_scatter.
+
+The data is cut into a segment for each rank, which that rank reduces; so all ranks work, every element is reduced by
+one rank in a fixed order, and the result is the same to the last bit on all ranks and in every run. Few bytes are put
+into the slots and reduced by every rank for itself, in rank order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from meshdist.arrays import Array
+from meshdist.backends.base import Plan
+from meshdist.backends.gloo.cuts import Cut
+from meshdist.backends.gloo.lockstep import LockstepPlan, OneStep
+from meshdist.backends.gloo.movement import TablePlan, put
+from meshdist.call import Buffers, Call
+from meshdist.reduce_op import ReduceOp
+from meshdist.waiting import Waitable
+
+if TYPE_CHECKING:
+    from meshdist.backends.gloo.host import Host
+
+
+# Up to here every rank reduces for itself, in one step; measured on 2 ranks.
+REDUCE_ALONE_BYTES = 8 << 10
+# From here on ranks read each other's memory instead of going through the slots.
+SINGLE_COPY_REDUCE_BYTES = 512 << 10
+
+
+def plan_reduction(host: Host, call: Call, cut: Cut) -> Plan:
+    """Return the plan that reduces `cut` fastest."""
+    if cut.put_bytes <= min(REDUCE_ALONE_BYTES, host.arena.slot_bytes):
+        host.reserve(cut.put_bytes)
+        return SlotReduce(host, call, cut)
+    if host.single_copy and cut.in_place and cut.put_bytes >= SINGLE_COPY_REDUCE_BYTES:
+        return SingleCopyReduce(host, call, cut)
+    host.reserve(host.arena.slot_bytes)
+    return ChunkedReduce(host, call, cut)
+
+
+class SlotReduce(OneStep):
+    """Few bytes: every rank that wants the result reduces all slots for itself, in rank order."""
+
+    def __init__(self, host: Host, call: Call, cut: Cut) -> None:
+        super().__init__(host.lockstep, host.backend, call)
+        assert call.op is not None
+        self._puts = [cut.puts(host.arena, use) for use in (0, 1)]
+        sources = [cut.sources(host.arena, use) for use in (0, 1)]
+        self._sources = [None if found is None else (found[0], found[1], found[2:]) for found in sources]
+        self._combine = call.op.ufunc
+        self._size = call.size if call.op is ReduceOp.AVG else 0
+
+    def put(self, send: Any, use: int) -> None:
+        put(send, self._puts[use])
+
+    def take(self, recv: Any, use: int) -> None:
+        sources = self._sources[use]
+        if sources is None:
+            return
+        combine = self._combine
+        first, second, rest = sources
+        combine(first, second, out=recv)
+        for source in rest:
+            combine(recv, source, out=recv)
+        if self._size:
+            ReduceOp.AVG.finish(recv, self._size)
+
+
+class ChunkedReduce(LockstepPlan):
+    """More bytes, through the slots: chunk by chunk, each rank reduces its part of the chunk."""
+
+    def __init__(self, host: Host, call: Call, cut: Cut) -> None:
+        super().__init__(host.lockstep, host.backend, call)
+        assert call.op is not None
+        self._host = host
+        self._cut = cut
+        self._op = call.op
+        self._rank, self._size = call.rank, call.size
+
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
+        # Slot of rank i, area j: what rank i has for the segment of rank j; area i: the finished part of its own.
+        give, take = self._cut.give(send), self._cut.take(recv)
+        rank, ranks, dtype = self._rank, range(self._size), give[0].dtype
+        chunk = self._host.arena.slot_bytes // self._size // dtype.itemsize
+        areas = [self._host.areas(use, dtype, chunk) for use in (0, 1)]
+        for begin in range(0, self._cut.longest, chunk):
+            area = areas[self.lockstep.flip()]
+            for peer in ranks:
+                if peer != rank:
+                    part = give[peer][begin : begin + chunk]
+                    area[rank][peer][: part.size] = part
+            yield self.arrive()
+            own = give[rank][begin : begin + chunk]
+            kept = take[rank]
+            total = (
+                kept[begin : begin + chunk] if self._cut.keeps and kept is not None else area[rank][rank][: own.size]
+            )
+            self._reduce([own if peer == rank else area[peer][rank][: own.size] for peer in ranks], total)
+            if not self._cut.keeps:
+                yield self.arrive()
+                for peer in ranks:
+                    wanted = take[peer]
+                    if wanted is not None:
+                        part = wanted[begin : begin + chunk]
+                        part[...] = area[peer][peer][: part.size]
+
+    def _reduce(self, sources: list[Array], total: Array) -> None:
+        combine = self._op.ufunc
+        combine(sources[0], sources[1], out=total)
+        for source in sources[2:]:
+            combine(total, source, out=total)
+        self._op.finish(total, self._size)
+
+
+class SingleCopyReduce(TablePlan):
+    """Many bytes: each rank reads its segment of the others' arrays piece by piece, and adds it to its own.
+
+    A piece stays in the cache between being read and being added. In an all_reduce the segments are reduced in place
+    (nobody else reads this rank's own), and then each rank reads the finished ones.
+    """
+
+    def __init__(self, host: Host, call: Call, cut: Cut) -> None:
+        super().__init__(host, call)
+        assert call.op is not None
+        self._cut = cut
+        self._op = call.op
+
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
+        give, take = self._cut.give(send), self._cut.take(recv)
+        use = self.announce(give, take)
+        tables = [self.host.arena.table(use, peer) for peer in range(self.size)]
+        yield self.arrive()
+        total = take[self.rank]
+        assert total is not None
+        self._reduce(give[self.rank], total, [(peer, int(tables[peer][self.rank, 0])) for peer in self.others()])
+        yield self.arrive()
+        if not self._cut.keeps:
+            for peer in self.others():
+                wanted = take[peer]
+                if wanted is not None:
+                    self.host.readers[peer].read(int(tables[peer][peer, 0]), wanted)
+            yield self.arrive()
+
+    def _reduce(self, own: Array, total: Array, sources: list[tuple[int, int]]) -> None:
+        combine, readers = self._op.ufunc, self.host.readers
+        scratch = self.host.scratch(own.dtype)
+        for begin in range(0, own.size, scratch.size):
+            so_far, part = own[begin : begin + scratch.size], total[begin : begin + scratch.size]
+            piece = scratch[: part.size]
+            for peer, address in sources:
+                readers[peer].read(address + begin * own.itemsize, piece)
+                combine(so_far, piece, out=part)
+                so_far = part
+            self._op.finish(part, self.size)

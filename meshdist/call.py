@@ -1,0 +1,93 @@
+"""Call: one collective call, described and checked, on its way to a backend; Signature: what its peers compare."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import zlib
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from meshdist.arrays import Array
+from meshdist.reduce_op import ReduceOp
+
+if TYPE_CHECKING:
+    from meshdist.collectives.definition import Collective
+
+Buffers: TypeAlias = "Array | list[Array] | None"
+Splits: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...]]"
+
+_PACKAGE = str(PurePath(__file__).parent)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What the calls of all ranks must have in common.
+
+    Attributes:
+        text: The call in words, as the message of a mismatch shows it.
+        fingerprint: 32 bits of it in the upper half of a 64-bit word; the lower half takes a sequence number.
+
+    Example:
+        >>> one, other = Signature("barrier()"), Signature("all_reduce(float32[4], op=sum)")
+        >>> one.fingerprint != other.fingerprint and one.fingerprint & 0xFFFFFFFF == 0
+        True
+    """
+
+    text: str
+
+    @property
+    def fingerprint(self) -> int:
+        """The text as 32 bits, in the upper half of a word."""
+        return zlib.crc32(self.text.encode()) << 32
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of one rank. Backends get it checked, with plain contiguous buffers and ranks of the group.
+
+    Attributes:
+        collective: The definition: its name, and the default algorithm.
+        where: Collective, group and rank as every message begins.
+        rank: This rank in the group.
+        size: The group's size.
+        send: What this rank gives: an array, a list of `size` arrays, or None.
+        recv: What this rank gets, in the same forms. The same object as `send` for in-place collectives.
+        op: The reduction, where there is one.
+        root: The rank in the group that the collective has as its source or destination.
+        splits: Rows to and rows from each rank, for an all_to_all_single with split sizes.
+    """
+
+    collective: Collective[..., Any]
+    where: str
+    rank: int
+    size: int
+    send: Buffers
+    recv: Buffers
+    op: ReduceOp | None = None
+    root: int | None = None
+    splits: Splits | None = None
+
+    def signature(self) -> Signature:
+        """Return what all ranks must have in common: collective, dtype, element counts, op and root."""
+        words = [str(part) for part in self.collective.agreed(self)]
+        if self.op is not None:
+            words.append(f"op={self.op.value}")
+        if self.root is not None:
+            words.append(f"root={self.root}")
+        return Signature(f"{self.collective.name}({', '.join(words)})")
+
+    def without_buffers(self) -> Call:
+        """Return the call as a plan may keep it: without the arrays of the first time."""
+        return replace(self, send=None, recv=None)
+
+
+def call_site() -> str:
+    """Return `file:line` of the innermost frame outside this package: the user's call. An async one has none so far."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename.startswith(_PACKAGE):
+        if frame.f_back is None or frame.f_back.f_code.co_filename == threading.__file__:
+            return "an async call"
+        frame = frame.f_back
+    return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"

@@ -1,0 +1,49 @@
+"""Pairwise algorithms: all_to_all by exchange with one partner a round, and the dissemination barrier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshdist.arrays import Array
+from meshdist.call import Buffers, Call
+from meshdist.collectives.algorithms.blocks import blocks_of, exchange, flat
+from meshdist.waiting import Waitable
+
+if TYPE_CHECKING:
+    from meshdist.backends.base import Backend
+
+
+def split_blocks(array: Array, splits: tuple[int, ...] | None, size: int) -> list[Array]:
+    """Return the flat block of each rank: `splits` rows for each, or equal ones."""
+    if splits is None:
+        return blocks_of(array, size)
+    ends = [sum(splits[: k + 1]) for k in range(size)]
+    return [array[end - rows : end].reshape(-1) for rows, end in zip(splits, ends, strict=True)]
+
+
+def pairwise_all_to_all(backend: Backend, call: Call, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
+    """In round k, send to the rank k further on and receive from the rank k before."""
+    assert isinstance(send, np.ndarray)
+    assert isinstance(recv, np.ndarray)
+    rows_to, rows_from = call.splits if call.splits is not None else (None, None)
+    give, take = split_blocks(send, rows_to, call.size), split_blocks(recv, rows_from, call.size)
+    take[call.rank][...] = give[call.rank]
+    for step in range(1, call.size):
+        dst, src = (call.rank + step) % call.size, (call.rank - step) % call.size
+        yield from exchange(backend, give[dst], dst, take[src], src)
+
+
+def dissemination_barrier(backend: Backend, call: Call, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
+    """After round k, every rank has heard, directly or not, of 2 ** (k + 1) ranks.
+
+    D. Hensgen, R. Finkel, U. Manber: Two algorithms for barrier synchronization, Int. J. Parallel Program. 17 (1988).
+    """
+    nothing = np.empty(0, np.uint8)
+    distance = 1
+    while distance < call.size:
+        dst, src = (call.rank + distance) % call.size, (call.rank - distance) % call.size
+        yield from exchange(backend, flat(nothing), dst, flat(nothing), src)
+        distance *= 2

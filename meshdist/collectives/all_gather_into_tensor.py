@@ -1,0 +1,47 @@
+"""all_gather_into_tensor: every rank gets the arrays of all ranks, as one array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshdist.call import Call
+from meshdist.collectives.algorithms.ring import ring_all_gather
+from meshdist.collectives.checks import agree_on_block, check_one_dtype, check_stacked
+from meshdist.collectives.definition import collective
+from meshdist.current import GroupLike, resolve
+
+
+def check(call: Call) -> None:
+    """Check the arguments of all_gather_into_tensor."""
+    check_stacked(call, "recv", "send")
+    check_one_dtype(call)
+
+
+def agreed(call: Call) -> tuple[Any, ...]:
+    """All ranks send as many elements."""
+    return agree_on_block(call, "send")
+
+
+@collective(names=("input_tensor", "output_tensor"), check=check, agreed=agreed, default=ring_all_gather)
+def all_gather_into_tensor(
+    output_tensor: Any, input_tensor: Any, group: GroupLike = None, async_op: bool = False
+) -> Any:
+    """Gather every rank's `input_tensor` into one array on all ranks, in rank order.
+
+    Args:
+        output_tensor: Output: for inputs of shape `(rows, ...)`, either concatenated, `(world_size * rows, ...)`, or
+            stacked, `(world_size, rows, ...)`.
+        input_tensor: Input, of as many elements and one dtype on all ranks.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        async_op: Return a `Work` at once.
+
+    Returns:
+        `output_tensor`; with `async_op` the Work.
+
+    Raises:
+        TypeError: Not arrays, dtypes that differ or do not travel.
+        ValueError: A wrong shape, or an output that cannot be written.
+        DistBackendError: A rank failed, or the ranks' calls disagree.
+        DistTimeoutError: A rank did not come within the group's timeout.
+    """
+    return resolve(group).submit(all_gather_into_tensor, input_tensor, output_tensor, None, None, async_op)

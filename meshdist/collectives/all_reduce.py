@@ -1,0 +1,42 @@
+"""all_reduce: every rank gets the reduction of all ranks' arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshdist.call import Call
+from meshdist.collectives.algorithms.ring import ring_all_reduce
+from meshdist.collectives.checks import agree_on_array, check_one, check_reducible
+from meshdist.collectives.definition import collective
+from meshdist.current import GroupLike, resolve
+from meshdist.reduce_op import ReduceOp
+
+
+def check(call: Call) -> None:
+    """Check the arguments of all_reduce."""
+    check_one(call)
+    check_reducible(call)
+
+
+@collective(check=check, agreed=agree_on_array, default=ring_all_reduce)
+def all_reduce(tensor: Any, op: ReduceOp | str = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False) -> Any:
+    """Reduce `tensor` over the group, in place; every rank gets the result.
+
+    The result is the same on all ranks to the last bit, and the same from run to run.
+
+    Args:
+        tensor: An array of as many elements, of one dtype, on all ranks.
+        op: The reduction, a ReduceOp or its name in lower case.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        async_op: Return a `Work` at once.
+
+    Returns:
+        `tensor`; with `async_op` the Work.
+
+    Raises:
+        TypeError: Not an array, a dtype that does not travel, or one that `op` is not defined for.
+        ValueError: `tensor` cannot be written, or `op` is unknown.
+        DistBackendError: A rank failed, or the ranks' calls disagree.
+        DistTimeoutError: A rank did not come within the group's timeout.
+    """
+    return resolve(group).submit(all_reduce, tensor, tensor, op, None, async_op)

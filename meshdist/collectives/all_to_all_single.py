@@ -1,0 +1,100 @@
+"""all_to_all_single: every rank sends rows to every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from meshdist.call import Call, Splits
+from meshdist.collectives.algorithms.pairwise import pairwise_all_to_all
+from meshdist.collectives.checks import check_one_dtype, one, refuse
+from meshdist.collectives.definition import collective
+from meshdist.current import GroupLike, resolve
+
+
+def check(call: Call) -> None:
+    """Check the arguments of all_to_all_single."""
+    give, take = one(call, "send"), one(call, "recv")
+    check_one_dtype(call)
+    if give.ndim == 0 or take.ndim == 0:
+        refuse(call, f"input and output must have a dim 0 to cut, got shapes {give.shape} and {take.shape}")
+    if give.shape[1:] != take.shape[1:]:
+        refuse(call, f"input and output must agree in all but dim 0, got shapes {give.shape} and {take.shape}")
+    if call.splits is None:
+        _check_even(call, give.shape, take.shape)
+    else:
+        for rows, name, shape in zip(call.splits, ("input", "output"), (give.shape, take.shape), strict=True):
+            _check_splits(call, rows, name, shape)
+
+
+def _check_even(call: Call, give: tuple[int, ...], take: tuple[int, ...]) -> None:
+    if give != take:
+        refuse(call, f"without split sizes output must have the shape of input, {give}, got {take}")
+    if give[0] % call.size:
+        refuse(call, f"dim 0 of input must be a multiple of {call.size} ranks, got {give[0]}; or pass split sizes")
+
+
+def _check_splits(call: Call, rows: tuple[int, ...], name: str, shape: tuple[int, ...]) -> None:
+    if len(rows) != call.size or min(rows) < 0 or sum(rows) != shape[0]:
+        refuse(
+            call,
+            f"{name}_split_sizes must be {call.size} sizes, none negative, that sum to dim 0 of {name}, {shape[0]},"
+            f" got {list(rows)}",
+        )
+
+
+def agreed(call: Call) -> tuple[Any, ...]:
+    """All ranks exchange one dtype: as many elements, or rows as the split sizes say."""
+    give = one(call, "send")
+    if call.splits is None:
+        return (f"{give.dtype}[{give.size}]",)
+    return (f"{give.dtype}[split sizes, rows of {int(np.prod(give.shape[1:]))}]",)
+
+
+def as_splits(
+    output: Sequence[int] | None, input: Sequence[int] | None, give: Any, take: Any, size: int
+) -> Splits | None:
+    """Return rows to and from each rank, even ones in place of a list that is missing; None where both are."""
+    if not output and not input:
+        return None
+
+    def rows(sizes: Sequence[int] | None, array: Any) -> tuple[int, ...]:
+        return tuple(map(int, sizes)) if sizes else (len(array) // size,) * size
+
+    return rows(input, give), rows(output, take)
+
+
+@collective(names=("input", "output"), check=check, agreed=agreed, default=pairwise_all_to_all)
+def all_to_all_single(
+    output: Any,
+    input: Any,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: GroupLike = None,
+    async_op: bool = False,
+) -> Any:
+    """Send the i-th block of rows of `input` to rank i, and put what comes from rank i into the i-th block of `output`.
+
+    Args:
+        output: Output. Must not overlap `input`.
+        input: Input, with the other dims and the dtype of `output`.
+        output_split_sizes: Rows that come from each rank. Equal ones where None.
+        input_split_sizes: Rows that go to each rank. Equal ones where None. Where any rank gives split sizes, all
+            ranks must give some.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        async_op: Return a `Work` at once.
+
+    Returns:
+        `output`; with `async_op` the Work.
+
+    Raises:
+        TypeError: Not arrays, dtypes that differ or do not travel.
+        ValueError: Shapes or split sizes that do not fit, or an output that cannot be written.
+        DistBackendError: A rank failed, or the ranks' calls or their split sizes disagree.
+        DistTimeoutError: A rank did not come within the group's timeout.
+    """
+    members = resolve(group)
+    splits = as_splits(output_split_sizes, input_split_sizes, input, output, members.size())
+    return members.submit(all_to_all_single, input, output, None, None, async_op, splits)

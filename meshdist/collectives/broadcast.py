@@ -1,0 +1,42 @@
+"""broadcast: every rank gets the array of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshdist.call import Call
+from meshdist.collectives.algorithms.tree import binomial_broadcast
+from meshdist.collectives.checks import agree_on_array, check_one
+from meshdist.collectives.definition import collective
+from meshdist.current import GroupLike, resolve
+
+
+def writes(call: Call) -> bool:
+    """Return True where `tensor` is written: on all ranks but the source."""
+    return call.rank != call.root
+
+
+@collective(check=check_one, agreed=agree_on_array, default=binomial_broadcast, writes=writes)
+def broadcast(
+    tensor: Any, src: int | None = None, group: GroupLike = None, async_op: bool = False, group_src: int | None = None
+) -> Any:
+    """Copy `tensor` from one rank to all others, in place.
+
+    Args:
+        tensor: An array of as many elements, of one dtype, on all ranks. On the source it is read only.
+        src: Global rank of the source; as a method, its rank in the group or along the mesh.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        async_op: Return a `Work` at once.
+        group_src: The source's rank in the group, instead of `src`.
+
+    Returns:
+        `tensor`; with `async_op` the Work.
+
+    Raises:
+        TypeError: Not an array, or a dtype that does not travel.
+        ValueError: Both or none of `src` and `group_src` are given, it is no member, or `tensor` cannot be written.
+        DistBackendError: A rank failed, or the ranks' calls disagree.
+        DistTimeoutError: A rank did not come within the group's timeout.
+    """
+    members = resolve(group)
+    return members.submit(broadcast, tensor, tensor, None, members.root(src, group_src, "src"), async_op)

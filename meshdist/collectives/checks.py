@@ -1,0 +1,134 @@
+"""What the definitions check, and what they ask all ranks to agree upon.
+
+These run once per plan: everything they look at is part of the plan's key. A wrong argument is named with the
+collective, the group and the rank, what was expected and what came.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from meshdist.arrays import Array, describe_array
+from meshdist.call import Call
+from meshdist.reduce_op import check_op_dtype
+
+
+def refuse(call: Call, sentence: str) -> NoReturn:
+    """Raise ValueError for a wrong argument of `call`."""
+    raise ValueError(f"{call.where}: {sentence}")
+
+
+def one(call: Call, side: str) -> Array:
+    """Return the array that is sent or received.
+
+    Raises:
+        TypeError: It is a list.
+    """
+    value = getattr(call, side)
+    if value is None or isinstance(value, list):
+        raise TypeError(
+            f"{call.where}: {_name(call, side)} must be one array, got {'a list' if value is not None else None}"
+        )
+    array: Array = value
+    return array
+
+
+def many(call: Call, side: str) -> list[Array]:
+    """Return the arrays that are sent or received, one for each rank.
+
+    Raises:
+        TypeError: It is a single array.
+        ValueError: Not as many as ranks.
+    """
+    value = getattr(call, side)
+    if not isinstance(value, list):
+        raise TypeError(f"{call.where}: {_name(call, side)} must be a list of {call.size} arrays, got one array")
+    if len(value) != call.size:
+        refuse(call, f"{_name(call, side)} must hold {call.size} arrays, one for each rank, got {len(value)}")
+    return value
+
+
+def check_nothing(call: Call) -> None:
+    """Accept: there is nothing to check."""
+
+
+def check_one(call: Call) -> None:
+    """Check a collective of one array in place."""
+    one(call, "recv")
+
+
+def check_reducible(call: Call) -> None:
+    """Check a reduction: one dtype, which has the op."""
+    for array in _arrays(call.send):
+        check_reduction_dtype(call, array)
+
+
+def check_reduction_dtype(call: Call, array: Array) -> None:
+    """Check that the op is defined for the dtype of `array`."""
+    assert call.op is not None
+    try:
+        check_op_dtype(call.op, array.dtype)
+    except TypeError as error:
+        raise TypeError(f"{call.where}: {error}") from None
+
+
+def check_one_dtype(call: Call) -> None:
+    """Check that all arrays of the call have one dtype."""
+    arrays = _arrays(call.send) + _arrays(call.recv)
+    other = next((array for array in arrays if array.dtype != arrays[0].dtype), None)
+    if other is not None:
+        send, recv = call.collective.names
+        raise TypeError(f"{call.where}: {send} and {recv} must have one dtype, got {arrays[0].dtype} and {other.dtype}")
+
+
+def check_stacked(call: Call, whole_side: str, block_side: str) -> None:
+    """Check that one side is the blocks of all ranks, concatenated along dim 0 or stacked along a new one."""
+    whole, block = one(call, whole_side), one(call, block_side)
+    stacked = (call.size, *block.shape)
+    concatenated = (call.size * block.shape[0], *block.shape[1:]) if block.ndim else stacked
+    if whole.shape not in (concatenated, stacked):
+        expected = f"{concatenated}" if concatenated == stacked else f"{concatenated} or {stacked}"
+        refuse(
+            call,
+            f"{_name(call, whole_side)} must have shape {expected} ({call.size} ranks times"
+            f" {_name(call, block_side)} of shape {block.shape}), got {whole.shape}",
+        )
+
+
+def agree_on_array(call: Call) -> tuple[Any, ...]:
+    """All ranks pass as many elements of one dtype."""
+    array = one(call, "recv")
+    return (f"{array.dtype}[{array.size}]",)
+
+
+def agree_on_block(call: Call, side: str) -> tuple[Any, ...]:
+    """All ranks pass blocks of as many elements of one dtype."""
+    array = one(call, side)
+    return (f"{call.size} x {array.dtype}[{array.size}]",)
+
+
+def agree_on_blocks(call: Call, side: str) -> tuple[Any, ...]:
+    """All ranks know the number of elements of every rank's block, and its dtype."""
+    arrays = many(call, side)
+    counts = {array.size for array in arrays}
+    if len(counts) == 1:
+        return (f"{call.size} x {arrays[0].dtype}[{arrays[0].size}]",)
+    return (f"{arrays[0].dtype}[{', '.join(str(array.size) for array in arrays)}]",)
+
+
+def check_same_shape(call: Call, array: Array, block: Array, names: tuple[str, str]) -> None:
+    """Check that `array` has the shape that `block`, its counterpart in the list, has."""
+    if array.shape != block.shape:
+        refuse(
+            call, f"{names[0]} must have the shape of {names[1]}, {describe_array(block)}, got {describe_array(array)}"
+        )
+
+
+def _arrays(buffers: Any) -> list[Array]:
+    if buffers is None:
+        return []
+    return buffers if isinstance(buffers, list) else [buffers]
+
+
+def _name(call: Call, side: str) -> str:
+    return call.collective.names[0 if side == "send" else 1]

@@ -1,0 +1,123 @@
+"""Collective: what the one definition of a collective becomes.
+
+The definition is a function that says what is sent, what is received, and submits it to a group. The decorator makes
+it the flat function of the API and, found on a ProcessGroup or a DeviceMesh, the method. A backend finds in it the
+name to look for, the default algorithm, and the checks, which run once per plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial, update_wrapper
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+
+from meshdist.waiting import Waitable
+
+if TYPE_CHECKING:
+    from meshdist.backends.base import Backend
+    from meshdist.call import Buffers, Call
+    from meshdist.collectives.methods import CollectiveMethods
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Self = TypeVar("Self", bound="GroupFunction[Any, Any]")
+
+# The algorithm that a backend without a native form runs: (backend, call, send, recv) -> what to wait for.
+Algorithm = Callable[["Backend", "Call", "Buffers", "Buffers"], Iterator[Waitable]]
+
+_ROOTS = ("src", "dst")
+
+
+class GroupFunction(Generic[P, R]):
+    """A function with a `group` parameter that is a method of groups and meshes as well.
+
+    Called, it is the flat function: `src` and `dst` are global ranks. Found on a ProcessGroup or a DeviceMesh it is
+    bound to that group, and `src` and `dst` are ranks in it.
+    """
+
+    def __init__(self, function: Callable[P, R]) -> None:
+        update_wrapper(self, function)
+        self.name = function.__name__
+        self._function = function
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the flat function."""
+        return self._function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<meshdist.{self.name}>"
+
+    @overload
+    def __get__(self: Self, owner: None, cls: type) -> Self: ...
+    @overload
+    def __get__(self, owner: CollectiveMethods, cls: type) -> Callable[P, R]: ...
+    def __get__(self, owner: CollectiveMethods | None, cls: type) -> Any:
+        if owner is None:
+            return self
+        method = _bind(self._function, owner)
+        # From now on found in the instance, before the class: binding costs once.
+        owner.__dict__[self.name] = method
+        return method
+
+
+def _bind(function: Callable[..., R], owner: CollectiveMethods) -> Callable[..., R]:
+    call = partial(function, group=owner.collective_group)
+    code = function.__code__
+    names = [name for name in code.co_varnames[: code.co_argcount] if name != "group"]
+    root = next((name for name in _ROOTS if name in names), None)
+    if root is None:
+        return call
+
+    def rooted(*args: Any, **kwargs: Any) -> R:
+        kwargs.update(zip(names, args, strict=False))
+        if root in kwargs:
+            kwargs[f"group_{root}"] = kwargs.pop(root)
+        return call(**kwargs)
+
+    return update_wrapper(rooted, function)
+
+
+def written_everywhere(call: Call) -> bool:
+    """Return True: this collective writes its output on every rank."""
+    return True
+
+
+class Collective(GroupFunction[P, R]):
+    """A collective operation.
+
+    Attributes:
+        name: What backends name their native form.
+        names: The parameters that are sent and received, for messages.
+        check: Raises for arguments that are wrong on this rank alone.
+        agreed: What of a call must be equal on all ranks, besides the op and the root.
+        default: The algorithm over send and recv.
+        writes: Whether the output is written on this rank.
+    """
+
+    def __init__(
+        self,
+        function: Callable[P, R],
+        names: tuple[str, str],
+        check: Callable[[Call], None],
+        agreed: Callable[[Call], tuple[Any, ...]],
+        default: Algorithm,
+        writes: Callable[[Call], bool],
+    ) -> None:
+        super().__init__(function)
+        self.names = names
+        self.check = check
+        self.agreed = agreed
+        self.default = default
+        self.writes = writes
+
+
+def collective(
+    *,
+    names: tuple[str, str] = ("tensor", "tensor"),
+    check: Callable[[Call], None],
+    agreed: Callable[[Call], tuple[Any, ...]],
+    default: Algorithm,
+    writes: Callable[[Call], bool] = written_everywhere,
+) -> Callable[[Callable[P, R]], Collective[P, R]]:
+    """Make the decorated function a Collective; see there for the arguments."""
+    return lambda function: Collective(function, names, check, agreed, default, writes)

@@ -1,0 +1,55 @@
+"""reduce: one rank gets the reduction of all ranks' arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshdist.call import Call
+from meshdist.collectives.algorithms.tree import binomial_reduce
+from meshdist.collectives.checks import agree_on_array, check_one, check_reducible
+from meshdist.collectives.definition import collective
+from meshdist.current import GroupLike, resolve
+from meshdist.reduce_op import ReduceOp
+
+
+def check(call: Call) -> None:
+    """Check the arguments of reduce."""
+    check_one(call)
+    check_reducible(call)
+
+
+def writes(call: Call) -> bool:
+    """Return True where `tensor` is written: on the destination alone."""
+    return call.rank == call.root
+
+
+@collective(check=check, agreed=agree_on_array, default=binomial_reduce, writes=writes)
+def reduce(
+    tensor: Any,
+    dst: int | None = None,
+    op: ReduceOp | str = ReduceOp.SUM,
+    group: GroupLike = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Any:
+    """Reduce `tensor` over the group into the array of one rank; the others' arrays stay as they were.
+
+    Args:
+        tensor: An array of as many elements, of one dtype, on all ranks. Written on the destination only.
+        dst: Global rank of the destination; as a method, its rank in the group or along the mesh.
+        op: The reduction, a ReduceOp or its name in lower case.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        async_op: Return a `Work` at once.
+        group_dst: The destination's rank in the group, instead of `dst`.
+
+    Returns:
+        `tensor`; with `async_op` the Work.
+
+    Raises:
+        TypeError: Not an array, a dtype that does not travel, or one that `op` is not defined for.
+        ValueError: Both or none of `dst` and `group_dst` are given, it is no member, or `tensor` cannot be written.
+        DistBackendError: A rank failed, or the ranks' calls disagree.
+        DistTimeoutError: A rank did not come within the group's timeout.
+    """
+    members = resolve(group)
+    return members.submit(reduce, tensor, tensor, op, members.root(dst, group_dst, "dst"), async_op)

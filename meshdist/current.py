@@ -1,0 +1,67 @@
+"""The one accessor of the current World.
+
+A rank is usually a process, and its World sits in the process-wide slot. A rank can be a thread as well: its context
+then carries a slot of its own, which is found first. This is the only mutable state of the package.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from meshdist.collectives.methods import CollectiveMethods
+    from meshdist.process_group import ProcessGroup
+    from meshdist.world import World
+
+# What a `group` argument may be: a ProcessGroup, a DeviceMesh, what `new_group` returned, or None for the world.
+GroupLike: TypeAlias = "CollectiveMethods | None"
+
+
+class WorldSlot:
+    """Holds the World of a process, or of a thread that is a rank; None before init and after destroy."""
+
+    __slots__ = ("world",)
+
+    def __init__(self) -> None:
+        self.world: World | None = None
+
+
+_slot: ContextVar[WorldSlot] = ContextVar("meshdist_world", default=WorldSlot())  # noqa: B039 - shared on purpose
+
+
+def current_slot() -> WorldSlot:
+    """Return the slot that this context's World is in."""
+    return _slot.get()
+
+
+def use_slot(slot: WorldSlot) -> None:
+    """Make `slot` the one of the current context, which becomes a rank of its own."""
+    _slot.set(slot)
+
+
+def is_initialized() -> bool:
+    """Return True between `init_process_group` and `destroy_process_group`."""
+    return _slot.get().world is not None
+
+
+def current_world() -> World:
+    """Return the World of this rank.
+
+    Raises:
+        ValueError: `init_process_group` has not been called.
+    """
+    world = _slot.get().world
+    if world is None:
+        raise ValueError("the default process group is not there yet; call meshdist.init_process_group() first")
+    return world
+
+
+def resolve(group: GroupLike = None) -> ProcessGroup:
+    """Return the ProcessGroup that `group` means: itself, a mesh's, or the world's where it is None."""
+    if group is None:
+        return current_world().default_group
+    try:
+        return group.collective_group
+    except AttributeError:
+        raise TypeError(f"group must be a ProcessGroup, a DeviceMesh or None, got {type(group).__name__}") from None

@@ -1,0 +1,1 @@
+"""Diagnosis: what the messages of failed runs say."""

@@ -1,0 +1,180 @@
+"""new_group, and the questions about ranks, groups and the world."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from meshdist.backends.registry import backend_name
+from meshdist.collectives.methods import CollectiveMethods
+from meshdist.current import GroupLike, current_world, is_initialized, resolve
+from meshdist.deadline import Timeout, seconds
+from meshdist.process_group import ProcessGroup
+
+
+class NonMember(CollectiveMethods):
+    """What `new_group` returns on a rank that is not in the group: calls on it do nothing but warn.
+
+    Example:
+        >>> GroupMember.NON_GROUP_MEMBER.rank()
+        -1
+    """
+
+    ranks: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        return "GroupMember.NON_GROUP_MEMBER"
+
+    @property
+    def collective_group(self) -> Any:
+        """This object: it takes calls as a group does."""
+        return self
+
+    def rank(self) -> int:
+        """Return -1: this rank is no member."""
+        return -1
+
+    def size(self) -> int:
+        """Return -1: the size is known to the members."""
+        return -1
+
+    def submit(self, collective: Any, *args: Any, **kwargs: Any) -> None:
+        """Do nothing but warn."""
+        _warn(collective.name)
+
+    def send_to(self, tensor: Any, dst: int, tag: int) -> None:
+        """Do nothing but warn."""
+        _warn("send")
+
+    def recv_from(self, tensor: Any, src: int, tag: int) -> None:
+        """Do nothing but warn."""
+        _warn("recv")
+
+    def root(self, rank: int | None, group_rank: int | None, name: str) -> int:
+        """Return -1: who the members are is not known here."""
+        return -1
+
+    peer = root
+
+
+def _warn(name: str) -> None:
+    # From the user's call: four frames up are this function, the method, the collective and its definition.
+    warnings.warn(f"{name} on a group that this rank is not in does nothing", stacklevel=5)
+
+
+class GroupMember:
+    """Holds the constants of torch.distributed's class of this name."""
+
+    NON_GROUP_MEMBER = NonMember()
+
+
+class _WorldGroup(type):
+    @property
+    def WORLD(cls) -> ProcessGroup | None:
+        """The default group; None before init_process_group."""
+        return current_world().default_group if is_initialized() else None
+
+
+class group(metaclass=_WorldGroup):
+    """`group.WORLD` is the default group."""
+
+
+def new_group(
+    ranks: Sequence[int] | None = None,
+    timeout: Timeout | None = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    device_id: Any = None,
+    *,
+    sort_ranks: bool = True,
+) -> CollectiveMethods:
+    """Make a group of some of the ranks.
+
+    This costs nothing and talks to nobody: ranks that are not in the group may call it, and need not.
+
+    Args:
+        ranks: Global ranks; all where None.
+        timeout: How long a call may wait: seconds or a timedelta. The world's where None.
+        backend: The world's where None.
+        pg_options: Options of the backend; none of those here has any.
+        use_local_synchronization: Of no meaning here: nothing is synchronized.
+        group_desc: A name for messages.
+        device_id: Of no meaning for CPU backends.
+        sort_ranks: Number the members by global rank; False keeps the order of `ranks`.
+
+    Returns:
+        The ProcessGroup; `GroupMember.NON_GROUP_MEMBER` on ranks that are not in it.
+
+    Raises:
+        ValueError: `ranks` is empty, has duplicates or ranks outside the world; the backend is unknown.
+    """
+    world = current_world()
+    members = list(range(world.size)) if ranks is None else [int(rank) for rank in ranks]
+    strangers = [rank for rank in members if not 0 <= rank < world.size]
+    if strangers:
+        raise ValueError(f"new_group: ranks must be 0 to {world.size - 1}, got {strangers[0]}")
+    if not members or len(set(members)) != len(members):
+        raise ValueError(f"new_group: ranks must be distinct, at least one, got {members}")
+    if sort_ranks:
+        members.sort()
+    name = world.backend_name if backend is None else backend_name(backend)
+    if world.rank not in members:
+        return GroupMember.NON_GROUP_MEMBER
+    return world.new_group(tuple(members), name, seconds(timeout, world.timeout_s), group_desc or "")
+
+
+def get_rank(group: GroupLike = None) -> int:
+    """Return this rank's place in `group` (the world where None), -1 where it is no member."""
+    return resolve(group).rank()
+
+
+def get_world_size(group: GroupLike = None) -> int:
+    """Return the number of ranks of `group` (the world where None), -1 where this rank is no member."""
+    members = resolve(group)
+    return members.size() if members.rank() >= 0 else -1
+
+
+def get_backend(group: GroupLike = None) -> str:
+    """Return the name of the backend of `group` (the world where None)."""
+    return resolve(group).backend_name
+
+
+def get_node_local_rank(fallback_rank: int | None = None) -> int:
+    """Return this rank's place on its host, which launchers give as LOCAL_RANK; `fallback_rank` where there is none.
+
+    Raises:
+        RuntimeError: There is none, and no fallback.
+    """
+    if "LOCAL_RANK" in os.environ:
+        return int(os.environ["LOCAL_RANK"])
+    if fallback_rank is None:
+        raise RuntimeError("LOCAL_RANK is not set; start the script with meshrun, or pass fallback_rank")
+    return int(fallback_rank)
+
+
+def get_group_rank(group: GroupLike, global_rank: int) -> int:
+    """Return the place in `group` of a global rank.
+
+    Raises:
+        ValueError: It is no member.
+    """
+    return resolve(group).root(global_rank, None, "global_rank")
+
+
+def get_global_rank(group: GroupLike, group_rank: int) -> int:
+    """Return the global rank of a place in `group`.
+
+    Raises:
+        ValueError: There is no such place.
+    """
+    members = resolve(group)
+    return members.ranks[members.root(None, group_rank, "group_rank")]
+
+
+def get_process_group_ranks(group: GroupLike = None) -> list[int]:
+    """Return the global ranks of `group` (the world where None), in group order."""
+    return list(resolve(group).ranks)

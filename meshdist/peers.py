@@ -1,0 +1,167 @@
+"""Peers: what a rank knows of the processes of the others, and whether they live.
+
+Every rank leaves a card in the store when it joins. Two ranks are on one host, and can share memory, when boot id,
+pid namespace and network namespace are equal; `MESHDIST_HOST_ID` overrides that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import select
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from meshdist.store import Store
+
+
+@dataclass(frozen=True)
+class Card:
+    """How a rank is found by its peers.
+
+    Attributes:
+        host: Equal for ranks that can share memory.
+        host_name: For people.
+        pid: The process, in the pid namespace of the host.
+        started: When the process started, in clock ticks; tells it from a later one of the same pid. 0 where unknown.
+        bells: Base of the addresses of the rank's doorbells.
+    """
+
+    host: str
+    host_name: str
+    pid: int
+    started: int
+    bells: str
+
+    def encode(self) -> str:
+        """Return the card as it stands in the store."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: bytes) -> Card:
+        """Return the card that `encode` made `text` of."""
+        return cls(**json.loads(text))
+
+
+def my_card(bells: str) -> Card:
+    """Return the card of this process."""
+    return Card(host_id(), platform.node(), os.getpid(), started_at(os.getpid()), bells)
+
+
+def host_id() -> str:
+    """Return what ranks that can share memory have in common."""
+    given = os.environ.get("MESHDIST_HOST_ID")
+    if given:
+        return given
+    if sys.platform != "linux":
+        return platform.node()
+    namespaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net")]
+    return " ".join([Path("/proc/sys/kernel/random/boot_id").read_text().strip(), *namespaces])
+
+
+def started_at(pid: int) -> int:
+    """Return when process `pid` started, in clock ticks since boot; 0 for no such process, or no way to know."""
+    try:
+        # Field 22; the second field, the name, is in parentheses and may hold anything.
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return 0
+
+
+class Watch:
+    """Tells whether one process lives, by pidfd where there are such."""
+
+    def __init__(self, card: Card) -> None:
+        self._card = card
+        self._fd: int | None = None
+        self._ended = False
+        if hasattr(os, "pidfd_open"):
+            try:
+                self._fd = os.pidfd_open(card.pid)
+                self._poll = select.poll()
+                self._poll.register(self._fd, select.POLLIN)
+            except ProcessLookupError:
+                self._ended = True
+        # The pid may have been given to another process before the pidfd was opened.
+        if card.started and started_at(card.pid) != card.started:
+            self._ended = True
+
+    def ended(self) -> bool:
+        """Return True once the process has ended."""
+        if self._ended:
+            return True
+        if self._fd is not None:
+            self._ended = bool(self._poll.poll(0))
+        else:
+            self._ended = (
+                started_at(self._card.pid) != self._card.started if self._card.started else self._unsignalled()
+            )
+        return self._ended
+
+    def close(self) -> None:
+        """Give back the pidfd."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _unsignalled(self) -> bool:
+        try:
+            os.kill(self._card.pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+
+class Peers:
+    """The processes of the world's ranks.
+
+    Args:
+        store: Holds the cards, under `card/<global rank>`.
+        card: This process's own.
+        num_ranks: How many there are.
+    """
+
+    def __init__(self, store: Store, card: Card, num_ranks: int) -> None:
+        self.mine = card
+        self.num_ranks = num_ranks
+        self._store = store
+        self._cards: dict[int, Card] = {}
+        self._watches: dict[int, Watch] = {}
+
+    def card(self, rank: int) -> Card:
+        """Return the card of a global rank."""
+        card = self._cards.get(rank)
+        if card is None:
+            card = self._cards[rank] = Card.decode(self._store.get(f"card/{rank}"))
+        return card
+
+    def cards(self, ranks: Sequence[int]) -> list[Card]:
+        """Return the cards of several global ranks, those not known yet in one request."""
+        unknown = [rank for rank in ranks if rank not in self._cards]
+        if unknown:
+            texts = self._store.multi_get([f"card/{rank}" for rank in unknown])
+            self._cards.update(zip(unknown, map(Card.decode, texts), strict=True))
+        return [self._cards[rank] for rank in ranks]
+
+    def ended(self, rank: int) -> bool:
+        """Return True once the process of a global rank on this host has ended."""
+        watch = self._watches.get(rank)
+        if watch is None:
+            watch = self._watches[rank] = Watch(self.card(rank))
+        return watch.ended()
+
+    def describe(self, rank: int) -> str:
+        """Return a global rank with its process and host, for messages."""
+        card = self.card(rank)
+        return f"rank {rank} (pid {card.pid} on {card.host_name})"
+
+    def close(self) -> None:
+        """Give back what is held to watch the processes."""
+        for watch in self._watches.values():
+            watch.close()
+        self._watches.clear()

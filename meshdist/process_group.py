@@ -1,0 +1,311 @@
+"""ProcessGroup: an ordered set of ranks, and the path of every call on it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshdist.arrays import Array, as_array, check_dtype, check_writable, pack
+from meshdist.backends.base import Backend, Plan
+from meshdist.call import Buffers, Call, Splits
+from meshdist.collectives.definition import Collective
+from meshdist.collectives.methods import CollectiveMethods
+from meshdist.errors import DistBackendError, DistError
+from meshdist.progress import Job, JobQueue
+from meshdist.reduce_op import ReduceOp, as_reduce_op
+from meshdist.waiting import Waitable
+from meshdist.work import Work
+
+if TYPE_CHECKING:
+    from meshdist.world import World
+
+_log = logging.getLogger("meshdist")
+
+
+class ProcessGroup(CollectiveMethods):
+    """The ranks that a call runs over; made by `new_group`, by a mesh, or by `init_process_group` for the world.
+
+    Making one costs nothing: the backend comes with the first call. Every collective is a method, with the ranks of
+    the group as `src` and `dst`.
+
+    Attributes:
+        ranks: The global ranks, in group order.
+        name: The group's name, the same on all its ranks.
+        label: What messages call it.
+
+    Example:
+        >>> import numpy as np
+        >>> import meshdist as dist
+        >>> def main():
+        ...     odd = dist.new_group([1, 3])
+        ...     return int(odd.all_reduce(np.array(dist.get_rank()))) if dist.get_rank() in (1, 3) else None
+        >>> dist.run(main, 4)
+        [None, 4, None, 4]
+    """
+
+    def __init__(
+        self, world: World, ranks: tuple[int, ...], name: str, label: str, backend: str, timeout_s: float
+    ) -> None:
+        self.ranks = ranks
+        self.name = name
+        self.label = label
+        self.backend_name = backend
+        self.timeout_s = timeout_s
+        self._world = world
+        self._rank = ranks.index(world.rank) if world.rank in ranks else -1
+        self._plans: dict[Any, Plan] = {}
+        self._queue = JobQueue()
+        self._queued = self._queue.jobs
+        self._backend: Backend | None = None
+        self._broken: DistError | None = None
+
+    def __repr__(self) -> str:
+        return f"<ProcessGroup {self.label!r}: ranks {list(self.ranks)}, backend {self.backend_name}>"
+
+    @property
+    def collective_group(self) -> ProcessGroup:
+        """This group: the methods run over it."""
+        return self
+
+    def rank(self) -> int:
+        """Return this rank's place in the group, -1 where it is no member."""
+        return self._rank
+
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return len(self.ranks)
+
+    def submit(
+        self,
+        collective: Collective[..., Any],
+        send: Any,
+        recv: Any,
+        op: ReduceOp | str | None = None,
+        root: int | None = None,
+        async_op: bool = False,
+        splits: Splits | None = None,
+    ) -> Any:
+        """Carry out one call of `collective`: the way of every collective, sync or async, flat or as a method.
+
+        A call whose signature has a plan runs it at once. What is not a plain array, and what has no plan yet, takes
+        the longer way through `_submit_prepared`.
+        """
+        plan: Plan | None
+        if type(recv) is np.ndarray and type(send) is np.ndarray:
+            key: Any = (collective, recv.dtype, recv.shape, send.dtype, send.shape, op, root, splits)
+            plan = self._plans.get(key)
+            if plan is None or not recv.flags.carray or not send.flags.c_contiguous:
+                plan = None
+        else:
+            plan = self._plans.get(collective) if recv is None else None
+        if plan is None or async_op or self._queued:
+            return self._submit_prepared(collective, send, recv, op, root, async_op, splits)
+        try:
+            plan.run(send, recv)
+        except BaseException as error:
+            raise self._break(error, plan.where) from None
+        return recv
+
+    def root(self, rank: int | None, group_rank: int | None, name: str) -> int:
+        """Return the root of a call in the group, from the flat API's `src` and `group_src` (or `dst`).
+
+        Raises:
+            ValueError: Both or none are given, or it is no member.
+        """
+        if group_rank is None and rank is not None and self.ranks[rank : rank + 1] == (rank,):
+            return rank
+        if (rank is None) == (group_rank is None):
+            raise ValueError(f"give {name} (a global rank) or group_{name} (a rank in the group), and only one of them")
+        if group_rank is not None:
+            if not 0 <= group_rank < len(self.ranks):
+                raise ValueError(
+                    f"group_{name} must be a rank in group {self.label!r}, 0 to {len(self.ranks) - 1}, got {group_rank}"
+                )
+            return group_rank
+        if rank not in self.ranks:
+            raise ValueError(f"{name} must be a member of group {self.label!r}, ranks {list(self.ranks)}, got {rank}")
+        return self.ranks.index(rank)
+
+    def peer(self, rank: int | None, group_rank: int | None, name: str) -> int:
+        """Return `root(...)`, the other side of a message, which is not this rank."""
+        peer = self.root(rank, group_rank, name)
+        if peer == self._rank:
+            raise ValueError(f"{name} must be another rank: rank {self.ranks[peer]} cannot send to itself")
+        return peer
+
+    def send_to(self, tensor: Any, dst: int, tag: int) -> None:
+        """Send a message to rank `dst` of the group and wait until `tensor` may be changed."""
+        where = self._where("send")
+        array = self._message(where, tensor, tag)
+        backend = self._connect(where)
+        self._wait(where, backend, lambda: backend.send(pack(array), dst, tag))
+
+    def recv_from(self, tensor: Any, src: int, tag: int) -> None:
+        """Receive a message from rank `src` of the group."""
+        where = self._where("recv")
+        array = self._message(where, tensor, tag)
+        self._named(where, check_writable, array, "tensor")
+        packed = pack(array, keep=False)
+        backend = self._connect(where)
+        self._wait(where, backend, lambda: backend.recv(packed, src, tag))
+        if packed is not array:
+            array[...] = packed
+
+    def close(self) -> None:
+        """Give back what the group holds; calls after it raise."""
+        self._plans.clear()
+        if self._backend is not None:
+            self._backend.close()
+            self._backend = None
+        self._broken = self._broken or DistError(f"group {self.label!r} has been destroyed")
+
+    def abort(self, reason: str) -> None:
+        """Tell the other ranks that this one gives up, and why; calls after it raise."""
+        self._break(DistBackendError(f"group {self.label!r} was aborted: {reason}"), f"group {self.label!r}")
+
+    @property
+    def outstanding(self) -> int:
+        """The number of async calls that are not done."""
+        return len(self._queued)
+
+    def _where(self, name: str) -> str:
+        return f"{name} on group {self.label!r} (rank {self._rank} of {len(self.ranks)})"
+
+    def _connect(self, where: str) -> Backend:
+        if self._broken is not None:
+            raise DistBackendError(
+                f"{where}: the group is broken since: {self._broken}", peer_failed=self._broken.peer_failed
+            )
+        if self._rank < 0:
+            raise ValueError(f"{where}: global rank {self._world.rank} is not in this group, ranks {list(self.ranks)}")
+        if self._backend is None:
+            self._backend = self._world.make_backend(self)
+        return self._backend
+
+    def _submit_prepared(
+        self,
+        collective: Collective[..., Any],
+        send: Any,
+        recv: Any,
+        op: ReduceOp | str | None,
+        root: int | None,
+        async_op: bool,
+        splits: Splits | None,
+    ) -> Any:
+        where = self._where(collective.name)
+        backend = self._connect(where)
+        given, taken = self._arrays(where, collective.names[0], send), self._arrays(where, collective.names[1], recv)
+        if recv is send:
+            taken = given
+        reduce_op = None if op is None else self._named(where, as_reduce_op, op)
+        call = Call(collective, where, self._rank, len(self.ranks), given, taken, reduce_op, root, splits)
+        writes = collective.writes(call)
+        if writes:
+            for array in _each(taken):
+                self._named(where, check_writable, array, collective.names[1])
+        key = _key(collective, given, taken, op, root, splits)
+        plan = self._plans.get(key)
+        if plan is None:
+            collective.check(call)
+            try:
+                plan = self._plans[key] = backend.prepare(call)
+            except BaseException as error:
+                raise self._break(error, where) from None
+
+        def steps() -> Iterator[Waitable]:
+            sent = _packed(given)
+            received = sent if taken is given else _packed(taken)
+            yield from plan.steps(sent, received)
+            if writes:
+                for array, packed in zip(_each(taken), _each(received), strict=True):
+                    if packed is not array:
+                        array[...] = packed
+
+        if async_op or self._queued:
+            return self._enqueue(where, steps, recv, async_op)
+        self._drive(where, backend, steps)
+        return recv
+
+    def _enqueue(self, where: str, steps: Any, recv: Any, async_op: bool) -> Any:
+        work = Work(where, recv)
+        job = Job(steps, work, self.timeout_s, where, lambda error: self._break(error, where))
+        self._world.progress.submit(self._queue, job)
+        return work if async_op else work.result()
+
+    def _drive(self, where: str, backend: Backend, steps: Any) -> None:
+        try:
+            for waitable in steps():
+                backend.wait(waitable, where)
+        except BaseException as error:
+            raise self._break(error, where) from None
+
+    def _wait(self, where: str, backend: Backend, post: Any) -> None:
+        try:
+            backend.wait(post(), where)
+        except BaseException as error:
+            raise self._break(error, where) from None
+
+    def _break(self, error: BaseException, where: str) -> BaseException:
+        # A call that ended half way leaves the ranks out of step, so the group is of no more use.
+        if not isinstance(error, DistError):
+            self._broken = self._broken or DistBackendError(f"{where}: {type(error).__name__}: {error}")
+        else:
+            if not str(error).startswith(where):
+                error.args = (f"{where}: {error}",)
+            self._broken = self._broken or error
+        self._plans.clear()
+        if self._backend is not None:
+            self._backend.abort(str(self._broken))
+        return error
+
+    def _arrays(self, where: str, name: str, value: Any) -> Buffers:
+        if value is None:
+            return None
+        if isinstance(value, (list, tuple)):
+            arrays = [self._named(where, as_array, item, f"{name}[{k}]") for k, item in enumerate(value)]
+        else:
+            arrays = [self._named(where, as_array, value, name)]
+        for array in arrays:
+            self._named(where, check_dtype, array, name)
+        return arrays if isinstance(value, (list, tuple)) else arrays[0]
+
+    def _message(self, where: str, tensor: Any, tag: int) -> Array:
+        if tag < 0:
+            raise ValueError(f"{where}: tag must not be negative, got {tag}")
+        array: Array = self._named(where, as_array, tensor, "tensor")
+        self._named(where, check_dtype, array, "tensor")
+        return array
+
+    def _named(self, where: str, function: Any, *args: Any) -> Any:
+        try:
+            return function(*args)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{where}: {error}") from None
+
+
+def _each(buffers: Buffers) -> list[Array]:
+    if buffers is None:
+        return []
+    return buffers if isinstance(buffers, list) else [buffers]
+
+
+def _packed(buffers: Buffers) -> Buffers:
+    if isinstance(buffers, list):
+        return [pack(array) for array in buffers]
+    return None if buffers is None else pack(buffers)
+
+
+def _key(collective: Collective[..., Any], send: Buffers, recv: Buffers, op: Any, root: Any, splits: Any) -> Any:
+    if recv is None and send is None:
+        return collective
+    if isinstance(send, np.ndarray) and isinstance(recv, np.ndarray):
+        return (collective, recv.dtype, recv.shape, send.dtype, send.shape, op, root, splits)
+
+    def shapes(buffers: Buffers) -> Any:
+        signature = tuple((array.dtype, array.shape) for array in _each(buffers))
+        return signature if isinstance(buffers, list) else (None, *signature)
+
+    return (collective, shapes(recv), shapes(send), op, root, splits)

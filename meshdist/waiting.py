@@ -1,0 +1,179 @@
+"""Waiting: the one loop that every blocking call of every backend ends up in.
+
+A `Waitable` says whether it is ready; a `Doorbell` is what a thread sleeps on until a peer rings. The sleeper arms
+the waitable with its bell, looks once more, and sleeps. A peer that stores its flag before the sleeper's arming is
+visible to it can miss the bell; so the first nap is short, and what is lost is a millisecond. By the second nap the
+arming is visible everywhere, and naps are only cut to notice the death of a peer and Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+from meshdist.deadline import Deadline
+from meshdist.errors import DistError, DistTimeoutError
+
+FIRST_NAP_S = 0.001
+LONGEST_NAP_S = 0.1
+
+
+class Doorbell(ABC):
+    """What one thread of a rank sleeps on; peers ring it.
+
+    Attributes:
+        number: Tells the doorbells of one rank apart; at least 1, since 0 means that nobody sleeps.
+    """
+
+    number: int
+
+    @abstractmethod
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until the bell rings, or has rung since the last wait, or `timeout_s` have passed."""
+
+    @abstractmethod
+    def ring(self) -> None:
+        """Wake the thread that sleeps on this bell, or its next wait."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what the bell holds."""
+
+
+class EventDoorbell(Doorbell):
+    """A doorbell between the threads of one process.
+
+    Example:
+        >>> bell = EventDoorbell(1)
+        >>> bell.ring()
+        >>> bell.wait(60.0)  # has rung: returns at once
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._event = threading.Event()
+
+    def wait(self, timeout_s: float) -> None:
+        self._event.wait(timeout_s)
+        self._event.clear()
+
+    def ring(self) -> None:
+        self._event.set()
+
+    def close(self) -> None:
+        self._event.set()
+
+
+class Waitable(ABC):
+    """Something a rank waits for: peers that arrive, a message, room in a buffer."""
+
+    @abstractmethod
+    def ready(self) -> bool:
+        """Return True once there is nothing to wait for; move the matter on where this side can."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise a DistError where it can never become ready: a dead peer, calls that disagree."""
+
+    @abstractmethod
+    def arm(self, bell: Doorbell) -> None:
+        """Ask those waited for to ring `bell`."""
+
+    @abstractmethod
+    def disarm(self) -> None:
+        """Take back `arm`."""
+
+    @abstractmethod
+    def missing(self) -> str:
+        """Return who or what is waited for, for the message of a timeout."""
+
+
+def is_ready(waitable: Waitable) -> bool:
+    """Return `waitable.ready()`; where it is not, raise if it can never be."""
+    if waitable.ready():
+        return True
+    try:
+        waitable.check()
+    except DistError:
+        # What looked like a peer's end may have come right after its last word.
+        if waitable.ready():
+            return True
+        raise
+    return False
+
+
+def wait_until(waitable: Waitable, bell: Doorbell, deadline: Deadline, where: str) -> None:
+    """Block until `waitable` is ready.
+
+    Raises:
+        DistTimeoutError: Not ready at the deadline; the message says where, and who is missing.
+        DistError: What `waitable.check` raises.
+    """
+    nap_s = FIRST_NAP_S
+    waitable.arm(bell)
+    try:
+        while not is_ready(waitable):
+            if deadline.expired():
+                raise DistTimeoutError(
+                    f"{where}: timed out after {deadline.timeout_s:g} s waiting for {waitable.missing()}"
+                )
+            bell.wait(deadline.slice_s(nap_s))
+            nap_s = LONGEST_NAP_S
+    finally:
+        waitable.disarm()
+
+
+def wait_any(waitables: Iterable[Waitable], bell: Doorbell) -> None:
+    """Sleep for one short nap, or until one of `waitables` may have become ready."""
+    armed = list(waitables)
+    for waitable in armed:
+        waitable.arm(bell)
+    try:
+        if not any(waitable.ready() for waitable in armed):
+            bell.wait(FIRST_NAP_S if armed else LONGEST_NAP_S)
+    finally:
+        for waitable in armed:
+            waitable.disarm()
+
+
+class Doorbells:
+    """The doorbells of one rank: each thread that waits gets one of its own, at its first wait.
+
+    Threads that end give their number back, so a rank has as many bells as threads that ever waited at once.
+
+    Attributes:
+        base: What peers in other processes need to ring them; empty where there are none.
+    """
+
+    base = ""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._local = threading.local()
+        self._made: dict[threading.Thread, Doorbell] = {}
+
+    def mine(self) -> Doorbell:
+        """Return the calling thread's doorbell."""
+        bell: Doorbell | None = getattr(self._local, "bell", None)
+        if bell is None:
+            bell = self._local.bell = self._adopt(threading.current_thread())
+        return bell
+
+    def make(self, number: int) -> Doorbell:
+        """Return a new doorbell; a subclass makes those that other processes can ring."""
+        return EventDoorbell(number)
+
+    def close(self) -> None:
+        """Close all."""
+        with self._lock:
+            for bell in self._made.values():
+                bell.close()
+            self._made.clear()
+
+    def _adopt(self, thread: threading.Thread) -> Doorbell:
+        with self._lock:
+            ended = next((owner for owner in self._made if not owner.is_alive()), None)
+            bell = self._made.pop(ended) if ended is not None else self.make(len(self._made) + 1)
+            self._made[thread] = bell
+            return bell
