@@ -18,8 +18,9 @@ from meshdist.waiting import Doorbell, Doorbells
 class SocketDoorbell(Doorbell):
     """A doorbell with an address."""
 
-    def __init__(self, base: str, number: int) -> None:
+    def __init__(self, base: str, number: int, ringer: socket.socket) -> None:
         self.number = number
+        self._ringer = ringer
         self._address = address(base, number)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(self._address)
@@ -30,7 +31,7 @@ class SocketDoorbell(Doorbell):
             self._socket.recv(1)
 
     def ring(self) -> None:
-        ring(self._socket, self._address)
+        ring(self._ringer, self._address)
 
     def close(self) -> None:
         self._socket.close()
@@ -51,10 +52,11 @@ class SocketDoorbells(Doorbells):
             )
         self.base = f"meshdist-{secrets.token_hex(12)}"
         self._ringer = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._ringer.setblocking(False)
 
     def make(self, number: int) -> Doorbell:
         """Return a new doorbell."""
-        return SocketDoorbell(self.base, number)
+        return SocketDoorbell(self.base, number, self._ringer)
 
     def ring(self, base: str, number: int) -> None:
         """Ring doorbell `number` of the rank whose card says `base`."""
@@ -72,6 +74,6 @@ def address(base: str, number: int) -> str:
 
 
 def ring(ringer: socket.socket, to: str) -> None:
-    """Ring without ever blocking: a full queue means that it has rung, a missing one that nobody sleeps there."""
+    """Ring by a non-blocking socket: a full queue means that it has rung, a missing one that nobody sleeps there."""
     with contextlib.suppress(BlockingIOError, ConnectionRefusedError, FileNotFoundError):
-        ringer.sendto(b"", socket.MSG_DONTWAIT, to)
+        ringer.sendto(b"", to)

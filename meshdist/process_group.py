@@ -57,6 +57,7 @@ class ProcessGroup(CollectiveMethods):
         self._world = world
         self._rank = ranks.index(world.rank) if world.rank in ranks else -1
         self._plans: dict[Any, Plan] = {}
+        self._wheres: dict[str, str] = {}
         self._queue = JobQueue()
         self._queued = self._queue.jobs
         self._backend: Backend | None = None
@@ -155,7 +156,8 @@ class ProcessGroup(CollectiveMethods):
             array[...] = packed
 
     def close(self) -> None:
-        """Give back what the group holds; calls after it raise."""
+        """Let async calls end, and give back what the group holds; calls after it raise."""
+        self._world.progress.drain(self._queue)
         self._plans.clear()
         if self._backend is not None:
             self._backend.close()
@@ -164,7 +166,7 @@ class ProcessGroup(CollectiveMethods):
 
     def abort(self, reason: str) -> None:
         """Tell the other ranks that this one gives up, and why; calls after it raise."""
-        self._break(DistBackendError(f"group {self.label!r} was aborted: {reason}"), f"group {self.label!r}")
+        self._break(DistBackendError(reason), f"group {self.label!r}")
 
     @property
     def outstanding(self) -> int:
@@ -172,13 +174,19 @@ class ProcessGroup(CollectiveMethods):
         return len(self._queued)
 
     def _where(self, name: str) -> str:
-        return f"{name} on group {self.label!r} (rank {self._rank} of {len(self.ranks)})"
+        where = self._wheres.get(name)
+        if where is None:
+            where = self._wheres[name] = f"{name} on group {self.label!r} (rank {self._rank} of {len(self.ranks)})"
+        return where
 
-    def _connect(self, where: str) -> Backend:
+    def _check_usable(self, where: str) -> None:
         if self._broken is not None:
             raise DistBackendError(
                 f"{where}: the group is broken since: {self._broken}", peer_failed=self._broken.peer_failed
             )
+
+    def _connect(self, where: str) -> Backend:
+        self._check_usable(where)
         if self._rank < 0:
             raise ValueError(f"{where}: global rank {self._world.rank} is not in this group, ranks {list(self.ranks)}")
         if self._backend is None:
@@ -216,6 +224,7 @@ class ProcessGroup(CollectiveMethods):
                 raise self._break(error, where) from None
 
         def steps() -> Iterator[Waitable]:
+            self._check_usable(where)
             sent = _packed(given)
             received = sent if taken is given else _packed(taken)
             yield from plan.steps(sent, received)

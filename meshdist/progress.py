@@ -15,6 +15,10 @@ from meshdist.errors import DistTimeoutError
 from meshdist.waiting import Doorbell, Doorbells, Waitable, is_ready, wait_any
 from meshdist.work import Work
 
+# How often the thread looks for what is ready before it sleeps: some tens of microseconds. It must not keep the
+# interpreter from the caller, who computes meanwhile.
+LOOKS = 50
+
 
 class Job:
     """A call that the progress thread carries out.
@@ -77,7 +81,7 @@ class Progress:
         self._name = name
         self._lock = threading.Lock()
         self._active: list[JobQueue] = []
-        self._bell: Doorbell | None = None
+        self._asleep_on: Doorbell | None = None
         self._thread: threading.Thread | None = None
         self._stopping = False
 
@@ -90,36 +94,52 @@ class Progress:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
-            bell = self._bell
+            bell = self._asleep_on
         if bell is not None:
             bell.ring()
 
+    def drain(self, queue: JobQueue) -> None:
+        """Wait until the calls of a group are done, well or not; each has its deadline."""
+        for job in list(queue.jobs):
+            job.work.settle()
+
     def close(self) -> None:
-        """Stop the thread; what is still queued is not carried out."""
+        """Stop the thread. The queues are empty."""
         self._stopping = True
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            if self._bell is not None:
-                self._bell.ring()
+            with self._lock:
+                bell = self._asleep_on
+            if bell is not None:
+                bell.ring()
             thread.join()
 
     def _run(self) -> None:
         bell = self._bells.mine()
-        with self._lock:
-            self._bell = bell
+        looks = 0
         while not self._stopping:
             with self._lock:
                 queues = list(self._active)
             moved = [self._advance(queue) for queue in queues]
-            if not any(moved):
-                heads = [queue.jobs[0].waiting_for for queue in queues if queue.jobs]
-                wait_any([head for head in heads if head is not None], bell)
+            looks = 0 if any(moved) else looks + 1
+            if looks > LOOKS:
+                self._sleep(bell, queues)
 
     def _advance(self, queue: JobQueue) -> bool:
-        finished = queue.jobs[0].advance()
-        if finished:
+        moved = False
+        while queue.jobs and queue.jobs[0].advance():
+            moved = True
             with self._lock:
                 queue.jobs.popleft()
                 if not queue.jobs:
                     self._active.remove(queue)
-        return finished
+        return moved
+
+    def _sleep(self, bell: Doorbell, queues: list[JobQueue]) -> None:
+        with self._lock:
+            if queues != self._active:
+                return
+            self._asleep_on = bell
+        heads = [queue.jobs[0].waiting_for for queue in queues]
+        wait_any([head for head in heads if head is not None], bell)
+        self._asleep_on = None

@@ -67,6 +67,10 @@ class Work:
         self.wait()
         return self._result
 
+    def settle(self) -> None:
+        """Block until the call is done, well or not."""
+        self._done.wait()
+
     def finish(self, error: BaseException | None) -> None:
         """Mark the call as done; for those who carry it out."""
         self._error = error

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import hashlib
 import logging
+import sys
 from collections import Counter
 
 from meshdist.backends.base import Backend, BackendOptions
@@ -110,9 +111,9 @@ class World:
 
     def close(self) -> None:
         """Close all groups and leave the store."""
-        self.progress.close()
         for group in self._groups:
             group.close()
+        self.progress.close()
         try:
             leave(self.store, self.rank, self.size)
         except DistError as error:
@@ -145,7 +146,11 @@ class World:
         return ended or self.store.check([f"left/{rank}"])
 
     def _close_at_exit(self) -> None:
-        if self.rank == 0:
+        # Set by the interpreter, and by the launchers, where the process ends with an uncaught exception.
+        error = getattr(sys, "last_value", None)
+        if error is not None:
+            self.abort(f"it raised {type(error).__name__}: {error}")
+        elif self.rank == 0:
             _log.warning("the process ends without destroy_process_group(); call it when the ranks are done")
         self.close()
 
@@ -200,9 +205,9 @@ def init_process_group(
         enter_world(slot, store, rank, world_size, name, SocketDoorbells(), deadline)
         return
     while True:
-        own, rank, world_size = rendezvous(init_method or "env://", rank, world_size, deadline.remaining_s())
+        own, my_rank, size = rendezvous(init_method or "env://", rank, world_size, deadline.remaining_s())
         try:
-            enter_world(slot, own, rank, world_size, name, SocketDoorbells(), deadline, own_store=True)
+            enter_world(slot, own, my_rank, size, name, SocketDoorbells(), deadline, own_store=True)
             return
         except DistNetworkError:
             # The store went away: it was that of the world before, whose last rank was just leaving. Meet again.

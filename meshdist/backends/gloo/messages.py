@@ -56,8 +56,12 @@ def _bytes(array: Array) -> Array:
     return array.reshape(-1).view(np.uint8)
 
 
-def _dtype_name(dtype: np.dtype[Any]) -> bytes:
-    return str(dtype).encode()[:16].ljust(16, b"\0")
+class DtypeNames(dict["np.dtype[Any]", bytes]):
+    """The names of dtypes as headers carry them, made once: NumPy takes microseconds to say one."""
+
+    def __missing__(self, dtype: np.dtype[Any]) -> bytes:
+        name = self[dtype] = str(dtype).encode()[:16].ljust(16, b"\0")
+        return name
 
 
 class Peer:
@@ -101,6 +105,7 @@ class Mail:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self._names = DtypeNames()
         self._outboxes: dict[int, Outbox] = {}
         self._inboxes: dict[int, Inbox] = {}
 
@@ -108,13 +113,13 @@ class Mail:
         """Post a message."""
         if dst not in self._outboxes:
             self._outboxes[dst] = Outbox(self._backend, dst)
-        return self._outboxes[dst].post(array, tag)
+        return self._outboxes[dst].post(array, tag, self._names[array.dtype])
 
     def recv(self, array: Array, src: int, tag: int) -> Waitable:
         """Post the receipt of a message."""
         if src not in self._inboxes:
             self._inboxes[src] = Inbox(self._backend, src)
-        return Receipt(self._inboxes[src], array, tag)
+        return Receipt(self._inboxes[src], array, tag, self._names[array.dtype])
 
     def fail(self, reason: str) -> None:
         """Tell all with whom there is a channel that this rank gives up."""
@@ -148,11 +153,11 @@ class Outbox:
         self._numbered = 0
         backend.options.store.set(f"mail/{backend.rank}/{dst}", segment.place)
 
-    def post(self, array: Array, tag: int) -> Dispatch:
+    def post(self, array: Array, tag: int, dtype_name: bytes) -> Dispatch:
         """Append a message."""
         self.peer.check_state(self.channel)
         self._numbered += 1
-        dispatch = Dispatch(self, array, tag, self._numbered)
+        dispatch = Dispatch(self, array, tag, self._numbered, dtype_name)
         self._waiting.append(dispatch)
         self.advance()
         return dispatch
@@ -181,19 +186,14 @@ class Outbox:
 class Dispatch(Waitable):
     """A message on its way out."""
 
-    def __init__(self, outbox: Outbox, array: Array, tag: int, number: int) -> None:
+    def __init__(self, outbox: Outbox, array: Array, tag: int, number: int, dtype_name: bytes) -> None:
         self._outbox = outbox
         self._array = array
         self._data = _bytes(array)
         self._number = number
-        self._header: Header = (
-            WHOLE if array.nbytes <= EAGER_BYTES else LONG,
-            tag,
-            array.nbytes,
-            address_of(array),
-            number,
-            _dtype_name(array.dtype),
-        )
+        num_bytes = array.nbytes
+        what, address = (WHOLE, 0) if num_bytes <= EAGER_BYTES else (LONG, address_of(array))
+        self._header: Header = (what, tag, num_bytes, address, number, dtype_name)
         self._announced = False
         self._written = 0
         self._done = False
@@ -215,6 +215,8 @@ class Dispatch(Waitable):
         return True
 
     def ready(self) -> bool:
+        if self._done:
+            return True
         self._outbox.advance()
         self._done = self._done or self._outbox.channel.words[TAKEN] >= self._number
         return self._done
@@ -335,12 +337,13 @@ class Receipt(Waitable):
         done: It is there.
     """
 
-    def __init__(self, inbox: Inbox, array: Array, tag: int) -> None:
+    def __init__(self, inbox: Inbox, array: Array, tag: int, dtype_name: bytes) -> None:
         self.tag = tag
         self.begun = False
         self.done = False
         self._inbox = inbox
         self._array = array
+        self._dtype_name = dtype_name
 
     def fit(self, header: Header) -> Array:
         """Return the bytes of the array for a message that was found.
@@ -349,7 +352,7 @@ class Receipt(Waitable):
             DistBackendError: The message has another size or dtype.
         """
         num_bytes, dtype = header[2], header[5]
-        if num_bytes != self._array.nbytes or dtype != _dtype_name(self._array.dtype):
+        if num_bytes != self._array.nbytes or dtype != self._dtype_name:
             name = dtype.rstrip(bytes(1)).decode()
             raise DistBackendError(
                 f"the message from {self._inbox.peer.description} is {num_bytes} bytes of {name},"

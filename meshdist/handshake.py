@@ -1,0 +1,298 @@
+"""Prove to each other, over a connected socket, that both ends belong to the same job.
+
+Both ends hold the job's secret and never send it. Four messages of fixed size, 228 bytes in all:
+
+1. client, hello: job id, purpose, claim and a fresh nonce.
+2. server, challenge: a code, its job id, its own fresh nonce, and its proof.
+3. client: its proof.
+4. server, verdict: a code.
+
+A proof is the HMAC-SHA256, keyed by the secret, of the prover's role and of everything both have said: job id, purpose,
+claim and the two nonces. So a proof cannot be replayed (the nonces are fresh), reflected (the role is in it) or carried
+over to a connection for something else (the purpose and the claim are in it). The job id is derived from the secret;
+it only tells "another job" from "not meshdist at all", so that the message can say which.
+
+HMAC authenticates the two ends; it does not encrypt what follows.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+
+from meshdist.deadline import Deadline
+from meshdist.errors import DistNetworkError
+
+HANDSHAKE_TIMEOUT_S = 3.0
+"""How long a server lets a client take to prove itself."""
+
+CLAIM_BYTES = 16
+"""Size of the claim: what a client says about itself, such as its rank; proven along with the rest."""
+
+SECRET_VARIABLE = "MESHDIST_SECRET"
+
+_MAGIC = b"MESHDIST"
+_VERSION = 1
+_NONCE_BYTES = 32
+_PROOF_BYTES = 32
+_HEADER = struct.Struct("!8sBB2x")  # magic, version, code
+_HELLO = struct.Struct(f"!16s16s{CLAIM_BYTES}s{_NONCE_BYTES}s")  # job id, purpose, claim, nonce
+_CHALLENGE = struct.Struct(f"!16s{_NONCE_BYTES}s{_PROOF_BYTES}s")  # job id, nonce, proof
+
+_OK, _OTHER_JOB, _OTHER_PURPOSE, _OTHER_VERSION, _BAD_PROOF, _BUSY = range(6)
+
+
+class HandshakeBroken(DistNetworkError):
+    """Report a connection that ended before the verdict; another attempt may succeed, as the server may be starting.
+
+    Example:
+        >>> issubclass(HandshakeBroken, DistNetworkError)
+        True
+    """
+
+
+def secret_from_environment() -> bytes:
+    """Return the job's secret from MESHDIST_SECRET, empty where none is set."""
+    return os.environ.get(SECRET_VARIABLE, "").encode()
+
+
+def job_id(secret: bytes) -> bytes:
+    """Return the 16 bytes that name the job of `secret` and reveal nothing else of it."""
+    return _hmac(secret, b"meshdist job id")[:16]
+
+
+def busy_notice() -> bytes:
+    """Return what a server without a file descriptor to spare sends instead of a challenge."""
+    return _HEADER.pack(_MAGIC, _VERSION, _BUSY) + bytes(_CHALLENGE.size)
+
+
+def _hmac(secret: bytes, message: bytes) -> bytes:
+    import hmac  # 3 ms that only a process that connects has to pay
+
+    return hmac.digest(secret, message, "sha256")
+
+
+def _equal(ours: bytes, theirs: bytes) -> bool:
+    import hmac
+
+    return hmac.compare_digest(ours, theirs)
+
+
+def _purpose_id(purpose: str) -> bytes:
+    return _hmac(b"meshdist purpose", purpose.encode())[:16]
+
+
+class _Transcript:
+    """What both ends have said; makes the proof of either role."""
+
+    def __init__(self, secret: bytes, job: bytes, purpose: bytes, claim: bytes, nonces: bytes) -> None:
+        self._secret = secret
+        self._said = b"".join((bytes([_VERSION]), job, purpose, claim, nonces))
+
+    def proof(self, role: bytes) -> bytes:
+        return _hmac(self._secret, b"meshdist " + role + b"\0" + self._said)
+
+
+class ServerHandshake:
+    """The server's side, without any I/O: feed it what arrives, send what it returns.
+
+    Read at most `wanted` bytes at a time, so that nothing of a stranger is ever buffered beyond one message.
+
+    Attributes:
+        trusted: True once the client has proven itself; what follows on the connection is the caller's.
+        refusal: Why the client must be dropped (after sending the last reply), or None.
+        claim: What the client said about itself; meaningful once trusted.
+
+    Example:
+        >>> handshake = ServerHandshake(b"secret", "store")
+        >>> handshake.feed(b"GET / HTTP/1.1")
+        b''
+        >>> handshake.refusal
+        'not a meshdist client'
+    """
+
+    __slots__ = ("_inbox", "_purpose", "_secret", "_transcript", "claim", "refusal", "trusted")
+
+    def __init__(self, secret: bytes, purpose: str) -> None:
+        self._secret = secret
+        self._purpose = _purpose_id(purpose)
+        self._inbox = b""
+        self._transcript: _Transcript | None = None
+        self.trusted = False
+        self.refusal: str | None = None
+        self.claim = bytes(CLAIM_BYTES)
+
+    @property
+    def wanted(self) -> int:
+        """How many bytes the current message still lacks."""
+        size = _HEADER.size + _HELLO.size if self._transcript is None else _PROOF_BYTES
+        return size - len(self._inbox)
+
+    def feed(self, data: bytes) -> bytes:
+        """Take at most `wanted` bytes and return the reply to send, often empty."""
+        self._inbox += data
+        if self._transcript is None and not _MAGIC.startswith(self._inbox[: len(_MAGIC)]):
+            self.refusal = "not a meshdist client"
+            return b""
+        if self.wanted > 0:
+            return b""
+        message, self._inbox = self._inbox, b""
+        return self._challenge(message) if self._transcript is None else self._verdict(self._transcript, message)
+
+    def _challenge(self, hello: bytes) -> bytes:
+        _, version, _ = _HEADER.unpack_from(hello)
+        job, purpose, self.claim, nonce = _HELLO.unpack_from(hello, _HEADER.size)
+        own_job, own_nonce = job_id(self._secret), os.urandom(_NONCE_BYTES)
+        code = _OK
+        if version != _VERSION:
+            code, self.refusal = _OTHER_VERSION, f"speaks version {version} of the handshake, not {_VERSION}"
+        elif job != own_job:
+            code, self.refusal = _OTHER_JOB, f"belongs to job {job.hex()[:8]}, not to {own_job.hex()[:8]}"
+        elif purpose != self._purpose:
+            code, self.refusal = _OTHER_PURPOSE, "connected for another purpose"
+        header = _HEADER.pack(_MAGIC, _VERSION, code)
+        if code != _OK:
+            return header + _CHALLENGE.pack(own_job, bytes(_NONCE_BYTES), bytes(_PROOF_BYTES))
+        self._transcript = _Transcript(self._secret, job, purpose, self.claim, nonce + own_nonce)
+        return header + _CHALLENGE.pack(own_job, own_nonce, self._transcript.proof(b"server"))
+
+    def _verdict(self, transcript: _Transcript, proof: bytes) -> bytes:
+        self.trusted = _equal(transcript.proof(b"client"), proof)
+        if not self.trusted:
+            self.refusal = "does not know the job's secret"
+        return _HEADER.pack(_MAGIC, _VERSION, _OK if self.trusted else _BAD_PROOF)
+
+
+def accept_handshake(sock: socket.socket, secret: bytes, purpose: str, deadline: Deadline | None = None) -> bytes:
+    """Prove this end to the client of `sock` and have it prove itself.
+
+    Args:
+        sock: A connected socket; its timeout is changed.
+        secret: The job's secret, empty where there is none.
+        purpose: What the connection is for; both ends must say the same.
+        deadline: When to give up; HANDSHAKE_TIMEOUT_S from now at the latest.
+
+    Returns:
+        The client's claim.
+
+    Raises:
+        DistNetworkError: The client is a stranger, too slow, or gone. Close the socket.
+    """
+    handshake = ServerHandshake(secret, purpose)
+    deadline = _handshake_deadline(deadline)
+    too_slow = f"{purpose}: the client did not prove itself in {deadline.timeout_s:.3g} s"
+    while not handshake.trusted and handshake.refusal is None:
+        try:
+            sock.settimeout(max(deadline.remaining_s(), 1e-3))
+            data = sock.recv(handshake.wanted)
+            sock.sendall(handshake.feed(data))
+        except TimeoutError:
+            raise DistNetworkError(too_slow) from None
+        except OSError as error:
+            raise HandshakeBroken(f"{purpose}: the connection broke during the handshake: {error}") from error
+        if not data:
+            raise HandshakeBroken(f"{purpose}: the client closed the connection during the handshake")
+        if deadline.expired() and not handshake.trusted:
+            raise DistNetworkError(too_slow)
+    if handshake.refusal is not None:
+        raise DistNetworkError(f"{purpose}: refused a client: {handshake.refusal}")
+    return handshake.claim
+
+
+def connect_handshake(
+    sock: socket.socket, secret: bytes, purpose: str, peer: str, deadline: Deadline | None = None, claim: bytes = b""
+) -> None:
+    """Prove this end to the server of `sock` and have it prove itself.
+
+    Args:
+        sock: A connected socket; its timeout is changed.
+        secret: The job's secret, empty where there is none.
+        purpose: What the connection is for, as a noun ("store"); both ends must say the same.
+        peer: The server's "host:port", for messages.
+        deadline: When to give up; HANDSHAKE_TIMEOUT_S from now where None.
+        claim: At most CLAIM_BYTES that the server gets, proven.
+
+    Raises:
+        HandshakeBroken: The connection ended before the verdict.
+        DistNetworkError: The server is a stranger, silent, or of another job. Close the socket.
+    """
+    if len(claim) > CLAIM_BYTES:
+        raise ValueError(f"claim must have at most {CLAIM_BYTES} bytes, got {len(claim)}")
+    client = _Client(sock, purpose, peer, deadline or Deadline(HANDSHAKE_TIMEOUT_S))
+    job, purpose_id, nonce = job_id(secret), _purpose_id(purpose), os.urandom(_NONCE_BYTES)
+    claim = claim.ljust(CLAIM_BYTES, b"\0")
+    client.send(_HEADER.pack(_MAGIC, _VERSION, _OK) + _HELLO.pack(job, purpose_id, claim, nonce))
+    server_job, server_nonce, server_proof = _CHALLENGE.unpack(client.receive(_CHALLENGE.size, job))
+    transcript = _Transcript(secret, job, purpose_id, claim, nonce + server_nonce)
+    if server_job != job or not _equal(transcript.proof(b"server"), server_proof):
+        raise DistNetworkError(f"{peer} claims to be this job's {purpose} but does not know its {SECRET_VARIABLE}")
+    client.send(transcript.proof(b"client"))
+    client.receive(0, job)
+
+
+def _handshake_deadline(deadline: Deadline | None) -> Deadline:
+    return Deadline(HANDSHAKE_TIMEOUT_S if deadline is None else deadline.slice_s(HANDSHAKE_TIMEOUT_S))
+
+
+class _Client:
+    """Sends and receives the client's messages, and words what can go wrong with them."""
+
+    def __init__(self, sock: socket.socket, purpose: str, peer: str, deadline: Deadline) -> None:
+        self._sock = sock
+        self._deadline = deadline
+        self._purpose = purpose
+        self._peer = peer
+        self._stranger = f"{peer} is not a meshdist {purpose}"
+
+    def send(self, message: bytes) -> None:
+        try:
+            self._sock.settimeout(max(self._deadline.remaining_s(), 1e-3))
+            self._sock.sendall(message)
+        except OSError as error:
+            raise HandshakeBroken(f"{self._stranger}: the connection broke during the handshake: {error}") from error
+
+    def receive(self, size: int, job: bytes) -> bytes:
+        """Return the `size` bytes behind the next header, whose code is checked."""
+        received = b""
+        while len(received) < _HEADER.size + size:
+            received += self._receive_some(_HEADER.size + size - len(received))
+            if not _MAGIC.startswith(received[: len(_MAGIC)]):
+                raise DistNetworkError(f"{self._stranger}: it answered {received[:24]!r}; choose another port")
+        _, version, code = _HEADER.unpack_from(received)
+        if code != _OK:
+            raise self._refused(version, code, received[_HEADER.size :], job)
+        return received[_HEADER.size :]
+
+    def _receive_some(self, most: int) -> bytes:
+        try:
+            self._sock.settimeout(max(self._deadline.remaining_s(), 1e-3))
+            data = self._sock.recv(most)
+        except TimeoutError:
+            raise DistNetworkError(
+                f"{self._stranger}: it took the connection but did not answer within {self._deadline.timeout_s:.3g} s; "
+                "choose another port"
+            ) from None
+        except OSError as error:
+            raise HandshakeBroken(f"{self._stranger}: the connection broke during the handshake: {error}") from error
+        if not data:
+            raise HandshakeBroken(f"{self._stranger}: it closed the connection during the handshake")
+        return data
+
+    def _refused(self, version: int, code: int, challenge: bytes, job: bytes) -> DistNetworkError:
+        if code == _OTHER_JOB:
+            return DistNetworkError(
+                f"{self._peer} belongs to another job (its id is {challenge[:4].hex()}, ours {job[:4].hex()}): choose "
+                f"another port, or start all processes of this job with the same {SECRET_VARIABLE}"
+            )
+        if code == _OTHER_VERSION:
+            return DistNetworkError(
+                f"{self._peer} speaks version {version} of the handshake, this process {_VERSION}: install the same "
+                "meshdist on all hosts"
+            )
+        if code == _BUSY:
+            return HandshakeBroken(
+                f"the meshdist {self._purpose} at {self._peer} has no file descriptor left: raise `ulimit -n` there"
+            )
+        reason = "serves another purpose" if code == _OTHER_PURPOSE else "refused this process's proof"
+        return DistNetworkError(f"{self._stranger}: it {reason}")

@@ -1,0 +1,211 @@
+"""Host names and ports: resolving, naming and listening on them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from typing import Any, NamedTuple
+
+from meshdist.errors import DistNetworkError
+from meshdist.handshake import SECRET_VARIABLE
+
+INSECURE_VARIABLE = "MESHDIST_INSECURE"
+
+_BACKLOG = 4096
+_LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
+
+
+class PortTakenError(DistNetworkError):
+    """Report a port that another socket listens on.
+
+    Example:
+        >>> issubclass(PortTakenError, DistNetworkError)
+        True
+    """
+
+
+class Address(NamedTuple):
+    """One resolved address.
+
+    Example:
+        >>> resolve("127.0.0.1", 80)[0].is_loopback
+        True
+    """
+
+    family: socket.AddressFamily
+    sockaddr: tuple[Any, ...]
+
+    @property
+    def is_loopback(self) -> bool:
+        """True if only processes of this host can reach it."""
+        host = str(self.sockaddr[0])
+        return host.startswith(("127.", "::ffff:127.")) or host == "::1"
+
+
+def endpoint(host: str, port: int) -> str:
+    """Return "host:port", the host in brackets where it is an IPv6 literal."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def check_port(port: int, name: str = "port") -> int:
+    """Return `port`, a number from 0 to 65535.
+
+    Raises:
+        TypeError: It is not an integer.
+        ValueError: It is out of range.
+    """
+    if not isinstance(port, int) or isinstance(port, bool):
+        raise TypeError(f"{name} must be an integer, got {type(port).__name__}")
+    if not 0 <= port <= 65535:
+        raise ValueError(f"{name} must be between 0 and 65535, got {port}")
+    return port
+
+
+def resolve(host: str, port: int) -> list[Address]:
+    """Return the addresses of `host`, in the order in which to try them.
+
+    Raises:
+        OSError: The name is not known.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(Address(family, sockaddr) for family, _, _, _, sockaddr in found))
+
+
+def is_loopback_only(addresses: list[Address]) -> bool:
+    """Return True if none of `addresses` leads out of this host."""
+    return all(address.is_loopback for address in addresses)
+
+
+def require_secret(host: str, port: int, secret: bytes) -> None:
+    """Refuse to use a store over a network without a secret, unless MESHDIST_INSECURE=1 allows it.
+
+    Raises:
+        DistNetworkError: There is no secret.
+    """
+    if not secret and not _is_insecure_allowed():
+        raise DistNetworkError(
+            f"{endpoint(host, port)} can be reached from other hosts, and this job has no secret that keeps strangers "
+            f"out: set {SECRET_VARIABLE} to the same random string on all ranks (meshrun does so by itself), or set "
+            f"{INSECURE_VARIABLE}=1 on a network that you trust"
+        )
+
+
+def _is_insecure_allowed() -> bool:
+    return os.environ.get(INSECURE_VARIABLE, "") == "1"
+
+
+def tune(sock: socket.socket) -> None:
+    """Make `sock` send at once, and break within some 10 s of the network under it.
+
+    A peer that is merely slow or stopped does not break it: its kernel goes on answering.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 4), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 10_000)):
+        number = getattr(socket, option, None)  # not every platform has them all
+        if number is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, number, value)
+
+
+def listen(host: str, port: int, secret: bytes) -> socket.socket:
+    """Return a non-blocking listening socket for `host`:`port`; port 0 picks a free one.
+
+    A loopback host is bound as it is. Any other is bound on all interfaces, as the name by which the other ranks know
+    this host need not be the address of one of its interfaces (address translation, several networks).
+
+    Raises:
+        PortTakenError: The port is taken.
+        DistNetworkError: The host is unknown, or can be reached from outside, and there is no secret.
+    """
+    try:
+        addresses = resolve(host, port)
+    except OSError as error:
+        raise DistNetworkError(f"{endpoint(host, port)} cannot be listened on: {error}") from error
+    if not is_loopback_only(addresses):
+        require_secret(host, port, secret)
+    last_error: OSError | None = None
+    for address in _bind_candidates(host, port, addresses, secret):
+        try:
+            return _listen_on(address)
+        except OSError as error:
+            last_error = error
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                break
+    if last_error is not None and last_error.errno == errno.EADDRINUSE:
+        raise PortTakenError(
+            f"{endpoint(host, port)} is taken by another socket: choose another port, or port 0 for any free one"
+        ) from last_error
+    raise DistNetworkError(f"{endpoint(host, port)} cannot be listened on: {last_error}") from last_error
+
+
+def _bind_candidates(host: str, port: int, addresses: list[Address], secret: bytes) -> list[Address]:
+    if is_loopback_only(addresses):
+        # Some systems map a host's own name to 127.0.1.1; ranks elsewhere, who resolve it otherwise, must get through.
+        is_own_name = host.lower() not in _LOOPBACK_NAMES and not _is_literal(host)
+        if not is_own_name or not (secret or _is_insecure_allowed()):
+            return addresses
+        wants_ipv6 = True
+    else:
+        wants_ipv6 = any(address.family == socket.AF_INET6 for address in addresses)
+    anywhere = [Address(socket.AF_INET, ("0.0.0.0", port))]
+    return [Address(socket.AF_INET6, ("::", port)), *anywhere] if wants_ipv6 else anywhere
+
+
+def _is_literal(host: str) -> bool:
+    """Return True if `host` is an address rather than a name."""
+    try:
+        socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)
+    except OSError:
+        return False
+    return True
+
+
+def _listen_on(address: Address) -> socket.socket:
+    sock = socket.socket(address.family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not delayed by a finished run's last connections
+        if address.family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address.sockaddr[0] == "::" else 1)
+        sock.bind(address.sockaddr)
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def adopt_listener(fd: int, port: int, secret: bytes) -> socket.socket:
+    """Take over `fd`, a bound TCP socket, as the listener.
+
+    Raises:
+        ValueError: `fd` is no such socket, or is bound to another port than `port`.
+        DistNetworkError: It can be reached from outside, and there is no secret.
+    """
+    try:
+        sock = socket.socket(fileno=fd)
+    except (OSError, TypeError) as error:
+        raise ValueError(f"master_listen_fd must be a bound TCP socket, got {fd!r}: {error}") from error
+    try:
+        if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
+            raise ValueError(f"master_listen_fd must be a bound TCP socket, got {sock}")
+        address = Address(sock.family, sock.getsockname())
+        host, own_port = address.sockaddr[:2]
+        if port not in (0, own_port):
+            raise ValueError(f"master_listen_fd is bound to port {own_port}, but port says {port}")
+        if not address.is_loopback:
+            require_secret(host, own_port, secret)
+        sock.listen(_BACKLOG)
+    except BaseException:
+        sock.detach()  # still the caller's
+        raise
+    sock.setblocking(False)
+    return sock
+
+
+def reachable_from_here(listener: socket.socket) -> Address:
+    """Return the address at which this host itself reaches `listener`."""
+    host, *rest = listener.getsockname()
+    loopback = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return Address(listener.family, (loopback, *rest))

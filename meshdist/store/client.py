@@ -1,0 +1,256 @@
+"""The client of a TCPStore: a few connections that threads share."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from meshdist.deadline import Deadline
+from meshdist.errors import DistNetworkError, DistStoreError
+from meshdist.handshake import HANDSHAKE_TIMEOUT_S, HandshakeBroken, connect_handshake
+from meshdist.store.address import Address, tune
+from meshdist.store.session import PURPOSE
+from meshdist.store.table import Op
+from meshdist.store.wire import MAX_REQUEST_BYTES, REPLY, REQUEST, Status, fields_size, pack_fields, unpack_fields
+
+_FIRST_PAUSE_S = 0.005
+_LONGEST_PAUSE_S = 0.2
+_ATTEMPT_S = 5.0
+_SHORTEST_ATTEMPT_S = 0.05
+_GRACE_S = 0.5  # how much later than the server's the client's own deadline is
+_SLICE_S = 0.1  # a signal that another thread got, such as Ctrl-C, is looked at between two slices
+_MOST_IDLE = 8
+_READ_BYTES = 1 << 16
+
+Resolver = Callable[[], list[Address]]
+
+
+class StoreClient:
+    """A few connections to one server; each thread that has a request takes one, or makes one.
+
+    So a thread that waits for a key keeps no other from its requests.
+
+    Args:
+        name: The server's "host:port", for messages.
+        resolver: Returns its addresses.
+        secret: The job's secret.
+
+    Example:
+        >>> from meshdist.store.address import listen, reachable_from_here
+        >>> from meshdist.store.server import StoreServer
+        >>> listener = listen("127.0.0.1", 0, b"")
+        >>> address = reachable_from_here(listener)
+        >>> server = StoreServer(listener, b"")
+        >>> server.start()
+        >>> client = StoreClient("here", lambda: [address], b"")
+        >>> client.connect(Deadline(5.0))
+        >>> client.request(Op.ADD, [b"count", b"1"], 5.0)
+        (<Status.OK: 0>, [b'1'])
+        >>> client.close(), server.close()
+        (None, None)
+    """
+
+    def __init__(self, name: str, resolver: Resolver, secret: bytes) -> None:
+        self.name = name
+        self._resolver = resolver
+        self._secret = secret
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._idle: list[socket.socket] = []
+        self._busy: set[socket.socket] = set()
+        self._is_closed = False
+
+    def connect(self, deadline: Deadline) -> None:
+        """Make the first connection, as soon as there is a server.
+
+        Raises:
+            DistNetworkError: There was none until the deadline, or what is there is no store of this job.
+        """
+        self._idle.append(_connect_patiently(self.name, self._resolver, self._secret, deadline))
+
+    def request(self, op: Op, args: list[bytes], timeout_s: float) -> tuple[Status, list[bytes]]:
+        """Send a request and return the reply.
+
+        Raises:
+            DistNetworkError: The connection to the server broke.
+            DistStoreError: The server did not answer in time.
+        """
+        size = fields_size(args)
+        if size > MAX_REQUEST_BYTES:
+            raise ValueError(f"one call can carry at most {MAX_REQUEST_BYTES} bytes, got {size}")
+        deadline = Deadline(timeout_s + _GRACE_S)
+        sock = self._take(deadline)
+        try:
+            _send(sock, REQUEST.pack(size, op, timeout_s) + pack_fields(args), deadline)
+            reply = _receive_reply(sock, deadline)
+        except TimeoutError:
+            self._discard(sock)
+            raise DistStoreError(
+                f"the store at {self.name} did not answer within {timeout_s:g} s; is the process that hosts it stopped?"
+            ) from None
+        except OSError as error:
+            self._discard(sock)
+            raise self._lost(error) from error
+        except BaseException:  # such as Ctrl-C: the reply may still come, so nobody else can use the connection
+            self._discard(sock)
+            raise
+        self._put_back(sock)
+        return reply
+
+    def _lost(self, error: OSError) -> DistNetworkError:
+        if self._is_closed:
+            return DistNetworkError(f"the store at {self.name} was closed in this process during a call")
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            return DistNetworkError(f"no file descriptor left to connect to {self.name}: raise `ulimit -n`")
+        return DistNetworkError(f"lost the store at {self.name}, as its process ended or closed it: {error}")
+
+    def _take(self, deadline: Deadline) -> socket.socket:
+        self._follow_fork()
+        with self._lock:
+            if self._is_closed:
+                raise DistStoreError(f"the store at {self.name} was closed in this process")
+            if self._idle:
+                sock = self._idle.pop()
+                self._busy.add(sock)
+                return sock
+        try:
+            sock = _connect_once(self.name, self._resolver(), self._secret, deadline)
+        except (OSError, HandshakeBroken) as error:
+            raise self._lost(error if isinstance(error, OSError) else OSError(str(error))) from error
+        with self._lock:
+            self._busy.add(sock)
+            is_closed = self._is_closed
+        if is_closed:  # just now, by another thread
+            self._discard(sock)
+            raise DistStoreError(f"the store at {self.name} was closed in this process")
+        return sock
+
+    def _put_back(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._busy.discard(sock)
+            if not self._is_closed and len(self._idle) < _MOST_IDLE:
+                self._idle.append(sock)
+                return
+        sock.close()
+
+    def _discard(self, sock: socket.socket) -> None:
+        with self._lock:
+            self._busy.discard(sock)
+        sock.close()
+
+    def _follow_fork(self) -> None:
+        """In a forked child, begin with no connection: the inherited ones are the parent's."""
+        if self._pid == os.getpid():
+            return
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        inherited = [*self._idle, *self._busy]
+        self._idle, self._busy = [], set()
+        for sock in inherited:
+            sock.close()
+
+    def close(self) -> None:
+        """Close all connections; calls that wait on one fail."""
+        self._follow_fork()
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+            for sock in self._busy:
+                with suppress(OSError):  # its thread wakes up and closes it; it may have done so already
+                    sock.shutdown(socket.SHUT_RDWR)
+        for sock in idle:
+            with suppress(OSError):  # the server may be gone; shut down as a forked child may hold a copy
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+
+def _send(sock: socket.socket, data: bytes, deadline: Deadline) -> None:
+    rest = memoryview(data)
+    while rest:
+        try:
+            sock.settimeout(max(deadline.slice_s(_SLICE_S), 1e-3))
+            rest = rest[sock.send(rest) :]
+        except TimeoutError:
+            if deadline.expired():
+                raise
+
+
+def _receive_reply(sock: socket.socket, deadline: Deadline) -> tuple[Status, list[bytes]]:
+    received = bytearray()
+    while len(received) < REPLY.size:
+        received += _receive_some(sock, _READ_BYTES, deadline)
+    size, status = REPLY.unpack_from(received)
+    end = REPLY.size + size
+    while len(received) < end:
+        received += _receive_some(sock, min(end - len(received), 1 << 20), deadline)
+    with memoryview(received) as whole:
+        return Status(status), unpack_fields(whole[REPLY.size : end])
+
+
+def _receive_some(sock: socket.socket, most: int, deadline: Deadline) -> bytes:
+    while True:
+        try:
+            sock.settimeout(max(deadline.slice_s(_SLICE_S), 1e-3))
+            data = sock.recv(most)
+        except TimeoutError:
+            if deadline.expired():
+                raise
+        else:
+            if not data:
+                raise ConnectionResetError(errno.ECONNRESET, "connection closed")
+            return data
+
+
+def _connect_patiently(name: str, resolver: Resolver, secret: bytes, deadline: Deadline) -> socket.socket:
+    """Return a connection as soon as a store of this job listens: its process may start later than this one."""
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        failure: HandshakeBroken | OSError
+        try:
+            return _connect_once(name, resolver(), secret, deadline)
+        except HandshakeBroken as error:
+            failure = error
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                raise DistNetworkError(f"no file descriptor left to connect to {name}: raise `ulimit -n`") from error
+            failure = error
+        # An attempt that had hardly any time would end in an error that says less than this one.
+        is_last = deadline.remaining_s() < pause_s + _SHORTEST_ATTEMPT_S
+        time.sleep(deadline.remaining_s() if is_last else pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        if is_last and isinstance(failure, HandshakeBroken):
+            raise DistNetworkError(f"{failure} (for {deadline.timeout_s:g} s)") from failure
+        if is_last:
+            raise DistNetworkError(
+                f"no store answered at {name} within {deadline.timeout_s:g} s (last error: {failure}); "
+                "does its host run, and are address and port right?"
+            ) from failure
+
+
+def _connect_once(name: str, addresses: list[Address], secret: bytes, deadline: Deadline) -> socket.socket:
+    """Return a connection to the first of `addresses` that takes one, proven to be to a store of this job."""
+    last_error: OSError | None = None
+    for address in addresses:
+        sock = socket.socket(address.family, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(max(deadline.slice_s(_ATTEMPT_S), 1e-3))
+            sock.connect(address.sockaddr)
+            if sock.getsockname() == sock.getpeername():
+                # With nobody listening, TCP lets a socket connect to itself if it happens to have the very port.
+                raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+            tune(sock)
+            patience_s = max(HANDSHAKE_TIMEOUT_S, deadline.timeout_s / 10)  # a busy server may take its time
+            connect_handshake(sock, secret, PURPOSE, name, Deadline(deadline.slice_s(patience_s)))
+            return sock
+        except OSError as error:
+            sock.close()
+            last_error = error
+        except BaseException:
+            sock.close()
+            raise
+    raise last_error or OSError(f"{name} has no address")

@@ -1,0 +1,171 @@
+"""A store in a file, for processes that share a file system."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from contextlib import suppress
+
+from meshdist.deadline import Deadline, Timeout, seconds
+from meshdist.errors import DistStoreError
+from meshdist.store.base import DEFAULT_STORE_TIMEOUT_S, missing_error
+from meshdist.store.log import RequestLog
+from meshdist.store.members import Member, Members
+from meshdist.store.request import RequestStore
+from meshdist.store.table import BLOCKING, Op, Table
+
+_FIRST_PAUSE_S = 0.0005
+_LONGEST_PAUSE_S = 0.05
+_LEAVE_TIMEOUT_S = 5.0
+
+
+class FileStore(RequestStore):
+    """A store in a file, for processes that share a file system; NFS will do.
+
+    Every change is a record at the end of the file, written under a lock that is the open file's; each user replays the
+    records it has not seen. The file is readable and writable for its owner only, and grows with every change.
+
+    With a `world_size`, the file is one run's: a file left over from an earlier run or in use by another is refused,
+    and the last of the `world_size` users to leave deletes it. Without, it stays, and any number may come and go.
+
+    Args:
+        path: The file, made if it is not there; its directory must be.
+        world_size: How many stores (usually one a rank) will use the file, or -1 for any number.
+        timeout: How long calls wait by default: a timedelta or seconds.
+
+    Raises:
+        DistStoreError: The directory is missing, or the file is not usable for this run; names it.
+
+    Example:
+        >>> import os, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = os.path.join(folder, "store")
+        ...     with FileStore(path) as mine, FileStore(path) as yours:
+        ...         mine.set("key", "value")
+        ...         yours.get("key")
+        b'value'
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], world_size: int = -1, *, timeout: Timeout = DEFAULT_STORE_TIMEOUT_S
+    ) -> None:
+        if not isinstance(world_size, int) or world_size == 0 or world_size < -1:
+            raise ValueError(f"world_size must be the number of users or -1, got {world_size!r}")
+        self._timeout_s = seconds(timeout)
+        self._replica = _Replica(RequestLog(os.path.abspath(os.fspath(path))), world_size)
+        self._closer = weakref.finalize(self, self._replica.leave)
+        try:
+            self._replica.join(Deadline(self._timeout_s))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def path(self) -> str:
+        """The file, as an absolute path."""
+        return self._replica.log.path
+
+    def _request(self, op: Op, args: list[bytes], timeout_s: float) -> list[bytes]:
+        deadline = Deadline(timeout_s)
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            reply, missing = self._replica.request(op, args, deadline)
+            if not missing:
+                return reply
+            if deadline.expired():
+                raise missing_error(f"FileStore {self.path}", [key.decode() for key in missing], timeout_s)
+            time.sleep(deadline.slice_s(pause_s))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def close(self) -> None:
+        """Leave the file; may be called more than once."""
+        self._closer()
+
+    def __repr__(self) -> str:
+        return f"FileStore({self.path!r})"
+
+
+class _Replica:
+    """What this user knows of the file: the table and the members that its records so far make."""
+
+    def __init__(self, log: RequestLog, world_size: int) -> None:
+        self.log = log
+        self._world_size = world_size
+        self._me: Member | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._table = Table()
+        self._members = Members()
+        self.log.rewind()
+
+    def request(self, op: Op, args: list[bytes], deadline: Deadline) -> tuple[list[bytes], list[bytes]]:
+        """Return the reply and the keys that a blocking operation has still to wait for."""
+        with self.log.locked(deadline):
+            self._catch_up()
+            if op in BLOCKING and (missing := self._table.missing(args)):
+                return [], missing
+            reply, changed = self._table.apply(op, args)
+            if changed:
+                self._record(op, args)
+            return reply, []
+
+    def _catch_up(self) -> None:
+        for op, args in self.log.read_new():
+            if op is Op.JOIN:
+                self._members.joined(Member.parse(args))
+            elif op is Op.LEAVE:
+                self._members.left(args[0])
+            else:
+                self._table.apply(op, args)
+
+    def _record(self, op: Op, args: list[bytes]) -> None:
+        try:
+            self.log.append(op, args)
+        except DistStoreError:
+            self._forget()  # the table has a change that the file has not; replay the file at the next call
+            raise
+
+    def join(self, deadline: Deadline) -> None:
+        """Begin to use the file; wait for an earlier run's users that are just leaving it."""
+        pause_s = _FIRST_PAUSE_S
+        while not self._try_join(deadline):
+            if deadline.expired():
+                raise self.log.error(f"the users of an earlier run did not leave it within {deadline.timeout_s:g} s")
+            time.sleep(deadline.slice_s(pause_s))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _try_join(self, deadline: Deadline) -> bool:
+        with self.log.locked(deadline):
+            is_deleted = self.log.is_deleted
+            if not is_deleted:
+                self._catch_up()
+                if self._world_size == -1:
+                    return True
+                me = Member.here()
+                refusal = self._members.refusal(me, self._world_size)
+                if refusal is not None:
+                    raise self.log.error(refusal)
+                if not self._members.are_leaving(self._world_size):
+                    self._record(Op.JOIN, me.pack())
+                    self._members.joined(me)
+                    self._me = me
+                    return True
+        if is_deleted:
+            self.log.reopen()
+            self._forget()
+        return False
+
+    def leave(self) -> None:
+        """Stop using the file, and delete it if everybody else has."""
+        me = self._me
+        if me is not None and me.pid == os.getpid():
+            # Leaving is a courtesy to the next run: it finds out by itself about a file that is broken or still there.
+            with suppress(DistStoreError), self.log.locked(Deadline(_LEAVE_TIMEOUT_S)):
+                self._catch_up()
+                self._record(Op.LEAVE, [me.token])
+                self._members.left(me.token)
+                if self._members.have_all_left(self._world_size):
+                    self.log.delete()
+        self.log.close()

@@ -1,0 +1,136 @@
+"""One client's connection, as the server of a store sees it."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+from meshdist.handshake import ServerHandshake
+from meshdist.store.table import Op
+from meshdist.store.wire import MAX_REQUEST_BYTES, REPLY, REQUEST, Status, pack_fields, unpack_fields
+
+PURPOSE = "store"
+
+_READ_BYTES = 1 << 16
+_OPERATIONS = frozenset(Op)
+
+Request = tuple[Op, float, list[bytes]]
+
+
+class Session:
+    """One client's connection: bytes in, requests out, replies back; never blocks.
+
+    Attributes:
+        name: The client's address, for the log.
+        closing: Why it is to be closed once all replies are out, or None.
+
+    Example:
+        >>> mine, theirs = socket.socketpair()
+        >>> session = Session(mine, b"", "a client")
+        >>> session.is_trusted
+        False
+        >>> session.close(), theirs.close()
+        (None, None)
+    """
+
+    __slots__ = ("_handshake", "_inbox", "_outbox", "closing", "name", "sock")
+
+    def __init__(self, sock: socket.socket, secret: bytes, name: str) -> None:
+        self.sock = sock
+        self.name = name
+        self.closing: str | None = None
+        self._handshake: ServerHandshake | None = ServerHandshake(secret, PURPOSE)
+        self._inbox = bytearray()
+        self._outbox: deque[memoryview] = deque()
+
+    @property
+    def is_trusted(self) -> bool:
+        """True once the client has proven itself."""
+        return self._handshake is None
+
+    @property
+    def has_unsent(self) -> bool:
+        """True if replies wait for the client to take earlier ones."""
+        return bool(self._outbox)
+
+    def receive(self) -> None:
+        """Take what has arrived, at most some: other clients wait.
+
+        Raises:
+            OSError: The connection broke.
+        """
+        handshake = self._handshake
+        try:
+            data = self.sock.recv(_READ_BYTES if handshake is None else handshake.wanted)
+        except BlockingIOError:
+            return
+        if not data:
+            self.closing = "the client closed the connection"
+            self._outbox.clear()
+        elif handshake is None:
+            self._inbox += data
+        else:
+            self._send(handshake.feed(data))
+            if handshake.trusted:
+                self._handshake = None
+            elif handshake.refusal is not None:
+                self.closing = handshake.refusal
+
+    def requests(self) -> Iterator[Request]:
+        """Yield the requests that have arrived whole, for as long as the caller goes on asking.
+
+        Raises:
+            ValueError: What arrived is no request.
+        """
+        inbox = self._inbox
+        while len(inbox) >= REQUEST.size:
+            size, code, timeout_s = REQUEST.unpack_from(inbox)
+            if size > MAX_REQUEST_BYTES or code not in _OPERATIONS or not timeout_s >= 0:
+                raise ValueError(f"not a request: {size} bytes, operation {code}, {timeout_s} s")
+            end = REQUEST.size + size
+            if len(inbox) < end:
+                return
+            with memoryview(inbox) as whole, whole[REQUEST.size : end] as body:
+                args = unpack_fields(body)
+            del inbox[:end]
+            yield Op(code), timeout_s, args
+
+    def reply(self, status: Status, fields: Sequence[bytes] = ()) -> None:
+        """Send a reply, or what the connection takes of it at once.
+
+        Raises:
+            OSError: The connection broke.
+        """
+        body = pack_fields(fields)
+        self._send(REPLY.pack(len(body), status) + body)
+
+    def _send(self, data: bytes) -> None:
+        if data:
+            self._outbox.append(memoryview(data))
+            self.flush()
+
+    def flush(self) -> None:
+        """Send as much of the waiting replies as the connection takes at once.
+
+        Raises:
+            OSError: The connection broke.
+        """
+        while self._outbox:
+            data = self._outbox[0]
+            try:
+                sent = self.sock.send(data)
+            except BlockingIOError:
+                return
+            if sent < len(data):
+                self._outbox[0] = data[sent:]
+                return
+            self._outbox.popleft()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._outbox.clear()
+        with suppress(OSError):  # gone already; shut down as well, as a forked child may hold a copy
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()

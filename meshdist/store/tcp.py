@@ -1,0 +1,185 @@
+"""A store that one process hosts and others reach over TCP."""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+
+from meshdist.deadline import Deadline, Timeout
+from meshdist.errors import DistNetworkError, DistStoreError
+from meshdist.handshake import secret_from_environment
+from meshdist.store.address import (
+    Address,
+    PortTakenError,
+    adopt_listener,
+    check_port,
+    endpoint,
+    is_loopback_only,
+    listen,
+    reachable_from_here,
+    require_secret,
+    resolve,
+)
+from meshdist.store.base import DEFAULT_STORE_TIMEOUT_S, missing_error
+from meshdist.store.client import Resolver, StoreClient
+from meshdist.store.request import RequestStore
+from meshdist.store.server import StoreServer
+from meshdist.store.table import Op
+from meshdist.store.wire import Status
+
+
+class TCPStore(RequestStore):
+    """A store that one process, the master, hosts, and that others reach over TCP.
+
+    Only who knows the job's secret gets in. Without a secret, only this host's loopback addresses can be used.
+
+    Args:
+        host_name: The master's host.
+        port: The master's port; on the master, 0 picks a free one, to be read from `port`.
+        world_size: How many stores will join, the master's among them; None or -1 where that is not fixed.
+        is_master: Host the store in this process, in a thread of its own.
+        timeout: How long to wait for the master and the others, and the calls' default: a timedelta or seconds.
+        wait_for_workers: With a `world_size`, return only when that many have joined.
+        multi_tenant: On the master: if a store of this job already has the port, join it; and a store that is hosted
+            ends only when its last client has left.
+        master_listen_fd: On the master: a bound socket to listen on instead of a new one; the store closes it.
+        use_libuv: Accepted for compatibility; there is one kind of server.
+        secret: The job's secret; MESHDIST_SECRET where None.
+
+    Raises:
+        DistNetworkError: The port is taken, the master not there, or no store of this job; or the host can be reached
+            from outside, and there is no secret.
+        DistStoreError: Not all of `world_size` joined in time; says how many did.
+
+    Example:
+        >>> with TCPStore("127.0.0.1", 0, is_master=True) as store, TCPStore("127.0.0.1", store.port) as client:
+        ...     store.set("key", "value")
+        ...     client.get("key")
+        b'value'
+    """
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: Timeout = DEFAULT_STORE_TIMEOUT_S,
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        master_listen_fd: int | None = None,
+        use_libuv: bool = True,
+        *,
+        secret: bytes | None = None,
+    ) -> None:
+        if not isinstance(host_name, str) or not host_name:
+            raise ValueError(f"host_name must be a host's name or address, got {host_name!r}")
+        if world_size is not None and (not isinstance(world_size, int) or world_size == 0 or world_size < -1):
+            raise ValueError(f"world_size must be the number of stores that will join, None or -1, got {world_size!r}")
+        if not is_master and check_port(port) == 0:
+            raise ValueError("port 0 picks a free port on the master only; here, give the port that it picked")
+        deadline = Deadline(timeout)
+        self._host = host_name
+        self._port = check_port(port)
+        self._timeout_s = deadline.timeout_s
+        secret = secret_from_environment() if secret is None else secret
+        server, resolver = self._host_store(secret, multi_tenant, master_listen_fd) if is_master else (None, None)
+        client = StoreClient(endpoint(host_name, self._port), resolver or self._checked_resolver(secret), secret)
+        self._client = client
+        self._is_master = server is not None
+        self._closer = weakref.finalize(self, _close, client, server)
+        try:
+            self._join_patiently(None if world_size == -1 else world_size, wait_for_workers, deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    def _host_store(
+        self, secret: bytes, multi_tenant: bool, listen_fd: int | None
+    ) -> tuple[StoreServer | None, Resolver | None]:
+        try:
+            if listen_fd is not None:
+                listener = adopt_listener(listen_fd, self._port, secret)
+            else:
+                listener = listen(self._host, self._port, secret)
+        except PortTakenError:
+            if not multi_tenant:
+                raise
+            return None, None
+        self._port = listener.getsockname()[1]
+        address = reachable_from_here(listener)
+        try:
+            server = StoreServer(listener, secret, outlives_owner=multi_tenant)
+        except OSError as error:
+            raise DistNetworkError(f"{endpoint(self._host, self._port)} cannot be served: {error}") from error
+        server.start()
+        return server, lambda: [address]
+
+    def _checked_resolver(self, secret: bytes) -> Resolver:
+        return partial(_resolve_checked, self._host, self._port, secret)
+
+    def _join_patiently(self, world_size: int | None, wait_for_workers: bool, deadline: Deadline) -> None:
+        while True:
+            self._client.connect(deadline)
+            try:
+                self._join(world_size, wait_for_workers, deadline)
+                return
+            except DistNetworkError:
+                # It was a store that was just ending, such as an earlier run's on the same port; ours is yet to come.
+                if self._is_master or deadline.expired():
+                    raise
+
+    def _join(self, world_size: int | None, wait_for_workers: bool, deadline: Deadline) -> None:
+        size = b"" if world_size is None else b"%d" % world_size
+        awaited = size if wait_for_workers else b""
+        status, reply = self._client.request(Op.JOIN, [size, awaited], deadline.remaining_s())
+        if status is Status.INVALID:
+            raise ValueError(f"TCPStore {self._client.name}: {reply[0].decode()}")
+        if status is Status.MISSING:
+            raise DistStoreError(
+                f"TCPStore {self._client.name}: {reply[0].decode()} of {world_size} had joined after "
+                f"{deadline.timeout_s:g} s; did the others start, with this address and port?"
+            )
+
+    def _request(self, op: Op, args: list[bytes], timeout_s: float) -> list[bytes]:
+        status, reply = self._client.request(op, args, timeout_s)
+        if status is Status.MISSING:
+            raise missing_error(f"TCPStore {self._client.name}", [key.decode() for key in reply], timeout_s)
+        if status is Status.INVALID:
+            raise ValueError(reply[0].decode())
+        return reply
+
+    @property
+    def host(self) -> str:
+        """The master's host, as it was given."""
+        return self._host
+
+    @property
+    def is_master(self) -> bool:
+        """Whether the keys are held by this process, and end with this store."""
+        return self._is_master
+
+    @property
+    def port(self) -> int:
+        """The master's port."""
+        return self._port
+
+    def close(self) -> None:
+        """Leave the store; on the master, end it. Calls that wait fail. May be called more than once."""
+        self._closer()
+
+    def __repr__(self) -> str:
+        return f"TCPStore({self._host!r}, {self._port})"
+
+
+def _close(client: StoreClient, server: StoreServer | None) -> None:
+    client.close()
+    if server is not None:
+        server.close()
+
+
+def _resolve_checked(host: str, port: int, secret: bytes) -> list[Address]:
+    addresses = resolve(host, port)
+    if not is_loopback_only(addresses):
+        require_secret(host, port, secret)
+    return addresses
