@@ -1,0 +1,93 @@
+"""The environment of a rank: what a launcher sets, and init_process_group reads."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from meshdist.handshake import SECRET_VARIABLE
+from meshdist.launch.worker import ERROR_FILE_VARIABLE
+
+LOOPBACK = "127.0.0.1"
+
+
+def is_torchelastic_launched() -> bool:
+    """Return True if a launcher (meshrun, spawn or torchrun) started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def available_cores() -> int:
+    """Return the number of processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Job(NamedTuple):
+    """All that the ranks of one job have in common.
+
+    Example:
+        >>> job = new_job(world_size=2, secret="s", master_addr="127.0.0.1", master_port=29500)
+        >>> worker_environment(job, rank=1)["RANK"]
+        '1'
+    """
+
+    run_id: str
+    secret: str
+    world_size: int
+    master_addr: str
+    master_port: int
+    error_directory: str
+
+    def error_file(self, rank: int) -> str:
+        """Return where `rank` describes its failure."""
+        return os.path.join(self.error_directory, f"rank{rank}.json")
+
+
+def job_secret() -> str:
+    """Return the secret that this process inherited, or a new random one."""
+    import secrets
+
+    return os.environ.get(SECRET_VARIABLE) or secrets.token_hex(32)
+
+
+def new_job(world_size: int, secret: str, master_addr: str, master_port: int) -> Job:
+    """Describe a new job whose store listens at `master_addr`:`master_port`.
+
+    Its error directory has an unguessable name and does not exist until a rank fails.
+    """
+    import secrets
+    import tempfile
+
+    run_id = secrets.token_hex(8)
+    directory = os.path.join(tempfile.gettempdir(), f"meshdist-{secrets.token_hex(16)}")
+    return Job(run_id, secret, world_size, master_addr, master_port, directory)
+
+
+def worker_environment(job: Job, rank: int) -> dict[str, str]:
+    """Return the variables to set for `rank` of `job`, all of whose ranks are on this host."""
+    size = str(job.world_size)
+    variables = {
+        "RANK": str(rank),
+        "WORLD_SIZE": size,
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": size,
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": size,
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": job.master_addr,
+        "MASTER_PORT": str(job.master_port),
+        "TORCHELASTIC_RUN_ID": job.run_id,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        # Which store the launcher keeps: a script that sets MASTER_PORT itself means another one.
+        "MESHDIST_AGENT_STORE": f"{job.master_addr}:{job.master_port}",
+        SECRET_VARIABLE: job.secret,
+        ERROR_FILE_VARIABLE: job.error_file(rank),
+    }
+    if "OMP_NUM_THREADS" not in os.environ:
+        variables["OMP_NUM_THREADS"] = str(max(1, available_cores() // job.world_size))
+    return variables

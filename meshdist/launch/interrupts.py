@@ -1,0 +1,80 @@
+"""Ctrl-C, SIGTERM and SIGHUP as events to wait for, instead of exceptions anywhere in the launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+from typing import Any
+
+
+@contextlib.contextmanager
+def without_ctrl_c() -> Iterator[None]:
+    """Start processes in this block, and SIGINT waits for them until they call `worker.hear_ctrl_c`.
+
+    Before that, while the interpreter starts, it would lead to a traceback from each of them.
+    """
+    old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+
+
+class Interrupts:
+    """Note the signals that ask the launcher to end. Use it in the main thread, as a context manager.
+
+    A signal that was ignored when the launcher started (`nohup`) stays ignored.
+
+    Example:
+        >>> with Interrupts() as interrupts:
+        ...     os.kill(os.getpid(), signal.SIGTERM)
+        ...     [number.name for number in interrupts.take()]
+        ['SIGTERM']
+    """
+
+    NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self) -> None:
+        self._noted: list[signal.Signals] = []
+        self._handlers: dict[signal.Signals, Any] = {}
+        self._stack = contextlib.ExitStack()
+        self._read_fd = -1
+
+    def __enter__(self) -> Interrupts:
+        self._read_fd, write_fd = os.pipe()
+        for fd in (self._read_fd, write_fd):
+            self._stack.callback(os.close, fd)
+            os.set_blocking(fd, False)
+        self._stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False))
+        for number in self.NUMBERS:
+            handler = signal.getsignal(number)
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, self._note)
+                self._stack.callback(signal.signal, number, handler)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable once a signal has come."""
+        return self._read_fd
+
+    def pending(self) -> bool:
+        """Return True if a signal has come that nobody took."""
+        return bool(self._noted)
+
+    def take(self) -> list[signal.Signals]:
+        """Return the signals that came since the last call, in order."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._read_fd, 4096)
+        taken, self._noted = self._noted, []
+        return taken
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._noted.append(signal.Signals(number))

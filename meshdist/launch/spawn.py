@@ -1,0 +1,201 @@
+"""spawn: start the ranks of a job from Python, each a process that runs one function."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from meshdist.launch import worker
+from meshdist.launch.env import LOOPBACK, Job, job_secret, new_job, worker_environment
+from meshdist.launch.interrupts import without_ctrl_c
+from meshdist.launch.spawn_context import (
+    ProcessException,
+    ProcessExitedException,
+    ProcessRaisedException,
+    SpawnContext,
+)
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+__all__ = ["ProcessException", "ProcessExitedException", "ProcessRaisedException", "SpawnContext", "spawn"]
+
+
+def spawn(
+    fn: Callable[..., object],
+    args: Sequence[Any] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> SpawnContext | None:
+    """Run `fn(rank, *args)` in `nprocs` processes on this host.
+
+    Each finds in its environment what meshrun sets, so that `init_process_group()` needs no arguments; a rank, world
+    size or init_method that `fn` passes to it wins. If a rank fails, the others are ended within a second. None
+    outlives this process.
+
+    Args:
+        fn: What each rank runs; with the start methods "spawn" and "forkserver" it must be importable by name.
+        args: Its arguments behind the rank.
+        nprocs: The number of ranks.
+        join: Wait for the ranks to end.
+        daemon: Make the processes daemonic: ended when this process exits, and without children of their own.
+        start_method: "spawn", "fork" or "forkserver", as in `multiprocessing`.
+
+    Returns:
+        None, or with `join=False` the SpawnContext to join.
+
+    Raises:
+        ProcessRaisedException: A rank raised; the first of them, and none that failed only because of another.
+        ProcessExitedException: A rank exited with another status than 0, or was killed.
+        TypeError: `fn` cannot be called, or `nprocs` is no integer.
+        ValueError: `nprocs` is not positive, or `start_method` unknown.
+    """
+    import multiprocessing
+
+    if not callable(fn):
+        raise TypeError(f"spawn: fn must be callable, got {type(fn).__name__}")
+    if not isinstance(nprocs, int) or isinstance(nprocs, bool):
+        raise TypeError(f"spawn: nprocs must be an integer, got {type(nprocs).__name__}")
+    if nprocs < 1:
+        raise ValueError(f"spawn: nprocs must be at least 1, got {nprocs}")
+    known = multiprocessing.get_all_start_methods()
+    if start_method not in known:
+        raise ValueError(f"spawn: start_method must be one of {', '.join(known)}, got {start_method!r}")
+    with _ctrl_c_deferred() as came:
+        context = _start_all(_Call(fn, tuple(args)), nprocs, daemon, start_method)
+    with context.passing_on_ctrl_c():
+        if came:
+            signal.raise_signal(signal.SIGINT)
+    if not join:
+        return context
+    context.join()
+    return None
+
+
+@contextlib.contextmanager
+def _ctrl_c_deferred() -> Iterator[list[int]]:
+    """Note a Ctrl-C in the list that this gives, instead of raising: an exception inside of fork() would be lost."""
+    came: list[int] = []
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield came
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _start_all(call: _Call, num_ranks: int, daemon: bool, start_method: str) -> SpawnContext:
+    from meshdist.launch.crew import Member
+    from meshdist.launch.supervisor import Supervisor
+    from meshdist.store import TCPStore
+
+    secret = job_secret()
+    with contextlib.ExitStack() as on_failure:
+        store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, secret=secret.encode())
+        on_failure.callback(store.close)
+        job = new_job(num_ranks, secret, LOOPBACK, store.port)
+        supervisor = Supervisor(job)
+        on_failure.callback(supervisor.close)
+        processes = []
+        for rank in range(num_ranks):
+            process = _start(call, job, rank, daemon, start_method, supervisor.guard.fileno())
+            assert process.pid is not None
+            sentinel = process.sentinel if start_method == "forkserver" else None  # not a child of this process
+            supervisor.add(Member(rank, process.pid, _exit_code_of(process), sentinel))
+            processes.append(process)
+        on_failure.pop_all()
+    return SpawnContext(processes, supervisor, store)
+
+
+def _start(call: _Call, job: Job, rank: int, daemon: bool, start_method: str, guard_fd: int) -> BaseProcess:
+    import multiprocessing
+
+    environment = worker_environment(job, rank)
+    # The kernel watches the thread that starts a process; the main thread alone lives as long as this process.
+    is_watched = start_method != "forkserver" and threading.current_thread() is threading.main_thread()
+    parent_pid = os.getpid() if is_watched else None
+    inherited_fd = guard_fd if start_method == "fork" else None
+    context: Any = multiprocessing.get_context(start_method)
+    process: BaseProcess = context.Process(
+        target=_run_rank, args=(rank, call, environment, parent_pid, inherited_fd), daemon=daemon
+    )
+    with _started_quietly(environment, start_method):
+        process.start()
+    return process
+
+
+@contextlib.contextmanager
+def _started_quietly(environment: dict[str, str], start_method: str) -> Iterator[None]:
+    """Hold back what must not reach a new process before it runs code of ours, and set what must."""
+    if start_method == "forkserver":
+        yield  # neither can reach it: it inherits from the fork server
+        return
+    from multiprocessing import resource_tracker
+
+    if start_method == "spawn":
+        resource_tracker.ensure_running()  # it would unblock the signal below
+    # NumPy's libraries read this when they are loaded, before any code of ours runs.
+    early = {"OMP_NUM_THREADS"} & environment.keys() if start_method == "spawn" else set()
+    try:
+        os.environ.update({name: environment[name] for name in early})
+        with without_ctrl_c():
+            yield
+    finally:
+        for name in early:
+            del os.environ[name]
+
+
+def _run_rank(
+    rank: int, call: _Call, environment: dict[str, str], parent_pid: int | None, guard_fd: int | None
+) -> None:
+    """Run in the new process."""
+    if guard_fd is not None:
+        os.close(guard_fd)
+    os.setsid()
+    if parent_pid is not None:
+        worker.die_with_parent(parent_pid)
+    os.environ.update(environment)
+    worker.write_whole_lines()
+    if callable(signal.getsignal(signal.SIGINT)):  # a fork has the parent's, which defers
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    worker.guarded(lambda: call(rank))
+
+
+class _Call:
+    """A function and its arguments, unpickled only where an exception of that is reported like any other."""
+
+    def __init__(self, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self._fn = fn
+        self._args = args
+
+    def __call__(self, rank: int) -> None:
+        self._fn(rank, *self._args)
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[bytes]]:
+        from multiprocessing.reduction import ForkingPickler
+
+        return _PickledCall, (bytes(ForkingPickler.dumps((self._fn, self._args))),)
+
+
+class _PickledCall:
+    def __init__(self, pickled: bytes) -> None:
+        self._pickled = pickled
+
+    def __call__(self, rank: int) -> None:
+        import pickle
+
+        fn, args = pickle.loads(self._pickled)
+        fn(rank, *args)
+
+
+def _exit_code_of(process: BaseProcess) -> Callable[[], int | None]:
+    return lambda: process.exitcode

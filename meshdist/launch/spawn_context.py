@@ -1,0 +1,173 @@
+"""What `spawn` returns and raises."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from meshdist.deadline import Deadline, Timeout
+from meshdist.errors import DistError
+from meshdist.launch.failures import Failure, signal_name
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+    from meshdist.launch.supervisor import Supervisor
+    from meshdist.store import TCPStore
+
+
+class ProcessException(DistError):
+    """Report that a process of `spawn` failed; the base of the two ways to fail.
+
+    Attributes:
+        error_index: Its rank.
+        error_pid: Its process id.
+
+    Example:
+        >>> ProcessException("rank 1 failed", error_index=1, error_pid=77).error_index
+        1
+    """
+
+    def __init__(self, message: str, error_index: int, error_pid: int) -> None:
+        super().__init__(message)
+        self.error_index = error_index
+        self.error_pid = error_pid
+
+    def __reduce__(self) -> tuple[type[ProcessException], tuple[object, ...]]:
+        return type(self), (str(self), self.error_index, self.error_pid)
+
+
+class ProcessRaisedException(ProcessException):
+    """Report the exception that a rank raised, with its traceback in the message.
+
+    Example:
+        >>> issubclass(ProcessRaisedException, ProcessException)
+        True
+    """
+
+
+class ProcessExitedException(ProcessException):
+    """Report a rank that exited with a status other than 0, or was killed, without raising.
+
+    Attributes:
+        exit_code: Its exit status, or minus the number of the signal that killed it.
+        signal_name: The name of that signal, or None.
+
+    Example:
+        >>> oom = ProcessExitedException("rank 1 was killed", error_index=1, error_pid=77, exit_code=-9)
+        >>> oom.signal_name
+        'SIGKILL'
+    """
+
+    def __init__(self, message: str, error_index: int, error_pid: int, exit_code: int) -> None:
+        super().__init__(message, error_index, error_pid)
+        self.exit_code = exit_code
+        self.signal_name = signal_name(-exit_code) if exit_code < 0 else None
+
+    def __reduce__(self) -> tuple[type[ProcessException], tuple[object, ...]]:
+        return type(self), (str(self), self.error_index, self.error_pid, self.exit_code)
+
+
+class SpawnContext:
+    """The processes that `spawn(..., join=False)` started.
+
+    Attributes:
+        processes: Them, by rank, as objects of `multiprocessing`.
+
+    Example:
+        >>> from meshdist.launch.spawn import spawn
+        >>> context = spawn(divmod, args=(2,), nprocs=2, join=False)  # runs divmod(0, 2) and divmod(1, 2)
+        >>> len(context.pids())
+        2
+        >>> context.join(timeout=60.0)
+        True
+    """
+
+    def __init__(self, processes: list[BaseProcess], supervisor: Supervisor, store: TCPStore) -> None:
+        import atexit
+
+        self.processes = processes
+        self._supervisor = supervisor
+        self._store = store
+        self._error: ProcessException | None = None
+        self._finished = False
+        self._owner_pid = os.getpid()
+        # The ranks need the store until they end, also where nobody joins them.
+        atexit.register(self._end_with_program)
+
+    def pids(self) -> list[int]:
+        """Return the process ids, by rank."""
+        return [process.pid for process in self.processes if process.pid is not None]
+
+    def join(self, timeout: Timeout | None = None, grace_period: float | None = None) -> bool:
+        """Wait until all ranks have ended well; if one fails, end the others and raise.
+
+        Args:
+            timeout: How long to wait, in seconds or as a timedelta; no limit where None.
+            grace_period: How many seconds a rank may take to end when it is asked to; then it is killed. 10 where None.
+
+        Returns:
+            True once all have ended, False at the timeout; then it can be called again.
+
+        Raises:
+            ProcessRaisedException: A rank raised; the first of them, and none that failed only because of another.
+            ProcessExitedException: A rank exited with another status than 0, or was killed.
+        """
+        from meshdist.launch.supervisor import DEFAULT_GRACE_S
+
+        grace_s = DEFAULT_GRACE_S if grace_period is None else grace_period
+        if not self._finished:
+            with self.passing_on_ctrl_c(grace_s):
+                if not self._supervisor.watch(Deadline(math.inf if timeout is None else timeout)):
+                    return False
+                if self._supervisor.failures:
+                    self._supervisor.end(signal.SIGTERM, grace_s)
+                    self._error = _as_exception(self._supervisor.failures[0])
+            self._close()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    @contextlib.contextmanager
+    def passing_on_ctrl_c(self, grace_s: float = 10.0) -> Iterator[None]:
+        """End the ranks if this block is left by a Ctrl-C, which has not reached them: their sessions are their own."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            try:
+                self._supervisor.end(signal.SIGINT, grace_s)
+            finally:
+                self._close()
+            raise
+
+    def _end_with_program(self) -> None:
+        """Do what multiprocessing does as the program exits: wait for the processes, or end the daemonic ones."""
+        from meshdist.launch.supervisor import DEFAULT_GRACE_S
+
+        if os.getpid() != self._owner_pid:  # a fork of the program
+            return
+        if all(process.daemon for process in self.processes):
+            self._supervisor.end(signal.SIGTERM, DEFAULT_GRACE_S)
+            self._close()
+        else:
+            self.join()
+
+    def _close(self) -> None:
+        import atexit
+
+        atexit.unregister(self._end_with_program)
+        self._finished = True
+        self._supervisor.close()
+        self._store.close()
+        for process in self.processes:
+            process.join(0)  # it has ended; multiprocessing lets go of it only now
+
+
+def _as_exception(failure: Failure) -> ProcessException:
+    if failure.traceback:
+        return ProcessRaisedException(failure.report(), failure.rank, failure.pid)
+    return ProcessExitedException(failure.report().rstrip(), failure.rank, failure.pid, failure.status)

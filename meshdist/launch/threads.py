@@ -1,0 +1,112 @@
+"""run: ranks as threads of this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextvars import Context
+from typing import Any, TypeVar
+
+from meshdist.backends.threads import ThreadStore
+from meshdist.current import WorldSlot, use_slot
+from meshdist.deadline import Deadline, Timeout, seconds
+from meshdist.errors import DistError
+from meshdist.waiting import Doorbells
+from meshdist.world import enter_world
+
+T = TypeVar("T")
+
+DEFAULT_RUN_TIMEOUT_S = 300.0
+
+
+def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, timeout: Timeout | None = None) -> list[T]:
+    """Run `fn` on `world_size` ranks that are threads of this process, and return what each returned.
+
+    Every rank has a world of its own, with the process group initialised: `fn` makes meshes and calls collectives as
+    in a script that `meshrun` started. Made for tests, notebooks and trying things; threads share one interpreter, so
+    it is not for speed.
+
+    Args:
+        fn: What each rank runs.
+        world_size: Number of ranks.
+        args: Arguments of `fn`, the same for all ranks.
+        timeout: How long a call may wait, in seconds or as a timedelta. 5 minutes where None.
+
+    Returns:
+        The results in rank order.
+
+    Raises:
+        Exception: What the first rank that failed by itself raised. The others are told, and end.
+
+    Example:
+        >>> import numpy as np
+        >>> import meshdist as dist
+        >>> def main():
+        ...     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        ...     return int(mesh["tp"].all_reduce(np.array(dist.get_rank())))
+        >>> dist.run(main, 4)
+        [1, 1, 5, 5]
+    """
+    if world_size < 1:
+        raise ValueError(f"run: world_size must be at least 1, got {world_size}")
+    store = ThreadStore()
+    timeout_s = seconds(timeout, DEFAULT_RUN_TIMEOUT_S)
+    ranks = [_Rank(rank, world_size, store, timeout_s, fn, args) for rank in range(world_size)]
+    threads = [
+        threading.Thread(target=Context().run, args=(rank.run,), name=f"rank-{rank.rank}", daemon=True)
+        for rank in ranks
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException as error:
+        # Ctrl-C arrives here, in the main thread: it ends the calls of all ranks.
+        for rank in ranks:
+            store.end(rank.rank, f"was ended by {type(error).__name__}")
+        raise
+    failed = [(rank.rank, rank.error) for rank in ranks if rank.error is not None]
+    if failed:
+        # A rank that failed only because another one did is not the cause.
+        first, cause = min(failed, key=lambda pair: isinstance(pair[1], DistError) and pair[1].peer_failed)
+        if hasattr(cause, "add_note"):
+            cause.add_note(f"raised on rank {first} of {world_size} by meshdist.run")
+        raise cause
+    return [rank.result for rank in ranks]
+
+
+class _Rank:
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        store: ThreadStore,
+        timeout_s: float,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+    ) -> None:
+        self.rank = rank
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._world_size = world_size
+        self._store = store
+        self._timeout_s = timeout_s
+        self._fn = fn
+        self._args = args
+
+    def run(self) -> None:
+        slot = WorldSlot()
+        use_slot(slot)
+        end = "has finished"
+        try:
+            enter_world(
+                slot, self._store, self.rank, self._world_size, "threads", Doorbells(), Deadline(self._timeout_s)
+            )
+            self.result = self._fn(*self._args)
+        except BaseException as error:  # handed to the caller of run
+            self.error = error
+            end = f"raised {type(error).__name__}: {error}"
+        self._store.end(self.rank, end)
+        if slot.world is not None:
+            slot.world.close()

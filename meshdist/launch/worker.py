@@ -1,0 +1,231 @@
+"""What runs inside a worker, around the user's code.
+
+meshrun starts this file by its path, not as a module of the package, so that a script that does not use meshdist does
+not pay for importing it. That is why it uses the standard library alone, and loads what only a failure needs when it
+fails.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+TYPE_CHECKING = False  # as typing's, without loading typing
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType, TracebackType
+
+ERROR_FILE_VARIABLE = "MESHDIST_ERROR_FILE"
+INTERRUPTED_STATUS = 130
+_PR_SET_PDEATHSIG = 1
+_SIGKILL = 9
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Let the kernel kill this process as soon as its parent ends, where the kernel can (Linux).
+
+    Call it in a process whose parent started it from its main thread: the kernel watches the thread. Elsewhere the
+    launcher's guard process does the same from outside.
+    """
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
+    # The parent may have ended before the line above took effect: then nothing will ever be signalled.
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), _SIGKILL)
+
+
+def write_whole_lines() -> None:
+    """Write out each line printed at once: ranks do not cut each other's lines, a killed rank's output is not lost."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
+
+
+def hear_ctrl_c() -> None:
+    """Let SIGINT through, which launchers hold back until it leads to a clean exit instead of a traceback per rank."""
+    import signal
+
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def guarded(body: Callable[[], object]) -> None:
+    """Run `body`, with Ctrl-C let through; if it raises, exit with status 1 and leave the exception to the launcher.
+
+    The launcher shows it from the error file, once. SystemExit keeps its meaning. KeyboardInterrupt exits with 130 and
+    says nothing, as the launcher reports a Ctrl-C once. A `sys.excepthook` that the user's code set is called as usual.
+
+    Raises:
+        SystemExit: `body` did not return.
+    """
+    reported: list[BaseException] = []
+
+    def quiet_hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        # A user's hook that calls the one before it must not print what the launcher is going to print.
+        if not any(error is one for one in reported):
+            sys.__excepthook__(kind, error, traceback)
+
+    sys.excepthook = quiet_hook
+    try:
+        hear_ctrl_c()
+        body()
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            write_error_file(error)
+        raise
+    except BaseException as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        if interrupted or write_error_file(error):
+            reported.append(error)
+        sys.excepthook(type(error), error, _user_frames(error.__traceback__))
+        sys.exit(INTERRUPTED_STATUS if interrupted else 1)
+
+
+def write_error_file(error: BaseException) -> bool:
+    """Describe `error` as JSON in the file that MESHDIST_ERROR_FILE names; return False where there is none to write.
+
+    Its directory is made here, by the first rank that fails, so a job that never fails never touches the disk.
+    """
+    path = os.environ.get(ERROR_FILE_VARIABLE)
+    if not path:
+        return False
+    import json
+
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        with open(path + ".part", "w", encoding="utf-8", opener=_private) as file:
+            json.dump(_describe(error), file)
+        os.replace(path + ".part", path)  # the launcher never sees half a file
+    except OSError as problem:
+        print(f"meshdist: cannot write {path} ({problem}); the error follows here", file=sys.stderr)
+        return False
+    return True
+
+
+def _describe(error: BaseException) -> dict[str, object]:
+    """Return what the launcher needs to know: who, when, what, and whether it only follows from another rank's end."""
+    import socket
+    import time
+    import traceback
+
+    quits = isinstance(error, SystemExit)
+    lines = [] if quits else traceback.format_exception(type(error), error, _user_frames(error.__traceback__))
+    return {
+        "rank": int(os.environ.get("RANK", "0")),
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "time_s": time.time(),
+        "status": _exit_status(error),
+        "type": type(error).__qualname__,
+        "message": "" if quits else _text(error),
+        "traceback": "".join(lines),
+        "secondary": follows_from_peer(error),
+    }
+
+
+def follows_from_peer(error: BaseException) -> bool:
+    """Return True if `error`, or what it was raised from, says that another rank failed (`peer_failed`)."""
+    errors = sys.modules.get("meshdist.errors")  # not loaded: no such error can have been raised
+    if errors is None:
+        return False
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        if isinstance(link, errors.DistError) and link.peer_failed:
+            return True
+        seen.add(id(link))
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return False
+
+
+def _exit_status(error: BaseException) -> int:
+    """Return the status with which the interpreter exits because of `error`."""
+    code = error.code if isinstance(error, SystemExit) else 1
+    return code & 0xFF if isinstance(code, int) else 1
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as problem:
+        return f"<its message cannot be shown: {type(problem).__qualname__}>"
+
+
+def _user_frames(traceback: TracebackType | None) -> TracebackType | None:
+    """Drop the frames of the launcher, which the user did not write."""
+    here = os.path.dirname(__file__)
+    while traceback is not None and os.path.dirname(traceback.tb_frame.f_code.co_filename) == here:
+        traceback = traceback.tb_next
+    return traceback
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _load_script(path: str) -> tuple[CodeType, dict[str, object]]:
+    """Compile a script, or the `__main__` of a directory or zip file, as the interpreter itself would."""
+    if os.path.isdir(path) or path.endswith((".zip", ".pyz")):
+        _set_first_path(path, always=True)
+        code, about = _load_module("__main__")
+        return code, {**about, "__package__": ""}
+    _set_first_path(os.path.dirname(os.path.realpath(path)))
+    absolute = os.path.abspath(path)
+    with open(absolute, "rb") as file:
+        return compile(file.read(), absolute, "exec", dont_inherit=True), {"__file__": absolute, "__package__": None}
+
+
+def _load_module(name: str) -> tuple[CodeType, dict[str, object]]:
+    """Find the module `name`, or the `__main__` of the package `name`, and compile it."""
+    import importlib.util
+
+    if name == "__main__":
+        del sys.modules[name]  # it is this file
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        name += ".__main__"
+        spec = importlib.util.find_spec(name)
+    get_code: Callable[[str], CodeType | None] | None = getattr(spec and spec.loader, "get_code", None)
+    code = get_code(name) if get_code is not None else None
+    if spec is None or code is None:
+        raise ModuleNotFoundError(f"No module named {name!r} that can be run", name=name)
+    return code, {"__file__": spec.origin, "__package__": spec.parent, "__spec__": spec, "__loader__": spec.loader}
+
+
+def _set_first_path(path: str, always: bool = False) -> None:
+    """Replace the directory of this file, which the interpreter put first, unless it was told to put none there."""
+    if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
+        sys.path[0] = path
+    elif always:
+        sys.path.insert(0, path)
+
+
+def _run(kind: str, command: list[str]) -> None:
+    """Become the script, module or program that `command` starts with."""
+    if kind == "program":
+        os.execvp(command[0], command)
+    sys.argv[:] = command
+    if kind == "module":
+        _set_first_path(os.getcwd())
+        code, about = _load_module(command[0])
+        sys.argv[0] = str(about["__file__"])
+    else:
+        code, about = _load_script(command[0])
+    main = type(sys)("__main__")
+    vars(main).update(about)
+    sys.modules["__main__"] = main
+    exec(code, vars(main))
+
+
+def main() -> None:
+    """Run `worker.py PARENT_PID script|module|program COMMAND...`, as the launcher starts it."""
+    _, parent_pid, kind, *command = sys.argv
+    die_with_parent(int(parent_pid))
+    write_whole_lines()
+    guarded(lambda: _run(kind, command))
+
+
+if __name__ == "__main__":
+    main()

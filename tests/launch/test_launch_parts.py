@@ -1,0 +1,149 @@
+"""The launcher's parts by themselves: which failure is the cause, how it is worded, what the crew notices."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from meshdist.launch.cli import split_command
+from meshdist.launch.crew import Crew, Member
+from meshdist.launch.devices import parse_num_ranks
+from meshdist.launch.env import available_cores, is_torchelastic_launched, new_job, worker_environment
+from meshdist.launch.failures import Failure, describe_status, first_cause, read_error_file, shell_status
+from meshdist.launch.guard import Guard
+
+
+def failure(rank, time_s, secondary=False, **more):
+    return Failure(rank, 100 + rank, "node", 1, time_s, secondary, **more)
+
+
+@pytest.mark.parametrize(
+    ("failures", "cause"),
+    [
+        ([failure(0, 5.0)], 0),
+        ([failure(0, 5.0), failure(1, 4.0)], 1),
+        ([failure(0, 3.0, secondary=True), failure(1, 4.0)], 1),
+        ([failure(0, 3.0, secondary=True), failure(1, 2.0, secondary=True)], 1),
+        ([failure(0, 3.0, secondary=True), failure(1, 5.0), failure(2, 4.0)], 2),
+    ],
+)
+def test_cause_is_the_earliest_that_follows_from_no_other(failures, cause):
+    assert first_cause(failures).rank == cause
+
+
+@pytest.mark.parametrize(
+    ("status", "says", "exit_status"),
+    [(3, "exited with status 3", 3), (-9, "was killed by SIGKILL", 137), (-200, "was killed by signal 200", 328)],
+)
+def test_status_in_words_and_for_the_shell(status, says, exit_status):
+    assert describe_status(status) == says
+    assert shell_status(status) == exit_status
+
+
+def test_headline_takes_the_first_line_of_the_message():
+    said = failure(2, 1.0, kind="ValueError", message="one\ntwo", traceback="Traceback ...\n")
+    assert said.headline() == "rank 2 (pid 102 on node) exited with status 1: ValueError: one"
+    assert said.report() == "rank 2 (pid 102 on node) exited with status 1:\nTraceback ...\n"
+    silent = failure(2, 1.0, kind="AssertionError", traceback="Traceback ...\n")
+    assert silent.headline() == "rank 2 (pid 102 on node) exited with status 1: AssertionError"
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[1]", b"\xff\xfe", json.dumps({"pid": "x"}).encode()])
+def test_error_file_that_says_nothing_is_no_failure(tmp_path, content):
+    path = tmp_path / "rank0.json"
+    if content is not None:
+        path.write_bytes(content)
+    assert read_error_file(str(path), 0) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "command"),
+    [
+        (["s.py", "--x"], [], ["s.py", "--x"]),
+        (["--nproc_per_node", "2", "s.py"], ["--nproc-per-node", "2"], ["s.py"]),
+        (["--nproc_per_node=a_b", "-m", "my_mod", "--a_b"], ["--nproc-per-node=a_b", "-m"], ["my_mod", "--a_b"]),
+        (["--no_python", "--log_dir", "my_logs", "prog"], ["--no-python", "--log-dir", "my_logs"], ["prog"]),
+        (["--standalone", "--", "-s.py", "--"], ["--standalone"], ["-s.py", "--"]),
+        (["--grace"], ["--grace"], []),
+    ],
+)
+def test_options_end_at_the_command(arguments, options, command):
+    assert split_command(arguments) == (options, command)
+
+
+def test_number_of_ranks():
+    assert parse_num_ranks("3") == 3
+    assert parse_num_ranks("cpu") == available_cores()
+    assert parse_num_ranks("auto") >= 1
+    for wrong in ("0", "-1", "1.5", "", "GPU", "²"):
+        with pytest.raises(ValueError, match="expected a positive number, auto, cpu or gpu"):
+            parse_num_ranks(wrong)
+
+
+def test_gpu_needs_one(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    code = "from meshdist.launch.devices import parse_num_ranks; parse_num_ranks('gpu')"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "no CUDA GPU" in ran.stderr
+
+
+def test_jobs_differ_and_ranks_share_theirs(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    one, other = (new_job(2, "secret", "127.0.0.1", 1234) for _ in range(2))
+    assert one.run_id != other.run_id
+    assert one.error_directory != other.error_directory
+    assert not os.path.exists(one.error_directory)
+    first, second = (worker_environment(one, rank) for rank in range(2))
+    differing = {name for name in first if first[name] != second[name]}
+    assert differing == {"RANK", "LOCAL_RANK", "ROLE_RANK", "MESHDIST_ERROR_FILE"}
+    assert worker_environment(new_job(10_000, "s", "::1", 1), 0)["OMP_NUM_THREADS"] == "1"
+
+
+def test_launched_is_what_the_environment_says(monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert not is_torchelastic_launched()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    assert is_torchelastic_launched()
+
+
+def no_pidfd(pid):
+    raise OSError("not here")
+
+
+@pytest.mark.parametrize("pidfd", [True, False])
+def test_crew_notices_every_end(monkeypatch, pidfd):
+    if not pidfd:
+        monkeypatch.setattr(os, "pidfd_open", no_pidfd)
+    crew = Crew(Guard("/nonexistent"))
+    try:
+        processes = [
+            subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+            for code in ("exit(4)", "import os; os.abort()", "import time; time.sleep(60)")
+        ]
+        for rank, process in enumerate(processes):
+            crew.add(Member(rank, process.pid, process.poll))
+        exits = {}
+        while len(exits) < 2:
+            found = crew.wait(20.0)
+            assert found
+            exits.update({exit.rank: exit.status for exit in found})
+        assert exits == {0: 4, 1: -signal.SIGABRT}
+        assert list(crew.running) == [2]
+        assert crew.wait(0.05) == []
+        crew.signal(signal.SIGTERM)
+        assert [(exit.rank, exit.status) for exit in crew.wait(20.0) or crew.wait(20.0)] == [(2, -signal.SIGTERM)]
+    finally:
+        crew.close()
+
+
+def test_crew_gives_back_its_descriptors():
+    before = len(os.listdir("/proc/self/fd"))
+    crew = Crew(Guard("/nonexistent"))
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    crew.add(Member(0, process.pid, process.poll))
+    crew.close()
+    assert process.returncode == -signal.SIGKILL
+    assert len(os.listdir("/proc/self/fd")) == before

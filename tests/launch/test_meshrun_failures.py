@@ -1,0 +1,252 @@
+"""What meshrun says and returns when ranks fail."""
+
+import glob
+import os
+import signal
+import tempfile
+import time
+
+import pytest
+from launching import all_gone, finish, meshrun, start_meshrun, told, write_script
+
+
+@pytest.fixture(autouse=True)
+def no_file_left():
+    before = set(glob.glob(os.path.join(tempfile.gettempdir(), "meshdist-*")))
+    yield
+    assert set(glob.glob(os.path.join(tempfile.gettempdir(), "meshdist-*"))) <= before
+
+
+def test_traceback_of_the_first_failure_is_shown_once_first_and_whole(tmp_path):
+    body = """
+def inner():
+    raise ValueError("first line\\nsecond line")
+if rank == 2:
+    try:
+        {}["key"]
+    except KeyError as error:
+        inner()
+time.sleep(30)
+"""
+    write_script(tmp_path, body)
+    began = time.monotonic()
+    status, out, err = meshrun(tmp_path, "--nproc-per-node", "4", "script.py")
+    assert time.monotonic() - began < 10
+    assert (status, out) == (1, "")
+    lines = err.splitlines()
+    assert lines[0].startswith("meshrun: first failure: rank 2 (pid ")
+    assert lines[0].endswith("exited with status 1:")
+    assert os.uname().nodename in lines[0]
+    assert lines[1] == "Traceback (most recent call last):"
+    assert lines[2].startswith(f'  File "{tmp_path}/script.py", line ')
+    assert err.count("ValueError: first line\nsecond line\n") == 1
+    assert "During handling of the above exception" in err
+    assert err.count("Traceback") == 2  # the KeyError's and the ValueError's
+    assert "worker.py" not in err
+    assert lines[-1] == "meshrun: ended ranks 0, 1, 3 after it"
+
+
+def test_failures_that_follow_from_a_peers_are_not_the_cause(tmp_path):
+    # Rank 1 closes what the others hear of before it gets to write its error, as a `finally` of a user's script may.
+    body = """
+from meshdist.errors import DistBackendError
+if rank == 1:
+    try:
+        raise KeyError("the cause")
+    finally:
+        tell("dead")
+        hear("noticed0"), hear("noticed2")
+hear("dead")
+try:
+    tell(f"noticed{rank}")
+    raise DistBackendError("rank 1 is gone", peer_failed=True)
+except DistBackendError as error:
+    raise RuntimeError(f"step 7 failed on rank {rank}") from error
+"""
+    write_script(tmp_path, body)
+    status, _, err = meshrun(tmp_path, "--nproc-per-node", "3", "script.py")
+    assert status == 1
+    assert err.startswith("meshrun: first failure: rank 1 ")
+    assert err.count("Traceback") == 1
+    assert "KeyError: 'the cause'" in err
+    for rank in (0, 2):
+        summary = [line for line in err.splitlines() if line.startswith(f"meshrun: rank {rank} (pid ")]
+        assert not summary or f"RuntimeError: step 7 failed on rank {rank}" in summary[0]
+
+
+def test_killed_rank_is_the_cause_of_what_its_peers_report(tmp_path):
+    body = """
+from meshdist.errors import DistNetworkError
+if rank == 2:
+    hear("noticed0"), hear("noticed1")
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    raise DistNetworkError("rank 2 is gone", peer_failed=True)
+finally:
+    tell(f"noticed{rank}")
+"""
+    write_script(tmp_path, body)
+    status, _, err = meshrun(tmp_path, "--nproc-per-node", "3", "script.py")
+    assert status == 128 + signal.SIGKILL
+    assert err.startswith("meshrun: first failure: rank 2 (pid ")
+    assert "was killed by SIGKILL" in err.splitlines()[0]
+    assert "Traceback" not in err
+
+
+def test_peers_error_is_shown_where_no_cause_comes_to_light(tmp_path):
+    body = """
+from meshdist.errors import DistBackendError
+if rank == 0:
+    sys.exit(0)
+raise DistBackendError("rank 0 has left", peer_failed=True)
+"""
+    write_script(tmp_path, body)
+    status, _, err = meshrun(tmp_path, "--nproc-per-node", "2", "script.py")
+    assert status == 1
+    assert err.startswith("meshrun: first failure: rank 1 ")
+    assert "DistBackendError: rank 0 has left" in err
+
+
+def test_error_of_ones_own_is_a_cause(tmp_path):
+    write_script(tmp_path, "from meshdist.errors import DistBackendError\nraise DistBackendError('shapes disagree')")
+    status, _, err = meshrun(tmp_path, "script.py")
+    assert status == 1
+    assert "DistBackendError: shapes disagree" in err
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        ("sys.exit(3)", 3, "exited with status 3"),
+        ("os._exit(9)", 9, "exited with status 9"),
+        ("sys.exit('a last word')", 1, "a last word"),
+        ("os.abort()", 128 + signal.SIGABRT, "was killed by SIGABRT"),
+        ("import ctypes; ctypes.string_at(0)", 128 + signal.SIGSEGV, "was killed by SIGSEGV"),
+        ("1 +", 1, "SyntaxError"),
+        ("raise KeyboardInterrupt", 130, "exited with status 130"),
+        ("class Odd(Exception):\n    def __str__(self): raise ValueError\nraise Odd", 1, "Odd"),
+    ],
+)
+def test_exit_status_is_the_failed_ranks(tmp_path, body, status, says):
+    write_script(tmp_path, body)
+    found, _, err = meshrun(tmp_path, "--nproc-per-node", "1", "script.py")
+    assert found == status
+    assert says in err
+    assert "launch" not in err
+
+
+def test_sys_exit_without_failure_is_success(tmp_path):
+    write_script(tmp_path, "sys.exit(0 if rank else None)")
+    assert meshrun(tmp_path, "--nproc-per-node", "2", "script.py") == (0, "", "")
+
+
+def test_excepthook_of_the_script_is_called_and_nothing_is_printed_twice(tmp_path):
+    body = """
+before = sys.excepthook
+def hook(kind, error, traceback):
+    tell("hooked", kind.__name__)
+    before(kind, error, traceback)
+sys.excepthook = hook
+raise ValueError("once")
+"""
+    write_script(tmp_path, body)
+    status, _, err = meshrun(tmp_path, "script.py")
+    assert (status, told(tmp_path, "hooked")) == (1, "ValueError")
+    assert err.count("ValueError: once") == 1
+
+
+def test_failed_rank_that_cannot_end_is_noticed(tmp_path):
+    body = """
+import threading
+threading.Thread(target=lambda: time.sleep(60)).start()
+raise ValueError("yet a thread runs on")
+"""
+    write_script(tmp_path, body)
+    began = time.monotonic()
+    status, _, err = meshrun(tmp_path, "--nproc-per-node", "2", "script.py")
+    assert time.monotonic() - began < 20
+    assert status == 1
+    assert err.count("ValueError: yet a thread runs on\n") >= 1
+
+
+def test_rank_that_ignores_sigterm_is_killed_after_the_grace(tmp_path):
+    body = """
+if rank == 1:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    tell("pid", os.getpid())
+    time.sleep(60)
+hear("pid")
+raise ValueError("the end")
+"""
+    write_script(tmp_path, body)
+    began = time.monotonic()
+    status, _, err = meshrun(tmp_path, "--nproc-per-node", "2", "--grace", "0.5", "script.py")
+    assert 0.5 < time.monotonic() - began < 10
+    assert status == 1
+    assert "ValueError: the end" in err
+    assert "rank 1 had to be killed" in err
+    all_gone([int(told(tmp_path, "pid"))])
+
+
+def test_rank_may_save_its_work_within_the_grace(tmp_path):
+    body = """
+if rank == 1:
+    def save(number, frame):
+        tell("saved")
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, save)
+    tell("ready")
+    time.sleep(60)
+hear("ready")
+os._exit(6)
+"""
+    write_script(tmp_path, body)
+    assert meshrun(tmp_path, "--nproc-per-node", "2", "script.py")[0] == 6
+    assert told(tmp_path, "saved") == ""
+
+
+def test_stopped_rank_is_ended(tmp_path):
+    body = """
+if rank == 1:
+    tell("pid", os.getpid())
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(60)
+hear("pid")
+while " T" not in pathlib.Path(f"/proc/{hear('pid')}/stat").read_text():
+    time.sleep(0.005)
+raise ValueError("the end")
+"""
+    write_script(tmp_path, body)
+    status, _, err = meshrun(tmp_path, "--nproc-per-node", "2", "script.py")
+    assert status == 1
+    assert "had to be killed" not in err
+
+
+def test_failing_job_shows_the_failure_before_the_grace_is_over(tmp_path):
+    body = """
+if rank == 1:
+    signal.signal(signal.SIGTERM, lambda number, frame: tell("asked"))
+    tell("ready", os.getpid())
+    while True:
+        time.sleep(60)
+hear("ready")
+raise ValueError("the end")
+"""
+    write_script(tmp_path, body)
+    process = start_meshrun(tmp_path, "--nproc-per-node", "2", "--grace", "60", "script.py")
+    told(tmp_path, "asked")
+    assert process.stderr.readline().startswith("meshrun: first failure: rank 0 ")
+    process.send_signal(signal.SIGINT)  # whoever does not want to wait any longer
+    finish(process)
+    assert process.returncode == 1
+    all_gone([int(told(tmp_path, "ready"))])
+
+
+def test_error_directory_that_cannot_be_made_loses_no_traceback(tmp_path):
+    write_script(
+        tmp_path, "os.environ['MESHDIST_ERROR_FILE'] = '/proc/nowhere/rank0.json'\nraise ValueError('still seen')"
+    )
+    status, _, err = meshrun(tmp_path, "script.py")
+    assert status == 1
+    assert err.count("ValueError: still seen") == 1
+    assert "rank 0 (pid " in err

@@ -1,0 +1,246 @@
+"""Ctrl-C, SIGTERM, kill -9: however a job ends, nothing of it is left."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import termios
+
+import pytest
+from launching import all_gone, environment, finish, is_alive, start_meshrun, told, until, write_script
+
+WAIT = """
+tell(f"pid{rank}", os.getpid())
+time.sleep(60)
+"""
+
+# Each rank starts a process of its own, which would run on.
+WITH_CHILDREN = """
+import subprocess
+child = subprocess.Popen(["sleep", "60"])
+tell(f"pid{rank}", f"{os.getpid()} {child.pid}")
+"""
+
+
+def started(directory, num_ranks):
+    return [int(pid) for rank in range(num_ranks) for pid in told(directory, f"pid{rank}").split()]
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    ids=lambda value: str(value),
+)
+def test_signal_at_the_launcher_ends_all_ranks(tmp_path, number, status):
+    write_script(tmp_path, WITH_CHILDREN + "time.sleep(60)")
+    process = start_meshrun(tmp_path, "--nproc-per-node", "3", "script.py")
+    pids = started(tmp_path, 3)
+    process.send_signal(number)
+    err = finish(process)
+    assert process.returncode == status
+    assert err == f"meshrun: ended by {number.name}\n"
+    all_gone(pids)
+
+
+def test_ctrl_c_in_a_terminal_shows_one_line(tmp_path):
+    write_script(tmp_path, WAIT)
+    keyboard, terminal = os.openpty()
+
+    def own_terminal():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "meshdist.launch", "--nproc-per-node", "3", "script.py"],
+        cwd=tmp_path,
+        env=environment(),
+        stdin=terminal,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        preexec_fn=own_terminal,
+    )
+    os.close(terminal)
+    pids = started(tmp_path, 3)
+    os.write(keyboard, b"\x03")
+    out, _ = process.communicate(timeout=20)
+    os.close(keyboard)
+    assert (process.returncode, out) == (130, "meshrun: ended by SIGINT\n")
+    all_gone(pids)
+
+
+def test_rank_can_handle_ctrl_c(tmp_path):
+    body = """
+try:
+    tell(f"pid{rank}", os.getpid())
+    time.sleep(60)
+except KeyboardInterrupt:
+    tell(f"saved{rank}")
+"""
+    write_script(tmp_path, body)
+    process = start_meshrun(tmp_path, "--nproc-per-node", "2", "script.py")
+    started(tmp_path, 2)
+    process.send_signal(signal.SIGINT)
+    finish(process)
+    assert process.returncode == 130
+    assert [told(tmp_path, f"saved{rank}") for rank in range(2)] == ["", ""]
+
+
+def test_second_ctrl_c_does_not_wait_for_the_grace(tmp_path):
+    body = """
+signal.signal(signal.SIGINT, lambda number, frame: tell(f"asked{rank}"))
+tell(f"pid{rank}", os.getpid())
+while True:
+    time.sleep(60)
+"""
+    write_script(tmp_path, body)
+    process = start_meshrun(tmp_path, "--nproc-per-node", "2", "--grace", "100", "script.py")
+    pids = started(tmp_path, 2)
+    process.send_signal(signal.SIGINT)
+    told(tmp_path, "asked0")
+    told(tmp_path, "asked1")
+    process.send_signal(signal.SIGINT)
+    err = finish(process)
+    assert process.returncode == 130
+    assert "ranks 0, 1 had to be killed" in err
+    all_gone(pids)
+
+
+def test_launcher_killed_with_9_leaves_nothing(tmp_path):
+    write_script(tmp_path, WITH_CHILDREN + "time.sleep(60)")
+    process = start_meshrun(tmp_path, "--nproc-per-node", "3", "script.py", variables={"TMPDIR": str(tmp_path)})
+    pids = started(tmp_path, 3)
+    assert all(is_alive(pid) for pid in pids)
+    process.kill()
+    all_gone(pids)
+    process.communicate(timeout=20)
+    until(lambda: not processes_mentioning(str(tmp_path)), "no guard is left")
+    assert not list(tmp_path.glob("meshdist-*"))
+
+
+def test_launcher_killed_after_a_failure_leaves_no_file(tmp_path):
+    body = """
+signal.signal(signal.SIGTERM, lambda number, frame: tell("asked"))
+tell(f"pid{rank}", os.getpid())
+if rank == 0:
+    hear("pid1")
+    raise ValueError("the end")
+while True:
+    time.sleep(60)
+"""
+    write_script(tmp_path, body)
+    process = start_meshrun(tmp_path, "--nproc-per-node", "2", "script.py", variables={"TMPDIR": str(tmp_path)})
+    pids = started(tmp_path, 2)
+    told(tmp_path, "asked")
+    assert list(tmp_path.glob("meshdist-*"))
+    process.kill()
+    all_gone(pids)
+    until(lambda: not list(tmp_path.glob("meshdist-*")), "the error directory is gone")
+    process.communicate(timeout=20)
+
+
+def test_everything_killed_at_once_leaves_no_file(tmp_path):
+    write_script(tmp_path, WAIT)
+    process = start_meshrun(tmp_path, "--nproc-per-node", "2", "script.py", variables={"TMPDIR": str(tmp_path)})
+    pids = started(tmp_path, 2)
+    guards = processes_mentioning(str(tmp_path))
+    assert len(guards) == 1
+    for pid in [*guards, process.pid, *pids]:
+        os.kill(pid, signal.SIGKILL)
+    all_gone([*pids, *guards])
+    process.communicate(timeout=20)
+    assert not list(tmp_path.glob("meshdist-*"))
+
+
+def test_job_outlives_its_guard(tmp_path):
+    write_script(tmp_path, "tell(f'pid{rank}')\nhear('go on')\nsys.exit(rank)")
+    process = start_meshrun(tmp_path, "--nproc-per-node", "2", "script.py", variables={"TMPDIR": str(tmp_path)})
+    told(tmp_path, "pid0")
+    told(tmp_path, "pid1")
+    guards = processes_mentioning(str(tmp_path))
+    os.kill(guards[0], signal.SIGKILL)
+    all_gone(guards)
+    (tmp_path / "go on").touch()
+    finish(process)
+    assert process.returncode == 1
+
+
+def test_kernel_ends_the_ranks_where_the_guard_is_gone(tmp_path):
+    write_script(tmp_path, WAIT)
+    process = start_meshrun(tmp_path, "--nproc-per-node", "2", "script.py", variables={"TMPDIR": str(tmp_path)})
+    pids = started(tmp_path, 2)
+    guards = processes_mentioning(str(tmp_path))
+    os.kill(guards[0], signal.SIGKILL)
+    all_gone(guards)
+    process.kill()
+    all_gone(pids)
+    process.communicate(timeout=20)
+
+
+@pytest.mark.parametrize("ending", ["", "raise ValueError", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_children_of_a_rank_end_with_it(tmp_path, ending):
+    write_script(tmp_path, WITH_CHILDREN + "hear('pid0'), hear('pid1')\n" + ending)
+    process = start_meshrun(tmp_path, "--nproc-per-node", "2", "script.py")
+    pids = started(tmp_path, 2)
+    finish(process)
+    assert (process.returncode == 0) == (ending == "")
+    all_gone(pids, timeout_s=2.0)
+
+
+def test_children_that_ignore_sigterm_end_too(tmp_path):
+    body = """
+import subprocess
+child = subprocess.Popen(["sh", "-c", "trap '' TERM; echo > trapped; sleep 60; sleep 60"])
+tell("pid0", f"{os.getpid()} {child.pid}")
+hear("trapped")
+"""
+    write_script(tmp_path, body)
+    process = start_meshrun(tmp_path, "script.py")
+    pids = started(tmp_path, 1)
+    finish(process)
+    assert process.returncode == 0
+    all_gone(pids, timeout_s=2.0)
+
+
+@pytest.mark.parametrize("victim", ["rank", "launcher"])
+def test_shared_memory_of_a_killed_rank_is_cleaned_up(tmp_path, victim):
+    body = """
+from multiprocessing.shared_memory import SharedMemory
+memory = SharedMemory(create=True, size=64)
+tell("name", memory.name)
+tell("pid0", os.getpid())
+time.sleep(60)
+"""
+    write_script(tmp_path, body)
+    process = start_meshrun(tmp_path, "script.py")
+    pids = started(tmp_path, 1)
+    segment = "/dev/shm/" + told(tmp_path, "name")
+    assert os.path.exists(segment)
+    os.kill(pids[0] if victim == "rank" else process.pid, signal.SIGKILL)
+    finish(process)
+    until(lambda: not os.path.exists(segment), "multiprocessing's own cleaner has removed it")
+
+
+def test_ended_ranks_are_no_zombies_of_a_running_launcher(tmp_path):
+    write_script(tmp_path, "tell(f'pid{rank}', os.getpid())\nif rank == 0: hear('go on')")
+    process = start_meshrun(tmp_path, "--nproc-per-node", "2", "script.py")
+    pid = int(told(tmp_path, "pid1"))
+    until(lambda: not os.path.exists(f"/proc/{pid}"), "rank 1 is reaped while rank 0 runs")
+    assert process.poll() is None
+    (tmp_path / "go on").touch()
+    finish(process)
+    assert process.returncode == 0
+
+
+def processes_mentioning(text):
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                if text.encode() in file.read() and is_alive(int(pid)):
+                    found.append(int(pid))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
