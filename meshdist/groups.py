@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 from meshdist.backends.registry import backend_name
@@ -52,11 +53,15 @@ class NonMember(CollectiveMethods):
         """Do nothing but warn."""
         _warn("recv")
 
-    def root(self, rank: int | None, group_rank: int | None, name: str) -> int:
+    def root(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
         """Return -1: who the members are is not known here."""
         return -1
 
     peer = root
+
+    def global_rank(self, place: int) -> int:
+        """Return -1, as torch's recv does on a rank that is not in the group."""
+        return -1
 
 
 def _warn(name: str) -> None:
@@ -113,7 +118,7 @@ def new_group(
         ValueError: `ranks` is empty, has duplicates or ranks outside the world; the backend is unknown.
     """
     world = current_world()
-    members = list(range(world.size)) if ranks is None else [int(rank) for rank in ranks]
+    members = list(range(world.size)) if ranks is None else _as_ranks(ranks)
     strangers = [rank for rank in members if not 0 <= rank < world.size]
     if strangers:
         raise ValueError(f"new_group: ranks must be 0 to {world.size - 1}, got {strangers[0]}")
@@ -125,6 +130,20 @@ def new_group(
     if world.rank not in members:
         return GroupMember.NON_GROUP_MEMBER
     return world.new_group(tuple(members), name, seconds(timeout, world.timeout_s), group_desc or "")
+
+
+def _as_ranks(ranks: Sequence[int]) -> list[int]:
+    try:
+        return [index(rank) for rank in ranks]
+    except TypeError:
+        raise TypeError(f"new_group: ranks must be a list of integers, got {ranks!r}") from None
+
+
+def _member(group: GroupLike, of: str) -> ProcessGroup:
+    members = resolve(group)
+    if isinstance(members, NonMember):
+        raise ValueError(f"{of}: this rank is not in the group, and does not know it")
+    return members
 
 
 def get_rank(group: GroupLike = None) -> int:
@@ -140,7 +159,7 @@ def get_world_size(group: GroupLike = None) -> int:
 
 def get_backend(group: GroupLike = None) -> str:
     """Return the name of the backend of `group` (the world where None)."""
-    return resolve(group).backend_name
+    return _member(group, "get_backend").backend_name
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
@@ -162,7 +181,7 @@ def get_group_rank(group: GroupLike, global_rank: int) -> int:
     Raises:
         ValueError: It is no member.
     """
-    return resolve(group).root(global_rank, None, "global_rank")
+    return _member(group, "get_group_rank").root("get_group_rank", "global_rank", global_rank, None)
 
 
 def get_global_rank(group: GroupLike, group_rank: int) -> int:
@@ -171,10 +190,10 @@ def get_global_rank(group: GroupLike, group_rank: int) -> int:
     Raises:
         ValueError: There is no such place.
     """
-    members = resolve(group)
-    return members.ranks[members.root(None, group_rank, "group_rank")]
+    members = _member(group, "get_global_rank")
+    return members.global_rank(members.root("get_global_rank", "rank", None, group_rank))
 
 
 def get_process_group_ranks(group: GroupLike = None) -> list[int]:
     """Return the global ranks of `group` (the world where None), in group order."""
-    return list(resolve(group).ranks)
+    return list(_member(group, "get_process_group_ranks").ranks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,7 +56,8 @@ class ProcessGroup(CollectiveMethods):
         self.backend_name = backend
         self.timeout_s = timeout_s
         self._world = world
-        self._rank = ranks.index(world.rank) if world.rank in ranks else -1
+        self._places = {rank: place for place, rank in enumerate(ranks)}
+        self._rank = self._places.get(world.rank, -1)
         self._plans: dict[Any, Plan] = {}
         self._wheres: dict[str, str] = {}
         self._queue = JobQueue()
@@ -96,8 +98,10 @@ class ProcessGroup(CollectiveMethods):
         """
         plan: Plan | None
         if type(recv) is np.ndarray and type(send) is np.ndarray:
-            key: Any = (collective, recv.dtype, recv.shape, send.dtype, send.shape, op, root, splits)
-            plan = self._plans.get(key)
+            try:
+                plan = self._plans.get((collective, recv.dtype, recv.shape, send.dtype, send.shape, op, root, splits))
+            except TypeError:  # an op that cannot be looked up is none
+                plan = None
             if plan is None or not recv.flags.carray or not send.flags.c_contiguous:
                 plan = None
         else:
@@ -110,38 +114,55 @@ class ProcessGroup(CollectiveMethods):
             raise self._break(error, plan.where) from None
         return recv
 
-    def root(self, rank: int | None, group_rank: int | None, name: str) -> int:
-        """Return the root of a call in the group, from the flat API's `src` and `group_src` (or `dst`).
+    def root(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
+        """Return the root of a call as a rank of the group.
+
+        Args:
+            of: The function that is called, for messages.
+            name: The parameter that `rank` is, `src` or `dst`; `group_rank` is `group_<name>`.
+            rank: A global rank, or None.
+            group_rank: A rank of the group, or None.
 
         Raises:
+            TypeError: It is no integer.
             ValueError: Both or none are given, or it is no member.
         """
-        if group_rank is None and rank is not None and self.ranks[rank : rank + 1] == (rank,):
-            return rank
         if (rank is None) == (group_rank is None):
-            raise ValueError(f"give {name} (a global rank) or group_{name} (a rank in the group), and only one of them")
-        if group_rank is not None:
-            if not 0 <= group_rank < len(self.ranks):
-                raise ValueError(
-                    f"group_{name} must be a rank in group {self.label!r}, 0 to {len(self.ranks) - 1}, got {group_rank}"
-                )
-            return group_rank
-        if rank not in self.ranks:
-            raise ValueError(f"{name} must be a member of group {self.label!r}, ranks {list(self.ranks)}, got {rank}")
-        return self.ranks.index(rank)
+            given = "neither" if rank is None else "both"
+            raise ValueError(
+                f"{self._where(of)}: give {name} (a global rank) or group_{name} (a rank in the group), got {given}"
+            )
+        try:
+            place = self._places.get(index(rank)) if group_rank is None else index(group_rank)  # type: ignore[arg-type]
+        except TypeError:
+            given = repr(rank if group_rank is None else group_rank)
+            raise TypeError(f"{self._where(of)}: {name} must be an integer, got {given}") from None
+        if place is None:
+            raise ValueError(f"{self._where(of)}: {name} must be a member, one of {list(self.ranks)}, got {rank}")
+        if not 0 <= place < len(self.ranks):
+            raise ValueError(
+                f"{self._where(of)}: {name} must be a rank in the group, 0 to {len(self.ranks) - 1}, got {place}"
+            )
+        return place
 
-    def peer(self, rank: int | None, group_rank: int | None, name: str) -> int:
+    def peer(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
         """Return `root(...)`, the other side of a message, which is not this rank."""
-        peer = self.root(rank, group_rank, name)
+        peer = self.root(of, name, rank, group_rank)
         if peer == self._rank:
-            raise ValueError(f"{name} must be another rank: rank {self.ranks[peer]} cannot send to itself")
+            raise ValueError(
+                f"{self._where(of)}: {name} must be another rank, not this one, global rank {self.ranks[peer]}"
+            )
         return peer
+
+    def global_rank(self, place: int) -> int:
+        """Return the global rank of a place in the group."""
+        return self.ranks[place]
 
     def send_to(self, tensor: Any, dst: int, tag: int) -> None:
         """Send a message to rank `dst` of the group and wait until `tensor` may be changed."""
         where = self._where("send")
         array = self._message(where, tensor, tag)
-        backend = self._connect(where)
+        backend = self._usable_backend(where)
         self._wait(where, backend, lambda: backend.send(pack(array), dst, tag))
 
     def recv_from(self, tensor: Any, src: int, tag: int) -> None:
@@ -150,7 +171,7 @@ class ProcessGroup(CollectiveMethods):
         array = self._message(where, tensor, tag)
         self._named(where, check_writable, array, "tensor")
         packed = pack(array, keep=False)
-        backend = self._connect(where)
+        backend = self._usable_backend(where)
         self._wait(where, backend, lambda: backend.recv(packed, src, tag))
         if packed is not array:
             array[...] = packed
@@ -166,7 +187,7 @@ class ProcessGroup(CollectiveMethods):
 
     def abort(self, reason: str) -> None:
         """Tell the other ranks that this one gives up, and why; calls after it raise."""
-        self._break(DistBackendError(reason), f"group {self.label!r}")
+        self._give_up(DistBackendError(reason))
 
     @property
     def outstanding(self) -> int:
@@ -185,7 +206,7 @@ class ProcessGroup(CollectiveMethods):
                 f"{where}: the group is broken since: {self._broken}", peer_failed=self._broken.peer_failed
             )
 
-    def _connect(self, where: str) -> Backend:
+    def _usable_backend(self, where: str) -> Backend:
         self._check_usable(where)
         if self._rank < 0:
             raise ValueError(f"{where}: global rank {self._world.rank} is not in this group, ranks {list(self.ranks)}")
@@ -204,7 +225,7 @@ class ProcessGroup(CollectiveMethods):
         splits: Splits | None,
     ) -> Any:
         where = self._where(collective.name)
-        backend = self._connect(where)
+        backend = self._usable_backend(where)
         given, taken = self._arrays(where, collective.names[0], send), self._arrays(where, collective.names[1], recv)
         if recv is send:
             taken = given
@@ -215,16 +236,15 @@ class ProcessGroup(CollectiveMethods):
             for array in _each(taken):
                 self._named(where, check_writable, array, collective.names[1])
         key = _key(collective, given, taken, op, root, splits)
-        plan = self._plans.get(key)
-        if plan is None:
+        if key not in self._plans:
             collective.check(call)
-            try:
-                plan = self._plans[key] = backend.prepare(call)
-            except BaseException as error:
-                raise self._break(error, where) from None
 
         def steps() -> Iterator[Waitable]:
             self._check_usable(where)
+            yield from backend.connect()
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = self._plans[key] = backend.prepare(call)
             sent = _packed(given)
             received = sent if taken is given else _packed(taken)
             yield from plan.steps(sent, received)
@@ -259,16 +279,21 @@ class ProcessGroup(CollectiveMethods):
 
     def _break(self, error: BaseException, where: str) -> BaseException:
         # A call that ended half way leaves the ranks out of step, so the group is of no more use.
-        if not isinstance(error, DistError):
-            self._broken = self._broken or DistBackendError(f"{where}: {type(error).__name__}: {error}")
-        else:
+        if isinstance(error, DistError):
             if not str(error).startswith(where):
                 error.args = (f"{where}: {error}",)
-            self._broken = self._broken or error
+            error.__traceback__ = None  # how it was noticed is of no interest; which call raises it is
+            cause = error
+        else:
+            cause = DistBackendError(f"{where}: {type(error).__name__}: {error}")
+        self._give_up(cause)
+        return error
+
+    def _give_up(self, cause: DistError) -> None:
+        self._broken = self._broken or cause
         self._plans.clear()
         if self._backend is not None:
             self._backend.abort(str(self._broken))
-        return error
 
     def _arrays(self, where: str, name: str, value: Any) -> Buffers:
         if value is None:
@@ -282,6 +307,8 @@ class ProcessGroup(CollectiveMethods):
         return arrays if isinstance(value, (list, tuple)) else arrays[0]
 
     def _message(self, where: str, tensor: Any, tag: int) -> Array:
+        if not isinstance(tag, (int, np.integer)):
+            raise TypeError(f"{where}: tag must be an integer, got {tag!r}")
         if tag < 0:
             raise ValueError(f"{where}: tag must not be negative, got {tag}")
         array: Array = self._named(where, as_array, tensor, "tensor")

@@ -105,6 +105,8 @@ class World:
 
     def drop(self, group: ProcessGroup) -> None:
         """Close one group."""
+        if group not in self._groups:
+            raise ValueError(f"{group!r} is not a group of this world, or was destroyed already")
         group.close()
         self._groups.remove(group)
         self._shared = {key: other for key, other in self._shared.items() if other is not group}

@@ -96,6 +96,13 @@ class Backend(ABC):
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
         """Begin a collective that runs over send and recv: compare the ranks' signatures."""
 
+    def connect(self) -> Iterator[Waitable]:
+        """Get ready for collectives; the first step of every one, and nothing but the first time.
+
+        All ranks of the group do this together, so it may take until the last of them comes.
+        """
+        return iter(())
+
     def close(self) -> None:
         """Give back what this backend holds. The group is at rest."""
 

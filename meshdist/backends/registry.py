@@ -21,10 +21,13 @@ def backend_name(name: str | None) -> str:
     """Return the registered spelling of `name`, which may be in any case; the default for None.
 
     Raises:
+        TypeError: It is no string.
         ValueError: No backend has this name; the message lists the known ones.
     """
     if name is None:
         return DEFAULT_BACKEND
+    if not isinstance(name, str):
+        raise TypeError(f"backend must be a name, one of {', '.join(sorted(_BACKENDS))}, got {name!r}")
     if name.lower() not in _BACKENDS:
         raise ValueError(f"unknown backend {name!r}; known are {', '.join(sorted(_BACKENDS))}")
     return name.lower()

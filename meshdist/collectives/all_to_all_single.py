@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -57,13 +58,20 @@ def as_splits(
     output: Sequence[int] | None, input: Sequence[int] | None, give: Any, take: Any, size: int
 ) -> Splits | None:
     """Return rows to and from each rank, even ones in place of a list that is missing; None where both are."""
-    if not output and not input:
+    to, come = _as_rows("input", input), _as_rows("output", output)
+    if to is None and come is None:
         return None
+    return to or (len(give) // size,) * size, come or (len(take) // size,) * size
 
-    def rows(sizes: Sequence[int] | None, array: Any) -> tuple[int, ...]:
-        return tuple(map(int, sizes)) if sizes else (len(array) // size,) * size
 
-    return rows(input, give), rows(output, take)
+def _as_rows(name: str, sizes: Sequence[int] | None) -> tuple[int, ...] | None:
+    # An empty list means even, as None does.
+    if sizes is None or len(sizes) == 0:
+        return None
+    try:
+        return tuple(map(index, sizes))
+    except TypeError:
+        raise TypeError(f"all_to_all_single: {name}_split_sizes must be integers, got {list(sizes)}") from None
 
 
 @collective(names=("input", "output"), check=check, agreed=agreed, default=pairwise_all_to_all)

@@ -39,4 +39,4 @@ def broadcast(
         DistTimeoutError: A rank did not come within the group's timeout.
     """
     members = resolve(group)
-    return members.submit(broadcast, tensor, tensor, None, members.root(src, group_src, "src"), async_op)
+    return members.submit(broadcast, tensor, tensor, None, members.root("broadcast", "src", src, group_src), async_op)

@@ -65,7 +65,8 @@ def check_reducible(call: Call) -> None:
 
 def check_reduction_dtype(call: Call, array: Array) -> None:
     """Check that the op is defined for the dtype of `array`."""
-    assert call.op is not None
+    if call.op is None:
+        raise TypeError(f"{call.where}: op must be a ReduceOp or its name, got None")
     try:
         check_op_dtype(call.op, array.dtype)
     except TypeError as error:

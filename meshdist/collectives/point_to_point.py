@@ -30,7 +30,7 @@ def send(
         DistTimeoutError: It was not received within the group's timeout.
     """
     members = resolve(group)
-    members.send_to(tensor, members.peer(dst, group_dst, "dst"), tag)
+    members.send_to(tensor, members.peer("send", "dst", dst, group_dst), tag)
 
 
 @GroupFunction
@@ -57,6 +57,6 @@ def recv(
         DistTimeoutError: Nothing came within the group's timeout.
     """
     members = resolve(group)
-    source = members.peer(src, group_src, "src")
+    source = members.peer("recv", "src", src, group_src)
     members.recv_from(tensor, source, tag)
-    return source if group_src is not None else members.ranks[source]
+    return source if group_src is not None else members.global_rank(source)

@@ -52,4 +52,4 @@ def reduce(
         DistTimeoutError: A rank did not come within the group's timeout.
     """
     members = resolve(group)
-    return members.submit(reduce, tensor, tensor, op, members.root(dst, group_dst, "dst"), async_op)
+    return members.submit(reduce, tensor, tensor, op, members.root("reduce", "dst", dst, group_dst), async_op)

@@ -79,6 +79,8 @@ def guarded(body: Callable[[], object]) -> None:
         interrupted = isinstance(error, KeyboardInterrupt)
         if interrupted or write_error_file(error):
             reported.append(error)
+        # As the interpreter does, for those who look at exit why the process ends.
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         sys.excepthook(type(error), error, _user_frames(error.__traceback__))
         sys.exit(INTERRUPTED_STATUS if interrupted else 1)
 

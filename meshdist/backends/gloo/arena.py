@@ -52,7 +52,7 @@ class Arena:
         self._segment = segment
         self._num_ranks = num_ranks
         self._sizes = sizes
-        self._bytes = memoryview(segment.memory)
+        self._bytes = memoryview(segment.memory).cast("B")
         self.words = self._bytes[: sizes.slots].cast("Q")
         segment.reserve(0, sizes.slots)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from meshdist.arrays import Array
 from meshdist.backends.base import Backend, BackendOptions, DefaultPlan, Plan
 from meshdist.backends.gloo import cuts, routes
-from meshdist.backends.gloo.host import Host
+from meshdist.backends.gloo.host import Host, shared_segment
 from meshdist.backends.gloo.lockstep import Arrival, OneStep
 from meshdist.backends.gloo.messages import Mail
 from meshdist.backends.gloo.movement import plan_movement
@@ -38,6 +38,12 @@ class GlooBackend(Backend):
         self._oversubscribed = options.peers.num_ranks > len(os.sched_getaffinity(0))
         self._shared: Host | None = None
         self._mail: Mail | None = None
+
+    def connect(self) -> Iterator[Waitable]:
+        if self._shared is None and self.size > 1:
+            self._check_one_host()
+            self._shared = Host(self, (yield from shared_segment(self)), self._oversubscribed)
+            yield from self._shared.meet()
 
     def prepare(self, call: Call) -> Plan:
         # Alone there is nothing to share: the default algorithms have nobody to send to.
@@ -98,6 +104,7 @@ class GlooBackend(Backend):
     def close(self) -> None:
         if self._shared is not None:
             self._shared.lockstep.leave()
+            self._shared.arena.seal()
             self._shared = None
         if self._mail is not None:
             self._mail.leave()
@@ -105,9 +112,7 @@ class GlooBackend(Backend):
 
     @property
     def _host(self) -> Host:
-        if self._shared is None:
-            self._check_one_host()
-            self._shared = Host(self, self._oversubscribed)
+        assert self._shared is not None, "connect comes before prepare"
         return self._shared
 
     @property

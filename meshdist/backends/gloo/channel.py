@@ -46,7 +46,7 @@ class Channel:
     def __init__(self, segment: Segment, side: int) -> None:
         segment.reserve(0, CHANNEL_BYTES)
         self.segment = segment
-        self._bytes = memoryview(segment.memory)
+        self._bytes = memoryview(segment.memory).cast("B")
         self.words = self._bytes[:_TEXTS].cast("Q")
         self._ring = np.ndarray((RING_BYTES,), np.uint8, segment.memory, _RING)
         self._side = side

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,23 +12,23 @@ from meshdist.arrays import Array
 from meshdist.backends.base import Backend
 from meshdist.backends.gloo.arena import SINGLE_COPY, TOKEN, Arena
 from meshdist.backends.gloo.lockstep import Arrival, Members, lockstep_class
-from meshdist.backends.gloo.segment import create, find
+from meshdist.backends.gloo.published import Published, publish
+from meshdist.backends.gloo.segment import Segment, create, find
 from meshdist.backends.gloo.single_copy import Reader, address_of, allow_peers, may_read
 from meshdist.call import Signature
-from meshdist.deadline import Deadline
 from meshdist.doorbells import SocketDoorbells
-from meshdist.errors import DistBackendError, DistStoreError, DistTimeoutError
+from meshdist.waiting import Waitable
 
 # What is read, added and forgotten at a time: fits the second-level cache together with what it is added to.
 SCRATCH_BYTES = 128 << 10
 _SET_UP = Signature("the set-up of the group")
-_LOOK_S = 0.1
+_KEY = "memory"
 
 
 class Host:
     """The shared memory of a group, and the ways to its ranks.
 
-    Making one is the first thing that the ranks do together: the first rank makes the memory and tells the others
+    Setting it up is the first thing that the ranks do together: the first rank makes the memory and tells the others
     through the store where it is; then they find out whether they can read each other's memory.
 
     Attributes:
@@ -39,11 +40,8 @@ class Host:
         byte_slots: For each of the two uses, every rank's slot as bytes.
     """
 
-    def __init__(self, backend: Backend, oversubscribed: bool) -> None:
+    def __init__(self, backend: Backend, segment: Segment, oversubscribed: bool) -> None:
         options = backend.options
-        self.backend = backend
-        self._deadline = Deadline(options.timeout_s)
-        self._where = f"set-up of group {options.label!r} (rank {backend.rank} of {backend.size})"
         assert isinstance(options.bells, SocketDoorbells)
         bells, peers, ranks = options.bells, options.peers, options.ranks
         members = Members(
@@ -51,15 +49,29 @@ class Host:
             ring=lambda rank, number: bells.ring(peers.card(ranks[rank]).bells, number),
             describe=lambda rank: peers.describe(ranks[rank]),
         )
-        self.arena = Arena(self._share_memory(), backend.size)
+        self.backend = backend
+        self.arena = Arena(segment, backend.size)
         self.lockstep = lockstep_class()(self.arena, backend.rank, backend.size, members, oversubscribed)
         self.readers = [Reader(peers.card(rank).pid, peers.describe(rank)) for rank in ranks]
-        self.single_copy = self._try_single_copy()
-        self.arena.seal()
+        self.single_copy = False
         byte, shape = np.dtype(np.uint8), (self.arena.slot_bytes,)
         self.byte_slots = [[self.arena.slot(use, rank, byte, shape) for rank in range(backend.size)] for use in (0, 1)]
         self._scratch: Array | None = None
         self._reserved = 0
+
+    def meet(self) -> Iterator[Waitable]:
+        """Meet the other ranks for the first time, and find out whether all can read each other's memory."""
+        rank, words, line = self.backend.rank, self.arena.words, self.arena.line
+        allow_peers()
+        token = np.array([os.getpid() ^ id(self)])
+        words[line(rank, TOKEN)] = address_of(token)
+        # The token itself stands in the table, to be compared with what is read.
+        self.arena.table(0, rank)[rank, 0] = token[0]
+        yield self._arrive()
+        words[line(rank, SINGLE_COPY)] = may_read() and all(map(self._can_read, range(self.backend.size)))
+        yield self._arrive()
+        self.single_copy = all(words[line(peer, SINGLE_COPY)] for peer in range(self.backend.size))
+        self.arena.seal()
 
     def reserve(self, num_bytes: int) -> None:
         """Make sure that there is memory behind the first `num_bytes` of this rank's slots."""
@@ -78,47 +90,24 @@ class Host:
         ranks, area_bytes = range(self.backend.size), count * dtype.itemsize
         return [[self.arena.slot(use, rank, dtype, (count,), area_bytes * area) for area in ranks] for rank in ranks]
 
-    def _share_memory(self) -> Any:
-        options, num_bytes = self.backend.options, Arena.num_bytes(self.backend.size)
-        others = [options.peers.card(rank) for rank in options.ranks if rank != options.ranks[self.backend.rank]]
-        if self.backend.rank == 0:
-            segment = create(num_bytes, [card.pid for card in others])
-            options.store.set("memory", segment.place)
-            return segment
-        return find(self._await("memory", maker=options.ranks[0]), num_bytes)
-
-    def _await(self, key: str, maker: int) -> str:
-        store, peers = self.backend.options.store, self.backend.options.peers
-        while True:
-            try:
-                store.wait([key], self._deadline.slice_s(_LOOK_S))
-                return store.get(key).decode()
-            except DistStoreError:
-                missing = peers.describe(maker)
-            if peers.ended(maker):
-                raise DistBackendError(f"{self._where}: {missing} has died", peer_failed=True)
-            if self._deadline.expired():
-                timeout_s = self._deadline.timeout_s
-                raise DistTimeoutError(f"{self._where}: timed out after {timeout_s:g} s waiting for {missing}")
-
-    def _try_single_copy(self) -> bool:
-        rank, words, line = self.backend.rank, self.arena.words, self.arena.line
-        allow_peers()
-        token = np.array([os.getpid() ^ id(self)])
-        words[line(rank, TOKEN)] = address_of(token)
-        # The token itself is behind its address in the table, to be compared with what is read.
-        self.arena.table(0, rank)[rank, 0] = token[0]
-        self._meet()
-        readable = may_read() and all(map(self._can_read, range(self.backend.size)))
-        words[line(rank, SINGLE_COPY)] = readable
-        self._meet()
-        return all(words[line(peer, SINGLE_COPY)] for peer in range(self.backend.size))
-
     def _can_read(self, peer: int) -> bool:
         token = np.zeros(1, np.int64)
         address = self.arena.words[self.arena.line(peer, TOKEN)]
         return self.readers[peer].try_read(address, token) and bool(token[0] == self.arena.table(0, peer)[peer, 0])
 
-    def _meet(self) -> None:
-        word = self.lockstep.post(_SET_UP.fingerprint)
-        self.backend.wait(Arrival(self.lockstep, word, _SET_UP), self._where)
+    def _arrive(self) -> Waitable:
+        return Arrival(self.lockstep, self.lockstep.post(_SET_UP.fingerprint), _SET_UP)
+
+
+def shared_segment(backend: Backend) -> Generator[Waitable, None, Segment]:
+    """Return the memory of a group: the first rank makes it, the others find it."""
+    options, num_bytes = backend.options, Arena.num_bytes(backend.size)
+    if backend.rank == 0:
+        cards = options.peers.cards(options.ranks)
+        segment = create(num_bytes, [card.pid for card in cards])
+        publish(options, _KEY, segment.place, list(range(1, backend.size)))
+        return segment
+    place = Published(options, _KEY, 0)
+    yield place
+    assert place.value is not None
+    return find(place.value, num_bytes)

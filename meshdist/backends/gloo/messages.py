@@ -34,11 +34,12 @@ from meshdist.backends.gloo.channel import (
     Channel,
     Header,
 )
+from meshdist.backends.gloo.published import Published, publish
 from meshdist.backends.gloo.segment import create, find
 from meshdist.backends.gloo.single_copy import Reader, address_of, allow_peers, may_read
 from meshdist.deadline import Deadline
 from meshdist.doorbells import SocketDoorbells
-from meshdist.errors import DistBackendError, DistStoreError
+from meshdist.errors import DistBackendError
 from meshdist.waiting import Doorbell, Waitable
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 
 EAGER_BYTES = 64 << 10
 PIECE_BYTES = 64 << 10
-_LOOK_S = 0.05
 _DELIVERY_S = 5.0
 _LEFT, _FAILED = 1, 2
 _NOTHING = np.empty(0, np.uint8)
@@ -88,6 +88,10 @@ class Peer:
     def check(self, channel: Channel) -> None:
         """Raise DistBackendError if it has given up, left or died."""
         self.check_state(channel)
+        self.check_alive()
+
+    def check_alive(self) -> None:
+        """Raise DistBackendError if its process has ended."""
         if self.ended():
             raise DistBackendError(f"{self.description} has died", peer_failed=True)
 
@@ -151,7 +155,7 @@ class Outbox:
         self.channel.words[TOKEN], self.channel.words[TOKEN_VALUE] = address_of(self._token), self._token[0]
         self._waiting: deque[Dispatch] = deque()
         self._numbered = 0
-        backend.options.store.set(f"mail/{backend.rank}/{dst}", segment.place)
+        publish(backend.options, f"mail/{backend.rank}/{dst}", segment.place, [dst])
 
     def post(self, array: Array, tag: int, dtype_name: bytes) -> Dispatch:
         """Append a message."""
@@ -240,8 +244,7 @@ class Inbox:
     def __init__(self, backend: Backend, src: int) -> None:
         self.peer = Peer(backend, src)
         self.channel: Channel | None = None
-        self._store = backend.options.store
-        self._key = f"mail/{src}/{backend.rank}"
+        self._place = Published(backend.options, f"mail/{src}/{backend.rank}", src)
         self._reader = Reader(self.peer.card.pid, self.peer.description)
         self._aside: dict[int, deque[tuple[Header, Array]]] = defaultdict(deque)
         # The long message that is coming in pieces: for which receipt (None: aside), where to, how much is there.
@@ -266,12 +269,11 @@ class Inbox:
             self.peer.wake(self.channel)
 
     def _connect(self) -> bool:
-        # The sender makes the channel with its first message; the store tells at once when it is there.
-        try:
-            self._store.wait([self._key], _LOOK_S)
-        except DistStoreError:
+        # The sender makes the channel with its first message.
+        if not self._place.ready():
             return False
-        self.channel = Channel(find(self._store.get(self._key).decode(), CHANNEL_BYTES), RECEIVER)
+        assert self._place.value is not None
+        self.channel = Channel(find(self._place.value, CHANNEL_BYTES), RECEIVER)
         self.channel.words[MODE] = READS if self._can_read(self.channel) else STREAMS
         self.peer.wake(self.channel)
         return True
@@ -370,8 +372,8 @@ class Receipt(Waitable):
         channel = self._inbox.channel
         if channel is not None:
             self._inbox.peer.check(channel)
-        elif self._inbox.peer.ended():
-            raise DistBackendError(f"{self._inbox.peer.description} has died", peer_failed=True)
+        else:
+            self._inbox.peer.check_alive()
 
     def arm(self, bell: Doorbell) -> None:
         if self._inbox.channel is not None:

@@ -18,7 +18,7 @@ from meshdist.backends.gloo.lockstep import LockstepPlan, OneStep
 from meshdist.backends.gloo.routes import Blocks, Route
 from meshdist.backends.gloo.single_copy import address_of
 from meshdist.call import Buffers, Call
-from meshdist.errors import DistBackendError
+from meshdist.debug.mismatch import compare_splits
 from meshdist.waiting import Waitable
 
 if TYPE_CHECKING:
@@ -106,16 +106,9 @@ class RoutePlan(TablePlan):
 
         All ranks look at all pairs, so all raise if one does.
         """
-        tables = [self.host.arena.table(use, rank) for rank in range(self.size)]
-        for giver in range(self.size):
-            for taker in range(self.size):
-                given, expected = int(tables[giver][taker, 1]), int(tables[taker][giver, 2])
-                if given != expected:
-                    raise DistBackendError(
-                        f"split sizes disagree: rank {giver} sends {given} bytes to rank {taker}, which expects"
-                        f" {expected}"
-                    )
-        return max(int(table[:, 1].max()) for table in tables)
+        tables = np.stack([self.host.arena.table(use, rank) for rank in range(self.size)])
+        compare_splits(tables[:, :, 1], tables[:, :, 2], "bytes")
+        return int(tables[:, :, 1].max())
 
 
 class SingleCopyMove(RoutePlan):

@@ -7,31 +7,39 @@ a random name that is removed as soon as all have mapped it.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
+import weakref
 from collections.abc import Sequence
+from typing import Any
 
 from meshdist.errors import DistBackendError
 
 # Since Linux 5.14: back the pages now, or say that there is no memory (later it would be SIGBUS).
 _MADV_POPULATE_WRITE = 23
+_MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class Segment:
     """Shared memory that this process made or found.
 
-    Args:
-        memory: The mapping.
+    Attributes:
+        memory: The mapping, an object with the buffer protocol. It ends with the last array that shows it.
         place: Where peers find it, while the maker keeps it open.
-        fd: What the maker keeps open until `seal`.
-        is_file: `place` is a file, to be removed then.
+
+    Args:
+        fd: An open descriptor of it.
+        num_bytes: Its size.
+        place: See above.
+        is_file: `place` is a file, to be removed when the segment is sealed.
     """
 
-    def __init__(self, memory: mmap.mmap, place: str, fd: int | None = None, *, is_file: bool = False) -> None:
-        self.memory = memory
+    def __init__(self, fd: int, num_bytes: int, place: str, *, is_file: bool = False) -> None:
+        self.memory = _map(fd, num_bytes)
         self.place = place
-        self._fd = fd
+        self._fd: int | None = fd
         self._is_file = is_file
 
     def reserve(self, offset: int, num_bytes: int) -> None:
@@ -41,11 +49,9 @@ class Segment:
             DistBackendError: There is not enough.
         """
         begin = offset - offset % mmap.PAGESIZE
-        try:
-            self.memory.madvise(_MADV_POPULATE_WRITE, begin, offset + num_bytes - begin)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise _no_memory(num_bytes, error) from error
+        problem = _populate(self.memory, begin, offset + num_bytes - begin)
+        if problem not in (0, errno.EINVAL):
+            raise _no_memory(num_bytes, problem)
 
     def seal(self) -> None:
         """Make it unreachable for others: all who need it have mapped it."""
@@ -71,13 +77,13 @@ def create(num_bytes: int, peer_pids: Sequence[int]) -> Segment:
 
         fd, place = tempfile.mkstemp(prefix="meshdist-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
     os.ftruncate(fd, num_bytes)
-    segment = Segment(mmap.mmap(fd, num_bytes), place, fd, is_file=not anonymous)
-    if not _populates(segment.memory):
+    segment = Segment(fd, num_bytes, place, is_file=not anonymous)
+    if _populate(segment.memory, 0, mmap.PAGESIZE) == errno.EINVAL:
         try:
             os.posix_fallocate(fd, 0, num_bytes)
         except OSError as error:
             segment.seal()
-            raise _no_memory(num_bytes, error) from error
+            raise _no_memory(num_bytes, error.errno or 0) from error
     return segment
 
 
@@ -91,10 +97,9 @@ def find(place: str, num_bytes: int) -> Segment:
         fd = os.open(place, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise DistBackendError(f"cannot open the shared memory {place} of a peer on this host: {error}") from error
-    try:
-        return Segment(mmap.mmap(fd, num_bytes), place)
-    finally:
-        os.close(fd)
+    segment = Segment(fd, num_bytes, place)
+    segment.seal()
+    return segment
 
 
 def _may_look_into(pid: int) -> bool:
@@ -102,13 +107,25 @@ def _may_look_into(pid: int) -> bool:
     return os.access(f"/proc/{pid}/fd", os.R_OK | os.X_OK)
 
 
-def _populates(memory: mmap.mmap) -> bool:
-    try:
-        memory.madvise(_MADV_POPULATE_WRITE, 0, mmap.PAGESIZE)
-    except OSError as error:
-        return error.errno != errno.EINVAL
-    return True
+def _map(fd: int, num_bytes: int) -> Any:
+    # mmap.mmap would keep a descriptor of its own open for every segment (until Python 3.13 lets one say no).
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    address = libc.mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    if address == _MAP_FAILED:
+        raise _no_memory(num_bytes, ctypes.get_errno())
+    memory = (ctypes.c_ubyte * num_bytes).from_address(address)
+    unmap = weakref.finalize(memory, libc.munmap, ctypes.c_void_p(address), ctypes.c_size_t(num_bytes))
+    unmap.atexit = False  # the process's end unmaps, and arrays may live until then
+    return memory
 
 
-def _no_memory(num_bytes: int, error: OSError) -> DistBackendError:
-    return DistBackendError(f"no {num_bytes} bytes of shared memory to be had: {error.strerror or error}")
+def _populate(memory: Any, begin: int, num_bytes: int) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    address = ctypes.c_void_p(ctypes.addressof(memory) + begin)
+    return ctypes.get_errno() if libc.madvise(address, ctypes.c_size_t(num_bytes), _MADV_POPULATE_WRITE) else 0
+
+
+def _no_memory(num_bytes: int, problem: int) -> DistBackendError:
+    return DistBackendError(f"no {num_bytes} bytes of shared memory to be had: {os.strerror(problem)}")

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshdist.arrays import Array
+from meshdist.arrays import Array, split_rows
 from meshdist.call import Buffers, Call
 from meshdist.collectives.algorithms.blocks import blocks_of, exchange, flat
+from meshdist.collectives.algorithms.ring import pass_around
+from meshdist.debug.mismatch import compare_splits
 from meshdist.waiting import Waitable
 
 if TYPE_CHECKING:
@@ -29,6 +31,11 @@ def pairwise_all_to_all(backend: Backend, call: Call, send: Buffers, recv: Buffe
     assert isinstance(send, np.ndarray)
     assert isinstance(recv, np.ndarray)
     rows_to, rows_from = call.splits if call.splits is not None else (None, None)
+    if call.splits is not None:
+        rows = np.zeros((call.size, 2, call.size), np.int64)
+        rows[call.rank] = call.splits
+        yield from pass_around(backend, call, split_rows(rows, call.size))
+        compare_splits(rows[:, 0], rows[:, 1], "rows")
     give, take = split_blocks(send, rows_to, call.size), split_blocks(recv, rows_from, call.size)
     take[call.rank][...] = give[call.rank]
     for step in range(1, call.size):

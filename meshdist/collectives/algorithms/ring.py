@@ -24,7 +24,7 @@ def ring_all_reduce(backend: Backend, call: Call, send: Buffers, recv: Buffers) 
     """Cut the array into a chunk per rank, reduce-scatter the chunks, then all-gather them."""
     chunks = shares_of(flat(recv), call.size)
     yield from _reduce_around(backend, call, chunks)
-    yield from _pass_around(backend, call, chunks)
+    yield from pass_around(backend, call, chunks)
 
 
 def ring_reduce_scatter(backend: Backend, call: Call, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
@@ -38,7 +38,7 @@ def ring_all_gather(backend: Backend, call: Call, send: Buffers, recv: Buffers) 
     """Pass the blocks around the ring."""
     blocks = blocks_of(recv, call.size)
     blocks[call.rank][...] = flat(send)
-    yield from _pass_around(backend, call, blocks)
+    yield from pass_around(backend, call, blocks)
 
 
 def _reduce_around(backend: Backend, call: Call, chunks: list[Array]) -> Iterator[Waitable]:
@@ -54,7 +54,8 @@ def _reduce_around(backend: Backend, call: Call, chunks: list[Array]) -> Iterato
     call.op.finish(chunks[rank], size)
 
 
-def _pass_around(backend: Backend, call: Call, blocks: list[Array]) -> Iterator[Waitable]:
+def pass_around(backend: Backend, call: Call, blocks: list[Array]) -> Iterator[Waitable]:
+    """Give every rank's block to all ranks."""
     # In step k, rank r sends block r - k, which it has had since step k - 1, and receives block r - k - 1.
     rank, size = call.rank, call.size
     for step in range(size - 1):

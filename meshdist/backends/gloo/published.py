@@ -1,0 +1,63 @@
+"""What one rank publishes in the store and others wait for: where its shared memory is."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from meshdist.doorbells import SocketDoorbells
+from meshdist.errors import DistBackendError
+from meshdist.waiting import Doorbell, Waitable
+
+if TYPE_CHECKING:
+    from meshdist.backends.base import BackendOptions
+
+# The store is another process: it is not asked more often than this.
+_PAUSE_S = 0.001
+# The one who waits has told nobody on which of its doorbells it sleeps: the first few are rung.
+_BELLS = 4
+
+
+def publish(options: BackendOptions, key: str, value: str, readers: list[int]) -> None:
+    """Put `value` into the group's store, and wake the ranks (of the group) that wait for it."""
+    options.store.set(key, value)
+    assert isinstance(options.bells, SocketDoorbells)
+    for rank in readers:
+        card = options.peers.card(options.ranks[rank])
+        for number in range(1, _BELLS + 1):
+            options.bells.ring(card.bells, number)
+
+
+class Published(Waitable):
+    """A key that a rank of the group has published.
+
+    Attributes:
+        value: What it is, once ready.
+    """
+
+    def __init__(self, options: BackendOptions, key: str, publisher: int) -> None:
+        self.value: str | None = None
+        self._options = options
+        self._key = key
+        self._publisher = options.ranks[publisher]
+        self._next_s = 0.0
+
+    def ready(self) -> bool:
+        if self.value is None and time.monotonic() >= self._next_s:
+            if self._options.store.check([self._key]):
+                self.value = self._options.store.get(self._key).decode()
+            self._next_s = time.monotonic() + _PAUSE_S
+        return self.value is not None
+
+    def check(self) -> None:
+        if self._options.peers.ended(self._publisher):
+            raise DistBackendError(f"{self._options.peers.describe(self._publisher)} has died", peer_failed=True)
+
+    def arm(self, bell: Doorbell) -> None:
+        return
+
+    def disarm(self) -> None:
+        return
+
+    def missing(self) -> str:
+        return self._options.peers.describe(self._publisher)
