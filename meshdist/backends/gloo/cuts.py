@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from meshdist.arrays import Array
 from meshdist.backends.gloo.routes import Blocks, Places, array_of
 from meshdist.call import Buffers, Call
@@ -24,6 +26,7 @@ class Cut:
         take: From what is received, where each rank's finished segment goes; None for those not wanted here.
         keeps: Each rank keeps its finished segment, and no other rank takes it.
         in_place: Every rank has room for its finished segment in what it receives.
+        dtype: Of all segments.
         longest: Elements of the longest segment.
         put_bytes: What a rank would put into its slot, were all to go there at once.
         puts: Where in its slot a rank puts what it sends: an array of the same shape, or a list of such.
@@ -34,6 +37,7 @@ class Cut:
     take: Callable[[Buffers], Blocks]
     keeps: bool
     in_place: bool
+    dtype: np.dtype[Any]
     longest: int
     put_bytes: int
     puts: Places
@@ -69,6 +73,7 @@ def reduce_scatter(call: Call) -> Cut:
         take=lambda recv: [flat(recv) if peer == rank else None for peer in range(size)],
         keeps=True,
         in_place=True,
+        dtype=dtype,
         longest=max(block.size for block in blocks),
         put_bytes=begins[-1],
         puts=puts,
@@ -85,6 +90,7 @@ def _whole(call: Call, *, wanted: bool, in_place: bool) -> Cut:
         take=lambda recv: shares_of(flat(recv), size) if wanted else [None] * size,
         keeps=False,
         in_place=in_place,
+        dtype=dtype,
         longest=-(-array.size // size),
         put_bytes=array.nbytes,
         puts=lambda arena, use: arena.slot(use, rank, dtype, shape),

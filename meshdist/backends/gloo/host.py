@@ -56,6 +56,7 @@ class Host:
         self.single_copy = False
         byte, shape = np.dtype(np.uint8), (self.arena.slot_bytes,)
         self.byte_slots = [[self.arena.slot(use, rank, byte, shape) for rank in range(backend.size)] for use in (0, 1)]
+        self._areas: dict[tuple[np.dtype[Any], int], list[list[list[Array]]]] = {}
         self._scratch: Array | None = None
         self._reserved = 0
 
@@ -85,10 +86,16 @@ class Host:
             self._scratch = np.empty(SCRATCH_BYTES, np.uint8)
         return self._scratch.view(dtype)
 
-    def areas(self, use: int, dtype: np.dtype[Any], count: int) -> list[list[Array]]:
-        """Return, for the slot of each rank, the areas of `count` elements for each rank."""
-        ranks, area_bytes = range(self.backend.size), count * dtype.itemsize
-        return [[self.arena.slot(use, rank, dtype, (count,), area_bytes * area) for area in ranks] for rank in ranks]
+    def areas(self, dtype: np.dtype[Any], count: int) -> list[list[list[Array]]]:
+        """Return, for each of the two uses and the slot of each rank, the areas of `count` elements for each rank."""
+        areas = self._areas.get((dtype, count))
+        if areas is None:
+            ranks, area_bytes = range(self.backend.size), count * dtype.itemsize
+            areas = self._areas[dtype, count] = [
+                [[self.arena.slot(use, rank, dtype, (count,), area_bytes * area) for area in ranks] for rank in ranks]
+                for use in (0, 1)
+            ]
+        return areas
 
     def _can_read(self, peer: int) -> bool:
         token = np.zeros(1, np.int64)

@@ -83,7 +83,10 @@ class Lockstep:
 
     def meet(self, plan: LockstepPlan) -> None:
         """Enter the next step and return when all ranks have."""
-        word = self.post(plan.fingerprint)
+        self.await_all(self.post(plan.fingerprint), plan)
+
+    def await_all(self, word: int, plan: LockstepPlan) -> None:
+        """Return when all ranks have posted `word`, as this one has."""
         words = self._words
         spins = self._spins
         for index in self._posts[word & 1]:
@@ -170,15 +173,15 @@ class Arrival(Waitable):
     """All ranks have posted a word."""
 
     def __init__(self, lockstep: Lockstep, word: int, signature: Signature) -> None:
+        self.word = word
         self._lockstep = lockstep
-        self._word = word
         self._signature = signature
 
     def ready(self) -> bool:
-        return self._lockstep.arrived(self._word)
+        return self._lockstep.arrived(self.word)
 
     def check(self) -> None:
-        self._lockstep.check(self._word, self._signature)
+        self._lockstep.check(self.word, self._signature)
 
     def arm(self, bell: Doorbell) -> None:
         self._lockstep.sleep_on(bell)
@@ -187,7 +190,7 @@ class Arrival(Waitable):
         self._lockstep.sleep_on(None)
 
     def missing(self) -> str:
-        return ", ".join(self._lockstep.members.describe(peer) for peer in self._lockstep.absent(self._word))
+        return ", ".join(self._lockstep.members.describe(peer) for peer in self._lockstep.absent(self.word))
 
 
 class LockstepPlan(Plan):
@@ -198,7 +201,16 @@ class LockstepPlan(Plan):
         self.lockstep = lockstep
         self.fingerprint = self.signature.fingerprint
 
-    def arrive(self) -> Waitable:
+    @abstractmethod
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Arrival]:
+        """Carry out the call, yielding whenever all ranks have to come."""
+
+    def run(self, send: Buffers, recv: Buffers) -> None:
+        await_all = self.lockstep.await_all
+        for arrival in self.steps(send, recv):
+            await_all(arrival.word, self)
+
+    def arrive(self) -> Arrival:
         """Enter the next step and return the wait for the other ranks."""
         return Arrival(self.lockstep, self.lockstep.post(self.fingerprint), self.signature)
 
@@ -221,7 +233,7 @@ class OneStep(LockstepPlan):
         lockstep.meet(self)
         self.take(recv, use)
 
-    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Arrival]:
         use = self.lockstep.flip()
         self.put(send, use)
         yield self.arrive()
@@ -235,8 +247,8 @@ class FencedLockstep(Lockstep):
         fence()
         return super().post(fingerprint)
 
-    def meet(self, plan: LockstepPlan) -> None:
-        super().meet(plan)
+    def await_all(self, word: int, plan: LockstepPlan) -> None:
+        super().await_all(word, plan)
         fence()
 
     def arrived(self, word: int) -> bool:

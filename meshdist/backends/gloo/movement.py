@@ -14,12 +14,11 @@ import numpy as np
 
 from meshdist.arrays import Array
 from meshdist.backends.base import Plan
-from meshdist.backends.gloo.lockstep import LockstepPlan, OneStep
+from meshdist.backends.gloo.lockstep import Arrival, LockstepPlan, OneStep
 from meshdist.backends.gloo.routes import Blocks, Route
 from meshdist.backends.gloo.single_copy import address_of
 from meshdist.call import Buffers, Call
 from meshdist.debug.mismatch import compare_splits
-from meshdist.waiting import Waitable
 
 if TYPE_CHECKING:
     from meshdist.backends.gloo.host import Host
@@ -114,7 +113,7 @@ class RoutePlan(TablePlan):
 class SingleCopyMove(RoutePlan):
     """Many bytes, one copy: read straight from the giver's array."""
 
-    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Arrival]:
         give, take = self.route.give(send), self.route.take(recv)
         use = self.announce(give, take)
         yield self.arrive()
@@ -131,7 +130,7 @@ class SingleCopyMove(RoutePlan):
 class ChunkedMove(RoutePlan):
     """Many bytes through the slots: chunk by chunk, using the two slots in turn."""
 
-    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Arrival]:
         give, take = self.route.give(send), self.route.take(recv)
         longest = self.route.longest
         if longest is None:

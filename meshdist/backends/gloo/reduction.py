@@ -13,25 +13,24 @@ from typing import TYPE_CHECKING, Any
 from meshdist.arrays import Array
 from meshdist.backends.base import Plan
 from meshdist.backends.gloo.cuts import Cut
-from meshdist.backends.gloo.lockstep import LockstepPlan, OneStep
+from meshdist.backends.gloo.lockstep import Arrival, LockstepPlan, OneStep
 from meshdist.backends.gloo.movement import TablePlan, put
 from meshdist.call import Buffers, Call
 from meshdist.reduce_op import ReduceOp
-from meshdist.waiting import Waitable
 
 if TYPE_CHECKING:
     from meshdist.backends.gloo.host import Host
 
 
-# Up to here every rank reduces for itself, in one step; measured on 2 ranks.
-REDUCE_ALONE_BYTES = 8 << 10
+# Up to here, over all ranks, every rank reduces for itself in one step. Measured on 2 ranks, as is the next.
+REDUCE_ALONE_BYTES = 128 << 10
 # From here on ranks read each other's memory instead of going through the slots.
-SINGLE_COPY_REDUCE_BYTES = 512 << 10
+SINGLE_COPY_REDUCE_BYTES = 4 << 20
 
 
 def plan_reduction(host: Host, call: Call, cut: Cut) -> Plan:
     """Return the plan that reduces `cut` fastest."""
-    if cut.put_bytes <= min(REDUCE_ALONE_BYTES, host.arena.slot_bytes):
+    if cut.put_bytes <= min(REDUCE_ALONE_BYTES // call.size, host.arena.slot_bytes):
         host.reserve(cut.put_bytes)
         return SlotReduce(host, call, cut)
     if host.single_copy and cut.in_place and cut.put_bytes >= SINGLE_COPY_REDUCE_BYTES:
@@ -74,19 +73,18 @@ class ChunkedReduce(LockstepPlan):
     def __init__(self, host: Host, call: Call, cut: Cut) -> None:
         super().__init__(host.lockstep, host.backend, call)
         assert call.op is not None
-        self._host = host
+        # Slot of rank i, area j: what rank i has for the segment of rank j; area i: the finished part of its own.
+        self._chunk = host.arena.slot_bytes // call.size // cut.dtype.itemsize
+        self._areas = host.areas(cut.dtype, self._chunk)
         self._cut = cut
         self._op = call.op
         self._rank, self._size = call.rank, call.size
 
-    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
-        # Slot of rank i, area j: what rank i has for the segment of rank j; area i: the finished part of its own.
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Arrival]:
         give, take = self._cut.give(send), self._cut.take(recv)
-        rank, ranks, dtype = self._rank, range(self._size), give[0].dtype
-        chunk = self._host.arena.slot_bytes // self._size // dtype.itemsize
-        areas = [self._host.areas(use, dtype, chunk) for use in (0, 1)]
+        rank, ranks, chunk = self._rank, range(self._size), self._chunk
         for begin in range(0, self._cut.longest, chunk):
-            area = areas[self.lockstep.flip()]
+            area = self._areas[self.lockstep.flip()]
             for peer in ranks:
                 if peer != rank:
                     part = give[peer][begin : begin + chunk]
@@ -127,7 +125,7 @@ class SingleCopyReduce(TablePlan):
         self._cut = cut
         self._op = call.op
 
-    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Arrival]:
         give, take = self._cut.give(send), self._cut.take(recv)
         use = self.announce(give, take)
         tables = [self.host.arena.table(use, peer) for peer in range(self.size)]
