@@ -25,8 +25,10 @@ def as_array(value: Any, name: str) -> Array:
     Raises:
         TypeError: Not an array, or one whose memory cannot be shared.
     """
-    if isinstance(value, np.ndarray):
+    if type(value) is np.ndarray:
         return value
+    if isinstance(value, np.ndarray):
+        return np.asarray(value)  # a subclass may have its own idea of what indexing means, as np.matrix has
     if isinstance(value, np.generic):
         raise TypeError(f"{name} must be an array, got the scalar {value!r}; use np.array({value!r})")
     if hasattr(value, "__array_interface__"):
@@ -58,7 +60,7 @@ def check_writable(array: Array, name: str) -> None:
     """Raise ValueError where `array` cannot be written, or where writing one element would write another."""
     if not array.flags.writeable:
         raise ValueError(f"{name} is read-only, and this call writes it; pass {name}.copy()")
-    if any(stride == 0 and size > 1 for stride, size in zip(array.strides, array.shape, strict=True)):
+    if array.size and any(stride == 0 and size > 1 for stride, size in zip(array.strides, array.shape, strict=True)):
         raise ValueError(
             f"{name} repeats elements in memory (np.broadcast_to?), and this call writes it; pass {name}.copy()"
         )

@@ -7,6 +7,7 @@ import threading
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import PurePath
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from meshdist.arrays import Array
@@ -83,11 +84,19 @@ class Call:
         return replace(self, send=None, recv=None)
 
 
-def call_site() -> str:
-    """Return `file:line` of the innermost frame outside this package: the user's call. An async one has none so far."""
-    frame = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(_PACKAGE):
-        if frame.f_back is None or frame.f_back.f_code.co_filename == threading.__file__:
-            return "an async call"
+def user_frame() -> tuple[FrameType | None, int]:
+    """Return the innermost frame outside this package (None in a thread of its own), and how far above the caller's."""
+    frame: FrameType | None = sys._getframe(1)
+    depth = 0
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
-    return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        depth += 1
+    if frame is None or frame.f_code.co_filename == threading.__file__:
+        return None, depth
+    return frame, depth
+
+
+def call_site() -> str:
+    """Return `file:line` of the user's call. An async call is carried out in a thread, which does not know it."""
+    frame, _ = user_frame()
+    return "an async call" if frame is None else f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"

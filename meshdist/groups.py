@@ -9,6 +9,7 @@ from operator import index
 from typing import Any
 
 from meshdist.backends.registry import backend_name
+from meshdist.call import user_frame
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.current import GroupLike, current_world, is_initialized, resolve
 from meshdist.deadline import Timeout, seconds
@@ -59,14 +60,17 @@ class NonMember(CollectiveMethods):
 
     peer = root
 
+    def named(self, of: str, function: Any, *args: Any) -> None:
+        """Do nothing: the arguments of a call that does nothing need not be right."""
+
     def global_rank(self, place: int) -> int:
         """Return -1, as torch's recv does on a rank that is not in the group."""
         return -1
 
 
 def _warn(name: str) -> None:
-    # From the user's call: four frames up are this function, the method, the collective and its definition.
-    warnings.warn(f"{name} on a group that this rank is not in does nothing", stacklevel=5)
+    _, depth = user_frame()
+    warnings.warn(f"{name} on a group that this rank is not in does nothing", stacklevel=depth + 1)
 
 
 class GroupMember:

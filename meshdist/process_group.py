@@ -154,6 +154,10 @@ class ProcessGroup(CollectiveMethods):
             )
         return peer
 
+    def named(self, of: str, function: Any, *args: Any) -> Any:
+        """Return `function(*args)`; if it refuses its arguments, the message says of which call they are."""
+        return self._named(self._where(of), function, *args)
+
     def global_rank(self, place: int) -> int:
         """Return the global rank of a place in the group."""
         return self.ranks[place]

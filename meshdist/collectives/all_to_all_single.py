@@ -66,12 +66,10 @@ def as_splits(
 
 def _as_rows(name: str, sizes: Sequence[int] | None) -> tuple[int, ...] | None:
     # An empty list means even, as None does.
-    if sizes is None or len(sizes) == 0:
-        return None
     try:
-        return tuple(map(index, sizes))
+        return tuple(map(index, sizes)) or None if sizes is not None else None
     except TypeError:
-        raise TypeError(f"all_to_all_single: {name}_split_sizes must be integers, got {list(sizes)}") from None
+        raise TypeError(f"{name}_split_sizes must be a list of integers, got {sizes!r}") from None
 
 
 @collective(names=("input", "output"), check=check, agreed=agreed, default=pairwise_all_to_all)
@@ -104,5 +102,7 @@ def all_to_all_single(
         DistTimeoutError: A rank did not come within the group's timeout.
     """
     members = resolve(group)
-    splits = as_splits(output_split_sizes, input_split_sizes, input, output, members.size())
+    splits = members.named(
+        "all_to_all_single", as_splits, output_split_sizes, input_split_sizes, input, output, members.size()
+    )
     return members.submit(all_to_all_single, input, output, None, None, async_op, splits)

@@ -42,7 +42,8 @@ def many(call: Call, side: str) -> list[Array]:
     """
     value = getattr(call, side)
     if not isinstance(value, list):
-        raise TypeError(f"{call.where}: {_name(call, side)} must be a list of {call.size} arrays, got one array")
+        given = "None" if value is None else "one array"
+        raise TypeError(f"{call.where}: {_name(call, side)} must be a list of {call.size} arrays, got {given}")
     if len(value) != call.size:
         refuse(call, f"{_name(call, side)} must hold {call.size} arrays, one for each rank, got {len(value)}")
     return value

@@ -1,0 +1,43 @@
+"""What all tests share: the worlds of the session."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+from worlds import BACKENDS, World, Worlds
+
+SIZES = (1, 2, 3, 4, 5)
+
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only")
+
+
+@pytest.fixture(scope="session")
+def worlds() -> Iterator[Worlds]:
+    worlds = Worlds()
+    yield worlds
+    worlds.close()
+
+
+def _param(backend: str, size: int) -> object:
+    marks = () if backend == "threads" else (needs_linux,)
+    return pytest.param((backend, size), id=f"{backend}-{size}", marks=marks)
+
+
+@pytest.fixture(params=[_param(backend, size) for backend in BACKENDS for size in SIZES])
+def world(request: pytest.FixtureRequest, worlds: Worlds) -> World:
+    """A world of each backend, both ways that gloo moves data, and each size."""
+    return worlds.world(*request.param)
+
+
+@pytest.fixture(params=[_param(backend, size) for backend in BACKENDS for size in SIZES[1:]])
+def world_of_several(request: pytest.FixtureRequest, worlds: Worlds) -> World:
+    """A world of each kind that has somebody to send to."""
+    return worlds.world(*request.param)
+
+
+@pytest.fixture(params=[_param(backend, 3) for backend in BACKENDS])
+def world_of_3(request: pytest.FixtureRequest, worlds: Worlds) -> World:
+    """A world of three ranks, of each backend and both ways that gloo moves data."""
+    return worlds.world(*request.param)

@@ -1,0 +1,85 @@
+"""What the calls of all ranks must have in common, in words and in a fingerprint; and where a call stands."""
+
+import os
+import re
+
+import numpy as np
+import pytest
+
+import meshdist as dist
+from meshdist.call import Signature, call_site
+from meshdist.debug.mismatch import disagreement
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_fingerprints_tell_calls_apart():
+    texts = [f"{name}({dtype}[{size}])" for name in ("barrier", "broadcast") for dtype in ("int8", "int16") for size in range(50)]
+    words = {Signature(text).fingerprint for text in texts}
+    assert len(words) == len(texts)
+    assert all(0 <= word < 1 << 64 and word & 0xFFFFFFFF == 0 for word in words)
+    assert Signature("a").fingerprint == Signature("a").fingerprint
+
+
+def test_disagreement_joins_the_ranks_of_one_call():
+    calls = {0: "a() at x.py:1", 2: "b() at x.py:2", 1: "a() at x.py:1"}
+    assert disagreement(calls) == "the ranks disagree: ranks 0, 1 call a() at x.py:1; rank 2 calls b() at x.py:2"
+    assert disagreement({3: "a()", 1: "b()"}) == "the ranks disagree: rank 1 calls b(); rank 3 calls a()"
+
+
+def where_am_i():
+    return call_site()
+
+
+def test_the_call_site_is_outside_the_package():
+    assert re.fullmatch(rf"{os.path.basename(__file__)}:\d+", where_am_i())
+
+
+CALLS = {
+    "all_reduce(float32[6], op=sum)": lambda x: dist.all_reduce(x),
+    "all_reduce(float32[6], op=max)": lambda x: dist.all_reduce(x, "MAX"),
+    "reduce(float32[6], op=avg, root=1)": lambda x: dist.reduce(x, 1, "avg"),
+    "broadcast(float32[6], root=0)": lambda x: dist.broadcast(x, 0),
+    "barrier()": lambda x: dist.barrier(),
+    "all_gather(2 x float32[6])": lambda x: dist.all_gather([x.copy(), x.copy()], x),
+    "all_gather(float32[6, 9])": lambda x: dist.all_gather(
+        [np.zeros(6, "f4"), np.zeros(9, "f4")], np.zeros([6, 9][dist.get_rank()], "f4")
+    ),
+    "all_gather_into_tensor(2 x float32[6])": lambda x: dist.all_gather_into_tensor(np.zeros((2, 2, 3), "f4"), x),
+    "reduce_scatter(2 x float32[6], op=sum)": lambda x: dist.reduce_scatter(x.copy(), [x, x]),
+    "reduce_scatter_tensor(2 x float32[6], op=sum)": lambda x: dist.reduce_scatter_tensor(x.copy(), np.zeros((4, 3), "f4")),
+    "all_to_all_single(float32[6])": lambda x: dist.all_to_all_single(x.copy(), x),
+}
+
+
+def disagree_with(text):
+    """Rank 0 makes the call, rank 1 another one that nobody confuses it with."""
+    if dist.get_rank() == 0:
+        with pytest.raises(dist.DistBackendError) as raised:
+            CALLS[text](np.zeros((2, 3), "f4"))
+    else:
+        with pytest.raises(dist.DistBackendError) as raised:
+            dist.all_reduce(np.zeros(1, "i1"), "bxor")
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("text", CALLS)
+def test_how_a_call_is_shown_to_the_others(text):
+    """Names, dtype, elements, op and root: on both ranks, with the lines of both."""
+    here = re.escape(os.path.basename(__file__))
+    for message in dist.run(disagree_with, 2, (text,), timeout=20):
+        assert re.search(rf"rank 0 calls {re.escape(text)} at {here}:\d+", message), message
+        assert re.search(rf"rank 1 calls all_reduce\(int8\[1\], op=bxor\) at {here}:\d+", message), message
+
+
+def same_meaning():
+    # What does not change the meaning is not compared: shapes of as many elements, spellings, layouts.
+    rank = dist.get_rank()
+    dist.all_reduce(np.zeros((2, 3) if rank else (3, 2)), "sum" if rank else dist.ReduceOp.SUM)
+    dist.broadcast(np.zeros(6) if rank else np.zeros((6, 2))[:, 0], **({"src": 1} if rank else {"group_src": 1}))
+    dist.all_gather_into_tensor(np.zeros((2, 6) if rank else 12), np.zeros(6))
+    dist.barrier()
+
+
+def test_what_does_not_matter_is_not_compared():
+    dist.run(same_meaning, 2, timeout=20)

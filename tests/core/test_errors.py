@@ -1,0 +1,31 @@
+"""The exceptions: one base, the flag that says who is to blame, and pickling, since they cross processes."""
+
+import pickle
+
+import pytest
+
+import meshdist
+from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistStoreError, DistTimeoutError
+
+pytestmark = pytest.mark.timeout(30)
+CHILDREN = [DistBackendError, DistNetworkError, DistStoreError, DistTimeoutError]
+
+
+@pytest.mark.parametrize("kind", CHILDREN)
+def test_one_base_and_public(kind):
+    assert issubclass(kind, DistError)
+    assert issubclass(kind, RuntimeError)
+    assert getattr(meshdist, kind.__name__) is kind
+    with pytest.raises(meshdist.DistError, match="what happened"):
+        raise kind("what happened")
+
+
+@pytest.mark.parametrize("kind", [DistError, *CHILDREN])
+@pytest.mark.parametrize("peer_failed", [True, False])
+def test_they_pickle(kind, peer_failed):
+    error = pickle.loads(pickle.dumps(kind("what happened", peer_failed=peer_failed)))
+    assert (type(error), str(error), error.peer_failed) == (kind, "what happened", peer_failed)
+
+
+def test_the_cause_is_here_unless_said():
+    assert DistBackendError("a rank died").peer_failed is False

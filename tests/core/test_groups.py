@@ -1,0 +1,246 @@
+"""new_group and the questions about ranks and groups."""
+
+import os
+import warnings
+
+import numpy as np
+import pytest
+
+import meshdist as dist
+
+pytestmark = pytest.mark.timeout(60)
+NON_MEMBER = dist.GroupMember.NON_GROUP_MEMBER
+
+
+def on_4_ranks(program, *args):
+    return dist.run(program, 4, args, timeout=20)
+
+
+# ---- new_group
+
+
+WRONG_RANKS = {
+    "none": ([], ValueError, r"new_group: ranks must be distinct, at least one, got \[\]"),
+    "twice": ([0, 1, 0], ValueError, r"new_group: ranks must be distinct, at least one, got \[0, 1, 0\]"),
+    "too high": ([0, 4], ValueError, "new_group: ranks must be 0 to 3, got 4"),
+    "negative": ([-1, 0], ValueError, "new_group: ranks must be 0 to 3, got -1"),
+    "fraction": ([0.5, 1], TypeError, "new_group: ranks must be .*integers.*0.5"),
+    "text": (["a"], TypeError, "new_group: ranks must be .*integers.*'a'"),
+    "a number": (3, TypeError, "new_group: ranks must be .*3"),
+}
+
+
+def refuse_ranks(name):
+    ranks, kind, words = WRONG_RANKS[name]
+    with pytest.raises(kind, match=words):
+        dist.new_group(ranks)
+
+
+@pytest.mark.parametrize("name", WRONG_RANKS)
+def test_wrong_ranks_on_members_and_others(name):
+    on_4_ranks(refuse_ranks, name)
+
+
+def refuse_options():
+    with pytest.raises(ValueError, match="unknown backend 'fast'; known are .*gloo"):
+        dist.new_group([0, 1], backend="fast")
+    with pytest.raises(ValueError, match="timeout must not be negative"):
+        dist.new_group([dist.get_rank()], timeout=-1)
+    with pytest.raises(TypeError, match="timeout must be a timedelta or a number"):
+        dist.new_group([dist.get_rank()], timeout="1")
+
+
+def test_wrong_options():
+    on_4_ranks(refuse_options)
+
+
+def orders():
+    rank = dist.get_rank()
+    sorted_group, kept = dist.new_group([3, 0, 2]), dist.new_group([3, 0, 2], sort_ranks=False)
+    if rank == 1:
+        return sorted_group is NON_MEMBER, kept is NON_MEMBER
+    return sorted_group.ranks, sorted_group.rank(), kept.ranks, kept.rank()
+
+
+def test_ranks_are_sorted_unless_told_not_to():
+    assert on_4_ranks(orders) == [
+        ((0, 2, 3), 0, (3, 0, 2), 1),
+        (True, True),
+        ((0, 2, 3), 1, (3, 0, 2), 2),
+        ((0, 2, 3), 2, (3, 0, 2), 0),
+    ]
+
+
+def any_sequence():
+    for ranks in ((0, 1, 2, 3), range(4), np.arange(4), [np.int64(rank) for rank in range(4)], None):
+        group = dist.new_group(ranks)
+        assert group.ranks == (0, 1, 2, 3)
+        assert all(type(rank) is int for rank in group.ranks)
+
+
+def test_ranks_are_any_sequence_of_integers():
+    on_4_ranks(any_sequence)
+
+
+def names():
+    group, other = dist.new_group(), dist.new_group()
+    described = dist.new_group(group_desc="the pipeline")
+    assert len({group.name, other.name, described.name}) == 3
+    assert described.label == "the pipeline"
+    assert "the pipeline" in repr(described)
+    return group.name, other.name, described.name
+
+
+def test_groups_have_the_same_name_on_all_ranks():
+    assert len(set(on_4_ranks(names))) == 1
+
+
+# ---- Questions
+
+
+def questions():
+    rank, group = dist.get_rank(), dist.new_group([1, 3])
+    assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (rank, 4, "threads")
+    assert dist.get_process_group_ranks() == [0, 1, 2, 3]
+    assert dist.group.WORLD.ranks == (0, 1, 2, 3)
+    if rank not in (1, 3):
+        return dist.get_rank(group), dist.get_world_size(group)
+    assert dist.get_process_group_ranks(group) == [1, 3]
+    assert dist.get_backend(group) == "threads"
+    assert [dist.get_group_rank(group, member) for member in (1, 3)] == [0, 1]
+    assert [dist.get_global_rank(group, place) for place in (0, 1)] == [1, 3]
+    for ask, wrong, words in (
+        (dist.get_group_rank, 0, r"\[1, 3\], got 0"),
+        (dist.get_group_rank, -1, r"\[1, 3\], got -1"),
+        (dist.get_global_rank, 2, "0 to 1, got 2"),
+        (dist.get_global_rank, -1, "0 to 1, got -1"),
+    ):
+        with pytest.raises(ValueError, match=words) as raised:
+            ask(group, wrong)
+        assert "group_group" not in str(raised.value)
+        assert group.label in str(raised.value)
+    return dist.get_rank(group), dist.get_world_size(group)
+
+
+def test_questions_about_groups():
+    assert on_4_ranks(questions) == [(-1, -1), (0, 2), (-1, -1), (1, 2)]
+
+
+def test_node_local_rank(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert dist.get_node_local_rank() == 3
+    assert dist.get_node_local_rank(7) == 3
+    monkeypatch.delenv("LOCAL_RANK")
+    assert dist.get_node_local_rank(7) == 7
+    with pytest.raises(RuntimeError, match="LOCAL_RANK is not set; start the script with meshrun, or pass fallback_rank"):
+        dist.get_node_local_rank()
+
+
+# ---- Ranks outside
+
+
+OUTSIDE = {
+    "all_reduce": lambda x, group: dist.all_reduce(x, group=group),
+    "broadcast": lambda x, group: dist.broadcast(x, 0, group=group),
+    "reduce": lambda x, group: dist.reduce(x, 0, group=group),
+    "all_gather": lambda x, group: dist.all_gather([x], x, group=group),
+    "all_gather_into_tensor": lambda x, group: dist.all_gather_into_tensor(x, x, group=group),
+    "reduce_scatter": lambda x, group: dist.reduce_scatter(x, [x], group=group),
+    "reduce_scatter_tensor": lambda x, group: dist.reduce_scatter_tensor(x, x, group=group),
+    "all_to_all_single": lambda x, group: dist.all_to_all_single(x, x, group=group),
+    "barrier": lambda x, group: dist.barrier(group),
+    "send": lambda x, group: dist.send(x, 0, group=group),
+    "recv": lambda x, group: dist.recv(x, 0, group=group),
+}
+
+
+def call_from_outside(name):
+    group = dist.new_group([0])
+    if dist.get_rank() == 0:
+        return None
+    x = np.ones(4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        OUTSIDE[name](x, group)
+        work = getattr(group, name)(*([x, 0] if name in ("send", "recv", "broadcast", "reduce") else [] if name == "barrier" else [x, x]))
+    assert x.tolist() == [1.0] * 4
+    assert work in (None, -1)
+    return [(str(warning.message), os.path.basename(warning.filename)) for warning in caught]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_calls_from_outside_warn_and_do_nothing(name):
+    """As function and as method; the warning points at the user's line."""
+    said = f"{name} on a group that this rank is not in does nothing", os.path.basename(__file__)
+    # One rank outside: threads share the filters of warnings.
+    assert dist.run(call_from_outside, 2, (name,), timeout=20) == [None, [said, said]]
+
+
+def ask_from_outside():
+    assert (NON_MEMBER.rank(), NON_MEMBER.size()) == (-1, -1)
+    for ask in (
+        lambda: dist.get_group_rank(NON_MEMBER, 0),
+        lambda: dist.get_global_rank(NON_MEMBER, 0),
+        lambda: dist.get_backend(NON_MEMBER),
+    ):
+        with pytest.raises(ValueError, match="not in"):
+            ask()
+    dist.destroy_process_group(NON_MEMBER)  # nothing to do
+    assert dist.is_initialized()
+
+
+def test_questions_from_outside():
+    on_4_ranks(ask_from_outside)
+
+
+# ---- The end of a group
+
+
+def destroy_one():
+    group = dist.new_group(group_desc="short-lived")
+    group.barrier()
+    dist.barrier()
+    dist.destroy_process_group(group)
+    with pytest.raises(dist.DistError, match=r"barrier on group 'short-lived' .*has been destroyed"):
+        group.barrier()
+    with pytest.raises(ValueError, match="'short-lived'.*destroyed"):
+        dist.destroy_process_group(group)
+    dist.barrier()
+    again = dist.new_group(group_desc="the next")
+    assert again.name != group.name
+    return int(again.all_reduce(np.array(1)))
+
+
+def test_a_destroyed_group(world_of_3):
+    assert world_of_3.run(destroy_one) == [3, 3, 3]
+
+
+def leave_early():
+    group = dist.new_group(group_desc="left early")
+    group.barrier()
+    if dist.get_rank() == 1:
+        dist.destroy_process_group(group)
+        return "left"
+    with pytest.raises(dist.DistBackendError, match="all_reduce on group 'left early'.*rank 1.*destroyed the group") as raised:
+        group.all_reduce(np.zeros(3))
+    assert raised.value.peer_failed
+    with pytest.raises(dist.DistBackendError, match="broken since.*rank 1.*destroyed the group"):
+        group.barrier()
+    return "noticed"
+
+
+def test_who_waits_for_a_rank_that_destroyed_the_group_is_told(world_of_3):
+    assert world_of_3.run(leave_early) == ["noticed", "left", "noticed"]
+
+
+def abort_one():
+    group = dist.new_group(group_desc="given up")
+    group.barrier()
+    if dist.get_rank() == 1:
+        dist.abort_process_group(group)
+    with pytest.raises(dist.DistBackendError, match="'given up'.*rank 1 called abort_process_group"):
+        group.all_reduce(np.zeros(3))
+
+
+def test_an_aborted_group(world_of_3):
+    world_of_3.run(abort_one)

@@ -1,0 +1,132 @@
+"""What `import meshdist` loads, and that every public name is listed and documented."""
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+
+import meshdist
+
+pytestmark = pytest.mark.timeout(60)
+# What is loaded when it is needed, or never.
+HEAVY = "networkx mpi4py cupy asyncio multiprocessing argparse tempfile torch matplotlib ml_dtypes tqdm".split()
+
+
+def loaded_by(statement):
+    code = f"import sys, json; {statement}; print(json.dumps(sorted(sys.modules)))"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=30)
+    return set(json.loads(process.stdout))
+
+
+def test_import_loads_nothing_heavy():
+    by_numpy = loaded_by("import numpy")
+    ours = loaded_by("import meshdist") - by_numpy
+    assert sorted(ours & set(HEAVY)) == []
+
+
+def test_import_has_no_side_effects():
+    code = (
+        "import os, signal, threading, atexit, logging; before = dict(os.environ), signal.getsignal(signal.SIGINT);"
+        "import meshdist;"
+        "assert (dict(os.environ), signal.getsignal(signal.SIGINT)) == before;"
+        "assert threading.active_count() == 1;"
+        "assert logging.getLogger().handlers == [] and logging.getLogger('meshdist').level == logging.NOTSET;"
+        "assert not any('socket' in os.readlink(f'/proc/self/fd/{fd}') for fd in (3, 4, 5) if os.path.exists(f'/proc/self/fd/{fd}'))"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=30)
+
+
+def public_names():
+    return [name for name, value in vars(meshdist).items() if name[0] != "_" and not isinstance(value, types.ModuleType)]
+
+
+def test_all_lists_every_public_name():
+    listed = meshdist.__all__
+    assert sorted(set(listed)) == sorted(listed)
+    assert sorted(set(public_names()) - set(listed)) == []
+    assert [name for name in listed if not hasattr(meshdist, name)] == []
+
+
+def members(cls):
+    for name, value in vars(cls).items():
+        if name[0] != "_" and (callable(value) or isinstance(value, (property, staticmethod, classmethod))):
+            yield f"{cls.__name__}.{name}", getattr(value, "__func__", value)
+
+
+def documented():
+    for name in public_names():
+        value = getattr(meshdist, name)
+        if callable(value):
+            yield name, value
+        if inspect.isclass(value):
+            yield from members(value)
+
+
+def test_every_public_name_is_documented():
+    def undocumented(value):
+        text = value.__doc__ if not inspect.isclass(value) else vars(value).get("__doc__")
+        return not (text and text.strip()[0].isupper() or (text and text.strip()[0] in "`\"'0123456789"))
+
+    missing = [name for name, value in documented() if undocumented(value)]
+    # A method that overrides a documented one may leave it at that.
+    missing = [name for name in missing if "." not in name or not overrides(name)]
+    assert missing == []
+
+
+def overrides(dotted):
+    cls, _, name = dotted.partition(".")
+    parents = getattr(meshdist, cls).__mro__[1:]
+    return any(getattr(vars(parent).get(name), "__doc__", None) for parent in parents)
+
+
+def described_arguments(doc):
+    """Return the names under `Args:`: the lines of the least indentation, up to the first line further left."""
+    lines = doc.split("Args:\n", 1)[1].splitlines()
+    names = []
+    for line in filter(str.strip, lines):
+        if not line.startswith("    "):
+            break
+        if line[4] != " ":
+            names.append(line.strip().partition(":")[0].split(" ")[0].lstrip("*"))
+    return names
+
+
+def test_documented_arguments_are_the_parameters():
+    wrong = []
+    for name, value in documented():
+        doc = inspect.getdoc(value) or ""
+        if "Args:\n" not in doc or inspect.isclass(value) or isinstance(value, property):
+            continue
+        parameters = [parameter for parameter in inspect.signature(value).parameters if parameter != "self"]
+        if sorted(described_arguments(doc)) != sorted(parameters):
+            wrong.append((name, described_arguments(doc), parameters))
+    assert wrong == []
+
+
+def test_collectives_are_functions_and_methods():
+    from meshdist import DeviceMesh, ProcessGroup
+
+    for name in "all_reduce broadcast reduce all_gather all_gather_into_tensor reduce_scatter reduce_scatter_tensor".split():
+        assert inspect.signature(getattr(meshdist, name)).parameters.keys() >= {"group", "async_op"}
+        assert getattr(ProcessGroup, name) is getattr(meshdist, name)
+        assert getattr(DeviceMesh, name) is getattr(meshdist, name)
+    for name in ("all_to_all_single", "barrier", "send", "recv"):
+        assert getattr(ProcessGroup, name) is getattr(meshdist, name)
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "send", "barrier"])
+def test_collectives_say_what_they_are(name):
+    function = getattr(meshdist, name)
+    assert function.__name__ == name
+    assert name in repr(function)
+    assert function.__doc__
+
+
+def test_the_version_is_there():
+    assert meshdist.__version__.count(".") >= 1

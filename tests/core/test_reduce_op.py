@@ -1,0 +1,78 @@
+"""ReduceOp: names, and which dtypes each is defined for."""
+
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+
+from meshdist import ReduceOp
+from meshdist.reduce_op import as_reduce_op, check_op_dtype
+
+pytestmark = pytest.mark.timeout(30)
+
+
+@pytest.mark.parametrize("op", ReduceOp)
+def test_every_spelling(op):
+    for spelling in (op, op.name, op.value, op.name.capitalize()):
+        assert as_reduce_op(spelling) is op
+
+
+def test_it_is_hashable_and_pickles():
+    table = {op: op.value for op in ReduceOp}
+    for op in ReduceOp:
+        assert pickle.loads(pickle.dumps(op)) is op
+        assert table[op] == op.name.lower()
+
+
+@pytest.mark.parametrize("name", ["", "mean", "add", "sum ", "*"])
+def test_an_unknown_name_lists_the_known(name):
+    with pytest.raises(ValueError, match=f"unknown op {name!r}; known are".replace("*", r"\*")) as raised:
+        as_reduce_op(name)
+    assert [op.value for op in ReduceOp if op.value not in str(raised.value)] == []
+
+
+@pytest.mark.parametrize("value", [None, 0, 1.5, np.add, ["sum"], b"sum"], ids=repr)
+def test_what_is_no_op(value):
+    with pytest.raises(TypeError, match=f"op must be a ReduceOp or its name, got {type(value).__name__}"):
+        as_reduce_op(value)
+
+
+UNDEFINED = {
+    "?": "AVG",
+    "i4": "AVG",
+    "u8": "AVG",
+    "f2": "BAND BOR BXOR",
+    "f8": "BAND BOR BXOR",
+    "c8": "PRODUCT MIN MAX BAND BOR BXOR",
+    "c16": "PRODUCT MIN MAX BAND BOR BXOR",
+}
+
+
+@pytest.mark.parametrize(("code", "op"), list(itertools.product(UNDEFINED, ReduceOp)))
+def test_which_dtypes_have_which_ops(code, op):
+    dtype = np.dtype(code)
+    if op.name in UNDEFINED[code].split():
+        with pytest.raises(TypeError, match=f"op {op.name} is not defined for {dtype}"):
+            check_op_dtype(op, dtype)
+    else:
+        check_op_dtype(op, dtype)
+
+
+@pytest.mark.parametrize("op", ReduceOp)
+def test_extension_dtypes(op):
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+    dtype = np.dtype(ml_dtypes.bfloat16)
+    if op in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR):
+        with pytest.raises(TypeError, match=f"op {op.name} is not defined for bfloat16"):
+            check_op_dtype(op, dtype)
+    else:
+        check_op_dtype(op, dtype)
+
+
+def test_only_the_mean_divides():
+    for op in ReduceOp:
+        total = np.array([6.0, -9.0], np.float32)
+        op.finish(total, 3)
+        assert total.tolist() == ([2.0, -3.0] if op is ReduceOp.AVG else [6.0, -9.0])
+        assert total.dtype == np.float32

@@ -1,0 +1,171 @@
+"""The one waiting loop: it sees what it waits for, sleeps and is woken, raises at the deadline or when it is hopeless."""
+
+import os
+import sys
+import threading
+import time
+
+import pytest
+
+from meshdist.deadline import Deadline
+from meshdist.doorbells import SocketDoorbells
+from meshdist.errors import DistBackendError, DistTimeoutError
+from meshdist.waiting import Doorbells, EventDoorbell, Waitable, wait_any, wait_until
+
+pytestmark = pytest.mark.timeout(30)
+linux = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux'")
+
+
+class Flag(Waitable):
+    """Ready once set; rings whoever is armed."""
+
+    def __init__(self, hopeless=None):
+        self.bells, self.is_set, self.looks, self.hopeless = [], False, 0, hopeless
+
+    def set(self):
+        self.is_set = True
+        for bell in list(self.bells):
+            bell.ring()
+
+    def ready(self):
+        self.looks += 1
+        return self.is_set
+
+    def check(self):
+        if self.hopeless is not None:
+            raise DistBackendError(self.hopeless)
+
+    def arm(self, bell):
+        self.bells.append(bell)
+
+    def disarm(self):
+        self.bells.clear()
+
+    def missing(self):
+        return "somebody who sets the flag"
+
+
+@pytest.fixture(params=["event", pytest.param("socket", marks=linux)])
+def bells(request):
+    bells = Doorbells() if request.param == "event" else SocketDoorbells()
+    yield bells
+    bells.close()
+
+
+def test_nothing_to_wait_for(bells):
+    flag = Flag()
+    flag.set()
+    wait_until(flag, bells.mine(), Deadline(0), "test")
+    assert flag.bells == []
+
+
+def test_a_ring_wakes(bells):
+    flag = Flag()
+    bell = bells.mine()
+    thread = threading.Thread(target=flag.set)
+    thread.start()
+    wait_until(flag, bell, Deadline(20), "test")
+    thread.join()
+    assert flag.bells == []  # disarmed
+
+
+def test_a_lost_ring_costs_a_nap(bells):
+    class Silent(Flag):
+        def set(self):
+            self.is_set = True
+
+    flag = Silent()
+    thread = threading.Thread(target=flag.set)
+    thread.start()
+    wait_until(flag, bells.mine(), Deadline(20), "test")
+    thread.join()
+
+
+def test_the_deadline_says_where_and_who_is_missing(bells):
+    flag, start = Flag(), time.monotonic()
+    with pytest.raises(DistTimeoutError, match=r"^barrier on 'x': timed out after 0.2 s waiting for somebody who sets the flag"):
+        wait_until(flag, bells.mine(), Deadline(0.2), "barrier on 'x'")
+    assert 0.2 <= time.monotonic() - start < 2
+    assert flag.looks < 20  # it sleeps in between
+    assert flag.bells == []
+
+
+def test_what_can_never_be_is_raised(bells):
+    flag = Flag(hopeless="rank 1 has died")
+    with pytest.raises(DistBackendError, match="rank 1 has died"):
+        wait_until(flag, bells.mine(), Deadline(20), "test")
+    assert flag.bells == []
+
+
+def test_a_last_word_counts_more_than_the_end_of_the_peer(bells):
+    class LastWord(Flag):
+        def check(self):
+            self.is_set = True  # it came between the two looks
+            raise DistBackendError("rank 1 has died")
+
+    wait_until(LastWord(), bells.mine(), Deadline(20), "test")
+
+
+def test_wait_any_returns_when_one_is_ready(bells):
+    flags = [Flag(), Flag(), Flag()]
+    flags[1].set()
+    wait_any(flags, bells.mine())
+    assert [flag.bells for flag in flags] == [[], [], []]
+
+
+def test_a_bell_that_has_rung_does_not_sleep(bells):
+    bell = bells.mine()
+    bell.ring()
+    start = time.monotonic()
+    bell.wait(20.0)
+    assert time.monotonic() - start < 10
+
+
+def test_a_bell_may_be_rung_more_often_than_anyone_listens(bells):
+    bell = bells.mine()
+    for _ in range(5000):
+        bell.ring()
+    bell.wait(20.0)
+
+
+def test_every_thread_has_a_bell_and_gives_it_back(bells):
+    mine = bells.mine()
+    assert bells.mine() is mine
+    numbers = []
+    for _ in range(5):
+        thread = threading.Thread(target=lambda: numbers.append(bells.mine().number))
+        thread.start()
+        thread.join()
+    assert mine.number == 1
+    assert set(numbers) == {2}
+
+
+@linux
+def test_socket_bells_are_rung_by_address_and_leave_no_file():
+    ours, theirs = SocketDoorbells(), SocketDoorbells()
+    bell = theirs.mine()
+    ours.ring(theirs.base, bell.number)
+    start = time.monotonic()
+    bell.wait(20.0)
+    assert time.monotonic() - start < 10
+    with open("/proc/net/unix") as file:
+        assert f"@{theirs.base}-{bell.number}" in file.read()
+    theirs.close()
+    ours.ring(theirs.base, bell.number)  # nobody there: nothing happens
+    with open("/proc/net/unix") as file:
+        assert theirs.base not in file.read()
+    ours.close()
+
+
+@linux
+def test_closed_bells_give_their_descriptors_back():
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        bells = SocketDoorbells()
+        bells.mine()
+        bells.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_event_bells_are_numbered_from_one():
+    assert EventDoorbell(1).number == 1

@@ -1,0 +1,60 @@
+"""The harness itself: results and exceptions come back, and what is left of a failure does not reach the next test."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+from worlds import Crew, RankFailedError, tell
+
+import meshdist as dist
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def rank_and_sum():
+    return dist.get_rank(), int(dist.all_reduce(np.array(1)))
+
+
+def fail_on(rank):
+    if dist.get_rank() == rank:
+        raise ZeroDivisionError("as asked")
+    dist.barrier()
+
+
+def end_on(rank):
+    if dist.get_rank() == rank:
+        os._exit(3)
+    dist.barrier()
+
+
+def tell_and_return():
+    tell(("about to", dist.get_rank()))
+    return "done"
+
+
+def test_results_come_in_rank_order(world_of_3):
+    assert world_of_3.run(rank_and_sum) == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_the_exception_of_the_rank_that_failed_by_itself_is_raised(world_of_3):
+    with pytest.raises(ZeroDivisionError, match="as asked"):
+        world_of_3.run(fail_on, 1)
+    assert world_of_3.run(rank_and_sum) == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_a_rank_that_ends_is_replaced(worlds):
+    world = worlds.world("gloo", 2)
+    with pytest.raises(RankFailedError, match="rank 1 of 2 ended"):
+        world.run(end_on, 1)
+    assert world.run(rank_and_sum) == [(0, 2), (1, 2)]
+
+
+def test_a_crew_tells_while_it_runs(worlds):
+    with Crew(worlds.nursery, 2) as crew:
+        crew.join()
+        crew.start(tell_and_return)
+        assert [crew.told(1), crew.told(0)] == [("about to", 1), ("about to", 0)]
+        assert crew.gather() == ["done", "done"]
+        crew.signal(0, signal.SIGKILL)
+        assert crew.ended(0)

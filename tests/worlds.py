@@ -1,0 +1,385 @@
+"""Worlds to test in: ranks that are threads, and ranks that are processes.
+
+Tests hand over functions of modules, which run on every rank. Processes are forked by a nursery, a process that has
+imported everything and done nothing, so a world of them costs some ten milliseconds. `Worlds` keeps the worlds of
+the session; one that hung, crashed or failed is replaced. `Crew` is one world of processes, to do anything to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import json
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import meshdist
+from meshdist.launch.worker import die_with_parent
+
+PRELOADED = ("numpy", "ml_dtypes", "pytest", "meshdist", "meshdist.backends.gloo.backend")
+# How long a program may take, and how long the others may go on once one rank has failed.
+PROGRAM_S = 60.0
+FOLLOW_S = 1.0
+CALL_TIMEOUT_S = 30.0
+
+BACKENDS = ("threads", "gloo", "gloo-slots")
+VARIABLES = {"gloo": {}, "gloo-slots": {"MESHDIST_SINGLE_COPY": "0"}}
+
+
+class RankFailedError(AssertionError):
+    """A rank raised; the message is its traceback. Or it ended, or did not answer."""
+
+
+class Worlds:
+    """The worlds of the session, made when they are first asked for."""
+
+    def __init__(self) -> None:
+        self._nursery: Nursery | None = None
+        self._crews: dict[tuple[str, int], Crew] = {}
+
+    @property
+    def nursery(self) -> Nursery:
+        if self._nursery is None:
+            self._nursery = Nursery()
+        return self._nursery
+
+    def world(self, backend: str, size: int) -> World:
+        """Return a world of `size` ranks."""
+        return World(self, backend, size)
+
+    def crew(self, backend: str, size: int) -> Crew:
+        """Return the processes that are kept for these worlds."""
+        crew = self._crews.get((backend, size))
+        if crew is None:
+            crew = Crew(self.nursery, size, VARIABLES[backend])
+            self._crews[backend, size] = crew
+            crew.join()
+        return crew
+
+    def drop(self, backend: str, size: int) -> None:
+        """End the processes; the next who asks gets new ones."""
+        self._crews.pop((backend, size)).close()
+
+    def close(self) -> None:
+        for crew in self._crews.values():
+            crew.close()
+        if self._nursery is not None:
+            self._nursery.close()
+
+
+class World:
+    """Ranks with an initialised default group."""
+
+    def __init__(self, worlds: Worlds, backend: str, size: int) -> None:
+        self.backend = backend
+        self.size = size
+        self._worlds = worlds
+
+    def __repr__(self) -> str:
+        return f"{self.size} ranks, backend {self.backend}"
+
+    def run(self, program: Callable[..., Any], *args: Any) -> list[Any]:
+        """Run `program` on all ranks, and a barrier: it must leave the default group usable. Return what each returned."""
+        if self.backend == "threads":
+            return meshdist.run(_with_barrier, self.size, (program, args), timeout=CALL_TIMEOUT_S)
+        try:
+            crew = self._worlds.crew(self.backend, self.size)
+            crew.start(_with_barrier, program, args)
+            return crew.gather()
+        except BaseException:
+            self._worlds.drop(self.backend, self.size)
+            raise
+
+
+def _with_barrier(program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    result = program(*args)
+    meshdist.barrier()
+    return result
+
+
+class Crew:
+    """Processes that can make up a world; they end with `close`, or with the process that made them.
+
+    Args:
+        nursery: Forks them.
+        size: How many.
+        variables: Added to their environment.
+        timeout_s: The timeout of the world that `join` makes.
+    """
+
+    def __init__(
+        self,
+        nursery: Nursery,
+        size: int,
+        variables: Mapping[str, str] | None = None,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> None:
+        self.size = size
+        self._timeout_s = timeout_s
+        self._store = meshdist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._ranks = [Rank(nursery, {**(variables or {}), "CREW_RANK": str(rank)}) for rank in range(size)]
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> list[int]:
+        return [rank.pid for rank in self._ranks]
+
+    def join(self) -> None:
+        """Initialise the default group on all ranks."""
+        self.start(_join, self._store.port, self.size, self._timeout_s)
+        self.gather()
+
+    def start(self, program: Callable[..., Any], *args: Any, ranks: range | list[int] | None = None) -> None:
+        """Have the ranks run `program`; come back at once."""
+        for rank in range(self.size) if ranks is None else ranks:
+            self._ranks[rank].ask(program, args)
+
+    def told(self, rank: int, timeout_s: float = PROGRAM_S) -> Any:
+        """Return the next thing that `rank` tells while it runs its program."""
+        kind, value, text = self._ranks[rank].answer(timeout_s)
+        if kind != "told":
+            raise RankFailedError(f"rank {rank} was to tell something, but {kind} {value!r}\n{text}")
+        return value
+
+    def outcome(self, rank: int, timeout_s: float = PROGRAM_S) -> Any:
+        """Return what the program returned on `rank`, or the exception that it raised."""
+        kind, value, text = self._ranks[rank].answer(timeout_s)
+        if kind not in ("returned", "raised"):
+            raise RankFailedError(f"rank {rank} {kind} {value!r} {text}")
+        return value
+
+    def first_outcome(self, ranks: list[int], timeout_s: float = PROGRAM_S) -> tuple[int, Any]:
+        """Return the first of these ranks whose program ends, and its outcome."""
+        connections = {self._ranks[rank].connection: rank for rank in ranks}
+        ready = wait(list(connections), timeout_s)
+        if not ready:
+            raise RankFailedError(f"none of the ranks {ranks} answered within {timeout_s:g} s")
+        rank = connections[ready[0]]  # type: ignore[index]
+        return rank, self.outcome(rank)
+
+    def gather(self, timeout_s: float = PROGRAM_S) -> list[Any]:
+        """Return what the program returned on each rank.
+
+        Raises:
+            Exception: What the first rank raised that failed by itself.
+            RankFailedError: A rank ended, or did not answer in time.
+        """
+        answers: dict[int, tuple[str, Any, str]] = {}
+        end = time.monotonic() + timeout_s
+        while len(answers) < self.size:
+            silent = {self._ranks[rank].connection: rank for rank in range(self.size) if rank not in answers}
+            ready = wait(list(silent), max(0.0, end - time.monotonic()))
+            for connection in ready:
+                rank = silent[connection]  # type: ignore[index]
+                answers[rank] = self._ranks[rank].answer(0.0)
+                if answers[rank][0] != "returned":
+                    end = min(end, time.monotonic() + FOLLOW_S)
+            if not ready:
+                if all(kind == "returned" for kind, _, _ in answers.values()):
+                    self._show_stacks(list(silent.values()))
+                answers.update((rank, ("did not answer", None, "")) for rank in silent.values())
+        failed = [(rank, *answers[rank]) for rank in range(self.size) if answers[rank][0] != "returned"]
+        if failed:
+            _raise_first(failed, self.size)
+        return [answers[rank][1] for rank in range(self.size)]
+
+    def signal(self, rank: int, signum: int) -> float:
+        """Send a signal to one rank; return when, as `time.monotonic()`, which all processes share."""
+        now = time.monotonic()
+        self._ranks[rank].signal(signum)
+        return now
+
+    def sleeps(self, rank: int) -> bool:
+        """Return True where the rank sleeps in the kernel: it waits for something."""
+        with open(f"/proc/{self._ranks[rank].pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] == "S"
+
+    def ended(self, rank: int, timeout_s: float = PROGRAM_S) -> bool:
+        """Return True once the process of `rank` has ended, False at the timeout."""
+        return self._ranks[rank].ended(timeout_s)
+
+    def close(self) -> None:
+        """Kill what is left."""
+        for rank in self._ranks:
+            rank.signal(signal.SIGKILL)
+        for rank in self._ranks:
+            rank.ended(PROGRAM_S)
+            rank.close()
+        self._store.close()
+
+    def _show_stacks(self, ranks: list[int]) -> None:
+        # Into the captured stderr of the test: where they hang.
+        for rank in ranks:
+            self._ranks[rank].signal(signal.SIGUSR1)
+            select.select([], [], [], 0.1)  # one after the other; nothing depends on it
+
+
+def _raise_first(failed: list[tuple[int, str, Any, str]], size: int) -> None:
+    def follows(answer: tuple[int, str, Any, str]) -> bool:
+        return answer[1] == "did not answer" or getattr(answer[2], "peer_failed", False)
+
+    rank, kind, error, text = min(failed, key=follows)
+    also = ", ".join(f"rank {other} {how}" for other, how, _, _ in failed if other != rank)
+    cause = RankFailedError(f"on rank {rank} of {size}{f' ({also})' if also else ''}:\n{text}")
+    if isinstance(error, BaseException):
+        raise error from cause
+    raise RankFailedError(f"rank {rank} of {size} {kind}{f' ({also})' if also else ''}")
+
+
+class Rank:
+    """One process, seen from outside."""
+
+    def __init__(self, nursery: Nursery, variables: Mapping[str, str]) -> None:
+        ours, its = socket.socketpair()
+        nursery.fork(its, variables)
+        its.close()
+        self.connection = Connection(ours.detach())
+        self.pid: int = self.answer(PROGRAM_S)[1]
+        self._pidfd: int | None = os.pidfd_open(self.pid)
+
+    def ask(self, program: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.connection.send_bytes(pickle.dumps((program, args)))
+
+    def answer(self, timeout_s: float) -> tuple[str, Any, str]:
+        if not self.connection.poll(timeout_s):
+            return "did not answer", None, f"within {timeout_s:g} s"
+        try:
+            answer: tuple[str, Any, str] = pickle.loads(self.connection.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            return "ended", None, ""
+        return answer
+
+    def signal(self, signum: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            assert self._pidfd is not None
+            signal.pidfd_send_signal(self._pidfd, signum)
+
+    def ended(self, timeout_s: float) -> bool:
+        return bool(select.select([self._pidfd], [], [], timeout_s)[0])
+
+    def close(self) -> None:
+        self.connection.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+
+
+# ---- In the processes
+
+
+class Nursery:
+    """The process that forks ranks, seen from outside."""
+
+    def __init__(self) -> None:
+        ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        code = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import worlds; worlds.nursery()"
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("MESHDIST_") or k == "MESHDIST_SECRET"}
+        with its:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code, json.dumps(sys.path), str(its.fileno()), str(os.getpid())],
+                pass_fds=[its.fileno()],
+                # A thread of a library would not survive the fork.
+                env={**kept, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+        self._socket = ours
+
+    def fork(self, connection: socket.socket, variables: Mapping[str, str]) -> None:
+        """Have a rank forked that is asked through `connection`."""
+        socket.send_fds(self._socket, [json.dumps(dict(variables)).encode()], [connection.fileno()])
+
+    def close(self) -> None:
+        self._socket.close()
+        self._process.wait(PROGRAM_S)
+
+
+def nursery() -> None:
+    """Fork a rank for every message, until there are no more."""
+    control, parent_pid = int(sys.argv[2]), int(sys.argv[3])
+    die_with_parent(parent_pid)
+    for name in PRELOADED:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(name)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the ranks; they are watched by pidfd
+    pid = os.getpid()
+    with socket.socket(fileno=control) as messages:
+        while True:
+            text, fds, _, _ = socket.recv_fds(messages, 1 << 16, 1)
+            if not text:
+                return
+            if os.fork() == 0:
+                messages.close()
+                die_with_parent(pid)
+                _be_a_rank(Connection(fds[0]), json.loads(text))
+            os.close(fds[0])
+
+
+_connection: list[Connection] = []
+
+
+def tell(value: Any) -> None:
+    """On a rank: tell the test something while the program runs."""
+    _connection[0].send_bytes(pickle.dumps(("told", value, "")))
+
+
+def crew_rank() -> int:
+    """On a rank: return its number in the crew, also where there is no world yet."""
+    return int(os.environ["CREW_RANK"])
+
+
+def _be_a_rank(connection: Connection, variables: Mapping[str, str]) -> None:
+    _connection.append(connection)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    faulthandler.register(signal.SIGUSR1)
+    os.environ.update(variables)
+    status = 1
+    try:
+        tell(os.getpid())
+        for program, args in _requests(connection):
+            connection.send_bytes(_answer(program, args))
+        status = 0
+    except ConnectionError:
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _requests(connection: Connection) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
+    with contextlib.suppress(EOFError):
+        while True:
+            yield pickle.loads(connection.recv_bytes())
+
+
+def _answer(program: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    try:
+        return pickle.dumps(("returned", program(*args), ""))
+    except BaseException as error:  # handed to the test
+        text = traceback.format_exc()
+        try:
+            answer = pickle.dumps(("raised", error, text))
+            pickle.loads(answer)
+        except Exception:  # an exception that does not travel: its traceback does
+            answer = pickle.dumps(("raised", RankFailedError(text), text))
+        return answer
+
+
+def _join(port: int, size: int, timeout_s: float) -> None:
+    store = meshdist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout_s)
+    meshdist.init_process_group("gloo", store=store, rank=crew_rank(), world_size=size, timeout=timeout_s)
