@@ -1,0 +1,1 @@
+"""Measures meshdist, torch.distributed and Open MPI side by side: what the commands beside this package share."""

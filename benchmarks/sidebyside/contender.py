@@ -1,0 +1,77 @@
+"""The interface that a library's rank implements, so that all libraries are measured by the same loop."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray
+Call = Callable[[], object]
+
+
+class Contender(ABC):
+    """One rank of a library under test, among its peers.
+
+    A method named like a collective returns that call on the given arrays, prepared as far as a user of the library
+    would prepare it outside a loop. Only the returned call is timed.
+
+    Attributes:
+        rank: This rank.
+        size: The number of ranks.
+    """
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def barrier(self) -> Call:
+        """Wait for all ranks."""
+
+    @abstractmethod
+    def all_reduce(self, array: Array) -> Call:
+        """Sum `array` over the ranks, in place."""
+
+    @abstractmethod
+    def broadcast(self, array: Array) -> Call:
+        """Copy rank 0's `array` to all ranks, in place."""
+
+    @abstractmethod
+    def all_gather_into_tensor(self, give: Array, take: Array) -> Call:
+        """Gather every rank's `give` into `take`, one after the other."""
+
+    @abstractmethod
+    def reduce_scatter_tensor(self, give: Array, take: Array) -> Call:
+        """Sum `give` over the ranks; each rank takes its block of the sum."""
+
+    @abstractmethod
+    def all_to_all_single(self, give: Array, take: Array) -> Call:
+        """Send block i of `give` to rank i, and take block i from rank i."""
+
+    @abstractmethod
+    def send_recv(self, give: Array, take: Array) -> Call:
+        """There and back: rank 0 sends `give` to rank 1, which sends what it took back; the other ranks do nothing."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """End the library's part of this process in good order."""
+
+
+def nothing() -> None:
+    """Do nothing, as the ranks do that a call does not concern."""
+
+
+def there_and_back(rank: int, send: Callable[..., object], recv: Callable[..., object], give: Any, take: Any) -> Call:
+    """Return the call of `Contender.send_recv` for a library with `send(array, to)` and `recv(array, from)`."""
+
+    def ping() -> None:
+        send(give, 1)
+        recv(take, 1)
+
+    def pong() -> None:
+        recv(take, 0)
+        send(take, 0)
+
+    return {0: ping, 1: pong}.get(rank, nothing)

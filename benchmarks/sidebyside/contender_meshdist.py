@@ -1,0 +1,48 @@
+"""A rank of meshdist, through its public flat functions."""
+
+# ruff: noqa: D102 - Contender says what each method does
+
+from __future__ import annotations
+
+from functools import partial
+
+import meshdist as dist
+from sidebyside.contender import Array, Call, Contender, there_and_back
+
+
+class MeshdistRank(Contender):
+    """One rank of a meshdist world."""
+
+    def __init__(self) -> None:
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+
+    def barrier(self) -> Call:
+        return dist.barrier
+
+    def all_reduce(self, array: Array) -> Call:
+        return partial(dist.all_reduce, array)
+
+    def broadcast(self, array: Array) -> Call:
+        return partial(dist.broadcast, array, 0)
+
+    def all_gather_into_tensor(self, give: Array, take: Array) -> Call:
+        return partial(dist.all_gather_into_tensor, take, give)
+
+    def reduce_scatter_tensor(self, give: Array, take: Array) -> Call:
+        return partial(dist.reduce_scatter_tensor, take, give)
+
+    def all_to_all_single(self, give: Array, take: Array) -> Call:
+        return partial(dist.all_to_all_single, take, give)
+
+    def send_recv(self, give: Array, take: Array) -> Call:
+        return there_and_back(self.rank, dist.send, dist.recv, give, take)
+
+    def leave(self) -> None:
+        dist.destroy_process_group()
+
+
+def join() -> Contender:
+    """Meet the other ranks, as the launcher's environment says."""
+    dist.init_process_group("gloo")
+    return MeshdistRank()

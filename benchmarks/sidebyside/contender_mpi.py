@@ -1,0 +1,49 @@
+"""A rank of Open MPI through mpi4py's buffer methods, those with a capital letter."""
+
+# ruff: noqa: D102 - Contender says what each method does
+
+from __future__ import annotations
+
+from functools import partial
+
+from mpi4py import MPI
+
+from sidebyside.contender import Array, Call, Contender, there_and_back
+
+
+class MpiRank(Contender):
+    """One rank of MPI.COMM_WORLD."""
+
+    def __init__(self) -> None:
+        self._comm = MPI.COMM_WORLD
+        self.rank = self._comm.Get_rank()
+        self.size = self._comm.Get_size()
+
+    def barrier(self) -> Call:
+        return self._comm.Barrier
+
+    def all_reduce(self, array: Array) -> Call:
+        return partial(self._comm.Allreduce, MPI.IN_PLACE, array)
+
+    def broadcast(self, array: Array) -> Call:
+        return partial(self._comm.Bcast, array, 0)
+
+    def all_gather_into_tensor(self, give: Array, take: Array) -> Call:
+        return partial(self._comm.Allgather, give, take)
+
+    def reduce_scatter_tensor(self, give: Array, take: Array) -> Call:
+        return partial(self._comm.Reduce_scatter_block, give, take)
+
+    def all_to_all_single(self, give: Array, take: Array) -> Call:
+        return partial(self._comm.Alltoall, give, take)
+
+    def send_recv(self, give: Array, take: Array) -> Call:
+        return there_and_back(self.rank, self._comm.Send, self._comm.Recv, give, take)
+
+    def leave(self) -> None:
+        MPI.Finalize()
+
+
+def join() -> Contender:
+    """Importing mpi4py.MPI has met the other ranks."""
+    return MpiRank()

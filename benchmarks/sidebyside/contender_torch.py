@@ -1,0 +1,54 @@
+"""A rank of torch.distributed with its gloo backend, on CPU tensors."""
+
+# ruff: noqa: D102 - Contender says what each method does
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from sidebyside.contender import Array, Call, Contender, there_and_back
+
+
+class TorchRank(Contender):
+    """One rank of a torch.distributed world. Its tensors share the memory of the given arrays."""
+
+    def __init__(self) -> None:
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+
+    def barrier(self) -> Call:
+        return dist.barrier
+
+    def all_reduce(self, array: Array) -> Call:
+        return partial(dist.all_reduce, torch.from_numpy(array))
+
+    def broadcast(self, array: Array) -> Call:
+        return partial(dist.broadcast, torch.from_numpy(array), 0)
+
+    def all_gather_into_tensor(self, give: Array, take: Array) -> Call:
+        # Newer versions warn at each call of the older name, which would count against them.
+        all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+        return partial(all_gather, torch.from_numpy(take), torch.from_numpy(give))
+
+    def reduce_scatter_tensor(self, give: Array, take: Array) -> Call:
+        reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)  # likewise
+        return partial(reduce_scatter, torch.from_numpy(take), torch.from_numpy(give))
+
+    def all_to_all_single(self, give: Array, take: Array) -> Call:
+        return partial(dist.all_to_all_single, torch.from_numpy(take), torch.from_numpy(give))
+
+    def send_recv(self, give: Array, take: Array) -> Call:
+        return there_and_back(self.rank, dist.send, dist.recv, torch.from_numpy(give), torch.from_numpy(take))
+
+    def leave(self) -> None:
+        dist.destroy_process_group()
+
+
+def join() -> Contender:
+    """Meet the other ranks, as the launcher's environment says."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    return TorchRank()

@@ -1,0 +1,284 @@
+"""The benchmarks run, refuse wrong results, and leave nothing behind. What they measure is not looked at."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+COLLECTIVES = [
+    "all_reduce",
+    "broadcast",
+    "all_gather_into_tensor",
+    "reduce_scatter_tensor",
+    "all_to_all_single",
+    "send_recv",
+    "barrier",
+]
+QUICK = ["--rounds", "2", "--seconds", "0.001"]
+
+
+def processes_with(text):
+    """Return the processes that were started with `text` in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        # A process may end while it is looked at, or belong to somebody else.
+        with contextlib.suppress(OSError):
+            if entry.name.isdecimal() and text.encode() in (entry / "environ").read_bytes():
+                found.append(entry.name)
+    return found
+
+
+def none_left(text):
+    end = time.monotonic() + 10
+    while left := processes_with(text):
+        assert time.monotonic() < end, f"processes {left} are still there"
+        time.sleep(0.01)
+    return True
+
+
+@pytest.fixture
+def script():
+    """Run one of the scripts to its end, and see that it leaves no process."""
+
+    def run(name, *args, **variables):
+        mark = f"BENCHMARK_TEST={uuid.uuid4().hex}"
+        environment = {**os.environ, **variables, "BENCHMARK_TEST": mark.partition("=")[2]}
+        command = [sys.executable, str(BENCHMARKS / name), *map(str, args)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+        assert none_left(mark)
+        return done
+
+    return run
+
+
+@pytest.fixture
+def sidebyside(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+
+def is_installed(library):
+    return {
+        "meshdist": True,
+        "torch": importlib.util.find_spec("torch") is not None,
+        "mpi": importlib.util.find_spec("mpi4py") is not None,
+    }[library]
+
+
+@pytest.mark.parametrize("library", ["meshdist", "torch", "mpi"])
+def test_compare_measures_every_collective(script, tmp_path, library):
+    if not is_installed(library):
+        pytest.skip(f"{library} is not installed")
+    libraries = ["meshdist"] if library == "meshdist" else ["meshdist", library]
+    paths = ["--json", tmp_path / "out.json", "--markdown", tmp_path / "page.md"]
+    done = script("compare.py", "--libraries", ",".join(libraries), "--sizes", "8,100", *QUICK, *paths)
+    assert done.returncode == 0, done.stderr
+    if "is left out" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[0])
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert set(written["machine"]) >= {"CPU", "cores", "kernel", "Python", "NumPy", "meshdist"}
+    measured = [(found["collective"], found["nbytes"]) for found in written["results"]]
+    sizes = {name: [0] if name == "barrier" else [8, 100] for name in COLLECTIVES}
+    assert measured == [(name, nbytes) for name in COLLECTIVES for nbytes in sizes[name]]
+    for found in written["results"]:
+        assert list(found["times"]) == libraries
+        assert all(len(times) == 2 and min(times) > 0 for times in found["times"].values())
+    page = (tmp_path / "page.md").read_text()
+    assert page.startswith("# Results\n")
+    rows = [line for line in page.splitlines() if line.startswith("| all_reduce |")]
+    ratios = len(libraries) - 1
+    assert [line.split("|")[2].strip() for line in rows] == ["8 B", "100 B"]
+    assert {line.count("|") for line in rows} == {3 + len(libraries) + ratios}
+
+
+def test_sizes_that_ranks_do_not_divide(script):
+    done = script("compare.py", "--libraries", "meshdist", "--ranks", "3", "--sizes", "1,8,100", *QUICK)
+    assert done.returncode == 0, done.stderr
+    done = script("compare.py", "--libraries", "meshdist", "--sizes", "1,24", "--dtype", "float64", *QUICK)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_library_that_is_missing_is_left_out_in_one_line(script, tmp_path):
+    for module in ("torch", "mpi4py"):
+        (tmp_path / f"{module}.py").write_text("raise ImportError('not here')")
+    done = script("compare.py", "--collectives", "barrier", *QUICK, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    left_out = ["torch is left out: ImportError: not here", "mpi is left out: ImportError: not here"]
+    assert done.stderr.splitlines()[:2] == left_out
+    assert "| 2 ranks | size | meshdist |" in done.stdout
+    assert "/ meshdist" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("compare", ["--collectives", "barrier,gossip"], "'gossip' is not known; choose from all_reduce, broadcast"),
+        ("compare", ["--libraries", "meshdist,nccl"], "'nccl' is not known; choose from meshdist, torch, mpi"),
+        ("compare", ["--libraries", "torch"], "--libraries must name meshdist"),
+        ("compare", ["--ranks", "1"], "--ranks must be at least 2, got 1"),
+        ("compare", ["--sizes", "8,-8"], "must be a number of at least 1, got '-8'"),
+        ("compare", ["--seconds", "0"], "must be a number above 0, got '0'"),
+        ("startup", ["--ranks", "3"], "--ranks must be even, for a mesh of (ranks / 2) x 2, got 3"),
+        ("startup", ["--libraries", "mpi"], "--libraries must name meshdist"),
+        ("training", ["--meshes", "2x2,4"], "a mesh is DPxTP, such as 2x2, got '4'"),
+        ("training", ["--dtypes", "int8"], "'int8' is not known; choose from float64, float32"),
+    ],
+)
+def test_wrong_options_are_refused(script, name, args, message):
+    done = script(f"{name}.py", *args)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_startup_times_import_and_launch(script, tmp_path):
+    done = script(
+        "startup.py", "--libraries", "meshdist", "--ranks", "2", "--rounds", "1", "--json", tmp_path / "out.json"
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert {what: {name: len(times) for name, times in found.items()} for what, found in results.items()} == {
+        "import": {"meshdist": 1, "numpy": 1},
+        "launch": {"meshdist": 1},
+    }
+    assert "| launch of 2 ranks |" in done.stdout
+
+
+@pytest.mark.parametrize("library", ["torch", "mpi"])
+def test_launched_script_works_with_each_library(sidebyside, library):
+    if not is_installed(library):
+        pytest.skip(f"{library} is not installed")
+    from sidebyside.libraries import BENCHMARKS as folder
+    from sidebyside.libraries import environment, installed
+
+    found = {each.name: each for each in installed([library])}
+    if library not in found:
+        pytest.skip(f"{library} does not work here")
+    command = [*found[library].launcher(2), str(folder / "sidebyside" / f"launch_{library}.py")]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_training_compares_meshes_with_one_rank(script, tmp_path):
+    path = tmp_path / "out.json"
+    done = script("training.py", "--meshes", "2x1", "--steps", "3", "--rounds", "1", "--json", path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(path.read_text())["results"]
+    assert [(found["dtype"], found["mesh"], found["ranks"]) for found in results] == [
+        ("float64", "1x1", 1),
+        ("float64", "2x1", 2),
+        ("float32", "1x1", 1),
+        ("float32", "2x1", 2),
+    ]
+    assert all(found["difference"] <= found["tolerance"] for found in results)
+
+
+class LazyRank:
+    """A rank of a library whose all_reduce does nothing."""
+
+    rank, size = 1, 2
+
+    def all_reduce(self, array):
+        return lambda: None
+
+
+def test_wrong_results_are_refused(sidebyside):
+    from sidebyside.cases import Case, prepare
+
+    with pytest.raises(ArithmeticError, match=r"all_reduce of 8 bytes of float32, rank 1 of 2: 2 of 2 elements are"):
+        prepare(LazyRank(), Case("all_reduce", 8, "float32"))
+
+
+def test_what_every_rank_must_take(sidebyside):
+    from sidebyside.cases import COLLECTIVES as SHAPES
+
+    everyone = [np.array([1, 2, 3, 4]), np.array([10, 20, 30, 40])]
+    assert {name: shape.expected(everyone, 1).tolist() for name, shape in SHAPES.items() if shape} == {
+        "all_reduce": [11, 22, 33, 44],
+        "broadcast": [1, 2, 3, 4],
+        "all_gather_into_tensor": [1, 2, 3, 4, 10, 20, 30, 40],
+        "reduce_scatter_tensor": [33, 44],
+        "all_to_all_single": [3, 4, 30, 40],
+        "send_recv": [1, 2, 3, 4],
+    }
+
+
+@pytest.fixture
+def job(sidebyside, monkeypatch):
+    from sidebyside.jobs import Job
+    from sidebyside.libraries import LIBRARIES
+
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv("BENCHMARK_TEST", mark)
+    yield Job(LIBRARIES[0], 2)
+    assert none_left(f"BENCHMARK_TEST={mark}")
+
+
+def test_a_call_that_raises_ends_the_job_and_says_why(job):
+    from sidebyside.cases import Case
+    from sidebyside.jobs import JobError
+
+    with pytest.raises(JobError, match=r"(?s)a rank of meshdist failed at Case\(collective='gossip'.*KeyError"), job:
+        job.prepare(Case("gossip", 8, "float32"))
+
+
+def test_a_rank_that_is_killed_ends_the_job(job):
+    from sidebyside.cases import Case
+    from sidebyside.jobs import JobError
+
+    def kill_and_go_on():
+        job.prepare(Case("all_reduce", 8, "float32"))
+        os.kill(job.pids[0], signal.SIGKILL)
+        job.time(1)
+
+    with pytest.raises(JobError, match="a rank of meshdist has ended"), job:
+        kill_and_go_on()
+
+
+def test_ratio_is_taken_within_each_round(sidebyside):
+    from sidebyside.rounds import ratio
+
+    # The machine was ten times slower in the second round: for all of them.
+    times = {"meshdist": [1.0, 10.0, 1.0], "torch": [3.0, 30.0, 3.0], "mpi": [2.0, 50.0, 2.0]}
+    assert ratio(times, ["torch"]) == 3.0
+    assert ratio(times, ["mpi"]) == 2.0
+    assert ratio(times, ["torch", "mpi"]) == 2.0
+
+
+def test_a_section_takes_the_place_of_its_like(sidebyside):
+    from sidebyside.report import with_section
+
+    page = with_section("# Results\n", "Start", "## Start\n\nold\n")
+    page = with_section(page, "Training", "## Training\n\n### kept\n")
+    page = with_section(page, "Start", "## Start\n\nnew \\1\n")
+    assert page == "# Results\n\n## Start\n\nnew \\1\n\n## Training\n\n### kept\n"
+
+
+def test_times_and_sizes_are_readable(sidebyside):
+    from sidebyside.report import duration, median_and_least, size
+
+    assert [duration(seconds) for seconds in (6.5e-7, 0.0000123, 0.00999, 0.9996, 12)] == [
+        "0.65 us",
+        "12.3 us",
+        "9.99 ms",
+        "1.00 s",
+        "12.0 s",
+    ]
+    assert median_and_least([0.003, 0.001, 0.002]) == "2.00 ms (1.00 ms)"
+    assert [size(nbytes) for nbytes in (0, 8, 1000, 65536, 1 << 24, 3 << 30)] == [
+        "",
+        "8 B",
+        "1000 B",
+        "64 KiB",
+        "16 MiB",
+        "3 GiB",
+    ]
