@@ -15,6 +15,7 @@ import numpy as np
 from sidebyside.contender import Array, Call, Contender
 
 KIB, MIB = 1 << 10, 1 << 20
+_CHECKED_CALLS = 3
 
 
 class Case(NamedTuple):
@@ -80,7 +81,7 @@ def cases_of(collective: str, sizes: list[int] | None, dtype: str) -> list[Case]
 
 
 def prepare(contender: Contender, case: Case) -> Call:
-    """Return the call to time, after it was called once and its result found right.
+    """Return the call to time, after it was called a few times and its results found right.
 
     Raises:
         ArithmeticError: The library's result is wrong.
@@ -95,23 +96,27 @@ def prepare(contender: Contender, case: Case) -> Call:
     divided = shape.gives_block or shape.takes_block or case.collective == "all_to_all_single"
     whole = block * size if divided else max(1, case.nbytes // dtype.itemsize)
     gives, takes = (block if shape.gives_block else whole), (block if shape.takes_block else whole)
-    give = _values(rank, gives, dtype)
+    give = np.empty(gives, dtype)
     take = give if shape.in_place else np.full(takes, -1, dtype)
     method = getattr(contender, case.collective)
     call = method(take) if shape.in_place else method(give, take)
-    call()
-    if case.collective != "send_recv" or rank < 2:  # it does not concern the other ranks
-        _check(contender, case, take, shape.expected([_values(peer, gives, dtype) for peer in range(size)], rank))
+    # With other values each time: what is timed is the repeated call, which may take another path than the first.
+    for repeat in range(_CHECKED_CALLS):
+        give[:] = _values(rank, repeat, gives, dtype)
+        call()
+        if case.collective != "send_recv" or rank < 2:  # it does not concern the other ranks
+            everyone = [_values(peer, repeat, gives, dtype) for peer in range(size)]
+            _check(contender, case, take, shape.expected(everyone, rank))
     # Zeros stay zeros however often they are summed. They are written, so that they are memory of their own.
     give.fill(0)
     take.fill(0)
     return call
 
 
-def _values(rank: int, elements: int, dtype: np.dtype) -> Array:
+def _values(rank: int, repeat: int, elements: int, dtype: np.dtype) -> Array:
     # Small integers, whose sums are exact in any dtype, and no zeros, so that a rank left out of a sum shows in every
     # element. 61 is prime, so that no two blocks look alike.
-    return ((np.arange(elements) + 7 * rank) % 61 + 1).astype(dtype)
+    return ((np.arange(elements) + 7 * rank + 11 * repeat) % 61 + 1).astype(dtype)
 
 
 def _check(contender: Contender, case: Case, found: Array, expected: Array) -> None:

@@ -183,19 +183,35 @@ def test_training_compares_meshes_with_one_rank(script, tmp_path):
 
 
 class LazyRank:
-    """A rank of a library whose all_reduce does nothing."""
+    """A rank of a library whose all_to_all_single works so many times, and then does nothing."""
 
-    rank, size = 1, 2
+    rank, size = 0, 2
 
-    def all_reduce(self, array):
-        return lambda: None
+    def __init__(self, works):
+        self.works = works
+
+    def all_to_all_single(self, give, take):
+        def call():
+            self.works -= 1
+            if self.works >= 0:
+                # What the peer gives: the same numbers, seven further.
+                take[:] = [give[0], (give[0] - 1 + 7) % 61 + 1]
+
+        return call
 
 
-def test_wrong_results_are_refused(sidebyside):
+@pytest.mark.parametrize("works", [0, 1])
+def test_wrong_results_are_refused_at_the_first_call_and_later(sidebyside, works):
     from sidebyside.cases import Case, prepare
 
-    with pytest.raises(ArithmeticError, match=r"all_reduce of 8 bytes of float32, rank 1 of 2: 2 of 2 elements are"):
-        prepare(LazyRank(), Case("all_reduce", 8, "float32"))
+    with pytest.raises(ArithmeticError, match=r"all_to_all_single of 8 bytes of float32, rank 0 of 2: 2 of 2 elem"):
+        prepare(LazyRank(works), Case("all_to_all_single", 8, "float32"))
+
+
+def test_right_results_are_accepted(sidebyside):
+    from sidebyside.cases import Case, prepare
+
+    prepare(LazyRank(100), Case("all_to_all_single", 8, "float32"))
 
 
 def test_what_every_rank_must_take(sidebyside):
