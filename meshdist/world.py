@@ -8,6 +8,7 @@ import hashlib
 import logging
 import sys
 from collections import Counter
+from collections.abc import Callable
 
 from meshdist.backends.base import Backend, BackendOptions
 from meshdist.backends.registry import backend_name, make_backend
@@ -64,6 +65,7 @@ class World:
         self._groups: list[ProcessGroup] = []
         self._shared: dict[tuple[tuple[int, ...], str], ProcessGroup] = {}
         self._made: Counter[str] = Counter()
+        self._leftovers: list[Callable[[], bool]] = []
         everyone = tuple(range(size))
         self.default_group = self._make_group(everyone, backend, timeout_s, "world", "world")
         self._shared[everyone, backend] = self.default_group
@@ -100,6 +102,7 @@ class World:
             timeout_s=group.timeout_s,
             bells=self._bells,
             peers=self._peers,
+            leftovers=self._leftovers,
         )
         return make_backend(group.backend_name, options)
 
@@ -257,6 +260,8 @@ def destroy_process_group(group: CollectiveMethods | None = None) -> None:
     """
     world = current_world()
     members = resolve(group)
+    if members.rank() < 0:
+        return  # of a group that it is not in, this rank holds nothing
     if members is not world.default_group:
         world.drop(members)
         return

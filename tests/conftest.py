@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Iterator
 
@@ -41,3 +42,12 @@ def world_of_several(request: pytest.FixtureRequest, worlds: Worlds) -> World:
 def world_of_3(request: pytest.FixtureRequest, worlds: Worlds) -> World:
     """A world of three ranks, of each backend and both ways that gloo moves data."""
     return worlds.world(*request.param)
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port of 127.0.0.1 on which nobody listens, and that nobody else is given meanwhile."""
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the test itself may listen on it
+        sock.bind(("127.0.0.1", 0))
+        yield sock.getsockname()[1]

@@ -90,7 +90,7 @@ class World:
         return f"{self.size} ranks, backend {self.backend}"
 
     def run(self, program: Callable[..., Any], *args: Any) -> list[Any]:
-        """Run `program` on all ranks, and a barrier: it must leave the default group usable. Return what each returned."""
+        """Run `program` on all ranks, and a barrier: the default group must stay usable. Return what each returned."""
         if self.backend == "threads":
             return meshdist.run(_with_barrier, self.size, (program, args), timeout=CALL_TIMEOUT_S)
         try:
@@ -205,10 +205,16 @@ class Crew:
         self._ranks[rank].signal(signum)
         return now
 
-    def sleeps(self, rank: int) -> bool:
-        """Return True where the rank sleeps in the kernel: it waits for something."""
-        with open(f"/proc/{self._ranks[rank].pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "S"
+    def until_asleep(self, rank: int, timeout_s: float = PROGRAM_S) -> None:
+        """Wait until the rank sleeps in the kernel; after it told something, that is where it waits for others."""
+        end = time.monotonic() + timeout_s
+        while True:
+            with open(f"/proc/{self._ranks[rank].pid}/stat") as file:
+                if file.read().rpartition(")")[2].split()[0] == "S":
+                    return
+            if time.monotonic() > end:
+                raise RankFailedError(f"rank {rank} does not sleep within {timeout_s:g} s")
+            select.select([], [], [], 0.001)
 
     def ended(self, rank: int, timeout_s: float = PROGRAM_S) -> bool:
         """Return True once the process of `rank` has ended, False at the timeout."""

@@ -30,6 +30,8 @@ class BackendOptions:
         timeout_s: How long a call may wait, in seconds.
         bells: The doorbells of this rank's threads.
         peers: What is known of the processes of the world.
+        leftovers: What this rank's groups cannot give back before a peer has done something: functions that try, and
+            return whether they did. Whoever takes more of the same has them try first.
     """
 
     name: str
@@ -40,6 +42,7 @@ class BackendOptions:
     timeout_s: float
     bells: Doorbells
     peers: Peers
+    leftovers: list[Callable[[], bool]]
 
 
 class Plan(ABC):

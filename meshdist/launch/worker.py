@@ -41,7 +41,7 @@ def die_with_parent(parent_pid: int) -> None:
 def write_whole_lines() -> None:
     """Write out each line printed at once: ranks do not cut each other's lines, a killed rank's output is not lost."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)
+        sys.stdout.reconfigure(line_buffering=True, write_through=False)
 
 
 def hear_ctrl_c() -> None:

@@ -116,7 +116,7 @@ class _Replica:
             if op is Op.JOIN:
                 self._members.joined(Member.parse(args))
             elif op is Op.LEAVE:
-                self._members.left(args[0])
+                self._members.left(args[0], self._world_size)
             else:
                 self._table.apply(op, args)
 
@@ -165,7 +165,7 @@ class _Replica:
             with suppress(DistStoreError), self.log.locked(Deadline(_LEAVE_TIMEOUT_S)):
                 self._catch_up()
                 self._record(Op.LEAVE, [me.token])
-                self._members.left(me.token)
+                self._members.left(me.token, self._world_size)
                 if self._members.have_all_left(self._world_size):
                     self.log.delete()
         self.log.close()

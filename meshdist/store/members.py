@@ -72,9 +72,12 @@ class Members:
         """Note a new user."""
         self._all[member.token] = member
 
-    def left(self, token: bytes) -> None:
-        """Note that a user has left."""
-        self._left.add(token)
+    def left(self, token: bytes, world_size: int) -> None:
+        """Note that a user has left; one that leaves before all have come makes room for another."""
+        if len(self._all) < world_size:
+            self._all.pop(token, None)
+        else:
+            self._left.add(token)
 
     def have_all_left(self, world_size: int) -> bool:
         """Return True if `world_size` users have come and all have left: nobody needs the file any more."""

@@ -19,9 +19,8 @@ try:
 except ModuleNotFoundError:
     ml_dtypes = None
 
-DTYPES = (
-    "bool int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64 complex64 complex128".split()
-)
+INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+DTYPES = ["bool", *INTEGERS, "float16", "float32", "float64", "complex64", "complex128"]
 # They need ml_dtypes; tests that use them are skipped without it.
 EXTENSION_DTYPES = ["bfloat16", "float8_e4m3fn"]
 OPS = list(ReduceOp)
@@ -44,7 +43,17 @@ SMALL = [
 KIB = 1024
 # Bytes that take each way there is: a few KiB in one step, then chunks through slots, then one copy out of the memory
 # of the peer; just below, at and above where the ways change; several chunks.
-LARGE_BYTES = (6 * KIB, 8 * KIB, 8 * KIB + 16, 32 * KIB, 32 * KIB + 16, 100 * KIB, 512 * KIB - 16, 512 * KIB + 16, 1536 * KIB)
+LARGE_BYTES = (
+    6 * KIB,
+    8 * KIB,
+    8 * KIB + 16,
+    32 * KIB,
+    32 * KIB + 16,
+    100 * KIB,
+    512 * KIB - 16,
+    512 * KIB + 16,
+    1536 * KIB,
+)
 _POOL = 10007
 
 
@@ -62,7 +71,7 @@ def is_defined(op: ReduceOp, dtype: np.dtype) -> bool:
     return op not in (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _pool(name: str, product: bool) -> np.ndarray:
     # Values whose sums and products over five ranks are exact, so that the order of a reduction does not show; wrapping
     # integers are exact whatever they are.
@@ -158,14 +167,16 @@ def same(actual: object, expected: object, what: str) -> None:
 
 
 def reductions(names: list[str]) -> Iterator[tuple[str, tuple[int, ...], str, ReduceOp, int]]:
-    """Return every dtype with every small shape and every op that is defined; and a number that changes from case to case."""
+    """Return every dtype with every small shape and every op defined for it, and a number that changes."""
     combinations = itertools.product(names, SMALL, OPS)
     for number, (name, (shape, layout), op) in enumerate(combinations):
         if is_defined(op, dtype_of(name)):
             yield name, shape, layout, op, number
 
 
-def large(names: tuple[str, ...], sizes: tuple[int, ...] = LARGE_BYTES) -> Iterator[tuple[str, tuple[int, ...], str, int]]:
+def large(
+    names: tuple[str, ...], sizes: tuple[int, ...] = LARGE_BYTES
+) -> Iterator[tuple[str, tuple[int, ...], str, int]]:
     """Return large shapes of these dtypes, plain and strided."""
     for number, (num_bytes, name) in enumerate(itertools.product(sizes, names)):
         count = num_bytes // dtype_of(name).itemsize

@@ -18,7 +18,13 @@ pytestmark = pytest.mark.timeout(120)
 def some_groups():
     """Return (ranks as given, sort_ranks) of several groups: singles, pairs, all, in and out of order."""
     everyone = list(range(dist.get_world_size()))
-    lists = [everyone[::2], everyone[1:] or everyone, everyone[::-1], [everyone[-1], everyone[0]], everyone[2:] + everyone[:1]]
+    lists = [
+        everyone[::2],
+        everyone[1:] or everyone,
+        everyone[::-1],
+        [everyone[-1], everyone[0]],
+        everyone[2:] + everyone[:1],
+    ]
     lists = [ranks for ranks in lists if len(set(ranks)) == len(ranks)]
     return itertools.product(lists, (True, False))
 
@@ -39,7 +45,9 @@ def every_collective(group, members, rank):
                 equal(x, arrays[root], f"broadcast, {what}, root {root} as {spelling}")
                 x = mine.copy()
                 dist.reduce(x, group=group, **named(spelling, "dst"))
-                equal(x, reference.reduce(arrays, ReduceOp.SUM, root)[rank], f"reduce, {what}, root {root} as {spelling}")
+                equal(
+                    x, reference.reduce(arrays, ReduceOp.SUM, root)[rank], f"reduce, {what}, root {root} as {spelling}"
+                )
         blocks = [np.empty_like(mine) for _ in members]
         dist.all_gather(blocks, mine, group=group)
         equal(np.stack(blocks), np.stack(arrays), f"all_gather, {what}")
@@ -117,8 +125,14 @@ def function_group_and_mesh():
     place, root = order.index(rank), size // 2
     mine = values("int64", (2 * size,), rank)
     forms = {
-        "function with group": (lambda name: lambda *args, **roots: getattr(dist, name)(*args, **roots, group=group), True),
-        "function with mesh": (lambda name: lambda *args, **roots: getattr(dist, name)(*args, **roots, group=mesh), True),
+        "function with group": (
+            lambda name: lambda *args, **roots: getattr(dist, name)(*args, **roots, group=group),
+            True,
+        ),
+        "function with mesh": (
+            lambda name: lambda *args, **roots: getattr(dist, name)(*args, **roots, group=mesh),
+            True,
+        ),
         "method of group": (lambda name: getattr(group, name), False),
         "method of mesh": (lambda name: getattr(mesh, name), False),
         "method of slice": (lambda name: getattr(mesh["all"], name), False),

@@ -1,4 +1,4 @@
-"""What a reduction promises of its bits: equal on all ranks and from run to run; NaN, infinities and overflow as in NumPy."""
+"""What a reduction promises of its bits: equal on all ranks and from run to run; NaN and overflow as in NumPy."""
 
 import itertools
 
@@ -74,7 +74,9 @@ UFUNCS = {ReduceOp.MIN: np.minimum, ReduceOp.MAX: np.maximum, ReduceOp.SUM: np.a
 def specials():
     rank, size = dist.get_rank(), dist.get_world_size()
     all_bytes = []
-    for (op, ufunc), dtype, repeat in itertools.product(UFUNCS.items(), ("float16", "float32", "float64"), (1, 1000, 20_000)):
+    for (op, ufunc), dtype, repeat in itertools.product(
+        UFUNCS.items(), ("float16", "float32", "float64"), (1, 1000, 20_000)
+    ):
         columns = [np.tile(np.roll(np.array(SPECIAL, dtype), 2 * other), repeat) for other in range(size)]
         x = columns[rank].copy()
         with np.errstate(invalid="ignore"):
@@ -109,7 +111,11 @@ def bool_reductions():
     rank, size = dist.get_rank(), dist.get_world_size()
     mine = np.array([False, True, rank == 0, rank != 0])
     found = {op.name: dist.all_reduce(mine.copy(), op).tolist() for op in ReduceOp if op is not ReduceOp.AVG}
-    some, every, odd = [False, True, True, size > 1], [False, True, size == 1, False], [False, size % 2 == 1, True, size % 2 == 0]
+    some, every, odd = (
+        [False, True, True, size > 1],
+        [False, True, size == 1, False],
+        [False, size % 2 == 1, True, size % 2 == 0],
+    )
     expected = {"SUM": some, "MAX": some, "BOR": some, "PRODUCT": every, "MIN": every, "BAND": every, "BXOR": odd}
     cases.same(found, expected, "reductions of bool")
 

@@ -27,7 +27,9 @@ class Dlpack:
         return self.array.__dlpack_device__()
 
 
-@pytest.mark.parametrize("wrap", [lambda array: array, Interface, Dlpack], ids=["ndarray", "__array_interface__", "DLPack"])
+@pytest.mark.parametrize(
+    "wrap", [lambda array: array, Interface, Dlpack], ids=["ndarray", "__array_interface__", "DLPack"]
+)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3)])
 def test_the_memory_is_shared(wrap, shape):
     source = np.zeros(shape)
@@ -67,7 +69,7 @@ def test_dlpack_that_does_not_share():
         as_array(OnAnotherDevice(), "x")
 
 
-@pytest.mark.parametrize("name", "bool int8 uint16 int64 float16 float64 complex64 longdouble".split())
+@pytest.mark.parametrize("name", ["bool", "int8", "uint16", "int64", "float16", "float64", "complex64", "longdouble"])
 def test_dtypes_that_travel(name):
     check_dtype(np.zeros(2, name), "x")
 
@@ -93,14 +95,26 @@ def test_the_other_byte_order_does_not_travel(name):
 
 def test_writable():
     base = np.zeros((4, 6))
-    for array in (base, base[::2], base.T, base[:, ::-1], base[:0], np.zeros(()), np.zeros((0, 4)), np.zeros((4, 0, 2)), base[:, :1]):
+    for array in (
+        base,
+        base[::2],
+        base.T,
+        base[:, ::-1],
+        base[:0],
+        np.zeros(()),
+        np.zeros((0, 4)),
+        np.zeros((4, 0, 2)),
+        base[:, :1],
+    ):
         check_writable(array, "x")
     base.flags.writeable = False
     with pytest.raises(ValueError, match=r"x is read-only, and this call writes it; pass x.copy\(\)"):
         check_writable(base, "x")
 
 
-@pytest.mark.parametrize(("shape", "strides"), [((4,), (0,)), ((2, 3), (8, 0)), ((2, 3), (0, 8)), ((2, 1, 3), (0, 8, 8))])
+@pytest.mark.parametrize(
+    ("shape", "strides"), [((4,), (0,)), ((2, 3), (8, 0)), ((2, 3), (0, 8)), ((2, 1, 3), (0, 8, 8))]
+)
 def test_repeated_elements_cannot_be_written(shape, strides):
     array = np.lib.stride_tricks.as_strided(np.zeros(8), shape, strides)
     with pytest.raises(ValueError, match="x repeats elements in memory"):
@@ -113,7 +127,13 @@ def test_one_element_repeated_once_is_written():
 
 PLAIN = [np.zeros(()), np.zeros(0), np.zeros(3), np.zeros((2, 3)), np.zeros((2, 3, 4))[1], np.zeros((0, 3))]
 UNALIGNED = np.zeros(17, np.uint8)[1:].view(np.float64)
-STRIDED = [np.arange(9)[::2], np.arange(6).reshape(2, 3).T, np.arange(24).reshape(4, 6)[:, 1:3], np.arange(5)[::-1], UNALIGNED]
+STRIDED = [
+    np.arange(9)[::2],
+    np.arange(6).reshape(2, 3).T,
+    np.arange(24).reshape(4, 6)[:, 1:3],
+    np.arange(5)[::-1],
+    UNALIGNED,
+]
 
 
 @pytest.mark.parametrize("array", PLAIN, ids=lambda array: str(array.shape))

@@ -1,4 +1,4 @@
-"""Wrong arguments: the exact class, before anything is sent, and a message that says where, what was expected, what came."""
+"""Wrong arguments: the exact class, before anything is sent, and a message that says where, what was due, what came."""
 
 import re
 
@@ -115,11 +115,27 @@ ROWS = dict(array_rows()) | {
     "all_gather: long list": (lambda: dist.all_gather(many(4, count=4), x()), ValueError, "tensor_list.*3 arrays.*4"),
     "all_gather: empty list": (lambda: dist.all_gather([], x()), ValueError, "tensor_list.*3 arrays.*0"),
     "all_gather: no list": (lambda: dist.all_gather(x(12), x()), TypeError, "tensor_list.*list of 3 arrays.*one array"),
-    "all_gather: None for the list": (lambda: dist.all_gather(None, x()), TypeError, "tensor_list.*list of 3 arrays.*None"),
-    "all_gather: list of numbers": (lambda: dist.all_gather([1, 2, 3], x()), TypeError, r"tensor_list\[0\].*array.*int"),
+    "all_gather: None for the list": (
+        lambda: dist.all_gather(None, x()),
+        TypeError,
+        "tensor_list.*list of 3 arrays.*None",
+    ),
+    "all_gather: list of numbers": (
+        lambda: dist.all_gather([1, 2, 3], x()),
+        TypeError,
+        r"tensor_list\[0\].*array.*int",
+    ),
     "all_gather: list as tensor": (lambda: dist.all_gather(many(4), many(4)), TypeError, "tensor.*one array.*list"),
-    "reduce_scatter: short list": (lambda: dist.reduce_scatter(x(), many(4, count=2)), ValueError, "input_list.*3 arrays.*2"),
-    "reduce_scatter: no list": (lambda: dist.reduce_scatter(x(), x(12)), TypeError, "input_list.*list of 3 arrays.*one array"),
+    "reduce_scatter: short list": (
+        lambda: dist.reduce_scatter(x(), many(4, count=2)),
+        ValueError,
+        "input_list.*3 arrays.*2",
+    ),
+    "reduce_scatter: no list": (
+        lambda: dist.reduce_scatter(x(), x(12)),
+        TypeError,
+        "input_list.*list of 3 arrays.*one array",
+    ),
     "reduce_scatter: None": (lambda: dist.reduce_scatter(x(), None), TypeError, "input_list.*list of 3 arrays.*None"),
     "all_reduce: list": (lambda: dist.all_reduce(many(4)), TypeError, "tensor.*one array.*list"),
     "broadcast: list": (lambda: dist.broadcast(many(4), 0), TypeError, "tensor.*one array.*list"),
@@ -177,7 +193,11 @@ ROWS = dict(array_rows()) | {
         ValueError,
         r"all but dim 0.*\(3, 4\).*\(3, 2\)",
     ),
-    "all_to_all_single: 0-d": (lambda: dist.all_to_all_single(np.array(1.0), np.array(1.0)), ValueError, r"dim 0.*\(\)"),
+    "all_to_all_single: 0-d": (
+        lambda: dist.all_to_all_single(np.array(1.0), np.array(1.0)),
+        ValueError,
+        r"dim 0.*\(\)",
+    ),
     # Split sizes.
     "all_to_all_single: too few splits": (
         lambda: dist.all_to_all_single(x(4), x(4), [2, 2], [2, 1, 1]),
@@ -256,7 +276,11 @@ ROWS = dict(array_rows()) | {
     "send: to nobody": (lambda: dist.send(x()), ValueError, "dst.*group_dst.*neither"),
     "send: to two": (lambda: dist.send(x(), 1, group_dst=1), ValueError, "dst.*group_dst.*both"),
     "send: to itself": (lambda: dist.send(x(), dist.get_rank()), ValueError, "dst.*another rank"),
-    "send: to itself in the group": (lambda: dist.send(x(), group_dst=dist.get_rank()), ValueError, "dst.*another rank"),
+    "send: to itself in the group": (
+        lambda: dist.send(x(), group_dst=dist.get_rank()),
+        ValueError,
+        "dst.*another rank",
+    ),
     "send: outside": (lambda: dist.send(x(), 3), ValueError, r"dst.*\[0, 1, 2\].*got 3"),
     "recv: from itself": (lambda: dist.recv(x(), dist.get_rank()), ValueError, "src.*another rank"),
     "recv: outside": (lambda: dist.recv(x(), 3), ValueError, r"src.*\[0, 1, 2\].*got 3"),
@@ -271,7 +295,11 @@ ROWS = dict(array_rows()) | {
     "reduce: unknown op": (lambda: dist.reduce(x(), 0, "mean"), ValueError, "'mean'.*known are sum.*avg"),
     "reduce: no op": (lambda: dist.reduce(x(), 0, None), TypeError, "op must be a ReduceOp.*None"),
     "reduce_scatter: unknown op": (lambda: dist.reduce_scatter(x(), many(4), "+"), ValueError, r"'\+'.*known are sum"),
-    "reduce_scatter: no op": (lambda: dist.reduce_scatter(x(), many(4), None), TypeError, "op must be a ReduceOp.*None"),
+    "reduce_scatter: no op": (
+        lambda: dist.reduce_scatter(x(), many(4), None),
+        TypeError,
+        "op must be a ReduceOp.*None",
+    ),
     "reduce_scatter_tensor: no op": (
         lambda: dist.reduce_scatter_tensor(x(), x(12), None),
         TypeError,
@@ -313,7 +341,9 @@ def test_wrong_arguments(world_of_3, row):
     collective = row.partition(":")[0]
     for rank, ((raised, message), total) in enumerate(world_of_3.run(attempt, row)):
         assert raised is kind, message
-        assert re.search(rf"^{collective} on group 'world' \(rank {rank} of 3\): .*{words}", message, re.DOTALL), message
+        assert re.search(rf"^{collective} on group 'world' \(rank {rank} of 3\): .*{words}", message, re.DOTALL), (
+            message
+        )
         assert total == sum(range(SIZE)), "the group is not in step any more"
 
 

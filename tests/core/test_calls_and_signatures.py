@@ -14,7 +14,12 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def test_fingerprints_tell_calls_apart():
-    texts = [f"{name}({dtype}[{size}])" for name in ("barrier", "broadcast") for dtype in ("int8", "int16") for size in range(50)]
+    texts = [
+        f"{name}({dtype}[{size}])"
+        for name in ("barrier", "broadcast")
+        for dtype in ("int8", "int16")
+        for size in range(50)
+    ]
     words = {Signature(text).fingerprint for text in texts}
     assert len(words) == len(texts)
     assert all(0 <= word < 1 << 64 and word & 0xFFFFFFFF == 0 for word in words)
@@ -47,7 +52,9 @@ CALLS = {
     ),
     "all_gather_into_tensor(2 x float32[6])": lambda x: dist.all_gather_into_tensor(np.zeros((2, 2, 3), "f4"), x),
     "reduce_scatter(2 x float32[6], op=sum)": lambda x: dist.reduce_scatter(x.copy(), [x, x]),
-    "reduce_scatter_tensor(2 x float32[6], op=sum)": lambda x: dist.reduce_scatter_tensor(x.copy(), np.zeros((4, 3), "f4")),
+    "reduce_scatter_tensor(2 x float32[6], op=sum)": lambda x: dist.reduce_scatter_tensor(
+        x.copy(), np.zeros((4, 3), "f4")
+    ),
     "all_to_all_single(float32[6])": lambda x: dist.all_to_all_single(x.copy(), x),
 }
 

@@ -28,7 +28,9 @@ def test_the_default_is_half_an_hour_or_what_is_said():
 
 @pytest.mark.parametrize("timeout", ["3", True, [1], b""], ids=repr)
 def test_what_is_no_time(timeout):
-    with pytest.raises(TypeError, match=f"timeout must be a timedelta or a number of seconds, got {type(timeout).__name__}"):
+    with pytest.raises(
+        TypeError, match=f"timeout must be a timedelta or a number of seconds, got {type(timeout).__name__}"
+    ):
         seconds(timeout)
 
 

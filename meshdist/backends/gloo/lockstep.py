@@ -26,10 +26,8 @@ from meshdist.waiting import Doorbell, Waitable
 _STEP = 0xFFFFFFFF
 # States of a rank.
 _LEFT, _FAILED, _DISAGREES = 1, 2, 3
-# How long to look before sleeping. A look is some 30 ns. With more ranks than cores a rank that waits keeps another
-# from coming, so it looks a few times only, and then lets others run.
-SPINS = 1000
-SPINS_OVERSUBSCRIBED = 20
+# How often to look before letting others run: some microseconds, which is what a peer that is under way takes.
+LOOKS = 60
 # How long a rank whose call disagrees waits for the others to say what theirs is. They find out in the same step.
 _EXPLAIN_S = 0.8
 
@@ -56,7 +54,7 @@ class Lockstep:
         use: Which of the two slots the current call uses, 0 or 1.
     """
 
-    def __init__(self, arena: Arena, rank: int, num_ranks: int, members: Members, oversubscribed: bool) -> None:
+    def __init__(self, arena: Arena, rank: int, num_ranks: int, members: Members) -> None:
         self.step = 0
         self.use = 0
         self.arena = arena
@@ -67,7 +65,6 @@ class Lockstep:
         self._mine = arena.line(rank, 0)
         self._posts = tuple(tuple(arena.line(peer, parity) for peer in self.peers) for parity in (0, 1))
         self._bells = arena.bell_words()
-        self._spins = SPINS_OVERSUBSCRIBED if oversubscribed else SPINS
 
     def post(self, fingerprint: int) -> int:
         """Enter the next step; return the word that all ranks have to post."""
@@ -88,11 +85,11 @@ class Lockstep:
     def await_all(self, word: int, plan: LockstepPlan) -> None:
         """Return when all ranks have posted `word`, as this one has."""
         words = self._words
-        spins = self._spins
+        looks = LOOKS
         for index in self._posts[word & 1]:
             while words[index] != word:
-                spins -= 1
-                if spins < 0:
+                looks -= 1
+                if looks < 0:
                     plan.wait(Arrival(self, word, plan.signature))
                     return
 
@@ -112,14 +109,17 @@ class Lockstep:
         return [peer for peer, index in zip(self.peers, posts, strict=True) if self._words[index] != word]
 
     def check(self, word: int, signature: Signature) -> None:
-        """Raise DistBackendError if a rank disagrees, has given up, has left, or is dead."""
-        words, posts = self._words, self._posts[word & 1]
+        """Raise DistBackendError if a rank disagrees, has given up, has left, or is dead.
+
+        Asked while some rank has not come: until it does no rank can have got further, so one that has come and given
+        up since has given up this call.
+        """
+        words = self._words
         # Each word is read once: a peer may post between two looks.
-        seen = [(peer, words[index]) for peer, index in zip(self.peers, posts, strict=True)]
-        late = [(peer, posted) for peer, posted in seen if posted != word]
-        if any((posted ^ word) & _STEP == 0 for _, posted in late):
+        posted = [words[index] for index in self._posts[word & 1]]
+        if any(other != word and (other ^ word) & _STEP == 0 for other in posted):
             raise self._disagree(signature)
-        for peer, _ in late:
+        for peer in self.peers:
             state = words[self.arena.line(peer, STATE)]
             if state == _DISAGREES:
                 raise self._disagree(signature)
@@ -149,6 +149,9 @@ class Lockstep:
     def _say(self, state: int, text: str) -> None:
         self.arena.write_text(self.rank, text)
         self._words[self.arena.line(self.rank, STATE)] = state
+        if state != _LEFT:
+            # Take back the post: a rank that comes late must look at the state, not at a call that nobody finishes.
+            self._words[self._mine + (self.step & 1)] = 0
         self._ring()
 
     def _ring(self) -> None:

@@ -147,6 +147,8 @@ class Outbox:
     """The messages to one rank, in order."""
 
     def __init__(self, backend: Backend, dst: int) -> None:
+        leftovers = backend.options.leftovers
+        leftovers[:] = [give_back for give_back in leftovers if not give_back()]
         self.peer = Peer(backend, dst)
         segment = create(CHANNEL_BYTES, [self.peer.card.pid])
         self.channel = Channel(segment, SENDER)
@@ -156,6 +158,7 @@ class Outbox:
         self._waiting: deque[Dispatch] = deque()
         self._numbered = 0
         publish(backend.options, f"mail/{backend.rank}/{dst}", segment.place, [dst])
+        leftovers.append(self._seal)
 
     def post(self, array: Array, tag: int, dtype_name: bytes) -> Dispatch:
         """Append a message."""
@@ -171,8 +174,6 @@ class Outbox:
         while self._waiting and self._waiting[0].write(self.channel):
             self._waiting.popleft()
         self.peer.wake(self.channel)
-        if self.channel.words[MODE] != UNKNOWN:
-            self.channel.segment.seal()
 
     def deliver(self, deadline: Deadline) -> None:
         """Wait until the receiver has found the channel: from then on it does not need this process."""
@@ -180,6 +181,13 @@ class Outbox:
         while self.channel.words[MODE] == UNKNOWN and not deadline.expired() and not self.peer.ended():
             pause.wait(deadline.slice_s(0.001))
         self.channel.segment.seal()
+
+    def _seal(self) -> bool:
+        # Once the receiver has found the channel, it need not be found again.
+        found = self.channel.words[MODE] != UNKNOWN
+        if found:
+            self.channel.segment.seal()
+        return found
 
     def end(self, state: int, text: str) -> None:
         """Say that nothing more will come."""

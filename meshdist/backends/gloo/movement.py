@@ -106,7 +106,8 @@ class RoutePlan(TablePlan):
         All ranks look at all pairs, so all raise if one does.
         """
         tables = np.stack([self.host.arena.table(use, rank) for rank in range(self.size)])
-        compare_splits(tables[:, :, 1], tables[:, :, 2], "bytes")
+        given, expected = tables[:, :, 1] // self.route.row_bytes, tables[:, :, 2] // self.route.row_bytes
+        compare_splits(given, expected, "rows")
         return int(tables[:, :, 1].max())
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from typing import TYPE_CHECKING
 
+from meshdist.deadline import Deadline
 from meshdist.doorbells import SocketDoorbells
-from meshdist.errors import DistBackendError
+from meshdist.errors import DistBackendError, DistError, DistNetworkError
 from meshdist.waiting import Doorbell, Waitable
 
 if TYPE_CHECKING:
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 _PAUSE_S = 0.001
 # The one who waits has told nobody on which of its doorbells it sleeps: the first few are rung.
 _BELLS = 4
+_END_S = 0.2
 
 
 def publish(options: BackendOptions, key: str, value: str, readers: list[int]) -> None:
@@ -26,6 +30,42 @@ def publish(options: BackendOptions, key: str, value: str, readers: list[int]) -
         card = options.peers.card(options.ranks[rank])
         for number in range(1, _BELLS + 1):
             options.bells.ring(card.bells, number)
+
+
+def withdraw(options: BackendOptions, rank: int, what: str) -> None:
+    """Say in the store that this rank will not take part in setting the group up, for those who wait for it there."""
+    # Where there is no store any more, nobody waits either.
+    with contextlib.suppress(DistError):
+        options.store.set(_withdrawn(rank), what)
+
+
+def check_withdrawn(options: BackendOptions, rank: int) -> None:
+    """Raise DistBackendError if a rank of the group has withdrawn, or its process has ended."""
+    name = options.peers.describe(options.ranks[rank])
+    what = _look_up(options, _withdrawn(rank))
+    if what is not None:
+        raise DistBackendError(f"{name} {what}", peer_failed=True)
+    if options.peers.ended(options.ranks[rank]):
+        raise DistBackendError(f"{name} has died", peer_failed=True)
+
+
+def _look_up(options: BackendOptions, key: str) -> str | None:
+    try:
+        return options.store.get(key).decode() if options.store.check([key]) else None
+    except DistNetworkError:
+        # The store may have gone with a rank that held it. That rank is the news; its end shows a moment later.
+        deadline = Deadline(_END_S)
+        while not deadline.expired():
+            for rank in options.ranks:
+                if options.peers.ended(rank):
+                    message = f"{options.peers.describe(rank)} has died, and the store with it"
+                    raise DistBackendError(message, peer_failed=True) from None
+            threading.Event().wait(deadline.slice_s(_PAUSE_S))
+        raise
+
+
+def _withdrawn(rank: int) -> str:
+    return f"withdrawn/{rank}"
 
 
 class Published(Waitable):
@@ -39,19 +79,17 @@ class Published(Waitable):
         self.value: str | None = None
         self._options = options
         self._key = key
-        self._publisher = options.ranks[publisher]
+        self._publisher = publisher
         self._next_s = 0.0
 
     def ready(self) -> bool:
         if self.value is None and time.monotonic() >= self._next_s:
-            if self._options.store.check([self._key]):
-                self.value = self._options.store.get(self._key).decode()
+            self.value = _look_up(self._options, self._key)
             self._next_s = time.monotonic() + _PAUSE_S
         return self.value is not None
 
     def check(self) -> None:
-        if self._options.peers.ended(self._publisher):
-            raise DistBackendError(f"{self._options.peers.describe(self._publisher)} has died", peer_failed=True)
+        check_withdrawn(self._options, self._publisher)
 
     def arm(self, bell: Doorbell) -> None:
         return
@@ -60,4 +98,4 @@ class Published(Waitable):
         return
 
     def missing(self) -> str:
-        return self._options.peers.describe(self._publisher)
+        return self._options.peers.describe(self._options.ranks[self._publisher])

@@ -31,6 +31,7 @@ class Route:
         shared: All ranks take the same block.
         longest: Bytes of the longest block of any rank. None where only the ranks together know, from comparing their
             split sizes.
+        row_bytes: What messages count blocks in.
         put_bytes: The most that a rank would put into its slot, were all to go there at once; None if unknown.
         puts: Where in its slot a rank puts what it sends: an array of the same shape, or a list of such.
         takes: Where a rank finds what it receives; an array may be of another shape with the same elements.
@@ -40,6 +41,7 @@ class Route:
     take: Callable[[Buffers], Blocks]
     shared: bool
     longest: int | None
+    row_bytes: int
     put_bytes: int | None
     puts: Places
     takes: Places
@@ -69,6 +71,7 @@ def broadcast(call: Call) -> Route:
         take=lambda recv: [flat(recv) if rank != root == peer else None for peer in range(size)],
         shared=True,
         longest=array.nbytes,
+        row_bytes=dtype.itemsize,
         put_bytes=array.nbytes,
         puts=at_root if rank == root else nothing,
         takes=nothing if rank == root else at_root,
@@ -94,6 +97,7 @@ def all_gather(call: Call) -> Route:
         take=lambda recv: blocks_of(recv, size),
         shared=True,
         longest=longest,
+        row_bytes=dtype.itemsize,
         put_bytes=longest,
         puts=lambda arena, use: arena.slot(use, rank, dtype, shape),
         takes=takes,
@@ -111,6 +115,7 @@ def all_to_all_single(call: Call) -> Route:
         take=lambda recv: split_blocks(array_of(recv), rows_from, size),
         shared=False,
         longest=block * dtype.itemsize if even else None,
+        row_bytes=max(1, array[:1].nbytes),
         put_bytes=array.nbytes if even else None,
         puts=lambda arena, use: arena.slot(use, rank, dtype, shape),
         takes=lambda arena, use: arena.stacked(use, dtype, block, rank * block * dtype.itemsize),

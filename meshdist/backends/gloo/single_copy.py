@@ -36,6 +36,8 @@ def may_read() -> bool:
 
 def allow_peers() -> None:
     """Let processes of the same user read this one's memory, where Yama asks for consent."""
+    if not may_read():
+        return
     scope = Path("/proc/sys/kernel/yama/ptrace_scope")
     if scope.exists() and scope.read_text().strip() == "1":
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_long(_ANY_PROCESS), 0, 0, 0)

@@ -1,0 +1,220 @@
+"""Ranks whose calls disagree: an error on every rank, within a second, that names both calls and where they stand."""
+
+import re
+import sys
+
+import numpy as np
+import pytest
+from trying import attempt
+from worlds import BACKENDS
+
+import meshdist as dist
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only"),
+]
+DETECTED_S = 1.0
+
+
+def ones(count, dtype="float32"):
+    return np.ones(count, dtype)
+
+
+# What is different -> the call of most ranks, that of one; and both in the words of the message.
+PAIRS = {
+    "size": (
+        lambda g: g.all_reduce(ones(4)),
+        lambda g: g.all_reduce(ones(5)),
+        ("all_reduce(float32[4], op=sum)", "all_reduce(float32[5], op=sum)"),
+    ),
+    "size of large arrays": (
+        lambda g: g.all_reduce(ones(600_000)),
+        lambda g: g.all_reduce(ones(600_001)),
+        ("all_reduce(float32[600000], op=sum)", "all_reduce(float32[600001], op=sum)"),
+    ),
+    "small and large": (
+        lambda g: g.broadcast(ones(3), 0),
+        lambda g: g.broadcast(ones(300_000), 0),
+        ("broadcast(float32[3], root=0)", "broadcast(float32[300000], root=0)"),
+    ),
+    "dtype": (
+        lambda g: g.all_reduce(ones(4)),
+        lambda g: g.all_reduce(ones(4, "int32")),
+        ("all_reduce(float32[4], op=sum)", "all_reduce(int32[4], op=sum)"),
+    ),
+    "op": (
+        lambda g: g.all_reduce(ones(4)),
+        lambda g: g.all_reduce(ones(4), "max"),
+        ("all_reduce(float32[4], op=sum)", "all_reduce(float32[4], op=max)"),
+    ),
+    "root of broadcast": (
+        lambda g: g.broadcast(ones(4), 0),
+        lambda g: g.broadcast(ones(4), 1),
+        ("broadcast(float32[4], root=0)", "broadcast(float32[4], root=1)"),
+    ),
+    "root of reduce": (
+        lambda g: g.reduce(ones(40_000), 0),
+        lambda g: g.reduce(ones(40_000), 1),
+        ("reduce(float32[40000], op=sum, root=0)", "reduce(float32[40000], op=sum, root=1)"),
+    ),
+    "collective": (
+        lambda g: g.all_reduce(ones(4)),
+        lambda g: g.barrier(),
+        ("all_reduce(float32[4], op=sum)", "barrier()"),
+    ),
+    "collective of the same array": (
+        lambda g: g.all_reduce(ones(4)),
+        lambda g: g.broadcast(ones(4), 0),
+        ("all_reduce(float32[4], op=sum)", "broadcast(float32[4], root=0)"),
+    ),
+    "block of all_gather": (
+        lambda g: g.all_gather_into_tensor(ones(4 * g.size()), ones(4)),
+        lambda g: g.all_gather_into_tensor(ones(6 * g.size()), ones(6)),
+        ("x float32[4])", "x float32[6])"),
+    ),
+    "splits or not": (
+        lambda g: g.all_to_all_single(ones(g.size()), ones(g.size())),
+        lambda g: g.all_to_all_single(ones(g.size()), ones(g.size()), [1] * g.size(), [1] * g.size()),
+        ("all_to_all_single(float32[", "all_to_all_single(float32[split sizes"),
+    ),
+}
+
+
+def disagree(name, odd_one, warm):
+    group = dist.new_group(group_desc="at odds")
+    if warm:
+        group.barrier()
+    most, one, _ = PAIRS[name]
+    failure = attempt(lambda: (one if dist.get_rank() == odd_one else most)(group))
+    return failure, attempt(group.barrier)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_rank_names_both_calls(worlds, backend, size, name):
+    *_, (most, one) = PAIRS[name]
+    for odd_one, warm in ((size - 1, True), (0, False)):
+        outcomes = worlds.world(backend, size).run(disagree, name, odd_one, warm)
+        last_came_s = max(failure.began_s for failure, _ in outcomes)
+        for rank, (failure, after) in enumerate(outcomes):
+            assert failure.kind is dist.DistBackendError, failure
+            assert failure.ended_s - last_came_s < DETECTED_S, failure
+            assert re.match(rf"\w+ on group 'at odds' \(rank {rank} of {size}\): ", failure.message), failure
+            assert most in failure.message, failure
+            assert one in failure.message, failure
+            assert f"rank {odd_one} calls" in failure.message, failure
+            sites = set(re.findall(r"test_disagreements.py:\d+", failure.message))
+            assert len(sites) == 2, failure
+            assert after.kind is dist.DistBackendError, after
+            assert "broken since" in after.message, after
+            assert one in after.message, after
+
+
+def split_sizes(receives):
+    """Every rank sends one row to each; rank 1 expects two from rank 0."""
+    group = dist.new_group(group_desc="at odds")
+    size = group.size()
+    rows_from = [receives if dist.get_rank() == 1 and peer == 0 else 1 for peer in range(size)]
+    out = np.zeros((sum(rows_from), 1000))
+    return attempt(lambda: group.all_to_all_single(out, np.ones((size, 1000)), rows_from, [1] * size))
+
+
+@pytest.mark.parametrize("receives", [0, 2])
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_split_sizes_that_disagree(worlds, backend, size, receives):
+    outcomes = worlds.world(backend, size).run(split_sizes, receives)
+    last_came_s = max(failure.began_s for failure in outcomes)
+    for failure in outcomes:
+        assert failure.kind is dist.DistBackendError, failure
+        assert failure.ended_s - last_came_s < DETECTED_S, failure
+        assert "all_to_all_single on group 'at odds'" in failure.message, failure
+    said = " ".join(failure.message for failure in outcomes)
+    assert re.search(rf"rank 0 sends 1 rows to rank 1, which expects {receives}", said)
+
+
+def one_comes_late():
+    group = dist.new_group(group_desc="at odds")
+    group.barrier()
+    if dist.get_rank() == 2:
+        dist.recv(np.zeros(1), 0)  # rank 0 has had its error
+        return attempt(lambda: group.all_reduce(ones(4)))
+    failure = attempt(lambda: group.all_reduce(ones(4 + dist.get_rank())))
+    if dist.get_rank() == 0:
+        dist.send(np.zeros(1), 2)
+    return failure
+
+
+@pytest.mark.parametrize("backend", ["gloo"])
+def test_nobody_waits_for_a_rank_that_is_late(worlds, backend):
+    outcomes = worlds.world(backend, 3).run(one_comes_late)
+    for failure in outcomes:
+        assert failure.kind is dist.DistBackendError, failure
+        assert "float32[4]" in failure.message, failure
+        assert "float32[5]" in failure.message, failure
+    assert (
+        max(failure.ended_s for failure in outcomes[:2]) - max(failure.began_s for failure in outcomes[:2]) < DETECTED_S
+    )
+    assert outcomes[2].took_s < DETECTED_S
+
+
+def disagree_async():
+    group = dist.new_group(group_desc="at odds")
+    work = group.all_reduce(ones(4 + dist.get_rank()), async_op=True)
+    return attempt(lambda: work.wait(timeout=20.0)), attempt(group.barrier)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_async_calls_that_disagree(worlds, backend):
+    outcomes = worlds.world(backend, 2).run(disagree_async)
+    for failure, after in outcomes:
+        assert failure.kind is after.kind is dist.DistBackendError, failure
+        assert "all_reduce(float32[4], op=sum)" in failure.message, failure
+        assert "all_reduce(float32[5], op=sum)" in failure.message, failure
+        assert "broken since" in after.message, after
+
+
+# ---- Messages
+
+
+MISFITS = {
+    "longer": (ones(5), ones(4)),
+    "shorter": (ones(3), ones(4)),
+    "another dtype": (ones(4), ones(4, "int32")),
+    "another dtype of other size": (ones(4, "float64"), ones(8)),
+    "large and longer": (ones(50_000), ones(40_000)),
+    "large and shorter": (ones(40_000), ones(50_000)),
+    "large, of another dtype": (ones(40_000), ones(40_000, "int32")),
+    "small for a large array": (ones(3), ones(40_000)),
+    "large for a small array": (ones(40_000), ones(3)),
+    "empty": (ones(0), ones(1)),
+}
+
+
+def misfit(name):
+    group = dist.new_group(group_desc="post", timeout=5)
+    sent, expected = MISFITS[name]
+    if dist.get_rank() == 0:
+        # A short message is on its way when send returns: then the next call of the group has the error.
+        return attempt(lambda: (group.send(sent, 1), group.barrier()))
+    received = expected.copy()
+    failure = attempt(lambda: group.recv(received, 0))
+    assert (received == expected).all()
+    return failure
+
+
+@pytest.mark.parametrize("name", MISFITS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_message_that_does_not_fit_raises_on_both_sides(worlds, backend, name):
+    sent, expected = MISFITS[name]
+    sender, receiver = worlds.world(backend, 2).run(misfit, name)
+    assert receiver.kind is dist.DistBackendError, receiver
+    assert "recv on group 'post' (rank 1 of 2)" in receiver.message
+    for word in ("rank 0", sent.dtype.name, f"{expected.dtype}[{expected.size}]"):
+        assert word in receiver.message, receiver
+    assert sender.kind is dist.DistBackendError, sender
+    assert "rank 1" in sender.message, sender
+    assert sent.dtype.name in sender.message, sender
+    assert sender.ended_s - max(sender.began_s, receiver.began_s) < DETECTED_S, sender

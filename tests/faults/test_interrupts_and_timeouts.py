@@ -1,0 +1,200 @@
+"""Ctrl-C in a wait is delivered and the others are told; a rank that does not come is named at the timeout."""
+
+import re
+import signal
+import sys
+
+import numpy as np
+import pytest
+from trying import attempt
+
+import meshdist as dist
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only"),
+]
+DETECTED_S = 1.0
+BOTH_PATHS = pytest.mark.parametrize("backend", ["gloo", "gloo-slots"])
+ABSENT = 1
+
+CALLS = {
+    "all_reduce": lambda group: group.all_reduce(np.ones(3)),
+    "large all_reduce": lambda group: group.all_reduce(np.ones(1 << 20)),
+    "barrier": lambda group: group.barrier(),
+    "broadcast": lambda group: group.broadcast(np.ones(3), ABSENT),
+    "recv": lambda group: group.recv(np.ones(3), ABSENT),
+    "large send": lambda group: group.send(np.ones(1 << 20), ABSENT),
+}
+COLLECTIVES = ["all_reduce", "large all_reduce", "barrier", "broadcast"]
+
+
+def connect():
+    dist.barrier()
+
+
+def call_announced(name):
+    group = dist.group.WORLD
+    return attempt(lambda: CALLS[name](group), announce=True), attempt(dist.barrier)
+
+
+# ---- Ctrl-C
+
+
+@pytest.mark.parametrize("connected", [True, False], ids=["connected", "first call"])
+@pytest.mark.parametrize("name", CALLS)
+def test_ctrl_c_in_a_wait(new_crew, name, connected):
+    crew = new_crew(3)
+    if connected:
+        crew.start(connect)
+        crew.gather()
+    crew.start(call_announced, name, ranks=[0])
+    crew.told(0)
+    crew.until_asleep(0)
+    sent_s = crew.signal(0, signal.SIGINT)
+    failure, after = crew.outcome(0)
+    assert failure.kind is KeyboardInterrupt, failure
+    assert failure.ended_s - sent_s < 0.5, failure
+    assert after.kind is dist.DistBackendError, after
+    assert "barrier on group 'world'" in after.message
+    assert "KeyboardInterrupt" in after.message
+
+
+@pytest.mark.parametrize("connected", [True, False], ids=["connected", "first call"])
+@pytest.mark.parametrize("name", COLLECTIVES)
+@BOTH_PATHS
+def test_the_others_are_told_of_a_ctrl_c(new_crew, backend, name, connected):
+    crew = new_crew(3, backend)
+    if connected:
+        crew.start(connect)
+        crew.gather()
+    crew.start(call_announced, name, ranks=[0, 2])
+    for rank in (0, 2):
+        crew.told(rank)
+        crew.until_asleep(rank)
+    sent_s = crew.signal(2, signal.SIGINT)
+    assert crew.outcome(2)[0].kind is KeyboardInterrupt
+    failure, after = crew.outcome(0)
+    assert failure.kind is dist.DistBackendError, failure
+    assert failure.ended_s - sent_s < DETECTED_S, failure
+    assert re.search(rf"rank 2 \(pid {crew.pids[2]} on .*KeyboardInterrupt", failure.message), failure
+    assert "KeyboardInterrupt" in after.message
+    # Who comes later is told as well.
+    crew.start(call_announced, name, ranks=[ABSENT])
+    crew.told(ABSENT)
+    late, _ = crew.outcome(ABSENT)
+    assert late.kind is dist.DistBackendError, late
+    assert late.took_s < DETECTED_S, late
+    assert "KeyboardInterrupt" in late.message, late
+
+
+def wait_for_work():
+    dist.barrier()
+    work = dist.all_reduce(np.ones(3), async_op=True)
+    return attempt(work.wait, announce=True)
+
+
+def test_ctrl_c_in_the_wait_for_a_work(new_crew):
+    crew = new_crew(2)
+    crew.start(connect, ranks=[1])
+    crew.start(wait_for_work, ranks=[0])
+    crew.outcome(1)
+    crew.told(0)
+    crew.until_asleep(0)
+    sent_s = crew.signal(0, signal.SIGINT)
+    failure = crew.outcome(0)
+    assert failure.kind is KeyboardInterrupt, failure
+    assert failure.ended_s - sent_s < 0.5
+
+
+# ---- Timeouts
+
+TIMEOUT_S = 0.5
+
+
+def call_with_timeout(name, connected):
+    group = dist.new_group(timeout=TIMEOUT_S, group_desc="short of time")
+    if connected:
+        group.barrier()
+    if dist.get_rank() == ABSENT:
+        dist.recv(np.ones(1), 0)  # the others have had enough
+        return attempt(lambda: CALLS["barrier"](group))
+    failure = attempt(lambda: CALLS[name](group))
+    if dist.get_rank() == 0:
+        dist.recv(np.ones(1), 2)
+        dist.send(np.ones(1), ABSENT)
+    else:
+        dist.send(np.ones(1), 0)
+    return failure
+
+
+@pytest.mark.parametrize("connected", [True, False], ids=["connected", "first call"])
+@pytest.mark.parametrize("name", CALLS)
+@BOTH_PATHS
+def test_the_timeout_names_who_is_missing(worlds, backend, name, connected):
+    outcomes = worlds.world(backend, 3).run(call_with_timeout, name, connected)
+    waited = [outcomes[0], outcomes[2]]
+    for failure in waited:
+        assert failure.kind in (dist.DistTimeoutError, dist.DistBackendError), failure
+        assert failure.took_s < TIMEOUT_S + DETECTED_S, failure
+        assert re.search(r"on group 'short of time' \(rank [02] of 3\): ", failure.message), failure
+        assert re.search(r"rank 1 \(pid \d+ on ", failure.message), failure
+    # The first to give up says so; another one may be told by it before its own time is over.
+    first = min(waited, key=lambda failure: failure.ended_s)
+    assert first.kind is dist.DistTimeoutError, first
+    assert first.took_s >= TIMEOUT_S - 0.01, first
+    assert f"timed out after {TIMEOUT_S:g} s waiting for" in first.message, first
+    # Who comes too late does not wait for those who have gone.
+    late = outcomes[ABSENT]
+    assert late.kind is dist.DistBackendError or not connected or name not in COLLECTIVES, late
+    assert late.took_s < TIMEOUT_S + DETECTED_S, late
+
+
+def work_with_timeout():
+    group = dist.new_group(timeout=TIMEOUT_S, group_desc="short of time")
+    if dist.get_rank() == ABSENT:
+        return None
+    work = group.all_reduce(np.ones(3), async_op=True)
+    return attempt(work.wait)
+
+
+@pytest.mark.parametrize("backend", ["threads", "gloo", "gloo-slots"])
+def test_the_timeout_of_an_async_call(worlds, backend):
+    failure, _ = worlds.world(backend, 2).run(work_with_timeout)
+    assert failure.kind is dist.DistTimeoutError, failure
+    assert TIMEOUT_S - 0.01 <= failure.took_s < TIMEOUT_S + DETECTED_S, failure
+    assert re.search(r"all_reduce on group 'short of time' \(rank 0 of 2\): .*rank 1", failure.message), failure
+
+
+def call_short(name):
+    group = dist.new_group(timeout=TIMEOUT_S, group_desc="short of time")
+    return attempt(lambda: CALLS[name](group), announce=True)
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "recv"])
+def test_a_stopped_rank_is_named_at_the_timeout(new_crew, name):
+    crew = new_crew(2)
+    crew.start(connect)
+    crew.gather()
+    crew.signal(1, signal.SIGSTOP)
+    crew.start(call_short, name, ranks=[0])
+    crew.told(0)
+    failure = crew.outcome(0)
+    crew.signal(1, signal.SIGCONT)
+    assert failure.kind is dist.DistTimeoutError, failure
+    assert f"rank 1 (pid {crew.pids[1]} on " in failure.message, failure
+    assert failure.took_s < TIMEOUT_S + DETECTED_S, failure
+
+
+def short_of_time_on_threads():
+    if dist.get_rank() == ABSENT:
+        return None
+    return attempt(lambda: dist.barrier(dist.new_group(timeout=0.2)))
+
+
+def test_the_timeout_on_threads():
+    failure, *_ = dist.run(short_of_time_on_threads, 3, timeout=20)
+    # A rank that has finished is no reason to wait any longer.
+    assert failure.kind in (dist.DistTimeoutError, dist.DistBackendError), failure
+    assert "barrier on group" in failure.message
+    assert "1" in failure.message

@@ -1,0 +1,34 @@
+"""On a rank: make a call that is going to fail, and say how it failed and when."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from worlds import tell
+
+
+class Failure(NamedTuple):
+    """How a call ended. Times are of `time.monotonic()`, which all processes of a host share."""
+
+    began_s: float
+    ended_s: float
+    kind: type[BaseException] | None
+    message: str
+
+    @property
+    def took_s(self) -> float:
+        return self.ended_s - self.began_s
+
+
+def attempt(call: Callable[[], Any], announce: bool = False) -> Failure:
+    """Make the call; with `announce`, tell the test before."""
+    if announce:
+        tell("about to call")
+    began_s = time.monotonic()
+    try:
+        result = call()
+    except BaseException as error:  # KeyboardInterrupt is one of those wanted
+        return Failure(began_s, time.monotonic(), type(error), str(error))
+    return Failure(began_s, time.monotonic(), None, f"returned {result!r}")
