@@ -115,7 +115,7 @@ class _CheckIn(_InRoom):
                 raise DistBackendError(f"rank {rank} {self.room.faults[rank]}", peer_failed=True)
 
     def missing(self) -> str:
-        return f"ranks {self.absent()}"
+        return ", ".join(f"rank {rank}" for rank in self.absent())
 
 
 class _Receipt(_InRoom):
