@@ -294,7 +294,8 @@ class ProcessGroup(CollectiveMethods):
         return error
 
     def _give_up(self, cause: DistError) -> None:
-        self._broken = self._broken or cause
+        # Not the exception itself: its frames would keep the shared memory alive.
+        self._broken = self._broken or DistError(str(cause), peer_failed=cause.peer_failed)
         self._plans.clear()
         if self._backend is not None:
             self._backend.abort(str(self._broken))

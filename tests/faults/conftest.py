@@ -15,7 +15,7 @@ def new_crew(worlds: Worlds) -> Iterator[Callable[..., Crew]]:
     with ExitStack() as stack:
 
         def make(
-            size: int, backend: str = "gloo", *, join: bool = True, timeout_s: float = 30.0, **variables: str
+            size: int, backend: str = "gloo", *, join: bool = True, timeout_s: float = 10.0, **variables: str
         ) -> Crew:
             crew = stack.enter_context(Crew(worlds.nursery, size, {**VARIABLES[backend], **variables}, timeout_s))
             if join:

@@ -23,11 +23,6 @@ VICTIM = 1
 BOTH_PATHS = pytest.mark.parametrize("backend", ["gloo", "gloo-slots"])
 
 
-def wait_for(*calls):
-    for call in calls:
-        call()
-
-
 CALLS = {
     "all_reduce": lambda: dist.all_reduce(np.ones(3)),
     "barrier": lambda: dist.barrier(),
@@ -57,7 +52,7 @@ def connect():
             dist.send(np.ones(1), peer)
 
 
-def check_death(crew, failures, killed_s, name=""):
+def check_death(crew, failures, killed_s):
     for failure, after in failures:
         assert failure.kind is dist.DistBackendError, failure
         assert failure.ended_s - killed_s < DETECTED_S, (failure.ended_s - killed_s, failure)
@@ -87,6 +82,23 @@ def test_killed_while_others_wait(new_crew, backend, name, connected):
         crew.until_asleep(rank)
     killed_s = crew.signal(VICTIM, signal.SIGKILL)
     check_death(crew, [crew.outcome(rank) for rank in waiting], killed_s)
+
+
+@pytest.mark.parametrize("connected", [True, False], ids=["connected", "first call"])
+@pytest.mark.parametrize("name", ["all_reduce", "barrier", "large all_reduce", "large broadcast"])
+@BOTH_PATHS
+def test_killed_while_it_waits_with_others(new_crew, backend, name, connected):
+    """Ranks 0 and 1 wait for rank 2, which lives but does not come; rank 1 is killed."""
+    crew = new_crew(3, backend)
+    if connected:
+        crew.start(connect)
+        crew.gather()
+    crew.start(call_announced, name, ranks=[0, VICTIM])
+    for rank in (0, VICTIM):
+        crew.told(rank)
+        crew.until_asleep(rank)
+    killed_s = crew.signal(VICTIM, signal.SIGKILL)
+    check_death(crew, [crew.outcome(0)], killed_s)
 
 
 def call_for_ever(name):

@@ -82,10 +82,11 @@ def test_the_others_are_told_of_a_ctrl_c(new_crew, backend, name, connected):
     # Who comes later is told as well.
     crew.start(call_announced, name, ranks=[ABSENT])
     crew.told(ABSENT)
-    late, _ = crew.outcome(ABSENT)
-    assert late.kind is dist.DistBackendError, late
-    assert late.took_s < DETECTED_S, late
-    assert "KeyboardInterrupt" in late.message, late
+    late, next_call = crew.outcome(ABSENT)
+    failed = late if late.kind else next_call  # a call that all have entered may still end well
+    assert failed.kind is dist.DistBackendError, failed
+    assert failed.ended_s - late.began_s < DETECTED_S, failed
+    assert "KeyboardInterrupt" in failed.message, failed
 
 
 def wait_for_work():
@@ -144,10 +145,8 @@ def test_the_timeout_names_who_is_missing(worlds, backend, name, connected):
     assert first.kind is dist.DistTimeoutError, first
     assert first.took_s >= TIMEOUT_S - 0.01, first
     assert f"timed out after {TIMEOUT_S:g} s waiting for" in first.message, first
-    # Who comes too late does not wait for those who have gone.
-    late = outcomes[ABSENT]
-    assert late.kind is dist.DistBackendError or not connected or name not in COLLECTIVES, late
-    assert late.took_s < TIMEOUT_S + DETECTED_S, late
+    # Who comes too late does not wait for those who have given up.
+    assert outcomes[ABSENT].took_s < DETECTED_S, outcomes[ABSENT]
 
 
 def work_with_timeout():
@@ -163,7 +162,7 @@ def test_the_timeout_of_an_async_call(worlds, backend):
     failure, _ = worlds.world(backend, 2).run(work_with_timeout)
     assert failure.kind is dist.DistTimeoutError, failure
     assert TIMEOUT_S - 0.01 <= failure.took_s < TIMEOUT_S + DETECTED_S, failure
-    assert re.search(r"all_reduce on group 'short of time' \(rank 0 of 2\): .*rank 1", failure.message), failure
+    assert re.search(r"all_reduce on group 'short of time' \(rank 0 of 2\): .*ranks? \[?1", failure.message), failure
 
 
 def call_short(name):
