@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import logging
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 
@@ -16,7 +17,7 @@ from meshdist.collectives.methods import CollectiveMethods
 from meshdist.current import WorldSlot, current_slot, current_world, resolve
 from meshdist.deadline import Deadline, Timeout
 from meshdist.doorbells import SocketDoorbells
-from meshdist.errors import DistError, DistNetworkError, DistStoreError
+from meshdist.errors import DistError, DistNetworkError, DistStoreError, DistTimeoutError
 from meshdist.joining import join, leave
 from meshdist.peers import Peers, my_card
 from meshdist.process_group import ProcessGroup
@@ -26,6 +27,7 @@ from meshdist.waiting import Doorbells
 
 _log = logging.getLogger("meshdist")
 _LAST_GOODBYE_S = 5.0
+_LAST_WORDS_S = 0.5
 _NAMED_MEMBERS = 8
 
 
@@ -219,8 +221,14 @@ def init_process_group(
             own.close()
             if deadline.expired():
                 raise
+        except DistTimeoutError:
+            if isinstance(own, TCPStore) and own.is_master:
+                # The others' time ends about now; without the store they could not say who is missing.
+                threading.Event().wait(_LAST_WORDS_S)
+            own.withdraw()
+            raise
         except BaseException:
-            own.close()
+            own.withdraw()
             raise
 
 

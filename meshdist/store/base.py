@@ -142,6 +142,10 @@ class Store(ABC):
         """Give back what the store holds, such as connections; may be called more than once."""
         return
 
+    def withdraw(self) -> None:
+        """Close the store as if it had never been used: for a rank that is refused. The same as `close` for most."""
+        self.close()
+
     def __enter__(self: _S) -> _S:
         return self
 

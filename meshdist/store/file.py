@@ -82,6 +82,11 @@ class FileStore(RequestStore):
         """Leave the file; may be called more than once."""
         self._closer()
 
+    def withdraw(self) -> None:
+        """Leave the file as if this user had never come: its place is free again."""
+        self._replica.withdrawn = True
+        self._closer()
+
     def __repr__(self) -> str:
         return f"FileStore({self.path!r})"
 
@@ -91,6 +96,7 @@ class _Replica:
 
     def __init__(self, log: RequestLog, world_size: int) -> None:
         self.log = log
+        self.withdrawn = False
         self._world_size = world_size
         self._me: Member | None = None
         self._forget()
@@ -116,7 +122,7 @@ class _Replica:
             if op is Op.JOIN:
                 self._members.joined(Member.parse(args))
             elif op is Op.LEAVE:
-                self._members.left(args[0], self._world_size)
+                self._members.left(args[0], withdrawn=len(args) > 1)
             else:
                 self._table.apply(op, args)
 
@@ -164,8 +170,8 @@ class _Replica:
             # Leaving is a courtesy to the next run: it finds out by itself about a file that is broken or still there.
             with suppress(DistStoreError), self.log.locked(Deadline(_LEAVE_TIMEOUT_S)):
                 self._catch_up()
-                self._record(Op.LEAVE, [me.token])
-                self._members.left(me.token, self._world_size)
-                if self._members.have_all_left(self._world_size):
+                self._record(Op.LEAVE, [me.token, b"withdrawn"] if self.withdrawn else [me.token])
+                self._members.left(me.token, withdrawn=self.withdrawn)
+                if not self.withdrawn and self._members.have_all_left(self._world_size):
                     self.log.delete()
         self.log.close()

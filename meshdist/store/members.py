@@ -72,9 +72,9 @@ class Members:
         """Note a new user."""
         self._all[member.token] = member
 
-    def left(self, token: bytes, world_size: int) -> None:
-        """Note that a user has left; one that leaves before all have come makes room for another."""
-        if len(self._all) < world_size:
+    def left(self, token: bytes, *, withdrawn: bool = False) -> None:
+        """Note that a user has left; one that has withdrawn makes room for another."""
+        if withdrawn:
             self._all.pop(token, None)
         else:
             self._left.add(token)

@@ -24,10 +24,10 @@ class Failure(NamedTuple):
 
 def attempt(call: Callable[[], Any], announce: bool = False) -> Failure:
     """Make the call; with `announce`, tell the test before."""
-    if announce:
-        tell("about to call")
     began_s = time.monotonic()
     try:
+        if announce:
+            tell("about to call")
         result = call()
     except BaseException as error:  # KeyboardInterrupt is one of those wanted
         return Failure(began_s, time.monotonic(), type(error), str(error))

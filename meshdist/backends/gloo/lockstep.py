@@ -57,6 +57,7 @@ class Lockstep:
     def __init__(self, arena: Arena, rank: int, num_ranks: int, members: Members) -> None:
         self.step = 0
         self.use = 0
+        self._word = 0
         self.arena = arena
         self.rank = rank
         self.peers = [peer for peer in range(num_ranks) if peer != rank]
@@ -69,7 +70,7 @@ class Lockstep:
     def post(self, fingerprint: int) -> int:
         """Enter the next step; return the word that all ranks have to post."""
         self.step = step = self.step + 1
-        word = fingerprint | (step & _STEP)
+        self._word = word = fingerprint | (step & _STEP)
         words = self._words
         words[self._mine + (step & 1)] = word
         for bells in self._bells:
@@ -149,8 +150,8 @@ class Lockstep:
     def _say(self, state: int, text: str) -> None:
         self.arena.write_text(self.rank, text)
         self._words[self.arena.line(self.rank, STATE)] = state
-        if state != _LEFT:
-            # Take back the post: a rank that comes late must look at the state, not at a call that nobody finishes.
+        if state != _LEFT and not self.arrived(self._word):
+            # Take back the post: a rank that comes late must look at the state, not at a step that nobody finishes.
             self._words[self._mine + (self.step & 1)] = 0
         self._ring()
 
