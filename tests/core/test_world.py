@@ -310,12 +310,15 @@ def test_world_sizes_that_disagree(pair, url):
 def test_missing_ranks_are_named_at_the_timeout(pair, url):
     pair.start(try_to_join, url, 0, 4, 1, ranks=[0])
     pair.start(try_to_join, url, 2, 4, 1, ranks=[1])
-    for rank, (took_s, kind, message) in zip((0, 2), pair.gather(), strict=True):
+    outcomes = dict(zip((0, 2), pair.gather(), strict=True))
+    if outcomes[2][1] is dist.DistNetworkError:
+        # Over TCP the store ends with rank 0, whose time is over in the same moment.
+        assert url.startswith("tcp")
+        assert "lost the store" in outcomes.pop(2)[2]
+    for rank, (took_s, kind, message) in outcomes.items():
         assert 0.8 < took_s < 2
         assert kind is dist.DistTimeoutError
-        assert re.search(
-            rf"init_process_group \(rank {rank} of 4\): 2 .*ranks joined within 1 s; missing: 1, 3$", message
-        )
+        assert re.search(rf"init_process_group \(rank {rank} of 4\): 2 .*ranks joined within 1 s; missing: 1, 3$", message)
 
 
 def test_many_missing_ranks_are_not_all_listed(worlds, tmp_path):

@@ -1,0 +1,72 @@
+"""Who sleeps is woken by what it waits for, not by the end of its nap."""
+
+import statistics
+import sys
+import time
+
+import numpy as np
+import pytest
+from worlds import tell
+
+import meshdist as dist
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only"),
+]
+ROUNDS = 9
+# A nap lasts 100 ms. A long message goes through a ring that holds a small part of it.
+KINDS = {"message": 3, "long message": 1 << 19, "barrier": 0}
+WOKEN_S = 0.05
+
+
+def waits(kind, used_before):
+    group = dist.new_group()
+    if used_before:
+        other_side(group, kind, receives=True)
+    tell("about to wait")
+    other_side(group, kind, receives=True)
+    return time.monotonic()
+
+
+def comes(kind, used_before):
+    group = dist.new_group()
+    if used_before:
+        other_side(group, kind, receives=False)
+    tell("used")
+    dist.recv(np.ones(1), 2)  # the other one sleeps
+    came_s = time.monotonic()
+    other_side(group, kind, receives=False)
+    return came_s
+
+
+def other_side(group, kind, receives):
+    if kind == "barrier":
+        group.barrier()
+    elif receives:
+        group.recv(np.ones(KINDS[kind]), 1)
+    else:
+        group.send(np.ones(KINDS[kind]), 0)
+
+
+def says_go():
+    dist.new_group()
+    dist.send(np.ones(1), 1)
+
+
+@pytest.mark.parametrize("used_before", [True, False], ids=["used before", "first call"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("backend", ["gloo", "gloo-slots"])
+def test_a_sleeper_is_woken_at_once(new_crew, backend, kind, used_before):
+    crew = new_crew(3, backend)
+    took_s = []
+    for _ in range(ROUNDS):
+        crew.start(waits, kind, used_before, ranks=[0])
+        crew.start(comes, kind, used_before, ranks=[1])
+        crew.told(0)
+        crew.told(1)
+        crew.until_asleep(0)
+        crew.start(says_go, ranks=[2])
+        crew.outcome(2)
+        took_s.append(crew.outcome(0) - crew.outcome(1))
+    assert statistics.median(took_s) < WOKEN_S, [round(each_s, 4) for each_s in took_s]
