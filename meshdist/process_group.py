@@ -194,6 +194,11 @@ class ProcessGroup(CollectiveMethods):
         self._give_up(DistBackendError(reason))
 
     @property
+    def is_broken(self) -> bool:
+        """Whether a call has failed, or the group was closed: later calls raise."""
+        return self._broken is not None
+
+    @property
     def outstanding(self) -> int:
         """The number of async calls that are not done."""
         return len(self._queued)

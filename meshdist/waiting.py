@@ -110,18 +110,22 @@ def wait_until(waitable: Waitable, bell: Doorbell, deadline: Deadline, where: st
         DistTimeoutError: Not ready at the deadline; the message says where, and who is missing.
         DistError: What `waitable.check` raises.
     """
-    nap_s = FIRST_NAP_S
-    waitable.arm(bell)
+    nap_s, armed = FIRST_NAP_S, False
     try:
         while not is_ready(waitable):
             if deadline.expired():
-                raise DistTimeoutError(
-                    f"{where}: timed out after {deadline.timeout_s:g} s waiting for {waitable.missing()}"
-                )
+                missing = waitable.missing()
+                raise DistTimeoutError(f"{where}: timed out after {deadline.timeout_s:g} s waiting for {missing}")
+            # Every time: looking may have found a new place to sleep at, such as a channel that a peer has made.
+            waitable.arm(bell)
+            armed = True
+            if waitable.ready():
+                return
             bell.wait(deadline.slice_s(nap_s))
             nap_s = LONGEST_NAP_S
     finally:
-        waitable.disarm()
+        if armed:
+            waitable.disarm()
 
 
 def wait_any(waitables: Iterable[Waitable], bell: Doorbell) -> None:

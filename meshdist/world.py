@@ -157,8 +157,8 @@ class World:
         error = getattr(sys, "last_value", None)
         if error is not None:
             self.abort(f"it raised {type(error).__name__}: {error}")
-        elif self.rank == 0:
-            _log.warning("the process ends without destroy_process_group(); call it when the ranks are done")
+        elif self.rank == 0 and not any(group.is_broken for group in self._groups):
+            _log.warning("meshdist: the process ends without destroy_process_group(); call it when the ranks are done")
         self.close()
 
     def _make_group(self, ranks: tuple[int, ...], backend: str, timeout_s: float, name: str, desc: str) -> ProcessGroup:

@@ -93,7 +93,7 @@ class Peer:
     def check_alive(self) -> None:
         """Raise DistBackendError if its process has ended."""
         if self.ended():
-            raise DistBackendError(f"{self.description} has died", peer_failed=True)
+            raise DistBackendError(f"{self.description} has ended", peer_failed=True)
 
     def check_state(self, channel: Channel) -> None:
         """Raise DistBackendError if it said that it has given up or left."""

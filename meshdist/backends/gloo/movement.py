@@ -19,6 +19,7 @@ from meshdist.backends.gloo.routes import Blocks, Route
 from meshdist.backends.gloo.single_copy import address_of
 from meshdist.call import Buffers, Call
 from meshdist.debug.mismatch import compare_splits
+from meshdist.errors import DistBackendError
 
 if TYPE_CHECKING:
     from meshdist.backends.gloo.host import Host
@@ -88,6 +89,15 @@ class TablePlan(LockstepPlan):
             table[peer] = address, num_bytes, 0 if taken is None else taken.nbytes
         return use
 
+    def read(self, peer: int, address: int, into: Array) -> None:
+        """Read a peer's memory."""
+        try:
+            self.host.readers[peer].read(address, into)
+        except DistBackendError:
+            # A rank that has given up has said why, before its arrays went.
+            self.lockstep.check_now(self.signature)
+            raise
+
     def others(self) -> list[int]:
         """Return the other ranks, beginning with the next, so that not all turn to one at once."""
         return [(self.rank + step) % self.size for step in range(1, self.size)]
@@ -124,7 +134,7 @@ class SingleCopyMove(RoutePlan):
         for peer in self.others():
             block = take[peer]
             if block is not None:
-                self.host.readers[peer].read(int(self.host.arena.table(use, peer)[self.rank, 0]), block)
+                self.read(peer, int(self.host.arena.table(use, peer)[self.rank, 0]), block)
         yield self.arrive()
 
 

@@ -46,7 +46,7 @@ def check_withdrawn(options: BackendOptions, rank: int) -> None:
     if what is not None:
         raise DistBackendError(f"{name} {what}", peer_failed=True)
     if options.peers.ended(options.ranks[rank]):
-        raise DistBackendError(f"{name} has died", peer_failed=True)
+        raise DistBackendError(f"{name} has ended", peer_failed=True)
 
 
 def _look_up(options: BackendOptions, key: str) -> str | None:
@@ -58,7 +58,7 @@ def _look_up(options: BackendOptions, key: str) -> str | None:
         while not deadline.expired():
             for rank in options.ranks:
                 if options.peers.ended(rank):
-                    message = f"{options.peers.describe(rank)} has died, and the store with it"
+                    message = f"{options.peers.describe(rank)} has ended, and the store with it"
                     raise DistBackendError(message, peer_failed=True) from None
             threading.Event().wait(deadline.slice_s(_PAUSE_S))
         raise

@@ -138,17 +138,17 @@ class SingleCopyReduce(TablePlan):
             for peer in self.others():
                 wanted = take[peer]
                 if wanted is not None:
-                    self.host.readers[peer].read(int(tables[peer][peer, 0]), wanted)
+                    self.read(peer, int(tables[peer][peer, 0]), wanted)
             yield self.arrive()
 
     def _reduce(self, own: Array, total: Array, sources: list[tuple[int, int]]) -> None:
-        combine, readers = self._op.ufunc, self.host.readers
+        combine = self._op.ufunc
         scratch = self.host.scratch(own.dtype)
         for begin in range(0, own.size, scratch.size):
             so_far, part = own[begin : begin + scratch.size], total[begin : begin + scratch.size]
             piece = scratch[: part.size]
             for peer, address in sources:
-                readers[peer].read(address + begin * own.itemsize, piece)
+                self.read(peer, address + begin * own.itemsize, piece)
                 combine(so_far, piece, out=part)
                 so_far = part
             self._op.finish(part, self.size)

@@ -1,0 +1,84 @@
+"""The cards of the processes, and whether they live."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from meshdist.peers import Card, Watch, host_id, my_card, started_at
+
+pytestmark = [
+    pytest.mark.timeout(30),
+    pytest.mark.skipif(sys.platform != "linux", reason="start times are read from /proc"),
+]
+
+
+@pytest.fixture
+def child():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def card_of(process):
+    return Card(host_id(), "here", process.pid, started_at(process.pid), "bells")
+
+
+def test_a_card_survives_the_store():
+    card = my_card("meshdist-bells")
+    assert Card.decode(card.encode().encode()) == card
+    assert (card.pid, card.bells) == (os.getpid(), "meshdist-bells")
+    assert card.started == started_at(os.getpid()) > 0
+
+
+def test_the_host_is_the_same_for_processes_that_can_share_memory(monkeypatch):
+    monkeypatch.delenv("MESHDIST_HOST_ID", raising=False)
+    code = "from meshdist.peers import host_id; print(host_id())"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    other = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
+    assert other.strip() == host_id()
+    monkeypatch.setenv("MESHDIST_HOST_ID", "my host")
+    assert host_id() == "my host"
+
+
+@pytest.mark.parametrize("with_pidfd", [True, False])
+@pytest.mark.parametrize("reaped", [True, False])
+def test_the_end_of_a_process_is_seen(child, monkeypatch, with_pidfd, reaped):
+    """Also while its parent has not asked for its exit status."""
+    if not with_pidfd:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    watch = Watch(card_of(child))
+    assert not watch.ended()
+    child.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and stays a zombie
+    if reaped:
+        child.wait()
+    assert watch.ended()
+    assert watch.ended()
+    watch.close()
+    watch.close()
+
+
+def test_a_process_that_ended_before(child):
+    card = card_of(child)
+    child.kill()
+    child.wait()
+    assert Watch(card).ended()
+    assert started_at(child.pid) == 0
+
+
+def test_a_pid_that_went_to_another_process():
+    mine = my_card("bells")
+    before = Card(mine.host, mine.host_name, mine.pid, mine.started - 1, mine.bells)
+    watch = Watch(before)
+    assert watch.ended()
+    watch.close()
+
+
+def test_no_descriptors_are_left(child):
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(10):
+        Watch(card_of(child)).close()
+    assert len(os.listdir("/proc/self/fd")) == before

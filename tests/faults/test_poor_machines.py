@@ -1,0 +1,135 @@
+"""Where the machine lacks something, or forbids it: slower, but right; or an error that says what it is."""
+
+import errno
+import os
+import pathlib
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+from trying import attempt
+from worlds import crew_rank, tell
+
+import meshdist as dist
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only"),
+]
+
+
+def without_memfd():
+    if hasattr(os, "memfd_create"):
+        del os.memfd_create
+
+
+def without_pidfd():
+    if hasattr(os, "pidfd_open"):
+        del os.pidfd_open
+
+
+def with_pidfd_forbidden():
+    def pidfd_open(pid, flags=0):
+        raise OSError(errno.ENOSYS, "not on this kernel")
+
+    os.pidfd_open = pidfd_open
+
+
+def with_one_rank_that_does_not_read():
+    if crew_rank() == 1:
+        os.environ["MESHDIST_SINGLE_COPY"] = "0"
+
+
+LACKS = {
+    "no memfd": without_memfd,
+    "no pidfd": without_pidfd,
+    "pidfd forbidden": with_pidfd_forbidden,
+    "one rank does not read others": with_one_rank_that_does_not_read,
+}
+
+
+def work():
+    """Use it all. A file that stands in for anonymous memory is removed as soon as all have it, not at the end."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    for count in (3, 5000, 1 << 20):
+        x = dist.all_reduce(np.full(count, rank))
+        assert set(x.tolist()) == {sum(range(size))}
+        blocks = dist.all_gather([np.zeros(count, int) for _ in range(size)], np.full(count, rank))
+        assert [set(block.tolist()) for block in blocks] == [{other} for other in range(size)]
+        y = np.full(count, rank)
+        if rank == 0:
+            dist.send(y, size - 1)
+        elif rank == size - 1:
+            dist.recv(y, 0)
+            assert set(y.tolist()) == {0}
+    return int(dist.new_group().all_reduce(np.array(1)))
+
+
+def wait_for_rank_1():
+    tell("about to wait")
+    return attempt(lambda: dist.all_reduce(np.ones(3)))
+
+
+def on_disk():
+    return {path for path in pathlib.Path("/dev/shm").iterdir() if path.name.startswith("meshdist")}
+
+
+@pytest.fixture
+def _nothing_on_disk():
+    before = on_disk()
+    yield
+    left = on_disk() - before
+    for path in left:
+        path.unlink()
+    assert left == set()
+
+
+@pytest.mark.usefixtures("_nothing_on_disk")
+@pytest.mark.parametrize("lack", LACKS)
+def test_it_works_all_the_same(new_crew, lack, tmp_path):
+    crew = new_crew(3, join=False, TMPDIR=str(tmp_path))
+    crew.start(LACKS[lack])
+    crew.gather()
+    crew.join()
+    crew.start(work)
+    assert crew.gather() == [3, 3, 3]
+    assert list(tmp_path.iterdir()) == []
+    crew.start(wait_for_rank_1, ranks=[0, 2])
+    for rank in (0, 2):
+        crew.told(rank)
+        crew.until_asleep(rank)
+    killed_s = crew.signal(1, signal.SIGKILL)
+    for rank in (0, 2):
+        failure = crew.outcome(rank)
+        assert failure.kind is dist.DistBackendError, failure
+        assert f"rank 1 (pid {crew.pids[1]} on " in failure.message, failure
+        assert failure.ended_s - killed_s < 1, failure
+
+
+def live_on_another_host():
+    os.environ["MESHDIST_HOST_ID"] = f"host {crew_rank()}"
+
+
+def call(name):
+    start = time.monotonic()
+    calls = {
+        "collective": lambda: dist.all_reduce(np.ones(3)),
+        "message": lambda: dist.send(np.ones(3), 1) if dist.get_rank() == 0 else dist.recv(np.ones(3), 0),
+    }
+    return attempt(calls[name]), time.monotonic() - start
+
+
+@pytest.mark.parametrize("name", ["collective", "message"])
+def test_ranks_of_two_hosts_are_told_apart(new_crew, name):
+    crew = new_crew(2, join=False)
+    crew.start(live_on_another_host)
+    crew.gather()
+    crew.join()
+    crew.start(call, name)
+    for failure, took_s in crew.gather():
+        assert failure.kind is dist.DistBackendError, failure
+        assert "one host" in failure.message, failure
+        assert "is on another" in failure.message, failure
+        assert took_s < 1
