@@ -68,7 +68,9 @@ def started_at(pid: int) -> int:
     """Return when process `pid` started, in clock ticks since boot; 0 for no such process, or no way to know."""
     try:
         # Field 22; the second field, the name, is in parentheses and may hold anything.
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        # A zombie has ended: only its exit status is still to be asked for.
+        return 0 if fields[0] in "ZX" else int(fields[19])
     except OSError:
         return 0
 
@@ -87,6 +89,8 @@ class Watch:
                 self._poll.register(self._fd, select.POLLIN)
             except ProcessLookupError:
                 self._ended = True
+            except OSError:
+                self._fd = None  # forbidden here, by a sandbox say: the process is looked up in other ways
         # The pid may have been given to another process before the pidfd was opened.
         if card.started and started_at(card.pid) != card.started:
             self._ended = True

@@ -93,8 +93,8 @@ def test_the_deadline_says_where_and_who_is_missing(bells):
 
 
 def test_what_can_never_be_is_raised(bells):
-    flag = Flag(hopeless="rank 1 has ended")
-    with pytest.raises(DistBackendError, match="rank 1 has ended"):
+    flag = Flag(hopeless="rank 1 has died")
+    with pytest.raises(DistBackendError, match="rank 1 has died"):
         wait_until(flag, bells.mine(), Deadline(20), "test")
     assert flag.bells == []
 
@@ -103,7 +103,7 @@ def test_a_last_word_counts_more_than_the_end_of_the_peer(bells):
     class LastWord(Flag):
         def check(self):
             self.is_set = True  # it came between the two looks
-            raise DistBackendError("rank 1 has ended")
+            raise DistBackendError("rank 1 has died")
 
     wait_until(LastWord(), bells.mine(), Deadline(20), "test")
 

@@ -20,11 +20,6 @@ pytestmark = [
 ]
 
 
-def without_memfd():
-    if hasattr(os, "memfd_create"):
-        del os.memfd_create
-
-
 def without_pidfd():
     if hasattr(os, "pidfd_open"):
         del os.pidfd_open
@@ -43,7 +38,6 @@ def with_one_rank_that_does_not_read():
 
 
 LACKS = {
-    "no memfd": without_memfd,
     "no pidfd": without_pidfd,
     "pidfd forbidden": with_pidfd_forbidden,
     "one rank does not read others": with_one_rank_that_does_not_read,

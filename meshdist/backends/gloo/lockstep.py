@@ -131,7 +131,7 @@ class Lockstep:
             if state == _LEFT:
                 raise DistBackendError(f"{self.members.describe(peer)} has destroyed the group", peer_failed=True)
             if self.members.ended(peer):
-                raise DistBackendError(f"{self.members.describe(peer)} has ended", peer_failed=True)
+                raise DistBackendError(f"{self.members.describe(peer)} has died", peer_failed=True)
 
     def check_now(self, signature: Signature) -> None:
         """Like `check`, in the middle of a step: raise if a rank has given up or is dead."""

@@ -76,7 +76,7 @@ class Peer:
         self.description = self._options.peers.describe(self.global_rank)
 
     def ended(self) -> bool:
-        """Return True once its process has ended."""
+        """Return True once its process has died."""
         return self._options.peers.ended(self.global_rank)
 
     def wake(self, channel: Channel) -> None:
@@ -91,9 +91,9 @@ class Peer:
         self.check_alive()
 
     def check_alive(self) -> None:
-        """Raise DistBackendError if its process has ended."""
+        """Raise DistBackendError if its process has died."""
         if self.ended():
-            raise DistBackendError(f"{self.description} has ended", peer_failed=True)
+            raise DistBackendError(f"{self.description} has died", peer_failed=True)
 
     def check_state(self, channel: Channel) -> None:
         """Raise DistBackendError if it said that it has given up or left."""

@@ -40,13 +40,13 @@ def withdraw(options: BackendOptions, rank: int, what: str) -> None:
 
 
 def check_withdrawn(options: BackendOptions, rank: int) -> None:
-    """Raise DistBackendError if a rank of the group has withdrawn, or its process has ended."""
+    """Raise DistBackendError if a rank of the group has withdrawn, or its process has died."""
     name = options.peers.describe(options.ranks[rank])
     what = _look_up(options, _withdrawn(rank))
     if what is not None:
         raise DistBackendError(f"{name} {what}", peer_failed=True)
     if options.peers.ended(options.ranks[rank]):
-        raise DistBackendError(f"{name} has ended", peer_failed=True)
+        raise DistBackendError(f"{name} has died", peer_failed=True)
 
 
 def _look_up(options: BackendOptions, key: str) -> str | None:
@@ -58,7 +58,7 @@ def _look_up(options: BackendOptions, key: str) -> str | None:
         while not deadline.expired():
             for rank in options.ranks:
                 if options.peers.ended(rank):
-                    message = f"{options.peers.describe(rank)} has ended, and the store with it"
+                    message = f"{options.peers.describe(rank)} has died, and the store with it"
                     raise DistBackendError(message, peer_failed=True) from None
             threading.Event().wait(deadline.slice_s(_PAUSE_S))
         raise

@@ -104,7 +104,7 @@ def find(place: str, num_bytes: int) -> Segment:
 
 def _may_look_into(pid: int) -> bool:
     # If this process may look into the other's descriptors, the other may look into this one's: the same user. One that
-    # has ended will not look.
+    # has died will not look.
     return os.access(f"/proc/{pid}/fd", os.R_OK | os.X_OK) or not os.path.exists(f"/proc/{pid}")
 
 
