@@ -12,13 +12,16 @@ from meshdist._version import __version__
 from meshdist.collectives.all_gather import all_gather
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.all_reduce import all_reduce
+from meshdist.collectives.all_to_all import all_to_all
 from meshdist.collectives.all_to_all_single import all_to_all_single
 from meshdist.collectives.barrier import barrier
 from meshdist.collectives.broadcast import broadcast
+from meshdist.collectives.gather import gather
 from meshdist.collectives.point_to_point import recv, send
 from meshdist.collectives.reduce import reduce
 from meshdist.collectives.reduce_scatter import reduce_scatter
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
+from meshdist.collectives.scatter import scatter
 from meshdist.current import is_initialized
 from meshdist.device_mesh import DeviceMesh, get_current_mesh, init_device_mesh
 from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistStoreError, DistTimeoutError
@@ -67,10 +70,12 @@ __all__ = [
     "all_gather",
     "all_gather_into_tensor",
     "all_reduce",
+    "all_to_all",
     "all_to_all_single",
     "barrier",
     "broadcast",
     "destroy_process_group",
+    "gather",
     "get_backend",
     "get_current_mesh",
     "get_global_rank",
@@ -92,6 +97,7 @@ __all__ = [
     "register_rendezvous_handler",
     "rendezvous",
     "run",
+    "scatter",
     "send",
     "spawn",
 ]

@@ -58,7 +58,7 @@ def check_writable(array: Array, name: str) -> None:
     """Raise ValueError where `array` cannot be written, or where writing one element would write another."""
     if not array.flags.writeable:
         raise ValueError(f"{name} is read-only, and this call writes it; pass {name}.copy()")
-    if any(stride == 0 and size > 1 for stride, size in zip(array.strides, array.shape, strict=True)):
+    if array.size and any(stride == 0 and size > 1 for stride, size in zip(array.strides, array.shape, strict=True)):
         raise ValueError(
             f"{name} repeats elements in memory (np.broadcast_to?), and this call writes it; pass {name}.copy()"
         )

@@ -57,7 +57,7 @@ class NonMember(CollectiveMethods):
         """Return -1: who the members are is not known here."""
         return -1
 
-    peer = root
+    peer = root_or_first = root
 
     def global_rank(self, place: int) -> int:
         """Return -1, as torch's recv does on a rank that is not in the group."""

@@ -145,6 +145,10 @@ class ProcessGroup(CollectiveMethods):
             )
         return place
 
+    def root_or_first(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
+        """Return `root(...)`, the first rank of the group where neither rank is given."""
+        return 0 if rank is None and group_rank is None else self.root(of, name, rank, group_rank)
+
     def peer(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
         """Return `root(...)`, the other side of a message, which is not this rank."""
         peer = self.root(of, name, rank, group_rank)

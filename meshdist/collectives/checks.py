@@ -42,7 +42,8 @@ def many(call: Call, side: str) -> list[Array]:
     """
     value = getattr(call, side)
     if not isinstance(value, list):
-        raise TypeError(f"{call.where}: {_name(call, side)} must be a list of {call.size} arrays, got one array")
+        got = "None" if value is None else "one array"
+        raise TypeError(f"{call.where}: {_name(call, side)} must be a list of {call.size} arrays, got {got}")
     if len(value) != call.size:
         refuse(call, f"{_name(call, side)} must hold {call.size} arrays, one for each rank, got {len(value)}")
     return value
@@ -98,7 +99,12 @@ def check_stacked(call: Call, whole_side: str, block_side: str) -> None:
 
 def agree_on_array(call: Call) -> tuple[Any, ...]:
     """All ranks pass as many elements of one dtype."""
-    array = one(call, "recv")
+    return agree_on_one(call, "recv")
+
+
+def agree_on_one(call: Call, side: str) -> tuple[Any, ...]:
+    """All ranks pass one array of as many elements of one dtype."""
+    array = one(call, side)
     return (f"{array.dtype}[{array.size}]",)
 
 
@@ -122,6 +128,23 @@ def check_same_shape(call: Call, array: Array, block: Array, names: tuple[str, s
     if array.shape != block.shape:
         refuse(
             call, f"{names[0]} must have the shape of {names[1]}, {describe_array(block)}, got {describe_array(array)}"
+        )
+
+
+def check_blocks_alike(call: Call, blocks: list[Array], list_name: str, block: Array, name: str) -> None:
+    """Check that the arrays of a list all have the shape of `block`."""
+    for place, array in enumerate(blocks):
+        check_same_shape(call, array, block, (f"{list_name}[{place}]", name))
+
+
+def check_no_list(call: Call, side: str, root: str) -> None:
+    """Check that the list that only the root gives is not given here."""
+    given = getattr(call, side)
+    if given is not None and not (isinstance(given, list) and not given):
+        refuse(
+            call,
+            f"{_name(call, side)} is for the rank that is {root}, rank {call.root} of the group; pass None on the"
+            " others",
         )
 
 

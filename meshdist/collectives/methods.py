@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 from meshdist.collectives.all_gather import all_gather
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.all_reduce import all_reduce
+from meshdist.collectives.all_to_all import all_to_all
 from meshdist.collectives.all_to_all_single import all_to_all_single
 from meshdist.collectives.barrier import barrier
 from meshdist.collectives.broadcast import broadcast
+from meshdist.collectives.gather import gather
 from meshdist.collectives.point_to_point import recv, send
 from meshdist.collectives.reduce import reduce
 from meshdist.collectives.reduce_scatter import reduce_scatter
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
+from meshdist.collectives.scatter import scatter
 
 if TYPE_CHECKING:
     from meshdist.process_group import ProcessGroup
@@ -33,6 +36,9 @@ class CollectiveMethods:
     all_gather_into_tensor = all_gather_into_tensor
     reduce_scatter = reduce_scatter
     reduce_scatter_tensor = reduce_scatter_tensor
+    gather = gather
+    scatter = scatter
+    all_to_all = all_to_all
     all_to_all_single = all_to_all_single
     barrier = barrier
     send = send

@@ -76,6 +76,15 @@ class GlooBackend(Backend):
 
     all_gather_into_tensor = all_gather
 
+    def gather(self, call: Call) -> Plan:
+        return plan_movement(self._host, call, routes.gather(call))
+
+    def scatter(self, call: Call) -> Plan:
+        return plan_movement(self._host, call, routes.scatter(call))
+
+    def all_to_all(self, call: Call) -> Plan:
+        return plan_movement(self._host, call, routes.all_to_all(call))
+
     def all_to_all_single(self, call: Call) -> Plan:
         return plan_movement(self._host, call, routes.all_to_all_single(call))
 
