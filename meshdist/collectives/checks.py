@@ -49,6 +49,22 @@ def many(call: Call, side: str) -> list[Array]:
     return value
 
 
+def several(call: Call, side: str) -> list[Array]:
+    """Return the arrays that are sent or received, a list of any length but 0.
+
+    Raises:
+        TypeError: It is no list.
+        ValueError: It is empty.
+    """
+    value = getattr(call, side)
+    if not isinstance(value, list):
+        got = "None" if value is None else "one array"
+        raise TypeError(f"{call.where}: {_name(call, side)} must be a list of arrays, got {got}")
+    if not value:
+        refuse(call, f"{_name(call, side)} must hold at least one array, got an empty list")
+    return value
+
+
 def check_nothing(call: Call) -> None:
     """Accept: there is nothing to check."""
 
@@ -85,15 +101,20 @@ def check_one_dtype(call: Call) -> None:
 
 def check_stacked(call: Call, whole_side: str, block_side: str) -> None:
     """Check that one side is the blocks of all ranks, concatenated along dim 0 or stacked along a new one."""
-    whole, block = one(call, whole_side), one(call, block_side)
+    names = _name(call, whole_side), _name(call, block_side)
+    check_stacked_pair(call, one(call, whole_side), one(call, block_side), names)
+
+
+def check_stacked_pair(call: Call, whole: Array, block: Array, names: tuple[str, str]) -> None:
+    """Check that `whole` is as many blocks as ranks, concatenated along dim 0 or stacked along a new one."""
     stacked = (call.size, *block.shape)
     concatenated = (call.size * block.shape[0], *block.shape[1:]) if block.ndim else stacked
     if whole.shape not in (concatenated, stacked):
         expected = f"{concatenated}" if concatenated == stacked else f"{concatenated} or {stacked}"
         refuse(
             call,
-            f"{_name(call, whole_side)} must have shape {expected} ({call.size} ranks times"
-            f" {_name(call, block_side)} of shape {block.shape}), got {whole.shape}",
+            f"{names[0]} must have shape {expected} ({call.size} ranks times"
+            f" {names[1]} of shape {block.shape}), got {whole.shape}",
         )
 
 
@@ -121,6 +142,12 @@ def agree_on_blocks(call: Call, side: str) -> tuple[Any, ...]:
     if len(counts) == 1:
         return (f"{call.size} x {arrays[0].dtype}[{arrays[0].size}]",)
     return (f"{arrays[0].dtype}[{', '.join(str(array.size) for array in arrays)}]",)
+
+
+def agree_on_list(call: Call, side: str) -> tuple[Any, ...]:
+    """All ranks pass a list of as many arrays, of as many elements of one dtype."""
+    arrays = several(call, side)
+    return (f"{len(arrays)} arrays {arrays[0].dtype}[{', '.join(str(array.size) for array in arrays)}]",)
 
 
 def check_same_shape(call: Call, array: Array, block: Array, names: tuple[str, str]) -> None:

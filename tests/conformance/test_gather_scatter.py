@@ -186,7 +186,7 @@ def sizes_that_differ():
     group = dist.new_group()
     take = [np.zeros(2) for _ in range(size)]
     give = [np.zeros(3 if (rank, other) == (0, 1) else 2) for other in range(size)]
-    with pytest.raises(dist.DistBackendError, match="rank 0 sends .* to rank 1, which expects"):
+    with pytest.raises(dist.DistBackendError, match=r"rank 0 sends .* to rank 1, which expects"):
         dist.all_to_all(take, give, group=group)
 
 
