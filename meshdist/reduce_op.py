@@ -150,7 +150,7 @@ class _DeprecatedReduceOp:
 reduce_op = _DeprecatedReduceOp()
 
 
-def as_reduce_op(op: Op) -> ReduceOp:
+def as_reduce_op(op: Op | Callable[[Any], PremulSum]) -> ReduceOp:
     """Return the ReduceOp that `op` is or names: SUM for a PREMUL_SUM, once the arrays are multiplied.
 
     Raises:
@@ -159,7 +159,7 @@ def as_reduce_op(op: Op) -> ReduceOp:
     """
     if isinstance(op, PremulSum):
         return ReduceOp.SUM
-    if callable(op) or (isinstance(op, str) and op.lower() == "premul_sum"):
+    if op is premul_sum or (isinstance(op, str) and op.lower() == "premul_sum"):
         raise ValueError("op PREMUL_SUM needs a factor: pass premul_sum(factor)")
     if not isinstance(op, (ReduceOp, str)):
         raise TypeError(f"op must be a ReduceOp or its name, got {type(op).__name__}")
