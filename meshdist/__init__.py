@@ -8,17 +8,41 @@
 The flat functions (`dist.all_reduce(x)`) have the names, argument order and meaning of torch.distributed.
 """
 
+from meshdist import functional
 from meshdist._version import __version__
 from meshdist.collectives.all_gather import all_gather
-from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
+from meshdist.collectives.all_gather_coalesced import all_gather_coalesced
+from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor, all_gather_single
 from meshdist.collectives.all_reduce import all_reduce
+from meshdist.collectives.all_reduce_coalesced import all_reduce_coalesced
+from meshdist.collectives.all_to_all import all_to_all
 from meshdist.collectives.all_to_all_single import all_to_all_single
 from meshdist.collectives.barrier import barrier
 from meshdist.collectives.broadcast import broadcast
+from meshdist.collectives.coalescing import coalescing_manager
+from meshdist.collectives.gather import gather
+from meshdist.collectives.monitored_barrier import monitored_barrier
+from meshdist.collectives.multigpu import (
+    all_gather_multigpu,
+    all_reduce_multigpu,
+    broadcast_multigpu,
+    reduce_multigpu,
+    reduce_scatter_multigpu,
+)
+from meshdist.collectives.objects import (
+    all_gather_object,
+    broadcast_object_list,
+    gather_object,
+    recv_object_list,
+    scatter_object_list,
+    send_object_list,
+)
 from meshdist.collectives.point_to_point import recv, send
 from meshdist.collectives.reduce import reduce
 from meshdist.collectives.reduce_scatter import reduce_scatter
-from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
+from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_single, reduce_scatter_tensor
+from meshdist.collectives.scatter import scatter
+from meshdist.collectives.tensor_coalesced import all_gather_into_tensor_coalesced, reduce_scatter_tensor_coalesced
 from meshdist.current import is_initialized
 from meshdist.device_mesh import DeviceMesh, get_current_mesh, init_device_mesh
 from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistStoreError, DistTimeoutError
@@ -38,7 +62,7 @@ from meshdist.launch.env import is_torchelastic_launched
 from meshdist.launch.spawn import ProcessExitedException, ProcessRaisedException, spawn
 from meshdist.launch.threads import run
 from meshdist.process_group import ProcessGroup
-from meshdist.reduce_op import ReduceOp
+from meshdist.reduce_op import PremulSum, ReduceOp, premul_sum, reduce_op
 from meshdist.rendezvous import register_rendezvous_handler, rendezvous
 from meshdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore
 from meshdist.work import Work
@@ -55,6 +79,7 @@ __all__ = [
     "GroupMember",
     "HashStore",
     "PrefixStore",
+    "PremulSum",
     "ProcessExitedException",
     "ProcessGroup",
     "ProcessRaisedException",
@@ -65,12 +90,26 @@ __all__ = [
     "__version__",
     "abort_process_group",
     "all_gather",
+    "all_gather_coalesced",
     "all_gather_into_tensor",
+    "all_gather_into_tensor_coalesced",
+    "all_gather_multigpu",
+    "all_gather_object",
+    "all_gather_single",
     "all_reduce",
+    "all_reduce_coalesced",
+    "all_reduce_multigpu",
+    "all_to_all",
     "all_to_all_single",
     "barrier",
     "broadcast",
+    "broadcast_multigpu",
+    "broadcast_object_list",
+    "coalescing_manager",
     "destroy_process_group",
+    "functional",
+    "gather",
+    "gather_object",
     "get_backend",
     "get_current_mesh",
     "get_global_rank",
@@ -84,14 +123,25 @@ __all__ = [
     "init_process_group",
     "is_initialized",
     "is_torchelastic_launched",
+    "monitored_barrier",
     "new_group",
+    "premul_sum",
     "recv",
+    "recv_object_list",
     "reduce",
+    "reduce_multigpu",
+    "reduce_op",
     "reduce_scatter",
+    "reduce_scatter_multigpu",
+    "reduce_scatter_single",
     "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced",
     "register_rendezvous_handler",
     "rendezvous",
     "run",
+    "scatter",
+    "scatter_object_list",
     "send",
+    "send_object_list",
     "spawn",
 ]

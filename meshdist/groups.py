@@ -58,7 +58,7 @@ class NonMember(CollectiveMethods):
         """Return -1: who the members are is not known here."""
         return -1
 
-    peer = root
+    peer = root_or_first = root
 
     def named(self, of: str, function: Any, *args: Any) -> None:
         """Do nothing: the arguments of a call that does nothing need not be right."""

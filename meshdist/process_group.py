@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,10 @@ from meshdist.backends.base import Backend, Plan
 from meshdist.call import Buffers, Call, Splits
 from meshdist.collectives.definition import Collective
 from meshdist.collectives.methods import CollectiveMethods
+from meshdist.deadline import Deadline
 from meshdist.errors import DistBackendError, DistError
 from meshdist.progress import Job, JobQueue
-from meshdist.reduce_op import ReduceOp, as_reduce_op
+from meshdist.reduce_op import Op, PremulSum, as_reduce_op
 from meshdist.waiting import Waitable
 from meshdist.work import Work
 
@@ -86,10 +88,11 @@ class ProcessGroup(CollectiveMethods):
         collective: Collective[..., Any],
         send: Any,
         recv: Any,
-        op: ReduceOp | str | None = None,
+        op: Op | None = None,
         root: int | None = None,
         async_op: bool = False,
         splits: Splits | None = None,
+        timeout_s: float | None = None,
     ) -> Any:
         """Carry out one call of `collective`: the way of every collective, sync or async, flat or as a method.
 
@@ -106,13 +109,30 @@ class ProcessGroup(CollectiveMethods):
                 plan = None
         else:
             plan = self._plans.get(collective) if recv is None else None
-        if plan is None or async_op or self._queued:
-            return self._submit_prepared(collective, send, recv, op, root, async_op, splits)
+        if plan is None or async_op or self._queued or timeout_s is not None:
+            return self._submit_prepared(collective, send, recv, op, root, async_op, splits, timeout_s)
         try:
             plan.run(send, recv)
         except BaseException as error:
             raise self._break(error, plan.where) from None
         return recv
+
+    @contextmanager
+    def redirect(self, taker: Callable[..., Any]) -> Iterator[None]:
+        """Have calls go to `taker`, with the arguments of `submit`, until the block ends.
+
+        It is found in the instance before the method of the class, so that calls elsewhere have nothing to look at.
+
+        Raises:
+            ValueError: They go elsewhere already.
+        """
+        if "submit" in self.__dict__:
+            raise ValueError(f"{self!r}: a coalescing_manager of this group is open already; managers do not nest")
+        self.submit = taker  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del self.submit
 
     def root(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
         """Return the root of a call as a rank of the group.
@@ -144,6 +164,10 @@ class ProcessGroup(CollectiveMethods):
                 f"{self._where(of)}: {name} must be a rank in the group, 0 to {len(self.ranks) - 1}, got {place}"
             )
         return place
+
+    def root_or_first(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
+        """Return `root(...)`, the first rank of the group where neither rank is given."""
+        return 0 if rank is None and group_rank is None else self.root(of, name, rank, group_rank)
 
     def peer(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
         """Return `root(...)`, the other side of a message, which is not this rank."""
@@ -228,10 +252,11 @@ class ProcessGroup(CollectiveMethods):
         collective: Collective[..., Any],
         send: Any,
         recv: Any,
-        op: ReduceOp | str | None,
+        op: Op | None,
         root: int | None,
         async_op: bool,
         splits: Splits | None,
+        timeout_s: float | None,
     ) -> Any:
         where = self._where(collective.name)
         backend = self._usable_backend(where)
@@ -244,7 +269,12 @@ class ProcessGroup(CollectiveMethods):
         if writes:
             for array in _each(taken):
                 self._named(where, check_writable, array, collective.names[1])
-        key = _key(collective, given, taken, op, root, splits)
+        factor = op if isinstance(op, PremulSum) else None
+        if factor is not None:
+            for array in _each(given):
+                self._named(where, factor.check, array, collective.names[0])
+        # A plan does not know the factor: it is that of the plain sum.
+        key = _key(collective, given, taken, op if factor is None else reduce_op, root, splits)
         if key not in self._plans:
             collective.check(call)
 
@@ -254,7 +284,7 @@ class ProcessGroup(CollectiveMethods):
             plan = self._plans.get(key)
             if plan is None:
                 plan = self._plans[key] = backend.prepare(call)
-            sent = _packed(given)
+            sent = _packed(given) if factor is None else _scaled(factor, given)
             received = sent if taken is given else _packed(taken)
             yield from plan.steps(sent, received)
             if writes:
@@ -263,20 +293,21 @@ class ProcessGroup(CollectiveMethods):
                         array[...] = packed
 
         if async_op or self._queued:
-            return self._enqueue(where, steps, recv, async_op)
-        self._drive(where, backend, steps)
+            return self._enqueue(where, steps, recv, async_op, timeout_s)
+        self._drive(where, backend, steps, None if timeout_s is None else Deadline(timeout_s))
         return recv
 
-    def _enqueue(self, where: str, steps: Any, recv: Any, async_op: bool) -> Any:
+    def _enqueue(self, where: str, steps: Any, recv: Any, async_op: bool, timeout_s: float | None) -> Any:
         work = Work(where, recv)
-        job = Job(steps, work, self.timeout_s, where, lambda error: self._break(error, where))
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        job = Job(steps, work, limit_s, where, lambda error: self._break(error, where))
         self._world.progress.submit(self._queue, job)
         return work if async_op else work.result()
 
-    def _drive(self, where: str, backend: Backend, steps: Any) -> None:
+    def _drive(self, where: str, backend: Backend, steps: Any, deadline: Deadline | None) -> None:
         try:
             for waitable in steps():
-                backend.wait(waitable, where)
+                backend.wait(waitable, where, deadline)
         except BaseException as error:
             raise self._break(error, where) from None
 
@@ -342,6 +373,11 @@ def _packed(buffers: Buffers) -> Buffers:
     if isinstance(buffers, list):
         return [pack(array) for array in buffers]
     return None if buffers is None else pack(buffers)
+
+
+def _scaled(factor: PremulSum, buffers: Buffers) -> Buffers:
+    scaled = [factor.scaled(array) for array in _each(buffers)]
+    return scaled if isinstance(buffers, list) else scaled[0]
 
 
 def _key(collective: Collective[..., Any], send: Buffers, recv: Buffers, op: Any, root: Any, splits: Any) -> Any:

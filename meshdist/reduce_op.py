@@ -1,14 +1,79 @@
-"""ReduceOp: what a reduction does with two elements, and which dtypes it is defined for."""
+"""ReduceOp: what a reduction does with two elements, and which dtypes it is defined for; PREMUL_SUM and its factor."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-__all__ = ["ReduceOp", "as_reduce_op", "check_op_dtype"]
+__all__ = ["Op", "PremulSum", "ReduceOp", "as_reduce_op", "check_op_dtype", "premul_sum", "reduce_op"]
+
+
+class PremulSum:
+    """A SUM with the factor of this rank; `premul_sum` makes it.
+
+    Attributes:
+        factor: What this rank's arrays are multiplied by.
+
+    Example:
+        >>> premul_sum(0.5)
+        premul_sum(0.5)
+    """
+
+    def __init__(self, factor: Any) -> None:
+        # A copy: the call may be carried out after the caller has changed its array.
+        self.factor = np.array(factor)
+        if self.factor.dtype.kind not in "biufcV":
+            raise TypeError(f"premul_sum: factor must be a number or an array, got {type(factor).__name__}")
+
+    def __repr__(self) -> str:
+        return f"premul_sum({self.factor.tolist()})"
+
+    def check(self, array: np.ndarray[Any, Any], name: str) -> None:
+        """Raise where `array` cannot be multiplied by the factor without changing dtype or shape.
+
+        Raises:
+            TypeError: A factor that the dtype cannot hold, such as a fraction for integers.
+            ValueError: An array of factors that does not broadcast to the array.
+        """
+        if array.dtype.kind == "b" or _level(self.factor.dtype) > _level(array.dtype):
+            raise TypeError(
+                f"premul_sum: the factor is {self.factor.dtype}, which {name} of {array.dtype} cannot be multiplied by"
+            )
+        try:
+            shape = np.broadcast_shapes(self.factor.shape, array.shape)
+        except ValueError:
+            shape = None
+        if shape != array.shape:
+            raise ValueError(
+                f"premul_sum: the factor, of shape {self.factor.shape}, must broadcast to {name} of shape {array.shape}"
+            )
+
+    def scaled(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return a new array of the same dtype: `array` times the factor."""
+        product = np.empty(array.shape, array.dtype)
+        np.multiply(array, self.factor.astype(array.dtype), out=product)
+        return product
+
+
+def premul_sum(factor: Any) -> PremulSum:
+    """Return the reduction PREMUL_SUM: every rank multiplies what it sends by its own factor, and the sum is taken.
+
+    Args:
+        factor: A number, or an array that broadcasts to the arrays of the call. It is converted to their dtype.
+
+    Raises:
+        TypeError: Neither.
+    """
+    return PremulSum(factor)
+
+
+def _level(dtype: np.dtype[Any]) -> int:
+    # bool, integers, floating (extension dtypes as well), complex
+    return {"b": 0, "i": 1, "u": 1, "c": 3}.get(dtype.kind, 2)
 
 
 class ReduceOp(Enum):
@@ -19,6 +84,8 @@ class ReduceOp(Enum):
     SUM, PRODUCT, MIN and MAX mean what NumPy's `add`, `multiply`, `minimum` and `maximum` mean: integers wrap
     on overflow, a NaN in MIN or MAX propagates, `bool` adds as "or" and multiplies as "and". BAND, BOR and BXOR are
     for integers and bool. AVG is SUM divided by the group's size, for floating and complex dtypes.
+    `ReduceOp.PREMUL_SUM(factor)`, or `premul_sum(factor)`, is the SUM of arrays that each rank multiplies by its own
+    factor first. It is none of the members, since it is nothing without a factor; a rank that passes SUM has factor 1.
 
     Example:
         >>> ReduceOp.SUM
@@ -35,6 +102,8 @@ class ReduceOp(Enum):
     BOR = "bor"
     BXOR = "bxor"
     AVG = "avg"
+
+    PREMUL_SUM = staticmethod(premul_sum)
 
     # Plans are looked up by op on every call: hash the identity in C, not the name in Python.
     __hash__ = object.__hash__
@@ -64,19 +133,38 @@ _BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 _NOT_FOR_COMPLEX = (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)
 
 
-def as_reduce_op(op: ReduceOp | str) -> ReduceOp:
-    """Return the ReduceOp that `op` is or names.
+# What an `op` argument may be.
+Op: TypeAlias = "ReduceOp | PremulSum | str"
+
+
+class _DeprecatedReduceOp:
+    """The older spelling of ReduceOp: the same values, with a warning."""
+
+    def __getattr__(self, name: str) -> ReduceOp:
+        if name not in ("SUM", "PRODUCT", "MIN", "MAX"):
+            raise AttributeError(f"reduce_op has SUM, PRODUCT, MIN and MAX, not {name}; use ReduceOp")
+        warnings.warn(f"reduce_op is deprecated; use ReduceOp.{name}", FutureWarning, stacklevel=2)
+        return ReduceOp[name]
+
+
+reduce_op = _DeprecatedReduceOp()
+
+
+def as_reduce_op(op: Op | Callable[[Any], PremulSum]) -> ReduceOp:
+    """Return the ReduceOp that `op` is or names: SUM for a PREMUL_SUM, once the arrays are multiplied.
 
     Raises:
-        ValueError: An unknown name; the message lists the known ones.
+        ValueError: An unknown name, the message lists the known ones; or PREMUL_SUM without a factor.
         TypeError: Neither a ReduceOp nor a string.
     """
-    if isinstance(op, ReduceOp):
-        return op
-    if not isinstance(op, str):
+    if isinstance(op, PremulSum):
+        return ReduceOp.SUM
+    if op is premul_sum or (isinstance(op, str) and op.lower() == "premul_sum"):
+        raise ValueError("op PREMUL_SUM needs a factor: pass premul_sum(factor)")
+    if not isinstance(op, (ReduceOp, str)):
         raise TypeError(f"op must be a ReduceOp or its name, got {type(op).__name__}")
     try:
-        return ReduceOp(op.lower())
+        return ReduceOp(op.lower()) if isinstance(op, str) else op
     except ValueError:
         known = ", ".join(member.value for member in ReduceOp)
         raise ValueError(f"unknown op {op!r}; known are {known}") from None

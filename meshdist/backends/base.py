@@ -13,6 +13,7 @@ from meshdist.deadline import Deadline
 from meshdist.waiting import Doorbells, Waitable, wait_until
 
 if TYPE_CHECKING:
+    from meshdist.collectives.staging import Staging
     from meshdist.peers import Peers
     from meshdist.store import Store
 
@@ -112,15 +113,17 @@ class Backend(ABC):
     def abort(self, reason: str) -> None:
         """Tell the peers that this rank cannot go on, and why, so that none of them waits for it."""
 
-    def wait(self, waitable: Waitable, where: str) -> None:
-        """Block until `waitable` is ready, at most for the group's timeout."""
+    def wait(self, waitable: Waitable, where: str, deadline: Deadline | None = None) -> None:
+        """Block until `waitable` is ready, at most until the deadline, or for the group's timeout."""
         if waitable.ready():
             return
-        wait_until(waitable, self.options.bells.mine(), Deadline(self.options.timeout_s), where)
+        wait_until(waitable, self.options.bells.mine(), deadline or Deadline(self.options.timeout_s), where)
 
     def prepare(self, call: Call) -> Plan:
         """Return the plan of `call`: this backend's own, else one of the default algorithm."""
-        native: Callable[[Call], Plan] | None = getattr(self, call.collective.name, None)
+        if call.collective.staging is not None:
+            return StagedPlan(self, call, call.collective.staging)
+        native: Callable[[Call], Plan] | None = getattr(self, call.collective.native, None)
         return native(call) if native is not None else DefaultPlan(self, call)
 
 
@@ -134,3 +137,21 @@ class DefaultPlan(Plan):
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
         yield from self.backend.check_in(self.signature)
         yield from self._call.collective.default(self.backend, self._call, send, recv)
+
+
+class StagedPlan(Plan):
+    """Runs a collective of lists by the plan of one of flat arrays."""
+
+    def __init__(self, backend: Backend, call: Call, staging: Staging) -> None:
+        super().__init__(backend, call)
+        self._call = call.without_buffers()
+        self._staging = staging
+        self._writes = call.collective.writes(call)
+        self._inner = backend.prepare(staging.inner_call(call))
+
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
+        flat = self._staging.put(self._call, send)
+        result = self._staging.room(self._call, flat)
+        yield from self._inner.steps(flat, result)
+        if self._writes:
+            self._staging.take(self._call, result, recv)

@@ -45,3 +45,7 @@ def all_gather_into_tensor(
         DistTimeoutError: A rank did not come within the group's timeout.
     """
     return resolve(group).submit(all_gather_into_tensor, input_tensor, output_tensor, None, None, async_op)
+
+
+# The newer name of the same.
+all_gather_single = all_gather_into_tensor

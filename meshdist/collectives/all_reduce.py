@@ -9,7 +9,7 @@ from meshdist.collectives.algorithms.ring import ring_all_reduce
 from meshdist.collectives.checks import agree_on_array, check_one, check_reducible
 from meshdist.collectives.definition import collective
 from meshdist.current import GroupLike, resolve
-from meshdist.reduce_op import ReduceOp
+from meshdist.reduce_op import Op, ReduceOp
 
 
 def check(call: Call) -> None:
@@ -19,14 +19,14 @@ def check(call: Call) -> None:
 
 
 @collective(check=check, agreed=agree_on_array, default=ring_all_reduce)
-def all_reduce(tensor: Any, op: ReduceOp | str = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False) -> Any:
+def all_reduce(tensor: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False) -> Any:
     """Reduce `tensor` over the group, in place; every rank gets the result.
 
     The result is the same on all ranks to the last bit, and the same from run to run.
 
     Args:
         tensor: An array of as many elements, of one dtype, on all ranks.
-        op: The reduction, a ReduceOp or its name in lower case.
+        op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
         group: A ProcessGroup or a DeviceMesh; the world where None.
         async_op: Return a `Work` at once.
 

@@ -9,6 +9,7 @@ from meshdist.collectives.algorithms.pairwise import dissemination_barrier
 from meshdist.collectives.checks import check_nothing
 from meshdist.collectives.definition import collective
 from meshdist.current import GroupLike, resolve
+from meshdist.deadline import Timeout, seconds
 
 
 def agreed(call: Call) -> tuple[Any, ...]:
@@ -17,19 +18,26 @@ def agreed(call: Call) -> tuple[Any, ...]:
 
 
 @collective(check=check_nothing, agreed=agreed, default=dissemination_barrier)
-def barrier(group: GroupLike = None, async_op: bool = False, device_ids: list[int] | None = None) -> Any:
+def barrier(
+    group: GroupLike = None,
+    async_op: bool = False,
+    device_ids: list[int] | None = None,
+    timeout: Timeout | None = None,
+) -> Any:
     """Wait until all ranks of the group have come here.
 
     Args:
         group: A ProcessGroup or a DeviceMesh; the world where None.
         async_op: Return a `Work` at once.
         device_ids: Of no meaning for CPU backends.
+        timeout: How long to wait: seconds or a timedelta. The group's timeout where None.
 
     Returns:
         None; with `async_op` the Work.
 
     Raises:
         DistBackendError: A rank failed, or the ranks' calls disagree.
-        DistTimeoutError: A rank did not come within the group's timeout.
+        DistTimeoutError: Some ranks did not come in time; says which.
     """
-    return resolve(group).submit(barrier, None, None, None, None, async_op)
+    timeout_s = None if timeout is None else seconds(timeout)
+    return resolve(group).submit(barrier, None, None, None, None, async_op, None, timeout_s)

@@ -49,6 +49,22 @@ def many(call: Call, side: str) -> list[Array]:
     return value
 
 
+def several(call: Call, side: str) -> list[Array]:
+    """Return the arrays that are sent or received, a list of any length but 0.
+
+    Raises:
+        TypeError: It is no list.
+        ValueError: It is empty.
+    """
+    value = getattr(call, side)
+    if not isinstance(value, list):
+        got = "None" if value is None else "one array"
+        raise TypeError(f"{call.where}: {_name(call, side)} must be a list of arrays, got {got}")
+    if not value:
+        refuse(call, f"{_name(call, side)} must hold at least one array, got an empty list")
+    return value
+
+
 def check_nothing(call: Call) -> None:
     """Accept: there is nothing to check."""
 
@@ -85,21 +101,31 @@ def check_one_dtype(call: Call) -> None:
 
 def check_stacked(call: Call, whole_side: str, block_side: str) -> None:
     """Check that one side is the blocks of all ranks, concatenated along dim 0 or stacked along a new one."""
-    whole, block = one(call, whole_side), one(call, block_side)
+    names = _name(call, whole_side), _name(call, block_side)
+    check_stacked_pair(call, one(call, whole_side), one(call, block_side), names)
+
+
+def check_stacked_pair(call: Call, whole: Array, block: Array, names: tuple[str, str]) -> None:
+    """Check that `whole` is as many blocks as ranks, concatenated along dim 0 or stacked along a new one."""
     stacked = (call.size, *block.shape)
     concatenated = (call.size * block.shape[0], *block.shape[1:]) if block.ndim else stacked
     if whole.shape not in (concatenated, stacked):
         expected = f"{concatenated}" if concatenated == stacked else f"{concatenated} or {stacked}"
         refuse(
             call,
-            f"{_name(call, whole_side)} must have shape {expected} ({call.size} ranks times"
-            f" {_name(call, block_side)} of shape {block.shape}), got {whole.shape}",
+            f"{names[0]} must have shape {expected} ({call.size} ranks times"
+            f" {names[1]} of shape {block.shape}), got {whole.shape}",
         )
 
 
 def agree_on_array(call: Call) -> tuple[Any, ...]:
     """All ranks pass as many elements of one dtype."""
-    array = one(call, "recv")
+    return agree_on_one(call, "recv")
+
+
+def agree_on_one(call: Call, side: str) -> tuple[Any, ...]:
+    """All ranks pass one array of as many elements of one dtype."""
+    array = one(call, side)
     return (f"{array.dtype}[{array.size}]",)
 
 
@@ -118,11 +144,34 @@ def agree_on_blocks(call: Call, side: str) -> tuple[Any, ...]:
     return (f"{arrays[0].dtype}[{', '.join(str(array.size) for array in arrays)}]",)
 
 
+def agree_on_list(call: Call, side: str) -> tuple[Any, ...]:
+    """All ranks pass a list of as many arrays, of as many elements of one dtype."""
+    arrays = several(call, side)
+    return (f"{len(arrays)} arrays {arrays[0].dtype}[{', '.join(str(array.size) for array in arrays)}]",)
+
+
 def check_same_shape(call: Call, array: Array, block: Array, names: tuple[str, str]) -> None:
     """Check that `array` has the shape that `block`, its counterpart in the list, has."""
     if array.shape != block.shape:
         refuse(
             call, f"{names[0]} must have the shape of {names[1]}, {describe_array(block)}, got {describe_array(array)}"
+        )
+
+
+def check_blocks_alike(call: Call, blocks: list[Array], list_name: str, block: Array, name: str) -> None:
+    """Check that the arrays of a list all have the shape of `block`."""
+    for place, array in enumerate(blocks):
+        check_same_shape(call, array, block, (f"{list_name}[{place}]", name))
+
+
+def check_no_list(call: Call, side: str, root: str) -> None:
+    """Check that the list that only the root gives is not given here."""
+    given = getattr(call, side)
+    if given is not None and not (isinstance(given, list) and not given):
+        refuse(
+            call,
+            f"{_name(call, side)} is for the rank that is {root}, rank {call.root} of the group; pass None on the"
+            " others",
         )
 
 

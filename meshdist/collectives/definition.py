@@ -8,6 +8,7 @@ name to look for, the default algorithm, and the checks, which run once per plan
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from meshdist.backends.base import Backend
     from meshdist.call import Buffers, Call
     from meshdist.collectives.methods import CollectiveMethods
+    from meshdist.collectives.staging import Staging
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -92,7 +94,11 @@ class Collective(GroupFunction[P, R]):
         agreed: What of a call must be equal on all ranks, besides the op and the root.
         default: The algorithm over send and recv.
         writes: Whether the output is written on this rank.
+        native: The method of a backend that carries it out; its name, unless it is another collective in disguise.
+        staging: How it is carried out by another collective; None where it is one by itself.
     """
+
+    staging: Staging | None = None
 
     def __init__(
         self,
@@ -102,6 +108,7 @@ class Collective(GroupFunction[P, R]):
         agreed: Callable[[Call], tuple[Any, ...]],
         default: Algorithm,
         writes: Callable[[Call], bool],
+        native: str | None = None,
     ) -> None:
         super().__init__(function)
         self.names = names
@@ -109,6 +116,17 @@ class Collective(GroupFunction[P, R]):
         self.agreed = agreed
         self.default = default
         self.writes = writes
+        self.native = native or self.name
+
+    def under(self, name: str, agreed: Callable[[Call], tuple[Any, ...]]) -> Collective[P, R]:
+        """Return this collective under another name: what a function that is built on it submits.
+
+        Messages, and what the ranks compare, then speak of the function that the user called.
+        """
+        disguised = copy(self)
+        disguised.name = name
+        disguised.agreed = agreed
+        return disguised
 
 
 def collective(
@@ -118,6 +136,7 @@ def collective(
     agreed: Callable[[Call], tuple[Any, ...]],
     default: Algorithm,
     writes: Callable[[Call], bool] = written_everywhere,
+    native: str | None = None,
 ) -> Callable[[Callable[P, R]], Collective[P, R]]:
     """Make the decorated function a Collective; see there for the arguments."""
-    return lambda function: Collective(function, names, check, agreed, default, writes)
+    return lambda function: Collective(function, names, check, agreed, default, writes, native)

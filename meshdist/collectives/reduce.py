@@ -9,7 +9,7 @@ from meshdist.collectives.algorithms.tree import binomial_reduce
 from meshdist.collectives.checks import agree_on_array, check_one, check_reducible
 from meshdist.collectives.definition import collective
 from meshdist.current import GroupLike, resolve
-from meshdist.reduce_op import ReduceOp
+from meshdist.reduce_op import Op, ReduceOp
 
 
 def check(call: Call) -> None:
@@ -27,7 +27,7 @@ def writes(call: Call) -> bool:
 def reduce(
     tensor: Any,
     dst: int | None = None,
-    op: ReduceOp | str = ReduceOp.SUM,
+    op: Op = ReduceOp.SUM,
     group: GroupLike = None,
     async_op: bool = False,
     group_dst: int | None = None,
@@ -37,7 +37,7 @@ def reduce(
     Args:
         tensor: An array of as many elements, of one dtype, on all ranks. Written on the destination only.
         dst: Global rank of the destination; as a method, its rank in the group or along the mesh.
-        op: The reduction, a ReduceOp or its name in lower case.
+        op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
         group: A ProcessGroup or a DeviceMesh; the world where None.
         async_op: Return a `Work` at once.
         group_dst: The destination's rank in the group, instead of `dst`.

@@ -17,7 +17,7 @@ from meshdist.collectives.checks import (
 )
 from meshdist.collectives.definition import collective
 from meshdist.current import GroupLike, resolve
-from meshdist.reduce_op import ReduceOp
+from meshdist.reduce_op import Op, ReduceOp
 
 
 def check(call: Call) -> None:
@@ -37,7 +37,7 @@ def agreed(call: Call) -> tuple[Any, ...]:
 def reduce_scatter(
     output: Any,
     input_list: Sequence[Any],
-    op: ReduceOp | str = ReduceOp.SUM,
+    op: Op = ReduceOp.SUM,
     group: GroupLike = None,
     async_op: bool = False,
 ) -> Any:
@@ -46,7 +46,7 @@ def reduce_scatter(
     Args:
         output: Output, of the shape of `input_list[rank]`.
         input_list: One array for each rank; `input_list[i]` is of as many elements on all ranks. It stays as it is.
-        op: The reduction, a ReduceOp or its name in lower case.
+        op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
         group: A ProcessGroup or a DeviceMesh; the world where None.
         async_op: Return a `Work` at once.
 

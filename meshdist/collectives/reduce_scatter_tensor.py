@@ -9,7 +9,7 @@ from meshdist.collectives.algorithms.ring import ring_reduce_scatter
 from meshdist.collectives.checks import agree_on_block, check_one_dtype, check_reducible, check_stacked
 from meshdist.collectives.definition import collective
 from meshdist.current import GroupLike, resolve
-from meshdist.reduce_op import ReduceOp
+from meshdist.reduce_op import Op, ReduceOp
 
 
 def check(call: Call) -> None:
@@ -26,7 +26,7 @@ def agreed(call: Call) -> tuple[Any, ...]:
 
 @collective(names=("input", "output"), check=check, agreed=agreed, default=ring_reduce_scatter)
 def reduce_scatter_tensor(
-    output: Any, input: Any, op: ReduceOp | str = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
+    output: Any, input: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
 ) -> Any:
     """Reduce `input` over the group and give each rank its equal part of the result, in rank order.
 
@@ -34,7 +34,7 @@ def reduce_scatter_tensor(
         output: Output of shape `(rows, ...)`.
         input: Input, either concatenated, `(world_size * rows, ...)`, or stacked, `(world_size, rows, ...)`. It stays
             as it is.
-        op: The reduction, a ReduceOp or its name in lower case.
+        op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
         group: A ProcessGroup or a DeviceMesh; the world where None.
         async_op: Return a `Work` at once.
 
@@ -48,3 +48,7 @@ def reduce_scatter_tensor(
         DistTimeoutError: A rank did not come within the group's timeout.
     """
     return resolve(group).submit(reduce_scatter_tensor, input, output, op, None, async_op)
+
+
+# The newer name of the same.
+reduce_scatter_single = reduce_scatter_tensor

@@ -47,6 +47,6 @@ def compare_splits(given: Array, expected: Array, unit: str) -> None:
     if len(wrong):
         giver, taker = wrong[0]
         raise DistBackendError(
-            f"split sizes disagree: rank {giver} sends {given[giver, taker]} {unit} to rank {taker},"
+            f"the sizes disagree: rank {giver} sends {given[giver, taker]} {unit} to rank {taker},"
             f" which expects {expected[taker, giver]}"
         )

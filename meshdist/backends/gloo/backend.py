@@ -15,6 +15,7 @@ from meshdist.backends.gloo.movement import plan_movement
 from meshdist.backends.gloo.published import withdraw
 from meshdist.backends.gloo.reduction import plan_reduction
 from meshdist.call import Buffers, Call, Signature
+from meshdist.deadline import Deadline
 from meshdist.doorbells import SocketDoorbells
 from meshdist.errors import DistBackendError
 from meshdist.waiting import Waitable
@@ -45,7 +46,8 @@ class GlooBackend(Backend):
 
     def prepare(self, call: Call) -> Plan:
         # Alone there is nothing to share: the default algorithms have nobody to send to.
-        return super().prepare(call) if self.size > 1 else DefaultPlan(self, call)
+        alone = self.size == 1 and call.collective.staging is None
+        return DefaultPlan(self, call) if alone else super().prepare(call)
 
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
         if self.size > 1:
@@ -74,6 +76,15 @@ class GlooBackend(Backend):
 
     all_gather_into_tensor = all_gather
 
+    def gather(self, call: Call) -> Plan:
+        return plan_movement(self._host, call, routes.gather(call))
+
+    def scatter(self, call: Call) -> Plan:
+        return plan_movement(self._host, call, routes.scatter(call))
+
+    def all_to_all(self, call: Call) -> Plan:
+        return plan_movement(self._host, call, routes.all_to_all(call))
+
     def all_to_all_single(self, call: Call) -> Plan:
         return plan_movement(self._host, call, routes.all_to_all_single(call))
 
@@ -83,12 +94,12 @@ class GlooBackend(Backend):
     def recv(self, array: Array, src: int, tag: int) -> Waitable:
         return self._messages.recv(array, src, tag)
 
-    def wait(self, waitable: Waitable, where: str) -> None:
+    def wait(self, waitable: Waitable, where: str, deadline: Deadline | None = None) -> None:
         for _ in range(YIELDS):
             if waitable.ready():
                 return
             os.sched_yield()
-        super().wait(waitable, where)
+        super().wait(waitable, where, deadline)
 
     def abort(self, reason: str) -> None:
         if self._shared is not None:

@@ -104,6 +104,65 @@ def all_gather(call: Call) -> Route:
     )
 
 
+def gather(call: Call) -> Route:
+    """The root takes what each gives."""
+    rank, size, root = call.rank, call.size, call.root
+    array = array_of(call.send)
+    dtype, shape, count = array.dtype, array.shape, array.size
+
+    def takes(arena: Arena, use: int) -> Any:
+        return [arena.slot(use, peer, dtype, (count,)) for peer in range(size)] if rank == root else None
+
+    return Route(
+        give=lambda send: [flat(send)] * size,
+        take=lambda recv: blocks_of(recv, size) if rank == root else [None] * size,
+        shared=True,
+        longest=array.nbytes,
+        put_bytes=array.nbytes,
+        puts=lambda arena, use: arena.slot(use, rank, dtype, shape),
+        takes=takes,
+    )
+
+
+def scatter(call: Call) -> Route:
+    """Each takes what the root has for it."""
+    rank, size, root = call.rank, call.size, call.root
+    assert root is not None
+    array = array_of(call.recv)
+    dtype, shape, num_bytes = array.dtype, array.shape, array.nbytes
+
+    def puts(arena: Arena, use: int) -> Any:
+        return [arena.slot(use, root, dtype, shape, peer * num_bytes) for peer in range(size)] if rank == root else None
+
+    return Route(
+        give=lambda send: blocks_of(send, size) if rank == root else [None] * size,
+        take=lambda recv: [flat(recv) if peer == root else None for peer in range(size)],
+        shared=False,
+        longest=num_bytes,
+        put_bytes=size * num_bytes,
+        puts=puts,
+        takes=lambda arena, use: arena.slot(use, root, dtype, shape, rank * num_bytes),
+    )
+
+
+def all_to_all(call: Call) -> Route:
+    """Each takes from each what is for it; how much that is, they know together."""
+    size = call.size
+
+    def nothing(arena: Arena, use: int) -> None:
+        return None
+
+    return Route(
+        give=lambda send: blocks_of(send, size),
+        take=lambda recv: blocks_of(recv, size),
+        shared=False,
+        longest=None,
+        put_bytes=None,
+        puts=nothing,
+        takes=nothing,
+    )
+
+
 def all_to_all_single(call: Call) -> Route:
     """Each takes from each what is for it."""
     rank, size, even = call.rank, call.size, call.splits is None

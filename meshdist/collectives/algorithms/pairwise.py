@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshdist.arrays import Array, split_rows
-from meshdist.call import Buffers, Call
+from meshdist.call import Buffers, Call, Splits
 from meshdist.collectives.algorithms.blocks import blocks_of, exchange, flat
 from meshdist.collectives.algorithms.ring import pass_around
 from meshdist.debug.mismatch import compare_splits
@@ -18,29 +18,35 @@ if TYPE_CHECKING:
     from meshdist.backends.base import Backend
 
 
-def split_blocks(array: Array, splits: tuple[int, ...] | None, size: int) -> list[Array]:
-    """Return the flat block of each rank: `splits` rows for each, or equal ones."""
+def split_blocks(buffers: Buffers, splits: tuple[int, ...] | None, size: int) -> list[Array]:
+    """Return the flat block of each rank: `splits` rows for each, or those of a list, or equal ones."""
     if splits is None:
-        return blocks_of(array, size)
+        return blocks_of(buffers, size)
+    assert isinstance(buffers, np.ndarray)
     ends = [sum(splits[: k + 1]) for k in range(size)]
-    return [array[end - rows : end].reshape(-1) for rows, end in zip(splits, ends, strict=True)]
+    return [buffers[end - rows : end].reshape(-1) for rows, end in zip(splits, ends, strict=True)]
 
 
 def pairwise_all_to_all(backend: Backend, call: Call, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
     """In round k, send to the rank k further on and receive from the rank k before."""
-    assert isinstance(send, np.ndarray)
-    assert isinstance(recv, np.ndarray)
     rows_to, rows_from = call.splits if call.splits is not None else (None, None)
-    if call.splits is not None:
-        rows = np.zeros((call.size, 2, call.size), np.int64)
-        rows[call.rank] = call.splits
-        yield from pass_around(backend, call, split_rows(rows, call.size))
-        compare_splits(rows[:, 0], rows[:, 1], "rows")
     give, take = split_blocks(send, rows_to, call.size), split_blocks(recv, rows_from, call.size)
+    if call.splits is not None:
+        yield from _compare_sizes(backend, call, call.splits, "rows")
+    elif isinstance(send, list):
+        counts = tuple(block.size for block in give), tuple(block.size for block in take)
+        yield from _compare_sizes(backend, call, counts, "elements")
     take[call.rank][...] = give[call.rank]
     for step in range(1, call.size):
         dst, src = (call.rank + step) % call.size, (call.rank - step) % call.size
         yield from exchange(backend, give[dst], dst, take[src], src)
+
+
+def _compare_sizes(backend: Backend, call: Call, mine: Splits, unit: str) -> Iterator[Waitable]:
+    sizes = np.zeros((call.size, 2, call.size), np.int64)
+    sizes[call.rank] = mine
+    yield from pass_around(backend, call, split_rows(sizes, call.size))
+    compare_splits(sizes[:, 0], sizes[:, 1], unit)
 
 
 def dissemination_barrier(backend: Backend, call: Call, send: Buffers, recv: Buffers) -> Iterator[Waitable]:

@@ -1,0 +1,76 @@
+"""all_gather_coalesced: one all_gather for a list of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from meshdist.arrays import Array
+from meshdist.call import Call
+from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
+from meshdist.collectives.checks import agree_on_list, check_one_dtype, check_same_shape, several
+from meshdist.collectives.staging import pack_all, staged, unchained, unpack_all
+from meshdist.current import GroupLike, resolve
+
+
+def check(call: Call) -> None:
+    """Check the arguments of all_gather_coalesced."""
+    give, take = several(call, "send"), several(call, "recv")
+    check_one_dtype(call)
+    for place, array in enumerate(take):
+        peer, number = divmod(place, len(give))
+        names = f"output_tensor_lists[{peer}][{number}]", f"input_tensor_list[{number}]"
+        check_same_shape(call, array, give[number], names)
+
+
+def agreed(call: Call) -> tuple[Any, ...]:
+    """All ranks send as many arrays, of as many elements."""
+    return agree_on_list(call, "send")
+
+
+def room(call: Call, flat: Array) -> Array:
+    """Return an array for what all ranks send."""
+    return np.empty(call.size * flat.size, flat.dtype)
+
+
+@staged(
+    all_gather_into_tensor,
+    names=("input_tensor_list", "output_tensor_lists"),
+    check=check,
+    agreed=agreed,
+    put=pack_all,
+    room=room,
+    take=unpack_all,
+)
+def all_gather_coalesced(
+    output_tensor_lists: Sequence[Sequence[Any]],
+    input_tensor_list: Sequence[Any],
+    group: GroupLike = None,
+    async_op: bool = False,
+) -> Any:
+    """Gather each of several arrays of every rank, by one call for all of them.
+
+    Args:
+        output_tensor_lists: Output: a list for each rank; `output_tensor_lists[i][k]` gets `input_tensor_list[k]` of
+            rank i.
+        input_tensor_list: Input: at least one array, all of one dtype; as many, of as many elements, on all ranks.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        async_op: Return a `Work` at once.
+
+    Returns:
+        `output_tensor_lists`; with `async_op` the Work, whose result is the arrays of all lists in one.
+
+    Raises:
+        TypeError: Not lists of arrays, dtypes that differ or do not travel.
+        ValueError: Lists of wrong length, wrong shapes, or outputs that cannot be written.
+        DistBackendError: A rank failed, or the ranks' calls disagree.
+        DistTimeoutError: A rank did not come within the group's timeout.
+    """
+    members = resolve(group)
+    lists = unchained(
+        "all_gather_coalesced", "output_tensor_lists", output_tensor_lists, members.size(), len(input_tensor_list)
+    )
+    work = members.submit(all_gather_coalesced, input_tensor_list, lists, None, None, async_op)
+    return work if async_op or work is None else output_tensor_lists

@@ -1,0 +1,49 @@
+"""all_reduce_coalesced: one all_reduce for a list of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshdist.call import Call
+from meshdist.collectives.all_reduce import all_reduce
+from meshdist.collectives.checks import agree_on_list, check_one_dtype, check_reducible, several
+from meshdist.collectives.staging import pack_all, staged, unpack_all
+from meshdist.current import GroupLike, resolve
+from meshdist.reduce_op import Op, ReduceOp
+
+
+def check(call: Call) -> None:
+    """Check the arguments of all_reduce_coalesced."""
+    several(call, "recv")
+    check_one_dtype(call)
+    check_reducible(call)
+
+
+def agreed(call: Call) -> tuple[Any, ...]:
+    """All ranks pass as many arrays, of as many elements."""
+    return agree_on_list(call, "recv")
+
+
+@staged(all_reduce, names=("tensors", "tensors"), check=check, agreed=agreed, put=pack_all, take=unpack_all)
+def all_reduce_coalesced(
+    tensors: Sequence[Any], op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
+) -> Any:
+    """Reduce each of several arrays over the group, in place, by one call for all of them.
+
+    Args:
+        tensors: At least one array, all of one dtype; as many, of as many elements, on all ranks.
+        op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        async_op: Return a `Work` at once.
+
+    Returns:
+        `tensors`; with `async_op` the Work.
+
+    Raises:
+        TypeError: Not a list of arrays, dtypes that differ, do not travel or that `op` is not defined for.
+        ValueError: An empty list, arrays that cannot be written, or an unknown `op`.
+        DistBackendError: A rank failed, or the ranks' calls disagree.
+        DistTimeoutError: A rank did not come within the group's timeout.
+    """
+    return resolve(group).submit(all_reduce_coalesced, tensors, tensors, op, None, async_op)

@@ -1,0 +1,53 @@
+"""all_to_all: every rank sends an array to every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshdist.call import Call
+from meshdist.collectives.algorithms.pairwise import pairwise_all_to_all
+from meshdist.collectives.checks import check_one_dtype, check_same_shape, many
+from meshdist.collectives.definition import collective
+from meshdist.current import GroupLike, resolve
+
+
+def check(call: Call) -> None:
+    """Check the arguments of all_to_all."""
+    give, take = many(call, "send"), many(call, "recv")
+    check_one_dtype(call)
+    own = call.rank
+    check_same_shape(call, take[own], give[own], (f"output_tensor_list[{own}]", f"input_tensor_list[{own}]"))
+
+
+def agreed(call: Call) -> tuple[Any, ...]:
+    """All ranks exchange one dtype; the sizes are compared with each partner's."""
+    return (f"a list of {many(call, 'send')[0].dtype}",)
+
+
+@collective(names=("input_tensor_list", "output_tensor_list"), check=check, agreed=agreed, default=pairwise_all_to_all)
+def all_to_all(
+    output_tensor_list: Sequence[Any],
+    input_tensor_list: Sequence[Any],
+    group: GroupLike = None,
+    async_op: bool = False,
+) -> Any:
+    """Send the i-th array of a list to rank i, and put what comes from rank i into the i-th array of another.
+
+    Args:
+        output_tensor_list: Output: one array for each rank, `output_tensor_list[i]` of as many elements as rank i
+            sends to this one. Must not overlap the input.
+        input_tensor_list: Input: one array for each rank. The sizes may differ.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        async_op: Return a `Work` at once.
+
+    Returns:
+        `output_tensor_list`; with `async_op` the Work.
+
+    Raises:
+        TypeError: Not arrays, dtypes that differ or do not travel.
+        ValueError: A list of wrong length, a wrong shape of this rank's own array, or an output that cannot be written.
+        DistBackendError: A rank failed, or the ranks' calls or their sizes disagree; all ranks raise then.
+        DistTimeoutError: A rank did not come within the group's timeout.
+    """
+    return resolve(group).submit(all_to_all, input_tensor_list, output_tensor_list, None, None, async_op)

@@ -1,0 +1,66 @@
+"""gather: one rank gets the arrays of all ranks, as a list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshdist.call import Call
+from meshdist.collectives.algorithms.star import star_gather
+from meshdist.collectives.checks import agree_on_one, check_blocks_alike, check_no_list, check_one_dtype, many, one
+from meshdist.collectives.definition import collective
+from meshdist.current import GroupLike, resolve
+
+
+def check(call: Call) -> None:
+    """Check the arguments of gather."""
+    tensor = one(call, "send")
+    if call.rank != call.root:
+        check_no_list(call, "recv", "dst")
+        return
+    check_blocks_alike(call, many(call, "recv"), "gather_list", tensor, "tensor")
+    check_one_dtype(call)
+
+
+def agreed(call: Call) -> tuple[Any, ...]:
+    """All ranks send as many elements."""
+    return agree_on_one(call, "send")
+
+
+def writes(call: Call) -> bool:
+    """Return True where `gather_list` is written: on the destination alone."""
+    return call.rank == call.root
+
+
+@collective(names=("tensor", "gather_list"), check=check, agreed=agreed, default=star_gather, writes=writes)
+def gather(
+    tensor: Any,
+    gather_list: Sequence[Any] | None = None,
+    dst: int | None = None,
+    group: GroupLike = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Any:
+    """Gather every rank's `tensor` into a list on one rank.
+
+    Args:
+        tensor: Input, of as many elements and one dtype on all ranks.
+        gather_list: Output. On the destination: one array for each rank, of the shape of `tensor`. Elsewhere None.
+        dst: Global rank of the destination; as a method, its rank in the group or along the mesh.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        async_op: Return a `Work` at once.
+        group_dst: The destination's rank in the group, instead of `dst`. Without either it is the group's first rank.
+
+    Returns:
+        `gather_list`; with `async_op` the Work.
+
+    Raises:
+        TypeError: Not arrays, dtypes that differ or do not travel.
+        ValueError: Both `dst` and `group_dst` are given, or it is no member; `gather_list` is given on a rank that is
+            not the destination, is of wrong length, or holds arrays of a wrong shape or that cannot be written.
+        DistBackendError: A rank failed, or the ranks' calls disagree.
+        DistTimeoutError: A rank did not come within the group's timeout.
+    """
+    members = resolve(group)
+    root = members.root_or_first("gather", "dst", dst, group_dst)
+    return members.submit(gather, tensor, gather_list, None, root, async_op)

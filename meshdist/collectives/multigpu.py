@@ -1,0 +1,298 @@
+"""The collectives of processes that hold several arrays each, one for each of their devices.
+
+A process reduces its own arrays first, or passes on one of them, and so takes part as one rank. The list is as long on
+all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isqrt
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from meshdist.arrays import Array
+from meshdist.call import Buffers, Call
+from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
+from meshdist.collectives.all_reduce import all_reduce
+from meshdist.collectives.broadcast import broadcast
+from meshdist.collectives.checks import check_blocks_alike, check_one_dtype, check_reducible, several
+from meshdist.collectives.reduce import reduce
+from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
+from meshdist.collectives.staging import joined, listed, pack_all, staged, unchained, unpack_all
+from meshdist.current import GroupLike, resolve
+from meshdist.reduce_op import Op, ReduceOp
+
+
+def _check_alike(call: Call, side: str) -> None:
+    arrays = several(call, side)
+    name = call.collective.names[0 if side == "send" else 1]
+    check_blocks_alike(call, arrays, name, arrays[0], f"{name}[0]")
+    check_one_dtype(call)
+
+
+def _agree(call: Call, side: str) -> tuple[Any, ...]:
+    arrays = several(call, side)
+    return (f"{len(arrays)} x {arrays[0].dtype}[{arrays[0].size}]",)
+
+
+def _check_send(call: Call) -> None:
+    _check_alike(call, "send")
+    check_reducible(call)
+
+
+def _check_recv(call: Call) -> None:
+    _check_alike(call, "recv")
+
+
+def _agreed_send(call: Call) -> tuple[Any, ...]:
+    return _agree(call, "send")
+
+
+def _agreed_recv(call: Call) -> tuple[Any, ...]:
+    return _agree(call, "recv")
+
+
+def _combined(call: Call, arrays: list[Array]) -> Array:
+    """Return a new flat array: the reduction of this process's own arrays."""
+    assert call.op is not None
+    total: Array = arrays[0].reshape(-1).copy()
+    for array in arrays[1:]:
+        call.op.ufunc(total, array.reshape(-1), out=total)
+    call.op.finish(total, len(arrays))
+    return total
+
+
+def _put_combined(call: Call, send: Buffers) -> Array:
+    return _combined(call, listed(send))
+
+
+def _take_everywhere(call: Call, flat: Array, recv: Buffers) -> None:
+    for array in listed(recv):
+        array[...] = flat.reshape(array.shape)
+
+
+def _at_root(call: Call) -> bool:
+    return call.rank == call.root
+
+
+def _put_of_root(call: Call, send: Buffers) -> Array:
+    flat = listed(send)[0].reshape(-1)
+    return flat if _at_root(call) else np.empty_like(flat)
+
+
+def _the_one(of: str, name: str, tensor_list: Sequence[Any], place: int) -> Any:
+    try:
+        if not 0 <= index(place) < len(tensor_list):
+            raise ValueError(f"{of}: {name} must be 0 to {len(tensor_list) - 1}, a place in tensor_list, got {place}")
+    except TypeError:
+        raise TypeError(f"{of}: tensor_list must be a list and {name} an integer, got {place!r}") from None
+    return tensor_list[place]
+
+
+@staged(
+    broadcast,
+    names=("tensor_list[src_tensor]", "tensor_list"),
+    check=_check_recv,
+    agreed=_agreed_recv,
+    put=_put_of_root,
+    take=_take_everywhere,
+)
+def broadcast_multigpu(
+    tensor_list: Sequence[Any],
+    src: int | None = None,
+    group: GroupLike = None,
+    async_op: bool = False,
+    src_tensor: int = 0,
+    group_src: int | None = None,
+) -> Any:
+    """Copy one array of one rank to all arrays of all ranks.
+
+    Args:
+        tensor_list: Arrays of one shape and dtype; as many on all ranks.
+        src: Global rank of the source; as a method, its rank in the group or along the mesh.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        async_op: Return a `Work` at once.
+        src_tensor: The place of the source in the list of that rank.
+        group_src: The source's rank in the group, instead of `src`.
+
+    Returns:
+        `tensor_list`; with `async_op` the Work.
+    """
+    members = resolve(group)
+    root = members.root("broadcast_multigpu", "src", src, group_src)
+    given = _the_one("broadcast_multigpu", "src_tensor", tensor_list, src_tensor)
+    return members.submit(broadcast_multigpu, given, tensor_list, None, root, async_op)
+
+
+@staged(
+    all_reduce,
+    names=("tensor_list", "tensor_list"),
+    check=_check_send,
+    agreed=_agreed_send,
+    put=_put_combined,
+    take=_take_everywhere,
+)
+def all_reduce_multigpu(
+    tensor_list: Sequence[Any], op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
+) -> Any:
+    """Reduce all arrays of all ranks into one, which all of them become.
+
+    Args:
+        tensor_list: Arrays of one shape and dtype; as many on all ranks.
+        op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        async_op: Return a `Work` at once.
+
+    Returns:
+        `tensor_list`; with `async_op` the Work.
+    """
+    return resolve(group).submit(all_reduce_multigpu, tensor_list, tensor_list, op, None, async_op)
+
+
+@staged(
+    reduce,
+    names=("tensor_list", "tensor_list[dst_tensor]"),
+    check=_check_send,
+    agreed=_agreed_send,
+    put=_put_combined,
+    take=_take_everywhere,
+    writes=_at_root,
+)
+def reduce_multigpu(
+    tensor_list: Sequence[Any],
+    dst: int | None = None,
+    op: Op = ReduceOp.SUM,
+    group: GroupLike = None,
+    async_op: bool = False,
+    dst_tensor: int = 0,
+    group_dst: int | None = None,
+) -> Any:
+    """Reduce all arrays of all ranks into one array of one rank; the others stay as they were.
+
+    Args:
+        tensor_list: Arrays of one shape and dtype; as many on all ranks.
+        dst: Global rank of the destination; as a method, its rank in the group or along the mesh.
+        op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        async_op: Return a `Work` at once.
+        dst_tensor: The place in the list of that rank of the array that gets the result.
+        group_dst: The destination's rank in the group, instead of `dst`.
+
+    Returns:
+        `tensor_list[dst_tensor]`; with `async_op` the Work.
+    """
+    members = resolve(group)
+    root = members.root("reduce_multigpu", "dst", dst, group_dst)
+    taken = _the_one("reduce_multigpu", "dst_tensor", tensor_list, dst_tensor)
+    return members.submit(reduce_multigpu, tensor_list, taken, op, root, async_op)
+
+
+def _check_gather(call: Call) -> None:
+    _check_alike(call, "send")
+    check_blocks_alike(
+        call, several(call, "recv"), "output_tensor_lists, flattened, ", several(call, "send")[0], "the inputs"
+    )
+
+
+def _room_for_all(call: Call, flat: Array) -> Array:
+    return np.empty(call.size * flat.size, flat.dtype)
+
+
+def _take_lists(call: Call, flat: Array, recv: Buffers) -> None:
+    # Each of this process's lists gets all that came.
+    arrays = listed(recv)
+    num_lists = isqrt(len(arrays) // call.size)
+    for place in range(num_lists):
+        unpack_all(call, flat, arrays[place * call.size * num_lists : (place + 1) * call.size * num_lists])
+
+
+@staged(
+    all_gather_into_tensor,
+    names=("input_tensor_list", "output_tensor_lists"),
+    check=_check_gather,
+    agreed=_agreed_send,
+    put=pack_all,
+    room=_room_for_all,
+    take=_take_lists,
+)
+def all_gather_multigpu(
+    output_tensor_lists: Sequence[Sequence[Any]],
+    input_tensor_list: Sequence[Any],
+    group: GroupLike = None,
+    async_op: bool = False,
+) -> Any:
+    """Gather all arrays of all ranks into each of several lists.
+
+    Args:
+        output_tensor_lists: Output: as many lists as inputs; array j of rank k goes to place `k * num_inputs + j` of
+            every list, which holds `world_size * num_inputs` arrays.
+        input_tensor_list: Input: arrays of one shape and dtype; as many on all ranks.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        async_op: Return a `Work` at once.
+
+    Returns:
+        `output_tensor_lists`; with `async_op` the Work.
+    """
+    members, num_inputs = resolve(group), len(input_tensor_list)
+    lists = unchained(
+        "all_gather_multigpu", "output_tensor_lists", output_tensor_lists, num_inputs, members.size() * num_inputs
+    )
+    work = members.submit(all_gather_multigpu, input_tensor_list, lists, None, None, async_op)
+    return work if async_op or work is None else output_tensor_lists
+
+
+def _check_scatter(call: Call) -> None:
+    _check_alike(call, "recv")
+    check_blocks_alike(
+        call, several(call, "send"), "input_tensor_lists, flattened, ", several(call, "recv")[0], "the outputs"
+    )
+    check_reducible(call)
+
+
+def _put_lists(call: Call, send: Buffers) -> Array:
+    arrays = listed(send)
+    length = isqrt(len(arrays) // call.size) * call.size
+    return _combined(call, [joined(arrays[begin : begin + length]) for begin in range(0, len(arrays), length)])
+
+
+def _room_for_one(call: Call, flat: Array) -> Array:
+    return np.empty(flat.size // call.size, flat.dtype)
+
+
+@staged(
+    reduce_scatter_tensor,
+    names=("input_tensor_lists", "output_tensor_list"),
+    check=_check_scatter,
+    agreed=_agreed_recv,
+    put=_put_lists,
+    room=_room_for_one,
+    take=unpack_all,
+)
+def reduce_scatter_multigpu(
+    output_tensor_list: Sequence[Any],
+    input_tensor_lists: Sequence[Sequence[Any]],
+    op: Op = ReduceOp.SUM,
+    group: GroupLike = None,
+    async_op: bool = False,
+) -> Any:
+    """Reduce the lists of all ranks place by place, and give each array of each rank the result at its place.
+
+    Args:
+        output_tensor_list: Output: arrays of one shape and dtype; as many on all ranks. Array j of rank k gets the
+            reduction of all arrays at place `k * num_outputs + j`.
+        input_tensor_lists: Input: as many lists as outputs, each of `world_size * num_outputs` arrays.
+        op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        async_op: Return a `Work` at once.
+
+    Returns:
+        `output_tensor_list`; with `async_op` the Work.
+    """
+    members, num_outputs = resolve(group), len(output_tensor_list)
+    lists = unchained(
+        "reduce_scatter_multigpu", "input_tensor_lists", input_tensor_lists, num_outputs, members.size() * num_outputs
+    )
+    return members.submit(reduce_scatter_multigpu, lists, output_tensor_list, op, None, async_op)

@@ -1,0 +1,307 @@
+"""Objects instead of arrays: pickled, and carried by the collectives of bytes; the sizes go first.
+
+Objects are unpickled, which runs what the sender put into them: only ranks of the job, which have proved that they
+know its secret, can send any.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from meshdist.arrays import Array
+from meshdist.call import Buffers, Call
+from meshdist.collectives.all_gather import all_gather
+from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
+from meshdist.collectives.all_to_all import all_to_all
+from meshdist.collectives.broadcast import broadcast
+from meshdist.collectives.definition import GroupFunction
+from meshdist.collectives.gather import gather
+from meshdist.collectives.point_to_point import recv, send
+from meshdist.collectives.scatter import scatter
+from meshdist.current import GroupLike, resolve
+
+
+def _agreed_sizes(call: Call) -> tuple[Any, ...]:
+    # Before the bytes, all ranks exchange the sizes of as many objects.
+    return (f"{_count(call.recv if call.root is not None else call.send)} objects",)
+
+
+def _agreed_bytes(call: Call) -> tuple[Any, ...]:
+    return ("the bytes of objects",)
+
+
+def _count(buffers: Buffers) -> int:
+    return buffers.size if isinstance(buffers, np.ndarray) else 1
+
+
+_broadcast_sizes = broadcast.under("broadcast_object_list", _agreed_sizes)
+_broadcast_bytes = broadcast.under("broadcast_object_list", _agreed_bytes)
+_all_gather_sizes = all_gather_into_tensor.under("all_gather_object", _agreed_bytes)
+_all_gather_bytes = all_gather.under("all_gather_object", _agreed_bytes)
+_gather_sizes = gather.under("gather_object", _agreed_bytes)
+_gather_bytes = all_to_all.under("gather_object", _agreed_bytes)
+_scatter_sizes = scatter.under("scatter_object_list", _agreed_bytes)
+_scatter_bytes = all_to_all.under("scatter_object_list", _agreed_bytes)
+
+
+def _pickled(objects: Sequence[Any]) -> list[Array]:
+    return [np.frombuffer(pickle.dumps(item, pickle.HIGHEST_PROTOCOL), np.uint8) for item in objects]
+
+
+def _sizes(pickles: Sequence[Array]) -> Array:
+    return np.array([data.size for data in pickles], np.int64)
+
+
+def _unpickled(data: Array) -> Any:
+    return pickle.loads(data.data)
+
+
+def _cut(data: Array, sizes: Array) -> list[Array]:
+    parts: list[Array] = np.split(data, np.cumsum(sizes)[:-1])
+    return parts
+
+
+def _list(of: str, name: str, value: Any, length: int | None = None) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{of}: {name} must be a list, got {type(value).__name__}")
+    if length is not None and len(value) != length:
+        raise ValueError(f"{of}: {name} must hold {length} objects, one for each rank, got {len(value)}")
+    return value
+
+
+def _empty(size: int) -> list[Array]:
+    return [np.empty(0, np.uint8) for _ in range(size)]
+
+
+@GroupFunction
+def broadcast_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: GroupLike = None,
+    device: Any = None,
+    group_src: int | None = None,
+) -> None:
+    """Copy the objects of one rank's list into the lists of all others.
+
+    Args:
+        object_list: As many objects on all ranks. On the source any that can be pickled; elsewhere they are replaced.
+        src: Global rank of the source; as a method, its rank in the group or along the mesh.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        device: Of no meaning here: objects go by way of the CPU.
+        group_src: The source's rank in the group, instead of `src`. Without either it is the group's first rank.
+
+    Raises:
+        TypeError: `object_list` is no list.
+        Exception: What pickle raises for an object that cannot be pickled, before anything is sent.
+        DistBackendError: A rank failed, or the ranks' calls or the lengths of their lists disagree.
+        DistTimeoutError: A rank did not come within the group's timeout.
+    """
+    members = resolve(group)
+    root = members.root_or_first("broadcast_object_list", "src", src, group_src)
+    objects = _list("broadcast_object_list", "object_list", object_list)
+    is_root = members.rank() == root
+    pickles = _pickled(objects) if is_root else []
+    sizes = _sizes(pickles) if is_root else np.empty(len(objects), np.int64)
+    if members.submit(_broadcast_sizes, sizes, sizes, None, root) is None or not objects:
+        return
+    data = np.concatenate(pickles) if is_root else np.empty(int(sizes.sum()), np.uint8)
+    members.submit(_broadcast_bytes, data, data, None, root)
+    if not is_root:
+        objects[:] = [_unpickled(part) for part in _cut(data, sizes)]
+
+
+@GroupFunction
+def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None) -> None:
+    """Gather every rank's object into a list on all ranks.
+
+    Args:
+        object_list: Output: a list as long as the group has ranks.
+        obj: Input: any object that can be pickled.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+
+    Raises:
+        TypeError: `object_list` is no list.
+        ValueError: It is of wrong length.
+        Exception: What pickle raises for an object that cannot be pickled, before anything is sent.
+        DistBackendError: A rank failed, or the ranks' calls disagree.
+        DistTimeoutError: A rank did not come within the group's timeout.
+    """
+    members = resolve(group)
+    size = members.size() if members.rank() >= 0 else None
+    objects = _list("all_gather_object", "object_list", object_list, size)
+    (data,) = _pickled([obj])
+    sizes = np.empty(len(objects), np.int64)
+    if members.submit(_all_gather_sizes, _sizes([data]), sizes) is None:
+        return
+    blocks = [np.empty(count, np.uint8) for count in sizes.tolist()]
+    members.submit(_all_gather_bytes, data, blocks)
+    objects[:] = [_unpickled(block) for block in blocks]
+
+
+@GroupFunction
+def gather_object(
+    obj: Any,
+    object_gather_list: list[Any] | None = None,
+    dst: int | None = None,
+    group: GroupLike = None,
+    group_dst: int | None = None,
+) -> None:
+    """Gather every rank's object into a list on one rank.
+
+    Args:
+        obj: Input: any object that can be pickled.
+        object_gather_list: Output. On the destination: a list as long as the group has ranks. Elsewhere None.
+        dst: Global rank of the destination; as a method, its rank in the group or along the mesh.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group_dst: The destination's rank in the group, instead of `dst`. Without either it is the group's first rank.
+
+    Raises:
+        TypeError: `object_gather_list` is no list on the destination.
+        ValueError: It is of wrong length, or given on a rank that is not the destination.
+        Exception: What pickle raises for an object that cannot be pickled, before anything is sent.
+        DistBackendError: A rank failed, or the ranks' calls disagree.
+        DistTimeoutError: A rank did not come within the group's timeout.
+    """
+    members, of = resolve(group), "gather_object"
+    rank, size = members.rank(), members.size()
+    root = members.root_or_first(of, "dst", dst, group_dst)
+    if rank < 0:
+        members.submit(_gather_sizes, None, None)
+        return
+    objects = _list_of_root(of, "object_gather_list", object_gather_list, size, rank, root)
+    (data,) = _pickled([obj])
+    counts = [np.empty(1, np.int64) for _ in objects]
+    members.submit(_gather_sizes, _sizes([data]), counts or None, None, root)
+    give, take = _empty(size), [np.empty(int(count[0]), np.uint8) for count in counts] or _empty(size)
+    give[root] = data
+    members.submit(_gather_bytes, give, take)
+    objects[:] = [_unpickled(block) for block in take[: len(objects)]]
+
+
+@GroupFunction
+def scatter_object_list(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    src: int | None = None,
+    group: GroupLike = None,
+    group_src: int | None = None,
+) -> None:
+    """Give each rank the object at its place in the list of one rank.
+
+    Args:
+        scatter_object_output_list: Output: a list of at least one element; its first becomes the object.
+        scatter_object_input_list: Input. On the source: an object for each rank, which can be pickled. Elsewhere None,
+            or anything: it is not looked at.
+        src: Global rank of the source; as a method, its rank in the group or along the mesh.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group_src: The source's rank in the group, instead of `src`. Without either it is the group's first rank.
+
+    Raises:
+        TypeError: A list that is none.
+        ValueError: The output is empty, or the input of wrong length.
+        Exception: What pickle raises for an object that cannot be pickled, before anything is sent.
+        DistBackendError: A rank failed, or the ranks' calls disagree.
+        DistTimeoutError: A rank did not come within the group's timeout.
+    """
+    members, of = resolve(group), "scatter_object_list"
+    rank, size = members.rank(), members.size()
+    root = members.root_or_first(of, "src", src, group_src)
+    if rank < 0:
+        members.submit(_scatter_sizes, None, None)
+        return
+    output = _list(of, "scatter_object_output_list", scatter_object_output_list)
+    if not output:
+        raise ValueError(f"{of}: scatter_object_output_list must hold at least one element, got an empty list")
+    inputs = _list(of, "scatter_object_input_list", scatter_object_input_list, size) if rank == root else []
+    pickles, count = _pickled(inputs), np.empty(1, np.int64)
+    members.submit(_scatter_sizes, [_sizes([data]) for data in pickles] or None, count, None, root)
+    take = _empty(size)
+    take[root] = np.empty(int(count[0]), np.uint8)
+    members.submit(_scatter_bytes, pickles or _empty(size), take)
+    output[0] = _unpickled(take[root])
+
+
+def _list_of_root(of: str, name: str, value: Any, size: int, rank: int, root: int) -> list[Any]:
+    if rank == root:
+        return _list(of, name, value, size)
+    if value:
+        raise ValueError(
+            f"{of}: {name} is for the destination, rank {root} of the group, and this is rank {rank}; pass None"
+        )
+    return []
+
+
+@GroupFunction
+def send_object_list(
+    object_list: list[Any],
+    dst: int | None = None,
+    group: GroupLike = None,
+    device: Any = None,
+    group_dst: int | None = None,
+    use_batch: bool = False,
+) -> None:
+    """Send the objects of a list to a rank that receives them with `recv_object_list`.
+
+    Args:
+        object_list: Objects that can be pickled.
+        dst: Global rank of the receiver; as a method, its rank in the group or along the mesh.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        device: Of no meaning here: objects go by way of the CPU.
+        group_dst: The receiver's rank in the group, instead of `dst`.
+        use_batch: Of no meaning here: the two messages, sizes and bytes, are never held back.
+
+    Raises:
+        TypeError: `object_list` is no list.
+        ValueError: Both or none of `dst` and `group_dst` are given, or it is no member or this rank.
+        Exception: What pickle raises for an object that cannot be pickled, before anything is sent.
+        DistBackendError: The receiver failed, or its list is of another length.
+        DistTimeoutError: It was not received within the group's timeout.
+    """
+    pickles = _pickled(_list("send_object_list", "object_list", object_list))
+    send(_sizes(pickles), dst, group, group_dst=group_dst)
+    send(np.concatenate([*_empty(1), *pickles]), dst, group, group_dst=group_dst)
+
+
+@GroupFunction
+def recv_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: GroupLike = None,
+    device: Any = None,
+    group_src: int | None = None,
+    use_batch: bool = False,
+) -> int:
+    """Receive as many objects as the list has elements, which they replace.
+
+    Args:
+        object_list: As long as the list that is sent.
+        src: Global rank of the sender; as a method, its rank in the group or along the mesh.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        device: Of no meaning here: objects go by way of the CPU.
+        group_src: The sender's rank in the group, instead of `src`.
+        use_batch: Of no meaning here.
+
+    Returns:
+        The sender's global rank; as a method, its rank in the group.
+
+    Raises:
+        TypeError: `object_list` is no list.
+        ValueError: Both `src` and `group_src` are given, or it is no member or this rank.
+        DistBackendError: The sender failed, or its list is of another length: its sizes are an int64 array.
+        DistTimeoutError: Nothing came within the group's timeout.
+    """
+    objects = _list("recv_object_list", "object_list", object_list)
+    sizes = np.zeros(len(objects), np.int64)
+    sender = recv(sizes, src, group, group_src=group_src)
+    data = np.empty(int(sizes.sum()), np.uint8)
+    if group_src is None:
+        recv(data, sender, group)
+    else:
+        recv(data, group=group, group_src=group_src)
+    if objects:
+        objects[:] = [_unpickled(part) for part in _cut(data, sizes)]
+    return sender

@@ -1,0 +1,61 @@
+"""scatter: every rank gets an array of one rank's list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshdist.call import Call
+from meshdist.collectives.algorithms.star import star_scatter
+from meshdist.collectives.checks import agree_on_one, check_blocks_alike, check_no_list, check_one_dtype, many, one
+from meshdist.collectives.definition import collective
+from meshdist.current import GroupLike, resolve
+
+
+def check(call: Call) -> None:
+    """Check the arguments of scatter."""
+    tensor = one(call, "recv")
+    if call.rank != call.root:
+        check_no_list(call, "send", "src")
+        return
+    check_blocks_alike(call, many(call, "send"), "scatter_list", tensor, "tensor")
+    check_one_dtype(call)
+
+
+def agreed(call: Call) -> tuple[Any, ...]:
+    """All ranks receive as many elements."""
+    return agree_on_one(call, "recv")
+
+
+@collective(names=("scatter_list", "tensor"), check=check, agreed=agreed, default=star_scatter)
+def scatter(
+    tensor: Any,
+    scatter_list: Sequence[Any] | None = None,
+    src: int | None = None,
+    group: GroupLike = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Any:
+    """Give each rank the array at its place in the list of one rank.
+
+    Args:
+        tensor: Output, of as many elements and one dtype on all ranks.
+        scatter_list: Input. On the source: one array for each rank, of the shape of `tensor`. Elsewhere None.
+        src: Global rank of the source; as a method, its rank in the group or along the mesh.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        async_op: Return a `Work` at once.
+        group_src: The source's rank in the group, instead of `src`. Without either it is the group's first rank.
+
+    Returns:
+        `tensor`; with `async_op` the Work.
+
+    Raises:
+        TypeError: Not arrays, dtypes that differ or do not travel.
+        ValueError: Both `src` and `group_src` are given, or it is no member; `scatter_list` is given on a rank that is
+            not the source, is of wrong length, or holds arrays of a wrong shape; `tensor` cannot be written.
+        DistBackendError: A rank failed, or the ranks' calls disagree.
+        DistTimeoutError: A rank did not come within the group's timeout.
+    """
+    members = resolve(group)
+    root = members.root_or_first("scatter", "src", src, group_src)
+    return members.submit(scatter, scatter_list, tensor, None, root, async_op)

@@ -1,0 +1,131 @@
+"""all_gather_into_tensor_coalesced and reduce_scatter_tensor_coalesced: what `coalescing_manager` makes of several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from meshdist.arrays import Array, split_rows
+from meshdist.call import Buffers, Call
+from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
+from meshdist.collectives.checks import (
+    agree_on_list,
+    check_one_dtype,
+    check_reducible,
+    check_stacked_pair,
+    refuse,
+    several,
+)
+from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
+from meshdist.collectives.staging import joined, listed, pack_all, staged, unpack_all
+from meshdist.current import GroupLike, resolve
+from meshdist.reduce_op import Op, ReduceOp
+
+
+def _check_pairs(call: Call, whole_side: str, block_side: str) -> None:
+    wholes, blocks = several(call, whole_side), several(call, block_side)
+    names = dict(zip(("send", "recv"), call.collective.names, strict=True))
+    if len(wholes) != len(blocks):
+        sizes = f"{len(wholes)} and {len(blocks)}"
+        refuse(call, f"{names[whole_side]} and {names[block_side]} must hold as many arrays, got {sizes}")
+    for place, (whole, block) in enumerate(zip(wholes, blocks, strict=True)):
+        check_stacked_pair(call, whole, block, (f"{names[whole_side]}[{place}]", f"{names[block_side]}[{place}]"))
+    check_one_dtype(call)
+
+
+def _check_gather(call: Call) -> None:
+    _check_pairs(call, "recv", "send")
+
+
+def _agreed_gather(call: Call) -> tuple[Any, ...]:
+    return agree_on_list(call, "send")
+
+
+def _room_for_all(call: Call, flat: Array) -> Array:
+    return np.empty(call.size * flat.size, flat.dtype)
+
+
+def _take_gathered(call: Call, flat: Array, recv: Buffers) -> None:
+    # A row is what one rank sent: its block of each array, one behind the other.
+    rows, begin = flat.reshape(call.size, -1), 0
+    for array in listed(recv):
+        count = array.size // call.size
+        array.reshape(call.size, count)[...] = rows[:, begin : begin + count]
+        begin += count
+
+
+@staged(
+    all_gather_into_tensor,
+    names=("input_tensors", "output_tensors"),
+    check=_check_gather,
+    agreed=_agreed_gather,
+    put=pack_all,
+    room=_room_for_all,
+    take=_take_gathered,
+)
+def all_gather_into_tensor_coalesced(
+    output_tensors: Sequence[Any], input_tensors: Sequence[Any], group: GroupLike = None, async_op: bool = False
+) -> Any:
+    """Do `all_gather_into_tensor` for each pair of arrays of two lists, by one call.
+
+    Args:
+        output_tensors: Outputs, each of a shape that `all_gather_into_tensor` takes.
+        input_tensors: As many inputs, all of one dtype; as many, of as many elements, on all ranks.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        async_op: Return a `Work` at once.
+
+    Returns:
+        `output_tensors`; with `async_op` the Work.
+    """
+    return resolve(group).submit(all_gather_into_tensor_coalesced, input_tensors, output_tensors, None, None, async_op)
+
+
+def _check_scatter(call: Call) -> None:
+    _check_pairs(call, "send", "recv")
+    check_reducible(call)
+
+
+def _agreed_scatter(call: Call) -> tuple[Any, ...]:
+    return agree_on_list(call, "recv")
+
+
+def _put_by_rank(call: Call, send: Buffers) -> Array:
+    rows = [split_rows(array, call.size) for array in listed(send)]
+    return joined([row[rank] for rank in range(call.size) for row in rows])
+
+
+def _room_for_one(call: Call, flat: Array) -> Array:
+    return np.empty(flat.size // call.size, flat.dtype)
+
+
+@staged(
+    reduce_scatter_tensor,
+    names=("input_tensors", "output_tensors"),
+    check=_check_scatter,
+    agreed=_agreed_scatter,
+    put=_put_by_rank,
+    room=_room_for_one,
+    take=unpack_all,
+)
+def reduce_scatter_tensor_coalesced(
+    output_tensors: Sequence[Any],
+    input_tensors: Sequence[Any],
+    op: Op = ReduceOp.SUM,
+    group: GroupLike = None,
+    async_op: bool = False,
+) -> Any:
+    """Do `reduce_scatter_tensor` for each pair of arrays of two lists, by one call.
+
+    Args:
+        output_tensors: Outputs, all of one dtype; as many, of as many elements, on all ranks.
+        input_tensors: As many inputs, each of a shape that `reduce_scatter_tensor` takes.
+        op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        async_op: Return a `Work` at once.
+
+    Returns:
+        `output_tensors`; with `async_op` the Work.
+    """
+    return resolve(group).submit(reduce_scatter_tensor_coalesced, input_tensors, output_tensors, op, None, async_op)

@@ -1,0 +1,170 @@
+"""The collectives as functions from arrays to new arrays: `y = all_reduce(x)` leaves `x` as it is.
+
+They take the arguments of the functions of the same names in `meshdist` but the outputs, which they make and return.
+
+Example:
+    >>> import numpy as np
+    >>> import meshdist as dist
+    >>> from meshdist import functional
+    >>> def main():
+    ...     x = np.ones(2)
+    ...     y = functional.all_reduce(x)
+    ...     return x.tolist(), y.tolist()
+    >>> dist.run(main, 2)
+    [([1.0, 1.0], [2.0, 2.0]), ([1.0, 1.0], [2.0, 2.0])]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from meshdist.arrays import Array, as_array
+from meshdist.collectives.all_gather import all_gather as _all_gather
+from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor as _all_gather_into_tensor
+from meshdist.collectives.all_reduce import all_reduce as _all_reduce
+from meshdist.collectives.all_to_all import all_to_all as _all_to_all
+from meshdist.collectives.all_to_all_single import all_to_all_single as _all_to_all_single
+from meshdist.collectives.broadcast import broadcast as _broadcast
+from meshdist.collectives.gather import gather as _gather
+from meshdist.collectives.reduce import reduce as _reduce
+from meshdist.collectives.reduce_scatter import reduce_scatter as _reduce_scatter
+from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor as _reduce_scatter_tensor
+from meshdist.collectives.scatter import scatter as _scatter
+from meshdist.current import GroupLike, resolve
+from meshdist.reduce_op import Op, ReduceOp
+
+__all__ = [
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_reduce",
+    "all_to_all",
+    "all_to_all_single",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+]
+
+
+def _copy(x: Any) -> Array:
+    copied: Array = as_array(x, "x").copy()
+    return copied
+
+
+def _blank(x: Any) -> Array:
+    array = as_array(x, "x")
+    return np.empty(array.shape, array.dtype)
+
+
+def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Array:
+    """Return the reduction of `x` over the group, on all ranks."""
+    y = _copy(x)
+    _all_reduce(y, op, group)
+    return y
+
+
+def broadcast(x: Any, src: int | None = None, group: GroupLike = None, group_src: int | None = None) -> Array:
+    """Return the array of the rank `src`; elsewhere `x` gives its shape and dtype."""
+    y = _copy(x)
+    _broadcast(y, src, group, group_src=group_src)
+    return y
+
+
+def reduce(
+    x: Any, dst: int | None = None, op: Op = ReduceOp.SUM, group: GroupLike = None, group_dst: int | None = None
+) -> Array:
+    """Return, on the rank `dst`, the reduction of `x` over the group; elsewhere a copy of `x`."""
+    y = _copy(x)
+    _reduce(y, dst, op, group, group_dst=group_dst)
+    return y
+
+
+def all_gather(x: Any, group: GroupLike = None) -> list[Array]:
+    """Return the arrays of all ranks, which have the shape of `x`, in rank order."""
+    blocks = [_blank(x) for _ in range(resolve(group).size())]
+    _all_gather(blocks, x, group)
+    return blocks
+
+
+def all_gather_into_tensor(x: Any, group: GroupLike = None) -> Array:
+    """Return the arrays of all ranks concatenated along dim 0; 0-d arrays are stacked."""
+    array, size = as_array(x, "x"), resolve(group).size()
+    shape = (max(0, size) * array.shape[0], *array.shape[1:]) if array.ndim else (max(0, size),)
+    y: Array = np.empty(shape, array.dtype)
+    _all_gather_into_tensor(y, array, group)
+    return y
+
+
+def gather(x: Any, dst: int | None = None, group: GroupLike = None, group_dst: int | None = None) -> list[Array] | None:
+    """Return, on the rank `dst`, the arrays of all ranks, which have the shape of `x`; elsewhere None."""
+    members = resolve(group)
+    root = members.root_or_first("gather", "dst", dst, group_dst)
+    blocks = [_blank(x) for _ in range(members.size())] if members.rank() == root >= 0 else None
+    _gather(x, blocks, group=group, group_dst=root)
+    return blocks
+
+
+def scatter(
+    x: Any,
+    scatter_list: Sequence[Any] | None = None,
+    src: int | None = None,
+    group: GroupLike = None,
+    group_src: int | None = None,
+) -> Array:
+    """Return this rank's array out of the list of the rank `src`; `x` gives its shape and dtype."""
+    y = _blank(x)
+    _scatter(y, scatter_list, src, group, group_src=group_src)
+    return y
+
+
+def reduce_scatter(x: Sequence[Any], op: Op = ReduceOp.SUM, group: GroupLike = None) -> Array:
+    """Return the reduction over the group of the arrays at this rank's place in the lists `x`."""
+    place = resolve(group).rank()
+    if not 0 <= place < len(x):
+        raise ValueError(f"reduce_scatter: x must hold an array for each rank, also for rank {place}, got {len(x)}")
+    y = _blank(x[place])
+    _reduce_scatter(y, x, op, group)
+    return y
+
+
+def reduce_scatter_tensor(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Array:
+    """Return this rank's rows of the reduction of `x` over the group.
+
+    Raises:
+        ValueError: Dim 0 of `x` is no multiple of the group's size.
+    """
+    array, size = as_array(x, "x"), resolve(group).size()
+    if array.ndim == 0 or array.shape[0] % size:
+        raise ValueError(f"reduce_scatter_tensor: dim 0 of x must be a multiple of {size} ranks, got {array.shape}")
+    y: Array = np.empty((array.shape[0] // size, *array.shape[1:]), array.dtype)
+    _reduce_scatter_tensor(y, array, op, group)
+    return y
+
+
+def all_to_all(x: Sequence[Any], group: GroupLike = None) -> list[Array]:
+    """Return what the ranks have for this one: the arrays at its place in their lists, in rank order.
+
+    What rank i sends here must have the shape of `x[i]`, which goes there.
+    """
+    blocks = [_blank(block) for block in x]
+    _all_to_all(blocks, x, group)
+    return blocks
+
+
+def all_to_all_single(
+    x: Any,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: GroupLike = None,
+) -> Array:
+    """Return the rows that the ranks have for this one: as many as it gives, or as `output_split_sizes` says."""
+    array = as_array(x, "x")
+    rows = array.shape[:1] if output_split_sizes is None else (int(sum(output_split_sizes)),)
+    y: Array = np.empty((*rows, *array.shape[1:]), array.dtype)
+    _all_to_all_single(y, array, output_split_sizes, input_split_sizes, group)
+    return y

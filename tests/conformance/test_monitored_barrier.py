@@ -1,0 +1,65 @@
+"""Barriers with a timeout of their own: who did not come is named."""
+
+import datetime
+import time
+
+import cases
+import numpy as np
+import pytest
+
+import meshdist as dist
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def all_come():
+    for _ in range(5):
+        assert dist.monitored_barrier() is None
+        dist.monitored_barrier(timeout=datetime.timedelta(seconds=20), wait_all_ranks=True)
+        dist.barrier(timeout=20)
+        dist.new_group().monitored_barrier(timeout=20)
+
+
+def test_all_come(world):
+    world.run(all_come)
+
+
+def one_does_not_come(name):
+    group, rank = dist.new_group(), dist.get_rank()
+    group.all_reduce(np.ones(1))
+    if rank != 1:
+        begin = time.monotonic()
+        with pytest.raises(dist.DistError, match=rf"{name}.*ranks? \[?1\b"):
+            getattr(group, name)(timeout=0.5)
+        took_s = time.monotonic() - begin
+        cases.same(0.3 < took_s < 5, True, f"{took_s} s for a timeout of 0.5 s")
+    dist.barrier()
+
+
+@pytest.mark.parametrize("name", ["monitored_barrier", "barrier"])
+def test_who_does_not_come_is_named(world_of_3, name):
+    world_of_3.run(one_does_not_come, name)
+
+
+def two_do_not_come():
+    group, rank = dist.new_group(), dist.get_rank()
+    group.all_reduce(np.ones(1))
+    if rank == 0:
+        with pytest.raises(dist.DistTimeoutError, match=r"ranks? \[?1\b.*\b2\b"):
+            dist.monitored_barrier(group, 0.3, wait_all_ranks=True)
+    dist.barrier()
+
+
+def test_all_who_do_not_come_are_named(world_of_3):
+    world_of_3.run(two_do_not_come)
+
+
+def refused():
+    with pytest.raises(TypeError, match="timeout must be"):
+        dist.monitored_barrier(timeout="soon")
+    with pytest.raises(ValueError, match="timeout must"):
+        dist.barrier(timeout=-1)
+
+
+def test_timeouts_that_are_none(world_of_3):
+    world_of_3.run(refused)
