@@ -22,6 +22,7 @@ from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
 from meshdist.current import is_initialized
 from meshdist.device_mesh import DeviceMesh, get_current_mesh, init_device_mesh
 from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistStoreError, DistTimeoutError
+from meshdist.future import Future
 from meshdist.groups import (
     GroupMember,
     get_backend,
@@ -52,6 +53,7 @@ __all__ = [
     "DistStoreError",
     "DistTimeoutError",
     "FileStore",
+    "Future",
     "GroupMember",
     "HashStore",
     "PrefixStore",

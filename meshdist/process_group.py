@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -106,8 +107,10 @@ class ProcessGroup(CollectiveMethods):
                 plan = None
         else:
             plan = self._plans.get(collective) if recv is None else None
-        if plan is None or async_op or self._queued:
+        if plan is None:
             return self._submit_prepared(collective, send, recv, op, root, async_op, splits)
+        if async_op or self._queued:
+            return self._enqueue(plan.where, partial(self._plan_steps, plan, send, recv), recv, async_op)
         try:
             plan.run(send, recv)
         except BaseException as error:
@@ -260,9 +263,14 @@ class ProcessGroup(CollectiveMethods):
 
     def _enqueue(self, where: str, steps: Any, recv: Any, async_op: bool) -> Any:
         work = Work(where, recv)
-        job = Job(steps, work, self.timeout_s, where, lambda error: self._break(error, where))
+        job = Job(steps, work, self.timeout_s, where, self._break)
         self._world.progress.submit(self._queue, job)
         return work if async_op else work.result()
+
+    def _plan_steps(self, plan: Plan, send: Any, recv: Any) -> Iterator[Waitable]:
+        if self._broken is not None:
+            self._check_usable(plan.where)
+        return plan.steps(send, recv)
 
     def _drive(self, where: str, backend: Backend, steps: Any) -> None:
         try:
