@@ -14,8 +14,9 @@ from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.all_reduce import all_reduce
 from meshdist.collectives.all_to_all_single import all_to_all_single
 from meshdist.collectives.barrier import barrier
+from meshdist.collectives.batch import P2POp, batch_isend_irecv
 from meshdist.collectives.broadcast import broadcast
-from meshdist.collectives.point_to_point import recv, send
+from meshdist.collectives.point_to_point import irecv, isend, recv, send
 from meshdist.collectives.reduce import reduce
 from meshdist.collectives.reduce_scatter import reduce_scatter
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
@@ -56,6 +57,7 @@ __all__ = [
     "Future",
     "GroupMember",
     "HashStore",
+    "P2POp",
     "PrefixStore",
     "ProcessExitedException",
     "ProcessGroup",
@@ -71,6 +73,7 @@ __all__ = [
     "all_reduce",
     "all_to_all_single",
     "barrier",
+    "batch_isend_irecv",
     "broadcast",
     "destroy_process_group",
     "get_backend",
@@ -84,8 +87,10 @@ __all__ = [
     "group",
     "init_device_mesh",
     "init_process_group",
+    "irecv",
     "is_initialized",
     "is_torchelastic_launched",
+    "isend",
     "new_group",
     "recv",
     "reduce",

@@ -104,6 +104,7 @@ class Progress:
         self._asleep_on: Doorbell | None = None
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._settling: Work | None = None
 
     def submit(self, queue: JobQueue, job: Job) -> None:
         """Append `job` to its queue."""
@@ -115,8 +116,15 @@ class Progress:
 
     def drain(self, queue: JobQueue) -> None:
         """Wait until the calls of a queue are done, well or not; each has its deadline."""
-        for job in list(queue.jobs):
-            job.work.await_done(None, "draining a group")
+        for work in self.works([queue]):
+            work.await_done(None, "draining a group")
+
+    def works(self, queues: list[JobQueue]) -> list[Work]:
+        """Return the works of the calls that are in queues, and of the one that has just left its queue."""
+        works = [job.work for queue in queues for job in list(queue.jobs)]
+        if self._settling is not None:
+            works.append(self._settling)
+        return works
 
     def close(self) -> None:
         """Stop the thread. The queues are empty."""
@@ -165,10 +173,12 @@ class Progress:
                 return moved
             moved = True
             # Whoever waits may make the next call at once: it must find the queue without this one.
+            self._settling = job.work
             jobs.popleft()
             if not jobs:
                 self._deactivate(queue)
             job.work.settle(job.error)
+            self._settling = None
         return moved
 
     def _deactivate(self, queue: JobQueue) -> None:

@@ -83,7 +83,7 @@ class Waitable(ABC):
         """Ask those waited for to ring `bell`."""
 
     @abstractmethod
-    def disarm(self) -> None:
+    def disarm(self, bell: Doorbell) -> None:
         """Take back `arm`."""
 
     @abstractmethod
@@ -123,7 +123,14 @@ def wait_until(waitable: Waitable, bell: Doorbell, deadline: Deadline, where: st
             bell.wait(deadline.slice_s(nap_s))
             nap_s = LONGEST_NAP_S
     finally:
-        waitable.disarm()
+        waitable.disarm(bell)
+
+
+def _has_news(waitable: Waitable) -> bool:
+    try:
+        return waitable.ready()
+    except Exception:  # it belongs to whoever waits for this one, and comes again when they look
+        return True
 
 
 def wait_any(waitables: Sequence[Waitable], bell: Doorbell, longest_s: float) -> None:
@@ -133,13 +140,13 @@ def wait_any(waitables: Sequence[Waitable], bell: Doorbell, longest_s: float) ->
     try:
         # The first nap is short for the sake of a peer that did not see the arming; without peers there is none.
         for nap_s in (FIRST_NAP_S, longest_s) if waitables else (longest_s,):
-            if any(waitable.ready() for waitable in waitables):
+            if any(map(_has_news, waitables)):
                 return
             if bell.wait(nap_s):
                 return
     finally:
         for waitable in waitables:
-            waitable.disarm()
+            waitable.disarm(bell)
 
 
 class Doorbells:

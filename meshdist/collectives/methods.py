@@ -11,7 +11,7 @@ from meshdist.collectives.all_reduce import all_reduce
 from meshdist.collectives.all_to_all_single import all_to_all_single
 from meshdist.collectives.barrier import barrier
 from meshdist.collectives.broadcast import broadcast
-from meshdist.collectives.point_to_point import recv, send
+from meshdist.collectives.point_to_point import irecv, isend, recv, send
 from meshdist.collectives.reduce import reduce
 from meshdist.collectives.reduce_scatter import reduce_scatter
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
@@ -37,6 +37,8 @@ class CollectiveMethods:
     barrier = barrier
     send = send
     recv = recv
+    isend = isend
+    irecv = irecv
 
     @property
     @abstractmethod

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from meshdist.arrays import Array
-from meshdist.backends.base import Backend, BackendOptions, DefaultPlan, Plan
+from meshdist.backends.base import Backend, BackendOptions, DefaultPlan, Incoming, Plan
 from meshdist.backends.gloo import cuts, routes
 from meshdist.backends.gloo.host import Host, shared_segment
 from meshdist.backends.gloo.lockstep import Arrival, OneStep
@@ -82,7 +82,7 @@ class GlooBackend(Backend):
     def send(self, array: Array, dst: int, tag: int) -> Waitable:
         return self._messages.send(array, dst, tag)
 
-    def recv(self, array: Array, src: int, tag: int) -> Waitable:
+    def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
         return self._messages.recv(array, src, tag)
 
     def wait(self, waitable: Waitable, where: str) -> None:

@@ -1,0 +1,144 @@
+"""Outbox: the messages from this rank to one other, in order."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshdist.arrays import Array
+from meshdist.backends.gloo.channel import (
+    CHANNEL_BYTES,
+    LONG,
+    MODE,
+    PIECE,
+    SENDER,
+    STREAMS,
+    TAKEN,
+    TOKEN,
+    TOKEN_VALUE,
+    UNKNOWN,
+    WHOLE,
+    Channel,
+    Header,
+)
+from meshdist.backends.gloo.peer import Peer
+from meshdist.backends.gloo.published import publish_channel
+from meshdist.backends.gloo.segment import create
+from meshdist.backends.gloo.single_copy import address_of, allow_peers
+from meshdist.deadline import Deadline
+from meshdist.waiting import Doorbell, Waitable
+
+if TYPE_CHECKING:
+    from meshdist.backends.base import Backend
+
+PIECE_BYTES = 64 << 10
+_NOTHING = np.empty(0, np.uint8)
+
+
+class Outbox:
+    """The messages to one rank, in order. Any thread may post, and moves on what others have posted."""
+
+    def __init__(self, backend: Backend, dst: int) -> None:
+        self.peer = Peer(backend, dst)
+        segment = create(CHANNEL_BYTES, [self.peer.card.pid])
+        self.channel = Channel(segment, SENDER)
+        allow_peers()
+        self._token = np.array([os.getpid() ^ id(self)])
+        self.channel.words[TOKEN], self.channel.words[TOKEN_VALUE] = address_of(self._token), self._token[0]
+        self._lock = threading.Lock()
+        self._waiting: deque[Dispatch] = deque()
+        self._numbered = 0
+        publish_channel(backend.options, backend.rank, dst, segment.place)
+
+    def post(self, array: Array, tag: int, dtype_name: bytes, eager_bytes: int) -> Dispatch:
+        """Append a message."""
+        self.peer.check_state(self.channel)
+        with self._lock:
+            self._numbered += 1
+            dispatch = Dispatch(self, array, tag, self._numbered, dtype_name, eager_bytes)
+            self._waiting.append(dispatch)
+            self._write()
+        return dispatch
+
+    def advance(self) -> None:
+        """Write what there is room for."""
+        with self._lock:
+            self._write()
+
+    def deliver(self, deadline: Deadline) -> None:
+        """Wait until the receiver has found the channel: from then on it does not need this process."""
+        pause = threading.Event()
+        while self.channel.words[MODE] == UNKNOWN and not deadline.expired() and not self.peer.ended():
+            pause.wait(deadline.slice_s(0.001))
+        self.channel.segment.seal()
+
+    def end(self, state: int, text: str) -> None:
+        """Say that nothing more will come."""
+        self.channel.say(state, text)
+        self.peer.wake(self.channel)
+
+    def _write(self) -> None:
+        waiting, channel = self._waiting, self.channel
+        while waiting and waiting[0].write(channel):
+            waiting.popleft()
+        if channel.sleepers():
+            self.peer.wake(channel)
+        if channel.words[MODE] != UNKNOWN:
+            channel.segment.seal()
+
+
+class Dispatch(Waitable):
+    """A message on its way out."""
+
+    def __init__(
+        self, outbox: Outbox, array: Array, tag: int, number: int, dtype_name: bytes, eager_bytes: int
+    ) -> None:
+        self._outbox = outbox
+        self._array = array
+        self._data = array.reshape(-1).view(np.uint8)
+        self._number = number
+        num_bytes = array.nbytes
+        what, address = (WHOLE, 0) if num_bytes <= eager_bytes else (LONG, address_of(array))
+        self._header: Header = (what, tag, num_bytes, address, number, dtype_name)
+        self._announced = False
+        self._written = 0
+        self._done = False
+
+    def write(self, channel: Channel) -> bool:
+        """Write what there is room for; return True when the next message may be written."""
+        if self._header[0] == WHOLE:
+            self._done = channel.write(self._header, self._data)
+            return self._done
+        self._announced = self._announced or channel.write(self._header, _NOTHING)
+        mode = channel.words[MODE]
+        if not self._announced or mode == UNKNOWN:
+            return False
+        while mode == STREAMS and self._written < self._data.size:
+            piece = self._data[self._written : self._written + PIECE_BYTES]
+            if not channel.write((PIECE, 0, piece.size, 0, self._number, b""), piece):
+                return False
+            self._written += piece.size
+        return True
+
+    def ready(self) -> bool:
+        if self._done:
+            return True
+        self._outbox.advance()
+        self._done = self._done or self._outbox.channel.words[TAKEN] >= self._number
+        return self._done
+
+    def check(self) -> None:
+        self._outbox.peer.check(self._outbox.channel)
+
+    def arm(self, bell: Doorbell) -> None:
+        self._outbox.channel.sleep_on(bell.number)
+
+    def disarm(self, bell: Doorbell) -> None:
+        self._outbox.channel.wake_up(bell.number)
+
+    def missing(self) -> str:
+        return f"{self._outbox.peer.description} to receive a message"
