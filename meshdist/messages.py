@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from meshdist.arrays import Array, as_array, check_dtype, check_writable, is_plain, pack
+from meshdist.arrays import Array, as_array, check_dtype, check_writable, pack
 from meshdist.backends.base import Incoming
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.progress import Job, JobQueue, Progress
@@ -35,6 +35,9 @@ class Messages:
         self._progress = progress
         self._queues: WeakValueDictionary[Any, JobQueue] = WeakValueDictionary()
         self._closing = False
+        # What has been found right before: dtypes, and peers by their global rank.
+        self._dtypes: set[np.dtype[Any]] = set()
+        self._peers: dict[int, int] = {}
 
     @property
     def outstanding(self) -> int:
@@ -43,22 +46,25 @@ class Messages:
 
     def peer(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
         """Return the other side of a message, which is not this rank; see `ProcessGroup.root`."""
+        if group_rank is None and type(rank) is int and rank in self._peers:
+            return self._peers[rank]
         group = self._group
         peer = group.root(of, name, rank, group_rank)
         if peer == group.rank():
             raise ValueError(
                 f"{group.where(of)}: {name} must be another rank, not this one, global rank {group.ranks[peer]}"
             )
+        self._peers[group.ranks[peer]] = peer
         return peer
 
     def send(self, tensor: Any, dst: int, tag: int) -> None:
         """Send a message to rank `dst` and wait until `tensor` may be changed."""
         group = self._group
         where = group.where("send")
-        array = self._array(where, tensor, tag)
+        array = tensor if self._is_simple(tensor, tag) else pack(self._array(where, tensor, tag))
         backend = group.usable_backend(where)
         try:
-            backend.wait(backend.send(array if is_plain(array) else pack(array), dst, tag), where)
+            backend.wait(backend.send(array, dst, tag), where)
         except BaseException as error:
             raise group.fail(error, where) from None
 
@@ -66,11 +72,12 @@ class Messages:
         """Receive a message from rank `src`, or from any where it is None; return the sender."""
         group = self._group
         where = group.where("recv")
-        array = self._array(where, tensor, tag)
-        group.named(where, check_writable, array, "tensor")
-        packed = array if is_plain(array) else pack(array, keep=False)
+        array = packed = tensor
+        if not self._is_simple(tensor, tag):
+            array, packed = self._output(where, tensor, tag)
         backend = group.usable_backend(where)
-        self._check_not_alone(where, src)
+        if src is None:
+            self._check_not_alone(where)
         try:
             receipt = backend.recv(packed, src, tag)
             backend.wait(receipt, where)
@@ -94,11 +101,10 @@ class Messages:
         """Begin to receive a message from rank `src`, or from any where it is None."""
         group = self._group
         where = group.where("irecv")
-        array = self._array(where, tensor, tag)
-        group.named(where, check_writable, array, "tensor")
-        packed = pack(array, keep=False)
+        array, packed = self._output(where, tensor, tag)
         backend = group.usable_backend(where)
-        self._check_not_alone(where, src)
+        if src is None:
+            self._check_not_alone(where)
         work = ReceiptWork(where, tensor)
 
         def arrive(receipt: Incoming) -> None:
@@ -148,6 +154,21 @@ class Messages:
         steps = partial(_steps, _Guarded(waitable, partial(self.check, where)), waitable, arrive)
         self._progress.submit(queue, Job(steps, work, group.timeout_s, where, group.fail))
 
+    def _is_simple(self, tensor: Any, tag: int) -> bool:
+        # The arguments of nearly all messages: nothing to be said against them, and nothing to be packed.
+        return (
+            type(tensor) is np.ndarray
+            and type(tag) is int
+            and tag >= 0
+            and tensor.flags.carray
+            and (tensor.dtype in self._dtypes)
+        )
+
+    def _output(self, where: str, tensor: Any, tag: int) -> tuple[Array, Array]:
+        array = self._array(where, tensor, tag)
+        self._group.named(where, check_writable, array, "tensor")
+        return array, pack(array, keep=False)
+
     def _array(self, where: str, tensor: Any, tag: int) -> Array:
         if type(tag) is not int and not isinstance(tag, (int, np.integer)):
             raise TypeError(f"{where}: tag must be an integer, got {tag!r}")
@@ -155,10 +176,11 @@ class Messages:
             raise ValueError(f"{where}: tag must not be negative, got {tag}")
         array: Array = self._group.named(where, as_array, tensor, "tensor")
         self._group.named(where, check_dtype, array, "tensor")
+        self._dtypes.add(array.dtype)
         return array
 
-    def _check_not_alone(self, where: str, src: int | None) -> None:
-        if src is None and self._group.size() == 1:
+    def _check_not_alone(self, where: str) -> None:
+        if self._group.size() == 1:
             raise ValueError(f"{where}: there is no other rank in the group to receive from")
 
 

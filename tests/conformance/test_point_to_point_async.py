@@ -455,3 +455,25 @@ def test_a_sender_that_dies_ends_a_receipt_of_any_source(worlds):
         crew.gather()
         crew.start(killed)
         assert crew.outcome(0, 20) is None
+
+
+def over_2_gib(num_bytes):
+    # Memory that nobody wrote takes no room at the sender.
+    places = [0, 1 << 30, (1 << 31) - 1, 1 << 31, num_bytes - 1]
+    x = np.zeros(num_bytes if dist.get_rank() < 2 else 0, np.uint8)
+    if dist.get_rank() == 0:
+        x[places] = range(1, 6)
+        dist.isend(x, 1).wait(60)
+    elif dist.get_rank() == 1:
+        dist.recv(x, 0)
+        assert x[places].tolist() == list(range(1, 6))
+        assert np.count_nonzero(x[-1000:]) == 1
+
+
+@pytest.mark.parametrize("way", ["gloo", "gloo-slots"])
+def test_messages_over_2_gib(worlds, way):
+    num_bytes = (1 << 31) + 12_345
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if free < 2 * num_bytes:
+        pytest.skip(f"needs {2 * num_bytes >> 20} MiB of free memory, there are {free >> 20}")
+    worlds.world(way, 2).run(over_2_gib, num_bytes)

@@ -75,6 +75,10 @@ class Channel:
         words[HEAD] = head + skipped + length
         return True
 
+    def is_empty(self) -> bool:
+        """Return True where there is no entry to read."""
+        return self.words[HEAD] == self.words[TAIL]
+
     def peek(self) -> tuple[Header, Array] | None:
         """Return the next entry, header and bytes, where there is one; it stays until `drop`."""
         words = self.words
@@ -121,6 +125,10 @@ class Channel:
         self._bytes[begin : begin + len(data)] = data
         self.words[self._side + _TEXT_LENGTH] = len(data)
         self.words[self._side + _STATE] = state
+
+    def has_said(self) -> bool:
+        """Return True once the other side has left or failed."""
+        return self.words[self._other + _STATE] != 0
 
     def state(self) -> tuple[int, str]:
         """Return what the other side said: its state, 0 while it is well, and a text."""

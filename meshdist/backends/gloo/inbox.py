@@ -25,6 +25,7 @@ from meshdist.backends.gloo.channel import (
     Channel,
     Header,
 )
+from meshdist.backends.gloo.outbox import as_bytes
 from meshdist.backends.gloo.peer import LEFT, Peer
 from meshdist.backends.gloo.published import Published, channel_key
 from meshdist.backends.gloo.segment import find
@@ -98,7 +99,7 @@ class Receipt(Incoming):
         self.source = source
         num_bytes, dtype = header[2], header[5]
         if num_bytes == self._array.nbytes and dtype == self._dtype_name:
-            return self._array.reshape(-1).view(np.uint8)
+            return as_bytes(self._array)
         name = dtype.rstrip(bytes(1)).decode()
         self._error = DistBackendError(
             f"the message from {peer.description} is {num_bytes} bytes of {name},"
@@ -158,6 +159,8 @@ class Inbox:
 
     def move(self, receipt: Receipt) -> None:
         """Read on until `receipt` has its message, or there is nothing more to read."""
+        if self.channel is not None and self.channel.is_empty():
+            return
         # Where another thread is at it, it will look for whatever comes, or this one will look again.
         if not self._moving.acquire(False):
             return

@@ -52,14 +52,25 @@ class Outbox:
         self._lock = threading.Lock()
         self._waiting: deque[Dispatch] = deque()
         self._numbered = 0
+        self._found = False
+        self._sent = Sent()
         publish_channel(backend.options, backend.rank, dst, segment.place)
 
-    def post(self, array: Array, tag: int, dtype_name: bytes, eager_bytes: int) -> Dispatch:
+    def post(self, array: Array, tag: int, dtype_name: bytes, eager_bytes: int) -> Waitable:
         """Append a message."""
-        self.peer.check_state(self.channel)
+        if self.channel.has_said():
+            self.peer.check_state(self.channel)
+        num_bytes = array.nbytes
         with self._lock:
             self._numbered += 1
-            dispatch = Dispatch(self, array, tag, self._numbered, dtype_name, eager_bytes)
+            if num_bytes > eager_bytes:
+                header: Header = (LONG, tag, num_bytes, address_of(array), self._numbered, dtype_name)
+            else:
+                header = (WHOLE, tag, num_bytes, 0, self._numbered, dtype_name)
+                if not self._waiting and self.channel.write(header, as_bytes(array)):
+                    self._after_write()
+                    return self._sent
+            dispatch = Dispatch(self, array, header)
             self._waiting.append(dispatch)
             self._write()
         return dispatch
@@ -82,28 +93,47 @@ class Outbox:
         self.peer.wake(self.channel)
 
     def _write(self) -> None:
-        waiting, channel = self._waiting, self.channel
-        while waiting and waiting[0].write(channel):
-            waiting.popleft()
+        while self._waiting and self._waiting[0].write(self.channel):
+            self._waiting.popleft()
+        self._after_write()
+
+    def _after_write(self) -> None:
+        channel = self.channel
         if channel.sleepers():
             self.peer.wake(channel)
-        if channel.words[MODE] != UNKNOWN:
+        if not self._found and channel.words[MODE] != UNKNOWN:
             channel.segment.seal()
+            self._found = True
+
+
+class Sent(Waitable):
+    """A message that is on its way: there is nothing to wait for."""
+
+    def ready(self) -> bool:
+        return True
+
+    def check(self) -> None:
+        return
+
+    def arm(self, bell: Doorbell) -> None:
+        return
+
+    def disarm(self, bell: Doorbell) -> None:
+        return
+
+    def missing(self) -> str:
+        return "nobody"
 
 
 class Dispatch(Waitable):
     """A message on its way out."""
 
-    def __init__(
-        self, outbox: Outbox, array: Array, tag: int, number: int, dtype_name: bytes, eager_bytes: int
-    ) -> None:
+    def __init__(self, outbox: Outbox, array: Array, header: Header) -> None:
         self._outbox = outbox
         self._array = array
-        self._data = array.reshape(-1).view(np.uint8)
-        self._number = number
-        num_bytes = array.nbytes
-        what, address = (WHOLE, 0) if num_bytes <= eager_bytes else (LONG, address_of(array))
-        self._header: Header = (what, tag, num_bytes, address, number, dtype_name)
+        self._data = as_bytes(array)
+        self._header = header
+        self._number = header[4]
         self._announced = False
         self._written = 0
         self._done = False
@@ -142,3 +172,8 @@ class Dispatch(Waitable):
 
     def missing(self) -> str:
         return f"{self._outbox.peer.description} to receive a message"
+
+
+def as_bytes(array: Array) -> Array:
+    """Return the bytes of a plain array, flat."""
+    return (array if array.ndim == 1 else array.reshape(-1)).view(np.uint8)
