@@ -18,6 +18,7 @@ from meshdist.collectives.all_reduce_coalesced import all_reduce_coalesced
 from meshdist.collectives.all_to_all import all_to_all
 from meshdist.collectives.all_to_all_single import all_to_all_single
 from meshdist.collectives.barrier import barrier
+from meshdist.collectives.batch import P2POp, batch_isend_irecv
 from meshdist.collectives.broadcast import broadcast
 from meshdist.collectives.coalescing import coalescing_manager
 from meshdist.collectives.gather import gather
@@ -37,7 +38,7 @@ from meshdist.collectives.objects import (
     scatter_object_list,
     send_object_list,
 )
-from meshdist.collectives.point_to_point import recv, send
+from meshdist.collectives.point_to_point import irecv, isend, recv, send
 from meshdist.collectives.reduce import reduce
 from meshdist.collectives.reduce_scatter import reduce_scatter
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_single, reduce_scatter_tensor
@@ -46,6 +47,7 @@ from meshdist.collectives.tensor_coalesced import all_gather_into_tensor_coalesc
 from meshdist.current import is_initialized
 from meshdist.device_mesh import DeviceMesh, get_current_mesh, init_device_mesh
 from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistStoreError, DistTimeoutError
+from meshdist.future import Future
 from meshdist.groups import (
     GroupMember,
     get_backend,
@@ -76,8 +78,10 @@ __all__ = [
     "DistStoreError",
     "DistTimeoutError",
     "FileStore",
+    "Future",
     "GroupMember",
     "HashStore",
+    "P2POp",
     "PrefixStore",
     "PremulSum",
     "ProcessExitedException",
@@ -102,6 +106,7 @@ __all__ = [
     "all_to_all",
     "all_to_all_single",
     "barrier",
+    "batch_isend_irecv",
     "broadcast",
     "broadcast_multigpu",
     "broadcast_object_list",
@@ -121,8 +126,10 @@ __all__ = [
     "group",
     "init_device_mesh",
     "init_process_group",
+    "irecv",
     "is_initialized",
     "is_torchelastic_launched",
+    "isend",
     "monitored_barrier",
     "new_group",
     "premul_sum",

@@ -25,10 +25,13 @@ class SocketDoorbell(Doorbell):
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(self._address)
 
-    def wait(self, timeout_s: float) -> None:
+    def wait(self, timeout_s: float) -> bool:
         self._socket.settimeout(max(timeout_s, 1e-4))
-        with contextlib.suppress(TimeoutError):
+        try:
             self._socket.recv(1)
+        except TimeoutError:
+            return False
+        return True
 
     def ring(self) -> None:
         ring(self._ringer, self._address)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from operator import index
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from meshdist.collectives.definition import Collective
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.deadline import Deadline
 from meshdist.errors import DistBackendError, DistError
+from meshdist.messages import Messages
 from meshdist.progress import Job, JobQueue
 from meshdist.reduce_op import Op, PremulSum, as_reduce_op
 from meshdist.waiting import Waitable
@@ -38,6 +40,7 @@ class ProcessGroup(CollectiveMethods):
         ranks: The global ranks, in group order.
         name: The group's name, the same on all its ranks.
         label: What messages call it.
+        messages: Sends and receives over the group.
 
     Example:
         >>> import numpy as np
@@ -66,6 +69,7 @@ class ProcessGroup(CollectiveMethods):
         self._queued = self._queue.jobs
         self._backend: Backend | None = None
         self._broken: DistError | None = None
+        self.messages = Messages(self, world.progress)
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.label!r}: ranks {list(self.ranks)}, backend {self.backend_name}>"
@@ -109,12 +113,14 @@ class ProcessGroup(CollectiveMethods):
                 plan = None
         else:
             plan = self._plans.get(collective) if recv is None else None
-        if plan is None or async_op or self._queued or timeout_s is not None:
+        if plan is None or timeout_s is not None:
             return self._submit_prepared(collective, send, recv, op, root, async_op, splits, timeout_s)
+        if async_op or self._queued:
+            return self._enqueue(plan.where, partial(self._plan_steps, plan, send, recv), recv, async_op)
         try:
             plan.run(send, recv)
         except BaseException as error:
-            raise self._break(error, plan.where) from None
+            raise self.fail(error, plan.where) from None
         return recv
 
     @contextmanager
@@ -150,18 +156,18 @@ class ProcessGroup(CollectiveMethods):
         if (rank is None) == (group_rank is None):
             given = "neither" if rank is None else "both"
             raise ValueError(
-                f"{self._where(of)}: give {name} (a global rank) or group_{name} (a rank in the group), got {given}"
+                f"{self.where(of)}: give {name} (a global rank) or group_{name} (a rank in the group), got {given}"
             )
         try:
             place = self._places.get(index(rank)) if group_rank is None else index(group_rank)  # type: ignore[arg-type]
         except TypeError:
             given = repr(rank if group_rank is None else group_rank)
-            raise TypeError(f"{self._where(of)}: {name} must be an integer, got {given}") from None
+            raise TypeError(f"{self.where(of)}: {name} must be an integer, got {given}") from None
         if place is None:
-            raise ValueError(f"{self._where(of)}: {name} must be a member, one of {list(self.ranks)}, got {rank}")
+            raise ValueError(f"{self.where(of)}: {name} must be a member, one of {list(self.ranks)}, got {rank}")
         if not 0 <= place < len(self.ranks):
             raise ValueError(
-                f"{self._where(of)}: {name} must be a rank in the group, 0 to {len(self.ranks) - 1}, got {place}"
+                f"{self.where(of)}: {name} must be a rank in the group, 0 to {len(self.ranks) - 1}, got {place}"
             )
         return place
 
@@ -169,44 +175,17 @@ class ProcessGroup(CollectiveMethods):
         """Return `root(...)`, the first rank of the group where neither rank is given."""
         return 0 if rank is None and group_rank is None else self.root(of, name, rank, group_rank)
 
-    def peer(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
-        """Return `root(...)`, the other side of a message, which is not this rank."""
-        peer = self.root(of, name, rank, group_rank)
-        if peer == self._rank:
-            raise ValueError(
-                f"{self._where(of)}: {name} must be another rank, not this one, global rank {self.ranks[peer]}"
-            )
-        return peer
-
-    def named(self, of: str, function: Any, *args: Any) -> Any:
-        """Return `function(*args)`; if it refuses its arguments, the message says of which call they are."""
-        return self._named(self._where(of), function, *args)
-
     def global_rank(self, place: int) -> int:
         """Return the global rank of a place in the group."""
         return self.ranks[place]
 
-    def send_to(self, tensor: Any, dst: int, tag: int) -> None:
-        """Send a message to rank `dst` of the group and wait until `tensor` may be changed."""
-        where = self._where("send")
-        array = self._message(where, tensor, tag)
-        backend = self._usable_backend(where)
-        self._wait(where, backend, lambda: backend.send(pack(array), dst, tag))
-
-    def recv_from(self, tensor: Any, src: int, tag: int) -> None:
-        """Receive a message from rank `src` of the group."""
-        where = self._where("recv")
-        array = self._message(where, tensor, tag)
-        self._named(where, check_writable, array, "tensor")
-        packed = pack(array, keep=False)
-        backend = self._usable_backend(where)
-        self._wait(where, backend, lambda: backend.recv(packed, src, tag))
-        if packed is not array:
-            array[...] = packed
-
     def close(self) -> None:
-        """Let async calls end, and give back what the group holds; calls after it raise."""
+        """Let async calls end, and give back what the group holds; calls after it raise.
+
+        A message that has not come by then is given a few seconds: nobody else knows that it is waited for.
+        """
         self._world.progress.drain(self._queue)
+        self.messages.drain()
         self._plans.clear()
         if self._backend is not None:
             self._backend.close()
@@ -225,22 +204,25 @@ class ProcessGroup(CollectiveMethods):
     @property
     def outstanding(self) -> int:
         """The number of async calls that are not done."""
-        return len(self._queued)
+        return len(self._queued) + self.messages.outstanding
 
-    def _where(self, name: str) -> str:
+    def where(self, name: str) -> str:
+        """Return how messages about a call of `name` begin."""
         where = self._wheres.get(name)
         if where is None:
             where = self._wheres[name] = f"{name} on group {self.label!r} (rank {self._rank} of {len(self.ranks)})"
         return where
 
-    def _check_usable(self, where: str) -> None:
+    def check_usable(self, where: str) -> None:
+        """Raise DistBackendError, with the first cause, if the group is broken or closed."""
         if self._broken is not None:
             raise DistBackendError(
                 f"{where}: the group is broken since: {self._broken}", peer_failed=self._broken.peer_failed
             )
 
-    def _usable_backend(self, where: str) -> Backend:
-        self._check_usable(where)
+    def usable_backend(self, where: str) -> Backend:
+        """Return the backend, made with the first call; raise if this rank cannot use it."""
+        self.check_usable(where)
         if self._rank < 0:
             raise ValueError(f"{where}: global rank {self._world.rank} is not in this group, ranks {list(self.ranks)}")
         if self._backend is None:
@@ -258,28 +240,28 @@ class ProcessGroup(CollectiveMethods):
         splits: Splits | None,
         timeout_s: float | None,
     ) -> Any:
-        where = self._where(collective.name)
-        backend = self._usable_backend(where)
+        where = self.where(collective.name)
+        backend = self.usable_backend(where)
         given, taken = self._arrays(where, collective.names[0], send), self._arrays(where, collective.names[1], recv)
         if recv is send:
             taken = given
-        reduce_op = None if op is None else self._named(where, as_reduce_op, op)
+        reduce_op = None if op is None else self.named(where, as_reduce_op, op)
         call = Call(collective, where, self._rank, len(self.ranks), given, taken, reduce_op, root, splits)
         writes = collective.writes(call)
         if writes:
             for array in _each(taken):
-                self._named(where, check_writable, array, collective.names[1])
+                self.named(where, check_writable, array, collective.names[1])
         factor = op if isinstance(op, PremulSum) else None
         if factor is not None:
             for array in _each(given):
-                self._named(where, factor.check, array, collective.names[0])
+                self.named(where, factor.check, array, collective.names[0])
         # A plan does not know the factor: it is that of the plain sum.
         key = _key(collective, given, taken, op if factor is None else reduce_op, root, splits)
         if key not in self._plans:
             collective.check(call)
 
         def steps() -> Iterator[Waitable]:
-            self._check_usable(where)
+            self.check_usable(where)
             yield from backend.connect()
             plan = self._plans.get(key)
             if plan is None:
@@ -297,27 +279,26 @@ class ProcessGroup(CollectiveMethods):
         self._drive(where, backend, steps, None if timeout_s is None else Deadline(timeout_s))
         return recv
 
-    def _enqueue(self, where: str, steps: Any, recv: Any, async_op: bool, timeout_s: float | None) -> Any:
+    def _enqueue(self, where: str, steps: Any, recv: Any, async_op: bool, timeout_s: float | None = None) -> Any:
         work = Work(where, recv)
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
-        job = Job(steps, work, limit_s, where, lambda error: self._break(error, where))
+        job = Job(steps, work, self.timeout_s if timeout_s is None else timeout_s, where, self.fail)
         self._world.progress.submit(self._queue, job)
         return work if async_op else work.result()
+
+    def _plan_steps(self, plan: Plan, send: Any, recv: Any) -> Iterator[Waitable]:
+        if self._broken is not None:
+            self.check_usable(plan.where)
+        return plan.steps(send, recv)
 
     def _drive(self, where: str, backend: Backend, steps: Any, deadline: Deadline | None) -> None:
         try:
             for waitable in steps():
                 backend.wait(waitable, where, deadline)
         except BaseException as error:
-            raise self._break(error, where) from None
+            raise self.fail(error, where) from None
 
-    def _wait(self, where: str, backend: Backend, post: Any) -> None:
-        try:
-            backend.wait(post(), where)
-        except BaseException as error:
-            raise self._break(error, where) from None
-
-    def _break(self, error: BaseException, where: str) -> BaseException:
+    def fail(self, error: BaseException, where: str) -> BaseException:
+        """Break the group: `error` ended a call. Return what the caller gets."""
         # A call that ended half way leaves the ranks out of step, so the group is of no more use.
         if isinstance(error, DistError):
             if not str(error).startswith(where):
@@ -340,23 +321,15 @@ class ProcessGroup(CollectiveMethods):
         if value is None:
             return None
         if isinstance(value, (list, tuple)):
-            arrays = [self._named(where, as_array, item, f"{name}[{k}]") for k, item in enumerate(value)]
+            arrays = [self.named(where, as_array, item, f"{name}[{k}]") for k, item in enumerate(value)]
         else:
-            arrays = [self._named(where, as_array, value, name)]
+            arrays = [self.named(where, as_array, value, name)]
         for array in arrays:
-            self._named(where, check_dtype, array, name)
+            self.named(where, check_dtype, array, name)
         return arrays if isinstance(value, (list, tuple)) else arrays[0]
 
-    def _message(self, where: str, tensor: Any, tag: int) -> Array:
-        if not isinstance(tag, (int, np.integer)):
-            raise TypeError(f"{where}: tag must be an integer, got {tag!r}")
-        if tag < 0:
-            raise ValueError(f"{where}: tag must not be negative, got {tag}")
-        array: Array = self._named(where, as_array, tensor, "tensor")
-        self._named(where, check_dtype, array, "tensor")
-        return array
-
-    def _named(self, where: str, function: Any, *args: Any) -> Any:
+    def named(self, where: str, function: Any, *args: Any) -> Any:
+        """Return `function(*args)`; what it finds wrong with an argument is raised with `where` before it."""
         try:
             return function(*args)
         except (TypeError, ValueError) as error:

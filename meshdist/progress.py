@@ -1,7 +1,7 @@
 """The progress thread: carries out async calls, per group in the order they were made.
 
-One thread per rank, started by the first async call. It holds the head of every group's queue and moves on those
-that are ready, so groups do not wait for each other.
+One thread per rank, started by the first async call. It holds the head of every queue and moves on those that are
+ready, so queues do not wait for each other.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextvars import copy_context
 
 from meshdist.deadline import Deadline
 from meshdist.errors import DistTimeoutError
-from meshdist.waiting import Doorbell, Doorbells, Waitable, is_ready, wait_any
+from meshdist.outcome import CarrierThread
+from meshdist.waiting import LONGEST_NAP_S, Doorbell, Doorbells, Waitable, is_ready, wait_any
 from meshdist.work import Work
 
 # How often the thread looks for what is ready before it sleeps: some tens of microseconds. It must not keep the
@@ -24,12 +26,14 @@ class Job:
     """A call that the progress thread carries out.
 
     Args:
-        steps: Makes the iterator that carries out the call; called when the call is its group's next.
+        steps: Makes the iterator that carries out the call; called when the call is its queue's next.
         work: What the user holds.
         timeout_s: From when it is next.
         where: How messages about it begin.
         failed: Told what the call fails with; returns what the user gets.
     """
+
+    __slots__ = ("_failed", "_make_steps", "_steps", "_timeout_s", "_where", "deadline", "error", "waiting_for", "work")
 
     def __init__(
         self,
@@ -37,40 +41,55 @@ class Job:
         work: Work,
         timeout_s: float,
         where: str,
-        failed: Callable[[BaseException], BaseException],
+        failed: Callable[[BaseException, str], BaseException],
     ) -> None:
         self.work = work
         self.waiting_for: Waitable | None = None
+        self.deadline: Deadline | None = None
+        self.error: BaseException | None = None
         self._make_steps = steps
         self._steps: Iterator[Waitable] | None = None
         self._timeout_s = timeout_s
         self._where = where
         self._failed = failed
 
-    def advance(self) -> bool:
-        """Go as far as possible without waiting; return True when the call is done, well or not."""
+    def advance(self, check: bool) -> bool:
+        """Go as far as possible without waiting; return True when the call is done, well or not.
+
+        Args:
+            check: Look as well whether what is waited for can still come, and the deadline; which takes longer.
+        """
         try:
-            if self._steps is None:
-                self._steps, self._deadline = self._make_steps(), Deadline(self._timeout_s)
-            while self.waiting_for is None or is_ready(self.waiting_for):
-                self.waiting_for = next(self._steps, None)
-                if self.waiting_for is None:
-                    self.work.finish(None)
+            steps = self._steps
+            if steps is None:
+                steps = self._steps = self._make_steps()
+            waitable = self.waiting_for
+            while waitable is None or waitable.ready() or (check and is_ready(waitable)):
+                waitable = self.waiting_for = next(steps, None)
+                if waitable is None:
                     return True
-            if self._deadline.expired():
-                missing = self.waiting_for.missing()
+            if self.deadline is None:
+                self.deadline = Deadline(self._timeout_s)
+            elif check and self.deadline.expired():
+                missing = waitable.missing()
                 raise DistTimeoutError(f"{self._where}: timed out after {self._timeout_s:g} s waiting for {missing}")
         except BaseException as error:  # whatever it is, it belongs to whoever waits for this work
-            self.work.finish(self._failed(error))
+            self.error = self._failed(error, self._where)
             return True
         return False
 
 
 class JobQueue:
-    """The async calls of one group, in order."""
+    """Calls that are carried out one after the other.
+
+    Attributes:
+        jobs: Those that are not done.
+        active: The progress thread looks after it.
+    """
 
     def __init__(self) -> None:
         self.jobs: deque[Job] = deque()
+        self.active = False
 
 
 class Progress:
@@ -80,66 +99,103 @@ class Progress:
         self._bells = bells
         self._name = name
         self._lock = threading.Lock()
-        self._active: list[JobQueue] = []
+        # Replaced, never changed: the thread goes over it without the lock.
+        self._active: tuple[JobQueue, ...] = ()
         self._asleep_on: Doorbell | None = None
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self._settling: Work | None = None
 
     def submit(self, queue: JobQueue, job: Job) -> None:
-        """Append `job` to its group's queue."""
-        with self._lock:
-            queue.jobs.append(job)
-            if queue not in self._active:
-                self._active.append(queue)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
-            bell = self._asleep_on
-        if bell is not None:
-            bell.ring()
+        """Append `job` to its queue."""
+        queue.jobs.append(job)
+        # The thread takes a queue out of its list first and then looks once more for jobs, so either it sees this
+        # one, or this sees that the queue is out of the list.
+        if not queue.active:
+            self._activate(queue)
 
     def drain(self, queue: JobQueue) -> None:
-        """Wait until the calls of a group are done, well or not; each has its deadline."""
-        for job in list(queue.jobs):
-            job.work.settle()
+        """Wait until the calls of a queue are done, well or not; each has its deadline."""
+        for work in self.works([queue]):
+            work.await_done(None, "draining a group")
+
+    def works(self, queues: list[JobQueue]) -> list[Work]:
+        """Return the works of the calls that are in queues, and of the one that has just left its queue."""
+        works = [job.work for queue in queues for job in list(queue.jobs)]
+        if self._settling is not None:
+            works.append(self._settling)
+        return works
 
     def close(self) -> None:
         """Stop the thread. The queues are empty."""
         self._stopping = True
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            with self._lock:
-                bell = self._asleep_on
-            if bell is not None:
-                bell.ring()
+            self._wake()
             thread.join()
+
+    def _activate(self, queue: JobQueue) -> None:
+        with self._lock:
+            if not queue.active:
+                queue.active = True
+                self._active = (*self._active, queue)
+            if self._thread is None:
+                # Callbacks run on it: they must find the world that they belong to.
+                self._thread = CarrierThread(target=copy_context().run, args=(self._run,), name=self._name, daemon=True)
+                self._thread.start()
+        self._wake()
+
+    def _wake(self) -> None:
+        bell = self._asleep_on
+        if bell is not None:
+            bell.ring()
 
     def _run(self) -> None:
         bell = self._bells.mine()
         looks = 0
         while not self._stopping:
-            with self._lock:
-                queues = list(self._active)
-            moved = [self._advance(queue) for queue in queues]
-            looks = 0 if any(moved) else looks + 1
-            if looks > LOOKS:
+            queues = self._active
+            last_look = looks >= LOOKS
+            moved = [self._advance(queue, last_look) for queue in queues]
+            if any(moved):
+                looks = 0
+            elif last_look:
                 self._sleep(bell, queues)
+            else:
+                looks += 1 + len(queues)
 
-    def _advance(self, queue: JobQueue) -> bool:
+    def _advance(self, queue: JobQueue, check: bool) -> bool:
+        jobs = queue.jobs
         moved = False
-        while queue.jobs and queue.jobs[0].advance():
+        while jobs:
+            job = jobs[0]
+            if not job.advance(check):
+                return moved
             moved = True
-            with self._lock:
-                queue.jobs.popleft()
-                if not queue.jobs:
-                    self._active.remove(queue)
+            # Whoever waits may make the next call at once: it must find the queue without this one.
+            self._settling = job.work
+            jobs.popleft()
+            if not jobs:
+                self._deactivate(queue)
+            job.work.settle(job.error)
+            self._settling = None
         return moved
 
-    def _sleep(self, bell: Doorbell, queues: list[JobQueue]) -> None:
+    def _deactivate(self, queue: JobQueue) -> None:
         with self._lock:
-            if queues != self._active:
-                return
-            self._asleep_on = bell
-        heads = [queue.jobs[0].waiting_for for queue in queues]
-        wait_any([head for head in heads if head is not None], bell)
+            queue.active = False
+            if queue.jobs:
+                queue.active = True
+            else:
+                self._active = tuple(other for other in self._active if other is not queue)
+
+    def _sleep(self, bell: Doorbell, queues: tuple[JobQueue, ...]) -> None:
+        self._asleep_on = bell
+        if queues is self._active and not self._stopping:
+            heads = [queue.jobs[0] for queue in queues]
+            longest_s = min(
+                (head.deadline.slice_s(LONGEST_NAP_S) for head in heads if head.deadline is not None),
+                default=LONGEST_NAP_S,
+            )
+            wait_any([head.waiting_for for head in heads if head.waiting_for is not None], bell, longest_s)
         self._asleep_on = None

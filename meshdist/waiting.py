@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from meshdist.deadline import Deadline
 from meshdist.errors import DistError, DistTimeoutError
@@ -29,8 +29,8 @@ class Doorbell(ABC):
     number: int
 
     @abstractmethod
-    def wait(self, timeout_s: float) -> None:
-        """Sleep until the bell rings, or has rung since the last wait, or `timeout_s` have passed."""
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep until the bell rings, or has rung since the last wait; return False once `timeout_s` have passed."""
 
     @abstractmethod
     def ring(self) -> None:
@@ -48,15 +48,17 @@ class EventDoorbell(Doorbell):
         >>> bell = EventDoorbell(1)
         >>> bell.ring()
         >>> bell.wait(60.0)  # has rung: returns at once
+        True
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self._event = threading.Event()
 
-    def wait(self, timeout_s: float) -> None:
-        self._event.wait(timeout_s)
+    def wait(self, timeout_s: float) -> bool:
+        rang = self._event.wait(timeout_s)
         self._event.clear()
+        return rang
 
     def ring(self) -> None:
         self._event.set()
@@ -81,7 +83,7 @@ class Waitable(ABC):
         """Ask those waited for to ring `bell`."""
 
     @abstractmethod
-    def disarm(self) -> None:
+    def disarm(self, bell: Doorbell) -> None:
         """Take back `arm`."""
 
     @abstractmethod
@@ -125,20 +127,30 @@ def wait_until(waitable: Waitable, bell: Doorbell, deadline: Deadline, where: st
             nap_s = LONGEST_NAP_S
     finally:
         if armed:
-            waitable.disarm()
+            waitable.disarm(bell)
 
 
-def wait_any(waitables: Iterable[Waitable], bell: Doorbell) -> None:
-    """Sleep for one short nap, or until one of `waitables` may have become ready."""
-    armed = list(waitables)
-    for waitable in armed:
+def _has_news(waitable: Waitable) -> bool:
+    try:
+        return waitable.ready()
+    except Exception:  # it belongs to whoever waits for this one, and comes again when they look
+        return True
+
+
+def wait_any(waitables: Sequence[Waitable], bell: Doorbell, longest_s: float) -> None:
+    """Sleep until one of `waitables` may have become ready, until the bell rings, or for `longest_s` and a bit."""
+    for waitable in waitables:
         waitable.arm(bell)
     try:
-        if not any(waitable.ready() for waitable in armed):
-            bell.wait(FIRST_NAP_S if armed else LONGEST_NAP_S)
+        # The first nap is short for the sake of a peer that did not see the arming; without peers there is none.
+        for nap_s in (FIRST_NAP_S, longest_s) if waitables else (longest_s,):
+            if any(map(_has_news, waitables)):
+                return
+            if bell.wait(nap_s):
+                return
     finally:
-        for waitable in armed:
-            waitable.disarm()
+        for waitable in waitables:
+            waitable.disarm(bell)
 
 
 class Doorbells:

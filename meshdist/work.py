@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from meshdist.deadline import Timeout, seconds
-from meshdist.errors import DistTimeoutError
+from meshdist.deadline import Timeout
+from meshdist.outcome import Outcome
+
+if TYPE_CHECKING:
+    from meshdist.future import Future
 
 
-class Work:
-    """A call that was started with `async_op=True`.
+class Work(Outcome):
+    """A call that was started with `async_op=True`, or by `isend` or `irecv`.
 
-    Its arrays belong to the call until it is done: do not read or write them before `wait` returns.
+    Its arrays belong to the call until it is done: do not read or write them before `wait` returns. A Work that nobody
+    keeps is carried out all the same.
 
     Example:
         >>> import numpy as np
@@ -26,11 +29,16 @@ class Work:
         [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
     """
 
+    __slots__ = ("_where",)
+
     def __init__(self, where: str, result: Any) -> None:
+        super().__init__()
         self._where = where
-        self._result = result
-        self._done = threading.Event()
-        self._error: BaseException | None = None
+        self._value = result
+
+    def __repr__(self) -> str:
+        state = "on its way" if not self._is_done else "done" if self._error is None else f"failed: {self._error}"
+        return f"<{type(self).__name__} of {self._where}: {state}>"
 
     def wait(self, timeout: Timeout | None = None) -> bool:
         """Block until the call is done and return True.
@@ -40,23 +48,22 @@ class Work:
 
         Raises:
             DistTimeoutError: Not done in time. The call goes on; wait again.
-            DistError: The call failed; every `wait` raises what it failed with.
+            DistError: The call failed; every `wait` raises what it failed with. Or a callback waits for a call that
+                comes after it.
         """
-        if not self._done.wait(None if timeout is None else seconds(timeout)):
-            raise DistTimeoutError(
-                f"{self._where}: not done after {seconds(timeout):g} s; the call goes on, wait again"
-            )
+        if not self._is_done:
+            self.await_done(timeout, self._where)
         if self._error is not None:
             raise self._error
         return True
 
     def is_completed(self) -> bool:
         """Return True once the call is done, well or not."""
-        return self._done.is_set()
+        return self._is_done
 
     def is_success(self) -> bool:
         """Return True once the call is done and did not fail."""
-        return self._done.is_set() and self._error is None
+        return self._is_done and self._error is None
 
     def exception(self) -> BaseException | None:
         """Return what the call failed with, None where it did not, or not yet."""
@@ -65,13 +72,43 @@ class Work:
     def result(self) -> Any:
         """Wait, and return what the sync call returns: the output."""
         self.wait()
-        return self._result
+        return self._value
 
-    def settle(self) -> None:
-        """Block until the call is done, well or not."""
-        self._done.wait()
+    def source_rank(self) -> int:
+        """Wait, and return the global rank of the sender: of an `irecv`, which may have taken any.
 
-    def finish(self, error: BaseException | None) -> None:
-        """Mark the call as done; for those who carry it out."""
-        self._error = error
-        self._done.set()
+        Raises:
+            ValueError: The call is no `irecv`.
+        """
+        raise ValueError(f"{self._where}: only the Work of an irecv has a source rank")
+
+    def get_future(self) -> Future:
+        """Return a Future of the call; its value is the list of the arrays that the call writes."""
+        from meshdist.future import Future
+
+        future = Future()
+        self.watch(lambda: self._tell(future))
+        return future
+
+    def _tell(self, future: Future) -> None:
+        if self._error is not None:
+            future.set_exception(self._error)
+        elif isinstance(self._value, (list, tuple)):
+            future.set_result(list(self._value))
+        else:
+            future.set_result([] if self._value is None else [self._value])
+
+
+class ReceiptWork(Work):
+    """The Work of an `irecv`."""
+
+    __slots__ = ("source",)
+
+    def __init__(self, where: str, result: Any) -> None:
+        super().__init__(where, result)
+        self.source = -1
+
+    def source_rank(self) -> int:
+        """Wait, and return the global rank of the sender."""
+        self.wait()
+        return self.source

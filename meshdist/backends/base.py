@@ -75,6 +75,16 @@ class Plan(ABC):
         self.backend.wait(waitable, self.where)
 
 
+class Incoming(Waitable):
+    """A message that is asked for.
+
+    Attributes:
+        source: The rank in the group that sent it, once it is ready.
+    """
+
+    source: int
+
+
 class Backend(ABC):
     """Carries out the calls of one group, for one rank.
 
@@ -93,8 +103,11 @@ class Backend(ABC):
         """Post a message; never block. It is ready when `array` may be changed."""
 
     @abstractmethod
-    def recv(self, array: Array, src: int, tag: int) -> Waitable:
-        """Post the receipt of a message into `array`; never block."""
+    def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
+        """Post the receipt of a message into `array`, from one rank or, where `src` is None, from any; never block.
+
+        Messages from one rank with one tag keep their order, and go to the receipts in the order of these.
+        """
 
     @abstractmethod
     def check_in(self, signature: Signature) -> Iterator[Waitable]:

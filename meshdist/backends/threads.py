@@ -7,16 +7,19 @@ algorithm. Tests and notebooks run real meshes on it in milliseconds; it is not 
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
 from collections.abc import Iterator
 
 from meshdist.arrays import Array, describe_array
-from meshdist.backends.base import Backend, BackendOptions
+from meshdist.backends.base import Backend, BackendOptions, Incoming
+from meshdist.backends.matching import Matching, eager_bytes
 from meshdist.call import Signature, call_site
 from meshdist.debug.mismatch import disagreement
 from meshdist.errors import DistBackendError
 from meshdist.store import HashStore, PrefixStore, Store
 from meshdist.waiting import Doorbell, Waitable
+
+# How a rank ends that is well.
+LEFT, FINISHED = "has destroyed the group", "has finished"
 
 
 class Room:
@@ -24,7 +27,8 @@ class Room:
 
     def __init__(self, num_ranks: int) -> None:
         self.lock = threading.Lock()
-        self.messages: dict[tuple[int, int, int], deque[Array]] = defaultdict(deque)
+        # For each rank, the messages to it and the receipts that it has posted.
+        self.boxes: list[Matching[_Message, _Receipt]] = [Matching() for _ in range(num_ranks)]
         # The last two calls of each rank: number, signature, file and line. No rank is two calls ahead of another.
         self.calls = [[(-1, "", "")] * 2 for _ in range(num_ranks)]
         self.faults: dict[int, str] = {}
@@ -90,7 +94,7 @@ class _InRoom(Waitable):
         with self.room.lock:
             self.room.sleepers.add(bell)
 
-    def disarm(self) -> None:
+    def disarm(self, bell: Doorbell) -> None:
         with self.room.lock:
             self.room.sleepers.discard(self._bell)
 
@@ -118,57 +122,81 @@ class _CheckIn(_InRoom):
         return ", ".join(f"rank {rank}" for rank in self.absent())
 
 
-class _Receipt(_InRoom):
-    """A message from a rank."""
+class _Message(_InRoom):
+    """A message from a rank; done when its array is of no more use here."""
 
-    def __init__(self, room: Room, array: Array, source: tuple[int, int, int]) -> None:
+    def __init__(self, room: Room, array: Array, source: int, dst: int, *, buffered: bool) -> None:
         super().__init__(room)
+        self.array = array
+        self.source = source
+        self.done = False
+        self._dst = dst
+        if buffered:
+            self.buffer()
+
+    def buffer(self) -> None:
+        """Copy the array, so that the sender goes on."""
+        if not self.done:
+            self.array = self.array.copy()
+            self.done = True
+
+    def ready(self) -> bool:
+        return self.done
+
+    def check(self) -> None:
+        if self._dst in self.room.faults:
+            raise DistBackendError(f"rank {self._dst} {self.room.faults[self._dst]}", peer_failed=True)
+
+    def missing(self) -> str:
+        return f"rank {self._dst} to receive a message"
+
+
+class _Receipt(_InRoom, Incoming):
+    """A message that a rank asks for."""
+
+    def __init__(self, room: Room, array: Array, wanted: int | None, rank: int) -> None:
+        super().__init__(room)
+        self.source = -1
         self._array = array
-        self._source = source
+        self._wanted = wanted
+        self._rank = rank
         self._done = False
+        self._error: DistBackendError | None = None
+
+    def take(self, message: _Message) -> None:
+        """Take a message; whoever brought the two together does it, with the room's lock held."""
+        self.source = message.source
+        array = message.array
+        if array.dtype != self._array.dtype or array.size != self._array.size:
+            sent, expected = describe_array(array), describe_array(self._array)
+            self._error = DistBackendError(
+                f"the message from rank {self.source} is {sent}, {array.nbytes} bytes,"
+                f" the array to receive it {expected}, {self._array.nbytes} bytes"
+            )
+        else:
+            self._array[...] = array.reshape(self._array.shape)
+            message.done = True
+        self._done = True
+        self.room.wake()
 
     def ready(self) -> bool:
-        if not self._done:
-            with self.room.lock:
-                queue = self.room.messages.get(self._source)
-                if not queue:
-                    return False
-                message = queue.popleft()
-            if message.dtype != self._array.dtype or message.size != self._array.size:
-                sent, expected = describe_array(message), describe_array(self._array)
-                raise DistBackendError(
-                    f"the message from rank {self._source[0]} is {sent}, the array to receive it {expected}"
-                )
-            self._array[...] = message.reshape(self._array.shape)
-            self._done = True
-        return True
+        if self._error is not None:
+            raise self._error
+        return self._done
 
     def check(self) -> None:
-        rank = self._source[0]
-        if rank in self.room.faults:
-            raise DistBackendError(f"rank {rank} {self.room.faults[rank]}", peer_failed=True)
+        faults = self.room.faults
+        if self._wanted is not None and self._wanted in faults:
+            raise DistBackendError(f"rank {self._wanted} {faults[self._wanted]}", peer_failed=True)
+        if self._wanted is None:
+            others = set(range(len(self.room.boxes))) - {self._rank}
+            failed = min((rank for rank in others if faults.get(rank, LEFT) not in (LEFT, FINISHED)), default=None)
+            if failed is not None or others <= faults.keys():
+                rank = min(others) if failed is None else failed
+                raise DistBackendError(f"rank {rank} {faults[rank]}", peer_failed=True)
 
     def missing(self) -> str:
-        return f"a message from rank {self._source[0]}"
-
-
-class _Done(Waitable):
-    """Nothing to wait for: messages are copied when they are posted."""
-
-    def ready(self) -> bool:
-        return True
-
-    def check(self) -> None:
-        return
-
-    def arm(self, bell: Doorbell) -> None:
-        return
-
-    def disarm(self) -> None:
-        return
-
-    def missing(self) -> str:
-        return "nobody"
+        return "a message from " + ("any rank" if self._wanted is None else f"rank {self._wanted}")
 
 
 class ThreadsBackend(Backend):
@@ -182,16 +210,39 @@ class ThreadsBackend(Backend):
         if not isinstance(root, ThreadStore):
             raise ValueError("backend 'threads' is for ranks that are threads: use meshdist.run(fn, world_size)")
         self._room = root.room(options.name, options.ranks)
+        self._eager_bytes = eager_bytes()
         self._calls_made = 0
 
     def send(self, array: Array, dst: int, tag: int) -> Waitable:
-        with self._room.lock:
-            self._room.messages[self.rank, dst, tag].append(array.copy())
-            self._room.wake()
-        return _Done()
+        room = self._room
+        # Those of collectives are all buffered: the limit is for users' messages.
+        buffered = tag < 0 or array.nbytes <= self._eager_bytes
+        message = _Message(room, array, self.rank, dst, buffered=buffered)
+        with room.lock:
+            if dst in room.faults and tag >= 0:
+                message.check()
+            receipt = room.boxes[dst].come(self.rank, tag)
+            if receipt is not None:
+                receipt.take(message)
+            else:
+                # A rank that waits for another message puts this one aside.
+                if room.boxes[dst].asks(self.rank):
+                    message.buffer()
+                room.boxes[dst].keep(message, self.rank, tag)
+        return message
 
-    def recv(self, array: Array, src: int, tag: int) -> Waitable:
-        return _Receipt(self._room, array, (src, self.rank, tag))
+    def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
+        room = self._room
+        receipt = _Receipt(room, array, src, self.rank)
+        with room.lock:
+            message = room.boxes[self.rank].ask(receipt, src, tag)
+            if message is not None:
+                receipt.take(message)
+            else:
+                for other in room.boxes[self.rank].kept(src):
+                    other.buffer()
+                room.wake()
+        return receipt
 
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
         number, room = self._calls_made, self._room
@@ -210,4 +261,4 @@ class ThreadsBackend(Backend):
         self._room.fail(self.rank, f"has failed: {reason}")
 
     def close(self) -> None:
-        self._room.fail(self.rank, "has destroyed the group")
+        self._room.fail(self.rank, LEFT)

@@ -103,6 +103,12 @@ def all_to_all_single(
     """
     members = resolve(group)
     splits = members.named(
-        "all_to_all_single", as_splits, output_split_sizes, input_split_sizes, input, output, members.size()
+        members.where("all_to_all_single"),
+        as_splits,
+        output_split_sizes,
+        input_split_sizes,
+        input,
+        output,
+        members.size(),
     )
     return members.submit(all_to_all_single, input, output, None, None, async_op, splits)

@@ -37,6 +37,9 @@ class GroupFunction(Generic[P, R]):
     bound to that group, and `src` and `dst` are ranks in it.
     """
 
+    # What a method passes for a rank of the group that is not given.
+    absent_root: int | None = None
+
     def __init__(self, function: Callable[P, R]) -> None:
         update_wrapper(self, function)
         self.name = function.__name__
@@ -56,13 +59,13 @@ class GroupFunction(Generic[P, R]):
     def __get__(self, owner: CollectiveMethods | None, cls: type) -> Any:
         if owner is None:
             return self
-        method = _bind(self._function, owner)
+        method = _bind(self._function, owner, self.absent_root)
         # From now on found in the instance, before the class: binding costs once.
         owner.__dict__[self.name] = method
         return method
 
 
-def _bind(function: Callable[..., R], owner: CollectiveMethods) -> Callable[..., R]:
+def _bind(function: Callable[..., R], owner: CollectiveMethods, absent_root: int | None) -> Callable[..., R]:
     call = partial(function, group=owner.collective_group)
     code = function.__code__
     names = [name for name in code.co_varnames[: code.co_argcount] if name != "group"]
@@ -74,6 +77,8 @@ def _bind(function: Callable[..., R], owner: CollectiveMethods) -> Callable[...,
         kwargs.update(zip(names, args, strict=False))
         if root in kwargs:
             kwargs[f"group_{root}"] = kwargs.pop(root)
+        elif absent_root is not None:
+            kwargs.setdefault(f"group_{root}", absent_root)
         return call(**kwargs)
 
     return update_wrapper(rooted, function)

@@ -31,7 +31,7 @@ from meshdist.collectives.objects import (
     scatter_object_list,
     send_object_list,
 )
-from meshdist.collectives.point_to_point import recv, send
+from meshdist.collectives.point_to_point import irecv, isend, recv, send
 from meshdist.collectives.reduce import reduce
 from meshdist.collectives.reduce_scatter import reduce_scatter
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_single, reduce_scatter_tensor
@@ -80,6 +80,8 @@ class CollectiveMethods:
     send_object_list = send_object_list
     send = send
     recv = recv
+    isend = isend
+    irecv = irecv
 
     @property
     @abstractmethod

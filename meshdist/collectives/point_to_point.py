@@ -1,11 +1,28 @@
-"""send and recv: a message from one rank to another."""
+"""send, recv, isend and irecv: a message from one rank to another."""
 
 from __future__ import annotations
 
-from typing import Any
+from operator import index
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from meshdist.collectives.definition import GroupFunction
 from meshdist.current import GroupLike, resolve
+from meshdist.work import Work
+
+if TYPE_CHECKING:
+    from meshdist.process_group import ProcessGroup
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# As a rank in the group, what means any.
+ANY_SOURCE = -1
+
+
+class Receiving(GroupFunction[P, R]):
+    """A function that receives from any rank where none is given."""
+
+    absent_root = ANY_SOURCE
 
 
 @GroupFunction
@@ -14,7 +31,9 @@ def send(
 ) -> None:
     """Send `tensor` to a rank that receives it.
 
-    A message of at most 64 KiB is buffered, and the call returns; a larger one waits until it is received.
+    A message of at most 64 KiB is buffered, and the call returns; a larger one waits until it is received. The
+    environment variable MESHDIST_EAGER_LIMIT sets another limit in bytes, up to 128 KiB; with 0 every send waits, so
+    that programs which rely on buffers show it.
 
     Args:
         tensor: An array.
@@ -26,14 +45,14 @@ def send(
     Raises:
         TypeError: Not an array, or a dtype that does not travel.
         ValueError: Both or none of `dst` and `group_dst` are given, it is no member or this rank, or `tag` is negative.
-        DistBackendError: The receiver failed, or its array does not fit.
+        DistBackendError: The receiver failed, or its array does not fit. Of a buffered message, the next call says it.
         DistTimeoutError: It was not received within the group's timeout.
     """
-    members = resolve(group)
-    members.send_to(tensor, members.peer("send", "dst", dst, group_dst), tag)
+    messages = resolve(group).messages
+    messages.send(tensor, messages.peer("send", "dst", dst, group_dst), tag)
 
 
-@GroupFunction
+@Receiving
 def recv(
     tensor: Any, src: int | None = None, group: GroupLike = None, tag: int = 0, group_src: int | None = None
 ) -> int:
@@ -41,22 +60,80 @@ def recv(
 
     Args:
         tensor: An array of as many elements and the dtype that was sent.
-        src: Global rank of the sender; as a method, its rank in the group or along the mesh.
+        src: Global rank of the sender; as a method, its rank in the group or along the mesh. None takes the first
+            message from any rank.
         group: A ProcessGroup or a DeviceMesh; the world where None.
         tag: The tag it was sent with.
-        group_src: The sender's rank in the group, instead of `src`.
+        group_src: The sender's rank in the group, instead of `src`; -1 takes any.
 
     Returns:
-        The sender's global rank; as a method, its rank in the group.
+        The sender's global rank; as a method and with `group_src`, its rank in the group.
 
     Raises:
         TypeError: Not an array, or a dtype that does not travel.
-        ValueError: Both or none of `src` and `group_src` are given, it is no member or this rank, the tag is negative,
-            or `tensor` cannot be written.
+        ValueError: Both `src` and `group_src` are given, it is no member or this rank, the tag is negative, or `tensor`
+            cannot be written.
         DistBackendError: The sender failed, or the message does not fit.
         DistTimeoutError: Nothing came within the group's timeout.
     """
     members = resolve(group)
-    source = members.peer("recv", "src", src, group_src)
-    members.recv_from(tensor, source, tag)
+    source = members.messages.recv(tensor, _source(members, "recv", src, group_src), tag)
     return source if group_src is not None else members.global_rank(source)
+
+
+@GroupFunction
+def isend(
+    tensor: Any, dst: int | None = None, group: GroupLike = None, tag: int = 0, group_dst: int | None = None
+) -> Work:
+    """Begin to send `tensor`; never block, whatever its size, and whether or not the receiver has come.
+
+    Args:
+        tensor: An array. Do not change it before the Work is done.
+        dst: As in `send`.
+        group: As in `send`.
+        tag: As in `send`.
+        group_dst: As in `send`.
+
+    Returns:
+        A Work, done when `tensor` may be changed.
+
+    Raises:
+        TypeError: As `send`.
+        ValueError: As `send`. What goes wrong later is raised by the Work.
+    """
+    messages = resolve(group).messages
+    return messages.isend(tensor, messages.peer("isend", "dst", dst, group_dst), tag)
+
+
+@Receiving
+def irecv(
+    tensor: Any, src: int | None = None, group: GroupLike = None, tag: int = 0, group_src: int | None = None
+) -> Work:
+    """Begin to receive a message into `tensor`.
+
+    Receipts of one source and tag get the messages in the order in which they were posted.
+
+    Args:
+        tensor: An array of as many elements and the dtype that is sent. Do not use it before the Work is done.
+        src: As in `recv`.
+        group: As in `recv`.
+        tag: As in `recv`.
+        group_src: As in `recv`.
+
+    Returns:
+        A Work, done when the message is there; its `source_rank()` is the global rank of the sender.
+
+    Raises:
+        TypeError: As `recv`.
+        ValueError: As `recv`. What goes wrong later is raised by the Work.
+    """
+    members = resolve(group)
+    return members.messages.irecv(tensor, _source(members, "irecv", src, group_src), tag)
+
+
+def _source(members: ProcessGroup, of: str, src: int | None, group_src: int | None) -> int | None:
+    if group_src is None:
+        return None if src is None else members.messages.peer(of, "src", src, None)
+    if src is None and hasattr(group_src, "__index__") and index(group_src) == ANY_SOURCE:
+        return None
+    return members.messages.peer(of, "src", src, group_src)

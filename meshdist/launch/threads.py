@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Any, TypeVar
 
-from meshdist.backends.threads import ThreadStore
+from meshdist.backends.threads import FINISHED, ThreadStore
 from meshdist.current import WorldSlot, use_slot
 from meshdist.deadline import Deadline, Timeout, seconds
 from meshdist.errors import DistError
@@ -98,7 +98,7 @@ class _Rank:
     def run(self) -> None:
         slot = WorldSlot()
         use_slot(slot)
-        end = "has finished"
+        end = FINISHED
         try:
             enter_world(
                 slot, self._store, self.rank, self._world_size, "threads", Doorbells(), Deadline(self._timeout_s)

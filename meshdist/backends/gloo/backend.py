@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from meshdist.arrays import Array
-from meshdist.backends.base import Backend, BackendOptions, DefaultPlan, Plan
+from meshdist.backends.base import Backend, BackendOptions, DefaultPlan, Incoming, Plan
 from meshdist.backends.gloo import cuts, routes
 from meshdist.backends.gloo.host import Host, shared_segment
 from meshdist.backends.gloo.lockstep import Arrival, OneStep
@@ -89,10 +89,10 @@ class GlooBackend(Backend):
         return plan_movement(self._host, call, routes.all_to_all_single(call))
 
     def send(self, array: Array, dst: int, tag: int) -> Waitable:
-        return self._messages.send(array, dst, tag)
+        return (self._mail or self._make_mail()).send(array, dst, tag)
 
-    def recv(self, array: Array, src: int, tag: int) -> Waitable:
-        return self._messages.recv(array, src, tag)
+    def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
+        return (self._mail or self._make_mail()).recv(array, src, tag)
 
     def wait(self, waitable: Waitable, where: str, deadline: Deadline | None = None) -> None:
         for _ in range(YIELDS):
@@ -125,11 +125,9 @@ class GlooBackend(Backend):
         assert self._shared is not None, "connect comes before prepare"
         return self._shared
 
-    @property
-    def _messages(self) -> Mail:
-        if self._mail is None:
-            self._check_one_host()
-            self._mail = Mail(self)
+    def _make_mail(self) -> Mail:
+        self._check_one_host()
+        self._mail = Mail(self)
         return self._mail
 
     def _check_one_host(self) -> None:

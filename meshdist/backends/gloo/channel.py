@@ -10,6 +10,7 @@ Head and tail count bytes ever written and ever read. Only the sender writes the
 from __future__ import annotations
 
 import struct
+import threading
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,13 @@ RING_BYTES = 256 << 10
 _TEXTS, _TEXT_BYTES, _RING = 512, 1536, 4096
 CHANNEL_BYTES = _RING + RING_BYTES
 
-# Words of the sender's line, then of the receiver's. A side's line has its bell, its state and its text's length in the
-# same places.
+# Words of the sender's line, then of the receiver's. A side's line has its bells, its state and its text's
+# length in the same places.
 HEAD, TOKEN, TOKEN_VALUE = 0, 4, 5
 TAIL, MODE, TAKEN = 16, 20, 21
-_BELL, _STATE, _TEXT_LENGTH = 1, 2, 3
+_BELLS, _STATE, _TEXT_LENGTH = 1, 2, 3
 SENDER, RECEIVER = 0, 16
+_MOST_BELLS = 64
 # Modes: how the receiver gets messages that are too long for an entry.
 UNKNOWN, READS, STREAMS = 0, 1, 2
 
@@ -49,6 +51,7 @@ class Channel:
         self._bytes = memoryview(segment.memory).cast("B")
         self.words = self._bytes[:_TEXTS].cast("Q")
         self._ring: Array = np.ndarray((RING_BYTES,), np.uint8, segment.memory, _RING)
+        self._lock = threading.Lock()
         self._side = side
         self._other = RECEIVER - side
 
@@ -72,6 +75,10 @@ class Channel:
         words[HEAD] = head + skipped + length
         return True
 
+    def is_empty(self) -> bool:
+        """Return True where there is no entry to read."""
+        return self.words[HEAD] == self.words[TAIL]
+
     def peek(self) -> tuple[Header, Array] | None:
         """Return the next entry, header and bytes, where there is one; it stays until `drop`."""
         words = self.words
@@ -93,12 +100,23 @@ class Channel:
         self.words[TAIL] += _HEADER.size + _padded(payload.size)
 
     def sleep_on(self, number: int) -> None:
-        """Say which doorbell this side sleeps on, 0 for none."""
-        self.words[self._side + _BELL] = number
+        """Say that a thread of this side sleeps on doorbell `number`.
 
-    def sleeper(self) -> int:
-        """Return the doorbell that the other side sleeps on, 0 for none."""
-        return self.words[self._other + _BELL]
+        Without a bit for it, a thread beyond the sixty-fourth is not rung, and wakes when its nap ends.
+        """
+        if number <= _MOST_BELLS:
+            with self._lock:
+                self.words[self._side + _BELLS] |= 1 << (number - 1)
+
+    def wake_up(self, number: int) -> None:
+        """Take back `sleep_on`."""
+        if number <= _MOST_BELLS:
+            with self._lock:
+                self.words[self._side + _BELLS] &= ~(1 << (number - 1))
+
+    def sleepers(self) -> int:
+        """Return the doorbells that threads of the other side sleep on: bit k for number k + 1."""
+        return self.words[self._other + _BELLS]
 
     def say(self, state: int, text: str) -> None:
         """Say that this side has left or failed."""
@@ -107,6 +125,10 @@ class Channel:
         self._bytes[begin : begin + len(data)] = data
         self.words[self._side + _TEXT_LENGTH] = len(data)
         self.words[self._side + _STATE] = state
+
+    def has_said(self) -> bool:
+        """Return True once the other side has left or failed."""
+        return self.words[self._other + _STATE] != 0
 
     def state(self) -> tuple[int, str]:
         """Return what the other side said: its state, 0 while it is well, and a text."""

@@ -194,7 +194,7 @@ class Arrival(Waitable):
     def arm(self, bell: Doorbell) -> None:
         self._lockstep.sleep_on(bell)
 
-    def disarm(self) -> None:
+    def disarm(self, bell: Doorbell) -> None:
         self._lockstep.sleep_on(None)
 
     def missing(self) -> str:

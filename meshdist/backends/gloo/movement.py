@@ -117,7 +117,7 @@ class RoutePlan(TablePlan):
         """
         tables = np.stack([self.host.arena.table(use, rank) for rank in range(self.size)])
         given, expected = tables[:, :, 1] // self.route.row_bytes, tables[:, :, 2] // self.route.row_bytes
-        compare_splits(given, expected, "rows")
+        compare_splits(given, expected, self.route.unit)
         return int(tables[:, :, 1].max())
 
 

@@ -68,6 +68,44 @@ def _withdrawn(rank: int) -> str:
     return f"withdrawn/{rank}"
 
 
+def channel_key(src: int, dst: int) -> str:
+    """Return the key under which the channel from one rank to another is published."""
+    return f"mail/{src}/{dst}"
+
+
+def publish_channel(options: BackendOptions, src: int, dst: int, place: str) -> None:
+    """Publish a channel, and wake the rank that may wait for it."""
+    # The list comes first: who finds the channel without it has asked for this sender, who finds it there waits.
+    options.store.append(_senders_key(dst), f"{src} ")
+    publish(options, channel_key(src, dst), place, [dst])
+
+
+class Senders:
+    """Who has begun to send to this rank; for those who take a message of any rank."""
+
+    def __init__(self, options: BackendOptions, rank: int) -> None:
+        self._options = options
+        self._key = _senders_key(rank)
+        self._found: set[int] = set()
+        self._next_s = 0.0
+
+    def find(self) -> list[int]:
+        """Return those that were not found before."""
+        others = len(self._options.ranks) - 1
+        if len(self._found) == others or time.monotonic() < self._next_s:
+            return []
+        new: set[int] = set()
+        if self._options.store.check([self._key]):
+            new = set(map(int, self._options.store.get(self._key).split())) - self._found
+            self._found |= new
+        self._next_s = time.monotonic() + _PAUSE_S
+        return sorted(new)
+
+
+def _senders_key(dst: int) -> str:
+    return f"mail/to/{dst}"
+
+
 class Published(Waitable):
     """A key that a rank of the group has published.
 
@@ -94,7 +132,7 @@ class Published(Waitable):
     def arm(self, bell: Doorbell) -> None:
         return
 
-    def disarm(self) -> None:
+    def disarm(self, bell: Doorbell) -> None:
         return
 
     def missing(self) -> str:

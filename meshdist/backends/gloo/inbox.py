@@ -1,0 +1,278 @@
+"""Inbox: the messages from one other rank, and the receipts that ask for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshdist.arrays import Array, describe_array
+from meshdist.backends.base import Incoming
+from meshdist.backends.gloo.channel import (
+    CHANNEL_BYTES,
+    LONG,
+    MODE,
+    PIECE,
+    READS,
+    RECEIVER,
+    STREAMS,
+    TAKEN,
+    TOKEN,
+    TOKEN_VALUE,
+    WHOLE,
+    Channel,
+    Header,
+)
+from meshdist.backends.gloo.outbox import as_bytes
+from meshdist.backends.gloo.peer import LEFT, Peer
+from meshdist.backends.gloo.published import Published, channel_key
+from meshdist.backends.gloo.segment import find
+from meshdist.backends.gloo.single_copy import Reader, may_read
+from meshdist.backends.matching import Matching
+from meshdist.errors import DistBackendError
+from meshdist.waiting import Doorbell
+
+if TYPE_CHECKING:
+    from meshdist.backends.base import Backend
+
+
+class Expected:
+    """What a rank expects from all others: the receipts and messages without a partner, and the lock over them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.matching: Matching[Parcel, Receipt] = Matching()
+
+
+class Parcel:
+    """A message that nobody asked for when it came.
+
+    Attributes:
+        source: The rank in the group that sent it.
+        header: Its header.
+        data: Its bytes, once it is complete.
+        complete: All of it is there.
+        receipt: Who asked for it before it was.
+    """
+
+    def __init__(self, source: int, header: Header) -> None:
+        self.source = source
+        self.header = header
+        self.data = np.empty(header[2], np.uint8)
+        self.complete = False
+        self.receipt: Receipt | None = None
+
+
+class Receipt(Incoming):
+    """A message that is asked for.
+
+    Args:
+        array: Where to.
+        dtype_name: The dtype that it must have.
+        move: Moves the channels that it can come through.
+        inboxes: Those channels.
+    """
+
+    def __init__(
+        self,
+        array: Array,
+        dtype_name: bytes,
+        move: Callable[[Receipt], None],
+        inboxes: Callable[[], list[Inbox]],
+        check: Callable[[], None],
+    ) -> None:
+        self.done = False
+        self.source = -1
+        self._array = array
+        self._dtype_name = dtype_name
+        self._move = move
+        self._inboxes = inboxes
+        self._check = check
+        self._error: DistBackendError | None = None
+        self._bell: Doorbell | None = None
+        self._armed: list[Inbox] = []
+
+    def fit(self, source: int, header: Header, peer: Peer) -> Array | None:
+        """Return the bytes of the array for a message; None where the message does not fit, which ends the receipt."""
+        self.source = source
+        num_bytes, dtype = header[2], header[5]
+        if num_bytes == self._array.nbytes and dtype == self._dtype_name:
+            return as_bytes(self._array)
+        name = dtype.rstrip(bytes(1)).decode()
+        self._error = DistBackendError(
+            f"the message from {peer.description} is {num_bytes} bytes of {name},"
+            f" the array to receive it is {describe_array(self._array)}, {self._array.nbytes} bytes"
+        )
+        self.finish()
+        return None
+
+    def finish(self) -> None:
+        """Say that it is there, to the thread that waits for it as well: another one may have moved the channel."""
+        self.done = True
+        if self._bell is not None:
+            self._bell.ring()
+
+    def ready(self) -> bool:
+        if not self.done:
+            self._move(self)
+        if self._error is not None:
+            raise self._error
+        return self.done
+
+    def check(self) -> None:
+        self._check()
+
+    def arm(self, bell: Doorbell) -> None:
+        self._bell = bell
+        self._armed = [inbox for inbox in self._inboxes() if inbox.channel is not None]
+        for inbox in self._armed:
+            assert inbox.channel is not None
+            inbox.channel.sleep_on(bell.number)
+
+    def disarm(self, bell: Doorbell) -> None:
+        self._bell = None
+        for inbox in self._armed:
+            assert inbox.channel is not None
+            inbox.channel.wake_up(bell.number)
+
+    def missing(self) -> str:
+        inboxes = self._inboxes()
+        return f"a message from {inboxes[0].peer.description if len(inboxes) == 1 else 'any rank'}"
+
+
+class Inbox:
+    """The messages from one rank. One thread at a time moves them on, whoever they are for."""
+
+    def __init__(self, backend: Backend, src: int, expected: Expected) -> None:
+        self.peer = Peer(backend, src)
+        self.channel: Channel | None = None
+        self._src = src
+        self._expected = expected
+        self._place = Published(backend.options, channel_key(src, backend.rank), src)
+        self._reader = Reader(self.peer.card.pid, self.peer.description)
+        self._moving = threading.Lock()
+        # The long message that is coming in pieces: whose it is, where to, how much is there.
+        self._coming: tuple[Header, Receipt | Parcel | None, Array] | None = None
+        self._there = 0
+
+    def move(self, receipt: Receipt) -> None:
+        """Read on until `receipt` has its message, or there is nothing more to read."""
+        if self.channel is not None and self.channel.is_empty():
+            return
+        # Where another thread is at it, it will look for whatever comes, or this one will look again.
+        if not self._moving.acquire(False):
+            return
+        try:
+            if self.channel is not None or self._connect():
+                while not receipt.done and self._read_entry():
+                    pass
+        finally:
+            self._moving.release()
+
+    def check(self) -> None:
+        """Raise DistBackendError if nothing more can come."""
+        if self.channel is not None:
+            self.peer.check(self.channel)
+        else:
+            self.peer.check_alive()
+
+    def itself(self) -> list[Inbox]:
+        """Return this inbox, as those that a receipt of one rank waits for."""
+        return [self]
+
+    def has_left(self) -> bool:
+        """Return True once the sender has destroyed the group."""
+        return self.channel is not None and self.channel.state()[0] == LEFT
+
+    def end(self, state: int, text: str) -> None:
+        """Say that nothing more will be received."""
+        if self.channel is not None:
+            self.channel.say(state, text)
+            self.peer.wake(self.channel)
+
+    def deliver(self, parcel: Parcel, receipt: Receipt) -> None:
+        """Give a message that was kept to the receipt that asks for it."""
+        target = receipt.fit(self._src, parcel.header, self.peer)
+        if target is not None:
+            target[...] = parcel.data
+            receipt.finish()
+
+    def _connect(self) -> bool:
+        # The sender makes the channel with its first message.
+        if not self._place.ready():
+            return False
+        assert self._place.value is not None
+        channel = Channel(find(self._place.value, CHANNEL_BYTES), RECEIVER)
+        channel.words[MODE] = READS if self._can_read(channel) else STREAMS
+        self.channel = channel
+        self.peer.wake(channel)
+        return True
+
+    def _can_read(self, channel: Channel) -> bool:
+        token = np.zeros(1, np.int64)
+        return (
+            may_read() and self._reader.try_read(channel.words[TOKEN], token) and token[0] == channel.words[TOKEN_VALUE]
+        )
+
+    def _read_entry(self) -> bool:
+        channel = self.channel
+        assert channel is not None
+        entry = channel.peek()
+        if entry is None:
+            return False
+        header, payload = entry
+        if header[0] == PIECE:
+            self._piece(channel, payload)
+            return True
+        owner, target = self._place_for(header)
+        if header[0] == WHOLE and target is not None:
+            target[...] = payload
+        channel.drop(payload)
+        if header[0] == LONG and channel.words[MODE] == STREAMS and header[2]:
+            # What does not fit comes as well, and is thrown away.
+            self._coming, self._there = (header, owner, np.empty(header[2], np.uint8) if target is None else target), 0
+            return True
+        if header[0] == LONG and target is not None:
+            self._reader.read(header[3], target)
+        self._complete(channel, header, owner)
+        return True
+
+    def _place_for(self, header: Header) -> tuple[Receipt | Parcel | None, Array | None]:
+        expected = self._expected
+        with expected.lock:
+            receipt = expected.matching.come(self._src, header[1])
+            if receipt is None:
+                # From now on it can be asked for, although it is not there yet.
+                parcel = Parcel(self._src, header)
+                expected.matching.keep(parcel, self._src, header[1])
+                return parcel, parcel.data
+        target = receipt.fit(self._src, header, self.peer)
+        return (None, None) if target is None else (receipt, target)
+
+    def _piece(self, channel: Channel, payload: Array) -> None:
+        assert self._coming is not None
+        header, owner, target = self._coming
+        target[self._there : self._there + payload.size] = payload
+        self._there += payload.size
+        channel.drop(payload)
+        if self._there == target.size:
+            self._coming = None
+            self._complete(channel, header, owner)
+        else:
+            self.peer.wake(channel)
+
+    def _complete(self, channel: Channel, header: Header, owner: Receipt | Parcel | None) -> None:
+        if isinstance(owner, Parcel):
+            with self._expected.lock:
+                owner.complete = True
+                receipt = owner.receipt
+            if receipt is not None:
+                self.deliver(owner, receipt)
+        elif owner is not None:
+            owner.finish()
+        if header[0] == LONG and owner is not None:
+            channel.words[TAKEN] = header[4]
+        if channel.sleepers():
+            self.peer.wake(channel)

@@ -1,0 +1,214 @@
+"""Messages: point to point calls of one group, sync and async."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from meshdist.arrays import Array, as_array, check_dtype, check_writable, pack
+from meshdist.backends.base import Incoming
+from meshdist.errors import DistError, DistTimeoutError
+from meshdist.progress import Job, JobQueue, Progress
+from meshdist.waiting import Doorbell, Waitable
+from meshdist.work import ReceiptWork, Work
+
+if TYPE_CHECKING:
+    from meshdist.process_group import ProcessGroup
+
+# How long a group that is closed waits for messages that were asked for.
+_LAST_MESSAGES_S = 5.0
+
+
+class Messages:
+    """Sends and receives for one group. Ranks are those in the group.
+
+    Messages keep no order with collectives, and those of other ranks or tags not with each other. So each peer that is
+    sent to, and each source and tag that is received, has a queue of its own for what is on its way.
+    """
+
+    def __init__(self, group: ProcessGroup, progress: Progress) -> None:
+        self._group = group
+        self._progress = progress
+        self._queues: WeakValueDictionary[Any, JobQueue] = WeakValueDictionary()
+        self._closing = False
+        # What has been found right before: dtypes, and peers by their global rank.
+        self._dtypes: set[np.dtype[Any]] = set()
+        self._peers: dict[int, int] = {}
+
+    @property
+    def outstanding(self) -> int:
+        """The number of messages on their way, in and out."""
+        return sum(len(queue.jobs) for queue in list(self._queues.values()))
+
+    def peer(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
+        """Return the other side of a message, which is not this rank; see `ProcessGroup.root`."""
+        if group_rank is None and type(rank) is int and rank in self._peers:
+            return self._peers[rank]
+        group = self._group
+        peer = group.root(of, name, rank, group_rank)
+        if peer == group.rank():
+            raise ValueError(
+                f"{group.where(of)}: {name} must be another rank, not this one, global rank {group.ranks[peer]}"
+            )
+        self._peers[group.ranks[peer]] = peer
+        return peer
+
+    def send(self, tensor: Any, dst: int, tag: int) -> None:
+        """Send a message to rank `dst` and wait until `tensor` may be changed."""
+        group = self._group
+        where = group.where("send")
+        array = tensor if self._is_simple(tensor, tag) else pack(self._array(where, tensor, tag))
+        backend = group.usable_backend(where)
+        try:
+            backend.wait(backend.send(array, dst, tag), where)
+        except BaseException as error:
+            raise group.fail(error, where) from None
+
+    def recv(self, tensor: Any, src: int | None, tag: int) -> int:
+        """Receive a message from rank `src`, or from any where it is None; return the sender."""
+        group = self._group
+        where = group.where("recv")
+        array = packed = tensor
+        if not self._is_simple(tensor, tag):
+            array, packed = self._output(where, tensor, tag)
+        backend = group.usable_backend(where)
+        if src is None:
+            self._check_not_alone(where)
+        try:
+            receipt = backend.recv(packed, src, tag)
+            backend.wait(receipt, where)
+        except BaseException as error:
+            raise group.fail(error, where) from None
+        if packed is not array:
+            array[...] = packed
+        return receipt.source
+
+    def isend(self, tensor: Any, dst: int, tag: int) -> Work:
+        """Begin to send a message to rank `dst`."""
+        group = self._group
+        where = group.where("isend")
+        array = self._array(where, tensor, tag)
+        backend = group.usable_backend(where)
+        work = Work(where, None)
+        self._begin(work, where, ("to", dst), lambda: backend.send(pack(array), dst, tag), None)
+        return work
+
+    def irecv(self, tensor: Any, src: int | None, tag: int) -> ReceiptWork:
+        """Begin to receive a message from rank `src`, or from any where it is None."""
+        group = self._group
+        where = group.where("irecv")
+        array, packed = self._output(where, tensor, tag)
+        backend = group.usable_backend(where)
+        if src is None:
+            self._check_not_alone(where)
+        work = ReceiptWork(where, tensor)
+
+        def arrive(receipt: Incoming) -> None:
+            work.source = group.ranks[receipt.source]
+            if packed is not array:
+                array[...] = packed
+
+        self._begin(work, where, ("from", src, tag), lambda: backend.recv(packed, src, tag), arrive)
+        return work
+
+    def drain(self) -> None:
+        """Let the messages that are on their way arrive; those that do not come in time fail."""
+        works = self._progress.works(list(self._queues.values()))
+        try:
+            for work in works:
+                # What is sent has the group's timeout; whether somebody is going to send is not known.
+                work.await_done(_LAST_MESSAGES_S if isinstance(work, ReceiptWork) else None, "draining a group")
+        except DistTimeoutError:
+            self._closing = True
+            for work in works:
+                work.await_done(None, "draining a group")
+
+    def check(self, where: str) -> None:
+        """Raise if what is on its way has to be given up: the group is broken, or closed."""
+        self._group.check_usable(where)
+        if self._closing:
+            raise DistError(f"{where}: the group is destroyed, and the message has not come")
+
+    def _begin(self, work: Work, where: str, key: Any, post: Any, arrive: Any) -> None:
+        group = self._group
+        try:
+            waitable: Waitable = post()
+            there = key not in self._queues and waitable.ready()
+        except DistError as error:
+            work.settle(group.fail(error, where))
+            return
+        except BaseException as error:
+            raise group.fail(error, where) from None
+        if there:
+            if arrive is not None:
+                arrive(waitable)
+            work.settle(None)
+            return
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = JobQueue()
+        steps = partial(_steps, _Guarded(waitable, partial(self.check, where)), waitable, arrive)
+        self._progress.submit(queue, Job(steps, work, group.timeout_s, where, group.fail))
+
+    def _is_simple(self, tensor: Any, tag: int) -> bool:
+        # The arguments of nearly all messages: nothing to be said against them, and nothing to be packed.
+        return (
+            type(tensor) is np.ndarray
+            and type(tag) is int
+            and tag >= 0
+            and tensor.flags.carray
+            and (tensor.dtype in self._dtypes)
+        )
+
+    def _output(self, where: str, tensor: Any, tag: int) -> tuple[Array, Array]:
+        array = self._array(where, tensor, tag)
+        self._group.named(where, check_writable, array, "tensor")
+        return array, pack(array, keep=False)
+
+    def _array(self, where: str, tensor: Any, tag: int) -> Array:
+        if type(tag) is not int and not isinstance(tag, (int, np.integer)):
+            raise TypeError(f"{where}: tag must be an integer, got {tag!r}")
+        if tag < 0:
+            raise ValueError(f"{where}: tag must not be negative, got {tag}")
+        array: Array = self._group.named(where, as_array, tensor, "tensor")
+        self._group.named(where, check_dtype, array, "tensor")
+        self._dtypes.add(array.dtype)
+        return array
+
+    def _check_not_alone(self, where: str) -> None:
+        if self._group.size() == 1:
+            raise ValueError(f"{where}: there is no other rank in the group to receive from")
+
+
+class _Guarded(Waitable):
+    """What is waited for, as long as its group is well: another call may break it meanwhile."""
+
+    def __init__(self, waitable: Waitable, check: Any) -> None:
+        self._waitable = waitable
+        self._check = check
+
+    def ready(self) -> bool:
+        return self._waitable.ready()
+
+    def check(self) -> None:
+        self._check()
+        self._waitable.check()
+
+    def arm(self, bell: Doorbell) -> None:
+        self._waitable.arm(bell)
+
+    def disarm(self, bell: Doorbell) -> None:
+        self._waitable.disarm(bell)
+
+    def missing(self) -> str:
+        return self._waitable.missing()
+
+
+def _steps(guarded: Waitable, waitable: Waitable, arrive: Any) -> Iterator[Waitable]:
+    yield guarded
+    if arrive is not None:
+        arrive(waitable)

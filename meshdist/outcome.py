@@ -1,0 +1,72 @@
+"""Outcome: what a Work and a Future have in common: something that is done once, well or not, and waited for."""
+
+from __future__ import annotations
+
+import threading
+from _thread import allocate_lock
+from collections.abc import Callable
+from typing import Any
+
+from meshdist.deadline import Timeout, seconds
+from meshdist.errors import DistError, DistTimeoutError
+
+
+class CarrierThread(threading.Thread):
+    """A thread that carries out calls. What it does not go on with never ends, so it must not wait for any."""
+
+
+class Outcome:
+    """Done once, with a value or an error.
+
+    Making one must cost nothing, so it has no lock: whoever waits hangs its own into `_watchers` and then looks once
+    more, and whoever settles says so first and then looks for watchers. One of them sees the other.
+    """
+
+    __slots__ = ("_error", "_is_done", "_value", "_watchers")
+
+    def __init__(self) -> None:
+        self._is_done = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._watchers: list[Callable[[], object]] = []
+
+    def settle(self, error: BaseException | None) -> None:
+        """Mark as done; the value, where there is one, is in its place. For whoever carries it out."""
+        self._error = error
+        self._is_done = True
+        while self._watchers:
+            self._call_watcher()
+
+    def watch(self, watcher: Callable[[], object]) -> None:
+        """Have `watcher` called once this is done: at once where it is."""
+        self._watchers.append(watcher)
+        while self._is_done and self._watchers:
+            self._call_watcher()
+
+    def await_done(self, timeout: Timeout | None, what: str) -> None:
+        """Block until this is done, well or not.
+
+        Raises:
+            DistTimeoutError: Not done in time.
+            DistError: Called by the thread that would have to carry it out.
+        """
+        if self._is_done:
+            return
+        if isinstance(threading.current_thread(), CarrierThread):
+            raise DistError(
+                f"{what}: a callback waits for it on the thread that has to carry it out, which would never end;"
+                " chain another callback with then()"
+            )
+        limit_s = None if timeout is None else seconds(timeout)
+        lock = allocate_lock()
+        lock.acquire()
+        self.watch(lock.release)
+        if not lock.acquire(True, -1 if limit_s is None else min(limit_s, threading.TIMEOUT_MAX)):
+            raise DistTimeoutError(f"{what}: not done after {limit_s:g} s; the call goes on, wait again")
+
+    def _call_watcher(self) -> None:
+        try:
+            watcher = self._watchers.pop(0)
+        except IndexError:  # another thread was faster
+            return
+        watcher()
