@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdist.arrays import Array, as_array, check_dtype, check_writable, pack
+from meshdist import buffers
+from meshdist.arrays import as_buffers
 from meshdist.backends.base import Backend, Plan
-from meshdist.call import Buffers, Call, Splits
+from meshdist.call import Call, Splits
 from meshdist.collectives.definition import Collective
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.deadline import Deadline
@@ -109,7 +110,9 @@ class ProcessGroup(CollectiveMethods):
                 plan = self._plans.get((collective, recv.dtype, recv.shape, send.dtype, send.shape, op, root, splits))
             except TypeError:  # an op that cannot be looked up is none
                 plan = None
-            if plan is None or not recv.flags.carray or not send.flags.c_contiguous:
+            if plan is not None and not (
+                recv.flags.carray and send.flags.c_contiguous and not (plan.apart and np.may_share_memory(send, recv))
+            ):
                 plan = None
         else:
             plan = self._plans.get(collective) if recv is None else None
@@ -242,21 +245,24 @@ class ProcessGroup(CollectiveMethods):
     ) -> Any:
         where = self.where(collective.name)
         backend = self.usable_backend(where)
-        given, taken = self._arrays(where, collective.names[0], send), self._arrays(where, collective.names[1], recv)
-        if recv is send:
-            taken = given
+        given = self.named(where, as_buffers, send, collective.names[0], "send" in collective.lists)
+        taken = given
+        if not (collective.in_place and recv is send):
+            taken = self.named(where, as_buffers, recv, collective.names[1], "recv" in collective.lists)
         reduce_op = None if op is None else self.named(where, as_reduce_op, op)
-        call = Call(collective, where, self._rank, len(self.ranks), given, taken, reduce_op, root, splits)
+        sends = buffers.in_native_order(given)
+        recvs = sends if taken is given else buffers.in_native_order(taken)
+        call = Call(collective, where, self._rank, len(self.ranks), sends, recvs, reduce_op, root, splits)
         writes = collective.writes(call)
         if writes:
-            for array in _each(taken):
-                self.named(where, check_writable, array, collective.names[1])
+            self.named(where, buffers.check_output, taken, recv, collective.names[1])
+        copies = writes and taken is not given and buffers.must_be_copied(call)
         factor = op if isinstance(op, PremulSum) else None
         if factor is not None:
-            for array in _each(given):
+            for array in buffers.each(given):
                 self.named(where, factor.check, array, collective.names[0])
         # A plan does not know the factor: it is that of the plain sum.
-        key = _key(collective, given, taken, op if factor is None else reduce_op, root, splits)
+        key = buffers.plan_key(collective, sends, recvs, op if factor is None else reduce_op, root, splits)
         if key not in self._plans:
             collective.check(call)
 
@@ -266,13 +272,11 @@ class ProcessGroup(CollectiveMethods):
             plan = self._plans.get(key)
             if plan is None:
                 plan = self._plans[key] = backend.prepare(call)
-            sent = _packed(given) if factor is None else _scaled(factor, given)
-            received = sent if taken is given else _packed(taken)
+            sent = buffers.packed(given, copies) if factor is None else buffers.scaled(factor, given)
+            received = sent if taken is given else buffers.packed(taken)
             yield from plan.steps(sent, received)
             if writes:
-                for array, packed in zip(_each(taken), _each(received), strict=True):
-                    if packed is not array:
-                        array[...] = packed
+                buffers.unpack(received, taken)
 
         if async_op or self._queued:
             return self._enqueue(where, steps, recv, async_op, timeout_s)
@@ -317,50 +321,9 @@ class ProcessGroup(CollectiveMethods):
         if self._backend is not None:
             self._backend.abort(str(self._broken))
 
-    def _arrays(self, where: str, name: str, value: Any) -> Buffers:
-        if value is None:
-            return None
-        if isinstance(value, (list, tuple)):
-            arrays = [self.named(where, as_array, item, f"{name}[{k}]") for k, item in enumerate(value)]
-        else:
-            arrays = [self.named(where, as_array, value, name)]
-        for array in arrays:
-            self.named(where, check_dtype, array, name)
-        return arrays if isinstance(value, (list, tuple)) else arrays[0]
-
     def named(self, where: str, function: Any, *args: Any) -> Any:
         """Return `function(*args)`; what it finds wrong with an argument is raised with `where` before it."""
         try:
             return function(*args)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{where}: {error}") from None
-
-
-def _each(buffers: Buffers) -> list[Array]:
-    if buffers is None:
-        return []
-    return buffers if isinstance(buffers, list) else [buffers]
-
-
-def _packed(buffers: Buffers) -> Buffers:
-    if isinstance(buffers, list):
-        return [pack(array) for array in buffers]
-    return None if buffers is None else pack(buffers)
-
-
-def _scaled(factor: PremulSum, buffers: Buffers) -> Buffers:
-    scaled = [factor.scaled(array) for array in _each(buffers)]
-    return scaled if isinstance(buffers, list) else scaled[0]
-
-
-def _key(collective: Collective[..., Any], send: Buffers, recv: Buffers, op: Any, root: Any, splits: Any) -> Any:
-    if recv is None and send is None:
-        return collective
-    if isinstance(send, np.ndarray) and isinstance(recv, np.ndarray):
-        return (collective, recv.dtype, recv.shape, send.dtype, send.shape, op, root, splits)
-
-    def shapes(buffers: Buffers) -> Any:
-        signature = tuple((array.dtype, array.shape) for array in _each(buffers))
-        return signature if isinstance(buffers, list) else (None, *signature)
-
-    return (collective, shapes(recv), shapes(send), op, root, splits)

@@ -99,6 +99,7 @@ def _the_one(of: str, name: str, tensor_list: Sequence[Any], place: int) -> Any:
     agreed=_agreed_recv,
     put=_put_of_root,
     take=_take_everywhere,
+    lists=("recv",),
 )
 def broadcast_multigpu(
     tensor_list: Sequence[Any],
@@ -160,6 +161,7 @@ def all_reduce_multigpu(
     put=_put_combined,
     take=_take_everywhere,
     writes=_at_root,
+    lists=("send",),
 )
 def reduce_multigpu(
     tensor_list: Sequence[Any],

@@ -43,7 +43,8 @@ class Staging:
     def inner_call(self, call: Call) -> Call:
         """Return the call of the inner collective; messages, and what the ranks compare, speak of the outer one."""
         words = call.collective.agreed(call)
-        flat = self.put(call, call.send)
+        with np.errstate(all="ignore"):  # only the shape and the dtype of what comes of it matter here
+            flat = self.put(call, call.send)
         return replace(
             call,
             collective=self.inner.under(call.collective.name, lambda _: words),
@@ -62,11 +63,12 @@ def staged(
     take: Callable[[Call, Array, Buffers], None],
     room: Callable[[Call, Array], Array] = lambda call, flat: flat,
     writes: Callable[[Call], bool] = lambda call: True,
+    lists: tuple[str, ...] = ("send", "recv"),
 ) -> Callable[[Callable[P, R]], Collective[P, R]]:
     """Make the decorated function a Collective that `inner` carries out; see Staging and Collective."""
 
     def decorate(function: Callable[P, R]) -> Collective[P, R]:
-        made = Collective(function, names, check, agreed, _never, writes)
+        made = Collective(function, names, check, agreed, _never, writes, lists=lists)
         made.staging = Staging(inner, put, room, take)
         return made
 

@@ -1,0 +1,78 @@
+"""What a call does with its buffers, one array or a list of them, before a backend gets them and after."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from meshdist.arrays import Array, check_apart, check_writable, native, pack
+from meshdist.call import Buffers, Call
+from meshdist.collectives.definition import Collective
+from meshdist.overlap import must_copy
+from meshdist.reduce_op import PremulSum
+
+
+def each(buffers: Buffers) -> list[Array]:
+    """Return the arrays of a call as a list, whether it is one or several or none."""
+    if buffers is None:
+        return []
+    return buffers if isinstance(buffers, list) else [buffers]
+
+
+def in_native_order(buffers: Buffers) -> Buffers:
+    """Return what stands for the buffers in checks and plans: of the same shapes, in the machine's byte order."""
+    if isinstance(buffers, list):
+        return [native(array) for array in buffers]
+    return None if buffers is None else native(buffers)
+
+
+def check_output(taken: Buffers, recv: Any, name: str) -> None:
+    """Raise where what is received cannot be written: `taken` are the arrays of what the user passed, `recv`."""
+    if not isinstance(taken, list):
+        return None if taken is None else check_writable(taken, name, recv)
+    for place, (array, value) in enumerate(zip(taken, recv, strict=True)):
+        check_writable(array, f"{name}[{place}]", value)
+    return check_apart(taken, name)
+
+
+def must_be_copied(call: Call) -> bool:
+    """Return whether what is sent has to be copied, because what is received is written over it."""
+    # A staged collective copies what is sent in any case.
+    if call.send is None or call.recv is None or call.collective.staging is not None:
+        return False
+    return must_copy(call.send, call.recv, call.rank, call.size, call.op is not None)
+
+
+def packed(buffers: Buffers, copy: bool = False) -> Buffers:
+    """Return the buffers as backends take them; with `copy` none of them shares memory with the user's."""
+    if isinstance(buffers, list):
+        return [pack(array, copy=copy) for array in buffers]
+    return None if buffers is None else pack(buffers, copy=copy)
+
+
+def scaled(factor: PremulSum, buffers: Buffers) -> Buffers:
+    """Return new buffers: those given times the factor of a PREMUL_SUM."""
+    products = [factor.scaled(array) for array in each(buffers)]
+    return products if isinstance(buffers, list) else products[0]
+
+
+def plan_key(collective: Collective[..., Any], send: Buffers, recv: Buffers, op: Any, root: Any, splits: Any) -> Any:
+    """Return what calls that share a plan have in common. Two plain arrays make the key that `submit` looks up."""
+    if recv is None and send is None:
+        return collective
+    if isinstance(send, np.ndarray) and isinstance(recv, np.ndarray):
+        return (collective, recv.dtype, recv.shape, send.dtype, send.shape, op, root, splits)
+
+    def shapes(buffers: Buffers) -> Any:
+        signature = tuple((array.dtype, array.shape) for array in each(buffers))
+        return signature if isinstance(buffers, list) else (None, *signature)
+
+    return (collective, shapes(recv), shapes(send), op, root, splits)
+
+
+def unpack(packed_buffers: Buffers, taken: Buffers) -> None:
+    """Bring what was received where the user wants it, if it is not there."""
+    for array, plain in zip(each(taken), each(packed_buffers), strict=True):
+        if plain is not array:
+            array[...] = plain
