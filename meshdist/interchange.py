@@ -49,9 +49,9 @@ def shared_array(value: Any, name: str) -> Array:
     else:
         return _tried(np.asarray, view, name, "the buffer protocol")
     if hasattr(value, "__array__"):
-        array = _tried(np.asarray, value, name, "__array__").view()
-        array.flags.writeable = False
-        return array
+        copied: Array = _tried(np.asarray, value, name, "__array__").view()
+        copied.flags.writeable = False
+        return copied
     hint = f"; use np.array({name})" if isinstance(value, (bool, int, float, complex, list, tuple)) else ""
     raise TypeError(f"{name} must be an array, got {type(value).__name__}{hint}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -44,16 +44,8 @@ def shared_pair(arrays: Sequence[Array]) -> tuple[int, int] | None:
         >>> shared_pair([x[0], x[2:], x[3]]), shared_pair([x[:, 0], x[:, 1]])
         ((1, 2), None)
     """
-    spans = sorted((*_span(array), place) for place, array in enumerate(arrays) if array.size)
-    # Those whose spans reach into that of the next; spans that overlap need not share memory, columns for example.
-    reaching: list[tuple[int, int]] = []
-    for begin, end, place in spans:
-        reaching = [(other_end, other) for other_end, other in reaching if other_end > begin]
-        for _, other in reaching:
-            if np.shares_memory(arrays[other], arrays[place]):
-                return min(other, place), max(other, place)
-        reaching.append((end, place))
-    return None
+    pairs = ((i, j) for i, j in _near(arrays) if np.shares_memory(arrays[i], arrays[j]))
+    return next(pairs, None)
 
 
 def must_copy(send: Array | list[Array], recv: Array | list[Array], rank: int, size: int, reduces: bool) -> bool:
@@ -71,11 +63,22 @@ def must_copy(send: Array | list[Array], recv: Array | list[Array], rank: int, s
     """
     gives = send if isinstance(send, list) else [send]
     takes = recv if isinstance(recv, list) else [recv]
-    places = [(i, j) for i, give in enumerate(gives) for j, take in enumerate(takes) if np.may_share_memory(give, take)]
-    if not places:
+    arrays, first_take = [*gives, *takes], len(gives)
+    pairs = [(i, j - first_take) for i, j in _near(arrays) if i < first_take <= j]
+    if not pairs:
         return False
     own = None if reduces else _own_block(send, recv, rank, size)
-    return any(np.shares_memory(gives[i], takes[j]) for i, j in places if (i, j) != own)
+    return any(np.shares_memory(gives[i], takes[j]) for i, j in pairs if (i, j) != own)
+
+
+def _near(arrays: Sequence[Array]) -> Iterator[tuple[int, int]]:
+    # The places, in order, of all pairs that overlap from first to last byte. They need not share memory: columns.
+    spans = sorted((*_span(array), place) for place, array in enumerate(arrays) if array.size)
+    reaching: list[tuple[int, int]] = []
+    for begin, end, place in spans:
+        reaching = [(other_end, other) for other_end, other in reaching if other_end > begin]
+        yield from ((min(other, place), max(other, place)) for _, other in reaching)
+        reaching.append((end, place))
 
 
 def _own_block(send: Array | list[Array], recv: Array | list[Array], rank: int, size: int) -> tuple[int, int] | None:

@@ -246,17 +246,17 @@ class ProcessGroup(CollectiveMethods):
         where = self.where(collective.name)
         backend = self.usable_backend(where)
         given = self.named(where, as_buffers, send, collective.names[0], "send" in collective.lists)
-        taken = given
-        if not (collective.in_place and recv is send):
+        in_place, taken = collective.in_place and recv is send, given
+        if not in_place:
             taken = self.named(where, as_buffers, recv, collective.names[1], "recv" in collective.lists)
         reduce_op = None if op is None else self.named(where, as_reduce_op, op)
         sends = buffers.in_native_order(given)
-        recvs = sends if taken is given else buffers.in_native_order(taken)
+        recvs = sends if in_place else buffers.in_native_order(taken)
         call = Call(collective, where, self._rank, len(self.ranks), sends, recvs, reduce_op, root, splits)
         writes = collective.writes(call)
         if writes:
             self.named(where, buffers.check_output, taken, recv, collective.names[1])
-        copies = writes and taken is not given and buffers.must_be_copied(call)
+        copies = writes and not in_place and buffers.must_be_copied(call)
         factor = op if isinstance(op, PremulSum) else None
         if factor is not None:
             for array in buffers.each(given):
@@ -273,7 +273,7 @@ class ProcessGroup(CollectiveMethods):
             if plan is None:
                 plan = self._plans[key] = backend.prepare(call)
             sent = buffers.packed(given, copies) if factor is None else buffers.scaled(factor, given)
-            received = sent if taken is given else buffers.packed(taken)
+            received = sent if in_place else buffers.packed(taken)
             yield from plan.steps(sent, received)
             if writes:
                 buffers.unpack(received, taken)
