@@ -73,6 +73,9 @@ def must_copy(send: Array | list[Array], recv: Array | list[Array], rank: int, s
 
 def _near(arrays: Sequence[Array]) -> Iterator[tuple[int, int]]:
     # The places, in order, of all pairs that overlap from first to last byte. They need not share memory: columns.
+    if len(arrays) <= 4:  # where trying all pairs is faster
+        yield from ((i, j) for j in range(len(arrays)) for i in range(j) if np.may_share_memory(arrays[i], arrays[j]))
+        return
     spans = sorted((*_span(array), place) for place, array in enumerate(arrays) if array.size)
     reaching: list[tuple[int, int]] = []
     for begin, end, place in spans:

@@ -256,7 +256,6 @@ class ProcessGroup(CollectiveMethods):
         writes = collective.writes(call)
         if writes:
             self.named(where, buffers.check_output, taken, recv, collective.names[1])
-        copies = writes and not in_place and buffers.must_be_copied(call)
         factor = op if isinstance(op, PremulSum) else None
         if factor is not None:
             for array in buffers.each(given):
@@ -272,6 +271,7 @@ class ProcessGroup(CollectiveMethods):
             plan = self._plans.get(key)
             if plan is None:
                 plan = self._plans[key] = backend.prepare(call)
+            copies = writes and plan.apart and buffers.must_be_copied(call)
             sent = buffers.packed(given, copies) if factor is None else buffers.scaled(factor, given)
             received = sent if in_place else buffers.packed(taken)
             yield from plan.steps(sent, received)

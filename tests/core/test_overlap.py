@@ -37,7 +37,7 @@ def test_repeated_elements_are_found(dims):
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(st.lists(st.tuples(STEPS, st.integers(480, 540)), max_size=4))
+@given(st.lists(st.tuples(STEPS, st.integers(480, 540)), max_size=7))
 def test_arrays_that_share_memory_are_found(parts):
     memory = np.zeros(1024, np.uint8)
     arrays, touched = [], []
