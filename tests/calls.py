@@ -110,9 +110,18 @@ def junk(case: Case, shape: tuple[int, ...] | None = None) -> np.ndarray:
     return np.ones(case.shape if shape is None else shape, np.int8).astype(dtype_of(case.dtype))
 
 
+def is_defined(op: str, dtype: np.dtype) -> bool:
+    """Return whether the documentation has `op` for `dtype`."""
+    if dtype.kind in "biu":
+        return op != "avg"
+    return op in ("sum", "avg") if dtype.kind == "c" else op not in ("band", "bor", "bxor")
+
+
 def reduced(arrays: Sequence[np.ndarray], op: str) -> np.ndarray:
-    """Return the reduction of arrays."""
+    """Return the reduction of arrays; of one that is refused, anything."""
     total = np.array(arrays[0])
+    if not is_defined(op, total.dtype):
+        return total
     for array in arrays[1:]:
         UFUNCS[op](total, array, out=total)
     if op == "avg":
@@ -352,7 +361,7 @@ def _monitored_barrier(case: Case, rank: int, size: int) -> Made:
 
 
 def _object(case: Case, rank: int) -> Any:
-    return {"from": rank, "what": content(case, rank).astype(float).tolist()}
+    return {"from": rank, "what": content(case, rank).tolist()}
 
 
 def _all_gather_object(case: Case, rank: int, size: int) -> Made:
