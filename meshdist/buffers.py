@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.arrays import Array, check_apart, check_writable, native, pack
+from meshdist.arrays import Array, check_writable, native, pack
 from meshdist.call import Buffers, Call
 from meshdist.collectives.definition import Collective
 from meshdist.overlap import must_copy
@@ -29,11 +29,11 @@ def in_native_order(buffers: Buffers) -> Buffers:
 
 def check_output(taken: Buffers, recv: Any, name: str) -> None:
     """Raise where what is received cannot be written: `taken` are the arrays of what the user passed, `recv`."""
-    if not isinstance(taken, list):
-        return None if taken is None else check_writable(taken, name, recv)
-    for place, (array, value) in enumerate(zip(taken, recv, strict=True)):
-        check_writable(array, f"{name}[{place}]", value)
-    return check_apart(taken, name)
+    if isinstance(taken, list):
+        for place, (array, value) in enumerate(zip(taken, recv, strict=True)):
+            check_writable(array, f"{name}[{place}]", value)
+    elif taken is not None:
+        check_writable(taken, name, recv)
 
 
 def must_be_copied(call: Call) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshdist import buffers
-from meshdist.arrays import as_buffers
+from meshdist.arrays import as_buffers, check_apart
 from meshdist.backends.base import Backend, Plan
 from meshdist.call import Call, Splits
 from meshdist.collectives.definition import Collective
@@ -264,6 +264,8 @@ class ProcessGroup(CollectiveMethods):
         key = buffers.plan_key(collective, sends, recvs, op if factor is None else reduce_op, root, splits)
         if key not in self._plans:
             collective.check(call)
+        if writes and isinstance(taken, list):
+            self.named(where, check_apart, taken, collective.names[1])
 
         def steps() -> Iterator[Waitable]:
             self.check_usable(where)
