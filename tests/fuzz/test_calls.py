@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only"),
 ]
 fuzz = settings(
-    max_examples=int(os.environ.get("MESHDIST_FUZZ_EXAMPLES", "60")),
+    max_examples=int(os.environ.get("MESHDIST_FUZZ_EXAMPLES", "80")),
     derandomize="MESHDIST_FUZZ_EXAMPLES" not in os.environ,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

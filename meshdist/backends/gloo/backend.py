@@ -104,7 +104,8 @@ class GlooBackend(Backend):
     def abort(self, reason: str) -> None:
         if self._shared is not None:
             self._shared.lockstep.fail(reason)
-        elif self.size > 1:
+        if self.size > 1:
+            # Also where memory is shared: a peer may wait for a message channel, which is found through the store.
             withdraw(self.options, self.rank, f"gave up: {reason}")
         if self._mail is not None:
             self._mail.fail(reason)
