@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdist.arrays import Array, as_array, check_dtype, check_writable, pack
+from meshdist.arrays import as_array, check_dtype, check_writable, pack
 from meshdist.backends.base import Backend, Plan
 from meshdist.call import Buffers, Call, Splits
 from meshdist.collectives.definition import Collective
@@ -19,6 +19,7 @@ from meshdist.collectives.methods import CollectiveMethods
 from meshdist.deadline import Deadline
 from meshdist.errors import DistBackendError, DistError
 from meshdist.messages import Messages
+from meshdist.plan_key import each, plan_key, simple_key
 from meshdist.progress import Job, JobQueue
 from meshdist.reduce_op import Op, PremulSum, as_reduce_op
 from meshdist.waiting import Waitable
@@ -104,15 +105,15 @@ class ProcessGroup(CollectiveMethods):
         the longer way through `_submit_prepared`.
         """
         plan: Plan | None
-        if type(recv) is np.ndarray and type(send) is np.ndarray:
-            try:
+        try:
+            if type(recv) is np.ndarray and type(send) is np.ndarray:
                 plan = self._plans.get((collective, recv.dtype, recv.shape, send.dtype, send.shape, op, root, splits))
-            except TypeError:  # an op that cannot be looked up is none
-                plan = None
-            if plan is None or not recv.flags.carray or not send.flags.c_contiguous:
-                plan = None
-        else:
-            plan = self._plans.get(collective) if recv is None else None
+                if plan is None or not recv.flags.carray or not send.flags.c_contiguous:
+                    plan = None
+            else:
+                plan = self._plans.get(simple_key(collective, send, recv, op, root, splits))
+        except TypeError:  # an op that cannot be looked up is none
+            plan = None
         if plan is None or timeout_s is not None:
             return self._submit_prepared(collective, send, recv, op, root, async_op, splits, timeout_s)
         if async_op or self._queued:
@@ -249,14 +250,14 @@ class ProcessGroup(CollectiveMethods):
         call = Call(collective, where, self._rank, len(self.ranks), given, taken, reduce_op, root, splits)
         writes = collective.writes(call)
         if writes:
-            for array in _each(taken):
+            for array in each(taken):
                 self.named(where, check_writable, array, collective.names[1])
         factor = op if isinstance(op, PremulSum) else None
         if factor is not None:
-            for array in _each(given):
+            for array in each(given):
                 self.named(where, factor.check, array, collective.names[0])
         # A plan does not know the factor: it is that of the plain sum.
-        key = _key(collective, given, taken, op if factor is None else reduce_op, root, splits)
+        key = plan_key(collective, given, taken, op if factor is None else reduce_op, root, splits)
         if key not in self._plans:
             collective.check(call)
 
@@ -270,7 +271,7 @@ class ProcessGroup(CollectiveMethods):
             received = sent if taken is given else _packed(taken)
             yield from plan.steps(sent, received)
             if writes:
-                for array, packed in zip(_each(taken), _each(received), strict=True):
+                for array, packed in zip(each(taken), each(received), strict=True):
                     if packed is not array:
                         array[...] = packed
 
@@ -336,12 +337,6 @@ class ProcessGroup(CollectiveMethods):
             raise type(error)(f"{where}: {error}") from None
 
 
-def _each(buffers: Buffers) -> list[Array]:
-    if buffers is None:
-        return []
-    return buffers if isinstance(buffers, list) else [buffers]
-
-
 def _packed(buffers: Buffers) -> Buffers:
     if isinstance(buffers, list):
         return [pack(array) for array in buffers]
@@ -349,18 +344,5 @@ def _packed(buffers: Buffers) -> Buffers:
 
 
 def _scaled(factor: PremulSum, buffers: Buffers) -> Buffers:
-    scaled = [factor.scaled(array) for array in _each(buffers)]
+    scaled = [factor.scaled(array) for array in each(buffers)]
     return scaled if isinstance(buffers, list) else scaled[0]
-
-
-def _key(collective: Collective[..., Any], send: Buffers, recv: Buffers, op: Any, root: Any, splits: Any) -> Any:
-    if recv is None and send is None:
-        return collective
-    if isinstance(send, np.ndarray) and isinstance(recv, np.ndarray):
-        return (collective, recv.dtype, recv.shape, send.dtype, send.shape, op, root, splits)
-
-    def shapes(buffers: Buffers) -> Any:
-        signature = tuple((array.dtype, array.shape) for array in _each(buffers))
-        return signature if isinstance(buffers, list) else (None, *signature)
-
-    return (collective, shapes(recv), shapes(send), op, root, splits)

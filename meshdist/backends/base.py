@@ -162,6 +162,13 @@ class StagedPlan(Plan):
         self._writes = call.collective.writes(call)
         self._inner = backend.prepare(staging.inner_call(call))
 
+    def run(self, send: Buffers, recv: Buffers) -> None:
+        flat = self._staging.put(self._call, send)
+        result = self._staging.room(self._call, flat)
+        self._inner.run(flat, result)
+        if self._writes:
+            self._staging.take(self._call, result, recv)
+
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
         flat = self._staging.put(self._call, send)
         result = self._staging.room(self._call, flat)

@@ -37,6 +37,7 @@ class Host:
         lockstep: This rank's place in the steps of the group.
         readers: For each rank, what reads its memory.
         single_copy: Whether all ranks can read each other's memory.
+        table_bytes, table_rows: Each of the two tables as bytes, and cut into the ranks' parts.
         byte_slots: For each of the two uses, every rank's slot as bytes.
     """
 
@@ -54,6 +55,8 @@ class Host:
         self.lockstep = lockstep_class()(self.arena, backend.rank, backend.size, members)
         self.readers = [Reader(peers.card(rank).pid, peers.describe(rank)) for rank in ranks]
         self.single_copy = False
+        self.table_bytes = [self.arena.table_bytes(use) for use in (0, 1)]
+        self.table_rows = [self.arena.table_rows(use) for use in (0, 1)]
         byte, shape = np.dtype(np.uint8), (self.arena.slot_bytes,)
         self.byte_slots = [[self.arena.slot(use, rank, byte, shape) for rank in range(backend.size)] for use in (0, 1)]
         self._areas: dict[tuple[np.dtype[Any], int], list[list[list[Array]]]] = {}
