@@ -49,6 +49,7 @@ def rows() -> Iterator[Row]:
 
 ROWS = list(rows())
 PRESENT = [row for row in ROWS if row.here != "not here"]
+COMPARED = [row for row in PRESENT if TAKEN_BY_TORCH.get(row.name) and not row.text.startswith("other arguments")]
 
 
 def find(place: str) -> Any:
@@ -129,12 +130,14 @@ def test_every_name_of_torch_has_one_row():
 
 
 @pytest.mark.parametrize("row", PRESENT, ids=[row.name for row in PRESENT])
-def test_name_is_there_and_takes_what_torch_takes(row):
+def test_name_is_there(row):
+    find(row.place)
+
+
+@pytest.mark.parametrize("row", COMPARED, ids=[row.name for row in COMPARED])
+def test_it_takes_what_torch_takes(row):
     value = find(row.place)
-    if row.text.startswith("other arguments") or inspect.ismodule(value):
-        return
     for call in TAKEN_BY_TORCH[row.name]:
-        assert callable(value), f"{row.place} is no callable"
         takes(value, call, is_method=is_method(row.place, value))
 
 

@@ -2,9 +2,9 @@
 
     python tests/docs/torch_api.py      # writes the snapshot anew, from the torch that is installed
 
-The snapshot is `torch_api.json`: for each name the calls it knows, one string a call, `"tensor, dst, tag="`; a name that
-may be left out ends in `=`, names behind `*` are keywords, those behind `/` have no name. A name that is no callable, or
-one that does not tell what it takes, has no calls.
+The snapshot is `torch_api.json`: for each name the calls it knows, one string a call, as `"tensor, dst, tag="`. A name
+that may be left out ends in `=`, names behind `*` are keywords, those before `/` have no name. What is no callable, or
+does not tell what it takes, has no calls.
 """
 
 from __future__ import annotations
