@@ -14,9 +14,7 @@ pytestmark = pytest.mark.timeout(60)
 def some_ranks(use_local_synchronization):
     rank, size = place()
     ranks = list(range(1, size))
-    group = dist.new_group(
-        ranks, timedelta(seconds=20), "gloo", use_local_synchronization=use_local_synchronization
-    )
+    group = dist.new_group(ranks, timedelta(seconds=20), "gloo", use_local_synchronization=use_local_synchronization)
     if rank == 0:
         assert group is dist.GroupMember.NON_GROUP_MEMBER
         return dist.get_rank(group), dist.get_world_size(group)
