@@ -28,3 +28,24 @@ def test_program_prints_what_the_page_says(text, name, arguments, output, tmp_pa
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.splitlines()) == sorted(output.splitlines())
+
+
+def test_torchrun_starts_the_same_program(tmp_path, monkeypatch):
+    pytest.importorskip("torch", reason="torchrun comes with torch")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    text, name, arguments, output = PROGRAMS[0]
+    (tmp_path / name).write_text(text)
+    # On a terminal torchrun mixes what the ranks print; in its logs each has a file.
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--log-dir=logs",
+        "--redirects=1",
+        *shlex.split(arguments),
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=80)
+    assert done.returncode == 0, done.stderr
+    printed = [path.read_text() for path in (tmp_path / "logs").glob("**/stdout.log")]
+    assert sorted(printed) == output.splitlines(keepends=True)
