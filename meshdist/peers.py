@@ -136,6 +136,27 @@ class Peers:
         self._store = store
         self._cards: dict[int, Card] = {}
         self._watches: dict[int, Watch] = {}
+        self._joined_as: Sequence[int] = range(num_ranks)
+
+    def renumbered(self, ranks: Sequence[int], store: Store) -> Peers:
+        """Return what is known of some of the ranks, as the peers of a world of their own.
+
+        Args:
+            ranks: Their numbers here; there they are numbered from 0, in this order.
+            store: The store of that world. The cards are those of this one.
+        """
+        peers = Peers(store, self.mine, len(ranks))
+        peers._cards = dict(enumerate(self.cards(ranks)))
+        peers._joined_as = [self._joined_as[rank] for rank in ranks]
+        return peers
+
+    def joined_as(self, rank: int) -> int:
+        """Return the number that a global rank had when it joined: worlds that shrink number their ranks anew."""
+        return self._joined_as[rank]
+
+    def has_left(self, rank: int) -> bool:
+        """Return True once a global rank has left the world; its process may live on."""
+        return self._store.check([f"left/{rank}"])
 
     def card(self, rank: int) -> Card:
         """Return the card of a global rank."""

@@ -110,15 +110,17 @@ class GlooBackend(Backend):
             self._mail.fail(reason)
 
     def close(self) -> None:
+        never_met = self._shared is None and self.size > 1
         if self._shared is not None:
             self._shared.lockstep.leave()
             self._shared.arena.seal()
             self._shared = None
-        elif self.size > 1:
-            withdraw(self.options, self.rank, "has destroyed the group")
         if self._mail is not None:
             self._mail.leave()
             self._mail = None
+        if never_met:
+            # After the mail: whoever finds this stops to look for a message.
+            withdraw(self.options, self.rank, "has destroyed the group")
 
     @property
     def _host(self) -> Host:
