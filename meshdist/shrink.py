@@ -7,7 +7,8 @@ from typing import Any
 
 from meshdist.current import GroupLike, current_slot, current_world, resolve
 from meshdist.errors import DistError
-from meshdist.groups import NonMember, rank_list
+from meshdist.groups import rank_list
+from meshdist.non_member import NonMember
 from meshdist.process_group import ProcessGroup
 from meshdist.world import World
 

@@ -9,7 +9,8 @@ from typing import Any
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.current import GroupLike, current_world, resolve
 from meshdist.deadline import Timeout
-from meshdist.groups import GroupMember, NonMember, new_group, rank_list
+from meshdist.groups import GroupMember, new_group, rank_list
+from meshdist.non_member import NonMember
 from meshdist.process_group import ProcessGroup
 
 

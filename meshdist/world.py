@@ -17,8 +17,8 @@ from meshdist.deadline import Deadline, Timeout
 from meshdist.doorbells import SocketDoorbells
 from meshdist.errors import DistError, DistNetworkError, DistStoreError, DistTimeoutError
 from meshdist.group_names import GroupNames
-from meshdist.groups import NonMember
 from meshdist.joining import join, leave
+from meshdist.non_member import NonMember
 from meshdist.peers import Peers, my_card
 from meshdist.process_group import ProcessGroup
 from meshdist.progress import Progress
