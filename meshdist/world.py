@@ -203,9 +203,9 @@ class World:
     def _tell_unmet(self, group: ProcessGroup, what: str) -> None:
         # Without a backend there is no other way to the ranks that may wait for this one in their first call.
         if not group.has_backend and group.size() > 1:
-            # Where there is no store any more, nobody waits either.
+            # The first reason stands. Where there is no store any more, nobody waits either.
             with contextlib.suppress(DistError):
-                self._group_store(group).set(withdrawn_key(group.rank()), what)
+                self._group_store(group).compare_set(withdrawn_key(group.rank()), "", what)
 
     def _group_store(self, group: ProcessGroup) -> Store:
         return PrefixStore(f"group/{group.name}", self.store)

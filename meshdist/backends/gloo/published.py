@@ -38,7 +38,7 @@ def withdraw(options: BackendOptions, rank: int, what: str) -> None:
     """Say in the store that this rank will not take part in setting the group up, for those who wait for it there."""
     # Where there is no store any more, nobody waits either.
     with contextlib.suppress(DistError):
-        options.store.set(withdrawn_key(rank), what)
+        options.store.compare_set(withdrawn_key(rank), "", what)  # the first reason stands
 
 
 def check_withdrawn(options: BackendOptions, rank: int) -> None:
