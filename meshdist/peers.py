@@ -11,6 +11,7 @@ import os
 import platform
 import select
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -85,8 +86,6 @@ class Watch:
         if hasattr(os, "pidfd_open"):
             try:
                 self._fd = os.pidfd_open(card.pid)
-                self._poll = select.poll()
-                self._poll.register(self._fd, select.POLLIN)
             except ProcessLookupError:
                 self._ended = True
             except OSError:
@@ -100,7 +99,9 @@ class Watch:
         if self._ended:
             return True
         if self._fd is not None:
-            self._ended = bool(self._poll.poll(0))
+            poll = select.poll()  # a new one: another thread may look at the same time
+            poll.register(self._fd, select.POLLIN)
+            self._ended = bool(poll.poll(0))
         else:
             self._ended = (
                 started_at(self._card.pid) != self._card.started if self._card.started else self._unsignalled()
@@ -136,6 +137,7 @@ class Peers:
         self._store = store
         self._cards: dict[int, Card] = {}
         self._watches: dict[int, Watch] = {}
+        self._lock = threading.Lock()
         self._joined_as: Sequence[int] = range(num_ranks)
 
     def renumbered(self, ranks: Sequence[int], store: Store) -> Peers:
@@ -177,7 +179,11 @@ class Peers:
         """Return True once the process of a global rank on this host has ended."""
         watch = self._watches.get(rank)
         if watch is None:
-            watch = self._watches[rank] = Watch(self.card(rank))
+            card = self.card(rank)
+            with self._lock:
+                watch = self._watches.get(rank)
+                if watch is None:
+                    watch = self._watches[rank] = Watch(card)
         return watch.ended()
 
     def describe(self, rank: int) -> str:

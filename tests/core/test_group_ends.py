@@ -114,21 +114,20 @@ def test_who_makes_the_first_call_of_a_group_that_one_rank_gave_up_is_told(world
     assert world_of_3.run(leave_unused, how) == ["told", "told", None]
 
 
-def leave_the_world(done):
+def leave_the_world(all_told):
     group = dist.new_group(group_desc="unused")
     if dist.get_rank() == 2:
         dist.destroy_process_group()
-        assert done.wait(20)
+        all_told.wait(20)
         return None
     with pytest.raises(dist.DistBackendError, match="'unused'.*rank 2 has left the world"):
         sum_of(1, group)
-    if dist.get_rank() == 0:
-        done.set()
+    all_told.wait(20)
     return "told"
 
 
 def test_who_makes_the_first_call_of_a_group_with_a_rank_that_left_the_world_is_told():
-    assert on_3_ranks(leave_the_world, threading.Event()) == ["told", "told", None]
+    assert on_3_ranks(leave_the_world, threading.Barrier(3)) == ["told", "told", None]
 
 
 # ---- Aborted by another thread
