@@ -54,6 +54,7 @@ from meshdist.groups import (
     get_global_rank,
     get_group_rank,
     get_node_local_rank,
+    get_pg_count,
     get_process_group_ranks,
     get_rank,
     get_world_size,
@@ -66,11 +67,15 @@ from meshdist.launch.threads import run
 from meshdist.process_group import ProcessGroup
 from meshdist.reduce_op import PremulSum, ReduceOp, premul_sum, reduce_op
 from meshdist.rendezvous import register_rendezvous_handler, rendezvous
+from meshdist.shrink import SHRINK_ABORT, SHRINK_DEFAULT, shrink_group
 from meshdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore
+from meshdist.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
 from meshdist.work import Work
 from meshdist.world import abort_process_group, destroy_process_group, init_process_group
 
 __all__ = [
+    "SHRINK_ABORT",
+    "SHRINK_DEFAULT",
     "DeviceMesh",
     "DistBackendError",
     "DistError",
@@ -120,6 +125,7 @@ __all__ = [
     "get_global_rank",
     "get_group_rank",
     "get_node_local_rank",
+    "get_pg_count",
     "get_process_group_ranks",
     "get_rank",
     "get_world_size",
@@ -132,6 +138,8 @@ __all__ = [
     "isend",
     "monitored_barrier",
     "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
     "premul_sum",
     "recv",
     "recv_object_list",
@@ -150,5 +158,7 @@ __all__ = [
     "scatter_object_list",
     "send",
     "send_object_list",
+    "shrink_group",
     "spawn",
+    "split_group",
 ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from operator import index
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,24 +42,32 @@ class ProcessGroup(CollectiveMethods):
     Attributes:
         ranks: The global ranks, in group order.
         name: The group's name, the same on all its ranks.
-        label: What messages call it.
+        label: What messages call it: `group_desc` of `new_group`, the name where there is none.
         messages: Sends and receives over the group.
+        pg_options, device_id: What `new_group` was told of the backend and the device.
+
+    As a context manager it is destroyed at the end of the block, as by `destroy_process_group`. Where the block ends
+    with an exception the other ranks are told, so that none waits for this one.
 
     Example:
         >>> import numpy as np
         >>> import meshdist as dist
         >>> def main():
-        ...     odd = dist.new_group([1, 3])
-        ...     return int(odd.all_reduce(np.array(dist.get_rank()))) if dist.get_rank() in (1, 3) else None
+        ...     if dist.get_rank() in (1, 3):
+        ...         with dist.new_group([1, 3]) as odd:
+        ...             return int(odd.all_reduce(np.array(dist.get_rank())))
         >>> dist.run(main, 4)
         [None, 4, None, 4]
     """
+
+    pg_options: Any = None
+    device_id: Any = None
 
     def __init__(
         self, world: World, ranks: tuple[int, ...], name: str, label: str, backend: str, timeout_s: float
     ) -> None:
         self.ranks = ranks
-        self.name = name
+        self.name = self.group_name = name
         self.label = label
         self.backend_name = backend
         self.timeout_s = timeout_s
@@ -69,11 +79,27 @@ class ProcessGroup(CollectiveMethods):
         self._queue = JobQueue()
         self._queued = self._queue.jobs
         self._backend: Backend | None = None
+        self._making = threading.Lock()
         self._broken: DistError | None = None
         self.messages = Messages(self, world.progress)
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.label!r}: ranks {list(self.ranks)}, backend {self.backend_name}>"
+
+    def __enter__(self) -> ProcessGroup:
+        """Return this group, which is destroyed when the block ends."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Destroy the group, if it has not been meanwhile."""
+        self._world.end_block(self, error)
+
+    @property
+    def group_desc(self) -> str:
+        """What messages call the group, by torch's name for it."""
+        return self.label
 
     @property
     def collective_group(self) -> ProcessGroup:
@@ -180,8 +206,8 @@ class ProcessGroup(CollectiveMethods):
         """Return the global rank of a place in the group."""
         return self.ranks[place]
 
-    def close(self) -> None:
-        """Let async calls end, and give back what the group holds; calls after it raise.
+    def close(self, what: str = "has been destroyed") -> None:
+        """Let async calls end, and give back what the group holds; calls after it raise, and say `what` became of it.
 
         A message that has not come by then is given a few seconds: nobody else knows that it is waited for.
         """
@@ -191,7 +217,7 @@ class ProcessGroup(CollectiveMethods):
         if self._backend is not None:
             self._backend.close()
             self._backend = None
-        self._broken = self._broken or DistError(f"group {self.label!r} has been destroyed")
+        self._broken = self._broken or DistError(f"group {self.label!r} {what}")
 
     def abort(self, reason: str) -> None:
         """Tell the other ranks that this one gives up, and why; calls after it raise."""
@@ -201,6 +227,11 @@ class ProcessGroup(CollectiveMethods):
     def is_broken(self) -> bool:
         """Whether a call has failed, or the group was closed: later calls raise."""
         return self._broken is not None
+
+    @property
+    def has_backend(self) -> bool:
+        """Whether there is a backend, through which other ranks can be told what becomes of this one."""
+        return self._backend is not None
 
     @property
     def outstanding(self) -> int:
@@ -226,9 +257,11 @@ class ProcessGroup(CollectiveMethods):
         self.check_usable(where)
         if self._rank < 0:
             raise ValueError(f"{where}: global rank {self._world.rank} is not in this group, ranks {list(self.ranks)}")
-        if self._backend is None:
-            self._backend = self._world.make_backend(self)
-        return self._backend
+        backend = self._backend
+        if backend is None:
+            with self._making:  # threads may make their first calls at once
+                backend = self._backend = self._backend or self._world.make_backend(self)
+        return backend
 
     def _submit_prepared(
         self,

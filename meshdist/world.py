@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
 import logging
 import sys
 import threading
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from meshdist.backends.base import Backend, BackendOptions
+from meshdist.backends.base import Backend, BackendOptions, withdrawn_key
 from meshdist.backends.registry import backend_name, make_backend
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.current import WorldSlot, current_slot, current_world, resolve
 from meshdist.deadline import Deadline, Timeout
 from meshdist.doorbells import SocketDoorbells
 from meshdist.errors import DistError, DistNetworkError, DistStoreError, DistTimeoutError
+from meshdist.group_names import GroupNames
 from meshdist.joining import join, leave
+from meshdist.non_member import NonMember
 from meshdist.peers import Peers, my_card
 from meshdist.process_group import ProcessGroup
 from meshdist.progress import Progress
@@ -28,7 +28,6 @@ from meshdist.waiting import Doorbells
 _log = logging.getLogger("meshdist")
 _LAST_GOODBYE_S = 5.0
 _LAST_WORDS_S = 0.5
-_NAMED_MEMBERS = 8
 
 
 class World:
@@ -66,8 +65,10 @@ class World:
         self.progress = Progress(bells, f"meshdist-progress-{rank}")
         self._groups: list[ProcessGroup] = []
         self._shared: dict[tuple[tuple[int, ...], str], ProcessGroup] = {}
-        self._made: Counter[str] = Counter()
+        self._names = GroupNames()
         self._leftovers: list[Callable[[], bool]] = []
+        self._lock = threading.Lock()
+        self._end: str | None = None
         everyone = tuple(range(size))
         self.default_group = self._make_group(everyone, backend, timeout_s, "world", "world")
         self._shared[everyone, backend] = self.default_group
@@ -75,52 +76,86 @@ class World:
 
     def new_group(self, ranks: tuple[int, ...], backend: str, timeout_s: float, desc: str = "") -> ProcessGroup:
         """Return a new group of these global ranks, in this order."""
-        # Named by the members and how many groups they have had, so that they agree on it without a word.
-        name = _member_name(ranks)
-        self._made[name] += 1
-        return self._make_group(ranks, backend, timeout_s, f"{name}#{self._made[name]}", desc)
+        with self._lock:
+            return self._make_group(ranks, backend, timeout_s, self._names.next(ranks, "#"), desc)
 
     def shared_group(self, ranks: tuple[int, ...], backend: str | None = None, desc: str = "") -> ProcessGroup:
         """Return the group of exactly these global ranks in this order; made once for each list and backend."""
         key = ranks, backend_name(backend) if backend is not None else self.backend_name
-        group = self._shared.get(key)
-        if group is None:
-            # Members may ask for their shared groups in any order, and call them what they like.
-            group = self._shared[key] = self._make_group(*key, self.timeout_s, f"{_member_name(ranks)}@{key[1]}", desc)
-        return group
+        with self._lock:
+            group = self._shared.get(key)
+            if group is None:
+                # Members may ask for their shared groups in any order, and call them what they like. The number: what a
+                # destroyed group has left in the store is not for the next one.
+                name = self._names.next(ranks, f"@{key[1]}#")
+                group = self._shared[key] = self._make_group(*key, self.timeout_s, name, desc)
+            return group
 
     def host_names(self) -> tuple[str, ...] | None:
         """Return the host name of every rank, in rank order."""
         return tuple(card.host_name for card in self._peers.cards(range(self.size)))
+
+    def hosts(self, ranks: Sequence[int]) -> list[str]:
+        """Return what tells the hosts of some global ranks apart."""
+        return [card.host for card in self._peers.cards(ranks)]
+
+    def num_groups(self) -> int:
+        """Return how many groups this rank holds, that of all ranks among them."""
+        with self._lock:
+            return len(self._groups)
 
     def make_backend(self, group: ProcessGroup) -> Backend:
         """Return a new backend for `group`."""
         options = BackendOptions(
             name=group.name,
             label=group.label,
-            store=PrefixStore(f"group/{group.name}", self.store),
+            store=self._group_store(group),
             rank=group.rank(),
             ranks=group.ranks,
             timeout_s=group.timeout_s,
             bells=self._bells,
             peers=self._peers,
             leftovers=self._leftovers,
+            pg_options=group.pg_options,
         )
         return make_backend(group.backend_name, options)
 
-    def drop(self, group: ProcessGroup) -> None:
-        """Close one group."""
+    def drop(self, group: ProcessGroup, what: str = "has been destroyed") -> None:
+        """Close one group; `what` became of it."""
+        with self._lock:
+            self.check_holds(group)
+            self._groups.remove(group)
+            self._shared = {key: other for key, other in self._shared.items() if other is not group}
+        self._tell_unmet(group, "has destroyed the group")
+        group.close(what)
+
+    def check_holds(self, group: ProcessGroup) -> None:
+        """Raise ValueError if `group` is of another world, or closed."""
         if group not in self._groups:
             raise ValueError(f"{group!r} is not a group of this world, or was destroyed already")
-        group.close()
-        self._groups.remove(group)
-        self._shared = {key: other for key, other in self._shared.items() if other is not group}
+
+    def give_up(self, group: ProcessGroup, reason: str) -> None:
+        """Tell the other ranks of a group that this one takes no further part."""
+        self._tell_unmet(group, f"gave up: {reason}")
+        group.abort(reason)
+
+    def end_block(self, group: ProcessGroup, error: BaseException | None) -> None:
+        """Destroy `group` at the end of its block, which ended with `error`; it may have been destroyed inside."""
+        with self._lock:
+            if group not in self._groups or self._end is not None:
+                return
+        if error is not None:
+            self.give_up(group, f"rank {self.rank} left the block of the group with {type(error).__name__}: {error}")
+        if group is not self.default_group:
+            self.drop(group)
+            return
+        if current_slot().world is self:
+            current_slot().world = None
+        self.close()
 
     def close(self) -> None:
         """Close all groups and leave the store."""
-        for group in self._groups:
-            group.close()
-        self.progress.close()
+        self._close_groups("has been destroyed")
         try:
             leave(self.store, self.rank, self.size)
         except DistError as error:
@@ -132,12 +167,48 @@ class World:
             self._own_store.close()
         self._peers.close()
         self._bells.close()
-        atexit.unregister(self._close_at_exit)
 
     def abort(self, reason: str) -> None:
         """Tell the ranks of all groups that this one gives up."""
         for group in self._groups:
             group.abort(reason)
+
+    def shrunk(self, keep: tuple[int, ...]) -> World:
+        """End this world, and return that of the global ranks `keep`, numbered from 0 in this order.
+
+        It stands in a part of this one's store. All of `keep` do this; nothing waits for them here.
+
+        Raises:
+            DistError: The store is gone; this world is as it was.
+        """
+        store = PrefixStore("shrunk", self.store)
+        peers = self._peers.renumbered(keep, store)
+        leave(self.store, self.rank, self.size)
+        # The ranks that are excluded will not leave; those that stay may join anew with the store, and another size.
+        self.store.set("over", "")
+        self._close_groups("is of no more use: the world was shrunk, and its ranks have new numbers")
+        self._peers.close()
+        place = keep.index(self.rank), len(keep)
+        group = self.default_group
+        return World(*place, self.backend_name, group.timeout_s, store, peers, self._bells, self._own_store)
+
+    def _close_groups(self, what: str) -> None:
+        with self._lock:
+            self._end = what
+        for group in self._groups:
+            group.close(what)
+        self.progress.close()
+        atexit.unregister(self._close_at_exit)
+
+    def _tell_unmet(self, group: ProcessGroup, what: str) -> None:
+        # Without a backend there is no other way to the ranks that may wait for this one in their first call.
+        if not group.has_backend and group.size() > 1:
+            # The first reason stands. Where there is no store any more, nobody waits either.
+            with contextlib.suppress(DistError):
+                self._group_store(group).compare_set(withdrawn_key(group.rank()), "", what)
+
+    def _group_store(self, group: ProcessGroup) -> Store:
+        return PrefixStore(f"group/{group.name}", self.store)
 
     def _wait_for_leavers(self) -> None:
         # The store ends with this rank. Ranks that still need it are given a moment, but not those that have ended.
@@ -162,16 +233,11 @@ class World:
         self.close()
 
     def _make_group(self, ranks: tuple[int, ...], backend: str, timeout_s: float, name: str, desc: str) -> ProcessGroup:
+        if self._end is not None:
+            raise ValueError(f"group {name!r} cannot be made: its world {self._end}; make groups and meshes anew")
         group = ProcessGroup(self, ranks, name, desc or name, backend, timeout_s)
         self._groups.append(group)
         return group
-
-
-def _member_name(ranks: tuple[int, ...]) -> str:
-    members = ",".join(map(str, ranks))
-    if len(ranks) <= _NAMED_MEMBERS:
-        return f"ranks {members}"
-    return f"{len(ranks)} ranks {hashlib.sha256(members.encode()).hexdigest()[:16]}"
 
 
 def init_process_group(
@@ -266,10 +332,10 @@ def destroy_process_group(group: CollectiveMethods | None = None) -> None:
     Raises:
         ValueError: There is no world, or the group is closed already.
     """
+    if isinstance(group, NonMember):
+        return  # of a group that it is not in, this rank holds nothing
     world = current_world()
     members = resolve(group)
-    if members.rank() < 0:
-        return  # of a group that it is not in, this rank holds nothing
     if members is not world.default_group:
         world.drop(members)
         return
@@ -286,11 +352,13 @@ def abort_process_group(group: CollectiveMethods | None = None) -> None:
     Raises:
         ValueError: There is no world.
     """
+    if isinstance(group, NonMember):
+        return
     world = current_world()
     members = resolve(group)
     reason = f"rank {world.rank} called abort_process_group"
     if members is not world.default_group:
-        members.abort(reason)
+        world.give_up(members, reason)
         return
     current_slot().world = None
     world.abort(reason)

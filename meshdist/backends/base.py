@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshdist.arrays import Array
 from meshdist.call import Buffers, Call, Signature
@@ -25,7 +25,8 @@ class BackendOptions:
     Attributes:
         name: The group's name, the same on all its ranks and of no other group.
         label: What messages call it.
-        store: Store of this group alone; its keys are seen by the group's ranks only.
+        store: Store of this group alone; its keys are seen by the group's ranks only. `withdrawn/<rank>` says how a
+            rank of the group went away before it made a backend for it.
         rank: This rank in the group.
         ranks: The global ranks of the group, in group order.
         timeout_s: How long a call may wait, in seconds.
@@ -33,6 +34,7 @@ class BackendOptions:
         peers: What is known of the processes of the world.
         leftovers: What this rank's groups cannot give back before a peer has done something: functions that try, and
             return whether they did. Whoever takes more of the same has them try first.
+        pg_options: What the user of the group gave for the backend.
     """
 
     name: str
@@ -44,6 +46,19 @@ class BackendOptions:
     bells: Doorbells
     peers: Peers
     leftovers: list[Callable[[], bool]]
+    pg_options: Any = None
+
+    def gone(self, rank: int) -> str | None:
+        """Return how a rank of the group went away without taking part in it; None where it did not."""
+        key = withdrawn_key(rank)
+        if self.store.check([key]):
+            return self.store.get(key).decode()
+        return "has left the world" if self.peers.has_left(self.ranks[rank]) else None
+
+
+def withdrawn_key(rank: int) -> str:
+    """Return the key of a group's store under which a rank says that it will not take part."""
+    return f"withdrawn/{rank}"
 
 
 class Plan(ABC):

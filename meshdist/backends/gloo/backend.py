@@ -36,6 +36,7 @@ class GlooBackend(Backend):
         if not isinstance(options.bells, SocketDoorbells):
             raise ValueError("backend 'gloo' is for ranks that are processes; this rank is a thread of meshdist.run")
         self._shared: Host | None = None
+        self._met = False
         self._mail: Mail | None = None
 
     def connect(self) -> Iterator[Waitable]:
@@ -43,6 +44,7 @@ class GlooBackend(Backend):
             self._check_one_host()
             self._shared = Host(self, (yield from shared_segment(self)))
             yield from self._shared.meet()
+            self._met = True
 
     def prepare(self, call: Call) -> Plan:
         # Alone there is nothing to share: the default algorithms have nobody to send to.
@@ -104,7 +106,8 @@ class GlooBackend(Backend):
     def abort(self, reason: str) -> None:
         if self._shared is not None:
             self._shared.lockstep.fail(reason)
-        elif self.size > 1:
+        if not self._met and self.size > 1:
+            # Those who have not come to the shared memory yet will not find it.
             withdraw(self.options, self.rank, f"gave up: {reason}")
         if self._mail is not None:
             self._mail.fail(reason)
@@ -114,11 +117,12 @@ class GlooBackend(Backend):
             self._shared.lockstep.leave()
             self._shared.arena.seal()
             self._shared = None
-        elif self.size > 1:
-            withdraw(self.options, self.rank, "has destroyed the group")
         if self._mail is not None:
             self._mail.leave()
             self._mail = None
+        if not self._met and self.size > 1:
+            # After the mail: whoever finds this stops to look for a message.
+            withdraw(self.options, self.rank, "has destroyed the group")
 
     @property
     def _host(self) -> Host:

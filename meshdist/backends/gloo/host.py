@@ -17,6 +17,7 @@ from meshdist.backends.gloo.segment import Segment, create, find
 from meshdist.backends.gloo.single_copy import Reader, address_of, allow_peers, may_read
 from meshdist.call import Signature
 from meshdist.doorbells import SocketDoorbells
+from meshdist.errors import DistBackendError
 from meshdist.waiting import Waitable
 
 # What is read, added and forgotten at a time: fits the second-level cache together with what it is added to.
@@ -133,4 +134,11 @@ def shared_segment(backend: Backend) -> Generator[Waitable, None, Segment]:
     place = Published(options, _KEY, 0)
     yield place
     assert place.value is not None
-    return find(place.value, num_bytes)
+    try:
+        return find(place.value, num_bytes)
+    except DistBackendError:
+        # The first rank may have given up meanwhile, or left: because of another one, who said why.
+        for rank in range(backend.size):
+            if rank != backend.rank:
+                check_withdrawn(options, rank)
+        raise
