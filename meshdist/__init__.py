@@ -10,6 +10,17 @@ The flat functions (`dist.all_reduce(x)`) have the names, argument order and mea
 
 from meshdist import functional
 from meshdist._version import __version__
+from meshdist.backends.availability import (
+    is_available,
+    is_backend_available,
+    is_gloo_available,
+    is_mpi_available,
+    is_nccl_available,
+    is_ucc_available,
+    is_xccl_available,
+)
+from meshdist.backends.device_backends import get_default_backend_for_device
+from meshdist.backends.names import Backend
 from meshdist.collectives.all_gather import all_gather
 from meshdist.collectives.all_gather_coalesced import all_gather_coalesced
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor, all_gather_single
@@ -51,6 +62,7 @@ from meshdist.future import Future
 from meshdist.groups import (
     GroupMember,
     get_backend,
+    get_backend_config,
     get_global_rank,
     get_group_rank,
     get_node_local_rank,
@@ -64,13 +76,14 @@ from meshdist.launch.env import is_torchelastic_launched
 from meshdist.launch.spawn import ProcessExitedException, ProcessRaisedException, spawn
 from meshdist.launch.threads import run
 from meshdist.process_group import ProcessGroup
-from meshdist.reduce_op import PremulSum, ReduceOp, premul_sum, reduce_op
+from meshdist.reduce_op import PremulSum, ReduceOp, premul_sum, reduce_op, supports_complex
 from meshdist.rendezvous import register_rendezvous_handler, rendezvous
 from meshdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore
 from meshdist.work import Work
 from meshdist.world import abort_process_group, destroy_process_group, init_process_group
 
 __all__ = [
+    "Backend",
     "DeviceMesh",
     "DistBackendError",
     "DistError",
@@ -116,7 +129,9 @@ __all__ = [
     "gather",
     "gather_object",
     "get_backend",
+    "get_backend_config",
     "get_current_mesh",
+    "get_default_backend_for_device",
     "get_global_rank",
     "get_group_rank",
     "get_node_local_rank",
@@ -127,8 +142,15 @@ __all__ = [
     "init_device_mesh",
     "init_process_group",
     "irecv",
+    "is_available",
+    "is_backend_available",
+    "is_gloo_available",
     "is_initialized",
+    "is_mpi_available",
+    "is_nccl_available",
     "is_torchelastic_launched",
+    "is_ucc_available",
+    "is_xccl_available",
     "isend",
     "monitored_barrier",
     "new_group",
@@ -151,4 +173,5 @@ __all__ = [
     "send",
     "send_object_list",
     "spawn",
+    "supports_complex",
 ]

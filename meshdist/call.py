@@ -100,3 +100,16 @@ def call_site() -> str:
     """Return `file:line` of the user's call. An async call is carried out in a thread, which does not know it."""
     frame, _ = user_frame()
     return "an async call" if frame is None else f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def num_bytes(buffers: Any) -> int:
+    """Return the bytes of an array, or of all arrays of a list; 0 for None.
+
+    Example:
+        >>> import numpy as np
+        >>> num_bytes([np.zeros(2), np.zeros(1)])
+        24
+    """
+    if isinstance(buffers, (list, tuple)):
+        return sum(map(num_bytes, buffers))
+    return int(getattr(buffers, "nbytes", 0))

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from operator import index
 from typing import Any
 
-from meshdist.backends.registry import backend_name
+from meshdist.backends.device_backends import pairs_of, usable_backend_name
+from meshdist.backends.names import Backend
 from meshdist.call import user_frame
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.current import GroupLike, current_world, is_initialized, resolve
@@ -109,7 +110,7 @@ def new_group(
         ranks: Global ranks; all where None.
         timeout: How long a call may wait: seconds or a timedelta. The world's where None.
         backend: The world's where None.
-        pg_options: Options of the backend; none of those here has any.
+        pg_options: Handed to the backend, if it was registered with `extended_api=True`; the others have no options.
         use_local_synchronization: Of no meaning here: nothing is synchronized.
         group_desc: A name for messages.
         device_id: Of no meaning for CPU backends.
@@ -130,10 +131,12 @@ def new_group(
         raise ValueError(f"new_group: ranks must be distinct, at least one, got {members}")
     if sort_ranks:
         members.sort()
-    name = world.backend_name if backend is None else backend_name(backend)
+    name = world.backend_name if backend is None else usable_backend_name(backend)
     if world.rank not in members:
         return GroupMember.NON_GROUP_MEMBER
-    return world.new_group(tuple(members), name, seconds(timeout, world.timeout_s), group_desc or "")
+    made = world.new_group(tuple(members), name, seconds(timeout, world.timeout_s), group_desc or "")
+    made.pg_options = pg_options
+    return made
 
 
 def _as_ranks(ranks: Sequence[int]) -> list[int]:
@@ -161,9 +164,14 @@ def get_world_size(group: GroupLike = None) -> int:
     return members.size() if members.rank() >= 0 else -1
 
 
-def get_backend(group: GroupLike = None) -> str:
-    """Return the name of the backend of `group` (the world where None)."""
-    return _member(group, "get_backend").backend_name
+def get_backend(group: GroupLike = None) -> Backend:
+    """Return the backend of `group` (the world where None): a name, or pairs of device type and name."""
+    return Backend(_member(group, "get_backend").backend_name)
+
+
+def get_backend_config(group: GroupLike = None) -> str:
+    """Return the backend of each device type of `group` (the world where None), such as "cpu:gloo,cuda:nccl"."""
+    return pairs_of(_member(group, "get_backend_config").backend_name)
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:

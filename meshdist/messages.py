@@ -61,8 +61,8 @@ class Messages:
         """Send a message to rank `dst` and wait until `tensor` may be changed."""
         group = self._group
         where = group.where("send")
+        backend = group.usable_backend(where, tensor)
         array = tensor if self._is_simple(tensor, tag) else pack(self._array(where, tensor, tag))
-        backend = group.usable_backend(where)
         try:
             backend.wait(backend.send(array, dst, tag), where)
         except BaseException as error:
@@ -72,10 +72,10 @@ class Messages:
         """Receive a message from rank `src`, or from any where it is None; return the sender."""
         group = self._group
         where = group.where("recv")
+        backend = group.usable_backend(where, tensor)
         array = packed = tensor
         if not self._is_simple(tensor, tag):
             array, packed = self._output(where, tensor, tag)
-        backend = group.usable_backend(where)
         if src is None:
             self._check_not_alone(where)
         try:
@@ -91,8 +91,8 @@ class Messages:
         """Begin to send a message to rank `dst`."""
         group = self._group
         where = group.where("isend")
+        backend = group.usable_backend(where, tensor)
         array = self._array(where, tensor, tag)
-        backend = group.usable_backend(where)
         work = Work(where, None)
         self._begin(work, where, ("to", dst), lambda: backend.send(pack(array), dst, tag), None)
         return work
@@ -101,8 +101,8 @@ class Messages:
         """Begin to receive a message from rank `src`, or from any where it is None."""
         group = self._group
         where = group.where("irecv")
+        backend = group.usable_backend(where, tensor)
         array, packed = self._output(where, tensor, tag)
-        backend = group.usable_backend(where)
         if src is None:
             self._check_not_alone(where)
         work = ReceiptWork(where, tensor)

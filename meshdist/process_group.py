@@ -17,6 +17,7 @@ from meshdist.call import Buffers, Call, Splits
 from meshdist.collectives.definition import Collective
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.deadline import Deadline
+from meshdist.engines import Engines
 from meshdist.errors import DistBackendError, DistError
 from meshdist.messages import Messages
 from meshdist.progress import Job, JobQueue
@@ -41,6 +42,8 @@ class ProcessGroup(CollectiveMethods):
         name: The group's name, the same on all its ranks.
         label: What messages call it.
         messages: Sends and receives over the group.
+        backend_name: Its backends, in the spelling of `backend_name`.
+        pg_options: What the user gave for the backend; those that were registered with `extended_api` get it.
 
     Example:
         >>> import numpy as np
@@ -67,7 +70,8 @@ class ProcessGroup(CollectiveMethods):
         self._wheres: dict[str, str] = {}
         self._queue = JobQueue()
         self._queued = self._queue.jobs
-        self._backend: Backend | None = None
+        self.pg_options: Any = None
+        self._engines = Engines(backend, lambda name: world.make_engine(self, name))
         self._broken: DistError | None = None
         self.messages = Messages(self, world.progress)
 
@@ -187,9 +191,7 @@ class ProcessGroup(CollectiveMethods):
         self._world.progress.drain(self._queue)
         self.messages.drain()
         self._plans.clear()
-        if self._backend is not None:
-            self._backend.close()
-            self._backend = None
+        self._engines.close()
         self._broken = self._broken or DistError(f"group {self.label!r} has been destroyed")
 
     def abort(self, reason: str) -> None:
@@ -220,14 +222,15 @@ class ProcessGroup(CollectiveMethods):
                 f"{where}: the group is broken since: {self._broken}", peer_failed=self._broken.peer_failed
             )
 
-    def usable_backend(self, where: str) -> Backend:
-        """Return the backend, made with the first call; raise if this rank cannot use it."""
+    def usable_backend(self, where: str, *buffers: Any) -> Backend:
+        """Return what carries out a call on these arrays, or lists of them; raise if this rank cannot use it."""
         self.check_usable(where)
         if self._rank < 0:
             raise ValueError(f"{where}: global rank {self._world.rank} is not in this group, ranks {list(self.ranks)}")
-        if self._backend is None:
-            self._backend = self._world.make_backend(self)
-        return self._backend
+        try:
+            return self._engines.engine(buffers)
+        except (DistBackendError, ValueError) as error:
+            raise type(error)(f"{where}: {error}") from None
 
     def _submit_prepared(
         self,
@@ -241,7 +244,7 @@ class ProcessGroup(CollectiveMethods):
         timeout_s: float | None,
     ) -> Any:
         where = self.where(collective.name)
-        backend = self.usable_backend(where)
+        backend = self.usable_backend(where, send, recv)
         given, taken = self._arrays(where, collective.names[0], send), self._arrays(where, collective.names[1], recv)
         if recv is send:
             taken = given
@@ -314,8 +317,7 @@ class ProcessGroup(CollectiveMethods):
         # Not the exception itself: its frames would keep the shared memory alive.
         self._broken = self._broken or DistError(str(cause), peer_failed=cause.peer_failed)
         self._plans.clear()
-        if self._backend is not None:
-            self._backend.abort(str(self._broken))
+        self._engines.abort(str(self._broken))
 
     def _arrays(self, where: str, name: str, value: Any) -> Buffers:
         if value is None:

@@ -11,8 +11,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 
-from meshdist.backends.base import Backend, BackendOptions
-from meshdist.backends.registry import backend_name, make_backend
+from meshdist.backends.base import Backend as Engine
+from meshdist.backends.base import BackendOptions
+from meshdist.backends.device_backends import backend_name, by_device, usable_backend_name
+from meshdist.backends.registry import make_engine
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.current import WorldSlot, current_slot, current_world, resolve
 from meshdist.deadline import Deadline, Timeout
@@ -93,12 +95,14 @@ class World:
         """Return the host name of every rank, in rank order."""
         return tuple(card.host_name for card in self._peers.cards(range(self.size)))
 
-    def make_backend(self, group: ProcessGroup) -> Backend:
-        """Return a new backend for `group`."""
+    def make_engine(self, group: ProcessGroup, backend: str) -> Engine:
+        """Return a new engine of one of the backends of `group`."""
+        is_first = backend == next(iter(by_device(group.backend_name).values()))
+        name = group.name if is_first else f"{group.name} by {backend}"
         options = BackendOptions(
-            name=group.name,
+            name=name,
             label=group.label,
-            store=PrefixStore(f"group/{group.name}", self.store),
+            store=PrefixStore(f"group/{name}", self.store),
             rank=group.rank(),
             ranks=group.ranks,
             timeout_s=group.timeout_s,
@@ -106,7 +110,7 @@ class World:
             peers=self._peers,
             leftovers=self._leftovers,
         )
-        return make_backend(group.backend_name, options)
+        return make_engine(backend, options, group.pg_options)
 
     def drop(self, group: ProcessGroup) -> None:
         """Close one group."""
@@ -206,7 +210,7 @@ def init_process_group(
         raise ValueError("give init_method or store, and only one of them")
     from meshdist.rendezvous import rendezvous
 
-    name, deadline = backend_name(backend), Deadline(timeout)
+    name, deadline = usable_backend_name(backend), Deadline(timeout)
     if store is not None:
         _check_place(rank, world_size)
         enter_world(slot, store, rank, world_size, name, SocketDoorbells(), deadline)
