@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import PurePath
@@ -113,3 +114,9 @@ def num_bytes(buffers: Any) -> int:
     if isinstance(buffers, (list, tuple)):
         return sum(map(num_bytes, buffers))
     return int(getattr(buffers, "nbytes", 0))
+
+
+def warn_not_member(name: str) -> None:
+    """Warn, at the user's line, that a call of `name` on a group that this rank is not in does nothing."""
+    _, depth = user_frame()
+    warnings.warn(f"{name} on a group that this rank is not in does nothing", stacklevel=depth + 1)
