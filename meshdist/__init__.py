@@ -56,6 +56,8 @@ from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_single, re
 from meshdist.collectives.scatter import scatter
 from meshdist.collectives.tensor_coalesced import all_gather_into_tensor_coalesced, reduce_scatter_tensor_coalesced
 from meshdist.current import is_initialized
+from meshdist.debug.breakpoint import breakpoint
+from meshdist.debug.levels import DebugLevel, get_debug_level, set_debug_level, set_debug_level_from_env
 from meshdist.device_mesh import DeviceMesh, get_current_mesh, init_device_mesh
 from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistStoreError, DistTimeoutError
 from meshdist.future import Future
@@ -84,6 +86,7 @@ from meshdist.world import abort_process_group, destroy_process_group, init_proc
 
 __all__ = [
     "Backend",
+    "DebugLevel",
     "DeviceMesh",
     "DistBackendError",
     "DistError",
@@ -120,6 +123,7 @@ __all__ = [
     "all_to_all_single",
     "barrier",
     "batch_isend_irecv",
+    "breakpoint",
     "broadcast",
     "broadcast_multigpu",
     "broadcast_object_list",
@@ -131,6 +135,7 @@ __all__ = [
     "get_backend",
     "get_backend_config",
     "get_current_mesh",
+    "get_debug_level",
     "get_default_backend_for_device",
     "get_global_rank",
     "get_group_rank",
@@ -172,6 +177,8 @@ __all__ = [
     "scatter_object_list",
     "send",
     "send_object_list",
+    "set_debug_level",
+    "set_debug_level_from_env",
     "spawn",
     "supports_complex",
 ]

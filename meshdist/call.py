@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import warnings
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 Buffers: TypeAlias = "Array | list[Array] | None"
 Splits: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...]]"
 
-_PACKAGE = str(PurePath(__file__).parent)
+# This package, and what calls it at the end of a `with` block.
+_NOT_THE_USERS = (str(PurePath(__file__).parent), contextlib.__file__)
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def user_frame() -> tuple[FrameType | None, int]:
     """Return the innermost frame outside this package (None in a thread of its own), and how far above the caller's."""
     frame: FrameType | None = sys._getframe(1)
     depth = 0
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.f_back
         depth += 1
     if frame is None or frame.f_code.co_filename == threading.__file__:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -18,6 +18,9 @@ from meshdist.work import ReceiptWork, Work
 
 if TYPE_CHECKING:
     from meshdist.process_group import ProcessGroup
+
+# Told of a call before it is made: its name, group and rank, what is sent, and what is received.
+Watcher: TypeAlias = "Callable[[str, Any, Any], None]"
 
 # How long a group that is closed waits for messages that were asked for.
 _LAST_MESSAGES_S = 5.0
@@ -43,6 +46,14 @@ class Messages:
     def outstanding(self) -> int:
         """The number of messages on their way, in and out."""
         return sum(len(queue.jobs) for queue in list(self._queues.values()))
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """Tell `watcher` of every message before it is begun; None ends that."""
+        for name in ("send", "recv", "isend", "irecv"):
+            # Found in the instance before the method of the class: calls that nobody watches have nothing to look at.
+            self.__dict__.pop(name, None)
+            if watcher is not None:
+                setattr(self, name, _watched(watcher, self._group.where(name), getattr(self, name), "send" in name))
 
     def peer(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
         """Return the other side of a message, which is not this rank; see `ProcessGroup.root`."""
@@ -212,3 +223,11 @@ def _steps(guarded: Waitable, waitable: Waitable, arrive: Any) -> Iterator[Waita
     yield guarded
     if arrive is not None:
         arrive(waitable)
+
+
+def _watched(watcher: Watcher, where: str, method: Callable[..., Any], sends: bool) -> Callable[..., Any]:
+    def begin(tensor: Any, peer: int | None, tag: int) -> Any:
+        watcher(where, tensor if sends else None, None if sends else tensor)
+        return method(tensor, peer, tag)
+
+    return begin

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,7 +18,7 @@ from meshdist.collectives.methods import CollectiveMethods
 from meshdist.deadline import Deadline
 from meshdist.engines import Engines
 from meshdist.errors import DistBackendError, DistError
-from meshdist.messages import Messages
+from meshdist.messages import Messages, Watcher
 from meshdist.progress import Job, JobQueue
 from meshdist.reduce_op import Op, PremulSum, as_reduce_op
 from meshdist.waiting import Waitable
@@ -27,8 +26,6 @@ from meshdist.work import Work
 
 if TYPE_CHECKING:
     from meshdist.world import World
-
-_log = logging.getLogger("meshdist")
 
 
 class ProcessGroup(CollectiveMethods):
@@ -74,6 +71,8 @@ class ProcessGroup(CollectiveMethods):
         self._engines = Engines(backend, lambda name: world.make_engine(self, name))
         self._broken: DistError | None = None
         self.messages = Messages(self, world.progress)
+        self._taker: Callable[..., Any] | None = None
+        self._watcher: Watcher | None = None
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.label!r}: ranks {list(self.ranks)}, backend {self.backend_name}>"
@@ -136,13 +135,33 @@ class ProcessGroup(CollectiveMethods):
         Raises:
             ValueError: They go elsewhere already.
         """
-        if "submit" in self.__dict__:
+        if self._taker is not None:
             raise ValueError(f"{self!r}: a coalescing_manager of this group is open already; managers do not nest")
-        self.submit = taker  # type: ignore[method-assign]
+        self._taker = taker
+        self._route()
         try:
             yield
         finally:
-            del self.submit
+            self._taker = None
+            self._route()
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """Tell `watcher` of every call before it is made: where, what is sent, and what is received. None ends that."""
+        self._watcher = watcher
+        self._route()
+        self.messages.watch(watcher)
+
+    def _route(self) -> None:
+        self.__dict__.pop("submit", None)
+        if self._taker is not None:
+            self.submit = self._taker  # type: ignore[method-assign]
+        elif self._watcher is not None:
+            self.submit = self._submit_watched  # type: ignore[method-assign]
+
+    def _submit_watched(self, collective: Collective[..., Any], send: Any, recv: Any, *rest: Any, **others: Any) -> Any:
+        assert self._watcher is not None, "calls come this way while they are watched"
+        self._watcher(self.where(collective.name), send, recv)
+        return ProcessGroup.submit(self, collective, send, recv, *rest, **others)
 
     def root(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
         """Return the root of a call as a rank of the group.

@@ -18,6 +18,9 @@ from meshdist.backends.registry import make_engine
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.current import WorldSlot, current_slot, current_world, resolve
 from meshdist.deadline import Deadline, Timeout
+from meshdist.debug.call_log import CallLog
+from meshdist.debug.levels import DebugLevel, begin_debugging, get_debug_level
+from meshdist.debug.log import RankLog
 from meshdist.doorbells import SocketDoorbells
 from meshdist.errors import DistError, DistNetworkError, DistStoreError, DistTimeoutError
 from meshdist.joining import join, leave
@@ -27,7 +30,6 @@ from meshdist.progress import Progress
 from meshdist.store import PrefixStore, Store, TCPStore
 from meshdist.waiting import Doorbells
 
-_log = logging.getLogger("meshdist")
 _LAST_GOODBYE_S = 5.0
 _LAST_WORDS_S = 0.5
 _NAMED_MEMBERS = 8
@@ -44,6 +46,8 @@ class World:
         store: The part of the store that belongs to this world.
         default_group: The group of all ranks.
         progress: Carries out async calls.
+        log: The `meshdist` logger, with this rank in each record.
+        passes: How often each `breakpoint` was reached, by its line.
     """
 
     def __init__(
@@ -66,10 +70,15 @@ class World:
         self._peers = peers
         self._bells = bells
         self.progress = Progress(bells, f"meshdist-progress-{rank}")
+        self.passes: Counter[str] = Counter()
+        self.log = RankLog(rank)
+        self._call_log = CallLog(self.log) if get_debug_level() is DebugLevel.DETAIL else None
         self._groups: list[ProcessGroup] = []
         self._shared: dict[tuple[tuple[int, ...], str], ProcessGroup] = {}
         self._made: Counter[str] = Counter()
         self._leftovers: list[Callable[[], bool]] = []
+        card = peers.mine
+        self.log.info("all ranks are there; this is rank %d of %d, pid %d on %s", rank, size, card.pid, card.host_name)
         everyone = tuple(range(size))
         self.default_group = self._make_group(everyone, backend, timeout_s, "world", "world")
         self._shared[everyone, backend] = self.default_group
@@ -112,12 +121,19 @@ class World:
         )
         return make_engine(backend, options, group.pg_options)
 
+    def log_calls(self, wanted: bool) -> None:
+        """Log every call of every group from now on, or none."""
+        self._call_log = CallLog(self.log) if wanted else None
+        for group in self._groups:
+            group.watch(self._call_log)
+
     def drop(self, group: ProcessGroup) -> None:
         """Close one group."""
         if group not in self._groups:
             raise ValueError(f"{group!r} is not a group of this world, or was destroyed already")
         group.close()
         self._groups.remove(group)
+        self.log.info("group %r is destroyed", group.label)
         self._shared = {key: other for key, other in self._shared.items() if other is not group}
 
     def close(self) -> None:
@@ -129,13 +145,14 @@ class World:
             leave(self.store, self.rank, self.size)
         except DistError as error:
             # The store may have gone with the rank or the launcher that held it; then nobody joins there again.
-            _log.debug("rank %d left without telling the store: %s", self.rank, error)
+            self.log.debug("left without telling the store: %s", error)
         if self._own_store is not None:
             if isinstance(self._own_store, TCPStore) and self._own_store.is_master:
                 self._wait_for_leavers()
             self._own_store.close()
         self._peers.close()
         self._bells.close()
+        self.log.info("left the world of %d ranks", self.size)
         atexit.unregister(self._close_at_exit)
 
     def abort(self, reason: str) -> None:
@@ -162,13 +179,23 @@ class World:
         if error is not None:
             self.abort(f"it raised {type(error).__name__}: {error}")
         elif self.rank == 0 and not any(group.is_broken for group in self._groups):
-            _log.warning("meshdist: the process ends without destroy_process_group(); call it when the ranks are done")
+            self.log.warning("the process ends without destroy_process_group(); call it when the ranks are done")
         self.close()
 
     def _make_group(self, ranks: tuple[int, ...], backend: str, timeout_s: float, name: str, desc: str) -> ProcessGroup:
         group = ProcessGroup(self, ranks, name, desc or name, backend, timeout_s)
         self._groups.append(group)
+        if self._call_log is not None:
+            group.watch(self._call_log)
+        if self.log.isEnabledFor(logging.INFO):
+            self.log.info("group %r is made: %s, backend %s", group.label, _few(ranks), backend)
         return group
+
+
+def _few(ranks: tuple[int, ...]) -> str:
+    if len(ranks) <= _NAMED_MEMBERS:
+        return f"ranks {', '.join(map(str, ranks))}"
+    return f"{len(ranks)} ranks {', '.join(map(str, ranks[:_NAMED_MEMBERS]))}, ..."
 
 
 def _member_name(ranks: tuple[int, ...]) -> str:
@@ -210,6 +237,7 @@ def init_process_group(
         raise ValueError("give init_method or store, and only one of them")
     from meshdist.rendezvous import rendezvous
 
+    get_debug_level()  # a wrong value in the environment is said before anybody waits for this rank
     name, deadline = usable_backend_name(backend), Deadline(timeout)
     if store is not None:
         _check_place(rank, world_size)
@@ -248,6 +276,7 @@ def enter_world(
     own_store: bool = False,
 ) -> World:
     """Meet the other ranks in `store` and put the World into `slot`."""
+    begin_debugging()
     card = my_card(bells.base)
     try:
         joined = join(store, rank, world_size, card, deadline)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from meshdist.arrays import Array
 from meshdist.backends.base import Backend, BackendOptions, Incoming, Plan
+from meshdist.backends.registry import make_engine
 from meshdist.call import Call, Signature
 from meshdist.deadline import Deadline
 from meshdist.waiting import Waitable
@@ -14,7 +16,8 @@ from meshdist.waiting import Waitable
 class Wrapper(Backend):
     """An engine around another one.
 
-    Override `prepare` for the collectives, `send` and `recv` for the messages.
+    Override `prepare` for the collectives, `send` and `recv` for the messages; `register_backend` takes what `around`
+    returns.
 
     Args:
         inner: The engine that carries out the calls.
@@ -24,6 +27,14 @@ class Wrapper(Backend):
     def __init__(self, inner: Backend, options: BackendOptions) -> None:
         super().__init__(options)
         self.inner = inner
+
+    @classmethod
+    def around(cls, name: str) -> Callable[[BackendOptions, Any], Wrapper]:
+        """Return what makes an engine of this class around one of the backend `name`.
+
+        It is what `Backend.register_backend` takes with `extended_api=True`.
+        """
+        return lambda options, pg_options: cls(make_engine(name, options, pg_options), options)
 
     def send(self, array: Array, dst: int, tag: int) -> Waitable:
         return self.inner.send(array, dst, tag)
