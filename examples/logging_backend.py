@@ -1,7 +1,4 @@
-"""A backend of one's own: gloo carries out every call, and its name, bytes and duration are logged.
-
-meshrun --nproc-per-node 2 examples/logging_backend.py
-"""
+"""A backend of one's own: gloo carries out the calls, and each is logged. `meshrun examples/logging_backend.py`."""
 
 import time
 

@@ -281,6 +281,7 @@ class ProcessGroup(CollectiveMethods):
         key = _key(collective, given, taken, op if factor is None else reduce_op, root, splits)
         if key not in self._plans:
             collective.check(call)
+            backend.require(call)
 
         def steps() -> Iterator[Waitable]:
             self.check_usable(where)

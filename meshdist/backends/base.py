@@ -150,23 +150,28 @@ class Backend:
             return
         wait_until(waitable, self.options.bells.mine(), deadline or Deadline(self.options.timeout_s), where)
 
-    def prepare(self, call: Call) -> Plan:
-        """Return the plan of `call`: this backend's own, else one of the default algorithm.
+    def require(self, call: Call) -> None:
+        """Raise where `call` can never be carried out; asked before anything of it has begun.
 
         Raises:
-            DistBackendError: It has neither a method for the collective nor messages.
+            DistBackendError: There is neither a method for the collective nor messages.
         """
+        collective = call.collective
+        while collective.staging is not None:
+            collective = collective.staging.inner
+        has_messages = type(self).send is not Backend.send and type(self).recv is not Backend.recv
+        if not has_messages and not hasattr(self, collective.native):
+            raise DistBackendError(
+                f"{call.where}: {type(self).__name__} does not carry it out: it has neither a method"
+                f" {collective.native}(call) nor send and recv to run the default algorithm over"
+            )
+
+    def prepare(self, call: Call) -> Plan:
+        """Return the plan of `call`: this backend's own, else one of the default algorithm."""
         if call.collective.staging is not None:
             return StagedPlan(self, call, call.collective.staging)
         native: Callable[[Call], Plan] | None = getattr(self, call.collective.native, None)
-        if native is not None:
-            return native(call)
-        if type(self).send is Backend.send or type(self).recv is Backend.recv:
-            raise DistBackendError(
-                f"{type(self).__name__} does not carry out {call.collective.name}: it has no method"
-                f" {call.collective.native}(call), and no send and recv to run the default algorithm over"
-            )
-        return DefaultPlan(self, call)
+        return native(call) if native is not None else DefaultPlan(self, call)
 
 
 class DefaultPlan(Plan):

@@ -48,6 +48,9 @@ class Wrapper(Backend):
     def connect(self) -> Iterator[Waitable]:
         return self.inner.connect()
 
+    def require(self, call: Call) -> None:
+        self.inner.require(call)
+
     def prepare(self, call: Call) -> Plan:
         return self.inner.prepare(call)
 
