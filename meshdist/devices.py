@@ -8,6 +8,7 @@ import numpy as np
 
 # Of DLPack: kDLCUDA, and memory that CUDA manages for both sides.
 _DLPACK_CUDA = (2, 13)
+_NUMPY = {np.ndarray}
 
 
 def device_type_of(value: Any) -> str:
@@ -36,10 +37,17 @@ def common_device_type(buffers: tuple[Any, ...]) -> str | None:
     """
     if len(buffers) == 1 and type(buffers[0]) is np.ndarray:
         return "cpu"
-    found: set[str] = set()
+    kinds: set[type] = set()
     for buffer in buffers:
-        arrays = buffer if isinstance(buffer, (list, tuple)) else () if buffer is None else (buffer,)
-        found.update(map(device_type_of, arrays))
+        if isinstance(buffer, (list, tuple)):
+            kinds.update(map(type, buffer))
+        else:
+            kinds.add(type(buffer))
+    kinds.discard(type(None))
+    if kinds == _NUMPY:
+        return "cpu"
+    arrays = [array for buffer in buffers for array in (buffer if isinstance(buffer, (list, tuple)) else [buffer])]
+    found = {device_type_of(array) for array in arrays if array is not None}
     if len(found) > 1:
         raise ValueError(f"the arrays are on several device types, {', '.join(sorted(found))}; bring them to one")
     return found.pop() if found else None
