@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ class Engines:
     def __init__(self, backend_name: str, make: Callable[[str], Engine]) -> None:
         self._backend_name = backend_name
         self._make = make
+        self._making = threading.Lock()
         self._made: dict[str, Engine] = {}  # by backend
         self._found: dict[str | None, Engine] = {}  # by device type
 
@@ -54,7 +56,8 @@ class Engines:
                 f" {' or '.join(backends)}"
             )
         backend = next(iter(backends.values())) if device is None else backends[device]
-        if backend not in self._made:
-            self._made[backend] = self._make(backend)
-        engine = self._found[device] = self._made[backend]
+        with self._making:  # threads may make their first calls at once
+            if backend not in self._made:
+                self._made[backend] = self._make(backend)
+            engine = self._found[device] = self._made[backend]
         return engine
