@@ -35,3 +35,10 @@ def _members(ranks: tuple[int, ...]) -> str:
     if len(ranks) <= _NAMED_MEMBERS:
         return f"ranks {members}"
     return f"{len(ranks)} ranks {hashlib.sha256(members.encode()).hexdigest()[:16]}"
+
+
+def few(ranks: tuple[int, ...]) -> str:
+    """Return the ranks in words, the first of them where there are many."""
+    if len(ranks) <= _NAMED_MEMBERS:
+        return f"ranks {', '.join(map(str, ranks))}"
+    return f"{len(ranks)} ranks {', '.join(map(str, ranks[:_NAMED_MEMBERS]))}, ..."

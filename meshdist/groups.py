@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any
 
-from meshdist.backends.registry import backend_name
+from meshdist.backends.device_backends import pairs_of, usable_backend_name
+from meshdist.backends.names import Backend
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.current import GroupLike, current_world, is_initialized, resolve
 from meshdist.deadline import Timeout, seconds
@@ -52,7 +53,7 @@ def new_group(
         ranks: Global ranks; all where None.
         timeout: How long a call may wait: seconds or a timedelta. The world's where None.
         backend: The world's where None.
-        pg_options: Handed to the backend; gloo and threads have no options.
+        pg_options: Handed to the backend, if it was registered with `extended_api=True`; the others have no options.
         use_local_synchronization: True or False is the same: nothing is synchronized, among members or all ranks.
         group_desc: What messages call the group; need not be the same on all ranks.
         device_id: The device of the group's arrays: "cuda:1", its index, or a device object. Of no meaning for CPU
@@ -79,7 +80,7 @@ def new_group(
     members = list(range(world.size)) if ranks is None else rank_list("new_group: ranks", ranks, world.size)
     if sort_ranks:
         members.sort()
-    name = world.backend_name if backend is None else backend_name(backend)
+    name = world.backend_name if backend is None else usable_backend_name(backend)
     timeout_s = seconds(timeout, world.timeout_s)
     if group_desc is not None and not isinstance(group_desc, str):
         raise TypeError(f"new_group: group_desc must be a string, got {group_desc!r}")
@@ -155,9 +156,14 @@ def get_pg_count() -> int:
     return current_world().num_groups() if is_initialized() else 0
 
 
-def get_backend(group: GroupLike = None) -> str:
-    """Return the name of the backend of `group` (the world where None)."""
-    return _member(group, "get_backend").backend_name
+def get_backend(group: GroupLike = None) -> Backend:
+    """Return the backend of `group` (the world where None): a name, or pairs of device type and name."""
+    return Backend(_member(group, "get_backend").backend_name)
+
+
+def get_backend_config(group: GroupLike = None) -> str:
+    """Return the backend of each device type of `group` (the world where None), such as "cpu:gloo,cuda:nccl"."""
+    return pairs_of(_member(group, "get_backend_config").backend_name)
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:

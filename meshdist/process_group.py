@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,8 +17,9 @@ from meshdist.call import Buffers, Call, Splits
 from meshdist.collectives.definition import Collective
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.deadline import Deadline
+from meshdist.engines import Engines
 from meshdist.errors import DistBackendError, DistError
-from meshdist.messages import Messages
+from meshdist.messages import Messages, Watcher
 from meshdist.plan_key import each, plan_key, simple_key
 from meshdist.progress import Job, JobQueue
 from meshdist.reduce_op import Op, PremulSum, as_reduce_op
@@ -29,8 +28,6 @@ from meshdist.work import Work
 
 if TYPE_CHECKING:
     from meshdist.world import World
-
-_log = logging.getLogger("meshdist")
 
 
 class ProcessGroup(CollectiveMethods):
@@ -44,6 +41,7 @@ class ProcessGroup(CollectiveMethods):
         name: The group's name, the same on all its ranks.
         label: What messages call it: `group_desc` of `new_group`, the name where there is none.
         messages: Sends and receives over the group.
+        backend_name: Its backends, in the spelling of `backend_name`.
         pg_options, device_id: What `new_group` was told of the backend and the device.
 
     As a context manager it is destroyed at the end of the block, as by `destroy_process_group`. Where the block ends
@@ -78,10 +76,12 @@ class ProcessGroup(CollectiveMethods):
         self._wheres: dict[str, str] = {}
         self._queue = JobQueue()
         self._queued = self._queue.jobs
-        self._backend: Backend | None = None
-        self._making = threading.Lock()
+        self.pg_options: Any = None
+        self._engines = Engines(backend, lambda name: world.make_engine(self, name))
         self._broken: DistError | None = None
         self.messages = Messages(self, world.progress)
+        self._taker: Callable[..., Any] | None = None
+        self._watcher: Watcher | None = None
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.label!r}: ranks {list(self.ranks)}, backend {self.backend_name}>"
@@ -159,13 +159,33 @@ class ProcessGroup(CollectiveMethods):
         Raises:
             ValueError: They go elsewhere already.
         """
-        if "submit" in self.__dict__:
+        if self._taker is not None:
             raise ValueError(f"{self!r}: a coalescing_manager of this group is open already; managers do not nest")
-        self.submit = taker  # type: ignore[method-assign]
+        self._taker = taker
+        self._route()
         try:
             yield
         finally:
-            del self.submit
+            self._taker = None
+            self._route()
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """Tell `watcher` of every call before it is made: where, what is sent, and what is received. None ends that."""
+        self._watcher = watcher
+        self._route()
+        self.messages.watch(watcher)
+
+    def _route(self) -> None:
+        self.__dict__.pop("submit", None)
+        if self._taker is not None:
+            self.submit = self._taker  # type: ignore[method-assign]
+        elif self._watcher is not None:
+            self.submit = self._submit_watched  # type: ignore[method-assign]
+
+    def _submit_watched(self, collective: Collective[..., Any], send: Any, recv: Any, *rest: Any, **others: Any) -> Any:
+        assert self._watcher is not None, "calls come this way while they are watched"
+        self._watcher(self.where(collective.name), send, recv)
+        return ProcessGroup.submit(self, collective, send, recv, *rest, **others)
 
     def root(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
         """Return the root of a call as a rank of the group.
@@ -214,9 +234,7 @@ class ProcessGroup(CollectiveMethods):
         self._world.progress.drain(self._queue)
         self.messages.drain()
         self._plans.clear()
-        if self._backend is not None:
-            self._backend.close()
-            self._backend = None
+        self._engines.close()
         self._broken = self._broken or DistError(f"group {self.label!r} {what}")
 
     def abort(self, reason: str) -> None:
@@ -231,7 +249,7 @@ class ProcessGroup(CollectiveMethods):
     @property
     def has_backend(self) -> bool:
         """Whether there is a backend, through which other ranks can be told what becomes of this one."""
-        return self._backend is not None
+        return self._engines.any_made
 
     @property
     def outstanding(self) -> int:
@@ -252,16 +270,15 @@ class ProcessGroup(CollectiveMethods):
                 f"{where}: the group is broken since: {self._broken}", peer_failed=self._broken.peer_failed
             )
 
-    def usable_backend(self, where: str) -> Backend:
-        """Return the backend, made with the first call; raise if this rank cannot use it."""
+    def usable_backend(self, where: str, *buffers: Any) -> Backend:
+        """Return what carries out a call on these arrays, or lists of them; raise if this rank cannot use it."""
         self.check_usable(where)
         if self._rank < 0:
             raise ValueError(f"{where}: global rank {self._world.rank} is not in this group, ranks {list(self.ranks)}")
-        backend = self._backend
-        if backend is None:
-            with self._making:  # threads may make their first calls at once
-                backend = self._backend = self._backend or self._world.make_backend(self)
-        return backend
+        try:
+            return self._engines.engine(buffers)
+        except (DistBackendError, ValueError) as error:
+            raise type(error)(f"{where}: {error}") from None
 
     def _submit_prepared(
         self,
@@ -275,7 +292,7 @@ class ProcessGroup(CollectiveMethods):
         timeout_s: float | None,
     ) -> Any:
         where = self.where(collective.name)
-        backend = self.usable_backend(where)
+        backend = self.usable_backend(where, send, recv)
         given, taken = self._arrays(where, collective.names[0], send), self._arrays(where, collective.names[1], recv)
         if recv is send:
             taken = given
@@ -293,6 +310,7 @@ class ProcessGroup(CollectiveMethods):
         key = plan_key(collective, given, taken, op if factor is None else reduce_op, root, splits)
         if key not in self._plans:
             collective.check(call)
+            backend.require(call)
 
         def steps() -> Iterator[Waitable]:
             self.check_usable(where)
@@ -348,8 +366,7 @@ class ProcessGroup(CollectiveMethods):
         # Not the exception itself: its frames would keep the shared memory alive.
         self._broken = self._broken or DistError(str(cause), peer_failed=cause.peer_failed)
         self._plans.clear()
-        if self._backend is not None:
-            self._backend.abort(str(self._broken))
+        self._engines.abort(str(self._broken))
 
     def _arrays(self, where: str, name: str, value: Any) -> Buffers:
         if value is None:

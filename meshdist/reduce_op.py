@@ -9,7 +9,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-__all__ = ["Op", "PremulSum", "ReduceOp", "as_reduce_op", "check_op_dtype", "premul_sum", "reduce_op"]
+__all__ = [
+    "Op",
+    "PremulSum",
+    "ReduceOp",
+    "as_reduce_op",
+    "check_op_dtype",
+    "premul_sum",
+    "reduce_op",
+    "supports_complex",
+]
 
 
 class PremulSum:
@@ -168,6 +177,20 @@ def as_reduce_op(op: Op | Callable[[Any], PremulSum]) -> ReduceOp:
     except ValueError:
         known = ", ".join(member.value for member in ReduceOp)
         raise ValueError(f"unknown op {op!r}; known are {known}") from None
+
+
+def supports_complex(reduceOp: Op) -> bool:
+    """Return whether complex arrays can be reduced by an op.
+
+    Args:
+        reduceOp: A ReduceOp, or its name.
+
+    Raises:
+        ValueError: An unknown name; the message lists the known ones.
+        TypeError: Neither a ReduceOp nor a string.
+    """
+    op = as_reduce_op(reduceOp)
+    return op not in _NOT_FOR_COMPLEX and op not in _BITWISE
 
 
 def check_op_dtype(op: ReduceOp, dtype: np.dtype[Any]) -> None:

@@ -7,16 +7,22 @@ import contextlib
 import logging
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 
-from meshdist.backends.base import Backend, BackendOptions, withdrawn_key
-from meshdist.backends.registry import backend_name, make_backend
+from meshdist.backends.base import Backend as Engine
+from meshdist.backends.base import BackendOptions, withdrawn_key
+from meshdist.backends.device_backends import backend_name, by_device, usable_backend_name
+from meshdist.backends.registry import make_engine
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.current import WorldSlot, current_slot, current_world, resolve
 from meshdist.deadline import Deadline, Timeout
+from meshdist.debug.call_log import CallLog
+from meshdist.debug.levels import DebugLevel, begin_debugging, get_debug_level
+from meshdist.debug.log import RankLog
 from meshdist.doorbells import SocketDoorbells
 from meshdist.errors import DistError, DistNetworkError, DistStoreError, DistTimeoutError
-from meshdist.group_names import GroupNames
+from meshdist.group_names import GroupNames, few
 from meshdist.joining import join, leave
 from meshdist.non_member import NonMember
 from meshdist.peers import Peers, my_card
@@ -25,7 +31,6 @@ from meshdist.progress import Progress
 from meshdist.store import PrefixStore, Store, TCPStore
 from meshdist.waiting import Doorbells
 
-_log = logging.getLogger("meshdist")
 _LAST_GOODBYE_S = 5.0
 _LAST_WORDS_S = 0.5
 
@@ -41,6 +46,8 @@ class World:
         store: The part of the store that belongs to this world.
         default_group: The group of all ranks.
         progress: Carries out async calls.
+        log: The `meshdist` logger, with this rank in each record.
+        passes: How often each `breakpoint` was reached, by its line.
     """
 
     def __init__(
@@ -63,12 +70,17 @@ class World:
         self._peers = peers
         self._bells = bells
         self.progress = Progress(bells, f"meshdist-progress-{rank}")
+        self.passes: Counter[str] = Counter()
+        self.log = RankLog(rank)
+        self._call_log = CallLog(self.log) if get_debug_level() is DebugLevel.DETAIL else None
         self._groups: list[ProcessGroup] = []
         self._shared: dict[tuple[tuple[int, ...], str], ProcessGroup] = {}
         self._names = GroupNames()
         self._leftovers: list[Callable[[], bool]] = []
         self._lock = threading.Lock()
         self._end: str | None = None
+        card = peers.mine
+        self.log.info("all ranks are there; this is rank %d of %d, pid %d on %s", rank, size, card.pid, card.host_name)
         everyone = tuple(range(size))
         self.default_group = self._make_group(everyone, backend, timeout_s, "world", "world")
         self._shared[everyone, backend] = self.default_group
@@ -104,12 +116,14 @@ class World:
         with self._lock:
             return len(self._groups)
 
-    def make_backend(self, group: ProcessGroup) -> Backend:
-        """Return a new backend for `group`."""
+    def make_engine(self, group: ProcessGroup, backend: str) -> Engine:
+        """Return a new engine of one of the backends of `group`."""
+        is_first = backend == next(iter(by_device(group.backend_name).values()))
+        name = group.name if is_first else f"{group.name} by {backend}"
         options = BackendOptions(
-            name=group.name,
+            name=name,
             label=group.label,
-            store=self._group_store(group),
+            store=self._group_store(name),
             rank=group.rank(),
             ranks=group.ranks,
             timeout_s=group.timeout_s,
@@ -118,7 +132,13 @@ class World:
             leftovers=self._leftovers,
             pg_options=group.pg_options,
         )
-        return make_backend(group.backend_name, options)
+        return make_engine(backend, options, group.pg_options)
+
+    def log_calls(self, wanted: bool) -> None:
+        """Log every call of every group from now on, or none."""
+        self._call_log = CallLog(self.log) if wanted else None
+        for group in self._groups:
+            group.watch(self._call_log)
 
     def drop(self, group: ProcessGroup, what: str = "has been destroyed") -> None:
         """Close one group; `what` became of it."""
@@ -128,6 +148,7 @@ class World:
             self._shared = {key: other for key, other in self._shared.items() if other is not group}
         self._tell_unmet(group, "has destroyed the group")
         group.close(what)
+        self.log.info("group %r %s", group.label, what)
 
     def check_holds(self, group: ProcessGroup) -> None:
         """Raise ValueError if `group` is of another world, or closed."""
@@ -160,13 +181,14 @@ class World:
             leave(self.store, self.rank, self.size)
         except DistError as error:
             # The store may have gone with the rank or the launcher that held it; then nobody joins there again.
-            _log.debug("rank %d left without telling the store: %s", self.rank, error)
+            self.log.debug("left without telling the store: %s", error)
         if self._own_store is not None:
             if isinstance(self._own_store, TCPStore) and self._own_store.is_master:
                 self._wait_for_leavers()
             self._own_store.close()
         self._peers.close()
         self._bells.close()
+        self.log.info("left the world of %d ranks", self.size)
 
     def abort(self, reason: str) -> None:
         """Tell the ranks of all groups that this one gives up."""
@@ -205,10 +227,10 @@ class World:
         if not group.has_backend and group.size() > 1:
             # The first reason stands. Where there is no store any more, nobody waits either.
             with contextlib.suppress(DistError):
-                self._group_store(group).compare_set(withdrawn_key(group.rank()), "", what)
+                self._group_store(group.name).compare_set(withdrawn_key(group.rank()), "", what)
 
-    def _group_store(self, group: ProcessGroup) -> Store:
-        return PrefixStore(f"group/{group.name}", self.store)
+    def _group_store(self, name: str) -> Store:
+        return PrefixStore(f"group/{name}", self.store)
 
     def _wait_for_leavers(self) -> None:
         # The store ends with this rank. Ranks that still need it are given a moment, but not those that have ended.
@@ -229,7 +251,7 @@ class World:
         if error is not None:
             self.abort(f"it raised {type(error).__name__}: {error}")
         elif self.rank == 0 and not any(group.is_broken for group in self._groups):
-            _log.warning("meshdist: the process ends without destroy_process_group(); call it when the ranks are done")
+            self.log.warning("the process ends without destroy_process_group(); call it when the ranks are done")
         self.close()
 
     def _make_group(self, ranks: tuple[int, ...], backend: str, timeout_s: float, name: str, desc: str) -> ProcessGroup:
@@ -237,6 +259,10 @@ class World:
             raise ValueError(f"group {name!r} cannot be made: its world {self._end}; make groups and meshes anew")
         group = ProcessGroup(self, ranks, name, desc or name, backend, timeout_s)
         self._groups.append(group)
+        if self._call_log is not None:
+            group.watch(self._call_log)
+        if self.log.isEnabledFor(logging.INFO):
+            self.log.info("group %r is made: %s, backend %s", group.label, few(ranks), backend)
         return group
 
 
@@ -272,7 +298,8 @@ def init_process_group(
         raise ValueError("give init_method or store, and only one of them")
     from meshdist.rendezvous import rendezvous
 
-    name, deadline = backend_name(backend), Deadline(timeout)
+    get_debug_level()  # a wrong value in the environment is said before anybody waits for this rank
+    name, deadline = usable_backend_name(backend), Deadline(timeout)
     if store is not None:
         _check_place(rank, world_size)
         enter_world(slot, store, rank, world_size, name, SocketDoorbells(), deadline)
@@ -310,6 +337,7 @@ def enter_world(
     own_store: bool = False,
 ) -> World:
     """Meet the other ranks in `store` and put the World into `slot`."""
+    begin_debugging()
     card = my_card(bells.base)
     try:
         joined = join(store, rank, world_size, card, deadline)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from meshdist.arrays import Array
 from meshdist.call import Buffers, Call, Signature
 from meshdist.deadline import Deadline
+from meshdist.errors import DistBackendError
 from meshdist.waiting import Doorbells, Waitable, wait_until
 
 if TYPE_CHECKING:
@@ -100,33 +101,50 @@ class Incoming(Waitable):
     source: int
 
 
-class Backend(ABC):
-    """Carries out the calls of one group, for one rank.
+class Backend:
+    """The engine of a group: carries out its calls, for one rank.
 
-    A backend must send and receive. A collective that it can do natively is a method of the collective's name that
-    takes a `Call` and returns a `Plan`; for the others, the collective's default algorithm runs over send and recv.
-    Ranks are those in the group.
+    A collective that it can do natively is a method of the collective's name that takes a `Call` and returns a `Plan`;
+    for the others, the collective's default algorithm runs over `send` and `recv`. So an engine that has these two has
+    every collective; one that has not has those that it has methods for. Ranks are those in the group.
+
+    Args:
+        options: What the group is. An engine that its function made without them is given them before its first call.
+
+    Attributes:
+        options: What the group is.
+        rank: This rank in the group.
+        size: The number of ranks.
     """
 
-    def __init__(self, options: BackendOptions) -> None:
+    def __init__(self, options: BackendOptions | None = None) -> None:
+        if options is not None:
+            self.attach(options)
+
+    def attach(self, options: BackendOptions) -> None:
+        """Learn what group this is the engine of."""
         self.options = options
         self.rank = options.rank
         self.size = len(options.ranks)
 
-    @abstractmethod
     def send(self, array: Array, dst: int, tag: int) -> Waitable:
         """Post a message; never block. It is ready when `array` may be changed."""
+        raise DistBackendError(f"{type(self).__name__} sends no messages")
 
-    @abstractmethod
     def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
         """Post the receipt of a message into `array`, from one rank or, where `src` is None, from any; never block.
 
         Messages from one rank with one tag keep their order, and go to the receipts in the order of these.
         """
+        raise DistBackendError(f"{type(self).__name__} receives no messages")
 
-    @abstractmethod
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
-        """Begin a collective that runs over send and recv: compare the ranks' signatures."""
+        """Begin a collective that runs over send and recv: compare the ranks' signatures, by messages unless it can
+        do better.
+        """
+        from meshdist.backends.meeting import compare_calls
+
+        return compare_calls(self, signature)
 
     def connect(self) -> Iterator[Waitable]:
         """Get ready for collectives; the first step of every one, and nothing but the first time.
@@ -146,6 +164,22 @@ class Backend(ABC):
         if waitable.ready():
             return
         wait_until(waitable, self.options.bells.mine(), deadline or Deadline(self.options.timeout_s), where)
+
+    def require(self, call: Call) -> None:
+        """Raise where `call` can never be carried out; asked before anything of it has begun.
+
+        Raises:
+            DistBackendError: There is neither a method for the collective nor messages.
+        """
+        collective = call.collective
+        while collective.staging is not None:
+            collective = collective.staging.inner
+        has_messages = type(self).send is not Backend.send and type(self).recv is not Backend.recv
+        if not has_messages and not hasattr(self, collective.native):
+            raise DistBackendError(
+                f"{call.where}: {type(self).__name__} does not carry it out: it has neither a method"
+                f" {collective.native}(call) nor send and recv to run the default algorithm over"
+            )
 
     def prepare(self, call: Call) -> Plan:
         """Return the plan of `call`: this backend's own, else one of the default algorithm."""

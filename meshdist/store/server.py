@@ -198,9 +198,9 @@ class StoreServer:
         self._selector.unregister(session.sock)
         session.close()
         if was_stranger:
-            import logging  # only where there is something to log
+            from meshdist.debug.log import RankLog  # only where there is something to log
 
-            logging.getLogger("meshdist").info("the store dropped %s: %s", session.name, reason)
+            RankLog().info("the store dropped %s: %s", session.name, reason)
 
     # Requests
 
