@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from meshdist.backends.base import Backend, BackendOptions
 from meshdist.backends.registry import backend_name, make_backend
@@ -18,6 +19,7 @@ from meshdist.current import WorldSlot, current_slot, current_world, resolve
 from meshdist.deadline import Deadline, Timeout
 from meshdist.doorbells import SocketDoorbells
 from meshdist.errors import DistError, DistNetworkError, DistStoreError, DistTimeoutError
+from meshdist.init_urls import whole_number
 from meshdist.joining import join, leave
 from meshdist.peers import Peers, my_card
 from meshdist.process_group import ProcessGroup
@@ -181,18 +183,25 @@ def init_process_group(
     world_size: int = -1,
     rank: int = -1,
     store: Store | None = None,
+    group_name: str = "",
+    pg_options: Any = None,
+    device_id: Any = None,
 ) -> None:
     """Join the world: meet all other ranks, and make the default group.
 
     Args:
         backend: "gloo" (shared memory) or another registered name, in any case. None means "gloo".
         init_method: Where the ranks meet: "env://" (the default: MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE from the
-            environment, as `meshrun` sets them), "tcp://host:port" or "file:///path".
+            environment, as `meshrun` sets them), "tcp://host:port" or "file:///path". With a file, or where the host is
+            a multicast address, the ranks find and number themselves if they give none.
         timeout: How long to wait for the others, and how long any call of this world may wait: seconds or a timedelta.
             30 minutes where None.
         world_size: Number of ranks, where the environment or the URL does not say it.
         rank: This rank, likewise.
         store: A store that all ranks reach, instead of `init_method`; then rank and world_size are needed.
+        group_name: Tells jobs apart that use the same file or multicast address; of no meaning elsewhere.
+        pg_options: Options of the backend; none of those here has any.
+        device_id: Of no meaning for CPU backends.
 
     Raises:
         ValueError: Called twice, an unknown backend, a missing or impossible rank or world size, a rank that is taken.
@@ -208,11 +217,13 @@ def init_process_group(
 
     name, deadline = backend_name(backend), Deadline(timeout)
     if store is not None:
+        rank, world_size = whole_number(rank, "rank"), whole_number(world_size, "world_size")
         _check_place(rank, world_size)
         enter_world(slot, store, rank, world_size, name, SocketDoorbells(), deadline)
         return
     while True:
-        own, my_rank, size = rendezvous(init_method or "env://", rank, world_size, deadline.remaining_s())
+        url = init_method if init_method is not None else "env://"
+        own, my_rank, size = rendezvous(url, rank, world_size, deadline.remaining_s(), group_name=group_name)
         try:
             enter_world(slot, own, my_rank, size, name, SocketDoorbells(), deadline, own_store=True)
             return

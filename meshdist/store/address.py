@@ -83,7 +83,7 @@ def require_secret(host: str, port: int, secret: bytes) -> None:
     Raises:
         DistNetworkError: There is no secret.
     """
-    if not secret and not _is_insecure_allowed():
+    if not secret and not is_insecure_allowed():
         raise DistNetworkError(
             f"{endpoint(host, port)} can be reached from other hosts, and this job has no secret that keeps strangers "
             f"out: set {SECRET_VARIABLE} to the same random string on all ranks (meshrun does so by itself), or set "
@@ -91,7 +91,8 @@ def require_secret(host: str, port: int, secret: bytes) -> None:
         )
 
 
-def _is_insecure_allowed() -> bool:
+def is_insecure_allowed() -> bool:
+    """Return True if the user trusts the network, so that a job without a secret may use it."""
     return os.environ.get(INSECURE_VARIABLE, "") == "1"
 
 
@@ -143,7 +144,7 @@ def _bind_candidates(host: str, port: int, addresses: list[Address], secret: byt
     if is_loopback_only(addresses):
         # Some systems map a host's own name to 127.0.1.1; ranks elsewhere, who resolve it otherwise, must get through.
         is_own_name = host.lower() not in _LOOPBACK_NAMES and not _is_literal(host)
-        if not is_own_name or not (secret or _is_insecure_allowed()):
+        if not is_own_name or not (secret or is_insecure_allowed()):
             return addresses
         wants_ipv6 = True
     else:
