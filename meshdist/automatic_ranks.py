@@ -93,6 +93,9 @@ class Roster:
         if refusal is not None:
             self.refusals[arrival.token] = refusal
             return
+        # Who gave up and comes again is one, not two.
+        gone = (token for token, each in self.came.items() if token not in self.present and each.who == arrival.who)
+        self.came.pop(next(gone, ""), None)
         self.came[arrival.token] = self.present[arrival.token] = arrival
         if len(self.present) == arrival.world_size:
             self._number(arrival.world_size)
@@ -135,9 +138,7 @@ class Roster:
 
     def shortfall(self, world_size: int, when: str) -> str:
         """Return who came and how many are missing, for the message of a wait that was in vain."""
-        # One that gave up and came again is one; who gave up just now is not the one to look for.
-        again = {each.who for each in self.present.values()}
-        came = [each for token, each in self.came.items() if token in self.present or each.who not in again]
+        came = list(self.came.values())
         if all(each.rank != NOT_GIVEN for each in came):
             ranks = {each.rank for each in came}
             missing = [str(rank) for rank in range(world_size) if rank not in ranks]

@@ -33,7 +33,7 @@ _PATIENCE_S = 1.0  # how long to leave that to one with a smaller token
 _STEP_S = 0.02
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _SHORTEST_PAUSE_S = 0.03, 0.3, 0.005
 _FORGET_S = 2.0
-_CONNECT_S = 5.0
+_CONNECT_S = 3.0
 _AVOID_S = 5.0
 _LAST_WORDS_S = 0.5
 _MOST_PEERS = 4096
@@ -188,7 +188,7 @@ class Discovery:
         elif notice.group_name != self._group_name:
             self._ignored[f"of group_name {notice.group_name[:40]!r}"] += 1
         elif self._this_host_only and notice.host != self._host:
-            self._ignored[f"from other hosts, as no {SECRET_VARIABLE} is set"] += 1
+            self._ignored["of other hosts"] += 1
         elif notice.token != self._token:
             self._meet(notice, address)
 
@@ -218,8 +218,8 @@ class Discovery:
 
     def remarks(self) -> str:
         """Return what may explain that somebody was not found, for the end of a message."""
-        words = [f"{why}" for why in self._failures]
-        words += [f"{count} datagrams {whose} were ignored" for whose, count in self._ignored.items()]
+        words = list(self._failures)
+        words += [f"datagrams {whose} were ignored ({count})" for whose, count in self._ignored.items()]
         if self._this_host_only:
             words.append(f"without {SECRET_VARIABLE} only processes of this host are looked for")
         return "".join(f"; {word}" for word in words[-5:])
