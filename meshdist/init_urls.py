@@ -12,6 +12,7 @@ NOT_GIVEN = -1
 """The rank and the world size of who leaves them to the URL, the environment or the other ranks."""
 
 _KEYS = ("rank", "world_size", "group_name")
+_EXAMPLES = {"rank": "rank=0", "world_size": "world_size=2"}
 
 
 class InitUrl(NamedTuple):
@@ -60,8 +61,8 @@ class InitUrl(NamedTuple):
         needed = [("rank", self.rank)] * rank + [("world_size", self.world_size)]
         missing = [name for name, value in needed if value == NOT_GIVEN]
         if missing:
-            hint = f"?{'&'.join(f'{name}={example}' for name, example in zip(missing, '02', strict=False))}"
-            raise ValueError(f"{self.text}: {' and '.join(missing)} missing; give it as an argument or as {hint}")
+            hint = "&".join(_EXAMPLES[name] for name in missing)
+            raise ValueError(f"{self.text}: {' and '.join(missing)} missing; give it as an argument or as ?{hint}")
         check_ranks(self.text, self.rank if rank or self.rank != NOT_GIVEN else 0, self.world_size)
 
 

@@ -1,0 +1,186 @@
+"""init_process_group as scripts call it: by position, with all the arguments, from threads; and what it refuses."""
+
+import inspect
+import threading
+from contextvars import copy_context
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from worlds import Crew, crew_rank
+
+import meshdist as dist
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("_own_environment")]
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+
+
+@pytest.fixture
+def _own_environment(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def pair(worlds):
+    with Crew(worlds.nursery, 2) as crew:
+        yield crew
+
+
+@pytest.fixture
+def _destroyed():
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_the_arguments_have_their_places():
+    names = "backend, init_method, timeout, world_size, rank, store, group_name, pg_options, device_id"
+    assert ", ".join(inspect.signature(dist.init_process_group).parameters) == names
+    names = (
+        "host_name, port, world_size, is_master, timeout, wait_for_workers, multi_tenant, master_listen_fd, use_libuv"
+    )
+    assert ", ".join(inspect.signature(dist.TCPStore).parameters).startswith(names)
+
+
+def by_keywords(url):
+    dist.init_process_group(
+        backend="gloo",
+        init_method=url,
+        timeout=timedelta(seconds=20),
+        world_size=np.int64(2),
+        rank=np.int32(crew_rank()),
+        group_name="train",
+        pg_options=None,
+        device_id=None,
+    )
+    return finish()
+
+
+def by_position(url):
+    dist.init_process_group("gloo", url, timedelta(seconds=20), 2, crew_rank())
+    return finish()
+
+
+def by_store(port):
+    store = dist.TCPStore("127.0.0.1", port, 2, crew_rank() == 0, timedelta(seconds=20))
+    dist.init_process_group("gloo", rank=crew_rank(), world_size=2, store=store, device_id=0)
+    return finish()
+
+
+def by_one_store_twice(port):
+    with dist.TCPStore("127.0.0.1", port, 2, crew_rank() == 0, timedelta(seconds=20)) as store:
+        totals = []
+        for name in ("first", "second"):
+            part = dist.PrefixStore(name, store)
+            dist.init_process_group("gloo", rank=crew_rank(), world_size=2, store=part)
+            totals.append(finish())
+        store.add("ended", 1)
+        if crew_rank() == 0:  # the store is here: it stays until the other needs it no more
+            store.wait(["left"], timedelta(seconds=20))
+        else:
+            store.set("left", "")
+    return sum(totals) // 2
+
+
+def in_threads(url):
+    """Every call of the world from another thread than the one before."""
+    results = []
+
+    def join():
+        dist.init_process_group("gloo", init_method=url, rank=crew_rank(), world_size=2, timeout=20)
+
+    for step in (join, lambda: results.append(int(dist.all_reduce(np.array(1)))), dist.destroy_process_group):
+        thread = threading.Thread(target=copy_context().run, args=(step,))
+        thread.start()
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+    return results[0]
+
+
+def finish():
+    total = int(dist.all_reduce(np.array(1)))
+    dist.destroy_process_group()
+    return total
+
+
+@pytest.mark.parametrize("program", [by_keywords, by_position, in_threads])
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_ways_to_call_it(pair, program, kind, port, tmp_path):
+    pair.start(program, f"tcp://127.0.0.1:{port}" if kind == "tcp" else f"file://{tmp_path}/meet")
+    assert pair.gather() == [2, 2]
+
+
+@pytest.mark.parametrize("program", [by_store, by_one_store_twice])
+def test_with_a_store(pair, program, port):
+    pair.start(program, port)
+    assert pair.gather() == [2, 2]
+
+
+def test_the_file_of_the_older_documents(pair, tmp_path):
+    """`file:////` and more slashes, as for a share, mean a path as well."""
+    pair.start(by_position, f"file:////{tmp_path}/some_file")
+    assert pair.gather() == [2, 2]
+
+
+REFUSED = {
+    "both": ({"init_method": "env://", "store": dist.HashStore()}, ValueError, "init_method or store"),
+    "rank is text": (
+        {"store": dist.HashStore(), "rank": "0", "world_size": 1},
+        TypeError,
+        "rank must be an integer.*'0'",
+    ),
+    "rank is true": ({"init_method": "tcp://127.0.0.1:9", "rank": True}, TypeError, "rank must be an integer.*bool"),
+    "size is a float": (
+        {"init_method": "tcp://127.0.0.1:9", "world_size": 2.0},
+        TypeError,
+        "world_size must be an integer",
+    ),
+    "group_name is no text": (
+        {"init_method": "tcp://127.0.0.1:9", "group_name": 3},
+        TypeError,
+        "group_name must be a str",
+    ),
+    "init_method is empty": ({"init_method": ""}, ValueError, "init_method must begin with"),
+    "rank twice": ({"init_method": "tcp://127.0.0.1:9?rank=0", "rank": 1, "world_size": 2}, ValueError, "given twice"),
+    "size twice in env": ({"init_method": "env://?world_size=3", "world_size": 2}, ValueError, "given twice"),
+    "size twice in a file": ({"init_method": "file:///x?world_size=3", "world_size": 2}, ValueError, "given twice"),
+    "unknown key": (
+        {"init_method": "file:///x?size=3", "world_size": 2},
+        ValueError,
+        "the query may have rank, world_size and group_name, got 'size'",
+    ),
+    "no world size at a multicast address": ({"init_method": "tcp://239.1.1.1:9"}, ValueError, "world_size missing"),
+    "no world size in a file": ({"init_method": "file:///x", "group_name": "a"}, ValueError, r"\?world_size=2"),
+    "rank too high in a file": ({"init_method": "file:///x", "rank": 2, "world_size": 2}, ValueError, "= 1, got 2"),
+    "negative rank": ({"init_method": "tcp://239.1.1.1:9", "rank": -3, "world_size": 2}, ValueError, "= 1, got -3"),
+    "no directory": (
+        {"init_method": "file:///nonesuch/folder/x", "world_size": 2},
+        dist.DistStoreError,
+        "directory /nonesuch/folder does not exist",
+    ),
+    "a long group name": (
+        {"init_method": "tcp://239.1.1.1:9", "world_size": 2, "group_name": "x" * 2000},
+        ValueError,
+        "group_name must have at most 1000 characters",
+    ),
+}
+
+
+@pytest.mark.usefixtures("_destroyed")
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(name):
+    options, kind, words = REFUSED[name]
+    with pytest.raises(kind, match=words):
+        dist.init_process_group("gloo", **options)
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("missing", VARIABLES[:2] + VARIABLES[3:5])
+def test_a_missing_variable_is_named_alone(monkeypatch, missing):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}.items():
+        if name != missing:
+            monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"env:// rendezvous: {missing} missing from the environment"):
+        dist.init_process_group("gloo")
