@@ -6,8 +6,10 @@ to come says the world's size, and every rank leaves its card.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from meshdist.deadline import Deadline
-from meshdist.errors import DistStoreError, DistTimeoutError
+from meshdist.errors import DistError, DistStoreError, DistTimeoutError
 from meshdist.peers import Card
 from meshdist.store import PrefixStore, Store
 
@@ -27,13 +29,33 @@ def join(store: Store, rank: int, world_size: int, card: Card, deadline: Deadlin
     try:
         world.wait(["complete"], deadline.remaining_s())
     except DistStoreError:
-        missing = [other for other in range(world_size) if not world.check([f"card/{other}"])]
-        listed = ", ".join(map(str, missing[:_NAMED_RANKS])) + (", ..." if len(missing) > _NAMED_RANKS else "")
-        raise DistTimeoutError(
-            f"init_process_group (rank {rank} of {world_size}): {world_size - len(missing)} ranks joined within"
-            f" {deadline.timeout_s:g} s; missing: {listed}"
-        ) from None
+        if not _take_back(world, rank, world_size, card):
+            return world  # the last one came in this very moment
+        raise _missing(world, rank, world_size, deadline) from None
+    except BaseException:
+        with suppress(DistError):  # what interrupts is what the caller is to see, not that the store is gone as well
+            _take_back(world, rank, world_size, card)
+        raise
     return world
+
+
+def _missing(world: Store, rank: int, world_size: int, deadline: Deadline) -> DistTimeoutError:
+    missing = [other for other in range(world_size) if not world.check([f"card/{other}"])]
+    listed = ", ".join(map(str, missing[:_NAMED_RANKS])) + (", ..." if len(missing) > _NAMED_RANKS else "")
+    return DistTimeoutError(
+        f"init_process_group (rank {rank} of {world_size}): {world_size - len(missing)} ranks joined within"
+        f" {deadline.timeout_s:g} s; missing: {listed}"
+    )
+
+
+def _take_back(world: Store, rank: int, world_size: int, card: Card) -> bool:
+    """Have this rank count as not arrived, so that it may come again; return False if all have arrived."""
+    if world.add("arrived", -1) == world_size - 1:
+        world.add("arrived", 1)
+        return False
+    # The card stays: who gives up in the same moment shall not call this rank missing.
+    world.set(f"withdrawn/{rank}", card.encode())
+    return True
 
 
 def _register(store: Store, rank: int, world_size: int, card: Card) -> Store:
@@ -41,7 +63,7 @@ def _register(store: Store, rank: int, world_size: int, card: Card) -> Store:
     while True:
         world = PrefixStore(f"world/{generation}", store)
         agreed = int(world.compare_set("world_size", "", str(world_size)))
-        taken = Card.decode(world.compare_set(f"card/{rank}", "", card.encode())) if agreed == world_size else None
+        taken = Card.decode(_leave_card(world, rank, card)) if agreed == world_size else None
         if taken == card:
             return world
         if not world.check(["over" if taken is None else f"left/{rank}"]):
@@ -55,6 +77,15 @@ def _register(store: Store, rank: int, world_size: int, card: Card) -> Store:
                 " a rank of its own, or a new store if this one is left over from an earlier run"
             )
         generation += 1
+
+
+def _leave_card(world: Store, rank: int, card: Card) -> bytes:
+    """Return the card that is there for the rank: this one, or that of another process, which came first."""
+    taken = world.compare_set(f"card/{rank}", "", card.encode())
+    withdrawn = f"withdrawn/{rank}"
+    if world.check([withdrawn]) and world.get(withdrawn) == taken:
+        return world.compare_set(f"card/{rank}", taken, card.encode())
+    return taken
 
 
 def leave(world: Store, rank: int, world_size: int) -> None:

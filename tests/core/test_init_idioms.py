@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-from worlds import Crew, crew_rank
+from worlds import Crew, crew_rank, tell
 
 import meshdist as dist
 
@@ -184,3 +184,43 @@ def test_a_missing_variable_is_named_alone(monkeypatch, missing):
             monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=f"env:// rendezvous: {missing} missing from the environment"):
         dist.init_process_group("gloo")
+
+
+# ---- Again, after some did not come
+
+
+def too_early(port, rank):
+    """Rank 0 is there alone first, in vain, and comes again when the other one is there."""
+    store = dist.TCPStore("127.0.0.1", port, timeout=20)
+    if rank == 0:
+        for _ in range(2):
+            with pytest.raises(dist.DistTimeoutError, match=r"1 ranks joined within 0.2 s; missing: 1"):
+                dist.init_process_group("gloo", store=store, rank=0, world_size=2, timeout=0.2)
+        store.set("others may come", "")
+    else:
+        store.get("others may come")
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=20)
+    return finish()
+
+
+def test_a_rank_that_gave_up_may_come_again_in_the_same_store(pair):
+    with dist.TCPStore("127.0.0.1", 0, is_master=True) as store:
+        for rank in range(2):
+            pair.start(too_early, store.port, rank, ranks=[rank])
+        assert pair.gather() == [2, 2]
+
+
+def in_a_file(url, rank):
+    if rank == 0:
+        with pytest.raises(dist.DistTimeoutError, match=r"1 rank joined within 0.2 s; missing: 1"):
+            dist.init_process_group("gloo", init_method=url, rank=0, world_size=2, timeout=0.2)
+        tell("gave up")
+    dist.init_process_group("gloo", init_method=url, rank=rank, world_size=2, timeout=20)
+    return finish()
+
+
+def test_a_rank_that_gave_up_may_come_again_in_the_same_file(pair, tmp_path):
+    pair.start(in_a_file, f"file://{tmp_path}/meet", 0, ranks=[0])
+    assert pair.told(0) == "gave up"
+    pair.start(in_a_file, f"file://{tmp_path}/meet", 1, ranks=[1])
+    assert pair.gather() == [2, 2]
