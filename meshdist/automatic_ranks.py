@@ -8,8 +8,10 @@ a rank have it and the others get the free ones, host by host. So all agree with
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -20,8 +22,10 @@ from meshdist.init_urls import NOT_GIVEN
 from meshdist.peers import host_id
 from meshdist.store import PrefixStore, Store
 
+_log = logging.getLogger("meshdist")
 _SLICE_S = 1.0
 _NAMED = 20
+_NAMED_REFUSALS = 3
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Roster:
         came: All who were taken, those who gave up later included, by token.
         present: Those of them who are still there.
         refusals: Why the others were not taken, by token.
+        refused: Who they are and why, for people.
         ranks: The rank of each token, once as many are there as the world has ranks.
 
     Example:
@@ -73,6 +78,7 @@ class Roster:
         self.came: dict[str, Arrival] = {}
         self.present: dict[str, Arrival] = {}
         self.refusals: dict[str, str] = {}
+        self.refused: list[str] = []
         self.ranks: dict[str, int] = {}
 
     @classmethod
@@ -92,6 +98,7 @@ class Roster:
         refusal = self._refusal(arrival)
         if refusal is not None:
             self.refusals[arrival.token] = refusal
+            self.refused.append(f"{arrival.who}: {refusal}")
             return
         # Who gave up and comes again is one, not two.
         gone = (token for token, each in self.came.items() if token not in self.present and each.who == arrival.who)
@@ -143,8 +150,10 @@ class Roster:
             ranks = {each.rank for each in came}
             missing = [str(rank) for rank in range(world_size) if rank not in ranks]
             shown = ", ".join(missing[:_NAMED]) + (", ..." if len(missing) > _NAMED else "")
-            return f"{_count(len(ranks))} joined {when}; missing: {shown}"
-        return f"{_count(len(came))} joined {when} ({_listed(came)}); {max(1, world_size - len(came))} missing"
+            text = f"{_count(len(ranks))} joined {when}; missing: {shown}"
+        else:
+            text = f"{_count(len(came))} joined {when} ({_listed(came)}); {max(1, world_size - len(came))} missing"
+        return text + "".join(f"; refused: {words}" for words in self.refused[-_NAMED_REFUSALS:])
 
 
 def _count(number: int) -> str:
@@ -179,6 +188,7 @@ def number_ranks(
         while (number := numbering.number()) is None:
             if deadline.expired():
                 raise numbering.too_late(deadline)
+            numbering.warn()
             wait()
     except BaseException:
         numbering.leave()
@@ -192,6 +202,8 @@ class _Numbering:
     def __init__(self, store: Store, arrival: Arrival) -> None:
         self._store = PrefixStore("numbering", store)
         self._me = arrival
+        self._num_warned = 0
+        self._next_warning_s = time.monotonic() + _SLICE_S
         own = "" if arrival.rank == NOT_GIVEN else f"rank {arrival.rank} of "
         self._where = f"init_process_group ({own}{arrival.world_size}{'' if own else ' ranks'})"
 
@@ -205,6 +217,17 @@ class _Numbering:
 
     def number(self) -> int | None:
         return self._roster().ranks.get(self._me.token) if self._store.check(["complete"]) else None
+
+    def warn(self) -> None:
+        """Say in the log who was refused since the last time, on the rank that came first."""
+        if time.monotonic() < self._next_warning_s:
+            return
+        self._next_warning_s = time.monotonic() + _SLICE_S
+        roster = self._roster()
+        if next(iter(roster.present), None) == self._me.token:
+            for words in roster.refused[self._num_warned :]:
+                _log.warning("%s: refused %s", self._where, words)
+            self._num_warned = len(roster.refused)
 
     def wait(self, longest_s: float) -> None:
         # Who is missing is told at the deadline, and what is wrong with the store by the next look.

@@ -6,6 +6,7 @@ to come says the world's size, and every rank leaves its card.
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 
 from meshdist.deadline import Deadline
@@ -13,7 +14,10 @@ from meshdist.errors import DistError, DistStoreError, DistTimeoutError
 from meshdist.peers import Card
 from meshdist.store import PrefixStore, Store
 
+_log = logging.getLogger("meshdist")
 _NAMED_RANKS = 20
+_NAMED_REFUSALS = 3
+_SLICE_S = 1.0
 
 
 def join(store: Store, rank: int, world_size: int, card: Card, deadline: Deadline) -> Store:
@@ -27,7 +31,7 @@ def join(store: Store, rank: int, world_size: int, card: Card, deadline: Deadlin
     if world.add("arrived", 1) == world_size:
         world.set("complete", "")
     try:
-        world.wait(["complete"], deadline.remaining_s())
+        _await_all(world, rank, world_size, deadline)
     except DistStoreError:
         if not _take_back(world, rank, world_size, card):
             return world  # the last one came in this very moment
@@ -39,13 +43,37 @@ def join(store: Store, rank: int, world_size: int, card: Card, deadline: Deadlin
     return world
 
 
+def _await_all(world: Store, rank: int, world_size: int, deadline: Deadline) -> None:
+    """Wait for the last rank; rank 0 says in the log who was refused meanwhile."""
+    num_warned = 0
+    while True:
+        try:
+            world.wait(["complete"], deadline.slice_s(_SLICE_S))
+            return
+        except DistStoreError:
+            if deadline.expired():
+                raise
+            # Asked on every rank: a store that is closed says so here, instead of at once, again and again.
+            while world.check([f"refused/{num_warned}"]):
+                if rank == 0:
+                    words = world.get(f"refused/{num_warned}").decode()
+                    _log.warning("init_process_group (rank 0 of %d): refused %s", world_size, words)
+                num_warned += 1
+
+
 def _missing(world: Store, rank: int, world_size: int, deadline: Deadline) -> DistTimeoutError:
     missing = [other for other in range(world_size) if not world.check([f"card/{other}"])]
     listed = ", ".join(map(str, missing[:_NAMED_RANKS])) + (", ..." if len(missing) > _NAMED_RANKS else "")
     return DistTimeoutError(
         f"init_process_group (rank {rank} of {world_size}): {world_size - len(missing)} ranks joined within"
-        f" {deadline.timeout_s:g} s; missing: {listed}"
+        f" {deadline.timeout_s:g} s; missing: {listed}{_refused(world)}"
     )
+
+
+def _refused(world: Store) -> str:
+    """Return who was refused, for the end of a message."""
+    keys = [f"refused/{number}" for number in range(_NAMED_REFUSALS)]
+    return "".join(f"; refused: {world.get(key).decode()}" for key in keys if world.check([key]))
 
 
 def _take_back(world: Store, rank: int, world_size: int, card: Card) -> bool:
@@ -67,15 +95,15 @@ def _register(store: Store, rank: int, world_size: int, card: Card) -> Store:
         if taken == card:
             return world
         if not world.check(["over" if taken is None else f"left/{rank}"]):
-            where = f"init_process_group (rank {rank} of {world_size})"
             if taken is None:
-                raise ValueError(
-                    f"{where}: the other ranks say that the world size is {agreed}, this one says {world_size}"
+                refusal = f"the other ranks say that the world size is {agreed}, this one says {world_size}"
+            else:
+                refusal = (
+                    f"rank {rank} is there already, pid {taken.pid} on {taken.host_name}; give each process a rank of"
+                    " its own, or a new store if this one is left over from an earlier run"
                 )
-            raise ValueError(
-                f"{where}: rank {rank} is there already, pid {taken.pid} on {taken.host_name}; give each process"
-                " a rank of its own, or a new store if this one is left over from an earlier run"
-            )
+            world.set(f"refused/{world.add('num_refused', 1) - 1}", f"pid {card.pid} on {card.host_name}: {refusal}")
+            raise ValueError(f"init_process_group (rank {rank} of {world_size}): {refusal}")
         generation += 1
 
 

@@ -276,6 +276,9 @@ class StoreServer:
         if world_size is not None and self._world_size not in (None, world_size):
             text = f"this store is for world_size={self._world_size}, not {world_size}; all ranks must say the same"
             session.reply(Status.INVALID, [text.encode()])
+            import logging  # only where there is something to log
+
+            logging.getLogger("meshdist").warning("the store refused %s: %s", session.name, text)
             return
         self._world_size = world_size or self._world_size
         self._joined += 1

@@ -1,7 +1,10 @@
 """init_process_group as scripts call it: by position, with all the arguments, from threads; and what it refuses."""
 
 import inspect
+import logging
+import re
 import threading
+import time
 from contextvars import copy_context
 from datetime import timedelta
 
@@ -224,3 +227,86 @@ def test_a_rank_that_gave_up_may_come_again_in_the_same_file(pair, tmp_path):
     assert pair.told(0) == "gave up"
     pair.start(in_a_file, f"file://{tmp_path}/meet", 1, ranks=[1])
     assert pair.gather() == [2, 2]
+
+
+# ---- Who was refused is said to those who wait
+
+
+def refused_by(place, rank, world_size, timeout_s):
+    records = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())
+    logging.getLogger("meshdist").addHandler(handler)
+    if isinstance(place, int):
+        options = {"store": dist.TCPStore("127.0.0.1", place, timeout=20)}
+    else:
+        options = {"init_method": place}
+    try:
+        dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timeout_s, **options)
+    except (ValueError, dist.DistTimeoutError) as error:
+        return type(error), str(error), records
+    finally:
+        logging.getLogger("meshdist").removeHandler(handler)
+    return None
+
+
+@pytest.mark.parametrize("kind", ["store", "file"])
+@pytest.mark.parametrize(
+    ("rank", "world_size", "words"), [(0, 2, "rank 0 is there already"), (1, 3, "world size is 2, this one says 3")]
+)
+def test_who_waits_learns_who_was_refused(pair, tmp_path, kind, rank, world_size, words):
+    with dist.TCPStore("127.0.0.1", 0, is_master=True) as store:
+        place = store.port if kind == "store" else f"file://{tmp_path}/meet"
+        pair.start(refused_by, place, 0, 2, 2.5, ranks=[0])
+        if kind == "file":
+            until_it_holds(tmp_path / "meet", b"arrivals")
+        else:
+            store.get("world/0/arrived")
+        pair.start(refused_by, place, rank, world_size, 2.5, ranks=[1])
+        (waited, message, log), (refused, own, _) = pair.gather()
+    who = f"pid {pair.pids[1]} on "
+    assert (waited, refused) == (dist.DistTimeoutError, ValueError)
+    assert words in own
+    assert re.search(rf"joined within 2.5 s; missing: 1; refused: {who}.*{words}", message)
+    assert len(log) == 1
+    assert re.search(rf"refused {who}.*{words}", log[0])
+
+
+def test_the_host_of_a_store_learns_who_was_refused(caplog):
+    with dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False) as store:
+        with pytest.raises(ValueError, match="world_size=2, not 3"):
+            dist.TCPStore("127.0.0.1", store.port, 3)
+        store.check([])  # answered by the same thread, after what it had to say
+    assert re.search(r"the store refused 127.0.0.1:\d+: this store is for world_size=2, not 3", caplog.text)
+
+
+def until_it_holds(path, text):
+    deadline = time.monotonic() + 30
+    while not path.exists() or text not in path.read_bytes():
+        assert time.monotonic() < deadline
+
+
+# ---- Before init
+
+
+def needs_a_world():
+    found = []
+    for name in dist.__all__:
+        function = getattr(dist, name)
+        if not inspect.isclass(function) and callable(function):
+            parameters = inspect.signature(function).parameters
+            if "group" in parameters and name not in ("coalescing_manager", "destroy_process_group"):
+                found.append(pytest.param(function, parameters, id=name))
+    return found
+
+
+@pytest.mark.parametrize(("function", "parameters"), needs_a_world())
+def test_before_init_every_call_says_what_to_do(function, parameters):
+    numbers = {"src", "dst", "rank", "global_rank", "group_rank"}
+    arguments = {}
+    for name, parameter in parameters.items():
+        if name == "group" or parameter.default is parameter.empty:
+            value = np.zeros(2) if "list" not in name and not name.endswith("s") else [np.zeros(2)]
+            arguments[name] = None if name == "group" else 0 if name in numbers else value
+    with pytest.raises(ValueError, match=r"init_process_group\(\) first"):
+        function(**arguments)
