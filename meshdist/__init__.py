@@ -82,10 +82,10 @@ from meshdist.process_group import ProcessGroup
 from meshdist.reduce_op import PremulSum, ReduceOp, premul_sum, reduce_op, supports_complex
 from meshdist.rendezvous import register_rendezvous_handler, rendezvous
 from meshdist.shrink import SHRINK_ABORT, SHRINK_DEFAULT, shrink_group
+from meshdist.start_and_end import abort_process_group, destroy_process_group, init_process_group
 from meshdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore
 from meshdist.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
 from meshdist.work import Work
-from meshdist.world import abort_process_group, destroy_process_group, init_process_group
 
 __all__ = [
     "SHRINK_ABORT",

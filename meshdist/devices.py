@@ -51,3 +51,21 @@ def common_device_type(buffers: tuple[Any, ...]) -> str | None:
     if len(found) > 1:
         raise ValueError(f"the arrays are on several device types, {', '.join(sorted(found))}; bring them to one")
     return found.pop() if found else None
+
+
+def check_device_id(of: str, device_id: Any) -> None:
+    """Raise TypeError or ValueError where `device_id`, a parameter of `of`, is certainly no device.
+
+    What a device is, only the backend knows.
+    """
+    if device_id is None or hasattr(device_id, "type") or hasattr(device_id, "id"):
+        return
+    if isinstance(device_id, str):
+        kind, colon, number = device_id.partition(":")
+        well = kind in ("cpu", "cuda") and (number.isdecimal() if colon else True)
+    elif isinstance(device_id, int) and not isinstance(device_id, bool):
+        well = device_id >= 0
+    else:
+        raise TypeError(f"{of}: device_id must be a device, its index or its name, got {device_id!r}")
+    if not well:
+        raise ValueError(f"{of}: device_id must be an index from 0, 'cpu', 'cuda' or 'cuda:<index>', got {device_id!r}")

@@ -12,6 +12,7 @@ from meshdist.backends.names import Backend
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.current import GroupLike, current_world, is_initialized, resolve
 from meshdist.deadline import Timeout, seconds
+from meshdist.devices import check_device_id
 from meshdist.non_member import NonMember
 from meshdist.process_group import ProcessGroup
 
@@ -84,7 +85,7 @@ def new_group(
     timeout_s = seconds(timeout, world.timeout_s)
     if group_desc is not None and not isinstance(group_desc, str):
         raise TypeError(f"new_group: group_desc must be a string, got {group_desc!r}")
-    _check_device_id(device_id)
+    check_device_id("new_group", device_id)
     if world.rank not in members:
         return GroupMember.NON_GROUP_MEMBER
     made = world.new_group(tuple(members), name, timeout_s, group_desc or "")
@@ -114,23 +115,6 @@ def rank_list(what: str, ranks: Iterable[int], size: int) -> list[int]:
     if not listed or len(set(listed)) != len(listed):
         raise ValueError(f"{what} must be distinct, at least one, got {listed}")
     return listed
-
-
-def _check_device_id(device_id: Any) -> None:
-    # What a device is, only the backend knows; here it is told apart from what certainly is none.
-    if device_id is None or hasattr(device_id, "type") or hasattr(device_id, "id"):
-        return
-    if isinstance(device_id, str):
-        kind, colon, number = device_id.partition(":")
-        well = kind in ("cpu", "cuda") and (number.isdecimal() if colon else True)
-    elif isinstance(device_id, int) and not isinstance(device_id, bool):
-        well = device_id >= 0
-    else:
-        raise TypeError(f"new_group: device_id must be a device, its index or its name, got {device_id!r}")
-    if not well:
-        raise ValueError(
-            f"new_group: device_id must be an index from 0, 'cpu', 'cuda' or 'cuda:<index>', got {device_id!r}"
-        )
 
 
 def _member(group: GroupLike, of: str) -> ProcessGroup:

@@ -12,27 +12,23 @@ from collections.abc import Callable, Sequence
 
 from meshdist.backends.base import Backend as Engine
 from meshdist.backends.base import BackendOptions, withdrawn_key
-from meshdist.backends.device_backends import backend_name, by_device, usable_backend_name
+from meshdist.backends.device_backends import backend_name, by_device
 from meshdist.backends.registry import make_engine
-from meshdist.collectives.methods import CollectiveMethods
-from meshdist.current import WorldSlot, current_slot, current_world, resolve
-from meshdist.deadline import Deadline, Timeout
+from meshdist.current import current_slot
+from meshdist.deadline import Deadline
 from meshdist.debug.call_log import CallLog
-from meshdist.debug.levels import DebugLevel, begin_debugging, get_debug_level
+from meshdist.debug.levels import DebugLevel, get_debug_level
 from meshdist.debug.log import RankLog
-from meshdist.doorbells import SocketDoorbells
-from meshdist.errors import DistError, DistNetworkError, DistStoreError, DistTimeoutError
+from meshdist.errors import DistError, DistStoreError
 from meshdist.group_names import GroupNames, few
-from meshdist.joining import join, leave
-from meshdist.non_member import NonMember
-from meshdist.peers import Peers, my_card
+from meshdist.joining import leave
+from meshdist.peers import Peers
 from meshdist.process_group import ProcessGroup
 from meshdist.progress import Progress
 from meshdist.store import PrefixStore, Store, TCPStore
 from meshdist.waiting import Doorbells
 
 _LAST_GOODBYE_S = 5.0
-_LAST_WORDS_S = 0.5
 
 
 class World:
@@ -132,7 +128,7 @@ class World:
             leftovers=self._leftovers,
             pg_options=group.pg_options,
         )
-        return make_engine(backend, options, group.pg_options)
+        return make_engine(backend, options)
 
     def log_calls(self, wanted: bool) -> None:
         """Log every call of every group from now on, or none."""
@@ -264,137 +260,3 @@ class World:
         if self.log.isEnabledFor(logging.INFO):
             self.log.info("group %r is made: %s, backend %s", group.label, few(ranks), backend)
         return group
-
-
-def init_process_group(
-    backend: str | None = None,
-    init_method: str | None = None,
-    timeout: Timeout | None = None,
-    world_size: int = -1,
-    rank: int = -1,
-    store: Store | None = None,
-) -> None:
-    """Join the world: meet all other ranks, and make the default group.
-
-    Args:
-        backend: "gloo" (shared memory) or another registered name, in any case. None means "gloo".
-        init_method: Where the ranks meet: "env://" (the default: MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE from the
-            environment, as `meshrun` sets them), "tcp://host:port" or "file:///path".
-        timeout: How long to wait for the others, and how long any call of this world may wait: seconds or a timedelta.
-            30 minutes where None.
-        world_size: Number of ranks, where the environment or the URL does not say it.
-        rank: This rank, likewise.
-        store: A store that all ranks reach, instead of `init_method`; then rank and world_size are needed.
-
-    Raises:
-        ValueError: Called twice, an unknown backend, a missing or impossible rank or world size, a rank that is taken.
-        DistNetworkError: The store cannot be reached.
-        DistTimeoutError: Some ranks did not come; says which.
-    """
-    slot = current_slot()
-    if slot.world is not None:
-        raise ValueError("init_process_group was called already; destroy_process_group() comes before the next")
-    if store is not None and init_method is not None:
-        raise ValueError("give init_method or store, and only one of them")
-    from meshdist.rendezvous import rendezvous
-
-    get_debug_level()  # a wrong value in the environment is said before anybody waits for this rank
-    name, deadline = usable_backend_name(backend), Deadline(timeout)
-    if store is not None:
-        _check_place(rank, world_size)
-        enter_world(slot, store, rank, world_size, name, SocketDoorbells(), deadline)
-        return
-    while True:
-        own, my_rank, size = rendezvous(init_method or "env://", rank, world_size, deadline.remaining_s())
-        try:
-            enter_world(slot, own, my_rank, size, name, SocketDoorbells(), deadline, own_store=True)
-            return
-        except DistNetworkError:
-            # The store went away: it was that of the world before, whose last rank was just leaving. Meet again.
-            own.close()
-            if deadline.expired():
-                raise
-        except DistTimeoutError:
-            if isinstance(own, TCPStore) and own.is_master:
-                # The others' time ends about now; without the store they could not say who is missing.
-                threading.Event().wait(_LAST_WORDS_S)
-            own.withdraw()
-            raise
-        except BaseException:
-            own.withdraw()
-            raise
-
-
-def enter_world(
-    slot: WorldSlot,
-    store: Store,
-    rank: int,
-    world_size: int,
-    backend: str,
-    bells: Doorbells,
-    deadline: Deadline,
-    *,
-    own_store: bool = False,
-) -> World:
-    """Meet the other ranks in `store` and put the World into `slot`."""
-    begin_debugging()
-    card = my_card(bells.base)
-    try:
-        joined = join(store, rank, world_size, card, deadline)
-    except BaseException:
-        bells.close()
-        raise
-    peers = Peers(joined, card, world_size)
-    world = World(rank, world_size, backend, deadline.timeout_s, joined, peers, bells, store if own_store else None)
-    slot.world = world
-    return world
-
-
-def destroy_process_group(group: CollectiveMethods | None = None) -> None:
-    """Leave the world, or give up one group.
-
-    Args:
-        group: The group to close; None or the world's group closes all and ends the world. `init_process_group` may
-            be called again then.
-
-    Raises:
-        ValueError: There is no world, or the group is closed already.
-    """
-    if isinstance(group, NonMember):
-        return  # of a group that it is not in, this rank holds nothing
-    world = current_world()
-    members = resolve(group)
-    if members is not world.default_group:
-        world.drop(members)
-        return
-    current_slot().world = None
-    world.close()
-
-
-def abort_process_group(group: CollectiveMethods | None = None) -> None:
-    """Give up at once: the calls of the other ranks that wait for this one raise.
-
-    Args:
-        group: The group; None or the world's group aborts all groups and ends the world.
-
-    Raises:
-        ValueError: There is no world.
-    """
-    if isinstance(group, NonMember):
-        return
-    world = current_world()
-    members = resolve(group)
-    reason = f"rank {world.rank} called abort_process_group"
-    if members is not world.default_group:
-        world.give_up(members, reason)
-        return
-    current_slot().world = None
-    world.abort(reason)
-    world.close()
-
-
-def _check_place(rank: int, world_size: int) -> None:
-    if world_size < 1:
-        raise ValueError(f"with store=, world_size must be given, at least 1, got {world_size}")
-    if not 0 <= rank < world_size:
-        raise ValueError(f"with store=, rank must be given, 0 to {world_size - 1}, got {rank}")

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 DEVICE_TYPES = ("cpu", "cuda")
 UNDEFINED = "undefined"
 
-# What makes the engine of one group: from the group's options, and the `pg_options` of the user.
-Maker = Callable[["BackendOptions", Any], "Engine"]
+# What makes the engine of one group.
+Maker = Callable[["BackendOptions"], "Engine"]
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,12 @@ def known_names() -> list[str]:
     return sorted(_ENTRIES)
 
 
-def make_engine(name: str, options: BackendOptions, pg_options: Any = None) -> Engine:
+def make_engine(name: str, options: BackendOptions) -> Engine:
     """Return a new engine of the backend `name`, for one group.
 
     Args:
         name: A known name, in any case.
         options: What the group is.
-        pg_options: Handed to the function of a backend that was registered with `extended_api=True`.
 
     Raises:
         ValueError: No backend has this name.
@@ -68,7 +67,7 @@ def make_engine(name: str, options: BackendOptions, pg_options: Any = None) -> E
     """
     entry = entry_of(name)
     check_usable(name)
-    return entry.make(options, pg_options)
+    return entry.make(options)
 
 
 def check_usable(name: str) -> None:
@@ -108,21 +107,21 @@ def register_backend(
 
 
 def _classic(func: Callable[..., Any]) -> Maker:
-    def make(options: BackendOptions, pg_options: Any) -> Any:
+    def make(options: BackendOptions) -> Any:
         return func(options.store, options.rank, len(options.ranks), timedelta(seconds=options.timeout_s))
 
     return make
 
 
 def _extended(func: Callable[..., Any]) -> Maker:
-    return lambda options, pg_options: func(options, pg_options)
+    return lambda options: func(options, options.pg_options)
 
 
 def _checked(name: str, call: Maker) -> Maker:
-    def make(options: BackendOptions, pg_options: Any) -> Engine:
+    def make(options: BackendOptions) -> Engine:
         from meshdist.backends.base import Backend as Engine
 
-        engine = call(options, pg_options)
+        engine = call(options)
         if not isinstance(engine, Engine):
             raise TypeError(
                 f"backend {name!r}: the registered function must return a meshdist.backends.Engine, got"
@@ -137,7 +136,7 @@ def _checked(name: str, call: Maker) -> Maker:
 def _built_in(module: str, cls: str) -> Maker:
     """Return what imports the engine when a group of that backend makes its first call."""
 
-    def make(options: BackendOptions, pg_options: Any) -> Engine:
+    def make(options: BackendOptions) -> Engine:
         engine: Engine = getattr(import_module(module), cls)(options)
         return engine
 
@@ -164,7 +163,7 @@ def _planned(of: str, *needs: Callable[[], str | None]) -> Callable[[], str | No
 def _without_engine(reason: str, *devices: str) -> Entry:
     """Return the entry of a backend of torch's that this package does not have."""
 
-    def make(options: BackendOptions, pg_options: Any) -> Engine:
+    def make(options: BackendOptions) -> Engine:
         raise AssertionError("what is not available is never made")
 
     return Entry(devices, make, lambda: reason)

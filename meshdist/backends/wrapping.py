@@ -34,7 +34,7 @@ class Wrapper(Backend):
 
         It is what `Backend.register_backend` takes with `extended_api=True`.
         """
-        return lambda options, pg_options: cls(make_engine(name, options, pg_options), options)
+        return lambda options, pg_options: cls(make_engine(name, options), options)
 
     def send(self, array: Array, dst: int, tag: int) -> Waitable:
         return self.inner.send(array, dst, tag)

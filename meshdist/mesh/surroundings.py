@@ -9,7 +9,7 @@ from meshdist.backends.device_backends import backend_name, by_device, get_defau
 from meshdist.backends.registry import DEVICE_TYPES, check_usable
 from meshdist.current import current_world, is_initialized
 from meshdist.errors import DistBackendError
-from meshdist.world import init_process_group
+from meshdist.start_and_end import init_process_group
 
 if TYPE_CHECKING:
     from meshdist.world import World
