@@ -149,7 +149,7 @@ def test_at_info_set_up_and_groups_are_logged(monkeypatch):
         assert mine[1:] == [
             "group 'world' is made: ranks 0, 1, backend threads",
             "group 'pair' is made: ranks 0, 1, backend threads",
-            "group 'pair' is destroyed",
+            "group 'pair' has been destroyed",
             "left the world of 2 ranks",
         ]
     assert len(records) == 10
