@@ -1,0 +1,39 @@
+"""When two outcomes agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from both_sides import Close, Outcomes, Raised
+
+_ARGUMENT = ("ValueError", "TypeError")
+# Classes with which torch says anything, arguments that Gloo does not take among it.
+_UNSPECIFIC = ("RuntimeError", "AssertionError", "IndexError", "NotImplementedError")
+_OURS = (*_ARGUMENT, "DistError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistTimeoutError")
+
+
+def agree(ours: Any, theirs: Any) -> bool:
+    """Return whether an outcome of meshdist is that of torch: the same value, or an error of the same class.
+
+    ValueError and TypeError count as one class: an argument is wrong. Where torch raises a class that says nothing,
+    any error of meshdist agrees.
+    """
+    if isinstance(ours, Raised) and isinstance(theirs, Raised):
+        if theirs.kind in _UNSPECIFIC:
+            return ours.kind in _OURS or ours.kind == theirs.kind
+        return ours.kind == theirs.kind or (ours.kind in _ARGUMENT and theirs.kind in _ARGUMENT)
+    if isinstance(ours, Close) and isinstance(theirs, Close):
+        return ours.agrees(theirs)
+    return bool(type(ours) is type(theirs) and ours == theirs)
+
+
+def disagreements(ours: list[Outcomes], theirs: list[Outcomes]) -> dict[str, str]:
+    """Return, for each label whose outcome differs on some rank, the two outcomes of the first such rank."""
+    found: dict[str, str] = {}
+    for rank, (mine, its) in enumerate(zip(ours, theirs, strict=True)):
+        for label in dict.fromkeys((*its, *mine)):
+            here, there = mine.get(label, "no such case"), its.get(label, "no such case")
+            if not agree(here, there):
+                words = f"rank {rank} of {len(ours)}\n    meshdist: {here!r:.300}\n    torch:    {there!r:.300}"
+                found.setdefault(label, words)
+    return found
