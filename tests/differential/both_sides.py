@@ -11,6 +11,7 @@ import ctypes
 import hashlib
 import importlib
 import math
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,13 +70,22 @@ class Close:
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception: its class as both sides name it, and its message, which is not compared."""
+    """An exception: the names of its class and its base classes, and its message, which is not compared."""
 
-    kind: str
+    kinds: tuple[str, ...]
     message: str
+
+    @property
+    def kind(self) -> str:
+        """The name of the class itself."""
+        return self.kinds[0]
 
     def __repr__(self) -> str:
         return f"{self.kind}: {self.message[:200]}"
+
+
+class NotHereError(AttributeError):
+    """The module does not have the name; there is nothing to compare."""
 
 
 class Tracked:
@@ -87,7 +97,10 @@ class Tracked:
 
     def __getattr__(self, name: str) -> Any:
         self.names.add(name)
-        return getattr(self._module, name)
+        try:
+            return getattr(self._module, name)
+        except AttributeError as error:
+            raise NotHereError(str(error)) from None
 
 
 class Side:
@@ -117,7 +130,8 @@ class Side:
             value = function(*args, **kwargs)
             self.outcomes[label] = self.seen(value)
         except Exception as error:  # the record of the case
-            self.outcomes[label] = Raised(self.kind_of(error), str(error))
+            kinds = [cls.__name__ for cls in type(error).__mro__ if issubclass(cls, Exception)]
+            self.outcomes[label] = Raised(tuple(kinds), str(error))
             return None
         return value
 
@@ -153,12 +167,6 @@ class Side:
     def arrays(self, values: Sequence[np.ndarray]) -> list[Any]:
         """Return the values as arrays of this side."""
         return [self.array(value) for value in values]
-
-    def kind_of(self, error: Exception) -> str:
-        """Return the name of the class, one that both sides have: the nearest of them."""
-        shared = {"DistStoreError", "DistNetworkError", "DistBackendError", "DistError"}
-        names = [cls.__name__ for cls in type(error).__mro__]
-        return next((name for name in names if name in shared), names[0])
 
     # What a side adds
 
@@ -233,7 +241,10 @@ def dtype_of(name: str) -> np.dtype:
 def record(side: str, program: Program) -> tuple[Outcomes, set[str]]:
     """Run a program on this rank, on one side; return its outcomes, and the names that it asked the module for."""
     on: Side = Ours() if side == "meshdist" else Theirs()
-    if side == "torch":  # a process of its own, so that this changes nobody's filters
-        warnings.simplefilter("ignore")
-    program(on)
+    if threading.current_thread() is threading.main_thread():
+        with warnings.catch_warnings():  # not for ranks that are threads, which share their filters
+            warnings.simplefilter("ignore")
+            program(on)
+    else:
+        program(on)
     return on.outcomes, on.dist.names
