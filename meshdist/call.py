@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import PurePath
@@ -100,3 +101,9 @@ def call_site() -> str:
     """Return `file:line` of the user's call. An async call is carried out in a thread, which does not know it."""
     frame, _ = user_frame()
     return "an async call" if frame is None else f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def warn_not_member(name: str) -> None:
+    """Warn, at the user's line, that a call of `name` on a group that this rank is not in does nothing."""
+    _, depth = user_frame()
+    warnings.warn(f"{name} on a group that this rank is not in does nothing", stacklevel=depth + 1)

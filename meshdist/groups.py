@@ -3,74 +3,16 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from operator import index
 from typing import Any
 
 from meshdist.backends.registry import backend_name
-from meshdist.call import user_frame
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.current import GroupLike, current_world, is_initialized, resolve
 from meshdist.deadline import Timeout, seconds
+from meshdist.non_member import NonMember
 from meshdist.process_group import ProcessGroup
-
-
-class NonMember(CollectiveMethods):
-    """What `new_group` returns on a rank that is not in the group: calls on it do nothing but warn.
-
-    Example:
-        >>> GroupMember.NON_GROUP_MEMBER.rank()
-        -1
-    """
-
-    ranks: tuple[int, ...] = ()
-
-    def __repr__(self) -> str:
-        return "GroupMember.NON_GROUP_MEMBER"
-
-    @property
-    def collective_group(self) -> Any:
-        """This object: it takes calls as a group does."""
-        return self
-
-    def rank(self) -> int:
-        """Return -1: this rank is no member."""
-        return -1
-
-    def size(self) -> int:
-        """Return -1: the size is known to the members."""
-        return -1
-
-    def submit(self, collective: Any, *args: Any, **kwargs: Any) -> None:
-        """Do nothing but warn."""
-        _warn(collective.name)
-
-    def send_to(self, tensor: Any, dst: int, tag: int) -> None:
-        """Do nothing but warn."""
-        _warn("send")
-
-    def recv_from(self, tensor: Any, src: int, tag: int) -> None:
-        """Do nothing but warn."""
-        _warn("recv")
-
-    def root(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
-        """Return -1: who the members are is not known here."""
-        return -1
-
-    peer = root_or_first = root
-
-    def named(self, of: str, function: Any, *args: Any) -> None:
-        """Do nothing: the arguments of a call that does nothing need not be right."""
-
-    def global_rank(self, place: int) -> int:
-        """Return -1, as torch's recv does on a rank that is not in the group."""
-        return -1
-
-
-def _warn(name: str) -> None:
-    _, depth = user_frame()
-    warnings.warn(f"{name} on a group that this rank is not in does nothing", stacklevel=depth + 1)
 
 
 class GroupMember:

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from meshdist.arrays import Array
-from meshdist.call import Buffers, Call
+from meshdist.call import Buffers, Call, warn_not_member
 from meshdist.collectives.all_gather import all_gather
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.all_to_all import all_to_all
 from meshdist.collectives.broadcast import broadcast
 from meshdist.collectives.definition import GroupFunction
 from meshdist.collectives.gather import gather
-from meshdist.collectives.point_to_point import recv, send
+from meshdist.collectives.point_to_point import Receiving, source_of
 from meshdist.collectives.scatter import scatter
 from meshdist.current import GroupLike, resolve
 
@@ -261,12 +261,17 @@ def send_object_list(
         DistBackendError: The receiver failed, or its list is of another length.
         DistTimeoutError: It was not received within the group's timeout.
     """
-    pickles = _pickled(_list("send_object_list", "object_list", object_list))
-    send(_sizes(pickles), dst, group, group_dst=group_dst)
-    send(np.concatenate([*_empty(1), *pickles]), dst, group, group_dst=group_dst)
+    members, of = resolve(group), "send_object_list"
+    if members.rank() < 0:
+        warn_not_member(of)
+        return
+    peer = members.messages.peer(of, "dst", dst, group_dst)
+    pickles = _pickled(_list(of, "object_list", object_list))
+    members.messages.send(_sizes(pickles), peer, 0)
+    members.messages.send(np.concatenate([*_empty(1), *pickles]), peer, 0)
 
 
-@GroupFunction
+@Receiving
 def recv_object_list(
     object_list: list[Any],
     src: int | None = None,
@@ -294,14 +299,16 @@ def recv_object_list(
         DistBackendError: The sender failed, or its list is of another length: its sizes are an int64 array.
         DistTimeoutError: Nothing came within the group's timeout.
     """
-    objects = _list("recv_object_list", "object_list", object_list)
+    members, of = resolve(group), "recv_object_list"
+    if members.rank() < 0:
+        warn_not_member(of)
+        return -1
+    source = source_of(members, of, src, group_src)
+    objects = _list(of, "object_list", object_list)
     sizes = np.zeros(len(objects), np.int64)
-    sender = recv(sizes, src, group, group_src=group_src)
+    source = members.messages.recv(sizes, source, 0)
     data = np.empty(int(sizes.sum()), np.uint8)
-    if group_src is None:
-        recv(data, sender, group)
-    else:
-        recv(data, group=group, group_src=group_src)
+    members.messages.recv(data, source, 0)
     if objects:
         objects[:] = [_unpickled(part) for part in _cut(data, sizes)]
-    return sender
+    return source if group_src is not None else members.global_rank(source)

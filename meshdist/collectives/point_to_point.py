@@ -77,7 +77,7 @@ def recv(
         DistTimeoutError: Nothing came within the group's timeout.
     """
     members = resolve(group)
-    source = members.messages.recv(tensor, _source(members, "recv", src, group_src), tag)
+    source = members.messages.recv(tensor, source_of(members, "recv", src, group_src), tag)
     return source if group_src is not None else members.global_rank(source)
 
 
@@ -128,10 +128,11 @@ def irecv(
         ValueError: As `recv`. What goes wrong later is raised by the Work.
     """
     members = resolve(group)
-    return members.messages.irecv(tensor, _source(members, "irecv", src, group_src), tag)
+    return members.messages.irecv(tensor, source_of(members, "irecv", src, group_src), tag)
 
 
-def _source(members: ProcessGroup, of: str, src: int | None, group_src: int | None) -> int | None:
+def source_of(members: ProcessGroup, of: str, src: int | None, group_src: int | None) -> int | None:
+    """Return the rank of the group to receive from, None for any."""
     if group_src is None:
         return None if src is None else members.messages.peer(of, "src", src, None)
     if src is None and hasattr(group_src, "__index__") and index(group_src) == ANY_SOURCE:

@@ -121,3 +121,22 @@ def lengths_that_differ():
 
 def test_lists_of_unequal_length_raise_on_all_ranks(world_of_several):
     world_of_several.run(lengths_that_differ)
+
+
+def from_any_rank():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if rank == 0:
+        came = {other: [] for other in range(1, size)}
+        for _ in range(2 * (size - 1)):
+            objects = [None, None]
+            source = dist.recv_object_list(objects)
+            cases.same(objects[0], source, "the sender")
+            came[source].append(len(objects[1]))
+        cases.same(came, {other: [1000 * other, 1000 * other + 1] for other in range(1, size)}, "recv_object_list")
+    else:
+        for number in range(2):
+            dist.send_object_list([rank, "x" * (1000 * rank + number)], 0)
+
+
+def test_the_bytes_come_from_the_rank_that_sent_the_sizes(world_of_several):
+    world_of_several.run(from_any_rank)

@@ -90,7 +90,8 @@ def test_each_side_says_how_it_ended_to_the_other():
 def test_each_side_sees_where_the_other_sleeps():
     sender, receiver = both_sides()
     sender.sleep_on(3)
+    sender.sleep_on(1)
     receiver.sleep_on(5)
-    assert (receiver.sleeper(), sender.sleeper()) == (3, 5)
-    sender.sleep_on(0)
-    assert receiver.sleeper() == 0
+    assert (receiver.sleepers(), sender.sleepers()) == (0b101, 0b10000)
+    sender.wake_up(3)
+    assert receiver.sleepers() == 0b1

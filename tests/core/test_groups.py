@@ -153,6 +153,32 @@ OUTSIDE = {
     "barrier": lambda x, group: dist.barrier(group),
     "send": lambda x, group: dist.send(x, 0, group=group),
     "recv": lambda x, group: dist.recv(x, 0, group=group),
+    "isend": lambda x, group: dist.isend(x, 0, group=group),
+    "irecv": lambda x, group: dist.irecv(x, 0, group=group),
+    "gather": lambda x, group: dist.gather(x, None, 0, group),
+    "scatter": lambda x, group: dist.scatter(x, None, 0, group),
+    "all_to_all": lambda x, group: dist.all_to_all([x], [x], group),
+    "all_gather_coalesced": lambda x, group: dist.all_gather_coalesced([[x]], [x], group),
+    "all_reduce_coalesced": lambda x, group: dist.all_reduce_coalesced([x], group=group),
+    "monitored_barrier": lambda x, group: dist.monitored_barrier(group),
+    "all_reduce_multigpu": lambda x, group: dist.all_reduce_multigpu([x], group=group),
+    "broadcast_object_list": lambda x, group: dist.broadcast_object_list([x], 0, group),
+    "all_gather_object": lambda x, group: dist.all_gather_object([x], x, group),
+    "gather_object": lambda x, group: dist.gather_object(x, None, 0, group),
+    "scatter_object_list": lambda x, group: dist.scatter_object_list([None], None, 0, group),
+    "send_object_list": lambda x, group: dist.send_object_list([x], 0, group),
+    "recv_object_list": lambda x, group: dist.recv_object_list([x], 0, group),
+}
+METHOD_ARGUMENTS = {
+    **dict.fromkeys(("send", "recv", "isend", "irecv", "broadcast", "reduce"), lambda x: (x, 0)),
+    **dict.fromkeys(("barrier", "monitored_barrier"), lambda x: ()),
+    **dict.fromkeys(("gather", "scatter", "gather_object"), lambda x: (x, None, 0)),
+    **dict.fromkeys(("send_object_list", "recv_object_list", "broadcast_object_list"), lambda x: ([x], 0)),
+    **dict.fromkeys(("all_reduce_coalesced", "all_reduce_multigpu"), lambda x: ([x],)),
+    "all_to_all": lambda x: ([x], [x]),
+    "all_gather_coalesced": lambda x: ([[x]], [x]),
+    "all_gather_object": lambda x: ([x], x),
+    "scatter_object_list": lambda x: ([None], None, 0),
 }
 
 
@@ -164,9 +190,7 @@ def call_from_outside(name):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         OUTSIDE[name](x, group)
-        work = getattr(group, name)(
-            *([x, 0] if name in ("send", "recv", "broadcast", "reduce") else [] if name == "barrier" else [x, x])
-        )
+        work = getattr(group, name)(*METHOD_ARGUMENTS.get(name, lambda x: (x, x))(x))
     assert x.tolist() == [1.0] * 4
     assert work in (None, -1)
     return [(str(warning.message), os.path.basename(warning.filename)) for warning in caught]

@@ -38,7 +38,7 @@ class Flag(Waitable):
     def arm(self, bell):
         self.bells.append(bell)
 
-    def disarm(self):
+    def disarm(self, bell):
         self.bells.clear()
 
     def missing(self):
@@ -111,7 +111,7 @@ def test_a_last_word_counts_more_than_the_end_of_the_peer(bells):
 def test_wait_any_returns_when_one_is_ready(bells):
     flags = [Flag(), Flag(), Flag()]
     flags[1].set()
-    wait_any(flags, bells.mine())
+    wait_any(flags, bells.mine(), 20.0)
     assert [flag.bells for flag in flags] == [[], [], []]
 
 
