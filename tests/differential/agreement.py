@@ -21,9 +21,13 @@ def agree(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, Raised) and isinstance(theirs, Raised):
         expected = {theirs.kind} | (_ARGUMENT if theirs.kind in _ARGUMENT else set())
         return bool(set(ours.kinds) & (_OURS | expected if theirs.kind in _UNSPECIFIC else expected))
-    if isinstance(ours, Close) and isinstance(theirs, Close):
+    if type(ours) is not type(theirs):
+        return False
+    if isinstance(ours, Close):
         return ours.agrees(theirs)
-    return bool(type(ours) is type(theirs) and ours == theirs)
+    if isinstance(ours, (list, tuple)):
+        return len(ours) == len(theirs) and all(map(agree, ours, theirs))
+    return bool(ours == theirs)
 
 
 def disagreements(ours: list[Outcomes], theirs: list[Outcomes]) -> dict[str, str]:

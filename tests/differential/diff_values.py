@@ -16,11 +16,21 @@ OPS = ("SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG")
 
 SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (0, 3), (1,), (7,), (3, 5))
 # Around what meshdist carries in one step, in slots, in one copy, and in many chunks.
-LARGE_BYTES = (8, 4096, 64 << 10, (64 << 10) + 8, 256 << 10, (256 << 10) + 8, (5 << 20) + 24)
+_LARGE_BYTES = (8, 4096, 64 << 10, (64 << 10) + 8, 256 << 10, (256 << 10) + 8, (5 << 20) + 24)
+
+
+def large_bytes(size: int) -> tuple[int, ...]:
+    """Return the sizes for a world of `size` ranks: the largest for small worlds alone, to save time."""
+    return _LARGE_BYTES if size < 4 else _LARGE_BYTES[:-1]
 
 
 def _rng(*of: object) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(repr(of).encode()))
+
+
+def zeros(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return zeros, for outputs."""
+    return np.zeros(shape, dtype_of(name))
 
 
 def any_bits(name: str, shape: tuple[int, ...], *of: object) -> np.ndarray:

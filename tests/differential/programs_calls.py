@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from both_sides import Side
-from diff_values import COMPLEX, DTYPES, FLOAT8, any_bits, exact
+from diff_values import COMPLEX, DTYPES, FLOAT8, any_bits, exact, zeros
 
 _SHAPES: tuple[tuple[int, ...], ...] = ((), (0,), (7,), (3, 5))
 # Below and above what is buffered.
@@ -14,7 +14,7 @@ _COUNTS = (1, 16 << 10, (16 << 10) + 1, 300_000)
 
 
 def _zeros(on: Side, name: str, shape: tuple[int, ...]) -> Any:
-    return on.array(np.zeros_like(any_bits(name, shape)))
+    return on.array(zeros(name, shape))
 
 
 def messages(on: Side) -> None:
@@ -248,7 +248,9 @@ def works(on: Side) -> None:
     on.case("wait of the future", lambda: done().get_future().wait())
     on.case("done of the future", lambda: _settled(done().get_future()).done())
     on.case("then", lambda: done().get_future().then(lambda future: ("then", future.value())).wait())
-    on.case("then of then", lambda: done().get_future().then(lambda _: 1).then(lambda future: future.value() + 1).wait())
+    on.case(
+        "then of then", lambda: done().get_future().then(lambda _: 1).then(lambda future: future.value() + 1).wait()
+    )
     on.case("then that raises", lambda: done().get_future().then(lambda _: 1 // 0).wait())
     on.case("callback", lambda: _called_back(done().get_future()))
 
@@ -285,7 +287,7 @@ def returns(on: Side) -> None:
     on.case("reduce_scatter", lambda: dist.reduce_scatter(fresh(), each()))
     on.case("reduce_scatter_tensor", lambda: dist.reduce_scatter_tensor(fresh(), whole))
     on.case("all_to_all", lambda: dist.all_to_all(each(), each()))
-    on.case("all_to_all_single", lambda: dist.all_to_all_single(on.array(np.zeros_like(any_bits('int32', (4 * size,)))), whole))
+    on.case("all_to_all_single", lambda: dist.all_to_all_single(on.array(zeros("int32", (4 * size,))), whole))
     on.case("all_reduce_coalesced", lambda: dist.all_reduce_coalesced([fresh()]))
     on.case("all_gather_coalesced", lambda: dist.all_gather_coalesced([[fresh()] for _ in range(size)], [fresh()]))
     on.case("barrier", lambda: dist.barrier())

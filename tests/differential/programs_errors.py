@@ -1,4 +1,9 @@
-"""Programs that pass what is wrong, on all ranks alike, so that no rank waits for another."""
+"""Programs that pass what is wrong, on all ranks alike, so that no rank waits for another.
+
+Left out is what torch does not survive, or takes its whole timeout for: all_to_all_single of sizes that differ (it
+writes past the output), messages to ranks that there are not (it waits for them), lists of objects that are too short
+on the root alone (it sends all the same). meshdist refuses them all.
+"""
 
 from __future__ import annotations
 
@@ -77,21 +82,15 @@ def whole_arrays(on: Side) -> None:
     on.case("reduce_scatter_tensor too large", lambda: scatter(x, _array(on, (4 * size + 1,))))
     on.case("reduce_scatter_tensor dtype", lambda: scatter(x, _array(on, (4 * size,), "float64")))
     on.case("all_to_all_single dtype", lambda: exchange(_array(on, (size,), "float64"), _array(on, (size,))))
-    on.case("all_to_all_single size", lambda: exchange(_array(on, (size,)), _array(on, (2 * size,))))
-    on.case("all_to_all_single rows", lambda: exchange(_array(on, (size, 2)), _array(on, (size, 3))))
-    on.case("all_to_all_single 0-d", lambda: exchange(_array(on, ()), _array(on, ())))
-    negative = [-1, *[1] * (size - 1)]
-    on.case("all_to_all_single negative", lambda: exchange(_array(on, (size - 2,)), x[: size - 2], negative, negative))
+    on.case("all_to_all_single splits", lambda: exchange(x, x, [1] * (size + 1), [1] * (size + 1)))
 
 
 def roots(on: Side) -> None:
-    """Ranks that are none, as roots and as the other side of a message."""
+    """Ranks that are none, as roots, and this rank as the other side of a message."""
     dist, x = on.dist, _array(on)
     for wrong in (on.size, -1):
         on.case(f"broadcast {wrong}", lambda wrong=wrong: dist.broadcast(x, wrong))
         on.case(f"reduce {wrong}", lambda wrong=wrong: dist.reduce(x, wrong))
-        on.case(f"send {wrong}", lambda wrong=wrong: dist.send(x, wrong))
-        on.case(f"isend {wrong}", lambda wrong=wrong: dist.isend(x, wrong))
     on.case("broadcast text", lambda: dist.broadcast(x, "0"))
     on.case("broadcast none", lambda: dist.broadcast(x))
     on.case("reduce none", lambda: dist.reduce(x))
@@ -134,10 +133,7 @@ def objects(on: Side) -> None:
     on.case("all_gather_object into no list", lambda: dist.all_gather_object(None, 1))
     on.case("scatter_object_list into nothing", lambda: dist.scatter_object_list([], [1] * size, 0))
     on.case("scatter_object_list into no list", lambda: dist.scatter_object_list(None, [1] * size, 0))
-    if on.rank == 0:
-        on.case("scatter_object_list of too few", lambda: dist.scatter_object_list([0], [1] * (size - 1), 0))
-        on.case("gather_object into a short list", lambda: dist.gather_object(1, [0] * (size - 1), 0))
-    else:
+    if on.rank:
         on.case("gather_object with a list elsewhere", lambda: dist.gather_object(1, [0] * size, 0))
 
 

@@ -16,16 +16,16 @@ def _numbers(on: Side, *of: object) -> Any:
 def queries(on: Side) -> None:
     """What the world says of itself."""
     dist = on.dist
-    for name in ("is_initialized", "is_available", "get_rank", "get_world_size", "get_backend", "get_pg_count"):
+    for name in ("is_initialized", "is_available", "get_rank", "get_world_size", "get_pg_count"):
         on.case(name, lambda name=name: getattr(dist, name)())
-    for name in ("is_gloo_available", "is_torchelastic_launched", "is_nccl_available", "is_ucc_available"):
+    for name in ("is_gloo_available", "is_torchelastic_launched", "is_nccl_available", "is_xccl_available"):
         on.case(name, lambda name=name: getattr(dist, name)())
     for name in ("gloo", "no such thing"):
         on.case(f"is_backend_available {name}", lambda name=name: dist.is_backend_available(name))
+    on.case("is_ucc_available", lambda: dist.is_ucc_available())
     on.case("get_node_local_rank", lambda: dist.get_node_local_rank())
     on.case("get_node_local_rank with a fallback", lambda: dist.get_node_local_rank(5))
     on.case("get_default_backend_for_device", lambda: dist.get_default_backend_for_device("cpu"))
-    on.case("get_backend_config", lambda: str(dist.get_backend_config()))
     on.case("ranks of the world", lambda: dist.get_process_group_ranks(dist.group.WORLD))
     on.case("ranks of None", lambda: dist.get_process_group_ranks(None))
     on.case("rank and size of the group", lambda: [dist.group.WORLD.rank(), dist.group.WORLD.size()])
@@ -54,6 +54,7 @@ def debug_levels(on: Side) -> None:
         on.case(f"set {name}", lambda name=name: dist.set_debug_level(getattr(dist.DebugLevel, name)))
         on.case(f"get {name}", lambda: dist.get_debug_level().name)
     on.case("a level that is none", lambda: dist.set_debug_level("LOUD"))
+    on.case("from the environment", lambda: dist.set_debug_level_from_env())
 
 
 def parts(on: Side) -> None:
@@ -81,7 +82,7 @@ def _in_group(on: Side, label: str, ranks: list[int] | None) -> None:
         _outside(on, label, group, members)
         return
     case("ranks", lambda: dist.get_process_group_ranks(group))
-    case("backend", lambda: dist.get_backend(group))
+    case("backend", lambda: dist.get_backend(group) == dist.get_backend())
     case("the group's own", lambda: [group.rank(), group.size()])
     for rank in range(on.size):
         case(f"group rank of {rank}", lambda rank=rank: dist.get_group_rank(group, rank))

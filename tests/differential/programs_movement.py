@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 from both_sides import Side
-from diff_values import DTYPES, FLOAT8, LARGE_BYTES, SHAPES, any_bits
+from diff_values import DTYPES, FLOAT8, SHAPES, any_bits, large_bytes, zeros
 
 ALL_DTYPES = (*DTYPES, *FLOAT8)
 
 
 def _zeros(on: Side, name: str, shape: tuple[int, ...]) -> Any:
-    return on.array(np.zeros_like(any_bits(name, shape)))
+    return on.array(zeros(name, shape))
 
 
 def broadcast(on: Side) -> None:
@@ -170,7 +170,7 @@ def all_to_all_single(on: Side) -> None:
 
 
 def large(on: Side) -> None:
-    for count in (num_bytes // 4 for num_bytes in LARGE_BYTES):
+    for count in (num_bytes // 4 for num_bytes in large_bytes(on.size)):
         _large(on, count)
 
 

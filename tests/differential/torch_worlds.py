@@ -35,6 +35,14 @@ class TorchWorlds:
             self.names.update(*(names for _, names in recorded))
         return known
 
+    def alone(self, program: Program) -> list[Outcomes]:
+        """Return what `program` comes to in a process of its own that is in no world."""
+        with self.processes(1) as crew:
+            crew.start(record, "torch", program)
+            ((outcomes, names),) = crew.gather()
+        self.names.update(names)
+        return [outcomes]
+
     def run(self, size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Call `function` on all ranks of a world and return what each returned."""
         crew = self._crews.pop(size, None) or self.processes(size)
