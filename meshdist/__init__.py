@@ -10,6 +10,17 @@ The flat functions (`dist.all_reduce(x)`) have the names, argument order and mea
 
 from meshdist import functional
 from meshdist._version import __version__
+from meshdist.backends.availability import (
+    is_available,
+    is_backend_available,
+    is_gloo_available,
+    is_mpi_available,
+    is_nccl_available,
+    is_ucc_available,
+    is_xccl_available,
+)
+from meshdist.backends.device_backends import get_default_backend_for_device
+from meshdist.backends.names import Backend
 from meshdist.collectives.all_gather import all_gather
 from meshdist.collectives.all_gather_coalesced import all_gather_coalesced
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor, all_gather_single
@@ -45,15 +56,19 @@ from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_single, re
 from meshdist.collectives.scatter import scatter
 from meshdist.collectives.tensor_coalesced import all_gather_into_tensor_coalesced, reduce_scatter_tensor_coalesced
 from meshdist.current import is_initialized
+from meshdist.debug.breakpoint import breakpoint
+from meshdist.debug.levels import DebugLevel, get_debug_level, set_debug_level, set_debug_level_from_env
 from meshdist.device_mesh import DeviceMesh, get_current_mesh, init_device_mesh
 from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistStoreError, DistTimeoutError
 from meshdist.future import Future
 from meshdist.groups import (
     GroupMember,
     get_backend,
+    get_backend_config,
     get_global_rank,
     get_group_rank,
     get_node_local_rank,
+    get_pg_count,
     get_process_group_ranks,
     get_rank,
     get_world_size,
@@ -64,13 +79,19 @@ from meshdist.launch.env import is_torchelastic_launched
 from meshdist.launch.spawn import ProcessExitedException, ProcessRaisedException, spawn
 from meshdist.launch.threads import run
 from meshdist.process_group import ProcessGroup
-from meshdist.reduce_op import PremulSum, ReduceOp, premul_sum, reduce_op
+from meshdist.reduce_op import PremulSum, ReduceOp, premul_sum, reduce_op, supports_complex
 from meshdist.rendezvous import register_rendezvous_handler, rendezvous
+from meshdist.shrink import SHRINK_ABORT, SHRINK_DEFAULT, shrink_group
+from meshdist.start_and_end import abort_process_group, destroy_process_group, init_process_group
 from meshdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore
+from meshdist.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
 from meshdist.work import Work
-from meshdist.world import abort_process_group, destroy_process_group, init_process_group
 
 __all__ = [
+    "SHRINK_ABORT",
+    "SHRINK_DEFAULT",
+    "Backend",
+    "DebugLevel",
     "DeviceMesh",
     "DistBackendError",
     "DistError",
@@ -107,6 +128,7 @@ __all__ = [
     "all_to_all_single",
     "barrier",
     "batch_isend_irecv",
+    "breakpoint",
     "broadcast",
     "broadcast_multigpu",
     "broadcast_object_list",
@@ -116,10 +138,14 @@ __all__ = [
     "gather",
     "gather_object",
     "get_backend",
+    "get_backend_config",
     "get_current_mesh",
+    "get_debug_level",
+    "get_default_backend_for_device",
     "get_global_rank",
     "get_group_rank",
     "get_node_local_rank",
+    "get_pg_count",
     "get_process_group_ranks",
     "get_rank",
     "get_world_size",
@@ -127,11 +153,20 @@ __all__ = [
     "init_device_mesh",
     "init_process_group",
     "irecv",
+    "is_available",
+    "is_backend_available",
+    "is_gloo_available",
     "is_initialized",
+    "is_mpi_available",
+    "is_nccl_available",
     "is_torchelastic_launched",
+    "is_ucc_available",
+    "is_xccl_available",
     "isend",
     "monitored_barrier",
     "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
     "premul_sum",
     "recv",
     "recv_object_list",
@@ -150,5 +185,10 @@ __all__ = [
     "scatter_object_list",
     "send",
     "send_object_list",
+    "set_debug_level",
+    "set_debug_level_from_env",
+    "shrink_group",
     "spawn",
+    "split_group",
+    "supports_complex",
 ]

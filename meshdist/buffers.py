@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from meshdist.arrays import Array, check_writable, native, pack
+from meshdist.arrays import check_writable, native, pack
 from meshdist.call import Buffers, Call
-from meshdist.collectives.definition import Collective
 from meshdist.overlap import must_copy
+from meshdist.plan_key import each
 from meshdist.reduce_op import PremulSum
-
-
-def each(buffers: Buffers) -> list[Array]:
-    """Return the arrays of a call as a list, whether it is one or several or none."""
-    if buffers is None:
-        return []
-    return buffers if isinstance(buffers, list) else [buffers]
 
 
 def in_native_order(buffers: Buffers) -> Buffers:
@@ -55,20 +46,6 @@ def scaled(factor: PremulSum, buffers: Buffers) -> Buffers:
     """Return new buffers: those given times the factor of a PREMUL_SUM."""
     products = [factor.scaled(array) for array in each(buffers)]
     return products if isinstance(buffers, list) else products[0]
-
-
-def plan_key(collective: Collective[..., Any], send: Buffers, recv: Buffers, op: Any, root: Any, splits: Any) -> Any:
-    """Return what calls that share a plan have in common. Two plain arrays make the key that `submit` looks up."""
-    if recv is None and send is None:
-        return collective
-    if isinstance(send, np.ndarray) and isinstance(recv, np.ndarray):
-        return (collective, recv.dtype, recv.shape, send.dtype, send.shape, op, root, splits)
-
-    def shapes(buffers: Buffers) -> Any:
-        signature = tuple((array.dtype, array.shape) for array in each(buffers))
-        return signature if isinstance(buffers, list) else (None, *signature)
-
-    return (collective, shapes(recv), shapes(send), op, root, splits)
 
 
 def unpack(packed_buffers: Buffers, taken: Buffers) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import warnings
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 Buffers: TypeAlias = "Array | list[Array] | None"
 Splits: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...]]"
 
-_PACKAGE = str(PurePath(__file__).parent)
+# This package, and what calls it at the end of a `with` block.
+_NOT_THE_USERS = (str(PurePath(__file__).parent), contextlib.__file__)
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def user_frame() -> tuple[FrameType | None, int]:
     """Return the innermost frame outside this package (None in a thread of its own), and how far above the caller's."""
     frame: FrameType | None = sys._getframe(1)
     depth = 0
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.f_back
         depth += 1
     if frame is None or frame.f_code.co_filename == threading.__file__:
@@ -101,6 +103,19 @@ def call_site() -> str:
     """Return `file:line` of the user's call. An async call is carried out in a thread, which does not know it."""
     frame, _ = user_frame()
     return "an async call" if frame is None else f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def num_bytes(buffers: Any) -> int:
+    """Return the bytes of an array, or of all arrays of a list; 0 for None.
+
+    Example:
+        >>> import numpy as np
+        >>> num_bytes([np.zeros(2), np.zeros(1)])
+        24
+    """
+    if isinstance(buffers, (list, tuple)):
+        return sum(map(num_bytes, buffers))
+    return int(getattr(buffers, "nbytes", 0))
 
 
 def warn_not_member(name: str) -> None:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any
 
-from meshdist.backends.registry import backend_name
+from meshdist.backends.device_backends import pairs_of, usable_backend_name
+from meshdist.backends.names import Backend
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.current import GroupLike, current_world, is_initialized, resolve
 from meshdist.deadline import Timeout, seconds
+from meshdist.devices import check_device_id
 from meshdist.non_member import NonMember
 from meshdist.process_group import ProcessGroup
-
-
-class GroupMember:
-    """Holds the constants of torch.distributed's class of this name."""
-
-    NON_GROUP_MEMBER = NonMember()
 
 
 class _WorldGroup(type):
@@ -26,6 +22,12 @@ class _WorldGroup(type):
     def WORLD(cls) -> ProcessGroup | None:
         """The default group; None before init_process_group."""
         return current_world().default_group if is_initialized() else None
+
+
+class GroupMember(metaclass=_WorldGroup):
+    """Holds the constants of torch.distributed's class of this name: `WORLD` and `NON_GROUP_MEMBER`."""
+
+    NON_GROUP_MEMBER = NonMember()
 
 
 class group(metaclass=_WorldGroup):
@@ -40,49 +42,79 @@ def new_group(
     use_local_synchronization: bool = False,
     group_desc: str | None = None,
     device_id: Any = None,
-    *,
     sort_ranks: bool = True,
 ) -> CollectiveMethods:
     """Make a group of some of the ranks.
 
-    This costs nothing and talks to nobody: ranks that are not in the group may call it, and need not.
+    This costs nothing and talks to nobody: ranks that are not in the group may call it, and need not. The group is
+    known to its ranks by who they are and how many groups these same ranks have made before. So ranks may make their
+    groups in any order, as long as the groups of the same ranks come in the same order on each of them.
 
     Args:
         ranks: Global ranks; all where None.
         timeout: How long a call may wait: seconds or a timedelta. The world's where None.
         backend: The world's where None.
-        pg_options: Options of the backend; none of those here has any.
-        use_local_synchronization: Of no meaning here: nothing is synchronized.
-        group_desc: A name for messages.
-        device_id: Of no meaning for CPU backends.
+        pg_options: Handed to the backend, if it was registered with `extended_api=True`; the others have no options.
+        use_local_synchronization: True or False is the same: nothing is synchronized, among members or all ranks.
+        group_desc: What messages call the group; need not be the same on all ranks.
+        device_id: The device of the group's arrays: "cuda:1", its index, or a device object. Of no meaning for CPU
+            backends.
         sort_ranks: Number the members by global rank; False keeps the order of `ranks`.
 
     Returns:
-        The ProcessGroup; `GroupMember.NON_GROUP_MEMBER` on ranks that are not in it.
+        The ProcessGroup, which is a context manager; `GroupMember.NON_GROUP_MEMBER` on ranks that are not in it.
 
     Raises:
-        ValueError: `ranks` is empty, has duplicates or ranks outside the world; the backend is unknown.
+        ValueError: `ranks` is empty, has duplicates or ranks outside the world; the backend is unknown; the timeout is
+            negative; the device is none. On non-members too.
+        TypeError: An argument is of the wrong type.
+
+    Example:
+        >>> import meshdist as dist
+        >>> def main():
+        ...     with dist.new_group([0, 2], group_desc="even") as even:
+        ...         return even.rank(), even.size()
+        >>> dist.run(main, 3)
+        [(0, 2), (-1, -1), (1, 2)]
     """
     world = current_world()
-    members = list(range(world.size)) if ranks is None else _as_ranks(ranks)
-    strangers = [rank for rank in members if not 0 <= rank < world.size]
-    if strangers:
-        raise ValueError(f"new_group: ranks must be 0 to {world.size - 1}, got {strangers[0]}")
-    if not members or len(set(members)) != len(members):
-        raise ValueError(f"new_group: ranks must be distinct, at least one, got {members}")
+    members = list(range(world.size)) if ranks is None else rank_list("new_group: ranks", ranks, world.size)
     if sort_ranks:
         members.sort()
-    name = world.backend_name if backend is None else backend_name(backend)
+    name = world.backend_name if backend is None else usable_backend_name(backend)
+    timeout_s = seconds(timeout, world.timeout_s)
+    if group_desc is not None and not isinstance(group_desc, str):
+        raise TypeError(f"new_group: group_desc must be a string, got {group_desc!r}")
+    check_device_id("new_group", device_id)
     if world.rank not in members:
         return GroupMember.NON_GROUP_MEMBER
-    return world.new_group(tuple(members), name, seconds(timeout, world.timeout_s), group_desc or "")
+    made = world.new_group(tuple(members), name, timeout_s, group_desc or "")
+    made.pg_options, made.device_id = pg_options, device_id
+    return made
 
 
-def _as_ranks(ranks: Sequence[int]) -> list[int]:
+def rank_list(what: str, ranks: Iterable[int], size: int) -> list[int]:
+    """Return `ranks` as integers.
+
+    Args:
+        what: The function and its parameter, for messages.
+        ranks: As the user gave them.
+        size: They must be below it.
+
+    Raises:
+        TypeError: They are no integers.
+        ValueError: There are none, or some are given twice or out of range.
+    """
     try:
-        return [index(rank) for rank in ranks]
+        listed = [index(rank) for rank in ranks]
     except TypeError:
-        raise TypeError(f"new_group: ranks must be a list of integers, got {ranks!r}") from None
+        raise TypeError(f"{what} must be a list of integers, got {ranks!r}") from None
+    for rank in listed:
+        if not 0 <= rank < size:
+            raise ValueError(f"{what} must be 0 to {size - 1}, got {rank}")
+    if not listed or len(set(listed)) != len(listed):
+        raise ValueError(f"{what} must be distinct, at least one, got {listed}")
+    return listed
 
 
 def _member(group: GroupLike, of: str) -> ProcessGroup:
@@ -103,9 +135,19 @@ def get_world_size(group: GroupLike = None) -> int:
     return members.size() if members.rank() >= 0 else -1
 
 
-def get_backend(group: GroupLike = None) -> str:
-    """Return the name of the backend of `group` (the world where None)."""
-    return _member(group, "get_backend").backend_name
+def get_pg_count() -> int:
+    """Return how many process groups this rank holds, that of all ranks among them; 0 before `init_process_group`."""
+    return current_world().num_groups() if is_initialized() else 0
+
+
+def get_backend(group: GroupLike = None) -> Backend:
+    """Return the backend of `group` (the world where None): a name, or pairs of device type and name."""
+    return Backend(_member(group, "get_backend").backend_name)
+
+
+def get_backend_config(group: GroupLike = None) -> str:
+    """Return the backend of each device type of `group` (the world where None), such as "cpu:gloo,cuda:nccl"."""
+    return pairs_of(_member(group, "get_backend_config").backend_name)
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:

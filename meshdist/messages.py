@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -18,6 +18,9 @@ from meshdist.work import ReceiptWork, Work
 
 if TYPE_CHECKING:
     from meshdist.process_group import ProcessGroup
+
+# Told of a call before it is made: its name, group and rank, what is sent, and what is received.
+Watcher: TypeAlias = "Callable[[str, Any, Any], None]"
 
 # How long a group that is closed waits for messages that were asked for.
 _LAST_MESSAGES_S = 5.0
@@ -46,6 +49,14 @@ class Messages:
         """The number of messages on their way, in and out."""
         return sum(len(queue.jobs) for queue in list(self._queues.values()))
 
+    def watch(self, watcher: Watcher | None) -> None:
+        """Tell `watcher` of every message before it is begun; None ends that."""
+        for name in ("send", "recv", "isend", "irecv"):
+            # Found in the instance before the method of the class: calls that nobody watches have nothing to look at.
+            self.__dict__.pop(name, None)
+            if watcher is not None:
+                setattr(self, name, _watched(watcher, self._group.where(name), getattr(self, name), "send" in name))
+
     def peer(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
         """Return the other side of a message, which is not this rank; see `ProcessGroup.root`."""
         if group_rank is None and type(rank) is int and rank in self._peers:
@@ -63,8 +74,8 @@ class Messages:
         """Send a message to rank `dst` and wait until `tensor` may be changed."""
         group = self._group
         where = group.where("send")
+        backend = group.usable_backend(where, tensor)
         array = tensor if self._is_simple(tensor, tag) else pack(self._array(where, tensor, tag))
-        backend = group.usable_backend(where)
         try:
             backend.wait(backend.send(array, dst, tag), where)
         except BaseException as error:
@@ -74,10 +85,10 @@ class Messages:
         """Receive a message from rank `src`, or from any where it is None; return the sender."""
         group = self._group
         where = group.where("recv")
+        backend = group.usable_backend(where, tensor)
         array = packed = tensor
         if not self._is_simple(tensor, tag):
             array, packed = self._output(where, tensor, tag)
-        backend = group.usable_backend(where)
         if src is None:
             self._check_not_alone(where)
         try:
@@ -93,8 +104,8 @@ class Messages:
         """Begin to send a message to rank `dst`."""
         group = self._group
         where = group.where("isend")
+        backend = group.usable_backend(where, tensor)
         array = self._array(where, tensor, tag)
-        backend = group.usable_backend(where)
         work = Work(where, None)
         self._begin(work, where, ("to", dst), lambda: backend.send(pack(array), dst, tag), None)
         return work
@@ -103,8 +114,8 @@ class Messages:
         """Begin to receive a message from rank `src`, or from any where it is None."""
         group = self._group
         where = group.where("irecv")
+        backend = group.usable_backend(where, tensor)
         array, packed = self._output(where, tensor, tag)
-        backend = group.usable_backend(where)
         if src is None:
             self._check_not_alone(where)
         work = ReceiptWork(where, tensor)
@@ -216,3 +227,11 @@ def _steps(guarded: Waitable, waitable: Waitable, arrive: Any) -> Iterator[Waita
     yield guarded
     if arrive is not None:
         arrive(waitable)
+
+
+def _watched(watcher: Watcher, where: str, method: Callable[..., Any], sends: bool) -> Callable[..., Any]:
+    def begin(tensor: Any, peer: int | None, tag: int) -> Any:
+        watcher(where, tensor if sends else None, None if sends else tensor)
+        return method(tensor, peer, tag)
+
+    return begin

@@ -46,6 +46,13 @@ class NonMember(CollectiveMethods):
     def __repr__(self) -> str:
         return "GroupMember.NON_GROUP_MEMBER"
 
+    def __enter__(self) -> NonMember:
+        """Return this object, so that a block with a group runs on all ranks alike."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Do nothing: there is nothing to destroy."""
+
     @property
     def collective_group(self) -> Any:
         """This object: it takes calls as a group does."""

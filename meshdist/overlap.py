@@ -48,6 +48,22 @@ def shared_pair(arrays: Sequence[Array]) -> tuple[int, int] | None:
     return next(pairs, None)
 
 
+def may_overlap(send: Any, recv: Any, apart: bool) -> bool:
+    """Return False where no outputs share memory, and True wherever they might; a look that costs little.
+
+    Args:
+        send: An array, a list of them, or None: what is sent.
+        recv: What is received.
+        apart: Whether outputs must not share memory with inputs either.
+    """
+    takes = recv if isinstance(recv, list) else [recv]
+    if not apart or send is None:
+        return len(takes) > 1 and any(True for _ in _near(takes))
+    gives = send if isinstance(send, list) else [send]
+    # Inputs may share memory with each other.
+    return any(j >= len(gives) for _, j in _near([*gives, *takes]))
+
+
 def must_copy(send: Array | list[Array], recv: Array | list[Array], rank: int, size: int, reduces: bool) -> bool:
     """Return whether what is sent must be copied, because receiving writes over it before it has been sent.
 

@@ -11,6 +11,7 @@ import os
 import platform
 import select
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -85,8 +86,6 @@ class Watch:
         if hasattr(os, "pidfd_open"):
             try:
                 self._fd = os.pidfd_open(card.pid)
-                self._poll = select.poll()
-                self._poll.register(self._fd, select.POLLIN)
             except ProcessLookupError:
                 self._ended = True
             except OSError:
@@ -100,7 +99,9 @@ class Watch:
         if self._ended:
             return True
         if self._fd is not None:
-            self._ended = bool(self._poll.poll(0))
+            poll = select.poll()  # a new one: another thread may look at the same time
+            poll.register(self._fd, select.POLLIN)
+            self._ended = bool(poll.poll(0))
         else:
             self._ended = (
                 started_at(self._card.pid) != self._card.started if self._card.started else self._unsignalled()
@@ -136,6 +137,28 @@ class Peers:
         self._store = store
         self._cards: dict[int, Card] = {}
         self._watches: dict[int, Watch] = {}
+        self._lock = threading.Lock()
+        self._joined_as: Sequence[int] = range(num_ranks)
+
+    def renumbered(self, ranks: Sequence[int], store: Store) -> Peers:
+        """Return what is known of some of the ranks, as the peers of a world of their own.
+
+        Args:
+            ranks: Their numbers here; there they are numbered from 0, in this order.
+            store: The store of that world. The cards are those of this one.
+        """
+        peers = Peers(store, self.mine, len(ranks))
+        peers._cards = dict(enumerate(self.cards(ranks)))
+        peers._joined_as = [self._joined_as[rank] for rank in ranks]
+        return peers
+
+    def joined_as(self, rank: int) -> int:
+        """Return the number that a global rank had when it joined: worlds that shrink number their ranks anew."""
+        return self._joined_as[rank]
+
+    def has_left(self, rank: int) -> bool:
+        """Return True once a global rank has left the world; its process may live on."""
+        return self._store.check([f"left/{rank}"])
 
     def card(self, rank: int) -> Card:
         """Return the card of a global rank."""
@@ -156,7 +179,11 @@ class Peers:
         """Return True once the process of a global rank on this host has ended."""
         watch = self._watches.get(rank)
         if watch is None:
-            watch = self._watches[rank] = Watch(self.card(rank))
+            card = self.card(rank)
+            with self._lock:
+                watch = self._watches.get(rank)
+                if watch is None:
+                    watch = self._watches[rank] = Watch(card)
         return watch.ended()
 
     def describe(self, rank: int) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from operator import index
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +18,11 @@ from meshdist.call import Call, Splits
 from meshdist.collectives.definition import Collective
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.deadline import Deadline
+from meshdist.engines import Engines
 from meshdist.errors import DistBackendError, DistError
-from meshdist.messages import Messages
+from meshdist.messages import Messages, Watcher
+from meshdist.overlap import may_overlap
+from meshdist.plan_key import each, plan_key, simple_key
 from meshdist.progress import Job, JobQueue
 from meshdist.reduce_op import Op, PremulSum, as_reduce_op
 from meshdist.waiting import Waitable
@@ -27,8 +30,6 @@ from meshdist.work import Work
 
 if TYPE_CHECKING:
     from meshdist.world import World
-
-_log = logging.getLogger("meshdist")
 
 
 class ProcessGroup(CollectiveMethods):
@@ -40,24 +41,33 @@ class ProcessGroup(CollectiveMethods):
     Attributes:
         ranks: The global ranks, in group order.
         name: The group's name, the same on all its ranks.
-        label: What messages call it.
+        label: What messages call it: `group_desc` of `new_group`, the name where there is none.
         messages: Sends and receives over the group.
+        backend_name: Its backends, in the spelling of `backend_name`.
+        pg_options, device_id: What `new_group` was told of the backend and the device.
+
+    As a context manager it is destroyed at the end of the block, as by `destroy_process_group`. Where the block ends
+    with an exception the other ranks are told, so that none waits for this one.
 
     Example:
         >>> import numpy as np
         >>> import meshdist as dist
         >>> def main():
-        ...     odd = dist.new_group([1, 3])
-        ...     return int(odd.all_reduce(np.array(dist.get_rank()))) if dist.get_rank() in (1, 3) else None
+        ...     if dist.get_rank() in (1, 3):
+        ...         with dist.new_group([1, 3]) as odd:
+        ...             return int(odd.all_reduce(np.array(dist.get_rank())))
         >>> dist.run(main, 4)
         [None, 4, None, 4]
     """
+
+    pg_options: Any = None
+    device_id: Any = None
 
     def __init__(
         self, world: World, ranks: tuple[int, ...], name: str, label: str, backend: str, timeout_s: float
     ) -> None:
         self.ranks = ranks
-        self.name = name
+        self.name = self.group_name = name
         self.label = label
         self.backend_name = backend
         self.timeout_s = timeout_s
@@ -68,12 +78,30 @@ class ProcessGroup(CollectiveMethods):
         self._wheres: dict[str, str] = {}
         self._queue = JobQueue()
         self._queued = self._queue.jobs
-        self._backend: Backend | None = None
+        self.pg_options: Any = None
+        self._engines = Engines(backend, lambda name: world.make_engine(self, name))
         self._broken: DistError | None = None
         self.messages = Messages(self, world.progress)
+        self._taker: Callable[..., Any] | None = None
+        self._watcher: Watcher | None = None
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.label!r}: ranks {list(self.ranks)}, backend {self.backend_name}>"
+
+    def __enter__(self) -> ProcessGroup:
+        """Return this group, which is destroyed when the block ends."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Destroy the group, if it has not been meanwhile."""
+        self._world.end_block(self, error)
+
+    @property
+    def group_desc(self) -> str:
+        """What messages call the group, by torch's name for it."""
+        return self.label
 
     @property
     def collective_group(self) -> ProcessGroup:
@@ -105,17 +133,21 @@ class ProcessGroup(CollectiveMethods):
         the longer way through `_submit_prepared`.
         """
         plan: Plan | None
-        if type(recv) is np.ndarray and type(send) is np.ndarray:
-            try:
+        try:
+            if type(recv) is np.ndarray and type(send) is np.ndarray:
                 plan = self._plans.get((collective, recv.dtype, recv.shape, send.dtype, send.shape, op, root, splits))
-            except TypeError:  # an op that cannot be looked up is none
-                plan = None
-            if plan is not None and not (
-                recv.flags.carray and send.flags.c_contiguous and not (plan.apart and np.may_share_memory(send, recv))
-            ):
-                plan = None
-        else:
-            plan = self._plans.get(collective) if recv is None else None
+                if plan is not None and not (
+                    recv.flags.carray
+                    and send.flags.c_contiguous
+                    and not (plan.apart and np.may_share_memory(send, recv))
+                ):
+                    plan = None
+            else:
+                plan = self._plans.get(simple_key(collective, send, recv, op, root, splits))
+                if plan is not None and recv is not None and may_overlap(send, recv, plan.apart):
+                    plan = None
+        except TypeError:  # an op that cannot be looked up is none
+            plan = None
         if plan is None or timeout_s is not None:
             return self._submit_prepared(collective, send, recv, op, root, async_op, splits, timeout_s)
         if async_op or self._queued:
@@ -135,13 +167,33 @@ class ProcessGroup(CollectiveMethods):
         Raises:
             ValueError: They go elsewhere already.
         """
-        if "submit" in self.__dict__:
+        if self._taker is not None:
             raise ValueError(f"{self!r}: a coalescing_manager of this group is open already; managers do not nest")
-        self.submit = taker  # type: ignore[method-assign]
+        self._taker = taker
+        self._route()
         try:
             yield
         finally:
-            del self.submit
+            self._taker = None
+            self._route()
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """Tell `watcher` of every call before it is made: where, what is sent, and what is received. None ends that."""
+        self._watcher = watcher
+        self._route()
+        self.messages.watch(watcher)
+
+    def _route(self) -> None:
+        self.__dict__.pop("submit", None)
+        if self._taker is not None:
+            self.submit = self._taker  # type: ignore[method-assign]
+        elif self._watcher is not None:
+            self.submit = self._submit_watched  # type: ignore[method-assign]
+
+    def _submit_watched(self, collective: Collective[..., Any], send: Any, recv: Any, *rest: Any, **others: Any) -> Any:
+        assert self._watcher is not None, "calls come this way while they are watched"
+        self._watcher(self.where(collective.name), send, recv)
+        return ProcessGroup.submit(self, collective, send, recv, *rest, **others)
 
     def root(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
         """Return the root of a call as a rank of the group.
@@ -182,18 +234,16 @@ class ProcessGroup(CollectiveMethods):
         """Return the global rank of a place in the group."""
         return self.ranks[place]
 
-    def close(self) -> None:
-        """Let async calls end, and give back what the group holds; calls after it raise.
+    def close(self, what: str = "has been destroyed") -> None:
+        """Let async calls end, and give back what the group holds; calls after it raise, and say `what` became of it.
 
         A message that has not come by then is given a few seconds: nobody else knows that it is waited for.
         """
         self._world.progress.drain(self._queue)
         self.messages.drain()
         self._plans.clear()
-        if self._backend is not None:
-            self._backend.close()
-            self._backend = None
-        self._broken = self._broken or DistError(f"group {self.label!r} has been destroyed")
+        self._engines.close()
+        self._broken = self._broken or DistError(f"group {self.label!r} {what}")
 
     def abort(self, reason: str) -> None:
         """Tell the other ranks that this one gives up, and why; calls after it raise."""
@@ -203,6 +253,11 @@ class ProcessGroup(CollectiveMethods):
     def is_broken(self) -> bool:
         """Whether a call has failed, or the group was closed: later calls raise."""
         return self._broken is not None
+
+    @property
+    def has_backend(self) -> bool:
+        """Whether there is a backend, through which other ranks can be told what becomes of this one."""
+        return self._engines.any_made
 
     @property
     def outstanding(self) -> int:
@@ -223,14 +278,15 @@ class ProcessGroup(CollectiveMethods):
                 f"{where}: the group is broken since: {self._broken}", peer_failed=self._broken.peer_failed
             )
 
-    def usable_backend(self, where: str) -> Backend:
-        """Return the backend, made with the first call; raise if this rank cannot use it."""
+    def usable_backend(self, where: str, *buffers: Any) -> Backend:
+        """Return what carries out a call on these arrays, or lists of them; raise if this rank cannot use it."""
         self.check_usable(where)
         if self._rank < 0:
             raise ValueError(f"{where}: global rank {self._world.rank} is not in this group, ranks {list(self.ranks)}")
-        if self._backend is None:
-            self._backend = self._world.make_backend(self)
-        return self._backend
+        try:
+            return self._engines.engine(buffers)
+        except (DistBackendError, ValueError) as error:
+            raise type(error)(f"{where}: {error}") from None
 
     def _submit_prepared(
         self,
@@ -244,7 +300,7 @@ class ProcessGroup(CollectiveMethods):
         timeout_s: float | None,
     ) -> Any:
         where = self.where(collective.name)
-        backend = self.usable_backend(where)
+        backend = self.usable_backend(where, send, recv)
         given = self.named(where, as_buffers, send, collective.names[0], "send" in collective.lists)
         in_place, taken = collective.in_place and recv is send, given
         if not in_place:
@@ -258,12 +314,13 @@ class ProcessGroup(CollectiveMethods):
             self.named(where, buffers.check_output, taken, recv, collective.names[1])
         factor = op if isinstance(op, PremulSum) else None
         if factor is not None:
-            for array in buffers.each(given):
+            for array in each(given):
                 self.named(where, factor.check, array, collective.names[0])
         # A plan does not know the factor: it is that of the plain sum.
-        key = buffers.plan_key(collective, sends, recvs, op if factor is None else reduce_op, root, splits)
+        key = plan_key(collective, sends, recvs, op if factor is None else reduce_op, root, splits)
         if key not in self._plans:
             collective.check(call)
+            backend.require(call)
         if writes and isinstance(taken, list):
             self.named(where, check_apart, taken, collective.names[1])
 
@@ -320,8 +377,7 @@ class ProcessGroup(CollectiveMethods):
         # Not the exception itself: its frames would keep the shared memory alive.
         self._broken = self._broken or DistError(str(cause), peer_failed=cause.peer_failed)
         self._plans.clear()
-        if self._backend is not None:
-            self._backend.abort(str(self._broken))
+        self._engines.abort(str(self._broken))
 
     def named(self, where: str, function: Any, *args: Any) -> Any:
         """Return `function(*args)`; what it finds wrong with an argument is raised with `where` before it."""

@@ -9,7 +9,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-__all__ = ["Op", "PremulSum", "ReduceOp", "as_reduce_op", "check_op_dtype", "premul_sum", "reduce_op"]
+__all__ = [
+    "Op",
+    "PremulSum",
+    "ReduceOp",
+    "as_reduce_op",
+    "check_op_dtype",
+    "premul_sum",
+    "reduce_op",
+    "supports_complex",
+]
 
 
 class PremulSum:
@@ -121,8 +130,11 @@ class ReduceOp(Enum):
             # A dtype of few bits cannot hold every number of ranks; the quotient is rounded once.
             wide = np.complex64 if total.dtype.kind == "W" else np.float32
             total[...] = np.divide(total.astype(wide), wide(num_ranks)).astype(total.dtype)
-        else:
-            np.divide(total, total.dtype.type(num_ranks), out=total)
+            return
+        # Part by part: NumPy divides complex numbers by complex ones, which rounds more than once.
+        parts = (total.real, total.imag) if total.dtype.kind == "c" else (total,)
+        for part in parts:
+            np.divide(part, part.dtype.type(num_ranks), out=part)
 
 
 _UFUNCS: dict[ReduceOp, Callable[..., Any]] = {
@@ -174,6 +186,20 @@ def as_reduce_op(op: Op | Callable[[Any], PremulSum]) -> ReduceOp:
     except ValueError:
         known = ", ".join(member.value for member in ReduceOp)
         raise ValueError(f"unknown op {op!r}; known are {known}") from None
+
+
+def supports_complex(reduceOp: Op) -> bool:
+    """Return whether complex arrays can be reduced by an op.
+
+    Args:
+        reduceOp: A ReduceOp, or its name.
+
+    Raises:
+        ValueError: An unknown name; the message lists the known ones.
+        TypeError: Neither a ReduceOp nor a string.
+    """
+    op = as_reduce_op(reduceOp)
+    return op not in _NOT_FOR_COMPLEX and op not in _BITWISE
 
 
 def check_op_dtype(op: ReduceOp, dtype: np.dtype[Any]) -> None:

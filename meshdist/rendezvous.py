@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from meshdist.deadline import DEFAULT_TIMEOUT_S, Timeout, seconds
+from meshdist.automatic_ranks import number_ranks
+from meshdist.deadline import DEFAULT_TIMEOUT_S, Deadline, Timeout, seconds
+from meshdist.init_urls import NOT_GIVEN, check_ranks, parse_init_url, to_int, whole_number, with_group_name
+from meshdist.multicast import is_multicast
 from meshdist.store import FileStore, PrefixStore, Store, TCPStore
-
-if TYPE_CHECKING:
-    from urllib.parse import SplitResult
 
 Rendezvous = tuple[Store, int, int]
 RendezvousHandler = Callable[[str, int, int, float], Rendezvous]
@@ -18,11 +17,14 @@ RendezvousHandler = Callable[[str, int, int, float], Rendezvous]
 
 AGENT_STORE_VARIABLE = "MESHDIST_AGENT_STORE"
 
-_NOT_GIVEN = -1
-
 
 def rendezvous(
-    init_method: str, rank: int = _NOT_GIVEN, world_size: int = _NOT_GIVEN, timeout: Timeout = DEFAULT_TIMEOUT_S
+    init_method: str,
+    rank: int = NOT_GIVEN,
+    world_size: int = NOT_GIVEN,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    *,
+    group_name: str = "",
 ) -> Rendezvous:
     """Return the store that the ranks share, this process's rank and the world size.
 
@@ -31,17 +33,23 @@ def rendezvous(
 
             - `env://` reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
             - `tcp://host:port` names the host and port at which rank 0 hosts the store.
+            - `tcp://239.1.2.3:port`, or another multicast address: the ranks find each other on the local network.
             - `file:///path` names a file that all ranks can reach.
 
-            Each may end in `?rank=0&world_size=2` in place of the arguments.
-        rank: This process's rank, or -1 if `init_method` says it.
+            Each may end in `?rank=0&world_size=2` in place of the arguments. With a multicast address or a file, ranks
+            need not be given: who gives none gets one that is free, in the order of arrival, host by host.
+        rank: This process's rank, or -1 if `init_method` says it, or it is to be found.
         world_size: The number of ranks, or -1 if `init_method` says it.
         timeout: How long to wait for the store, and the store's default: a timedelta or seconds.
+        group_name: Which of several jobs that meet at one multicast address or file. A handler gets it in the URL's
+            query, where it may be said as well: `?group_name=job`.
 
     Raises:
-        ValueError: The scheme is not known; or something is missing, said twice, no number or out of range.
+        ValueError: The scheme is not known; or something is missing, said twice, no number or out of range; or, with a
+            multicast address or a file, another process has this rank or says another world size.
         DistNetworkError: There is no store of this job where there should be one.
         DistStoreError: The file cannot be used.
+        DistTimeoutError: With a multicast address or a file: some ranks did not come; says who did.
 
     Example:
         >>> store, rank, world_size = rendezvous("tcp://127.0.0.1:0?rank=0&world_size=1")
@@ -56,7 +64,10 @@ def rendezvous(
     if handler is None:
         known = ", ".join(f"{name}://" for name in sorted(_HANDLERS))
         raise ValueError(f"init_method must begin with one of {known}, got {init_method!r}")
-    return handler(init_method, rank, world_size, seconds(timeout))
+    if not isinstance(group_name, str):
+        raise TypeError(f"group_name must be a str, got {type(group_name).__name__}")
+    rank, world_size = whole_number(rank, "rank"), whole_number(world_size, "world_size")
+    return handler(with_group_name(init_method, group_name), rank, world_size, seconds(timeout))
 
 
 def register_rendezvous_handler(scheme: str, handler: RendezvousHandler) -> None:
@@ -75,26 +86,28 @@ def register_rendezvous_handler(scheme: str, handler: RendezvousHandler) -> None
     _HANDLERS[scheme.lower()] = handler
 
 
-def _rendezvous_env(url: str, rank: int, world_size: int, timeout_s: float) -> Rendezvous:
-    rank, world_size = _with_query(_split(url), url, rank, world_size)
+def _rendezvous_env(text: str, rank: int, world_size: int, timeout_s: float) -> Rendezvous:
+    url = parse_init_url(text, rank, world_size)
+    rank, world_size = url.rank, url.world_size
     needed = ["MASTER_ADDR", "MASTER_PORT"]
-    needed += ["RANK"] * (rank == _NOT_GIVEN) + ["WORLD_SIZE"] * (world_size == _NOT_GIVEN)
+    needed += ["RANK"] * (rank == NOT_GIVEN) + ["WORLD_SIZE"] * (world_size == NOT_GIVEN)
     missing = [name for name in needed if not os.environ.get(name)]
     if missing:
         raise ValueError(
             f"env:// rendezvous: {', '.join(missing)} missing from the environment; start the script with meshrun, or "
             "set them (RANK and WORLD_SIZE may also be given as rank= and world_size=)"
         )
-    if rank == _NOT_GIVEN:
+    if rank == NOT_GIVEN:
         rank = _env_int("RANK")
-    if world_size == _NOT_GIVEN:
+    if world_size == NOT_GIVEN:
         world_size = _env_int("WORLD_SIZE")
-    host, port = os.environ["MASTER_ADDR"], _env_int("MASTER_PORT")
-    _check_ranks(url, rank, world_size)
+    # An IPv6 address may stand in brackets, as it does in a URL.
+    host, port = os.environ["MASTER_ADDR"].removeprefix("[").removesuffix("]"), _env_int("MASTER_PORT")
+    check_ranks(text, rank, world_size)
     if not _is_launchers_store():
-        return _tcp_store(url, host, port, rank, world_size, timeout_s), rank, world_size
+        return _tcp_store(text, host, port, rank, world_size, timeout_s), rank, world_size
     # The launcher hosts the store through all restarts; each start of the workers has its own part of it.
-    _check_port(url, port, 1)
+    _check_port(text, port, 1)
     attempt = _env_int("TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in os.environ else 0
     store = TCPStore(host, port, is_master=False, timeout=timeout_s)
     return PrefixStore(f"worker/attempt_{attempt}", store), rank, world_size
@@ -108,28 +121,36 @@ def _is_launchers_store() -> bool:
     return os.environ.get(AGENT_STORE_VARIABLE, master) == master
 
 
-def _rendezvous_tcp(url: str, rank: int, world_size: int, timeout_s: float) -> Rendezvous:
-    parts = _split(url)
-    rank, world_size = _with_query(parts, url, rank, world_size)
+def _rendezvous_tcp(text: str, rank: int, world_size: int, timeout_s: float) -> Rendezvous:
+    url = parse_init_url(text, rank, world_size)
+    host, port = url.host_and_port()
+    if is_multicast(host):
+        from meshdist.discovery import rendezvous_multicast  # for the few who number their ranks that way
+
+        url.require(rank=False)
+        _check_port(text, port, 1)
+        return rendezvous_multicast(url, timeout_s)
+    url.require()
+    return _tcp_store(text, host, port, url.rank, url.world_size, timeout_s), url.rank, url.world_size
+
+
+def _rendezvous_file(text: str, rank: int, world_size: int, timeout_s: float) -> Rendezvous:
+    from urllib.parse import quote, unquote
+
+    url = parse_init_url(text, rank, world_size)
+    if url.parts.netloc not in ("", "localhost") or not url.parts.path:
+        raise ValueError(f"{text}: write file:///path with three slashes and the file's full path")
+    url.require(rank=False)
+    # Each job has a file of its own, so that none is disturbed by what another leaves.
+    path = unquote(url.parts.path) + (f".{quote(url.group_name, safe='')}" if url.group_name else "")
+    deadline = Deadline(timeout_s)
+    store = FileStore(path, url.world_size, timeout=timeout_s)
     try:
-        host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise ValueError(f"{url}: {error}; write tcp://host:port, an IPv6 address in brackets") from error
-    if not host or port is None or parts.path not in ("", "/"):
-        raise ValueError(f"{url}: write tcp://host:port, an IPv6 address in brackets")
-    _require_ranks(url, rank, world_size)
-    return _tcp_store(url, host, port, rank, world_size, timeout_s), rank, world_size
-
-
-def _rendezvous_file(url: str, rank: int, world_size: int, timeout_s: float) -> Rendezvous:
-    from urllib.parse import unquote
-
-    parts = _split(url)
-    rank, world_size = _with_query(parts, url, rank, world_size)
-    if parts.netloc not in ("", "localhost") or not parts.path:
-        raise ValueError(f"{url}: write file:///path with three slashes and the file's full path")
-    _require_ranks(url, rank, world_size)
-    return FileStore(unquote(parts.path), world_size, timeout=timeout_s), rank, world_size
+        number = number_ranks(store, url.rank, url.world_size, deadline)
+    except BaseException:
+        store.withdraw()
+        raise
+    return store, number, url.world_size
 
 
 def _tcp_store(url: str, host: str, port: int, rank: int, world_size: int, timeout_s: float) -> TCPStore:
@@ -143,57 +164,8 @@ def _check_port(url: str, port: int, lowest: int) -> None:
         raise ValueError(f"{url}: the port must be between {lowest} and 65535, and the same on all ranks, got {port}")
 
 
-def _split(url: str) -> SplitResult:
-    from urllib.parse import urlsplit  # not needed to import meshdist
-
-    try:
-        return urlsplit(url)
-    except ValueError as error:
-        raise ValueError(f"{url}: {error}") from error
-
-
-def _with_query(parts: SplitResult, url: str, rank: int, world_size: int) -> tuple[int, int]:
-    """Return `rank` and `world_size` with what the URL's query says of them."""
-    from urllib.parse import parse_qsl
-
-    given = {"rank": rank, "world_size": world_size}
-    for name, text in parse_qsl(parts.query, keep_blank_values=True):
-        if name not in given:
-            raise ValueError(f"{url}: the query may have rank and world_size, got {name!r}")
-        if given[name] != _NOT_GIVEN:
-            raise ValueError(f"{url}: {name} is given twice ({given[name]} and {text}); give it once")
-        given[name] = _to_int(text, f"{url}: {name}")
-        if given[name] < 0:
-            raise ValueError(f"{url}: {name} must not be negative, got {text}")
-    return given["rank"], given["world_size"]
-
-
-def _require_ranks(url: str, rank: int, world_size: int) -> None:
-    missing = [name for name, value in (("rank", rank), ("world_size", world_size)) if value == _NOT_GIVEN]
-    if missing:
-        raise ValueError(
-            f"{url}: {' and '.join(missing)} missing, and not assigned automatically; give them as arguments or as "
-            "?rank=0&world_size=2"
-        )
-    _check_ranks(url, rank, world_size)
-
-
-def _check_ranks(url: str, rank: int, world_size: int) -> None:
-    if world_size < 1:
-        raise ValueError(f"{url}: world_size must be at least 1, got {world_size}")
-    if not 0 <= rank < world_size:
-        raise ValueError(f"{url}: rank must be between 0 and world_size - 1 = {world_size - 1}, got {rank}")
-
-
 def _env_int(name: str) -> int:
-    return _to_int(os.environ[name], f"the environment variable {name}")
-
-
-def _to_int(text: str, what: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{what} must be a whole number, got {text!r}") from None
+    return to_int(os.environ[name], f"the environment variable {name}")
 
 
 # What users add here holds for the whole process, as a backend's name does: a table of its own, not a part of a World.

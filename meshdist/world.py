@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
 import logging
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from meshdist.backends.base import Backend, BackendOptions
-from meshdist.backends.registry import backend_name, make_backend
-from meshdist.collectives.methods import CollectiveMethods
-from meshdist.current import WorldSlot, current_slot, current_world, resolve
-from meshdist.deadline import Deadline, Timeout
-from meshdist.doorbells import SocketDoorbells
-from meshdist.errors import DistError, DistNetworkError, DistStoreError, DistTimeoutError
-from meshdist.joining import join, leave
-from meshdist.peers import Peers, my_card
+from meshdist.backends.base import Backend as Engine
+from meshdist.backends.base import BackendOptions, withdrawn_key
+from meshdist.backends.device_backends import backend_name, by_device
+from meshdist.backends.registry import make_engine
+from meshdist.current import current_slot
+from meshdist.deadline import Deadline
+from meshdist.debug.call_log import CallLog
+from meshdist.debug.levels import DebugLevel, get_debug_level
+from meshdist.debug.log import RankLog
+from meshdist.errors import DistError, DistStoreError
+from meshdist.group_names import GroupNames, few
+from meshdist.joining import leave
+from meshdist.peers import Peers
 from meshdist.process_group import ProcessGroup
 from meshdist.progress import Progress
 from meshdist.store import PrefixStore, Store, TCPStore
 from meshdist.waiting import Doorbells
 
-_log = logging.getLogger("meshdist")
 _LAST_GOODBYE_S = 5.0
-_LAST_WORDS_S = 0.5
-_NAMED_MEMBERS = 8
 
 
 class World:
@@ -42,6 +42,8 @@ class World:
         store: The part of the store that belongs to this world.
         default_group: The group of all ranks.
         progress: Carries out async calls.
+        log: The `meshdist` logger, with this rank in each record.
+        passes: How often each `breakpoint` was reached, by its line.
     """
 
     def __init__(
@@ -64,10 +66,17 @@ class World:
         self._peers = peers
         self._bells = bells
         self.progress = Progress(bells, f"meshdist-progress-{rank}")
+        self.passes: Counter[str] = Counter()
+        self.log = RankLog(rank)
+        self._call_log = CallLog(self.log) if get_debug_level() is DebugLevel.DETAIL else None
         self._groups: list[ProcessGroup] = []
         self._shared: dict[tuple[tuple[int, ...], str], ProcessGroup] = {}
-        self._made: Counter[str] = Counter()
+        self._names = GroupNames()
         self._leftovers: list[Callable[[], bool]] = []
+        self._lock = threading.Lock()
+        self._end: str | None = None
+        card = peers.mine
+        self.log.info("all ranks are there; this is rank %d of %d, pid %d on %s", rank, size, card.pid, card.host_name)
         everyone = tuple(range(size))
         self.default_group = self._make_group(everyone, backend, timeout_s, "world", "world")
         self._shared[everyone, backend] = self.default_group
@@ -75,69 +84,149 @@ class World:
 
     def new_group(self, ranks: tuple[int, ...], backend: str, timeout_s: float, desc: str = "") -> ProcessGroup:
         """Return a new group of these global ranks, in this order."""
-        # Named by the members and how many groups they have had, so that they agree on it without a word.
-        name = _member_name(ranks)
-        self._made[name] += 1
-        return self._make_group(ranks, backend, timeout_s, f"{name}#{self._made[name]}", desc)
+        with self._lock:
+            return self._make_group(ranks, backend, timeout_s, self._names.next(ranks, "#"), desc)
 
     def shared_group(self, ranks: tuple[int, ...], backend: str | None = None, desc: str = "") -> ProcessGroup:
         """Return the group of exactly these global ranks in this order; made once for each list and backend."""
         key = ranks, backend_name(backend) if backend is not None else self.backend_name
-        group = self._shared.get(key)
-        if group is None:
-            # Members may ask for their shared groups in any order, and call them what they like.
-            group = self._shared[key] = self._make_group(*key, self.timeout_s, f"{_member_name(ranks)}@{key[1]}", desc)
-        return group
+        with self._lock:
+            group = self._shared.get(key)
+            if group is None:
+                # Members may ask for their shared groups in any order, and call them what they like. The number: what a
+                # destroyed group has left in the store is not for the next one.
+                name = self._names.next(ranks, f"@{key[1]}#")
+                group = self._shared[key] = self._make_group(*key, self.timeout_s, name, desc)
+            return group
 
     def host_names(self) -> tuple[str, ...] | None:
         """Return the host name of every rank, in rank order."""
         return tuple(card.host_name for card in self._peers.cards(range(self.size)))
 
-    def make_backend(self, group: ProcessGroup) -> Backend:
-        """Return a new backend for `group`."""
+    def hosts(self, ranks: Sequence[int]) -> list[str]:
+        """Return what tells the hosts of some global ranks apart."""
+        return [card.host for card in self._peers.cards(ranks)]
+
+    def num_groups(self) -> int:
+        """Return how many groups this rank holds, that of all ranks among them."""
+        with self._lock:
+            return len(self._groups)
+
+    def make_engine(self, group: ProcessGroup, backend: str) -> Engine:
+        """Return a new engine of one of the backends of `group`."""
+        is_first = backend == next(iter(by_device(group.backend_name).values()))
+        name = group.name if is_first else f"{group.name} by {backend}"
         options = BackendOptions(
-            name=group.name,
+            name=name,
             label=group.label,
-            store=PrefixStore(f"group/{group.name}", self.store),
+            store=self._group_store(name),
             rank=group.rank(),
             ranks=group.ranks,
             timeout_s=group.timeout_s,
             bells=self._bells,
             peers=self._peers,
             leftovers=self._leftovers,
+            pg_options=group.pg_options,
         )
-        return make_backend(group.backend_name, options)
+        return make_engine(backend, options)
 
-    def drop(self, group: ProcessGroup) -> None:
-        """Close one group."""
+    def log_calls(self, wanted: bool) -> None:
+        """Log every call of every group from now on, or none."""
+        self._call_log = CallLog(self.log) if wanted else None
+        for group in self._groups:
+            group.watch(self._call_log)
+
+    def drop(self, group: ProcessGroup, what: str = "has been destroyed") -> None:
+        """Close one group; `what` became of it."""
+        with self._lock:
+            self.check_holds(group)
+            self._groups.remove(group)
+            self._shared = {key: other for key, other in self._shared.items() if other is not group}
+        self._tell_unmet(group, "has destroyed the group")
+        group.close(what)
+        self.log.info("group %r %s", group.label, what)
+
+    def check_holds(self, group: ProcessGroup) -> None:
+        """Raise ValueError if `group` is of another world, or closed."""
         if group not in self._groups:
             raise ValueError(f"{group!r} is not a group of this world, or was destroyed already")
-        group.close()
-        self._groups.remove(group)
-        self._shared = {key: other for key, other in self._shared.items() if other is not group}
+
+    def give_up(self, group: ProcessGroup, reason: str) -> None:
+        """Tell the other ranks of a group that this one takes no further part."""
+        self._tell_unmet(group, f"gave up: {reason}")
+        group.abort(reason)
+
+    def end_block(self, group: ProcessGroup, error: BaseException | None) -> None:
+        """Destroy `group` at the end of its block, which ended with `error`; it may have been destroyed inside."""
+        with self._lock:
+            if group not in self._groups or self._end is not None:
+                return
+        if error is not None:
+            self.give_up(group, f"rank {self.rank} left the block of the group with {type(error).__name__}: {error}")
+        if group is not self.default_group:
+            self.drop(group)
+            return
+        if current_slot().world is self:
+            current_slot().world = None
+        self.close()
 
     def close(self) -> None:
         """Close all groups and leave the store."""
-        for group in self._groups:
-            group.close()
-        self.progress.close()
+        self._close_groups("has been destroyed")
         try:
             leave(self.store, self.rank, self.size)
         except DistError as error:
             # The store may have gone with the rank or the launcher that held it; then nobody joins there again.
-            _log.debug("rank %d left without telling the store: %s", self.rank, error)
+            self.log.debug("left without telling the store: %s", error)
         if self._own_store is not None:
             if isinstance(self._own_store, TCPStore) and self._own_store.is_master:
                 self._wait_for_leavers()
             self._own_store.close()
         self._peers.close()
         self._bells.close()
-        atexit.unregister(self._close_at_exit)
+        self.log.info("left the world of %d ranks", self.size)
 
     def abort(self, reason: str) -> None:
         """Tell the ranks of all groups that this one gives up."""
         for group in self._groups:
             group.abort(reason)
+
+    def shrunk(self, keep: tuple[int, ...]) -> World:
+        """End this world, and return that of the global ranks `keep`, numbered from 0 in this order.
+
+        It stands in a part of this one's store. All of `keep` do this; nothing waits for them here.
+
+        Raises:
+            DistError: The store is gone; this world is as it was.
+        """
+        store = PrefixStore("shrunk", self.store)
+        peers = self._peers.renumbered(keep, store)
+        leave(self.store, self.rank, self.size)
+        # The ranks that are excluded will not leave; those that stay may join anew with the store, and another size.
+        self.store.set("over", "")
+        self._close_groups("is of no more use: the world was shrunk, and its ranks have new numbers")
+        self._peers.close()
+        place = keep.index(self.rank), len(keep)
+        group = self.default_group
+        return World(*place, self.backend_name, group.timeout_s, store, peers, self._bells, self._own_store)
+
+    def _close_groups(self, what: str) -> None:
+        with self._lock:
+            self._end = what
+        for group in self._groups:
+            group.close(what)
+        self.progress.close()
+        atexit.unregister(self._close_at_exit)
+
+    def _tell_unmet(self, group: ProcessGroup, what: str) -> None:
+        # Without a backend there is no other way to the ranks that may wait for this one in their first call.
+        if not group.has_backend and group.size() > 1:
+            # The first reason stands. Where there is no store any more, nobody waits either.
+            with contextlib.suppress(DistError):
+                self._group_store(group.name).compare_set(withdrawn_key(group.rank()), "", what)
+
+    def _group_store(self, name: str) -> Store:
+        return PrefixStore(f"group/{name}", self.store)
 
     def _wait_for_leavers(self) -> None:
         # The store ends with this rank. Ranks that still need it are given a moment, but not those that have ended.
@@ -158,147 +247,16 @@ class World:
         if error is not None:
             self.abort(f"it raised {type(error).__name__}: {error}")
         elif self.rank == 0 and not any(group.is_broken for group in self._groups):
-            _log.warning("meshdist: the process ends without destroy_process_group(); call it when the ranks are done")
+            self.log.warning("the process ends without destroy_process_group(); call it when the ranks are done")
         self.close()
 
     def _make_group(self, ranks: tuple[int, ...], backend: str, timeout_s: float, name: str, desc: str) -> ProcessGroup:
+        if self._end is not None:
+            raise ValueError(f"group {name!r} cannot be made: its world {self._end}; make groups and meshes anew")
         group = ProcessGroup(self, ranks, name, desc or name, backend, timeout_s)
         self._groups.append(group)
+        if self._call_log is not None:
+            group.watch(self._call_log)
+        if self.log.isEnabledFor(logging.INFO):
+            self.log.info("group %r is made: %s, backend %s", group.label, few(ranks), backend)
         return group
-
-
-def _member_name(ranks: tuple[int, ...]) -> str:
-    members = ",".join(map(str, ranks))
-    if len(ranks) <= _NAMED_MEMBERS:
-        return f"ranks {members}"
-    return f"{len(ranks)} ranks {hashlib.sha256(members.encode()).hexdigest()[:16]}"
-
-
-def init_process_group(
-    backend: str | None = None,
-    init_method: str | None = None,
-    timeout: Timeout | None = None,
-    world_size: int = -1,
-    rank: int = -1,
-    store: Store | None = None,
-) -> None:
-    """Join the world: meet all other ranks, and make the default group.
-
-    Args:
-        backend: "gloo" (shared memory) or another registered name, in any case. None means "gloo".
-        init_method: Where the ranks meet: "env://" (the default: MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE from the
-            environment, as `meshrun` sets them), "tcp://host:port" or "file:///path".
-        timeout: How long to wait for the others, and how long any call of this world may wait: seconds or a timedelta.
-            30 minutes where None.
-        world_size: Number of ranks, where the environment or the URL does not say it.
-        rank: This rank, likewise.
-        store: A store that all ranks reach, instead of `init_method`; then rank and world_size are needed.
-
-    Raises:
-        ValueError: Called twice, an unknown backend, a missing or impossible rank or world size, a rank that is taken.
-        DistNetworkError: The store cannot be reached.
-        DistTimeoutError: Some ranks did not come; says which.
-    """
-    slot = current_slot()
-    if slot.world is not None:
-        raise ValueError("init_process_group was called already; destroy_process_group() comes before the next")
-    if store is not None and init_method is not None:
-        raise ValueError("give init_method or store, and only one of them")
-    from meshdist.rendezvous import rendezvous
-
-    name, deadline = backend_name(backend), Deadline(timeout)
-    if store is not None:
-        _check_place(rank, world_size)
-        enter_world(slot, store, rank, world_size, name, SocketDoorbells(), deadline)
-        return
-    while True:
-        own, my_rank, size = rendezvous(init_method or "env://", rank, world_size, deadline.remaining_s())
-        try:
-            enter_world(slot, own, my_rank, size, name, SocketDoorbells(), deadline, own_store=True)
-            return
-        except DistNetworkError:
-            # The store went away: it was that of the world before, whose last rank was just leaving. Meet again.
-            own.close()
-            if deadline.expired():
-                raise
-        except DistTimeoutError:
-            if isinstance(own, TCPStore) and own.is_master:
-                # The others' time ends about now; without the store they could not say who is missing.
-                threading.Event().wait(_LAST_WORDS_S)
-            own.withdraw()
-            raise
-        except BaseException:
-            own.withdraw()
-            raise
-
-
-def enter_world(
-    slot: WorldSlot,
-    store: Store,
-    rank: int,
-    world_size: int,
-    backend: str,
-    bells: Doorbells,
-    deadline: Deadline,
-    *,
-    own_store: bool = False,
-) -> World:
-    """Meet the other ranks in `store` and put the World into `slot`."""
-    card = my_card(bells.base)
-    try:
-        joined = join(store, rank, world_size, card, deadline)
-    except BaseException:
-        bells.close()
-        raise
-    peers = Peers(joined, card, world_size)
-    world = World(rank, world_size, backend, deadline.timeout_s, joined, peers, bells, store if own_store else None)
-    slot.world = world
-    return world
-
-
-def destroy_process_group(group: CollectiveMethods | None = None) -> None:
-    """Leave the world, or give up one group.
-
-    Args:
-        group: The group to close; None or the world's group closes all and ends the world. `init_process_group` may
-            be called again then.
-
-    Raises:
-        ValueError: There is no world, or the group is closed already.
-    """
-    world = current_world()
-    members = resolve(group)
-    if members.rank() < 0:
-        return  # of a group that it is not in, this rank holds nothing
-    if members is not world.default_group:
-        world.drop(members)
-        return
-    current_slot().world = None
-    world.close()
-
-
-def abort_process_group(group: CollectiveMethods | None = None) -> None:
-    """Give up at once: the calls of the other ranks that wait for this one raise.
-
-    Args:
-        group: The group; None or the world's group aborts all groups and ends the world.
-
-    Raises:
-        ValueError: There is no world.
-    """
-    world = current_world()
-    members = resolve(group)
-    reason = f"rank {world.rank} called abort_process_group"
-    if members is not world.default_group:
-        members.abort(reason)
-        return
-    current_slot().world = None
-    world.abort(reason)
-    world.close()
-
-
-def _check_place(rank: int, world_size: int) -> None:
-    if world_size < 1:
-        raise ValueError(f"with store=, world_size must be given, at least 1, got {world_size}")
-    if not 0 <= rank < world_size:
-        raise ValueError(f"with store=, rank must be given, 0 to {world_size - 1}, got {rank}")

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -290,15 +290,19 @@ class Rank:
 
 
 class Nursery:
-    """The process that forks ranks, seen from outside."""
+    """The process that forks ranks, seen from outside.
 
-    def __init__(self) -> None:
+    Args:
+        preloaded: Modules that it imports, where they are installed, so that no rank needs to.
+    """
+
+    def __init__(self, preloaded: Sequence[str] = PRELOADED) -> None:
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         code = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import worlds; worlds.nursery()"
         kept = {k: v for k, v in os.environ.items() if not k.startswith("MESHDIST_") or k == "MESHDIST_SECRET"}
         with its:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code, json.dumps(sys.path), str(its.fileno()), str(os.getpid())],
+                [sys.executable, "-c", code, json.dumps(sys.path), str(its.fileno()), str(os.getpid()), *preloaded],
                 pass_fds=[its.fileno()],
                 # A thread of a library would not survive the fork.
                 env={**kept, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
@@ -319,7 +323,7 @@ def nursery() -> None:
     """Fork a rank for every message, until there are no more."""
     control, parent_pid = int(sys.argv[2]), int(sys.argv[3])
     die_with_parent(parent_pid)
-    for name in PRELOADED:
+    for name in sys.argv[4:]:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the ranks; they are watched by pidfd

@@ -41,6 +41,8 @@ class Shape(NamedTuple):
         in_place: What is given and what is taken is one array.
         expected: From what all ranks give, and the rank, what that rank must take.
         sizes: The sizes that are measured unless others are asked for.
+        exchanges: A rank gives and takes a block for each rank, though it gives and takes the whole size.
+        takers: How many ranks take something; the first ones.
     """
 
     gives_block: bool
@@ -48,6 +50,8 @@ class Shape(NamedTuple):
     in_place: bool
     expected: Callable[[list[Array], int], Array]
     sizes: tuple[int, ...] = (8, 16 * MIB)
+    exchanges: bool = False
+    takers: int | None = None
 
 
 def _block_of_all(everyone: list[Array], rank: int) -> Array:
@@ -63,10 +67,16 @@ COLLECTIVES: dict[str, Shape | None] = {
         False, False, True, lambda all_, rank: sum(all_[1:], all_[0]), (8, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
     ),
     "broadcast": Shape(False, False, True, lambda all_, rank: all_[0]),
+    "reduce": Shape(False, False, True, lambda all_, rank: sum(all_[1:], all_[0]), takers=1),
     "all_gather_into_tensor": Shape(True, False, False, lambda all_, rank: np.concatenate(all_)),
+    "all_gather": Shape(True, False, False, lambda all_, rank: np.concatenate(all_)),
+    "gather": Shape(True, False, False, lambda all_, rank: np.concatenate(all_), takers=1),
+    "scatter": Shape(False, True, False, lambda all_, rank: np.split(all_[0], len(all_))[rank]),
     "reduce_scatter_tensor": Shape(False, True, False, _block_of_sum),
-    "all_to_all_single": Shape(False, False, False, _block_of_all),
-    "send_recv": Shape(False, False, False, lambda all_, rank: all_[0]),
+    "reduce_scatter": Shape(False, True, False, _block_of_sum),
+    "all_to_all_single": Shape(False, False, False, _block_of_all, exchanges=True),
+    "all_to_all": Shape(False, False, False, _block_of_all, exchanges=True),
+    "send_recv": Shape(False, False, False, lambda all_, rank: all_[0], takers=2),
     "barrier": None,
 }
 """Every collective that can be measured; None for what moves no array."""
@@ -93,7 +103,7 @@ def prepare(contender: Contender, case: Case) -> Call:
         return call
     dtype = np.dtype(case.dtype)
     block = max(1, case.nbytes // dtype.itemsize // size)
-    divided = shape.gives_block or shape.takes_block or case.collective == "all_to_all_single"
+    divided = shape.gives_block or shape.takes_block or shape.exchanges
     whole = block * size if divided else max(1, case.nbytes // dtype.itemsize)
     gives, takes = (block if shape.gives_block else whole), (block if shape.takes_block else whole)
     give = np.empty(gives, dtype)
@@ -104,7 +114,7 @@ def prepare(contender: Contender, case: Case) -> Call:
     for repeat in range(_CHECKED_CALLS):
         give[:] = _values(rank, repeat, gives, dtype)
         call()
-        if case.collective != "send_recv" or rank < 2:  # it does not concern the other ranks
+        if shape.takers is None or rank < shape.takers:
             everyone = [_values(peer, repeat, gives, dtype) for peer in range(size)]
             _check(contender, case, take, shape.expected(everyone, rank))
     # Zeros stay zeros however often they are summed. They are written, so that they are memory of their own.

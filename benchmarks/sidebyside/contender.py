@@ -39,6 +39,30 @@ class Contender(ABC):
         """Copy rank 0's `array` to all ranks, in place."""
 
     @abstractmethod
+    def reduce(self, array: Array) -> Call:
+        """Sum `array` over the ranks into that of rank 0."""
+
+    @abstractmethod
+    def all_gather(self, give: Array, take: Array) -> Call:
+        """Like all_gather_into_tensor, into a list of arrays: the blocks of `take`."""
+
+    @abstractmethod
+    def gather(self, give: Array, take: Array) -> Call:
+        """Gather every rank's `give` into the blocks of `take` on rank 0."""
+
+    @abstractmethod
+    def scatter(self, give: Array, take: Array) -> Call:
+        """Each rank takes its block of rank 0's `give`."""
+
+    @abstractmethod
+    def reduce_scatter(self, give: Array, take: Array) -> Call:
+        """Like reduce_scatter_tensor, from a list of arrays: the blocks of `give`."""
+
+    @abstractmethod
+    def all_to_all(self, give: Array, take: Array) -> Call:
+        """Like all_to_all_single, between lists of arrays: the blocks of both."""
+
+    @abstractmethod
     def all_gather_into_tensor(self, give: Array, take: Array) -> Call:
         """Gather every rank's `give` into `take`, one after the other."""
 

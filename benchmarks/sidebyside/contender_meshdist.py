@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
+
 import meshdist as dist
 from sidebyside.contender import Array, Call, Contender, there_and_back
 
@@ -25,6 +27,24 @@ class MeshdistRank(Contender):
 
     def broadcast(self, array: Array) -> Call:
         return partial(dist.broadcast, array, 0)
+
+    def reduce(self, array: Array) -> Call:
+        return partial(dist.reduce, array, 0)
+
+    def all_gather(self, give: Array, take: Array) -> Call:
+        return partial(dist.all_gather, np.split(take, self.size), give)
+
+    def gather(self, give: Array, take: Array) -> Call:
+        return partial(dist.gather, give, np.split(take, self.size) if self.rank == 0 else None, 0)
+
+    def scatter(self, give: Array, take: Array) -> Call:
+        return partial(dist.scatter, take, np.split(give, self.size) if self.rank == 0 else None, 0)
+
+    def reduce_scatter(self, give: Array, take: Array) -> Call:
+        return partial(dist.reduce_scatter, take, np.split(give, self.size))
+
+    def all_to_all(self, give: Array, take: Array) -> Call:
+        return partial(dist.all_to_all, np.split(take, self.size), np.split(give, self.size))
 
     def all_gather_into_tensor(self, give: Array, take: Array) -> Call:
         return partial(dist.all_gather_into_tensor, take, give)

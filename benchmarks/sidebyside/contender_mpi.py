@@ -28,6 +28,28 @@ class MpiRank(Contender):
     def broadcast(self, array: Array) -> Call:
         return partial(self._comm.Bcast, array, 0)
 
+    def reduce(self, array: Array) -> Call:
+        # Rank 0's array keeps its place: MPI takes no array that is sent and received at once.
+        if self.rank == 0:
+            return partial(self._comm.Reduce, MPI.IN_PLACE, array)
+        return partial(self._comm.Reduce, array, None)
+
+    # MPI has no lists of arrays: what is nearest are blocks of one.
+    def all_gather(self, give: Array, take: Array) -> Call:
+        return self.all_gather_into_tensor(give, take)
+
+    def reduce_scatter(self, give: Array, take: Array) -> Call:
+        return self.reduce_scatter_tensor(give, take)
+
+    def all_to_all(self, give: Array, take: Array) -> Call:
+        return self.all_to_all_single(give, take)
+
+    def gather(self, give: Array, take: Array) -> Call:
+        return partial(self._comm.Gather, give, take if self.rank == 0 else None)
+
+    def scatter(self, give: Array, take: Array) -> Call:
+        return partial(self._comm.Scatter, give if self.rank == 0 else None, take)
+
     def all_gather_into_tensor(self, give: Array, take: Array) -> Call:
         return partial(self._comm.Allgather, give, take)
 

@@ -28,6 +28,24 @@ class TorchRank(Contender):
     def broadcast(self, array: Array) -> Call:
         return partial(dist.broadcast, torch.from_numpy(array), 0)
 
+    def reduce(self, array: Array) -> Call:
+        return partial(dist.reduce, torch.from_numpy(array), 0)
+
+    def all_gather(self, give: Array, take: Array) -> Call:
+        return partial(dist.all_gather, self._blocks(take), torch.from_numpy(give))
+
+    def gather(self, give: Array, take: Array) -> Call:
+        return partial(dist.gather, torch.from_numpy(give), self._blocks(take) if self.rank == 0 else None, 0)
+
+    def scatter(self, give: Array, take: Array) -> Call:
+        return partial(dist.scatter, torch.from_numpy(take), self._blocks(give) if self.rank == 0 else None, 0)
+
+    def reduce_scatter(self, give: Array, take: Array) -> Call:
+        return partial(dist.reduce_scatter, torch.from_numpy(take), self._blocks(give))
+
+    def all_to_all(self, give: Array, take: Array) -> Call:
+        return partial(dist.all_to_all, self._blocks(take), self._blocks(give))
+
     def all_gather_into_tensor(self, give: Array, take: Array) -> Call:
         # Newer versions warn at each call of the older name, which would count against them.
         all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -42,6 +60,9 @@ class TorchRank(Contender):
 
     def send_recv(self, give: Array, take: Array) -> Call:
         return there_and_back(self.rank, dist.send, dist.recv, torch.from_numpy(give), torch.from_numpy(take))
+
+    def _blocks(self, array: Array) -> list[torch.Tensor]:
+        return list(torch.from_numpy(array).chunk(self.size))
 
     def leave(self) -> None:
         dist.destroy_process_group()

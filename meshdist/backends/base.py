@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshdist.arrays import Array
 from meshdist.call import Buffers, Call, Signature
 from meshdist.deadline import Deadline
+from meshdist.errors import DistBackendError
 from meshdist.waiting import Doorbells, Waitable, wait_until
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ class BackendOptions:
     Attributes:
         name: The group's name, the same on all its ranks and of no other group.
         label: What messages call it.
-        store: Store of this group alone; its keys are seen by the group's ranks only.
+        store: Store of this group alone; its keys are seen by the group's ranks only. `withdrawn/<rank>` says how a
+            rank of the group went away before it made a backend for it.
         rank: This rank in the group.
         ranks: The global ranks of the group, in group order.
         timeout_s: How long a call may wait, in seconds.
@@ -33,6 +35,7 @@ class BackendOptions:
         peers: What is known of the processes of the world.
         leftovers: What this rank's groups cannot give back before a peer has done something: functions that try, and
             return whether they did. Whoever takes more of the same has them try first.
+        pg_options: What the user of the group gave for the backend.
     """
 
     name: str
@@ -44,6 +47,19 @@ class BackendOptions:
     bells: Doorbells
     peers: Peers
     leftovers: list[Callable[[], bool]]
+    pg_options: Any = None
+
+    def gone(self, rank: int) -> str | None:
+        """Return how a rank of the group went away without taking part in it; None where it did not."""
+        key = withdrawn_key(rank)
+        if self.store.check([key]):
+            return self.store.get(key).decode()
+        return "has left the world" if self.peers.has_left(self.ranks[rank]) else None
+
+
+def withdrawn_key(rank: int) -> str:
+    """Return the key of a group's store under which a rank says that it will not take part."""
+    return f"withdrawn/{rank}"
 
 
 class Plan(ABC):
@@ -90,33 +106,50 @@ class Incoming(Waitable):
     source: int
 
 
-class Backend(ABC):
-    """Carries out the calls of one group, for one rank.
+class Backend:
+    """The engine of a group: carries out its calls, for one rank.
 
-    A backend must send and receive. A collective that it can do natively is a method of the collective's name that
-    takes a `Call` and returns a `Plan`; for the others, the collective's default algorithm runs over send and recv.
-    Ranks are those in the group.
+    A collective that it can do natively is a method of the collective's name that takes a `Call` and returns a `Plan`;
+    for the others, the collective's default algorithm runs over `send` and `recv`. So an engine that has these two has
+    every collective; one that has not has those that it has methods for. Ranks are those in the group.
+
+    Args:
+        options: What the group is. An engine that its function made without them is given them before its first call.
+
+    Attributes:
+        options: What the group is.
+        rank: This rank in the group.
+        size: The number of ranks.
     """
 
-    def __init__(self, options: BackendOptions) -> None:
+    def __init__(self, options: BackendOptions | None = None) -> None:
+        if options is not None:
+            self.attach(options)
+
+    def attach(self, options: BackendOptions) -> None:
+        """Learn what group this is the engine of."""
         self.options = options
         self.rank = options.rank
         self.size = len(options.ranks)
 
-    @abstractmethod
     def send(self, array: Array, dst: int, tag: int) -> Waitable:
         """Post a message; never block. It is ready when `array` may be changed."""
+        raise DistBackendError(f"{type(self).__name__} sends no messages")
 
-    @abstractmethod
     def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
         """Post the receipt of a message into `array`, from one rank or, where `src` is None, from any; never block.
 
         Messages from one rank with one tag keep their order, and go to the receipts in the order of these.
         """
+        raise DistBackendError(f"{type(self).__name__} receives no messages")
 
-    @abstractmethod
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
-        """Begin a collective that runs over send and recv: compare the ranks' signatures."""
+        """Begin a collective that runs over send and recv: compare the ranks' signatures, by messages unless it can
+        do better.
+        """
+        from meshdist.backends.meeting import compare_calls
+
+        return compare_calls(self, signature)
 
     def connect(self) -> Iterator[Waitable]:
         """Get ready for collectives; the first step of every one, and nothing but the first time.
@@ -136,6 +169,22 @@ class Backend(ABC):
         if waitable.ready():
             return
         wait_until(waitable, self.options.bells.mine(), deadline or Deadline(self.options.timeout_s), where)
+
+    def require(self, call: Call) -> None:
+        """Raise where `call` can never be carried out; asked before anything of it has begun.
+
+        Raises:
+            DistBackendError: There is neither a method for the collective nor messages.
+        """
+        collective = call.collective
+        while collective.staging is not None:
+            collective = collective.staging.inner
+        has_messages = type(self).send is not Backend.send and type(self).recv is not Backend.recv
+        if not has_messages and not hasattr(self, collective.native):
+            raise DistBackendError(
+                f"{call.where}: {type(self).__name__} does not carry it out: it has neither a method"
+                f" {collective.native}(call) nor send and recv to run the default algorithm over"
+            )
 
     def prepare(self, call: Call) -> Plan:
         """Return the plan of `call`: this backend's own, else one of the default algorithm."""
@@ -160,12 +209,21 @@ class DefaultPlan(Plan):
 class StagedPlan(Plan):
     """Runs a collective of lists by the plan of one of flat arrays."""
 
+    copies = True
+
     def __init__(self, backend: Backend, call: Call, staging: Staging) -> None:
         super().__init__(backend, call)
         self._call = call.without_buffers()
         self._staging = staging
         self._writes = call.collective.writes(call)
         self._inner = backend.prepare(staging.inner_call(call))
+
+    def run(self, send: Buffers, recv: Buffers) -> None:
+        flat = self._staging.put(self._call, send)
+        result = self._staging.room(self._call, flat)
+        self._inner.run(flat, result)
+        if self._writes:
+            self._staging.take(self._call, result, recv)
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
         flat = self._staging.put(self._call, send)

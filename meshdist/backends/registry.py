@@ -1,40 +1,205 @@
-"""The backends by name."""
+"""The backends by name: one table, to which `register_backend` adds."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshdist.backends.base import Backend, BackendOptions
+    from meshdist.backends.base import Backend as Engine
+    from meshdist.backends.base import BackendOptions
 
-DEFAULT_BACKEND = "gloo"
+DEVICE_TYPES = ("cpu", "cuda")
+UNDEFINED = "undefined"
 
-# Name -> module and class, imported when a group of that backend makes its first call.
-_BACKENDS = {
-    "gloo": ("meshdist.backends.gloo.backend", "GlooBackend"),
-    "threads": ("meshdist.backends.threads", "ThreadsBackend"),
-}
+# What makes the engine of one group.
+Maker = Callable[["BackendOptions"], "Engine"]
 
 
-def backend_name(name: str | None) -> str:
-    """Return the registered spelling of `name`, which may be in any case; the default for None.
+@dataclass(frozen=True)
+class Entry:
+    """What is known of a backend before its first use.
+
+    Attributes:
+        devices: The device types whose arrays it carries.
+        make: Makes the engine of a group.
+        missing: Says why it cannot be used here; None where it can.
+        is_ours: It comes with the package, so its name is taken.
+    """
+
+    devices: tuple[str, ...]
+    make: Maker
+    missing: Callable[[], str | None]
+    is_ours: bool = True
+
+
+def entry_of(name: str) -> Entry:
+    """Return the entry of a backend.
 
     Raises:
-        TypeError: It is no string.
         ValueError: No backend has this name; the message lists the known ones.
     """
-    if name is None:
-        return DEFAULT_BACKEND
+    entry = _ENTRIES.get(name.lower())
+    if entry is None:
+        raise ValueError(f"unknown backend {name!r}; known are {', '.join(known_names())}")
+    return entry
+
+
+def known_names() -> list[str]:
+    """Return the names of all backends, those too that cannot be used here."""
+    return sorted(_ENTRIES)
+
+
+def make_engine(name: str, options: BackendOptions) -> Engine:
+    """Return a new engine of the backend `name`, for one group.
+
+    Args:
+        name: A known name, in any case.
+        options: What the group is.
+
+    Raises:
+        ValueError: No backend has this name.
+        DistBackendError: It cannot be used here; says why.
+        TypeError: The function that was registered returned something else.
+    """
+    entry = entry_of(name)
+    check_usable(name)
+    return entry.make(options)
+
+
+def check_usable(name: str) -> None:
+    """Raise DistBackendError, with the reason, where the backend `name` cannot be used here."""
+    from meshdist.errors import DistBackendError
+
+    reason = entry_of(name).missing()
+    if reason is not None:
+        usable = ", ".join(other for other in known_names() if _ENTRIES[other].missing() is None)
+        raise DistBackendError(f"backend {name.lower()!r} is not available: {reason}; those that are: {usable}")
+
+
+def register_backend(
+    name: str, func: Callable[..., Engine], extended_api: bool = False, devices: str | Sequence[str] | None = None
+) -> None:
+    """Add a backend to the table; see `Backend.register_backend`."""
     if not isinstance(name, str):
-        raise TypeError(f"backend must be a name, one of {', '.join(sorted(_BACKENDS))}, got {name!r}")
-    if name.lower() not in _BACKENDS:
-        raise ValueError(f"unknown backend {name!r}; known are {', '.join(sorted(_BACKENDS))}")
-    return name.lower()
+        raise TypeError(f"register_backend: name must be a string, got {name!r}")
+    if not callable(func):
+        raise TypeError(f"register_backend({name!r}): func must be callable, got {func!r}")
+    key = name.lower()
+    if not key.isidentifier() or key == UNDEFINED:
+        raise ValueError(
+            f"register_backend: name must be a word of letters, digits and underscores and not {UNDEFINED!r},"
+            f" got {name!r}"
+        )
+    if key in _ENTRIES and _ENTRIES[key].is_ours:
+        raise ValueError(f"register_backend: {key!r} is a backend of meshdist; choose another name")
+    carried = DEVICE_TYPES if devices is None else (devices,) if isinstance(devices, str) else tuple(devices)
+    strangers = [device for device in carried if device not in DEVICE_TYPES]
+    if strangers or not carried:
+        raise ValueError(
+            f"register_backend({name!r}): devices must be some of {', '.join(DEVICE_TYPES)}, got {devices!r}"
+        )
+    call = _extended(func) if extended_api else _classic(func)
+    _ENTRIES[key] = Entry(carried, _checked(key, call), lambda: None, is_ours=False)
 
 
-def make_backend(name: str, options: BackendOptions) -> Backend:
-    """Return a new backend of that name, for one group."""
-    module, cls = _BACKENDS[name]
-    backend: Backend = getattr(import_module(module), cls)(options)
-    return backend
+def _classic(func: Callable[..., Any]) -> Maker:
+    def make(options: BackendOptions) -> Any:
+        return func(options.store, options.rank, len(options.ranks), timedelta(seconds=options.timeout_s))
+
+    return make
+
+
+def _extended(func: Callable[..., Any]) -> Maker:
+    return lambda options: func(options, options.pg_options)
+
+
+def _checked(name: str, call: Maker) -> Maker:
+    def make(options: BackendOptions) -> Engine:
+        from meshdist.backends.base import Backend as Engine
+
+        engine = call(options)
+        if not isinstance(engine, Engine):
+            raise TypeError(
+                f"backend {name!r}: the registered function must return a meshdist.backends.Engine, got"
+                f" {type(engine).__name__}"
+            )
+        engine.attach(options)
+        return engine
+
+    return make
+
+
+def _built_in(module: str, cls: str) -> Maker:
+    """Return what imports the engine when a group of that backend makes its first call."""
+
+    def make(options: BackendOptions) -> Engine:
+        engine: Engine = getattr(import_module(module), cls)(options)
+        return engine
+
+    return make
+
+
+def _always() -> str | None:
+    return None
+
+
+def _planned(of: str, *needs: Callable[[], str | None]) -> Callable[[], str | None]:
+    """Return a test for a backend whose engine is a module that may not be part of this version."""
+
+    def missing() -> str | None:
+        from importlib.util import find_spec
+
+        if find_spec(of) is None:
+            return "this version of meshdist has no engine for it"
+        return next((reason for need in needs if (reason := need()) is not None), None)
+
+    return missing
+
+
+def _without_engine(reason: str, *devices: str) -> Entry:
+    """Return the entry of a backend of torch's that this package does not have."""
+
+    def make(options: BackendOptions) -> Engine:
+        raise AssertionError("what is not available is never made")
+
+    return Entry(devices, make, lambda: reason)
+
+
+def no_cuda() -> str | None:
+    """Return what CUDA arrays lack here: CuPy, or a GPU; None where both are there."""
+    from importlib.util import find_spec
+
+    from meshdist.launch.devices import num_gpus
+
+    if find_spec("cupy") is None:
+        return "CuPy is not installed"
+    if num_gpus() == 0:
+        return "this process sees no CUDA GPU (driver missing, or hidden by CUDA_VISIBLE_DEVICES)"
+    return None
+
+
+def no_mpi() -> str | None:
+    """Return what MPI lacks here; None where mpi4py is installed."""
+    from importlib.util import find_spec
+
+    return "mpi4py is not installed" if find_spec("mpi4py") is None else None
+
+
+_GLOO = "meshdist.backends.gloo.backend"
+_THREADS = "meshdist.backends.threads"
+_MPI = "meshdist.backends.mpi"
+_NCCL = "meshdist.backends.nccl"
+
+# What users add here holds for the whole process, as a function's name does: a table of its own, no part of a World.
+_ENTRIES: dict[str, Entry] = {
+    "gloo": Entry(("cpu",), _built_in(_GLOO, "GlooBackend"), _always),
+    "threads": Entry(("cpu",), _built_in(_THREADS, "ThreadsBackend"), _always),
+    "mpi": Entry(("cpu",), _built_in(_MPI, "MpiBackend"), _planned(_MPI, no_mpi)),
+    "nccl": Entry(("cuda",), _built_in(_NCCL, "NcclBackend"), _planned(_NCCL, no_cuda)),
+    "ucc": _without_engine("meshdist has no UCC engine", "cpu", "cuda"),
+    "xccl": _without_engine("meshdist has no engine for Intel GPUs"),
+}

@@ -62,13 +62,18 @@ class ThreadStore(HashStore):
         self._ended: dict[int, str] = {}
 
     def room(self, name: str, ranks: tuple[int, ...]) -> Room:
-        """Return the room of a group, the same for all its ranks."""
+        """Return the room of a group, the same for all its ranks, which are given as they joined."""
         with self._room_lock:
             if name not in self._rooms:
                 self._rooms[name] = ranks, Room(len(ranks))
                 for rank, reason in self._ended.items():
                     self._announce(name, rank, reason)
             return self._rooms[name][1]
+
+    def forget(self, name: str) -> None:
+        """Give up the room of a group that all its ranks have left."""
+        with self._room_lock:
+            self._rooms.pop(name, None)
 
     def end(self, rank: int, reason: str) -> None:
         """Say that the thread of a global rank has ended, and how, to all who wait for it."""
@@ -102,8 +107,9 @@ class _InRoom(Waitable):
 class _CheckIn(_InRoom):
     """All ranks have come to their call number `number`."""
 
-    def __init__(self, room: Room, number: int) -> None:
+    def __init__(self, options: BackendOptions, room: Room, number: int) -> None:
         super().__init__(room)
+        self._options = options
         self._number = number
 
     def absent(self) -> list[int]:
@@ -114,9 +120,13 @@ class _CheckIn(_InRoom):
         return not self.absent()
 
     def check(self) -> None:
+        if self._options.rank in self.room.faults:
+            # Another thread of this rank gave the group up; what it says is on the group.
+            raise DistBackendError(f"this rank {self.room.faults[self._options.rank]}")
         for rank in self.absent():
-            if rank in self.room.faults:
-                raise DistBackendError(f"rank {rank} {self.room.faults[rank]}", peer_failed=True)
+            what = self.room.faults.get(rank) or self._options.gone(rank)
+            if what is not None:
+                raise DistBackendError(f"rank {rank} {what}", peer_failed=True)
 
     def missing(self) -> str:
         return ", ".join(f"rank {rank}" for rank in self.absent())
@@ -205,11 +215,16 @@ class ThreadsBackend(Backend):
     def __init__(self, options: BackendOptions) -> None:
         super().__init__(options)
         root: Store = options.store
+        path = []
         while isinstance(root, PrefixStore):
+            path.append(root.prefix)
             root = root.underlying_store
         if not isinstance(root, ThreadStore):
             raise ValueError("backend 'threads' is for ranks that are threads: use meshdist.run(fn, world_size)")
-        self._room = root.room(options.name, options.ranks)
+        # Worlds that shrink have groups of the same names, and other numbers for their ranks.
+        self._name = "/".join(reversed(path))
+        self._store = root
+        self._room = root.room(self._name, tuple(map(options.peers.joined_as, options.ranks)))
         self._eager_bytes = eager_bytes()
         self._calls_made = 0
 
@@ -250,7 +265,7 @@ class ThreadsBackend(Backend):
         with room.lock:
             room.calls[self.rank][number % 2] = number, signature.text, call_site()
             room.wake()
-        yield _CheckIn(room, number)
+        yield _CheckIn(self.options, room, number)
         calls = [calls[number % 2] for calls in room.calls]
         if len({text for _, text, _ in calls}) > 1:
             raise DistBackendError(
@@ -262,3 +277,5 @@ class ThreadsBackend(Backend):
 
     def close(self) -> None:
         self._room.fail(self.rank, LEFT)
+        if len(self._room.faults) == self.size:
+            self._store.forget(self._name)

@@ -102,13 +102,8 @@ def all_to_all_single(
         DistTimeoutError: A rank did not come within the group's timeout.
     """
     members = resolve(group)
-    splits = members.named(
-        members.where("all_to_all_single"),
-        as_splits,
-        output_split_sizes,
-        input_split_sizes,
-        input,
-        output,
-        members.size(),
-    )
+    splits = None
+    if output_split_sizes is not None or input_split_sizes is not None:
+        where, size = members.where("all_to_all_single"), members.size()
+        splits = members.named(where, as_splits, output_split_sizes, input_split_sizes, input, output, size)
     return members.submit(all_to_all_single, input, output, None, None, async_op, splits)

@@ -22,7 +22,7 @@ class P2POp:
         group_peer: The other side's rank in the group, instead of `peer`.
 
     Raises:
-        ValueError: `op` is another function.
+        ValueError: `op` is another function, both ranks are given, or none with `isend`.
 
     Example:
         >>> import numpy as np
@@ -49,6 +49,10 @@ class P2POp:
     ) -> None:
         if op is not isend and op is not irecv:
             raise ValueError(f"P2POp: op must be meshdist.isend or meshdist.irecv, got {op!r}")
+        # Here and not when it is begun: by then, others of its batch would be on their way.
+        if (peer is None) == (group_peer is None) and (peer is not None or op is isend):
+            given = "neither" if peer is None else "both"
+            raise ValueError(f"P2POp: give peer (a global rank) or group_peer (a rank in the group), got {given}")
         self.op = op
         self.tensor = tensor
         self.peer = peer

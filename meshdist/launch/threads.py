@@ -11,8 +11,8 @@ from meshdist.backends.threads import FINISHED, ThreadStore
 from meshdist.current import WorldSlot, use_slot
 from meshdist.deadline import Deadline, Timeout, seconds
 from meshdist.errors import DistError
+from meshdist.start_and_end import enter_world
 from meshdist.waiting import Doorbells
-from meshdist.world import enter_world
 
 T = TypeVar("T")
 

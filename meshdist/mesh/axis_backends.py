@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from meshdist.backends.registry import backend_name
+from meshdist.backends.device_backends import usable_backend_name
 from meshdist.mesh.layout import Layout
 
 
@@ -35,7 +35,7 @@ def axis_backends(layout: Layout, override: Mapping[int | str, str] | None) -> t
             raise ValueError(
                 f"backend_override: axis {axis} of {layout.describe()} is given twice, by {list(override)}"
             )
-        backends[axis] = backend_name(backend)
+        backends[axis] = usable_backend_name(backend)
     return tuple(backends)
 
 

@@ -12,7 +12,7 @@ from meshdist.mesh.axis_backends import axis_backends, shared_backend
 from meshdist.mesh.current_mesh import entered
 from meshdist.mesh.layout import Layout
 from meshdist.mesh.render import hosts_text, position_text, ranks_text
-from meshdist.mesh.surroundings import checked_device_type, world_or_init
+from meshdist.mesh.surroundings import check_carried, checked_device_type, world_or_init
 
 if TYPE_CHECKING:
     from meshdist.mesh.layout import Ranks
@@ -77,7 +77,9 @@ class DeviceMesh(CollectiveMethods):
     ) -> None:
         checked_device_type(device_type)
         layout = Layout(mesh, mesh_dim_names)
-        self._store(device_type, layout, axis_backends(layout, backend_override))
+        backends = axis_backends(layout, backend_override)
+        check_carried(device_type, backends)
+        self._store(device_type, layout, backends)
         self._bind(world_or_init())
 
     def _store(self, device_type: str, layout: Layout, backends: tuple[str | None, ...]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from meshdist.mesh.axis_names import checked_names
 from meshdist.mesh.device_mesh import DeviceMesh
-from meshdist.mesh.surroundings import checked_device_type, world_or_init
+from meshdist.mesh.surroundings import check_carried, checked_device_type, world_or_init
 
 
 def init_device_mesh(
@@ -35,6 +35,7 @@ def init_device_mesh(
         ValueError: Sizes below 1 or a product above the world size, names repeated or not as many as axes, an unknown
             device type, or no default group and no launcher's environment to initialise it from.
         TypeError: Sizes that are not integers, names that are not strings.
+        DistBackendError: "cuda" where no backend carries GPU arrays; says what is missing.
 
     Example:
         >>> import meshdist
@@ -48,6 +49,8 @@ def init_device_mesh(
     shape = _checked_shape(mesh_shape)
     if mesh_dim_names is not None:
         mesh_dim_names = checked_names(mesh_dim_names, shape)
+    if backend_override is None:
+        check_carried(device_type, [None])
     ranks_needed = math.prod(shape)
     world_size = world_or_init().size
     if ranks_needed > world_size:

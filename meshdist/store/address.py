@@ -83,7 +83,7 @@ def require_secret(host: str, port: int, secret: bytes) -> None:
     Raises:
         DistNetworkError: There is no secret.
     """
-    if not secret and not _is_insecure_allowed():
+    if not secret and not is_insecure_allowed():
         raise DistNetworkError(
             f"{endpoint(host, port)} can be reached from other hosts, and this job has no secret that keeps strangers "
             f"out: set {SECRET_VARIABLE} to the same random string on all ranks (meshrun does so by itself), or set "
@@ -91,7 +91,8 @@ def require_secret(host: str, port: int, secret: bytes) -> None:
         )
 
 
-def _is_insecure_allowed() -> bool:
+def is_insecure_allowed() -> bool:
+    """Return True if the user trusts the network, so that a job without a secret may use it."""
     return os.environ.get(INSECURE_VARIABLE, "") == "1"
 
 
@@ -133,17 +134,51 @@ def listen(host: str, port: int, secret: bytes) -> socket.socket:
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 break
     if last_error is not None and last_error.errno == errno.EADDRINUSE:
-        raise PortTakenError(
-            f"{endpoint(host, port)} is taken by another socket: choose another port, or port 0 for any free one"
-        ) from last_error
+        raise _taken(host, port) from last_error
     raise DistNetworkError(f"{endpoint(host, port)} cannot be listened on: {last_error}") from last_error
+
+
+def listen_everywhere(host: str, port: int, secret: bytes) -> list[socket.socket]:
+    """Return listening sockets for all addresses of `host`, on one port, as `listen` does for one of them.
+
+    Where localhost means both 127.0.0.1 and ::1, the ranks may be told either; all other hosts need one socket.
+
+    Raises:
+        PortTakenError: The port is taken at one of them.
+        DistNetworkError: The host is unknown, or can be reached from outside, and there is no secret.
+    """
+    listeners = [listen(host, port, secret)]
+    try:
+        bound = listeners[0].getsockname()
+        for address in resolve(host, bound[1]) if Address(listeners[0].family, bound).is_loopback else ():
+            if address.family != listeners[0].family and address.is_loopback:
+                listeners.append(_listen_on(address))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            _close(listeners)
+            if port == 0:
+                return listen_everywhere(host, port, secret)  # it was free in one IP version only
+            raise _taken(host, port) from error
+        # This host has no such address, whatever its list of names says.
+    return listeners
+
+
+def _close(listeners: list[socket.socket]) -> None:
+    for listener in listeners:
+        listener.close()
+
+
+def _taken(host: str, port: int) -> PortTakenError:
+    return PortTakenError(
+        f"{endpoint(host, port)} is taken by another socket: choose another port, or port 0 for any free one"
+    )
 
 
 def _bind_candidates(host: str, port: int, addresses: list[Address], secret: bytes) -> list[Address]:
     if is_loopback_only(addresses):
         # Some systems map a host's own name to 127.0.1.1; ranks elsewhere, who resolve it otherwise, must get through.
         is_own_name = host.lower() not in _LOOPBACK_NAMES and not _is_literal(host)
-        if not is_own_name or not (secret or _is_insecure_allowed()):
+        if not is_own_name or not (secret or is_insecure_allowed()):
             return addresses
         wants_ipv6 = True
     else:

@@ -104,6 +104,7 @@ class _Replica:
     def _forget(self) -> None:
         self._table = Table()
         self._members = Members()
+        self._is_one_runs: bool | None = None  # whether a run began the file, rather than users without number
         self.log.rewind()
 
     def request(self, op: Op, args: list[bytes], deadline: Deadline) -> tuple[list[bytes], list[bytes]]:
@@ -119,6 +120,8 @@ class _Replica:
 
     def _catch_up(self) -> None:
         for op, args in self.log.read_new():
+            if self._is_one_runs is None:
+                self._is_one_runs = op is Op.JOIN
             if op is Op.JOIN:
                 self._members.joined(Member.parse(args))
             elif op is Op.LEAVE:
@@ -155,6 +158,7 @@ class _Replica:
                     raise self.log.error(refusal)
                 if not self._members.are_leaving(self._world_size):
                     self._record(Op.JOIN, me.pack())
+                    self._is_one_runs = self._is_one_runs is not False
                     self._members.joined(me)
                     self._me = me
                     return True
@@ -172,6 +176,12 @@ class _Replica:
                 self._catch_up()
                 self._record(Op.LEAVE, [me.token, b"withdrawn"] if self.withdrawn else [me.token])
                 self._members.left(me.token, withdrawn=self.withdrawn)
-                if not self.withdrawn and self._members.have_all_left(self._world_size):
+                if self._is_over():
                     self.log.delete()
         self.log.close()
+
+    def _is_over(self) -> bool:
+        """Return True if nobody will need the file: all have left, or all have withdrawn from a file of their own."""
+        if self.withdrawn:
+            return self._is_one_runs is True and self._members.is_empty()
+        return self._members.have_all_left(self._world_size)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
 import struct
-import sys
 import threading
 import time
 import zlib
@@ -15,6 +13,7 @@ from contextlib import contextmanager
 
 from meshdist.deadline import Deadline
 from meshdist.errors import DistStoreError
+from meshdist.store.file_lock import missing_locks, try_lock, unlock
 from meshdist.store.table import Op
 from meshdist.store.wire import pack_fields, unpack_fields
 
@@ -60,6 +59,9 @@ class RequestLog:
         self._fd: int | None = self._open()
 
     def _open(self) -> int:
+        lack = missing_locks()
+        if lack is not None:
+            raise self.error(f"{lack}; use a TCPStore, or an init_method of tcp://host:port")
         folder = os.path.dirname(self.path) or "."
         if not os.path.isdir(folder):
             raise self.error(f"the directory {folder} does not exist; create it on every host first")
@@ -100,7 +102,7 @@ class RequestLog:
                 try:
                     yield
                 finally:
-                    _set_lock(fd, fcntl.F_UNLCK)
+                    unlock(fd)
             except OSError as error:
                 raise self.error(f"it cannot be used: {error}") from error
         finally:
@@ -108,7 +110,7 @@ class RequestLog:
 
     def _lock(self, fd: int, deadline: Deadline) -> None:
         pause_s = _FIRST_PAUSE_S
-        while not _set_lock(fd, fcntl.F_WRLCK):
+        while not try_lock(fd):
             if deadline.expired():
                 raise self.error(f"another process kept it locked for {deadline.timeout_s:g} s; is one stopped?")
             time.sleep(deadline.slice_s(pause_s))
@@ -231,16 +233,3 @@ def _read(fd: int, start: int, end: int) -> bytes:
         parts.append(part)
         start += len(part)
     return b"".join(parts)
-
-
-def _set_lock(fd: int, kind: int) -> bool:
-    """Take (F_WRLCK) or release (F_UNLCK) the lock on the open file; return False if somebody else has it."""
-    try:
-        if sys.platform == "linux":
-            # struct flock: type, whence, start, length (0 is "to the end"), pid; padded as in C
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", kind, os.SEEK_SET, 0, 0, 0))
-        else:
-            fcntl.flock(fd, fcntl.LOCK_UN if kind == fcntl.F_UNLCK else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    return True

@@ -79,6 +79,10 @@ class Members:
         else:
             self._left.add(token)
 
+    def is_empty(self) -> bool:
+        """Return True if nobody has joined who has not withdrawn."""
+        return not self._all
+
     def have_all_left(self, world_size: int) -> bool:
         """Return True if `world_size` users have come and all have left: nobody needs the file any more."""
         return len(self._all) >= world_size and self._left >= self._all.keys()

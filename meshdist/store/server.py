@@ -8,7 +8,9 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 
 from meshdist.errors import DistError
 from meshdist.handshake import HANDSHAKE_TIMEOUT_S, busy_notice
@@ -34,6 +36,7 @@ class StoreServer:
         listener: The listening socket; the server closes it.
         secret: The job's secret.
         outlives_owner: After `close`, go on until the last client has left.
+        more_listeners: Further sockets, such as one for the other IP version; the server closes them as well.
 
     Example:
         >>> from meshdist.store.address import listen
@@ -42,12 +45,19 @@ class StoreServer:
         >>> server.close()
     """
 
-    def __init__(self, listener: socket.socket, secret: bytes, outlives_owner: bool = False) -> None:
-        self._listener = listener
+    def __init__(
+        self,
+        listener: socket.socket,
+        secret: bytes,
+        outlives_owner: bool = False,
+        more_listeners: Sequence[socket.socket] = (),
+    ) -> None:
+        self._listeners = [listener, *more_listeners]
         self._secret = secret
         self._outlives_owner = outlives_owner
         with ExitStack() as resources:
-            resources.callback(_close_listener, listener)
+            for each in self._listeners:
+                resources.callback(_close_listener, each)
             self._selector = resources.enter_context(selectors.DefaultSelector())
             self._wake_read, self._wake_write = os.pipe()
             resources.callback(os.close, self._wake_read)
@@ -75,7 +85,8 @@ class StoreServer:
         Raises:
             DistError: The system allows no more threads.
         """
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        for listener in self._listeners:
+            self._selector.register(listener, selectors.EVENT_READ, partial(self._accept, listener))
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._take_wake_up)
         try:
             self._thread.start()
@@ -123,15 +134,15 @@ class StoreServer:
 
     # Connections
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTS_AT_ONCE):
             try:
-                sock, address = self._listener.accept()
+                sock, address = listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
-                    self._turn_away()
+                    self._turn_away(listener)
                 return
             self._admit(sock, endpoint(str(address[0]), address[1]))
 
@@ -150,11 +161,11 @@ class StoreServer:
         if len(self._strangers) > _MOST_STRANGERS:
             self._drop(next(iter(self._strangers)), "too many clients have yet to prove themselves")
 
-    def _turn_away(self) -> None:
+    def _turn_away(self, listener: socket.socket) -> None:
         """Give up the spare file descriptor to tell one client that there are no more."""
         self._close_spare()
         try:
-            sock, _ = self._listener.accept()
+            sock, _ = listener.accept()
             with sock:
                 sock.setblocking(False)
                 sock.send(busy_notice())
@@ -198,9 +209,9 @@ class StoreServer:
         self._selector.unregister(session.sock)
         session.close()
         if was_stranger:
-            import logging  # only where there is something to log
+            from meshdist.debug.log import RankLog  # only where there is something to log
 
-            logging.getLogger("meshdist").info("the store dropped %s: %s", session.name, reason)
+            RankLog().info("the store dropped %s: %s", session.name, reason)
 
     # Requests
 
@@ -265,6 +276,9 @@ class StoreServer:
         if world_size is not None and self._world_size not in (None, world_size):
             text = f"this store is for world_size={self._world_size}, not {world_size}; all ranks must say the same"
             session.reply(Status.INVALID, [text.encode()])
+            import logging  # only where there is something to log
+
+            logging.getLogger("meshdist").warning("the store refused %s: %s", session.name, text)
             return
         self._world_size = world_size or self._world_size
         self._joined += 1

@@ -15,7 +15,7 @@ from meshdist.store.address import (
     check_port,
     endpoint,
     is_loopback_only,
-    listen,
+    listen_everywhere,
     reachable_from_here,
     require_secret,
     resolve,
@@ -99,9 +99,9 @@ class TCPStore(RequestStore):
     ) -> tuple[StoreServer | None, Resolver | None]:
         try:
             if listen_fd is not None:
-                listener = adopt_listener(listen_fd, self._port, secret)
+                listener, *others = [adopt_listener(listen_fd, self._port, secret)]
             else:
-                listener = listen(self._host, self._port, secret)
+                listener, *others = listen_everywhere(self._host, self._port, secret)
         except PortTakenError:
             if not multi_tenant:
                 raise
@@ -109,7 +109,7 @@ class TCPStore(RequestStore):
         self._port = listener.getsockname()[1]
         address = reachable_from_here(listener)
         try:
-            server = StoreServer(listener, secret, outlives_owner=multi_tenant)
+            server = StoreServer(listener, secret, outlives_owner=multi_tenant, more_listeners=others)
         except OSError as error:
             raise DistNetworkError(f"{endpoint(self._host, self._port)} cannot be served: {error}") from error
         server.start()

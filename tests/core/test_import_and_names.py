@@ -109,7 +109,9 @@ def test_documented_arguments_are_the_parameters():
         doc = inspect.getdoc(value) or ""
         if "Args:\n" not in doc or inspect.isclass(value) or isinstance(value, property):
             continue
-        parameters = [parameter for parameter in inspect.signature(value).parameters if parameter != "self"]
+        parameters = [
+            parameter for parameter in inspect.signature(value).parameters if parameter not in ("self", "cls")
+        ]
         if sorted(described_arguments(doc)) != sorted(parameters):
             wrong.append((name, described_arguments(doc), parameters))
     assert wrong == []

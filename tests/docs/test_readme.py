@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(page.relative_to(ROOT).as_posix() for page in ROOT.glob("*.md"))
+PAGES = sorted(page.relative_to(ROOT).as_posix() for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 README = (ROOT / "README.md").read_text()
 LAUNCHERS = {"meshrun": ["-m", "meshdist.launch"], "python": []}
 SECTION = re.compile(r"```python\n# (\S+\.py)\n(.*?)```\s+```console\n\$ (.*?)\n(.*?)```", re.DOTALL)

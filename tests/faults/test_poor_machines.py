@@ -32,12 +32,17 @@ def with_pidfd_forbidden():
     os.pidfd_open = pidfd_open
 
 
+def without_memfd():
+    del os.memfd_create
+
+
 def with_one_rank_that_does_not_read():
     if crew_rank() == 1:
         os.environ["MESHDIST_SINGLE_COPY"] = "0"
 
 
 LACKS = {
+    "no memfd": without_memfd,
     "no pidfd": without_pidfd,
     "pidfd forbidden": with_pidfd_forbidden,
     "one rank does not read others": with_one_rank_that_does_not_read,

@@ -227,6 +227,8 @@ def test_what_ranks_outside_are_told():
 
 
 def test_equality_and_hash_by_arrangement():
+    meshdist.Backend.register_backend("cards", lambda *args: meshdist.backends.Engine(), devices="cuda")
+
     def program():
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         same = DeviceMesh("cpu", np.array([[0, 1], [2, 3]]), mesh_dim_names=["dp", "tp"])
@@ -235,7 +237,9 @@ def test_equality_and_hash_by_arrangement():
         assert (hash(mesh), hash(mesh["tp"])) == (hash(same), hash(row))
         assert len({mesh, same, mesh["tp"], row, same["tp"]}) == 2
         different = [
-            DeviceMesh("cuda", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp")),
+            DeviceMesh(
+                "cuda", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"), backend_override={0: "cards", 1: "cards"}
+            ),
             DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("dp", "tp")),
             DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "cp")),
             DeviceMesh("cpu", [[0, 1], [2, 3]]),

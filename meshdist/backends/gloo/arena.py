@@ -86,6 +86,18 @@ class Arena:
         )
         return view
 
+    def table_rows(self, use: int) -> list[memoryview]:
+        """Return the bytes of one of the two tables, cut into the parts of the ranks."""
+        row_bytes = self._num_ranks * TABLE_WORDS * WORD
+        table = self.table_bytes(use)
+        return [table[rank * row_bytes : (rank + 1) * row_bytes] for rank in range(self._num_ranks)]
+
+    def table_bytes(self, use: int) -> memoryview:
+        """Return the bytes of one of the two tables."""
+        num_bytes = self._num_ranks * self._num_ranks * TABLE_WORDS * WORD
+        begin = self._sizes.table + use * num_bytes
+        return self._bytes[begin : begin + num_bytes]
+
     def write_text(self, rank: int, text: str) -> None:
         """Put what a rank says where the others can read it."""
         data = text.encode()[:TEXT_BYTES]

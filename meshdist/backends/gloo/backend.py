@@ -36,6 +36,7 @@ class GlooBackend(Backend):
         if not isinstance(options.bells, SocketDoorbells):
             raise ValueError("backend 'gloo' is for ranks that are processes; this rank is a thread of meshdist.run")
         self._shared: Host | None = None
+        self._met = False
         self._mail: Mail | None = None
 
     def connect(self) -> Iterator[Waitable]:
@@ -43,6 +44,7 @@ class GlooBackend(Backend):
             self._check_one_host()
             self._shared = Host(self, (yield from shared_segment(self)))
             yield from self._shared.meet()
+            self._met = True
 
     def prepare(self, call: Call) -> Plan:
         # Alone there is nothing to share: the default algorithms have nobody to send to.
@@ -115,11 +117,12 @@ class GlooBackend(Backend):
             self._shared.lockstep.leave()
             self._shared.arena.seal()
             self._shared = None
-        elif self.size > 1:
-            withdraw(self.options, self.rank, "has destroyed the group")
         if self._mail is not None:
             self._mail.leave()
             self._mail = None
+        if not self._met and self.size > 1:
+            # After the mail: whoever finds this stops to look for a message.
+            withdraw(self.options, self.rank, "has destroyed the group")
 
     @property
     def _host(self) -> Host:

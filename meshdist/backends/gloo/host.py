@@ -17,6 +17,7 @@ from meshdist.backends.gloo.segment import Segment, create, find
 from meshdist.backends.gloo.single_copy import Reader, address_of, allow_peers, may_read
 from meshdist.call import Signature
 from meshdist.doorbells import SocketDoorbells
+from meshdist.errors import DistBackendError
 from meshdist.waiting import Waitable
 
 # What is read, added and forgotten at a time: fits the second-level cache together with what it is added to.
@@ -37,6 +38,7 @@ class Host:
         lockstep: This rank's place in the steps of the group.
         readers: For each rank, what reads its memory.
         single_copy: Whether all ranks can read each other's memory.
+        table_bytes, table_rows: Each of the two tables as bytes, and cut into the ranks' parts.
         byte_slots: For each of the two uses, every rank's slot as bytes.
     """
 
@@ -54,6 +56,8 @@ class Host:
         self.lockstep = lockstep_class()(self.arena, backend.rank, backend.size, members)
         self.readers = [Reader(peers.card(rank).pid, peers.describe(rank)) for rank in ranks]
         self.single_copy = False
+        self.table_bytes = [self.arena.table_bytes(use) for use in (0, 1)]
+        self.table_rows = [self.arena.table_rows(use) for use in (0, 1)]
         byte, shape = np.dtype(np.uint8), (self.arena.slot_bytes,)
         self.byte_slots = [[self.arena.slot(use, rank, byte, shape) for rank in range(backend.size)] for use in (0, 1)]
         self._areas: dict[tuple[np.dtype[Any], int], list[list[list[Array]]]] = {}
@@ -130,4 +134,11 @@ def shared_segment(backend: Backend) -> Generator[Waitable, None, Segment]:
     place = Published(options, _KEY, 0)
     yield place
     assert place.value is not None
-    return find(place.value, num_bytes)
+    try:
+        return find(place.value, num_bytes)
+    except DistBackendError:
+        # The first rank may have given up meanwhile, or left: because of another one, who said why.
+        for rank in range(backend.size):
+            if rank != backend.rank:
+                check_withdrawn(options, rank)
+        raise

@@ -204,7 +204,7 @@ class Inbox:
         if not self._place.ready():
             return False
         assert self._place.value is not None
-        channel = Channel(find(self._place.value, CHANNEL_BYTES), RECEIVER)
+        channel = Channel(find(self._place.value, CHANNEL_BYTES, only_reader=True), RECEIVER)
         channel.words[MODE] = READS if self._can_read(channel) else STREAMS
         self.channel = channel
         self.peer.wake(channel)

@@ -120,6 +120,9 @@ class Lockstep:
         posted = [words[index] for index in self._posts[word & 1]]
         if any(other != word and (other ^ word) & _STEP == 0 for other in posted):
             raise self._disagree(signature)
+        if words[self.arena.line(self.rank, STATE)] == _FAILED:
+            # Another thread of this rank gave the group up; what it says is on the group.
+            raise DistBackendError(self.arena.text(self.rank))
         for peer in self.peers:
             state = words[self.arena.line(peer, STATE)]
             if state == _DISAGREES:

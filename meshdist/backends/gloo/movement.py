@@ -7,7 +7,7 @@ lie, meet, read, and meet again before anyone may change its array.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,9 +33,16 @@ _NOTHING = np.empty(0, np.uint8)
 
 def plan_movement(host: Host, call: Call, route: Route) -> Plan:
     """Return the plan that carries out `route` fastest."""
+    if route.longest is None:
+        return AgreedMove(host, call, route)
     if route.put_bytes is not None and route.put_bytes <= min(SLOT_MOVE_BYTES, host.arena.slot_bytes):
         host.reserve(route.put_bytes)
         return SlotMove(host, call, route)
+    return plan_bulk(host, call, route)
+
+
+def plan_bulk(host: Host, call: Call, route: Route) -> BulkMove:
+    """Return the plan that carries out `route` fastest when the blocks are long."""
     if host.single_copy:
         return SingleCopyMove(host, call, route)
     host.reserve(host.arena.slot_bytes)
@@ -103,33 +110,26 @@ class TablePlan(LockstepPlan):
         return [(self.rank + step) % self.size for step in range(1, self.size)]
 
 
-class RoutePlan(TablePlan):
-    """What carrying out a route by chunks or by single copies has in common."""
+class BulkMove(TablePlan):
+    """What carrying out a route by chunks or by single copies has in common.
+
+    Attributes:
+        longest: Bytes of the longest block of any rank.
+    """
 
     def __init__(self, host: Host, call: Call, route: Route) -> None:
         super().__init__(host, call)
         self.route = route
-
-    def compare(self, use: int) -> int:
-        """Check that every rank gives what the other expects; return the longest block in bytes.
-
-        All ranks look at all pairs, so all raise if one does.
-        """
-        tables = np.stack([self.host.arena.table(use, rank) for rank in range(self.size)])
-        given, expected = tables[:, :, 1] // self.route.row_bytes, tables[:, :, 2] // self.route.row_bytes
-        compare_splits(given, expected, self.route.unit)
-        return int(tables[:, :, 1].max())
+        self.longest = route.longest or 0
 
 
-class SingleCopyMove(RoutePlan):
+class SingleCopyMove(BulkMove):
     """Many bytes, one copy: read straight from the giver's array."""
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Arrival]:
         give, take = self.route.give(send), self.route.take(recv)
         use = self.announce(give, take)
         yield self.arrive()
-        if self.route.longest is None:
-            self.compare(use)
         _keep_own(give[self.rank], take[self.rank])
         for peer in self.others():
             block = take[peer]
@@ -138,22 +138,17 @@ class SingleCopyMove(RoutePlan):
         yield self.arrive()
 
 
-class ChunkedMove(RoutePlan):
+class ChunkedMove(BulkMove):
     """Many bytes through the slots: chunk by chunk, using the two slots in turn."""
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Arrival]:
         give, take = self.route.give(send), self.route.take(recv)
-        longest = self.route.longest
-        if longest is None:
-            use = self.announce(give, take)
-            yield self.arrive()
-            longest = self.compare(use)
         _keep_own(give[self.rank], take[self.rank])
         given, taken = [_bytes(block) for block in give], [_bytes(block) for block in take]
         # A shared block has the slot to itself; else there is an area for each rank.
         shared = self.route.shared
         chunk = self.host.arena.slot_bytes // (1 if shared else self.size)
-        for begin in range(0, longest, chunk):
+        for begin in range(0, self.longest, chunk):
             slots = self.host.byte_slots[self.lockstep.flip()]
             for peer in self.others()[:1] if shared else self.others():
                 part = given[peer][begin : begin + chunk]
@@ -164,6 +159,82 @@ class ChunkedMove(RoutePlan):
                 part = taken[peer][begin : begin + chunk]
                 area = 0 if shared else self.rank * chunk
                 part[...] = slots[peer][area : area + part.size]
+
+
+class AgreedMove(LockstepPlan):
+    """An exchange whose sizes only the ranks together know.
+
+    In the first step each rank puts the sizes of its blocks into the table and, if they are short, the blocks into its
+    slot. All ranks look at all sizes: all raise if two ranks disagree, and all see whether every rank's blocks were
+    short. If not, the blocks take the way of long ones.
+    """
+
+    def __init__(self, host: Host, call: Call, route: Route) -> None:
+        super().__init__(host.lockstep, host.backend, call)
+        give, take = route.give(call.send), route.take(call.recv)
+        assert all(block is not None for block in (*give, *take))
+        self._host, self._route, self._rank = host, route, call.rank
+        self._limit = min(SLOT_MOVE_BYTES, host.arena.slot_bytes)
+        self._bulk = plan_bulk(host, call, route)
+        self._dtype = give[0].dtype  # type: ignore[union-attr]
+        given, taken = [[block.nbytes for block in blocks] for blocks in (give, take)]  # type: ignore[union-attr]
+        self._sizes = np.array([[0, to, come] for to, come in zip(given, taken, strict=True)], np.int64).tobytes()
+        self._puts: list[list[Array]] | None = None
+        if sum(given) <= self._limit:
+            host.reserve(sum(given))
+            self._puts = [self._places(use, call.rank, given) for use in (0, 1)]
+        # What the table showed when it was last found right, and where the short blocks are then.
+        self._agreed = b""
+        self._takes: list[list[Array]] | None = None
+
+    def run(self, send: Buffers, recv: Buffers) -> None:
+        use = self._put(send)
+        self.lockstep.meet(self)
+        if not self._take(recv, use):
+            self._bulk.run(send, recv)
+
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Arrival]:
+        use = self._put(send)
+        yield self.arrive()
+        if not self._take(recv, use):
+            yield from self._bulk.steps(send, recv)
+
+    def _put(self, send: Buffers) -> int:
+        use = self.lockstep.flip()
+        self._host.table_rows[use][self._rank][:] = self._sizes
+        if self._puts is not None:
+            for place, block in zip(self._puts[use], self._route.give(send), strict=True):
+                place[...] = block
+        return use
+
+    def _take(self, recv: Buffers, use: int) -> bool:
+        if self._host.table_bytes[use] != self._agreed:
+            self._compare(use)
+        if self._takes is None:
+            return False
+        for block, place in zip(self._route.take(recv), self._takes[use], strict=True):
+            block[...] = place  # type: ignore[index]
+        return True
+
+    def _compare(self, use: int) -> None:
+        table = self._host.table_bytes[use]
+        size, row_bytes = self.backend.size, self._route.row_bytes
+        sizes = np.frombuffer(table, np.int64).reshape(size, size, -1)
+        given, expected = sizes[:, :, 1], sizes[:, :, 2]
+        compare_splits(given // row_bytes, expected // row_bytes, self._route.unit)
+        self._agreed = bytes(table)
+        self._bulk.longest = int(given.max())
+        self._takes = None
+        if given.sum(axis=1).max() <= self._limit:
+            ranks = range(size)
+            self._takes = [[self._places(k, peer, given[peer])[self._rank] for peer in ranks] for k in (0, 1)]
+
+    def _places(self, use: int, rank: int, sizes: Sequence[int]) -> list[Array]:
+        item_bytes, begin, places = self._dtype.itemsize, 0, []
+        for num_bytes in map(int, sizes):
+            places.append(self._host.arena.slot(use, rank, self._dtype, (num_bytes // item_bytes,), begin))
+            begin += num_bytes
+        return places
 
 
 def _bytes(block: Array | None) -> Array:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from meshdist.backends.base import withdrawn_key
 from meshdist.deadline import Deadline
 from meshdist.doorbells import SocketDoorbells
 from meshdist.errors import DistBackendError, DistError, DistNetworkError
@@ -36,13 +38,13 @@ def withdraw(options: BackendOptions, rank: int, what: str) -> None:
     """Say in the store that this rank will not take part in setting the group up, for those who wait for it there."""
     # Where there is no store any more, nobody waits either.
     with contextlib.suppress(DistError):
-        options.store.set(_withdrawn(rank), what)
+        options.store.compare_set(withdrawn_key(rank), "", what)  # the first reason stands
 
 
 def check_withdrawn(options: BackendOptions, rank: int) -> None:
-    """Raise DistBackendError if a rank of the group has withdrawn, or its process has died."""
+    """Raise DistBackendError if a rank of the group has withdrawn, has left the world, or its process has died."""
     name = options.peers.describe(options.ranks[rank])
-    what = _look_up(options, _withdrawn(rank))
+    what = _asked(options, lambda: options.gone(rank))
     if what is not None:
         raise DistBackendError(f"{name} {what}", peer_failed=True)
     if options.peers.ended(options.ranks[rank]):
@@ -50,8 +52,12 @@ def check_withdrawn(options: BackendOptions, rank: int) -> None:
 
 
 def _look_up(options: BackendOptions, key: str) -> str | None:
+    return _asked(options, lambda: options.store.get(key).decode() if options.store.check([key]) else None)
+
+
+def _asked(options: BackendOptions, ask: Callable[[], str | None]) -> str | None:
     try:
-        return options.store.get(key).decode() if options.store.check([key]) else None
+        return ask()
     except DistNetworkError:
         # The store may have gone with a rank that held it. That rank is the news; its end shows a moment later.
         deadline = Deadline(_END_S)
@@ -62,10 +68,6 @@ def _look_up(options: BackendOptions, key: str) -> str | None:
                     raise DistBackendError(message, peer_failed=True) from None
             threading.Event().wait(deadline.slice_s(_PAUSE_S))
         raise
-
-
-def _withdrawn(rank: int) -> str:
-    return f"withdrawn/{rank}"
 
 
 def channel_key(src: int, dst: int) -> str:

@@ -31,21 +31,21 @@ class Route:
         shared: All ranks take the same block.
         longest: Bytes of the longest block of any rank. None where only the ranks together know, from comparing their
             split sizes.
-        row_bytes, unit: What messages count blocks in.
         put_bytes: The most that a rank would put into its slot, were all to go there at once; None if unknown.
         puts: Where in its slot a rank puts what it sends: an array of the same shape, or a list of such.
         takes: Where a rank finds what it receives; an array may be of another shape with the same elements.
+        row_bytes, unit: What messages count blocks in, where the ranks compare them.
     """
 
     give: Callable[[Buffers], Blocks]
     take: Callable[[Buffers], Blocks]
     shared: bool
     longest: int | None
-    row_bytes: int
     put_bytes: int | None
     puts: Places
     takes: Places
-    unit: str = "elements"
+    row_bytes: int = 1
+    unit: str = "bytes"
 
 
 def array_of(buffers: Buffers) -> Array:
@@ -72,7 +72,6 @@ def broadcast(call: Call) -> Route:
         take=lambda recv: [flat(recv) if rank != root == peer else None for peer in range(size)],
         shared=True,
         longest=array.nbytes,
-        row_bytes=dtype.itemsize,
         put_bytes=array.nbytes,
         puts=at_root if rank == root else nothing,
         takes=nothing if rank == root else at_root,
@@ -98,7 +97,6 @@ def all_gather(call: Call) -> Route:
         take=lambda recv: blocks_of(recv, size),
         shared=True,
         longest=longest,
-        row_bytes=dtype.itemsize,
         put_bytes=longest,
         puts=lambda arena, use: arena.slot(use, rank, dtype, shape),
         takes=takes,
@@ -119,7 +117,6 @@ def gather(call: Call) -> Route:
         take=lambda recv: blocks_of(recv, size) if rank == root else [None] * size,
         shared=True,
         longest=array.nbytes,
-        row_bytes=dtype.itemsize,
         put_bytes=array.nbytes,
         puts=lambda arena, use: arena.slot(use, rank, dtype, shape),
         takes=takes,
@@ -141,7 +138,6 @@ def scatter(call: Call) -> Route:
         take=lambda recv: [flat(recv) if peer == root else None for peer in range(size)],
         shared=False,
         longest=num_bytes,
-        row_bytes=dtype.itemsize,
         put_bytes=size * num_bytes,
         puts=puts,
         takes=lambda arena, use: arena.slot(use, root, dtype, shape, rank * num_bytes),
@@ -160,10 +156,11 @@ def all_to_all(call: Call) -> Route:
         take=lambda recv: blocks_of(recv, size),
         shared=False,
         longest=None,
-        row_bytes=blocks_of(call.send, size)[0].itemsize,
         put_bytes=None,
         puts=nothing,
         takes=nothing,
+        row_bytes=blocks_of(call.send, size)[0].itemsize,
+        unit="elements",
     )
 
 
@@ -178,9 +175,9 @@ def all_to_all_single(call: Call) -> Route:
         take=lambda recv: split_blocks(array_of(recv), rows_from, size),
         shared=False,
         longest=block * dtype.itemsize if even else None,
-        row_bytes=max(1, array[:1].nbytes),
-        unit="rows",
         put_bytes=array.nbytes if even else None,
         puts=lambda arena, use: arena.slot(use, rank, dtype, shape),
         takes=lambda arena, use: arena.stacked(use, dtype, block, rank * block * dtype.itemsize),
+        row_bytes=max(1, array[:1].nbytes),
+        unit="rows",
     )

@@ -13,6 +13,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from meshdist.errors import DistBackendError
@@ -59,7 +60,7 @@ class Segment:
             os.close(self._fd)
             self._fd = None
             if self._is_file:
-                os.unlink(self.place)
+                Path(self.place).unlink(missing_ok=True)
 
 
 def create(num_bytes: int, peer_pids: Sequence[int]) -> Segment:
@@ -87,8 +88,8 @@ def create(num_bytes: int, peer_pids: Sequence[int]) -> Segment:
     return segment
 
 
-def find(place: str, num_bytes: int) -> Segment:
-    """Map the segment that a peer made.
+def find(place: str, num_bytes: int, *, only_reader: bool = False) -> Segment:
+    """Map the segment that a peer made; with `only_reader`, nobody has to find it any more.
 
     Raises:
         DistBackendError: This process may not open it.
@@ -97,7 +98,7 @@ def find(place: str, num_bytes: int) -> Segment:
         fd = os.open(place, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise DistBackendError(f"cannot open the shared memory {place} of a peer on this host: {error}") from error
-    segment = Segment(fd, num_bytes, place)
+    segment = Segment(fd, num_bytes, place, is_file=only_reader and not place.startswith("/proc/"))
     segment.seal()
     return segment
 

@@ -27,7 +27,7 @@ def flat(buffers: Buffers) -> Array:
 def blocks_of(buffers: Buffers, size: int) -> list[Array]:
     """Return the block of each rank as a flat view, from a list of arrays or from one array of equal blocks."""
     if isinstance(buffers, list):
-        return [array.reshape(-1) for array in buffers]
+        return [array if array.ndim == 1 else array.reshape(-1) for array in buffers]
     assert buffers is not None
     return split_rows(buffers, size)
 

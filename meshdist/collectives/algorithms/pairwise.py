@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,8 +24,7 @@ def split_blocks(buffers: Buffers, splits: tuple[int, ...] | None, size: int) ->
     if splits is None:
         return blocks_of(buffers, size)
     assert isinstance(buffers, np.ndarray)
-    ends = [sum(splits[: k + 1]) for k in range(size)]
-    return [buffers[end - rows : end].reshape(-1) for rows, end in zip(splits, ends, strict=True)]
+    return [buffers[end - rows : end].reshape(-1) for rows, end in zip(splits, accumulate(splits), strict=True)]
 
 
 def pairwise_all_to_all(backend: Backend, call: Call, send: Buffers, recv: Buffers) -> Iterator[Waitable]:

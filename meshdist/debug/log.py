@@ -1,0 +1,71 @@
+"""The records of the `meshdist` logger: each knows its rank, and at a debug level each is seen."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from meshdist.current import current_slot
+
+if TYPE_CHECKING:
+    _Adapter = logging.LoggerAdapter[logging.Logger]
+else:
+    _Adapter = logging.LoggerAdapter  # no subscript at run time before Python 3.11
+
+LOGGER_NAME = "meshdist"
+
+
+class RankLog(_Adapter):
+    """The `meshdist` logger, which says in each record, as `record.rank`, which global rank speaks.
+
+    Args:
+        rank: The rank; that of the current world where None, and None in the record where there is no world.
+
+    Example:
+        >>> with_rank = logging.Formatter("%(rank)s: %(message)s")
+        >>> RankLog(3).process("ready", {})
+        ('ready', {'extra': {'rank': 3}})
+    """
+
+    def __init__(self, rank: int | None = None) -> None:
+        super().__init__(logging.getLogger(LOGGER_NAME), {})
+        self._rank = rank
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Add the rank to a record."""
+        world = current_slot().world
+        rank = self._rank if self._rank is not None or world is None else world.rank
+        return msg, {**kwargs, "extra": {"rank": rank, **(kwargs.get("extra") or {})}}
+
+
+class StderrHandler(logging.Handler):
+    """Shows records where nobody else does: on stderr, as long as logging has not been set up."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, unless the root logger has a handler by now."""
+        if logging.getLogger().handlers:
+            return
+        try:
+            rank = getattr(record, "rank", None)
+            speaker = LOGGER_NAME if rank is None else f"{LOGGER_NAME} rank {rank}"
+            print(f"{speaker}: {self.format(record)}", file=sys.stderr)
+        except Exception:  # what logging does with whatever goes wrong while it writes
+            self.handleError(record)
+
+
+def show_records(level: int) -> None:
+    """Let the logger through what is of `level` or above, to stderr where it has no handler."""
+    logger = logging.getLogger(LOGGER_NAME)
+    logger.setLevel(level)
+    if not logger.hasHandlers():
+        logger.addHandler(StderrHandler())
+
+
+def hide_records() -> None:
+    """Let the logger through nothing but warnings."""
+    logger = logging.getLogger(LOGGER_NAME)
+    logger.setLevel(logging.WARNING)
+    for handler in [handler for handler in logger.handlers if isinstance(handler, StderrHandler)]:
+        logger.removeHandler(handler)

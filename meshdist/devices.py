@@ -1,0 +1,71 @@
+"""On which type of device an array lives, found without importing what made it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+# Of DLPack: kDLCUDA, and memory that CUDA manages for both sides.
+_DLPACK_CUDA = (2, 13)
+_NUMPY = {np.ndarray}
+
+
+def device_type_of(value: Any) -> str:
+    """Return "cuda" for an array in the memory of a GPU, "cpu" for whatever else.
+
+    Example:
+        >>> device_type_of(np.zeros(3))
+        'cpu'
+    """
+    kind = type(value)
+    if kind is np.ndarray:
+        return "cpu"
+    # Looked for in the class: an array on the CPU may have the attribute and raise when it is read, as torch's do.
+    if hasattr(kind, "__array_interface__"):
+        return "cpu"
+    if hasattr(kind, "__dlpack_device__"):
+        return "cuda" if int(value.__dlpack_device__()[0]) in _DLPACK_CUDA else "cpu"
+    return "cuda" if hasattr(value, "__cuda_array_interface__") else "cpu"
+
+
+def common_device_type(buffers: tuple[Any, ...]) -> str | None:
+    """Return the device type of arrays and of lists of arrays; None where there are none.
+
+    Raises:
+        ValueError: They are on several.
+    """
+    if len(buffers) == 1 and type(buffers[0]) is np.ndarray:
+        return "cpu"
+    kinds: set[type] = set()
+    for buffer in buffers:
+        if isinstance(buffer, (list, tuple)):
+            kinds.update(map(type, buffer))
+        else:
+            kinds.add(type(buffer))
+    kinds.discard(type(None))
+    if kinds == _NUMPY:
+        return "cpu"
+    arrays = [array for buffer in buffers for array in (buffer if isinstance(buffer, (list, tuple)) else [buffer])]
+    found = {device_type_of(array) for array in arrays if array is not None}
+    if len(found) > 1:
+        raise ValueError(f"the arrays are on several device types, {', '.join(sorted(found))}; bring them to one")
+    return found.pop() if found else None
+
+
+def check_device_id(of: str, device_id: Any) -> None:
+    """Raise TypeError or ValueError where `device_id`, a parameter of `of`, is certainly no device.
+
+    What a device is, only the backend knows.
+    """
+    if device_id is None or hasattr(device_id, "type") or hasattr(device_id, "id"):
+        return
+    if isinstance(device_id, str):
+        kind, colon, number = device_id.partition(":")
+        well = kind in ("cpu", "cuda") and (number.isdecimal() if colon else True)
+    elif isinstance(device_id, int) and not isinstance(device_id, bool):
+        well = device_id >= 0
+    else:
+        raise TypeError(f"{of}: device_id must be a device, its index or its name, got {device_id!r}")
+    if not well:
+        raise ValueError(f"{of}: device_id must be an index from 0, 'cpu', 'cuda' or 'cuda:<index>', got {device_id!r}")

@@ -1,0 +1,68 @@
+"""Engines: what carries out the calls of one group, one for each of its backends, made when it is first needed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from meshdist.backends.base import Backend as Engine
+from meshdist.backends.device_backends import by_device, pairs_of
+from meshdist.devices import common_device_type
+
+
+class Engines:
+    """The engines of one group; arrays of different device types may need different ones.
+
+    Args:
+        backend_name: The group's backends, as `backend_name` spells them.
+        make: Makes the engine of one of them.
+    """
+
+    def __init__(self, backend_name: str, make: Callable[[str], Engine]) -> None:
+        self._backend_name = backend_name
+        self._make = make
+        self._making = threading.Lock()
+        self._made: dict[str, Engine] = {}  # by backend
+        self._found: dict[str | None, Engine] = {}  # by device type
+
+    def engine(self, buffers: tuple[Any, ...]) -> Engine:
+        """Return the engine for arrays, or lists of them; the first backend's where there are none.
+
+        Raises:
+            ValueError: No backend of the group carries arrays of their device type, or they are on several.
+            DistBackendError: The backend cannot be used here.
+        """
+        device = common_device_type(buffers)
+        return self._found.get(device) or self._find(device)
+
+    @property
+    def any_made(self) -> bool:
+        """Whether there is an engine yet."""
+        return bool(self._made)
+
+    def close(self) -> None:
+        """Close all; a group that is used again makes new ones."""
+        self._found.clear()
+        while self._made:
+            self._made.popitem()[1].close()
+
+    def abort(self, reason: str) -> None:
+        """Tell the peers of all that this rank gives up."""
+        for engine in list(self._made.values()):
+            engine.abort(reason)
+
+    def _find(self, device: str | None) -> Engine:
+        backends = by_device(self._backend_name)
+        if device is not None and device not in backends:
+            raise ValueError(
+                f"the array is on device type {device!r}, and the group's backends are {pairs_of(self._backend_name)};"
+                f" make the group with a backend for {device!r}, as in 'cpu:gloo,cuda:nccl', or pass an array on"
+                f" {' or '.join(backends)}"
+            )
+        backend = next(iter(backends.values())) if device is None else backends[device]
+        with self._making:  # threads may make their first calls at once
+            if backend not in self._made:
+                self._made[backend] = self._make(backend)
+            engine = self._found[device] = self._made[backend]
+        return engine

@@ -1,0 +1,181 @@
+"""The start and the end of a world: init_process_group, destroy_process_group, abort_process_group."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from meshdist.backends.device_backends import usable_backend_name
+from meshdist.collectives.methods import CollectiveMethods
+from meshdist.current import WorldSlot, current_slot, current_world, resolve
+from meshdist.deadline import Deadline, Timeout
+from meshdist.debug.levels import begin_debugging, get_debug_level
+from meshdist.devices import check_device_id
+from meshdist.doorbells import SocketDoorbells
+from meshdist.errors import DistNetworkError, DistTimeoutError
+from meshdist.init_urls import whole_number
+from meshdist.joining import join
+from meshdist.non_member import NonMember
+from meshdist.peers import Peers, my_card
+from meshdist.store import Store, TCPStore
+from meshdist.waiting import Doorbells
+from meshdist.world import World
+
+_LAST_WORDS_S = 0.5
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: Timeout | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Store | None = None,
+    group_name: str = "",
+    pg_options: Any = None,
+    device_id: Any = None,
+) -> None:
+    """Join the world: meet all other ranks, and make the default group.
+
+    Args:
+        backend: "gloo" (shared memory) or another registered name, in any case. None means "gloo".
+        init_method: Where the ranks meet: "env://" (the default: MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE from the
+            environment, as `meshrun` sets them), "tcp://host:port" or "file:///path". With a file, or where the host is
+            a multicast address, the ranks find and number themselves if they give none.
+        timeout: How long to wait for the others, and how long any call of this world may wait: seconds or a timedelta.
+            30 minutes where None.
+        world_size: Number of ranks, where the environment or the URL does not say it.
+        rank: This rank, likewise.
+        store: A store that all ranks reach, instead of `init_method`; then rank and world_size are needed.
+        group_name: Tells jobs apart that use the same file or multicast address; of no meaning elsewhere.
+        pg_options: Handed to the backend, if it was registered with `extended_api=True`; the others have no options.
+        device_id: The device of this rank's arrays: "cuda:1", its index, or a device object. Of no meaning for CPU
+            backends.
+
+    Raises:
+        ValueError: Called twice, an unknown backend, a missing or impossible rank or world size, a rank that is taken.
+        DistNetworkError: The store cannot be reached.
+        DistTimeoutError: Some ranks did not come; says which.
+    """
+    slot = current_slot()
+    if slot.world is not None:
+        raise ValueError("init_process_group was called already; destroy_process_group() comes before the next")
+    if store is not None and init_method is not None:
+        raise ValueError("give init_method or store, and only one of them")
+    check_device_id("init_process_group", device_id)
+    get_debug_level()  # a wrong value in the environment is said before anybody waits for this rank
+    name, deadline = usable_backend_name(backend), Deadline(timeout)
+    if store is not None:
+        rank, world_size = whole_number(rank, "rank"), whole_number(world_size, "world_size")
+        _check_place(rank, world_size)
+        world = enter_world(slot, store, rank, world_size, name, SocketDoorbells(), deadline)
+    else:
+        world = _meet(slot, init_method, rank, world_size, group_name, name, deadline)
+    world.default_group.pg_options, world.default_group.device_id = pg_options, device_id
+
+
+def _meet(
+    slot: WorldSlot,
+    init_method: str | None,
+    rank: int,
+    world_size: int,
+    group_name: str,
+    backend: str,
+    deadline: Deadline,
+) -> World:
+    from meshdist.rendezvous import rendezvous
+
+    url = init_method if init_method is not None else "env://"
+    while True:
+        own, my_rank, size = rendezvous(url, rank, world_size, deadline.remaining_s(), group_name=group_name)
+        try:
+            return enter_world(slot, own, my_rank, size, backend, SocketDoorbells(), deadline, own_store=True)
+        except DistNetworkError:
+            # The store went away: it was that of the world before, whose last rank was just leaving. Meet again.
+            own.close()
+            if deadline.expired():
+                raise
+        except DistTimeoutError:
+            if isinstance(own, TCPStore) and own.is_master:
+                # The others' time ends about now; without the store they could not say who is missing.
+                threading.Event().wait(_LAST_WORDS_S)
+            own.withdraw()
+            raise
+        except BaseException:
+            own.withdraw()
+            raise
+
+
+def enter_world(
+    slot: WorldSlot,
+    store: Store,
+    rank: int,
+    world_size: int,
+    backend: str,
+    bells: Doorbells,
+    deadline: Deadline,
+    *,
+    own_store: bool = False,
+) -> World:
+    """Meet the other ranks in `store` and put the World into `slot`."""
+    begin_debugging()
+    card = my_card(bells.base)
+    try:
+        joined = join(store, rank, world_size, card, deadline)
+    except BaseException:
+        bells.close()
+        raise
+    peers = Peers(joined, card, world_size)
+    world = World(rank, world_size, backend, deadline.timeout_s, joined, peers, bells, store if own_store else None)
+    slot.world = world
+    return world
+
+
+def destroy_process_group(group: CollectiveMethods | None = None) -> None:
+    """Leave the world, or give up one group.
+
+    Args:
+        group: The group to close; None or the world's group closes all and ends the world. `init_process_group` may
+            be called again then.
+
+    Raises:
+        ValueError: There is no world, or the group is closed already.
+    """
+    if isinstance(group, NonMember):
+        return  # of a group that it is not in, this rank holds nothing
+    world = current_world()
+    members = resolve(group)
+    if members is not world.default_group:
+        world.drop(members)
+        return
+    current_slot().world = None
+    world.close()
+
+
+def abort_process_group(group: CollectiveMethods | None = None) -> None:
+    """Give up at once: the calls of the other ranks that wait for this one raise.
+
+    Args:
+        group: The group; None or the world's group aborts all groups and ends the world.
+
+    Raises:
+        ValueError: There is no world.
+    """
+    if isinstance(group, NonMember):
+        return
+    world = current_world()
+    members = resolve(group)
+    reason = f"rank {world.rank} called abort_process_group"
+    if members is not world.default_group:
+        world.give_up(members, reason)
+        return
+    current_slot().world = None
+    world.abort(reason)
+    world.close()
+
+
+def _check_place(rank: int, world_size: int) -> None:
+    if world_size < 1:
+        raise ValueError(f"with store=, world_size must be given, at least 1, got {world_size}")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"with store=, rank must be given, 0 to {world_size - 1}, got {rank}")

@@ -1,0 +1,171 @@
+"""The tables of docs/migration.md against the package: what they say is there is there, and the rest is not."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import importlib
+import importlib.util
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch_api
+
+import meshdist
+from meshdist.collectives.definition import GroupFunction
+
+PAGE = (Path(__file__).parents[2] / "docs" / "migration.md").read_text()
+TABLES, _, ONLY_HERE = PAGE.partition("## Every name of torch.distributed")[2].partition("## Only here")
+HERE = re.compile(r"(same|different|not here)(?:, as `([^`]+)`)?(?:: (.+))?")
+API = torch_api.snapshot()
+TAKEN_BY_TORCH = {**API["names"], **API["older"]}
+
+
+class Row(NamedTuple):
+    name: str
+    here: str
+    place: str
+    text: str
+
+
+def cells(text: str) -> Iterator[tuple[str, str]]:
+    """Give name and text of each row of the tables in `text`."""
+    for line in text.splitlines():
+        if line.startswith("| `"):
+            name, _, here = line.strip("| ").partition(" | ")
+            yield name.strip("`"), here
+
+
+def rows() -> Iterator[Row]:
+    for name, here in cells(TABLES):
+        match = HERE.fullmatch(here)
+        assert match, f"{name}: {here!r} begins with none of same, different, not here"
+        yield Row(name, match[1], match[2] or name, match[3] or "")
+
+
+ROWS = list(rows())
+PRESENT = [row for row in ROWS if row.here != "not here"]
+COMPARED = [row for row in PRESENT if TAKEN_BY_TORCH.get(row.name) and not row.text.startswith("other arguments")]
+
+
+def find(place: str) -> Any:
+    """Return what `meshdist.<place>` names; AttributeError where it names nothing."""
+    value: Any = meshdist
+    for part in place.split("."):
+        if inspect.ismodule(value) and not hasattr(value, part):
+            if importlib.util.find_spec(f"{value.__name__}.{part}") is None:
+                raise AttributeError(f"{value.__name__} has no {part}")
+            value = importlib.import_module(f"{value.__name__}.{part}")
+        elif value is meshdist.ProcessGroup and part in attributes_of_a_group():
+            value = None
+        else:
+            value = getattr(value, part) if hasattr(value, part) else inspect.getattr_static(value, part)
+    return value
+
+
+@functools.cache
+def attributes_of_a_group() -> set[str]:
+    """Return the attributes of a ProcessGroup that its class has not."""
+    return set(*meshdist.run(lambda: vars(meshdist.group.WORLD), 1))
+
+
+def parameters(text: str) -> tuple[list[str], list[str], list[str], int]:
+    """Return names by position, those of them that are needed, names that are keywords, and how many are nameless."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if "/" in words:
+        return [], [], [], len(words) - 1
+    positional = words[: words.index("*")] if "*" in words else words
+    keywords = words[len(positional) + 1 :]
+    needed = [word for word in positional if not word.endswith("=")]
+    return [word.rstrip("=") for word in positional], needed, [word.rstrip("=") for word in keywords], 0
+
+
+def takes(function: Any, text: str, *, is_method: bool) -> None:
+    """Fail unless `function` can be called in every way that `text` tells."""
+    signature = signature_of(function, is_method=is_method)
+    positional, needed, keywords, nameless = parameters(text)
+    owner = [object()] if is_method and not isinstance(function, GroupFunction) else []
+    ours = [
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ][len(owner) :]
+    assert ours[: len(positional)] == positional, f"takes {ours}, torch's takes {positional}"
+    signature.bind(*owner, *range(nameless), *needed)
+    signature.bind(*owner, *range(nameless), *positional, **dict.fromkeys(keywords))
+
+
+def signature_of(function: Any, *, is_method: bool) -> inspect.Signature:
+    """Return the signature as users meet it."""
+    if isinstance(function, enum.EnumMeta):
+        return inspect.Signature([inspect.Parameter("value", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
+    signature = inspect.signature(function)
+    if is_method and isinstance(function, GroupFunction):
+        return signature.replace(parameters=[p for name, p in signature.parameters.items() if name != "group"])
+    return signature
+
+
+def is_method(place: str, function: Any) -> bool:
+    """Return whether `function` is found in a class and is given the instance as its first argument."""
+    cls, _, name = place.rpartition(".")
+    found = inspect.getattr_static(find(cls), name) if cls else None
+    return bool(cls) and inspect.isclass(find(cls)) and (inspect.isfunction(found) or isinstance(found, GroupFunction))
+
+
+def test_every_row_says_what_it_has_to():
+    assert len(ROWS) > 250
+    silent = [row.name for row in ROWS if row.here != "same" and not row.text]
+    assert silent == []
+
+
+def test_every_name_of_torch_has_one_row():
+    names = [row.name for row in ROWS]
+    assert sorted(set(TAKEN_BY_TORCH) - set(names)) == []
+    assert sorted(set(names) - set(TAKEN_BY_TORCH)) == []
+    assert sorted(name for name in set(names) if names.count(name) > 1) == []
+
+
+@pytest.mark.parametrize("row", PRESENT, ids=[row.name for row in PRESENT])
+def test_name_is_there(row):
+    find(row.place)
+
+
+@pytest.mark.parametrize("row", COMPARED, ids=[row.name for row in COMPARED])
+def test_it_takes_what_torch_takes(row):
+    value = find(row.place)
+    for call in TAKEN_BY_TORCH[row.name]:
+        takes(value, call, is_method=is_method(row.place, value))
+
+
+def test_names_that_are_not_here_are_not():
+    wrong = []
+    for row in ROWS:
+        if row.here == "not here":
+            try:
+                find(row.name)
+            except AttributeError:
+                continue
+            wrong.append(row.name)
+    assert wrong == []
+
+
+def test_every_public_name_is_in_a_table():
+    told = {row.place.partition(".")[0] for row in PRESENT} | {name for name, _ in cells(ONLY_HERE)}
+    assert sorted(set(meshdist.__all__) - told) == []
+
+
+def test_names_that_are_only_here_are_here():
+    only = [name for name, _ in cells(ONLY_HERE)]
+    assert [name for name in only if not hasattr(meshdist, name)] == []
+    assert sorted(set(only) & set(TAKEN_BY_TORCH)) == []
+
+
+def test_snapshot_is_what_torch_has():
+    torch = pytest.importorskip("torch", reason="the snapshot of torch's names is compared where torch is installed")
+    if torch.__version__.partition("+")[0] != torch_api.VERSION:
+        pytest.skip(f"the snapshot is of torch {torch_api.VERSION}, installed is {torch.__version__}")
+    assert torch_api.installed() == API
