@@ -21,7 +21,8 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: Timeout | None = 3600.0)
     """Stop in the debugger on one rank; the others wait for it in a barrier of the world. All ranks call it.
 
     The debugger begins in the caller's frame. It reads from stdin, which launchers leave to the ranks, and from the
-    terminal where stdin is `/dev/null`.
+    terminal where stdin is `/dev/null`. Where PYTHONBREAKPOINT or `sys.breakpointhook` names a hook, that is called
+    instead, as for Python's own `breakpoint`.
 
     Args:
         rank: The global rank to debug.
@@ -43,6 +44,10 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: Timeout | None = 3600.0)
         return
     missing = None
     if world.rank == rank:
+        if "PYTHONBREAKPOINT" in os.environ or sys.breakpointhook is not sys.__breakpointhook__:
+            sys.breakpointhook()  # of the user's choice
+            barrier(world.default_group, timeout=timeout_s)
+            return
         try:
             debugger = _debugger()
         except OSError as error:

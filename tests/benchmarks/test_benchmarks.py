@@ -19,15 +19,15 @@ BENCHMARKS = ROOT / "benchmarks"
 COLLECTIVES = [
     "all_reduce",
     "broadcast",
-    "all_gather_into_tensor",
-    "reduce_scatter_tensor",
     "reduce",
+    "all_gather_into_tensor",
     "all_gather",
     "gather",
     "scatter",
+    "reduce_scatter_tensor",
     "reduce_scatter",
-    "all_to_all",
     "all_to_all_single",
+    "all_to_all",
     "send_recv",
     "barrier",
 ]
@@ -227,9 +227,15 @@ def test_what_every_rank_must_take(sidebyside):
     assert {name: shape.expected(everyone, 1).tolist() for name, shape in SHAPES.items() if shape} == {
         "all_reduce": [11, 22, 33, 44],
         "broadcast": [1, 2, 3, 4],
+        "reduce": [11, 22, 33, 44],
         "all_gather_into_tensor": [1, 2, 3, 4, 10, 20, 30, 40],
+        "all_gather": [1, 2, 3, 4, 10, 20, 30, 40],
+        "gather": [1, 2, 3, 4, 10, 20, 30, 40],
+        "scatter": [3, 4],
         "reduce_scatter_tensor": [33, 44],
+        "reduce_scatter": [33, 44],
         "all_to_all_single": [3, 4, 30, 40],
+        "all_to_all": [3, 4, 30, 40],
         "send_recv": [1, 2, 3, 4],
     }
 

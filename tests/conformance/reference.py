@@ -22,7 +22,11 @@ def reduced(arrays, op):
     total = np.array(arrays[0])
     for array in arrays[1:]:
         COMBINE[op](total, array, out=total)
-    return np.divide(total, total.dtype.type(len(arrays)), out=total) if op is ReduceOp.AVG else total
+    if op is ReduceOp.AVG:
+        # Real and imaginary parts each by themselves: dividing by a complex number rounds more than once.
+        for part in (total.real, total.imag) if total.dtype.kind == "c" else (total,):
+            np.divide(part, part.dtype.type(len(arrays)), out=part)
+    return total
 
 
 def all_reduce(arrays, op):

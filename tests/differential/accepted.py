@@ -15,6 +15,7 @@ STRIDED = "torch's Gloo takes the memory of a strided array for a plain one, or 
 RETURNED = "a sync call of meshdist returns its output, so that calls can be chained"
 LAST_MADE = "torch knows nobody's group, and answers for whichever was made last; meshdist says that it cannot know"
 OUTSIDE_SEND = "torch refuses `send` alone of all calls from outside a group; meshdist warns, as for the others"
+ONLY_CPU = "gloo carries the arrays of CPUs; torch says so of CUDA tensors as well"
 NOT_RANKS = "torch hands any number back where the group is the world; meshdist says that there is no such rank"
 
 ACCEPTED: dict[str, dict[str, str]] = {
@@ -86,6 +87,7 @@ ACCEPTED: dict[str, dict[str, str]] = {
         "multi_set of unequal lists": "an argument is wrong: ValueError; torch's is a DistStoreError",
     },
     "programs_alone.beginnings": {
+        ".*: backends by device": ONLY_CPU,
         "no backend: place": "torch's name is 'undefined' where None was given; the backend of meshdist is gloo",
     },
 }

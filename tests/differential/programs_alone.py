@@ -220,7 +220,7 @@ def _begun(on: Side, label: str, begin: Callable[[], Any]) -> None:
     on.case(f"{label}: begin", begin)
     on.case(f"{label}: is_initialized", lambda: dist.is_initialized())
     on.case(f"{label}: again", begin)
-    on.case(f"{label}: place", lambda: [dist.get_rank(), dist.get_world_size(), dist.get_backend()])
+    on.case(f"{label}: place", lambda: [dist.get_rank(), dist.get_world_size(), str(dist.get_backend())])
     on.case(f"{label}: backends by device", lambda: str(dist.get_backend_config()))
     on.case(f"{label}: alone", lambda: _alone(on))
     on.case(f"{label}: end", lambda: dist.destroy_process_group())

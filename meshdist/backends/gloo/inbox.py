@@ -126,6 +126,11 @@ class Receipt(Incoming):
 
     def arm(self, bell: Doorbell) -> None:
         self._bell = bell
+        for inbox in self._inboxes():
+            if inbox.channel is None and not self.done:
+                # Found only now, it would not know that somebody sleeps.
+                inbox.look_again(bell)
+                inbox.move(self)
         self._armed = [inbox for inbox in self._inboxes() if inbox.channel is not None]
         for inbox in self._armed:
             assert inbox.channel is not None
@@ -182,6 +187,10 @@ class Inbox:
             # What it sent before it ended is still there to be read.
             if self.peer.ended() or not self._place.look():
                 raise
+
+    def look_again(self, bell: Doorbell) -> None:
+        """Have the next `move` ask for the channel, however short ago that was done."""
+        self._place.arm(bell)
 
     def itself(self) -> list[Inbox]:
         """Return this inbox, as those that a receipt of one rank waits for."""

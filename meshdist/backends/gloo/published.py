@@ -138,7 +138,8 @@ class Published(Waitable):
         check_withdrawn(self._options, self._publisher)
 
     def arm(self, bell: Doorbell) -> None:
-        return
+        # A ring may have come within the pause after the last look: the look before the sleep is never left out.
+        self._next_s = 0.0
 
     def disarm(self, bell: Doorbell) -> None:
         return
