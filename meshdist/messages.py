@@ -24,6 +24,8 @@ Watcher: TypeAlias = "Callable[[str, Any, Any], None]"
 
 # How long a group that is closed waits for messages that were asked for.
 _LAST_MESSAGES_S = 5.0
+# Backends may send a tag as an integer of 64 bits.
+_TAGS = 1 << 63
 
 
 class Messages:
@@ -170,7 +172,7 @@ class Messages:
         return (
             type(tensor) is np.ndarray
             and type(tag) is int
-            and tag >= 0
+            and 0 <= tag < _TAGS
             and tensor.flags.carray
             and (tensor.dtype in self._dtypes)
         )
@@ -185,6 +187,8 @@ class Messages:
             raise TypeError(f"{where}: tag must be an integer, got {tag!r}")
         if tag < 0:
             raise ValueError(f"{where}: tag must not be negative, got {tag}")
+        if tag >= _TAGS:
+            raise ValueError(f"{where}: tag must be less than 2 ** 63, got {tag}")
         array: Array = self._group.named(where, as_array, tensor, "tensor")
         self._group.named(where, check_dtype, array, "tensor")
         self._dtypes.add(array.dtype)

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdist.arrays import as_array, check_dtype, check_writable, pack
+from meshdist import buffers
+from meshdist.arrays import as_buffers, check_apart
 from meshdist.backends.base import Backend, Plan
-from meshdist.call import Buffers, Call, Splits
+from meshdist.call import Call, Splits
 from meshdist.collectives.definition import Collective
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.deadline import Deadline
 from meshdist.engines import Engines
 from meshdist.errors import DistBackendError, DistError
 from meshdist.messages import Messages, Watcher
+from meshdist.overlap import may_overlap
 from meshdist.plan_key import each, plan_key, simple_key
 from meshdist.progress import Job, JobQueue
 from meshdist.reduce_op import Op, PremulSum, as_reduce_op
@@ -134,10 +136,16 @@ class ProcessGroup(CollectiveMethods):
         try:
             if type(recv) is np.ndarray and type(send) is np.ndarray:
                 plan = self._plans.get((collective, recv.dtype, recv.shape, send.dtype, send.shape, op, root, splits))
-                if plan is None or not recv.flags.carray or not send.flags.c_contiguous:
+                if plan is not None and not (
+                    recv.flags.carray
+                    and send.flags.c_contiguous
+                    and not (plan.apart and np.may_share_memory(send, recv))
+                ):
                     plan = None
             else:
                 plan = self._plans.get(simple_key(collective, send, recv, op, root, splits))
+                if plan is not None and recv is not None and may_overlap(send, recv, plan.apart):
+                    plan = None
         except TypeError:  # an op that cannot be looked up is none
             plan = None
         if plan is None or timeout_s is not None:
@@ -293,24 +301,28 @@ class ProcessGroup(CollectiveMethods):
     ) -> Any:
         where = self.where(collective.name)
         backend = self.usable_backend(where, send, recv)
-        given, taken = self._arrays(where, collective.names[0], send), self._arrays(where, collective.names[1], recv)
-        if recv is send:
-            taken = given
+        given = self.named(where, as_buffers, send, collective.names[0], "send" in collective.lists)
+        in_place, taken = collective.in_place and recv is send, given
+        if not in_place:
+            taken = self.named(where, as_buffers, recv, collective.names[1], "recv" in collective.lists)
         reduce_op = None if op is None else self.named(where, as_reduce_op, op)
-        call = Call(collective, where, self._rank, len(self.ranks), given, taken, reduce_op, root, splits)
+        sends = buffers.in_native_order(given)
+        recvs = sends if in_place else buffers.in_native_order(taken)
+        call = Call(collective, where, self._rank, len(self.ranks), sends, recvs, reduce_op, root, splits)
         writes = collective.writes(call)
         if writes:
-            for array in each(taken):
-                self.named(where, check_writable, array, collective.names[1])
+            self.named(where, buffers.check_output, taken, recv, collective.names[1])
         factor = op if isinstance(op, PremulSum) else None
         if factor is not None:
             for array in each(given):
                 self.named(where, factor.check, array, collective.names[0])
         # A plan does not know the factor: it is that of the plain sum.
-        key = plan_key(collective, given, taken, op if factor is None else reduce_op, root, splits)
+        key = plan_key(collective, sends, recvs, op if factor is None else reduce_op, root, splits)
         if key not in self._plans:
             collective.check(call)
             backend.require(call)
+        if writes and isinstance(taken, list):
+            self.named(where, check_apart, taken, collective.names[1])
 
         def steps() -> Iterator[Waitable]:
             self.check_usable(where)
@@ -318,13 +330,12 @@ class ProcessGroup(CollectiveMethods):
             plan = self._plans.get(key)
             if plan is None:
                 plan = self._plans[key] = backend.prepare(call)
-            sent = _packed(given) if factor is None else _scaled(factor, given)
-            received = sent if taken is given else _packed(taken)
+            copies = writes and plan.apart and buffers.must_be_copied(call)
+            sent = buffers.packed(given, copies) if factor is None else buffers.scaled(factor, given)
+            received = sent if in_place else buffers.packed(taken)
             yield from plan.steps(sent, received)
             if writes:
-                for array, packed in zip(each(taken), each(received), strict=True):
-                    if packed is not array:
-                        array[...] = packed
+                buffers.unpack(received, taken)
 
         if async_op or self._queued:
             return self._enqueue(where, steps, recv, async_op, timeout_s)
@@ -368,31 +379,9 @@ class ProcessGroup(CollectiveMethods):
         self._plans.clear()
         self._engines.abort(str(self._broken))
 
-    def _arrays(self, where: str, name: str, value: Any) -> Buffers:
-        if value is None:
-            return None
-        if isinstance(value, (list, tuple)):
-            arrays = [self.named(where, as_array, item, f"{name}[{k}]") for k, item in enumerate(value)]
-        else:
-            arrays = [self.named(where, as_array, value, name)]
-        for array in arrays:
-            self.named(where, check_dtype, array, name)
-        return arrays if isinstance(value, (list, tuple)) else arrays[0]
-
     def named(self, where: str, function: Any, *args: Any) -> Any:
         """Return `function(*args)`; what it finds wrong with an argument is raised with `where` before it."""
         try:
             return function(*args)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{where}: {error}") from None
-
-
-def _packed(buffers: Buffers) -> Buffers:
-    if isinstance(buffers, list):
-        return [pack(array) for array in buffers]
-    return None if buffers is None else pack(buffers)
-
-
-def _scaled(factor: PremulSum, buffers: Buffers) -> Buffers:
-    scaled = [factor.scaled(array) for array in each(buffers)]
-    return scaled if isinstance(buffers, list) else scaled[0]

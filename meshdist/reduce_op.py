@@ -63,8 +63,8 @@ class PremulSum:
 
     def scaled(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return a new array of the same dtype: `array` times the factor."""
-        product = np.empty(array.shape, array.dtype)
-        np.multiply(array, self.factor.astype(array.dtype), out=product)
+        product = np.empty(array.shape, array.dtype.newbyteorder("="))
+        np.multiply(array, self.factor.astype(product.dtype), out=product)
         return product
 
 
@@ -82,7 +82,7 @@ def premul_sum(factor: Any) -> PremulSum:
 
 def _level(dtype: np.dtype[Any]) -> int:
     # bool, integers, floating (extension dtypes as well), complex
-    return {"b": 0, "i": 1, "u": 1, "c": 3}.get(dtype.kind, 2)
+    return {"b": 0, "i": 1, "u": 1, "c": 3, "W": 3}.get(dtype.kind, 2)
 
 
 class ReduceOp(Enum):
@@ -124,11 +124,17 @@ class ReduceOp(Enum):
 
     def finish(self, total: np.ndarray[Any, Any], num_ranks: int) -> None:
         """Make the combination of all ranks' arrays the result, in place: AVG divides by `num_ranks`."""
-        if self is ReduceOp.AVG:
-            # Part by part: NumPy divides complex numbers by complex ones, which rounds more than once.
-            parts = (total.real, total.imag) if total.dtype.kind == "c" else (total,)
-            for part in parts:
-                np.divide(part, part.dtype.type(num_ranks), out=part)
+        if self is not ReduceOp.AVG:
+            return
+        if total.dtype.isbuiltin == 2:
+            # A dtype of few bits cannot hold every number of ranks; the quotient is rounded once.
+            wide = np.complex64 if total.dtype.kind == "W" else np.float32
+            total[...] = np.divide(total.astype(wide), wide(num_ranks)).astype(total.dtype)
+            return
+        # Part by part: NumPy divides complex numbers by complex ones, which rounds more than once.
+        parts = (total.real, total.imag) if total.dtype.kind == "c" else (total,)
+        for part in parts:
+            np.divide(part, part.dtype.type(num_ranks), out=part)
 
 
 _UFUNCS: dict[ReduceOp, Callable[..., Any]] = {
@@ -198,11 +204,18 @@ def supports_complex(reduceOp: Op) -> bool:
 
 def check_op_dtype(op: ReduceOp, dtype: np.dtype[Any]) -> None:
     """Raise TypeError where `op` is not defined for `dtype`."""
-    if dtype.kind == "c" and op in _NOT_FOR_COMPLEX:
+    # ml_dtypes has integers of few bits, which call themselves void: what cannot hold a half is one.
+    is_integer = dtype.kind in "biu" or (dtype.kind == "V" and float(np.array(0.5).astype(dtype)) != 0.5)
+    if dtype.kind in "cW" and op in _NOT_FOR_COMPLEX:
         raise TypeError(f"op {op.name} is not defined for {dtype}: complex numbers take SUM and AVG")
     if op in _BITWISE and dtype.kind not in "biu":
         raise TypeError(f"op {op.name} is not defined for {dtype}: it takes integers and bool")
-    if op is ReduceOp.AVG and dtype.kind in "biu":
+    if op is ReduceOp.AVG and is_integer:
         raise TypeError(
             f"op AVG is not defined for {dtype}: the mean of integers is none; use SUM, or a floating dtype"
         )
+    nothing = np.empty(0, dtype)
+    try:
+        op.ufunc(nothing, nothing, out=nothing)
+    except TypeError as error:
+        raise TypeError(f"op {op.name} is not defined for {dtype}: {error}") from None

@@ -70,12 +70,17 @@ class Plan(ABC):
     Attributes:
         signature: What the peers compare.
         where: How messages about the call begin.
+        copies: Whether all that is sent is copied before anything is received.
+        apart: Whether what is sent must not share memory with what is received.
     """
+
+    copies = False
 
     def __init__(self, backend: Backend, call: Call) -> None:
         self.backend = backend
         self.signature = call.signature()
         self.where = call.where
+        self.apart = not (self.copies or call.collective.in_place)
 
     @abstractmethod
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
@@ -203,6 +208,8 @@ class DefaultPlan(Plan):
 
 class StagedPlan(Plan):
     """Runs a collective of lists by the plan of one of flat arrays."""
+
+    copies = True
 
     def __init__(self, backend: Backend, call: Call, staging: Staging) -> None:
         super().__init__(backend, call)

@@ -24,7 +24,7 @@ def agreed(call: Call) -> tuple[Any, ...]:
     return agree_on_blocks(call, "recv")
 
 
-@collective(names=("tensor", "tensor_list"), check=check, agreed=agreed, default=ring_all_gather)
+@collective(names=("tensor", "tensor_list"), check=check, agreed=agreed, default=ring_all_gather, lists=("recv",))
 def all_gather(tensor_list: Sequence[Any], tensor: Any, group: GroupLike = None, async_op: bool = False) -> Any:
     """Gather every rank's `tensor` into a list on all ranks.
 

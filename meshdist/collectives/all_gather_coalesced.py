@@ -69,8 +69,15 @@ def all_gather_coalesced(
         DistTimeoutError: A rank did not come within the group's timeout.
     """
     members = resolve(group)
-    lists = unchained(
-        "all_gather_coalesced", "output_tensor_lists", output_tensor_lists, members.size(), len(input_tensor_list)
+    lists = members.named(
+        members.where("all_gather_coalesced"),
+        unchained,
+        "output_tensor_lists",
+        output_tensor_lists,
+        "input_tensor_list",
+        input_tensor_list,
+        members.size(),
+        True,
     )
     work = members.submit(all_gather_coalesced, input_tensor_list, lists, None, None, async_op)
     return work if async_op or work is None else output_tensor_lists

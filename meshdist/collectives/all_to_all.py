@@ -25,7 +25,13 @@ def agreed(call: Call) -> tuple[Any, ...]:
     return (f"a list of {many(call, 'send')[0].dtype}",)
 
 
-@collective(names=("input_tensor_list", "output_tensor_list"), check=check, agreed=agreed, default=pairwise_all_to_all)
+@collective(
+    names=("input_tensor_list", "output_tensor_list"),
+    check=check,
+    agreed=agreed,
+    default=pairwise_all_to_all,
+    lists=("send", "recv"),
+)
 def all_to_all(
     output_tensor_list: Sequence[Any],
     input_tensor_list: Sequence[Any],

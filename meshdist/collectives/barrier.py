@@ -39,5 +39,6 @@ def barrier(
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: Some ranks did not come in time; says which.
     """
-    timeout_s = None if timeout is None else seconds(timeout)
-    return resolve(group).submit(barrier, None, None, None, None, async_op, None, timeout_s)
+    members = resolve(group)
+    timeout_s = None if timeout is None else members.named(members.where("barrier"), seconds, timeout)
+    return members.submit(barrier, None, None, None, None, async_op, None, timeout_s)

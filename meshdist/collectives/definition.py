@@ -100,6 +100,8 @@ class Collective(GroupFunction[P, R]):
         default: The algorithm over send and recv.
         writes: Whether the output is written on this rank.
         native: The method of a backend that carries it out; its name, unless it is another collective in disguise.
+        lists: Which of the two, `send` and `recv`, are lists of arrays.
+        in_place: What is received takes the place of what is sent.
         staging: How it is carried out by another collective; None where it is one by itself.
     """
 
@@ -114,6 +116,7 @@ class Collective(GroupFunction[P, R]):
         default: Algorithm,
         writes: Callable[[Call], bool],
         native: str | None = None,
+        lists: tuple[str, ...] = (),
     ) -> None:
         super().__init__(function)
         self.names = names
@@ -122,6 +125,8 @@ class Collective(GroupFunction[P, R]):
         self.default = default
         self.writes = writes
         self.native = native or self.name
+        self.lists = lists
+        self.in_place = names[0] == names[1]
 
     def under(self, name: str, agreed: Callable[[Call], tuple[Any, ...]]) -> Collective[P, R]:
         """Return this collective under another name: what a function that is built on it submits.
@@ -142,6 +147,7 @@ def collective(
     default: Algorithm,
     writes: Callable[[Call], bool] = written_everywhere,
     native: str | None = None,
+    lists: tuple[str, ...] = (),
 ) -> Callable[[Callable[P, R]], Collective[P, R]]:
     """Make the decorated function a Collective; see there for the arguments."""
-    return lambda function: Collective(function, names, check, agreed, default, writes, native)
+    return lambda function: Collective(function, names, check, agreed, default, writes, native, lists)

@@ -32,7 +32,9 @@ def writes(call: Call) -> bool:
     return call.rank == call.root
 
 
-@collective(names=("tensor", "gather_list"), check=check, agreed=agreed, default=star_gather, writes=writes)
+@collective(
+    names=("tensor", "gather_list"), check=check, agreed=agreed, default=star_gather, writes=writes, lists=("recv",)
+)
 def gather(
     tensor: Any,
     gather_list: Sequence[Any] | None = None,

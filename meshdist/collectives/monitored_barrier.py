@@ -30,5 +30,6 @@ def monitored_barrier(group: GroupLike = None, timeout: Timeout | None = None, w
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: Some ranks did not come in time; says which.
     """
-    timeout_s = None if timeout is None else seconds(timeout)
-    resolve(group).submit(monitored_barrier, None, None, timeout_s=timeout_s)
+    members = resolve(group)
+    timeout_s = None if timeout is None else members.named(members.where("monitored_barrier"), seconds, timeout)
+    members.submit(monitored_barrier, None, None, timeout_s=timeout_s)

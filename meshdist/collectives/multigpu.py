@@ -83,13 +83,16 @@ def _put_of_root(call: Call, send: Buffers) -> Array:
     return flat if _at_root(call) else np.empty_like(flat)
 
 
-def _the_one(of: str, name: str, tensor_list: Sequence[Any], place: int) -> Any:
+def _the_one(name: str, tensor_list: Sequence[Any], place: int) -> Any:
+    if not isinstance(tensor_list, (list, tuple)):
+        raise TypeError(f"tensor_list must be a list of arrays, got {type(tensor_list).__name__}")
     try:
-        if not 0 <= index(place) < len(tensor_list):
-            raise ValueError(f"{of}: {name} must be 0 to {len(tensor_list) - 1}, a place in tensor_list, got {place}")
+        number = index(place)
     except TypeError:
-        raise TypeError(f"{of}: tensor_list must be a list and {name} an integer, got {place!r}") from None
-    return tensor_list[place]
+        raise TypeError(f"{name} must be an integer, a place in tensor_list, got {place!r}") from None
+    if not 0 <= number < len(tensor_list):
+        raise ValueError(f"{name} must be 0 to {len(tensor_list) - 1}, a place in tensor_list, got {place}")
+    return tensor_list[number]
 
 
 @staged(
@@ -99,6 +102,7 @@ def _the_one(of: str, name: str, tensor_list: Sequence[Any], place: int) -> Any:
     agreed=_agreed_recv,
     put=_put_of_root,
     take=_take_everywhere,
+    lists=("recv",),
 )
 def broadcast_multigpu(
     tensor_list: Sequence[Any],
@@ -123,7 +127,7 @@ def broadcast_multigpu(
     """
     members = resolve(group)
     root = members.root("broadcast_multigpu", "src", src, group_src)
-    given = _the_one("broadcast_multigpu", "src_tensor", tensor_list, src_tensor)
+    given = members.named(members.where("broadcast_multigpu"), _the_one, "src_tensor", tensor_list, src_tensor)
     return members.submit(broadcast_multigpu, given, tensor_list, None, root, async_op)
 
 
@@ -160,6 +164,7 @@ def all_reduce_multigpu(
     put=_put_combined,
     take=_take_everywhere,
     writes=_at_root,
+    lists=("send",),
 )
 def reduce_multigpu(
     tensor_list: Sequence[Any],
@@ -186,7 +191,7 @@ def reduce_multigpu(
     """
     members = resolve(group)
     root = members.root("reduce_multigpu", "dst", dst, group_dst)
-    taken = _the_one("reduce_multigpu", "dst_tensor", tensor_list, dst_tensor)
+    taken = members.named(members.where("reduce_multigpu"), _the_one, "dst_tensor", tensor_list, dst_tensor)
     return members.submit(reduce_multigpu, tensor_list, taken, op, root, async_op)
 
 
@@ -236,9 +241,16 @@ def all_gather_multigpu(
     Returns:
         `output_tensor_lists`; with `async_op` the Work.
     """
-    members, num_inputs = resolve(group), len(input_tensor_list)
-    lists = unchained(
-        "all_gather_multigpu", "output_tensor_lists", output_tensor_lists, num_inputs, members.size() * num_inputs
+    members = resolve(group)
+    lists = members.named(
+        members.where("all_gather_multigpu"),
+        unchained,
+        "output_tensor_lists",
+        output_tensor_lists,
+        "input_tensor_list",
+        input_tensor_list,
+        members.size(),
+        False,
     )
     work = members.submit(all_gather_multigpu, input_tensor_list, lists, None, None, async_op)
     return work if async_op or work is None else output_tensor_lists
@@ -291,8 +303,15 @@ def reduce_scatter_multigpu(
     Returns:
         `output_tensor_list`; with `async_op` the Work.
     """
-    members, num_outputs = resolve(group), len(output_tensor_list)
-    lists = unchained(
-        "reduce_scatter_multigpu", "input_tensor_lists", input_tensor_lists, num_outputs, members.size() * num_outputs
+    members = resolve(group)
+    lists = members.named(
+        members.where("reduce_scatter_multigpu"),
+        unchained,
+        "input_tensor_lists",
+        input_tensor_lists,
+        "output_tensor_list",
+        output_tensor_list,
+        members.size(),
+        False,
     )
     return members.submit(reduce_scatter_multigpu, lists, output_tensor_list, op, None, async_op)

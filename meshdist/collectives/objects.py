@@ -102,7 +102,7 @@ def broadcast_object_list(
     """
     members = resolve(group)
     root = members.root_or_first("broadcast_object_list", "src", src, group_src)
-    objects = _list("broadcast_object_list", "object_list", object_list)
+    objects = _list(members.where("broadcast_object_list"), "object_list", object_list)
     is_root = members.rank() == root
     pickles = _pickled(objects) if is_root else []
     sizes = _sizes(pickles) if is_root else np.empty(len(objects), np.int64)
@@ -132,7 +132,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None)
     """
     members = resolve(group)
     size = members.size() if members.rank() >= 0 else None
-    objects = _list("all_gather_object", "object_list", object_list, size)
+    objects = _list(members.where("all_gather_object"), "object_list", object_list, size)
     (data,) = _pickled([obj])
     sizes = np.empty(len(objects), np.int64)
     if members.submit(_all_gather_sizes, _sizes([data]), sizes) is None:
@@ -172,7 +172,7 @@ def gather_object(
     if rank < 0:
         members.submit(_gather_sizes, None, None)
         return
-    objects = _list_of_root(of, "object_gather_list", object_gather_list, size, rank, root)
+    objects = _list_of_root(members.where(of), "object_gather_list", object_gather_list, size, rank, root)
     (data,) = _pickled([obj])
     counts = [np.empty(1, np.int64) for _ in objects]
     members.submit(_gather_sizes, _sizes([data]), counts or None, None, root)
@@ -213,10 +213,14 @@ def scatter_object_list(
     if rank < 0:
         members.submit(_scatter_sizes, None, None)
         return
-    output = _list(of, "scatter_object_output_list", scatter_object_output_list)
+    output = _list(members.where(of), "scatter_object_output_list", scatter_object_output_list)
     if not output:
-        raise ValueError(f"{of}: scatter_object_output_list must hold at least one element, got an empty list")
-    inputs = _list(of, "scatter_object_input_list", scatter_object_input_list, size) if rank == root else []
+        raise ValueError(
+            f"{members.where(of)}: scatter_object_output_list must hold at least one element, got an empty list"
+        )
+    inputs = (
+        _list(members.where(of), "scatter_object_input_list", scatter_object_input_list, size) if rank == root else []
+    )
     pickles, count = _pickled(inputs), np.empty(1, np.int64)
     members.submit(_scatter_sizes, [_sizes([data]) for data in pickles] or None, count, None, root)
     take = _empty(size)
@@ -228,7 +232,7 @@ def scatter_object_list(
 def _list_of_root(of: str, name: str, value: Any, size: int, rank: int, root: int) -> list[Any]:
     if rank == root:
         return _list(of, name, value, size)
-    if value:
+    if not (value is None or (isinstance(value, list) and not value)):
         raise ValueError(
             f"{of}: {name} is for the destination, rank {root} of the group, and this is rank {rank}; pass None"
         )
@@ -266,7 +270,7 @@ def send_object_list(
         warn_not_member(of)
         return
     peer = members.messages.peer(of, "dst", dst, group_dst)
-    pickles = _pickled(_list(of, "object_list", object_list))
+    pickles = _pickled(_list(members.where(of), "object_list", object_list))
     members.messages.send(_sizes(pickles), peer, 0)
     members.messages.send(np.concatenate([*_empty(1), *pickles]), peer, 0)
 
@@ -304,7 +308,7 @@ def recv_object_list(
         warn_not_member(of)
         return -1
     source = source_of(members, of, src, group_src)
-    objects = _list(of, "object_list", object_list)
+    objects = _list(members.where(of), "object_list", object_list)
     sizes = np.zeros(len(objects), np.int64)
     source = members.messages.recv(sizes, source, 0)
     data = np.empty(int(sizes.sum()), np.uint8)

@@ -33,7 +33,7 @@ def agreed(call: Call) -> tuple[Any, ...]:
     return agree_on_blocks(call, "send")
 
 
-@collective(names=("input_list", "output"), check=check, agreed=agreed, default=ring_reduce_scatter)
+@collective(names=("input_list", "output"), check=check, agreed=agreed, default=ring_reduce_scatter, lists=("send",))
 def reduce_scatter(
     output: Any,
     input_list: Sequence[Any],

@@ -27,7 +27,7 @@ def agreed(call: Call) -> tuple[Any, ...]:
     return agree_on_one(call, "recv")
 
 
-@collective(names=("scatter_list", "tensor"), check=check, agreed=agreed, default=star_scatter)
+@collective(names=("scatter_list", "tensor"), check=check, agreed=agreed, default=star_scatter, lists=("send",))
 def scatter(
     tensor: Any,
     scatter_list: Sequence[Any] | None = None,

@@ -43,7 +43,8 @@ class Staging:
     def inner_call(self, call: Call) -> Call:
         """Return the call of the inner collective; messages, and what the ranks compare, speak of the outer one."""
         words = call.collective.agreed(call)
-        flat = self.put(call, call.send)
+        with np.errstate(all="ignore"):  # only the shape and the dtype of what comes of it matter here
+            flat = self.put(call, call.send)
         return replace(
             call,
             collective=self.inner.under(call.collective.name, lambda _: words),
@@ -62,11 +63,12 @@ def staged(
     take: Callable[[Call, Array, Buffers], None],
     room: Callable[[Call, Array], Array] = lambda call, flat: flat,
     writes: Callable[[Call], bool] = lambda call: True,
+    lists: tuple[str, ...] = ("send", "recv"),
 ) -> Callable[[Callable[P, R]], Collective[P, R]]:
     """Make the decorated function a Collective that `inner` carries out; see Staging and Collective."""
 
     def decorate(function: Callable[P, R]) -> Collective[P, R]:
-        made = Collective(function, names, check, agreed, _never, writes)
+        made = Collective(function, names, check, agreed, _never, writes, lists=lists)
         made.staging = Staging(inner, put, room, take)
         return made
 
@@ -102,17 +104,28 @@ def unpack_all(call: Call, flat: Array, recv: Buffers) -> None:
         begin += array.size
 
 
-def unchained(of: str, name: str, lists: Any, num_lists: int, length: int) -> list[Any]:
+def unchained(name: str, lists: Any, counted_name: str, counted: Any, size: int, by_rank: bool) -> list[Any]:
     """Return the arrays of a list of lists as one list.
 
+    Args:
+        name: What the lists are called, for messages.
+        lists: With `by_rank` a list for each rank, as long as `counted`; else a list for each of `counted`, of as many
+            arrays as all ranks have of these.
+        counted_name: What the arrays are called whose number counts, for messages.
+        counted: These arrays.
+        size: The number of ranks.
+        by_rank: See `lists`.
+
     Raises:
-        TypeError: It is none.
-        ValueError: Not `num_lists` lists of `length` arrays each. On a rank that is no member the lists are not looked
-            at, and `num_lists` or `length` is negative.
+        TypeError: Not lists of arrays.
+        ValueError: Not as many lists of as many arrays.
     """
+    if not isinstance(counted, (list, tuple)):
+        raise TypeError(f"{counted_name} must be a list of arrays, got {type(counted).__name__}")
     if not isinstance(lists, (list, tuple)) or not all(isinstance(inner, (list, tuple)) for inner in lists):
-        raise TypeError(f"{of}: {name} must be a list of lists of arrays")
+        raise TypeError(f"{name} must be a list of lists of arrays")
+    num_lists, length = (size, len(counted)) if by_rank else (len(counted), size * len(counted))
     lengths = [len(inner) for inner in lists]
-    if min(num_lists, length) >= 0 and lengths != [length] * num_lists:
-        raise ValueError(f"{of}: {name} must hold {num_lists} lists of {length} arrays, got lists of {lengths}")
+    if lengths != [length] * num_lists:
+        raise ValueError(f"{name} must hold {num_lists} lists of {length} arrays, got lists of {lengths}")
     return [array for inner in lists for array in inner]

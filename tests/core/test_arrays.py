@@ -1,11 +1,20 @@
 """Any array as a NumPy array over the same memory; strided ones packed."""
 
-import sys
-
 import numpy as np
 import pytest
 
-from meshdist.arrays import as_array, check_dtype, check_writable, describe_array, is_plain, pack, split_rows
+from meshdist.arrays import (
+    as_array,
+    as_buffers,
+    check_apart,
+    check_dtype,
+    check_writable,
+    describe_array,
+    is_plain,
+    native,
+    pack,
+    split_rows,
+)
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -87,10 +96,81 @@ def test_dtypes_that_do_not_travel(dtype):
 
 
 @pytest.mark.parametrize("name", ["int32", "float64", "complex128"])
-def test_the_other_byte_order_does_not_travel(name):
-    dtype = np.dtype(name).newbyteorder("<" if sys.byteorder == "big" else ">")
-    with pytest.raises(TypeError, match=rf"x has dtype {dtype.str}, of the other byte order; use x.astype\('{name}'\)"):
+def test_the_other_byte_order_is_swapped(name):
+    array = np.arange(3).astype(np.dtype(name).newbyteorder())
+    check_dtype(array, "x")
+    assert native(array).dtype == np.dtype(name)
+    assert np.shares_memory(native(array), array)
+    packed = pack(array)
+    assert (packed.dtype, packed.tolist()) == (np.dtype(name), array.tolist())
+    assert native(packed) is packed
+
+
+@pytest.mark.parametrize(
+    ("dtype", "hint"),
+    [
+        ("O", "objects travel by broadcast_object_list"),
+        ("M8[s]", r"pass x.view\('int64'\)"),
+        ("U3", "texts travel as objects"),
+        ("S3", r"pass x.view\('uint8'\)"),
+        ([("a", "f4")], "pass its fields one by one"),
+    ],
+    ids=str,
+)
+def test_a_dtype_that_does_not_travel_names_a_way(dtype, hint):
+    with pytest.raises(TypeError, match=f"x has dtype .*; {hint}"):
         check_dtype(np.zeros(2, dtype), "x")
+
+
+def test_strings_of_any_length_do_not_travel():
+    dtypes = pytest.importorskip("numpy.dtypes", reason="NumPy is older than 1.25")
+    if not hasattr(dtypes, "StringDType"):
+        pytest.skip("NumPy is older than 2.0")
+    with pytest.raises(TypeError, match="x has dtype StringDType.*texts travel as objects"):
+        check_dtype(np.array(["a", "b"], dtypes.StringDType()), "x")
+
+
+def test_masked_arrays_are_refused():
+    for masked in (np.ma.masked_array([1.0, 2.0], [True, False]), np.ma.masked_array([1.0]), np.ma.masked):
+        with pytest.raises(TypeError, match=r"x is a masked array, and its mask does not travel; pass x.data"):
+            as_array(masked, "x")
+
+
+@pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
+def test_subclasses_share_their_memory():
+    source = np.zeros((2, 2))
+    for array in (source.view(np.matrix), source.view(np.recarray), source.view(np.memmap)):
+        taken = as_array(array, "x")
+        assert type(taken) is np.ndarray
+        assert np.shares_memory(taken, source)
+
+
+def test_one_array_and_lists():
+    x, y = np.zeros(2), np.zeros(3)
+    assert as_buffers(x, "x", False) is x
+    assert all(got is given for got, given in zip(as_buffers((x, y), "x", True), (x, y), strict=True))
+    assert as_buffers(None, "x", True) is None
+    assert as_buffers([], "x", True) == []
+    with pytest.raises(TypeError, match=r"^x must be one array, got a list of 2 elements; use np.array\(x\)$"):
+        as_buffers([1, 2], "x", False)
+    with pytest.raises(TypeError, match=r"^x must be one array, got a tuple of 2 elements$"):
+        as_buffers((x, y), "x", False)
+    with pytest.raises(TypeError, match=r"^x must be a list of arrays, got generator$"):
+        as_buffers((array for array in (x, y)), "x", True)
+    with pytest.raises(TypeError, match=r"^x\[1\] must be an array, got int; use np.array\(x\[1\]\)$"):
+        as_buffers([x, 3], "x", True)
+    with pytest.raises(TypeError, match=r"^x\[1\] has dtype object"):
+        as_buffers([x, np.zeros(1, object)], "x", True)
+
+
+def test_arrays_that_are_written_must_be_apart():
+    x = np.zeros((3, 2))
+    check_apart([x[0], x[1], x[2]], "out")
+    check_apart([x[:, 0], x[:, 1]], "out")
+    check_apart([x[:0], x[:0]], "out")
+    for arrays, pair in (([x[0], x[1], x[0]], (0, 2)), ([x, np.zeros(1), x[1:2, 1]], (0, 2))):
+        with pytest.raises(ValueError, match=rf"out\[{pair[0]}\] and out\[{pair[1]}\] share memory"):
+            check_apart(arrays, "out")
 
 
 def test_writable():
@@ -113,12 +193,31 @@ def test_writable():
 
 
 @pytest.mark.parametrize(
-    ("shape", "strides"), [((4,), (0,)), ((2, 3), (8, 0)), ((2, 3), (0, 8)), ((2, 1, 3), (0, 8, 8))]
+    ("shape", "strides"),
+    [
+        ((4,), (0,)),
+        ((2, 3), (8, 0)),
+        ((2, 3), (0, 8)),
+        ((2, 1, 3), (0, 8, 8)),
+        ((3, 3), (8, 8)),
+        ((2, 3), (16, 8)),
+        ((4,), (4,)),
+        ((2, 2), (24, 20)),
+    ],
 )
 def test_repeated_elements_cannot_be_written(shape, strides):
     array = np.lib.stride_tricks.as_strided(np.zeros(8), shape, strides)
     with pytest.raises(ValueError, match="x repeats elements in memory"):
         check_writable(array, "x")
+
+
+@pytest.mark.parametrize(("shape", "strides"), [((2, 3), (16, 24)), ((3, 2), (-16, 8)), ((2, 2), (24, 16))])
+def test_elements_that_interleave_are_written(shape, strides):
+    base = np.zeros(64)[32:]
+    if shape == (2, 3):
+        with pytest.raises(ValueError, match="x repeats elements"):
+            check_writable(np.lib.stride_tricks.as_strided(base, (4, 3), strides), "x")
+    check_writable(np.lib.stride_tricks.as_strided(base, shape, strides), "x")
 
 
 def test_one_element_repeated_once_is_written():

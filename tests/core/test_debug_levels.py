@@ -129,7 +129,7 @@ def some_calls():
     dist.send(x, other) if rank == 0 else dist.recv(x, other)
     with dist.coalescing_manager():
         dist.all_reduce(x)
-        dist.all_reduce(x)
+        dist.all_reduce(x.copy())
     dist.destroy_process_group(group)
 
 

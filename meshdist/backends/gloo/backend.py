@@ -106,8 +106,8 @@ class GlooBackend(Backend):
     def abort(self, reason: str) -> None:
         if self._shared is not None:
             self._shared.lockstep.fail(reason)
-        if not self._met and self.size > 1:
-            # Those who have not come to the shared memory yet will not find it.
+        if self.size > 1:
+            # Also where memory is shared: a peer may wait for a message channel, which is found through the store.
             withdraw(self.options, self.rank, f"gave up: {reason}")
         if self._mail is not None:
             self._mail.fail(reason)

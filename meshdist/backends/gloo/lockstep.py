@@ -229,6 +229,8 @@ class LockstepPlan(Plan):
 class OneStep(LockstepPlan):
     """A call of few bytes: put them into the slot, meet, take what the others put. The shortest way there is."""
 
+    copies = True
+
     @abstractmethod
     def put(self, send: Buffers, use: int) -> None:
         """Put this rank's data into its slot."""

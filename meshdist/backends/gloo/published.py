@@ -124,6 +124,12 @@ class Published(Waitable):
 
     def ready(self) -> bool:
         if self.value is None and time.monotonic() >= self._next_s:
+            return self.look()
+        return self.value is not None
+
+    def look(self) -> bool:
+        """Return whether it is there now, however short a time ago it was not."""
+        if self.value is None:
             self.value = _look_up(self._options, self._key)
             self._next_s = time.monotonic() + _PAUSE_S
         return self.value is not None

@@ -1,0 +1,131 @@
+"""Overlap in memory: of the elements of an array, of the outputs of a call, of its inputs with its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+
+def repeats_elements(array: Array) -> bool:
+    """Return whether two elements of `array` share bytes, as those of a broadcast array or a sliding window do.
+
+    Example:
+        >>> repeats_elements(np.broadcast_to(np.zeros(1), (2,))), repeats_elements(np.zeros((2, 3)).T[::-1])
+        (True, False)
+    """
+    if array.size < 2:
+        return False
+    # From the shortest stride on, no step may be shorter than all that the steps before it can reach.
+    steps = sorted((abs(step), size) for step, size in zip(array.strides, array.shape, strict=True) if size > 1)
+    reach = array.itemsize
+    for step, size in steps:
+        if step < reach:
+            break
+        reach += step * (size - 1)
+    else:
+        return False
+    # That was enough, but not necessary. Such arrays are made by hand, and rare: look at every element.
+    offsets = np.zeros(1, np.int64)
+    for step, size in steps:
+        offsets = (offsets[:, None] + np.arange(size, dtype=np.int64) * step).reshape(-1)
+    offsets.sort()
+    return bool((np.diff(offsets) < array.itemsize).any())
+
+
+def shared_pair(arrays: Sequence[Array]) -> tuple[int, int] | None:
+    """Return the places of two arrays of a list that share memory, or None.
+
+    Example:
+        >>> x = np.zeros((4, 2))
+        >>> shared_pair([x[0], x[2:], x[3]]), shared_pair([x[:, 0], x[:, 1]])
+        ((1, 2), None)
+    """
+    pairs = ((i, j) for i, j in _near(arrays) if np.shares_memory(arrays[i], arrays[j]))
+    return next(pairs, None)
+
+
+def may_overlap(send: Any, recv: Any, apart: bool) -> bool:
+    """Return False where no outputs share memory, and True wherever they might; a look that costs little.
+
+    Args:
+        send: An array, a list of them, or None: what is sent.
+        recv: What is received.
+        apart: Whether outputs must not share memory with inputs either.
+    """
+    takes = recv if isinstance(recv, list) else [recv]
+    if not apart or send is None:
+        return len(takes) > 1 and any(True for _ in _near(takes))
+    gives = send if isinstance(send, list) else [send]
+    # Inputs may share memory with each other.
+    return any(j >= len(gives) for _, j in _near([*gives, *takes]))
+
+
+def must_copy(send: Array | list[Array], recv: Array | list[Array], rank: int, size: int, reduces: bool) -> bool:
+    """Return whether what is sent must be copied, because receiving writes over it before it has been sent.
+
+    A rank's own block may lie where it belongs in the output, as in `all_gather_into_tensor(out, out[rank])`, or the
+    output be the own block of what is scattered: nothing is written over there but by the same.
+
+    Args:
+        send: What is sent.
+        recv: What is received.
+        rank: This rank in the group.
+        size: The number of ranks.
+        reduces: The output is not a copy of what was sent, but a reduction.
+    """
+    gives = send if isinstance(send, list) else [send]
+    takes = recv if isinstance(recv, list) else [recv]
+    arrays, first_take = [*gives, *takes], len(gives)
+    pairs = [(i, j - first_take) for i, j in _near(arrays) if i < first_take <= j]
+    if not pairs:
+        return False
+    own = None if reduces else _own_block(send, recv, rank, size)
+    return any(np.shares_memory(gives[i], takes[j]) for i, j in pairs if (i, j) != own)
+
+
+def _near(arrays: Sequence[Array]) -> Iterator[tuple[int, int]]:
+    # The places, in order, of all pairs that overlap from first to last byte. They need not share memory: columns.
+    if len(arrays) <= 4:  # where trying all pairs is faster
+        yield from ((i, j) for j in range(len(arrays)) for i in range(j) if np.may_share_memory(arrays[i], arrays[j]))
+        return
+    spans = sorted((*_span(array), place) for place, array in enumerate(arrays) if array.size)
+    reaching: list[tuple[int, int]] = []
+    for begin, end, place in spans:
+        reaching = [(other_end, other) for other_end, other in reaching if other_end > begin]
+        yield from ((min(other, place), max(other, place)) for _, other in reaching)
+        reaching.append((end, place))
+
+
+def _own_block(send: Array | list[Array], recv: Array | list[Array], rank: int, size: int) -> tuple[int, int] | None:
+    # Return the places in `send` and `recv` of this rank's own block, if it lies in both at one place in memory.
+    if isinstance(send, list):
+        scattered = not isinstance(recv, list) and len(send) == size and _same_place(send[rank], recv)
+        return (rank, 0) if scattered else None
+    if isinstance(recv, list):
+        return (0, rank) if len(recv) == size and _same_place(send, recv[rank]) else None
+    if recv.size != size * send.size or not (recv.flags.c_contiguous and send.flags.c_contiguous):
+        return None
+    return (0, 0) if _address(send) == _address(recv) + rank * send.nbytes else None
+
+
+def _same_place(one: Array, other: Array) -> bool:
+    return one.shape == other.shape and one.strides == other.strides and _address(one) == _address(other)
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _span(array: Array) -> tuple[int, int]:
+    begin = end = _address(array)
+    for step, size in zip(array.strides, array.shape, strict=True):
+        if step < 0:
+            begin += step * (size - 1)
+        else:
+            end += step * (size - 1)
+    return begin, end + array.itemsize
