@@ -209,6 +209,7 @@ class ProcessGroup(CollectiveMethods):
 
     def abort(self, reason: str) -> None:
         """Tell the other ranks that this one gives up, and why; calls after it raise."""
+        self._world.tell_unmet(self, f"gave up: {reason}")
         self._give_up(DistBackendError(reason))
 
     @property
