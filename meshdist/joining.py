@@ -116,8 +116,8 @@ def _leave_card(world: Store, rank: int, card: Card) -> bytes:
     return taken
 
 
-def leave(world: Store, rank: int, world_size: int) -> None:
-    """Say that this rank has left the world, so that it may join the next generation."""
-    world.set(f"left/{rank}", "")
+def leave(world: Store, rank: int, world_size: int, farewell: str) -> None:
+    """Say that this rank has left the world, and how, so that it may join the next generation."""
+    world.set(f"left/{rank}", farewell)
     if world.add("gone", 1) == world_size:
         world.set("over", "")

@@ -20,6 +20,7 @@ from meshdist.deadline import Deadline
 from meshdist.detour import Detour
 from meshdist.engines import Engines
 from meshdist.errors import DistBackendError, DistError
+from meshdist.farewell import gave_up
 from meshdist.messages import Messages
 from meshdist.overlap import may_overlap
 from meshdist.plan_key import each, plan_key, simple_key
@@ -209,7 +210,7 @@ class ProcessGroup(CollectiveMethods):
 
     def abort(self, reason: str) -> None:
         """Tell the other ranks that this one gives up, and why; calls after it raise."""
-        self._world.tell_unmet(self, f"gave up: {reason}")
+        self._world.tell_unmet(self, gave_up(reason))
         self._give_up(DistBackendError(reason))
 
     @property

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,6 +18,8 @@ from meshdist.debug.call_log import CallLog
 from meshdist.debug.levels import DebugLevel, get_debug_level
 from meshdist.debug.log import RankLog
 from meshdist.errors import DistError, DistStoreError
+from meshdist.exits import AtExit
+from meshdist.farewell import DESTROYED_GROUP, ENDED, LEFT_THE_WORLD, gave_up
 from meshdist.group_names import GroupNames, few
 from meshdist.joining import leave
 from meshdist.peers import Peers
@@ -80,7 +80,7 @@ class World:
         everyone = tuple(range(size))
         self.default_group = self._make_group(everyone, backend, timeout_s, "world", "world")
         self._shared[everyone, backend] = self.default_group
-        atexit.register(self._close_at_exit)
+        self._at_exit = AtExit(self._close_at_exit)
 
     def new_group(self, ranks: tuple[int, ...], backend: str, timeout_s: float, desc: str = "") -> ProcessGroup:
         """Return a new group of these global ranks, in this order."""
@@ -142,7 +142,7 @@ class World:
             self.check_holds(group)
             self._groups.remove(group)
             self._shared = {key: other for key, other in self._shared.items() if other is not group}
-        self.tell_unmet(group, "has destroyed the group")
+        self.tell_unmet(group, DESTROYED_GROUP)
         group.close(what)
         self.log.info("group %r %s", group.label, what)
 
@@ -167,9 +167,11 @@ class World:
 
     def close(self) -> None:
         """Close all groups and leave the store."""
+        if self._peers.farewell == DESTROYED_GROUP:
+            self._peers.farewell = LEFT_THE_WORLD
         self._close_groups("has been destroyed")
         try:
-            leave(self.store, self.rank, self.size)
+            leave(self.store, self.rank, self.size, self._peers.farewell)
         except DistError as error:
             # The store may have gone with the rank or the launcher that held it; then nobody joins there again.
             self.log.debug("left without telling the store: %s", error)
@@ -183,8 +185,9 @@ class World:
 
     def abort(self, reason: str) -> None:
         """Tell the ranks of all groups that this one gives up."""
+        self._peers.farewell = gave_up(reason)
         for group in self._groups:
-            # Of the others, there may be hundreds, nobody has met this rank; who waits is told that it left the world.
+            # Of the others, there may be hundreds, nobody has met this rank; who waits is told as it leaves the world.
             if group.has_backend:
                 group.abort(reason)
 
@@ -198,7 +201,8 @@ class World:
         """
         store = PrefixStore("shrunk", self.store)
         peers = self._peers.renumbered(keep, store)
-        leave(self.store, self.rank, self.size)
+        self._peers.farewell = LEFT_THE_WORLD
+        leave(self.store, self.rank, self.size, LEFT_THE_WORLD)
         # The ranks that are excluded will not leave; those that stay may join anew with the store, and another size.
         self.store.set("over", "")
         self._close_groups("is of no more use: the world was shrunk, and its ranks have new numbers")
@@ -213,7 +217,7 @@ class World:
         for group in self._groups:
             group.close(what)
         self.progress.close()
-        atexit.unregister(self._close_at_exit)
+        self._at_exit.cancel()
 
     def tell_unmet(self, group: ProcessGroup, what: str) -> None:
         """Say what became of this rank to those that may wait for it in the first call of `group`."""
@@ -239,9 +243,8 @@ class World:
         ended = self._peers.card(rank).host == self._peers.mine.host and self._peers.ended(rank)
         return ended or self.store.check([f"left/{rank}"])
 
-    def _close_at_exit(self) -> None:
-        # Set by the interpreter, and by the launchers, where the process ends with an uncaught exception.
-        error = getattr(sys, "last_value", None)
+    def _close_at_exit(self, error: BaseException | None) -> None:
+        self._peers.farewell = ENDED
         if error is not None:
             self.abort(f"it raised {type(error).__name__}: {error}")
         elif self.rank == 0 and not any(group.is_broken for group in self._groups):

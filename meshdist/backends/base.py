@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from meshdist.store import Store
 
 
-LEFT_THE_WORLD = "has left the world"
-
 
 @dataclass(frozen=True)
 class BackendOptions:
@@ -57,7 +55,7 @@ class BackendOptions:
         key = withdrawn_key(rank)
         if self.store.check([key]):
             return self.store.get(key).decode()
-        return LEFT_THE_WORLD if self.peers.has_left(self.ranks[rank]) else None
+        return self.peers.farewell_of(self.ranks[rank])
 
 
 def withdrawn_key(rank: int) -> str:

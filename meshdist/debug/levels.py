@@ -11,7 +11,7 @@ import os
 from enum import IntEnum
 
 from meshdist.current import current_slot
-from meshdist.debug.log import LOGGER_NAME, hide_records, show_records
+from meshdist.debug.log import LOGGER_NAME, hide_records, show_records, show_warnings
 
 VARIABLES = ("MESHDIST_DEBUG", "TORCH_DISTRIBUTED_DEBUG")
 
@@ -78,6 +78,8 @@ def begin_debugging() -> DebugLevel:
     level = get_debug_level()
     if level is not DebugLevel.OFF:
         set_debug_level(level)
+    else:
+        show_warnings()
     return level
 
 

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from contextvars import Context
 from typing import Any, TypeVar
 
-from meshdist.backends.threads import FINISHED, ThreadStore
+from meshdist.backends.threads import ThreadStore
 from meshdist.current import WorldSlot, use_slot
 from meshdist.deadline import Deadline, Timeout, seconds
 from meshdist.errors import DistError
+from meshdist.farewell import FINISHED
 from meshdist.start_and_end import enter_world
 from meshdist.waiting import Doorbells
 

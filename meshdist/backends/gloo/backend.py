@@ -18,6 +18,7 @@ from meshdist.call import Buffers, Call, Signature
 from meshdist.deadline import Deadline
 from meshdist.doorbells import SocketDoorbells
 from meshdist.errors import DistBackendError
+from meshdist.farewell import DESTROYED_GROUP, gave_up
 from meshdist.waiting import Waitable
 
 # How often a rank lets others run between two looks before it sleeps, about a millisecond in all: waking up takes
@@ -108,21 +109,23 @@ class GlooBackend(Backend):
             self._shared.lockstep.fail(reason)
         if self.size > 1:
             # Also where memory is shared: a peer may wait for a message channel, which is found through the store.
-            withdraw(self.options, self.rank, f"gave up: {reason}")
+            withdraw(self.options, self.rank, gave_up(reason))
         if self._mail is not None:
             self._mail.fail(reason)
 
     def close(self) -> None:
+        farewell = self.options.peers.farewell
         if self._shared is not None:
-            self._shared.lockstep.leave()
+            self._shared.lockstep.leave(farewell)
             self._shared.arena.seal()
             self._shared = None
         if self._mail is not None:
-            self._mail.leave()
+            self._mail.leave(farewell)
             self._mail = None
-        if not self._met and self.size > 1:
-            # After the mail: whoever finds this stops to look for a message.
-            withdraw(self.options, self.rank, "has destroyed the group")
+        # After the mail: whoever finds this stops to look for a message. Who leaves the world says so to all groups in
+        # one place, but may take its time until then.
+        if self.size > 1 and (not self._met or farewell == DESTROYED_GROUP):
+            withdraw(self.options, self.rank, farewell)
 
     @property
     def _host(self) -> Host:
