@@ -41,7 +41,8 @@ def peer_gone(who: str, what: str, left_out: str) -> DistBackendError:
         >>> print(peer_gone("rank 1", LEFT_THE_WORLD, "sending a message"))
         rank 1 has left the world without sending a message
     """
-    return DistBackendError(f"{who} {what}{f' without {left_out}' if what in ORDERLY else ''}", peer_failed=True)
+    link = " and without " if what == ENDED else " without "
+    return DistBackendError(f"{who} {what}{link + left_out if what in ORDERLY else ''}", peer_failed=True)
 
 
 def nobody_left(gone: Mapping[str, str]) -> DistBackendError:
