@@ -162,7 +162,7 @@ class World:
             self.drop(group)
             return
         if current_slot().world is self:
-            current_slot().world = None
+            current_slot().empty()
         self.close()
 
     def close(self) -> None:
