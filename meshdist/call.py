@@ -8,11 +8,13 @@ import threading
 import warnings
 import zlib
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import PurePath
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from meshdist.arrays import Array
+from meshdist.outcome import CarrierThread
 from meshdist.reduce_op import ReduceOp
 
 if TYPE_CHECKING:
@@ -100,9 +102,26 @@ def user_frame() -> tuple[FrameType | None, int]:
 
 
 def call_site() -> str:
-    """Return `file:line` of the user's call. An async call is carried out in a thread, which does not know it."""
+    """Return `file:line` of the user's call, also in the thread that carries out an async call."""
     frame, _ = user_frame()
-    return "an async call" if frame is None else f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    if frame is not None:
+        return _file_and_line(frame.f_code, frame.f_lineno)
+    thread = threading.current_thread()
+    code, instruction = thread.site() if isinstance(thread, CarrierThread) else (None, 0)
+    if code is None or code.co_filename == threading.__file__:  # where a thread of this package makes a call
+        return "an async call"
+    lines = (line for begin, end, line in code.co_lines() if begin <= instruction < end and line is not None)
+    return _file_and_line(code, next(lines, code.co_firstlineno))
+
+
+@cache
+def is_ours(file: str) -> bool:
+    """Return whether a source file is this package's, and so not where the user's call is."""
+    return file.startswith(_NOT_THE_USERS)
+
+
+def _file_and_line(code: CodeType, line: int) -> str:
+    return f"{PurePath(code.co_filename).name}:{line}"
 
 
 def num_bytes(buffers: Any) -> int:

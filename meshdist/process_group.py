@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from operator import index
+from sys import _getframe
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from meshdist import buffers
 from meshdist.arrays import as_buffers, check_apart
 from meshdist.backends.base import Backend, Plan
-from meshdist.call import Call, Splits
+from meshdist.call import Call, Splits, is_ours
 from meshdist.collectives.definition import Collective
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.deadline import Deadline
@@ -307,8 +308,16 @@ class ProcessGroup(CollectiveMethods):
         return recv
 
     def _enqueue(self, where: str, steps: Any, recv: Any, async_op: bool, timeout_s: float | None = None) -> Any:
+        # Where the user's code is in most cases: above this function, `submit`, and the collective.
+        frame = _getframe(3)
+        code = frame.f_code
+        while is_ours(code.co_filename) and frame.f_back is not None:
+            frame = frame.f_back
+            code = frame.f_code
         work = Work(where, recv)
-        job = Job(steps, work, self.timeout_s if timeout_s is None else timeout_s, where, self.fail)
+        job = Job(
+            steps, work, self.timeout_s if timeout_s is None else timeout_s, where, self.fail, code, frame.f_lasti
+        )
         self._world.progress.submit(self._queue, job)
         return work if async_op else work.result()
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from meshdist.store import Store
 
 
-
 @dataclass(frozen=True)
 class BackendOptions:
     """What a backend is made from.
