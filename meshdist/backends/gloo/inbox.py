@@ -27,7 +27,7 @@ from meshdist.backends.gloo.channel import (
 )
 from meshdist.backends.gloo.outbox import as_bytes
 from meshdist.backends.gloo.peer import LEFT, Peer
-from meshdist.backends.gloo.published import Published, channel_key
+from meshdist.backends.gloo.published import Published, Senders, channel_key
 from meshdist.backends.gloo.segment import find
 from meshdist.backends.gloo.single_copy import Reader, may_read
 from meshdist.backends.matching import Matching
@@ -73,6 +73,8 @@ class Receipt(Incoming):
         dtype_name: The dtype that it must have.
         move: Moves the channels that it can come through.
         inboxes: Those channels.
+        check: Raises if nothing more can come.
+        senders: Finds those who begin to send, where it may come from any rank.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Receipt(Incoming):
         move: Callable[[Receipt], None],
         inboxes: Callable[[], list[Inbox]],
         check: Callable[[], None],
+        senders: Senders | None = None,
     ) -> None:
         self.done = False
         self.source = -1
@@ -90,6 +93,7 @@ class Receipt(Incoming):
         self._move = move
         self._inboxes = inboxes
         self._check = check
+        self._senders = senders
         self._error: DistBackendError | None = None
         self._bell: Doorbell | None = None
         self._armed: list[Inbox] = []
@@ -126,6 +130,10 @@ class Receipt(Incoming):
 
     def arm(self, bell: Doorbell) -> None:
         self._bell = bell
+        if self._senders is not None:
+            # As below, of a sender who was not known yet.
+            self._senders.look_again()
+            self._move(self)
         for inbox in self._inboxes():
             if inbox.channel is None and not self.done:
                 # Found only now, it would not know that somebody sleeps.

@@ -64,7 +64,7 @@ class Mail:
         """Post the receipt of a message, from one rank or from any."""
         name = self._names[array.dtype]
         if src is None:
-            receipt = Receipt(array, name, self._move_any, self._all_inboxes, self._check_any)
+            receipt = Receipt(array, name, self._move_any, self._all_inboxes, self._check_any, self._senders)
         else:
             inbox = self._inboxes.get(src) or self._inbox(src)
             receipt = Receipt(array, name, inbox.move, inbox.itself, inbox.check)

@@ -91,6 +91,10 @@ class Senders:
         self._found: set[int] = set()
         self._next_s = 0.0
 
+    def look_again(self) -> None:
+        """Have the next `find` ask the store, however short ago that was done."""
+        self._next_s = 0.0
+
     def find(self) -> list[int]:
         """Return those that were not found before."""
         others = len(self._options.ranks) - 1
