@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from functools import partial
 from operator import index
 from types import TracebackType
@@ -18,9 +17,10 @@ from meshdist.call import Call, Splits
 from meshdist.collectives.definition import Collective
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.deadline import Deadline
+from meshdist.detour import Detour
 from meshdist.engines import Engines
 from meshdist.errors import DistBackendError, DistError
-from meshdist.messages import Messages, Watcher
+from meshdist.messages import Messages
 from meshdist.overlap import may_overlap
 from meshdist.plan_key import each, plan_key, simple_key
 from meshdist.progress import Job, JobQueue
@@ -43,6 +43,7 @@ class ProcessGroup(CollectiveMethods):
         name: The group's name, the same on all its ranks.
         label: What messages call it: `group_desc` of `new_group`, the name where there is none.
         messages: Sends and receives over the group.
+        detour: Leads calls another way, or past somebody who looks at them.
         backend_name: Its backends, in the spelling of `backend_name`.
         pg_options, device_id: What `new_group` was told of the backend and the device.
 
@@ -78,12 +79,10 @@ class ProcessGroup(CollectiveMethods):
         self._wheres: dict[str, str] = {}
         self._queue = JobQueue()
         self._queued = self._queue.jobs
-        self.pg_options: Any = None
         self._engines = Engines(backend, lambda name: world.make_engine(self, name))
         self._broken: DistError | None = None
         self.messages = Messages(self, world.progress)
-        self._taker: Callable[..., Any] | None = None
-        self._watcher: Watcher | None = None
+        self.detour = Detour(self)
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.label!r}: ranks {list(self.ranks)}, backend {self.backend_name}>"
@@ -157,43 +156,6 @@ class ProcessGroup(CollectiveMethods):
         except BaseException as error:
             raise self.fail(error, plan.where) from None
         return recv
-
-    @contextmanager
-    def redirect(self, taker: Callable[..., Any]) -> Iterator[None]:
-        """Have calls go to `taker`, with the arguments of `submit`, until the block ends.
-
-        It is found in the instance before the method of the class, so that calls elsewhere have nothing to look at.
-
-        Raises:
-            ValueError: They go elsewhere already.
-        """
-        if self._taker is not None:
-            raise ValueError(f"{self!r}: a coalescing_manager of this group is open already; managers do not nest")
-        self._taker = taker
-        self._route()
-        try:
-            yield
-        finally:
-            self._taker = None
-            self._route()
-
-    def watch(self, watcher: Watcher | None) -> None:
-        """Tell `watcher` of every call before it is made: where, what is sent, and what is received. None ends that."""
-        self._watcher = watcher
-        self._route()
-        self.messages.watch(watcher)
-
-    def _route(self) -> None:
-        self.__dict__.pop("submit", None)
-        if self._taker is not None:
-            self.submit = self._taker  # type: ignore[method-assign]
-        elif self._watcher is not None:
-            self.submit = self._submit_watched  # type: ignore[method-assign]
-
-    def _submit_watched(self, collective: Collective[..., Any], send: Any, recv: Any, *rest: Any, **others: Any) -> Any:
-        assert self._watcher is not None, "calls come this way while they are watched"
-        self._watcher(self.where(collective.name), send, recv)
-        return ProcessGroup.submit(self, collective, send, recv, *rest, **others)
 
     def root(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
         """Return the root of a call as a rank of the group.

@@ -134,7 +134,7 @@ class World:
         """Log every call of every group from now on, or none."""
         self._call_log = CallLog(self.log) if wanted else None
         for group in self._groups:
-            group.watch(self._call_log)
+            group.detour.watch(self._call_log)
 
     def drop(self, group: ProcessGroup, what: str = "has been destroyed") -> None:
         """Close one group; `what` became of it."""
@@ -254,7 +254,7 @@ class World:
         group = ProcessGroup(self, ranks, name, desc or name, backend, timeout_s)
         self._groups.append(group)
         if self._call_log is not None:
-            group.watch(self._call_log)
+            group.detour.watch(self._call_log)
         if self.log.isEnabledFor(logging.INFO):
             self.log.info("group %r is made: %s, backend %s", group.label, few(ranks), backend)
         return group

@@ -1,0 +1,67 @@
+"""Detour: another way for the calls of one group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from meshdist.messages import Watcher
+
+if TYPE_CHECKING:
+    from meshdist.collectives.definition import Collective
+    from meshdist.process_group import ProcessGroup
+
+
+class Detour:
+    """Leads the calls of a group to somebody else, or past somebody who looks at them.
+
+    It puts a `submit` into the instance, which is found before the method of the class: calls that take no detour have
+    nothing to look at.
+    """
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self._taker: Callable[..., Any] | None = None
+        self._watcher: Watcher | None = None
+
+    @contextmanager
+    def redirect(self, taker: Callable[..., Any]) -> Iterator[None]:
+        """Have calls go to `taker`, with the arguments of `submit`, until the block ends.
+
+        Raises:
+            ValueError: They go elsewhere already.
+        """
+        if self._taker is not None:
+            raise ValueError(
+                f"{self._group!r}: a coalescing_manager of this group is open already; managers do not nest"
+            )
+        self._taker = taker
+        self._lead()
+        try:
+            yield
+        finally:
+            self._taker = None
+            self._lead()
+
+    def watch(self, watcher: Watcher | None) -> None:
+        """Tell `watcher` of every call before it is made: where, what is sent, and what is received. None ends that."""
+        self._watcher = watcher
+        self._lead()
+        self._group.messages.watch(watcher)
+
+    def _lead(self) -> None:
+        self._group.__dict__.pop("submit", None)
+        if self._taker is not None:
+            self._group.submit = self._taker  # type: ignore[method-assign]
+        elif self._watcher is not None:
+            self._group.submit = self._past_watcher(self._watcher)  # type: ignore[method-assign]
+
+    def _past_watcher(self, watcher: Watcher) -> Callable[..., Any]:
+        submit, where = self._group.submit, self._group.where
+
+        def watched(collective: Collective[..., Any], send: Any, recv: Any, *rest: Any, **others: Any) -> Any:
+            watcher(where(collective.name), send, recv)
+            return submit(collective, send, recv, *rest, **others)
+
+        return watched
