@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterator
+from functools import cached_property, partial
 from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,9 +17,11 @@ from meshdist.call import Call, Splits
 from meshdist.collectives.definition import Collective
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.deadline import Deadline
+from meshdist.detour import Detour
 from meshdist.engines import Engines
 from meshdist.errors import DistBackendError, DistError
-from meshdist.messages import Messages, Watcher
+from meshdist.group_names import listed, place_of
+from meshdist.messages import Messages
 from meshdist.overlap import may_overlap
 from meshdist.plan_key import each, plan_key, simple_key
 from meshdist.progress import Job, JobQueue
@@ -43,6 +44,7 @@ class ProcessGroup(CollectiveMethods):
         name: The group's name, the same on all its ranks.
         label: What messages call it: `group_desc` of `new_group`, the name where there is none.
         messages: Sends and receives over the group.
+        detour: Leads calls elsewhere, or past those who watch them.
         backend_name: Its backends, in the spelling of `backend_name`.
         pg_options, device_id: What `new_group` was told of the backend and the device.
 
@@ -72,8 +74,7 @@ class ProcessGroup(CollectiveMethods):
         self.backend_name = backend
         self.timeout_s = timeout_s
         self._world = world
-        self._places = {rank: place for place, rank in enumerate(ranks)}
-        self._rank = self._places.get(world.rank, -1)
+        self._rank = place_of(world.rank, ranks)
         self._plans: dict[Any, Plan] = {}
         self._wheres: dict[str, str] = {}
         self._queue = JobQueue()
@@ -82,11 +83,10 @@ class ProcessGroup(CollectiveMethods):
         self._engines = Engines(backend, lambda name: world.make_engine(self, name))
         self._broken: DistError | None = None
         self.messages = Messages(self, world.progress)
-        self._taker: Callable[..., Any] | None = None
-        self._watcher: Watcher | None = None
+        self.detour = Detour(self)
 
     def __repr__(self) -> str:
-        return f"<ProcessGroup {self.label!r}: ranks {list(self.ranks)}, backend {self.backend_name}>"
+        return f"<ProcessGroup {self.label!r}: ranks {listed(self.ranks)}, backend {self.backend_name}>"
 
     def __enter__(self) -> ProcessGroup:
         """Return this group, which is destroyed when the block ends."""
@@ -97,6 +97,11 @@ class ProcessGroup(CollectiveMethods):
     ) -> None:
         """Destroy the group, if it has not been meanwhile."""
         self._world.end_block(self, error)
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        # Made when it is asked for: a mesh of 100,000 ranks has groups that nobody names a global rank of.
+        return {rank: place for place, rank in enumerate(self.ranks)}
 
     @property
     def group_desc(self) -> str:
@@ -115,6 +120,10 @@ class ProcessGroup(CollectiveMethods):
     def size(self) -> int:
         """Return the number of ranks."""
         return len(self.ranks)
+
+    def hosts(self) -> list[str]:
+        """Return what tells the hosts of the ranks apart, in group order; ranks of one host have the same."""
+        return self._world.hosts(self.ranks)
 
     def submit(
         self,
@@ -158,43 +167,6 @@ class ProcessGroup(CollectiveMethods):
             raise self.fail(error, plan.where) from None
         return recv
 
-    @contextmanager
-    def redirect(self, taker: Callable[..., Any]) -> Iterator[None]:
-        """Have calls go to `taker`, with the arguments of `submit`, until the block ends.
-
-        It is found in the instance before the method of the class, so that calls elsewhere have nothing to look at.
-
-        Raises:
-            ValueError: They go elsewhere already.
-        """
-        if self._taker is not None:
-            raise ValueError(f"{self!r}: a coalescing_manager of this group is open already; managers do not nest")
-        self._taker = taker
-        self._route()
-        try:
-            yield
-        finally:
-            self._taker = None
-            self._route()
-
-    def watch(self, watcher: Watcher | None) -> None:
-        """Tell `watcher` of every call before it is made: where, what is sent, and what is received. None ends that."""
-        self._watcher = watcher
-        self._route()
-        self.messages.watch(watcher)
-
-    def _route(self) -> None:
-        self.__dict__.pop("submit", None)
-        if self._taker is not None:
-            self.submit = self._taker  # type: ignore[method-assign]
-        elif self._watcher is not None:
-            self.submit = self._submit_watched  # type: ignore[method-assign]
-
-    def _submit_watched(self, collective: Collective[..., Any], send: Any, recv: Any, *rest: Any, **others: Any) -> Any:
-        assert self._watcher is not None, "calls come this way while they are watched"
-        self._watcher(self.where(collective.name), send, recv)
-        return ProcessGroup.submit(self, collective, send, recv, *rest, **others)
-
     def root(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
         """Return the root of a call as a rank of the group.
 
@@ -219,7 +191,7 @@ class ProcessGroup(CollectiveMethods):
             given = repr(rank if group_rank is None else group_rank)
             raise TypeError(f"{self.where(of)}: {name} must be an integer, got {given}") from None
         if place is None:
-            raise ValueError(f"{self.where(of)}: {name} must be a member, one of {list(self.ranks)}, got {rank}")
+            raise ValueError(f"{self.where(of)}: {name} must be a member, one of {listed(self.ranks)}, got {rank}")
         if not 0 <= place < len(self.ranks):
             raise ValueError(
                 f"{self.where(of)}: {name} must be a rank in the group, 0 to {len(self.ranks) - 1}, got {place}"
@@ -282,7 +254,9 @@ class ProcessGroup(CollectiveMethods):
         """Return what carries out a call on these arrays, or lists of them; raise if this rank cannot use it."""
         self.check_usable(where)
         if self._rank < 0:
-            raise ValueError(f"{where}: global rank {self._world.rank} is not in this group, ranks {list(self.ranks)}")
+            raise ValueError(
+                f"{where}: global rank {self._world.rank} is not in this group, ranks {listed(self.ranks)}"
+            )
         try:
             return self._engines.engine(buffers)
         except (DistBackendError, ValueError) as error:

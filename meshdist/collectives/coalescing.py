@@ -119,6 +119,6 @@ def coalescing_manager(
     if members.rank() < 0:
         yield calls
         return
-    with members.redirect(calls.add):
+    with members.detour.redirect(calls.add):
         yield calls
     calls.submit(members, async_ops)

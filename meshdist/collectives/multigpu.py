@@ -103,6 +103,7 @@ def _the_one(name: str, tensor_list: Sequence[Any], place: int) -> Any:
     put=_put_of_root,
     take=_take_everywhere,
     lists=("recv",),
+    by_device=True,
 )
 def broadcast_multigpu(
     tensor_list: Sequence[Any],
@@ -138,6 +139,7 @@ def broadcast_multigpu(
     agreed=_agreed_send,
     put=_put_combined,
     take=_take_everywhere,
+    by_device=True,
 )
 def all_reduce_multigpu(
     tensor_list: Sequence[Any], op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
@@ -165,6 +167,7 @@ def all_reduce_multigpu(
     take=_take_everywhere,
     writes=_at_root,
     lists=("send",),
+    by_device=True,
 )
 def reduce_multigpu(
     tensor_list: Sequence[Any],
@@ -222,6 +225,7 @@ def _take_lists(call: Call, flat: Array, recv: Buffers) -> None:
     put=pack_all,
     room=_room_for_all,
     take=_take_lists,
+    by_device=True,
 )
 def all_gather_multigpu(
     output_tensor_lists: Sequence[Sequence[Any]],
@@ -282,6 +286,7 @@ def _room_for_one(call: Call, flat: Array) -> Array:
     put=_put_lists,
     room=_room_for_one,
     take=unpack_all,
+    by_device=True,
 )
 def reduce_scatter_multigpu(
     output_tensor_list: Sequence[Any],
