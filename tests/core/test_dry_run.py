@@ -66,7 +66,8 @@ def test_a_thread_of_the_script_runs_in_a_copy_of_its_context():
     found = []
     with dist.dry_run(9, 3):
         thread = threading.Thread(
-            target=contextvars.copy_context().run, args=(lambda: found.append((dist.get_rank(), dist.get_world_size())),)
+            target=contextvars.copy_context().run,
+            args=(lambda: found.append((dist.get_rank(), dist.get_world_size())),),
         )
         thread.start()
         thread.join(30)
