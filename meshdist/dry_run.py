@@ -16,6 +16,7 @@ from meshdist.peers import Card, Peers
 from meshdist.profiler.accounting import Account
 from meshdist.progress import Job, JobQueue, Progress
 from meshdist.store import HashStore, Store
+from meshdist.store.table import Table
 from meshdist.waiting import Doorbells
 from meshdist.world import World
 
@@ -33,6 +34,7 @@ class DryRun:
         rank: The one that runs.
         ranks_per_host: Ranks 0 to `ranks_per_host` - 1 count as on one host, the next as many as on another.
         account: Counts all calls, from the beginning; by the label of the group, `account.along(mesh)` by axis.
+        tables: The keys of the stores that the script has made, by the store's name.
         is_joined: Whether the script has called `init_process_group`.
     """
 
@@ -42,6 +44,7 @@ class DryRun:
         self.rank = rank
         self.ranks_per_host = ranks_per_host
         self.account = Account()
+        self.tables: dict[str, Table] = {}
         self.is_joined = False
 
     def __repr__(self) -> str:
@@ -96,7 +99,8 @@ def dry_run(world_size: int, rank: int = 0, *, ranks_per_host: int | None = None
 
     The block's context is the rank, so dry runs can be made in turn, inside each other, inside a real world, and at
     once in several threads. A thread that the script starts is in the run if it begins in a copy of the context:
-    `Thread(target=contextvars.copy_context().run, args=(main,))`. A store of the script's own is a real one.
+    `Thread(target=contextvars.copy_context().run, args=(main,))`. A TCPStore or FileStore of the script is a table in
+    this process; to wait in it for a key of another rank is an error at once.
 
     Args:
         world_size: The number of ranks.

@@ -217,6 +217,37 @@ def test_a_world_that_shrinks():
     assert dry.account.total().calls == 1
 
 
+def use_store(store):
+    store.set("key", "value")
+    assert store.add("count", 2) == 2
+    with dist.PrefixStore("mine", store) as mine:
+        mine.set("key", "other")
+        assert mine.get("key") == b"other"
+    assert store.get("key") == b"value"
+    with pytest.raises(dist.DistStoreError, match="'theirs' cannot come, as this is a dry run"):
+        store.wait(["key", "theirs"])
+    assert not store.check(["theirs"])
+    with pytest.raises(ValueError, match="decimal number"):
+        store.add("key", 1)
+
+
+def test_stores_of_the_script_are_tables(tmp_path):
+    with dist.dry_run(4, 1):
+        use_store(dist.TCPStore("localhost", 29500, 4, is_master=False))
+        assert dist.TCPStore("localhost", 29500).get("key") == b"value"
+        with dist.TCPStore("127.0.0.1", 0, is_master=True) as master:
+            assert master.port > 0
+            use_store(master)
+        use_store(dist.FileStore(tmp_path / "store", 4))
+        assert dist.FileStore(tmp_path / "store", 4).get("key") == b"value"
+        dist.init_process_group(store=dist.FileStore(tmp_path / "store", 4), rank=1, world_size=4)
+        with pytest.raises(ValueError, match="port 0 picks a free port on the master only"):
+            dist.TCPStore("localhost", 0)
+    with dist.dry_run(4, 1):
+        assert not dist.FileStore(tmp_path / "store", 4).check(["key"])
+    assert list(tmp_path.iterdir()) == []
+
+
 def open_files():
     return sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if is_open(fd))
 
