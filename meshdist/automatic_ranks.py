@@ -8,7 +8,6 @@ a rank have it and the others get the free ones, host by host. So all agree with
 from __future__ import annotations
 
 import json
-import logging
 import os
 import platform
 import time
@@ -17,12 +16,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from meshdist.deadline import Deadline
+from meshdist.debug.log import RankLog
 from meshdist.errors import DistError, DistStoreError, DistTimeoutError
 from meshdist.init_urls import NOT_GIVEN
 from meshdist.peers import host_id
 from meshdist.store import PrefixStore, Store
 
-_log = logging.getLogger("meshdist")
+_log = RankLog()
 _SLICE_S = 1.0
 _NAMED = 20
 _NAMED_REFUSALS = 3

@@ -8,6 +8,7 @@ from meshdist.arrays import check_writable, native, pack
 from meshdist.call import Buffers, Call
 from meshdist.overlap import must_copy
 from meshdist.plan_key import each
+from meshdist.quiet import quietly
 from meshdist.reduce_op import PremulSum
 
 
@@ -44,7 +45,7 @@ def packed(buffers: Buffers, copy: bool = False) -> Buffers:
 
 def scaled(factor: PremulSum, buffers: Buffers) -> Buffers:
     """Return new buffers: those given times the factor of a PREMUL_SUM."""
-    products = [factor.scaled(array) for array in each(buffers)]
+    products = [quietly(factor.scaled, array) for array in each(buffers)]
     return products if isinstance(buffers, list) else products[0]
 
 

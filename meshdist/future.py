@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from meshdist.deadline import Timeout
+from meshdist.debug.log import RankLog
 from meshdist.outcome import Outcome
 
-_log = logging.getLogger("meshdist")
+_log = RankLog()
 
 
 class Future(Outcome):

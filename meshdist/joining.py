@@ -6,15 +6,15 @@ to come says the world's size, and every rank leaves its card.
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 
 from meshdist.deadline import Deadline
+from meshdist.debug.log import RankLog
 from meshdist.errors import DistError, DistStoreError, DistTimeoutError
 from meshdist.peers import Card
 from meshdist.store import PrefixStore, Store
 
-_log = logging.getLogger("meshdist")
+_log = RankLog()
 _NAMED_RANKS = 20
 _NAMED_REFUSALS = 3
 _SLICE_S = 1.0

@@ -57,11 +57,19 @@ def may_overlap(send: Any, recv: Any, apart: bool) -> bool:
         apart: Whether outputs must not share memory with inputs either.
     """
     takes = recv if isinstance(recv, list) else [recv]
-    if not apart or send is None:
-        return len(takes) > 1 and any(True for _ in _near(takes))
-    gives = send if isinstance(send, list) else [send]
+    gives: list[Array] = [] if not apart or send is None else send if isinstance(send, list) else [send]
+    arrays = gives + takes
+    if len(arrays) < 2 or _own_their_memory(arrays):
+        return False
     # Inputs may share memory with each other.
-    return any(j >= len(gives) for _, j in _near([*gives, *takes]))
+    return any(j >= len(gives) for _, j in _near(arrays))
+
+
+def _own_their_memory(arrays: Sequence[Array]) -> bool:
+    for array in arrays:
+        if array.base is not None:
+            return False
+    return len(set(map(id, arrays))) == len(arrays)
 
 
 def must_copy(send: Array | list[Array], recv: Array | list[Array], rank: int, size: int, reduces: bool) -> bool:

@@ -79,7 +79,6 @@ class ProcessGroup(CollectiveMethods):
         self._wheres: dict[str, str] = {}
         self._queue = JobQueue()
         self._queued = self._queue.jobs
-        self.pg_options: Any = None
         self._engines = Engines(backend, lambda name: world.make_engine(self, name))
         self._broken: DistError | None = None
         self.messages = Messages(self, world.progress)
@@ -219,6 +218,7 @@ class ProcessGroup(CollectiveMethods):
 
     def abort(self, reason: str) -> None:
         """Tell the other ranks that this one gives up, and why; calls after it raise."""
+        self._world.tell_unmet(self, f"gave up: {reason}")
         self._give_up(DistBackendError(reason))
 
     @property

@@ -10,16 +10,15 @@ from meshdist.deadline import DEFAULT_TIMEOUT_S, Deadline, Timeout, seconds
 from meshdist.init_urls import NOT_GIVEN, check_ranks, parse_init_url, to_int, whole_number, with_group_name
 from meshdist.multicast import is_multicast
 from meshdist.store import FileStore, PrefixStore, Store, TCPStore
+from meshdist.torchrun import AGENT_STORE_VARIABLE, keeps_torchs_store, meeting_file
 
 Rendezvous = tuple[Store, int, int]
 RendezvousHandler = Callable[[str, int, int, float], Rendezvous]
 """Takes the URL, the rank and the world size (-1 where not given) and the timeout in seconds."""
 
-AGENT_STORE_VARIABLE = "MESHDIST_AGENT_STORE"
-
 
 def rendezvous(
-    init_method: str,
+    url: str,
     rank: int = NOT_GIVEN,
     world_size: int = NOT_GIVEN,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
@@ -29,17 +28,18 @@ def rendezvous(
     """Return the store that the ranks share, this process's rank and the world size.
 
     Args:
-        init_method: A URL whose scheme has a handler.
+        url: A URL whose scheme has a handler.
 
-            - `env://` reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+            - `env://` reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Where torchrun keeps that port for a store
+              of torch, the ranks of one host meet in a file of their own.
             - `tcp://host:port` names the host and port at which rank 0 hosts the store.
             - `tcp://239.1.2.3:port`, or another multicast address: the ranks find each other on the local network.
             - `file:///path` names a file that all ranks can reach.
 
             Each may end in `?rank=0&world_size=2` in place of the arguments. With a multicast address or a file, ranks
             need not be given: who gives none gets one that is free, in the order of arrival, host by host.
-        rank: This process's rank, or -1 if `init_method` says it, or it is to be found.
-        world_size: The number of ranks, or -1 if `init_method` says it.
+        rank: This process's rank, or -1 if `url` says it, or it is to be found.
+        world_size: The number of ranks, or -1 if `url` says it.
         timeout: How long to wait for the store, and the store's default: a timedelta or seconds.
         group_name: Which of several jobs that meet at one multicast address or file. A handler gets it in the URL's
             query, where it may be said as well: `?group_name=job`.
@@ -57,17 +57,17 @@ def rendezvous(
         (0, 1)
         >>> store.close()
     """
-    if not isinstance(init_method, str):
-        raise TypeError(f"init_method must be a str such as 'env://', got {type(init_method).__name__}")
-    scheme, separator, _ = init_method.partition("://")
+    if not isinstance(url, str):
+        raise TypeError(f"url or init_method must be a str such as 'env://', got {type(url).__name__}")
+    scheme, separator, _ = url.partition("://")
     handler = _HANDLERS.get(scheme.lower()) if separator else None
     if handler is None:
         known = ", ".join(f"{name}://" for name in sorted(_HANDLERS))
-        raise ValueError(f"init_method must begin with one of {known}, got {init_method!r}")
+        raise ValueError(f"url or init_method must begin with one of {known}, got {url!r}")
     if not isinstance(group_name, str):
         raise TypeError(f"group_name must be a str, got {type(group_name).__name__}")
     rank, world_size = whole_number(rank, "rank"), whole_number(world_size, "world_size")
-    return handler(with_group_name(init_method, group_name), rank, world_size, seconds(timeout))
+    return handler(with_group_name(url, group_name), rank, world_size, seconds(timeout))
 
 
 def register_rendezvous_handler(scheme: str, handler: RendezvousHandler) -> None:
@@ -104,6 +104,8 @@ def _rendezvous_env(text: str, rank: int, world_size: int, timeout_s: float) -> 
     # An IPv6 address may stand in brackets, as it does in a URL.
     host, port = os.environ["MASTER_ADDR"].removeprefix("[").removesuffix("]"), _env_int("MASTER_PORT")
     check_ranks(text, rank, world_size)
+    if keeps_torchs_store():
+        return _file_rendezvous(meeting_file(), rank, world_size, timeout_s)
     if not _is_launchers_store():
         return _tcp_store(text, host, port, rank, world_size, timeout_s), rank, world_size
     # The launcher hosts the store through all restarts; each start of the workers has its own part of it.
@@ -118,7 +120,7 @@ def _is_launchers_store() -> bool:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
         return False
     master = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    return os.environ.get(AGENT_STORE_VARIABLE, master) == master
+    return os.environ.get(AGENT_STORE_VARIABLE) == master
 
 
 def _rendezvous_tcp(text: str, rank: int, world_size: int, timeout_s: float) -> Rendezvous:
@@ -143,14 +145,18 @@ def _rendezvous_file(text: str, rank: int, world_size: int, timeout_s: float) ->
     url.require(rank=False)
     # Each job has a file of its own, so that none is disturbed by what another leaves.
     path = unquote(url.parts.path) + (f".{quote(url.group_name, safe='')}" if url.group_name else "")
+    return _file_rendezvous(path, url.rank, url.world_size, timeout_s)
+
+
+def _file_rendezvous(path: str, rank: int, world_size: int, timeout_s: float) -> Rendezvous:
     deadline = Deadline(timeout_s)
-    store = FileStore(path, url.world_size, timeout=timeout_s)
+    store = FileStore(path, world_size, timeout=timeout_s)
     try:
-        number = number_ranks(store, url.rank, url.world_size, deadline)
+        number = number_ranks(store, rank, world_size, deadline)
     except BaseException:
         store.withdraw()
         raise
-    return store, number, url.world_size
+    return store, number, world_size
 
 
 def _tcp_store(url: str, host: str, port: int, rank: int, world_size: int, timeout_s: float) -> TCPStore:

@@ -109,7 +109,7 @@ def _abort(world: World, old: ProcessGroup, reason: str) -> None:
     if old is world.default_group:
         world.abort(reason)
     else:
-        world.give_up(old, reason)
+        old.abort(reason)
 
 
 def _shrunk(world: World, old: ProcessGroup, keep: tuple[int, ...]) -> ProcessGroup:

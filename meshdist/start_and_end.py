@@ -169,7 +169,7 @@ def abort_process_group(group: CollectiveMethods | None = None) -> None:
     members = resolve(group)
     reason = f"rank {world.rank} called abort_process_group"
     if members is not world.default_group:
-        world.give_up(members, reason)
+        members.abort(reason)
         return
     current_slot().world = None
     world.abort(reason)

@@ -155,7 +155,7 @@ class World:
             self.check_holds(group)
             self._groups.remove(group)
             self._shared = {key: other for key, other in self._shared.items() if other is not group}
-        self._tell_unmet(group, "has destroyed the group")
+        self.tell_unmet(group, "has destroyed the group")
         group.close(what)
         self.log.info("group %r %s", group.label, what)
 
@@ -164,18 +164,13 @@ class World:
         if group not in self._groups:
             raise ValueError(f"{group!r} is not a group of this world, or was destroyed already")
 
-    def give_up(self, group: ProcessGroup, reason: str) -> None:
-        """Tell the other ranks of a group that this one takes no further part."""
-        self._tell_unmet(group, f"gave up: {reason}")
-        group.abort(reason)
-
     def end_block(self, group: ProcessGroup, error: BaseException | None) -> None:
         """Destroy `group` at the end of its block, which ended with `error`; it may have been destroyed inside."""
         with self._lock:
             if group not in self._groups or self._end is not None:
                 return
         if error is not None:
-            self.give_up(group, f"rank {self.rank} left the block of the group with {type(error).__name__}: {error}")
+            group.abort(f"rank {self.rank} left the block of the group with {type(error).__name__}: {error}")
         if group is not self.default_group:
             self.drop(group)
             return
@@ -202,7 +197,9 @@ class World:
     def abort(self, reason: str) -> None:
         """Tell the ranks of all groups that this one gives up."""
         for group in self._groups:
-            group.abort(reason)
+            # Of the others, there may be hundreds, nobody has met this rank; who waits is told that it left the world.
+            if group.has_backend:
+                group.abort(reason)
 
     def shrunk(self, keep: tuple[int, ...]) -> World:
         """End this world, and return that of the global ranks `keep`, numbered from 0 in this order.
@@ -247,8 +244,9 @@ class World:
         self.progress.close()
         atexit.unregister(self._close_at_exit)
 
-    def _tell_unmet(self, group: ProcessGroup, what: str) -> None:
-        # Without a backend there is no other way to the ranks that may wait for this one in their first call.
+    def tell_unmet(self, group: ProcessGroup, what: str) -> None:
+        """Say what became of this rank to those that may wait for it in the first call of `group`."""
+        # Without a backend there is no other way to them.
         if not group.has_backend and group.size() > 1:
             # The first reason stands. Where there is no store any more, nobody waits either.
             with contextlib.suppress(DistError):

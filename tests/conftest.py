@@ -10,6 +10,8 @@ import pytest
 from worlds import BACKENDS, World, Worlds
 
 SIZES = (1, 2, 3, 4, 5)
+# For the doctests of these files, of which there are none, pytest would import each as the module "conftest".
+collect_ignore_glob = ["*conftest.py"]
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only")
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from time import monotonic
@@ -91,7 +92,8 @@ class Job:
 
     def _order(self, order: Case | int) -> list[float]:
         for connection in self._connections:
-            connection.send(order)
+            with self._noticing_an_end():
+                connection.send(order)
         answers = self._answers(monotonic() + ORDER_S)
         for answer in answers:
             if isinstance(answer, str):
@@ -107,13 +109,19 @@ class Job:
             if not ready:
                 raise JobError(f"{len(silent)} of {self.ranks} ranks of {self.library.name} did not answer in time")
             for number in ready:
-                try:
+                with self._noticing_an_end():
                     answers.append(silent.pop(cast(int, number)).recv())
-                except (EOFError, ConnectionResetError):
-                    raise JobError(f"a rank of {self.library.name} has ended") from None
                 if isinstance(answers[-1], str):
                     return answers
         return answers
+
+    @contextlib.contextmanager
+    def _noticing_an_end(self) -> Iterator[None]:
+        """Raise JobError where the rank at the other end of a connection is no more."""
+        try:
+            yield
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            raise JobError(f"a rank of {self.library.name} has ended") from None
 
     def _kill(self) -> None:
         """End all, in good order where ranks still listen. Launchers put ranks into sessions of their own."""

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from meshdist.store import Store
 
 
+LEFT_THE_WORLD = "has left the world"
+
+
 @dataclass(frozen=True)
 class BackendOptions:
     """What a backend is made from.
@@ -54,7 +57,7 @@ class BackendOptions:
         key = withdrawn_key(rank)
         if self.store.check([key]):
             return self.store.get(key).decode()
-        return "has left the world" if self.peers.has_left(self.ranks[rank]) else None
+        return LEFT_THE_WORLD if self.peers.has_left(self.ranks[rank]) else None
 
 
 def withdrawn_key(rank: int) -> str:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 
 from meshdist.arrays import Array, describe_array
-from meshdist.backends.base import Backend, BackendOptions, Incoming
+from meshdist.backends.base import LEFT_THE_WORLD, Backend, BackendOptions, Incoming
 from meshdist.backends.matching import Matching, eager_bytes
 from meshdist.call import Signature, call_site
 from meshdist.debug.mismatch import disagreement
@@ -20,6 +20,7 @@ from meshdist.waiting import Doorbell, Waitable
 
 # How a rank ends that is well.
 LEFT, FINISHED = "has destroyed the group", "has finished"
+WELL = (LEFT, FINISHED, LEFT_THE_WORLD)
 
 
 class Room:
@@ -91,8 +92,13 @@ class ThreadStore(HashStore):
 class _InRoom(Waitable):
     """Something that another rank changes in the room."""
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, options: BackendOptions, room: Room) -> None:
         self.room = room
+        self._options = options
+
+    def fault(self, rank: int) -> str | None:
+        """Return why nothing more comes from a rank, which may never have come to the room; None where it may."""
+        return self.room.faults.get(rank) or self._options.gone(rank)
 
     def arm(self, bell: Doorbell) -> None:
         self._bell = bell
@@ -108,8 +114,7 @@ class _CheckIn(_InRoom):
     """All ranks have come to their call number `number`."""
 
     def __init__(self, options: BackendOptions, room: Room, number: int) -> None:
-        super().__init__(room)
-        self._options = options
+        super().__init__(options, room)
         self._number = number
 
     def absent(self) -> list[int]:
@@ -124,7 +129,7 @@ class _CheckIn(_InRoom):
             # Another thread of this rank gave the group up; what it says is on the group.
             raise DistBackendError(f"this rank {self.room.faults[self._options.rank]}")
         for rank in self.absent():
-            what = self.room.faults.get(rank) or self._options.gone(rank)
+            what = self.fault(rank)
             if what is not None:
                 raise DistBackendError(f"rank {rank} {what}", peer_failed=True)
 
@@ -135,10 +140,10 @@ class _CheckIn(_InRoom):
 class _Message(_InRoom):
     """A message from a rank; done when its array is of no more use here."""
 
-    def __init__(self, room: Room, array: Array, source: int, dst: int, *, buffered: bool) -> None:
-        super().__init__(room)
+    def __init__(self, options: BackendOptions, room: Room, array: Array, dst: int, *, buffered: bool) -> None:
+        super().__init__(options, room)
         self.array = array
-        self.source = source
+        self.source = options.rank
         self.done = False
         self._dst = dst
         if buffered:
@@ -154,8 +159,9 @@ class _Message(_InRoom):
         return self.done
 
     def check(self) -> None:
-        if self._dst in self.room.faults:
-            raise DistBackendError(f"rank {self._dst} {self.room.faults[self._dst]}", peer_failed=True)
+        what = self.fault(self._dst)
+        if what is not None:
+            raise DistBackendError(f"rank {self._dst} {what}", peer_failed=True)
 
     def missing(self) -> str:
         return f"rank {self._dst} to receive a message"
@@ -164,12 +170,11 @@ class _Message(_InRoom):
 class _Receipt(_InRoom, Incoming):
     """A message that a rank asks for."""
 
-    def __init__(self, room: Room, array: Array, wanted: int | None, rank: int) -> None:
-        super().__init__(room)
+    def __init__(self, options: BackendOptions, room: Room, array: Array, wanted: int | None) -> None:
+        super().__init__(options, room)
         self.source = -1
         self._array = array
         self._wanted = wanted
-        self._rank = rank
         self._done = False
         self._error: DistBackendError | None = None
 
@@ -195,15 +200,13 @@ class _Receipt(_InRoom, Incoming):
         return self._done
 
     def check(self) -> None:
-        faults = self.room.faults
-        if self._wanted is not None and self._wanted in faults:
-            raise DistBackendError(f"rank {self._wanted} {faults[self._wanted]}", peer_failed=True)
-        if self._wanted is None:
-            others = set(range(len(self.room.boxes))) - {self._rank}
-            failed = min((rank for rank in others if faults.get(rank, LEFT) not in (LEFT, FINISHED)), default=None)
-            if failed is not None or others <= faults.keys():
-                rank = min(others) if failed is None else failed
-                raise DistBackendError(f"rank {rank} {faults[rank]}", peer_failed=True)
+        sources = [rank for rank in range(len(self.room.boxes)) if rank != self._options.rank]
+        faults = {rank: self.fault(rank) for rank in (sources if self._wanted is None else [self._wanted])}
+        # Of a rank that has ended well, another one may still send; not so where one rank is asked.
+        failed = [rank for rank, what in faults.items() if what not in (None, *WELL)]
+        if failed or None not in faults.values():
+            rank = min(failed or faults)
+            raise DistBackendError(f"rank {rank} {faults[rank]}", peer_failed=True)
 
     def missing(self) -> str:
         return "a message from " + ("any rank" if self._wanted is None else f"rank {self._wanted}")
@@ -232,7 +235,7 @@ class ThreadsBackend(Backend):
         room = self._room
         # Those of collectives are all buffered: the limit is for users' messages.
         buffered = tag < 0 or array.nbytes <= self._eager_bytes
-        message = _Message(room, array, self.rank, dst, buffered=buffered)
+        message = _Message(self.options, room, array, dst, buffered=buffered)
         with room.lock:
             if dst in room.faults and tag >= 0:
                 message.check()
@@ -248,7 +251,7 @@ class ThreadsBackend(Backend):
 
     def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
         room = self._room
-        receipt = _Receipt(room, array, src, self.rank)
+        receipt = _Receipt(self.options, room, array, src)
         with room.lock:
             message = room.boxes[self.rank].ask(receipt, src, tag)
             if message is not None:

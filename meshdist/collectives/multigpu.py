@@ -23,6 +23,7 @@ from meshdist.collectives.reduce import reduce
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
 from meshdist.collectives.staging import joined, listed, pack_all, staged, unchained, unpack_all
 from meshdist.current import GroupLike, resolve
+from meshdist.quiet import quietly
 from meshdist.reduce_op import Op, ReduceOp
 
 
@@ -60,8 +61,8 @@ def _combined(call: Call, arrays: list[Array]) -> Array:
     assert call.op is not None
     total: Array = arrays[0].reshape(-1).copy()
     for array in arrays[1:]:
-        call.op.ufunc(total, array.reshape(-1), out=total)
-    call.op.finish(total, len(arrays))
+        quietly(call.op.ufunc, total, array.reshape(-1), out=total)
+    quietly(call.op.finish, total, len(arrays))
     return total
 
 

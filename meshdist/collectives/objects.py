@@ -20,7 +20,7 @@ from meshdist.collectives.all_to_all import all_to_all
 from meshdist.collectives.broadcast import broadcast
 from meshdist.collectives.definition import GroupFunction
 from meshdist.collectives.gather import gather
-from meshdist.collectives.point_to_point import Receiving, source_of
+from meshdist.collectives.point_to_point import NamingSender, source_of
 from meshdist.collectives.scatter import scatter
 from meshdist.current import GroupLike, resolve
 
@@ -277,7 +277,7 @@ def send_object_list(
     members.messages.send(np.concatenate([*_empty(1), *pickles]), peer, 0)
 
 
-@Receiving
+@NamingSender
 def recv_object_list(
     object_list: list[Any],
     src: int | None = None,
@@ -297,7 +297,7 @@ def recv_object_list(
         use_batch: Of no meaning here.
 
     Returns:
-        The sender's global rank; as a method, its rank in the group.
+        The sender's global rank; as a method, its rank in the group or along the mesh.
 
     Raises:
         TypeError: `object_list` is no list.
@@ -317,4 +317,4 @@ def recv_object_list(
     members.messages.recv(data, source, 0)
     if objects:
         objects[:] = [_unpickled(part) for part in _cut(data, sizes)]
-    return source if group_src is not None else members.global_rank(source)
+    return source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from operator import index
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -23,6 +24,21 @@ class Receiving(GroupFunction[P, R]):
     """A function that receives from any rank where none is given."""
 
     absent_root = ANY_SOURCE
+
+
+class NamingSender(Receiving[P, int]):
+    """A function that returns the rank in the group that it received from: the flat one returns its global rank."""
+
+    def __init__(self, function: Callable[P, int]) -> None:
+        super().__init__(function)
+        self._place_of_group = function.__code__.co_varnames.index("group")
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> int:
+        """Call the flat function."""
+        source = self._function(*args, **kwargs)
+        place = self._place_of_group
+        group: Any = args[place] if len(args) > place else kwargs.get("group")
+        return resolve(group).global_rank(source)
 
 
 @GroupFunction
@@ -52,7 +68,7 @@ def send(
     messages.send(tensor, messages.peer("send", "dst", dst, group_dst), tag)
 
 
-@Receiving
+@NamingSender
 def recv(
     tensor: Any, src: int | None = None, group: GroupLike = None, tag: int = 0, group_src: int | None = None
 ) -> int:
@@ -67,7 +83,7 @@ def recv(
         group_src: The sender's rank in the group, instead of `src`; -1 takes any.
 
     Returns:
-        The sender's global rank; as a method and with `group_src`, its rank in the group.
+        The sender's global rank; as a method, its rank in the group or along the mesh.
 
     Raises:
         TypeError: Not an array, or a dtype that does not travel.
@@ -77,8 +93,7 @@ def recv(
         DistTimeoutError: Nothing came within the group's timeout.
     """
     members = resolve(group)
-    source = members.messages.recv(tensor, source_of(members, "recv", src, group_src), tag)
-    return source if group_src is not None else members.global_rank(source)
+    return members.messages.recv(tensor, source_of(members, "recv", src, group_src), tag)
 
 
 @GroupFunction

@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -289,6 +290,23 @@ def test_a_rank_that_is_killed_ends_the_job(job):
     def kill_and_go_on():
         job.prepare(Case("all_reduce", 8, "float32"))
         os.kill(job.pids[0], signal.SIGKILL)
+        job.time(1)
+
+    # Which of the two is seen first: the end of the rank, or the failed call of the other.
+    with pytest.raises(JobError, match="a rank of meshdist (has ended|failed at 1)"), job:
+        kill_and_go_on()
+
+
+def test_an_order_to_ranks_that_have_ended_ends_the_job(job):
+    from sidebyside.jobs import JobError
+
+    def kill_and_go_on():
+        handles = [os.pidfd_open(pid) for pid in job.pids]
+        for pid in job.pids:
+            os.kill(pid, signal.SIGKILL)
+        for handle in handles:
+            select.select([handle], [], [], 20)
+            os.close(handle)
         job.time(1)
 
     with pytest.raises(JobError, match="a rank of meshdist has ended"), job:

@@ -149,13 +149,21 @@ def sources_in_a_group():
     group = dist.new_group([size - 1, 0], sort_ranks=False)
     x = np.zeros(1)
     if rank == size - 1:
-        for _ in range(6):
+        for _ in range(5):
+            group.send(x, 1)
+        for _ in range(2):
+            group.send_object_list(["a"], 1)
+        for _ in range(2):
             group.send(x, 1)
     elif rank == 0:
         cases.same(dist.recv(x, group=group), size - 1, "flat, any")
         cases.same(group.recv(x), 0, "method, any")
         cases.same(group.recv(x, 0), 0, "method")
-        cases.same(dist.recv(x, group=group, group_src=-1), 0, "group_src=-1")
+        cases.same(dist.recv(x, group=group, group_src=-1), size - 1, "flat, group_src=-1")
+        cases.same(dist.recv(x, None, group, 0, 0), size - 1, "flat, group_src")
+        things = [None]
+        cases.same(dist.recv_object_list(things, group=group, group_src=0), size - 1, "objects, flat, group_src")
+        cases.same(group.recv_object_list(things, 0), 0, "objects, method")
         cases.same(group.irecv(x).source_rank(), size - 1, "irecv, method, any")
         cases.same(dist.irecv(x, size - 1, group=group).source_rank(), size - 1, "irecv, flat")
 

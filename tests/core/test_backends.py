@@ -6,6 +6,7 @@ import types
 import numpy as np
 import pytest
 from backend_programs import (
+    OnlyBarrier,
     disagree,
     register_and_run_every_collective,
     register_around,
@@ -343,3 +344,20 @@ def test_an_engine_around_that_of_the_world(worlds):
         crew.join()
         crew.start(register_around, "around")
         assert crew.gather() == [1, 1]
+
+
+def test_options_of_the_world_reach_its_engine():
+    given = []
+
+    def make(options, pg_options):
+        given.append((options.rank, options.ranks, pg_options))
+        return OnlyBarrier(options)
+
+    dist.Backend.register_backend("with_options", make, extended_api=True, devices="cpu")
+    dist.init_process_group("with_options", store=dist.HashStore(), rank=0, world_size=1, pg_options="fast")
+    try:
+        dist.barrier()
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+    assert given == [(0, (0,), "fast")]

@@ -3,6 +3,7 @@
 import threading
 import time
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -96,22 +97,45 @@ def test_a_block_of_the_world_ends_it():
 # ---- Before the first call
 
 
-def leave_unused(how):
+def give_up(group):
+    group.abort("tired of it")
+
+
+def send_long(group):
+    group.send(np.zeros(60_000), 2)  # threads have room for everything
+    group.recv(np.zeros(1), 2)
+
+
+WAYS = {
+    "destroyed": (dist.destroy_process_group, "has destroyed the group"),
+    "aborted": (dist.abort_process_group, "gave up: rank 2 called abort_process_group"),
+    "given up": (give_up, "gave up: tired of it"),
+}
+WAITS = {
+    "all_reduce": partial(sum_of, 1),
+    "recv": lambda group: group.recv(np.zeros(1), 2),
+    "send": send_long,
+}
+
+
+def leave_unused(way, wait):
+    (how, why), wait_in = WAYS[way], WAITS[wait]
     group = dist.new_group(group_desc="unused")
     if dist.get_rank() == 2:
         how(group)
         return None
     began_s = time.monotonic()
-    with pytest.raises(dist.DistBackendError, match="'unused'.*rank 2") as raised:
-        sum_of(1, group)
+    with pytest.raises(dist.DistBackendError, match=f"'unused'.*rank 2.*{why}") as raised:
+        wait_in(group)
     assert raised.value.peer_failed
     assert time.monotonic() - began_s < TOLD_S
     return "told"
 
 
-@pytest.mark.parametrize("how", [dist.destroy_process_group, dist.abort_process_group], ids=["destroyed", "aborted"])
-def test_who_makes_the_first_call_of_a_group_that_one_rank_gave_up_is_told(world_of_3, how):
-    assert world_of_3.run(leave_unused, how) == ["told", "told", None]
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("wait", WAITS)
+def test_who_makes_the_first_call_of_a_group_that_one_rank_gave_up_is_told(world_of_3, way, wait):
+    assert world_of_3.run(leave_unused, way, wait) == ["told", "told", None]
 
 
 def leave_the_world(all_told):

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -58,3 +61,11 @@ def test_a_crew_tells_while_it_runs(worlds):
         assert crew.gather() == ["done", "done"]
         crew.signal(0, signal.SIGKILL)
         assert crew.ended(0)
+
+
+def test_any_directories_of_tests_can_be_run_together():
+    folders = sorted({str(path.parent) for path in Path(__file__).parents[1].glob("*/*.py")}, reverse=True)
+    assert len(folders) > 5
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", *folders]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stdout

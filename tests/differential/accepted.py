@@ -67,7 +67,6 @@ ACCEPTED: dict[str, dict[str, str]] = {
     "programs_groups.parts": {
         ".*, outside: send": OUTSIDE_SEND,
         ".*, outside: (ranks|get_group_rank|get_global_rank)": LAST_MADE,
-        ".*, group ranks: message": "asked with group_src, recv of meshdist answers with a rank of the group",
     },
     "programs_groups.wrong_groups": {"unknown backend": "torch looks at the backend on the members alone"},
     "programs_groups.mesh_plane": {

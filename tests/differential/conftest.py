@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 from torch_worlds import TorchWorlds
@@ -20,9 +19,3 @@ def torch_worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchWorl
     worlds = TorchWorlds(tmp_path_factory.mktemp("torch"))
     yield worlds
     worlds.close()
-
-
-@pytest.fixture
-def meeting(tmp_path: Path) -> str:
-    """The path of a file that is not there yet."""
-    return str(tmp_path / "meeting")

@@ -30,10 +30,15 @@ def test_program_prints_what_the_page_says(text, name, arguments, output, tmp_pa
     assert sorted(done.stdout.splitlines()) == sorted(output.splitlines())
 
 
-def test_torchrun_starts_the_same_program(tmp_path, monkeypatch):
+@pytest.mark.parametrize("variables", [{}, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}])
+@pytest.mark.parametrize("standalone", [[], ["--standalone"]])
+def test_torchrun_starts_the_same_program(tmp_path, monkeypatch, variables, standalone, port):
     pytest.importorskip("torch", reason="torchrun comes with torch")
+    monkeypatch.delenv("MESHDIST_AGENT_STORE", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     text, name, arguments, output = PROGRAMS[0]
     (tmp_path / name).write_text(text)
     # On a terminal torchrun mixes what the ranks print; in its logs each has a file.
@@ -43,9 +48,11 @@ def test_torchrun_starts_the_same_program(tmp_path, monkeypatch):
         "torch.distributed.run",
         "--log-dir=logs",
         "--redirects=1",
+        *(standalone or [f"--master-port={port}"]),
         *shlex.split(arguments),
     ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=80)
     assert done.returncode == 0, done.stderr
+    assert [entry for folder in tmp_path.glob("meshdist-torchrun-*") for entry in folder.iterdir()] == []
     printed = [path.read_text() for path in (tmp_path / "logs").glob("**/stdout.log")]
     assert sorted(printed) == output.splitlines(keepends=True)

@@ -72,6 +72,7 @@ def test_under_a_launcher_every_rank_is_a_client(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv("MASTER_ADDR", LOOPBACK)
         monkeypatch.setenv("MASTER_PORT", str(agent.port))
         monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+        monkeypatch.setenv("MESHDIST_AGENT_STORE", f"{LOOPBACK}:{agent.port}")
         meet(("env://", 0, 2, 20), ("env://", 1, 2, 20))
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
         meet(("env://", 0, 2, 20), ("env://", 1, 2, 20))
@@ -79,7 +80,6 @@ def test_under_a_launcher_every_rank_is_a_client(monkeypatch: pytest.MonkeyPatch
         store, _, _ = rendezvous("env://", 0, 2)
         assert isinstance(store, PrefixStore)
         # A script that sets another port means a store of its own.
-        monkeypatch.setenv("MESHDIST_AGENT_STORE", f"{LOOPBACK}:{agent.port}")
         monkeypatch.setenv("MASTER_PORT", str(free_port))
         meet(("env://", 0, 2, 20), ("env://", 1, 2, 20))
 
@@ -168,6 +168,12 @@ def test_env_ranks_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_init_method_is_text() -> None:
     with pytest.raises(TypeError, match="init_method must be a str"):
         rendezvous(None)
+
+
+def test_the_url_is_named_as_torch_names_it(tmp_path: Path) -> None:
+    store, rank, world_size = rendezvous(url=f"file://{tmp_path}/store", rank=0, world_size=1)
+    assert (rank, world_size) == (0, 1)
+    store.close()
 
 
 def test_nobody_home(free_port: int) -> None:

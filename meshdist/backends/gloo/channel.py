@@ -119,7 +119,9 @@ class Channel:
         return self.words[self._other + _BELLS]
 
     def say(self, state: int, text: str) -> None:
-        """Say that this side has left or failed."""
+        """Say that this side has left or failed; what was said first stands, as it says why."""
+        if self.words[self._side + _STATE]:
+            return
         data = text.encode()[:_TEXT_BYTES]
         begin = _TEXTS + (_TEXT_BYTES if self._side == RECEIVER else 0)
         self._bytes[begin : begin + len(data)] = data

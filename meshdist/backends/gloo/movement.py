@@ -64,7 +64,7 @@ class SlotMove(OneStep):
         place = self._takes[use]
         if type(place) is list:
             for array, part in zip(recv, place, strict=True):
-                array.reshape(-1)[...] = part
+                array[...] = part
         elif place is not None:
             (recv if recv.shape == place.shape else recv.reshape(place.shape))[...] = place
 
@@ -177,12 +177,14 @@ class AgreedMove(LockstepPlan):
         self._limit = min(SLOT_MOVE_BYTES, host.arena.slot_bytes)
         self._bulk = plan_bulk(host, call, route)
         self._dtype = give[0].dtype  # type: ignore[union-attr]
+        # A list's arrays are copied as they are: to make them flat costs more than to copy a few bytes.
+        self._shapes = [block.shape for block in (call.recv if isinstance(call.recv, list) else take)]  # type: ignore[union-attr]
         given, taken = [[block.nbytes for block in blocks] for blocks in (give, take)]  # type: ignore[union-attr]
         self._sizes = np.array([[0, to, come] for to, come in zip(given, taken, strict=True)], np.int64).tobytes()
-        self._puts: list[list[Array]] | None = None
+        self._puts: list[Any] | None = None
         if sum(given) <= self._limit:
             host.reserve(sum(given))
-            self._puts = [self._places(use, call.rank, given) for use in (0, 1)]
+            self._puts = [route.puts(host.arena, use) for use in (0, 1)]
         # What the table showed when it was last found right, and where the short blocks are then.
         self._agreed = b""
         self._takes: list[list[Array]] | None = None
@@ -203,8 +205,7 @@ class AgreedMove(LockstepPlan):
         use = self.lockstep.flip()
         self._host.table_rows[use][self._rank][:] = self._sizes
         if self._puts is not None:
-            for place, block in zip(self._puts[use], self._route.give(send), strict=True):
-                place[...] = block
+            put(send, self._puts[use])
         return use
 
     def _take(self, recv: Buffers, use: int) -> bool:
@@ -212,7 +213,8 @@ class AgreedMove(LockstepPlan):
             self._compare(use)
         if self._takes is None:
             return False
-        for block, place in zip(self._route.take(recv), self._takes[use], strict=True):
+        blocks: Blocks = recv if isinstance(recv, list) else self._route.take(recv)
+        for block, place in zip(blocks, self._takes[use], strict=True):
             block[...] = place  # type: ignore[index]
         return True
 
@@ -226,15 +228,12 @@ class AgreedMove(LockstepPlan):
         self._bulk.longest = int(given.max())
         self._takes = None
         if given.sum(axis=1).max() <= self._limit:
-            ranks = range(size)
-            self._takes = [[self._places(k, peer, given[peer])[self._rank] for peer in ranks] for k in (0, 1)]
+            begins = given[:, : self._rank].sum(axis=1).tolist()
+            self._takes = [self._places(k, begins) for k in (0, 1)]
 
-    def _places(self, use: int, rank: int, sizes: Sequence[int]) -> list[Array]:
-        item_bytes, begin, places = self._dtype.itemsize, 0, []
-        for num_bytes in map(int, sizes):
-            places.append(self._host.arena.slot(use, rank, self._dtype, (num_bytes // item_bytes,), begin))
-            begin += num_bytes
-        return places
+    def _places(self, use: int, begins: Sequence[int]) -> list[Array]:
+        slot, blocks = self._host.arena.slot, zip(self._shapes, begins, strict=True)
+        return [slot(use, peer, self._dtype, shape, begin) for peer, (shape, begin) in enumerate(blocks)]
 
 
 def _bytes(block: Array | None) -> Array:

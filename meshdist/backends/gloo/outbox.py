@@ -26,10 +26,11 @@ from meshdist.backends.gloo.channel import (
     Header,
 )
 from meshdist.backends.gloo.peer import Peer
-from meshdist.backends.gloo.published import publish_channel
+from meshdist.backends.gloo.published import check_withdrawn, publish_channel
 from meshdist.backends.gloo.segment import create
 from meshdist.backends.gloo.single_copy import address_of, allow_peers
 from meshdist.deadline import Deadline
+from meshdist.errors import DistError
 from meshdist.waiting import Doorbell, Waitable
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Outbox:
         leftovers = backend.options.leftovers
         leftovers[:] = [give_back for give_back in leftovers if not give_back()]
         self.peer = Peer(backend, dst)
+        self._options, self._dst = backend.options, dst
         segment = create(CHANNEL_BYTES, [self.peer.card.pid])
         self.channel = Channel(segment, SENDER)
         allow_peers()
@@ -77,6 +79,13 @@ class Outbox:
             self._write()
         return dispatch
 
+    def check(self) -> None:
+        """Raise DistBackendError if the receiver takes no more."""
+        self.peer.check(self.channel)
+        if self.channel.words[MODE] == UNKNOWN:
+            # It has not found the channel, and so cannot say in it that it never will.
+            check_withdrawn(self._options, self._dst)
+
     def advance(self) -> None:
         """Write what there is room for."""
         with self._lock:
@@ -84,10 +93,21 @@ class Outbox:
 
     def deliver(self, deadline: Deadline) -> None:
         """Wait until the receiver has found the channel: from then on it does not need this process."""
-        pause = threading.Event()
-        while self.channel.words[MODE] == UNKNOWN and not deadline.expired() and not self.peer.ended():
-            pause.wait(deadline.slice_s(0.001))
+        pause, pause_s = threading.Event(), 0.001
+        while not deadline.expired() and self._is_awaited():
+            pause.wait(deadline.slice_s(pause_s))
+            pause_s = min(2 * pause_s, 0.016)
         self.channel.segment.seal()
+
+    def _is_awaited(self) -> bool:
+        """Return whether the receiver has still to find the channel, and may."""
+        if self.channel.words[MODE] != UNKNOWN:
+            return False
+        try:
+            check_withdrawn(self._options, self._dst)
+        except DistError:
+            return False
+        return True
 
     def end(self, state: int, text: str) -> None:
         """Say that nothing more will come."""
@@ -167,7 +187,7 @@ class Dispatch(Waitable):
         return self._done
 
     def check(self) -> None:
-        self._outbox.peer.check(self._outbox.channel)
+        self._outbox.check()
 
     def arm(self, bell: Doorbell) -> None:
         self._outbox.channel.sleep_on(bell.number)

@@ -16,6 +16,7 @@ from meshdist.backends.gloo.cuts import Cut
 from meshdist.backends.gloo.lockstep import Arrival, LockstepPlan, OneStep
 from meshdist.backends.gloo.movement import TablePlan, put
 from meshdist.call import Buffers, Call
+from meshdist.quiet import quiet_runner
 from meshdist.reduce_op import ReduceOp
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class SlotReduce(OneStep):
         sources = [cut.sources(host.arena, use) for use in (0, 1)]
         self._sources = [None if found is None else (found[0], found[1], found[2:]) for found in sources]
         self._combine = call.op.ufunc
+        self._run = quiet_runner()
         self._size = call.size if call.op is ReduceOp.AVG else 0
 
     def put(self, send: Any, use: int) -> None:
@@ -58,13 +60,13 @@ class SlotReduce(OneStep):
         sources = self._sources[use]
         if sources is None:
             return
-        combine = self._combine
+        run, combine = self._run, self._combine
         first, second, rest = sources
-        combine(first, second, out=recv)
+        run(combine, first, second, out=recv)
         for source in rest:
-            combine(recv, source, out=recv)
+            run(combine, recv, source, out=recv)
         if self._size:
-            ReduceOp.AVG.finish(recv, self._size)
+            run(ReduceOp.AVG.finish, recv, self._size)
 
 
 class ChunkedReduce(LockstepPlan):
@@ -78,6 +80,7 @@ class ChunkedReduce(LockstepPlan):
         self._areas = host.areas(cut.dtype, self._chunk)
         self._cut = cut
         self._op = call.op
+        self._run = quiet_runner()
         self._rank, self._size = call.rank, call.size
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Arrival]:
@@ -105,11 +108,11 @@ class ChunkedReduce(LockstepPlan):
                         part[...] = area[peer][peer][: part.size]
 
     def _reduce(self, sources: list[Array], total: Array) -> None:
-        combine = self._op.ufunc
-        combine(sources[0], sources[1], out=total)
+        run, combine = self._run, self._op.ufunc
+        run(combine, sources[0], sources[1], out=total)
         for source in sources[2:]:
-            combine(total, source, out=total)
-        self._op.finish(total, self._size)
+            run(combine, total, source, out=total)
+        run(self._op.finish, total, self._size)
 
 
 class SingleCopyReduce(TablePlan):
@@ -124,6 +127,7 @@ class SingleCopyReduce(TablePlan):
         assert call.op is not None
         self._cut = cut
         self._op = call.op
+        self._run = quiet_runner()
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Arrival]:
         give, take = self._cut.give(send), self._cut.take(recv)
@@ -142,13 +146,13 @@ class SingleCopyReduce(TablePlan):
             yield self.arrive()
 
     def _reduce(self, own: Array, total: Array, sources: list[tuple[int, int]]) -> None:
-        combine = self._op.ufunc
+        run, combine = self._run, self._op.ufunc
         scratch = self.host.scratch(own.dtype)
         for begin in range(0, own.size, scratch.size):
             so_far, part = own[begin : begin + scratch.size], total[begin : begin + scratch.size]
             piece = scratch[: part.size]
             for peer, address in sources:
                 self.read(peer, address + begin * own.itemsize, piece)
-                combine(so_far, piece, out=part)
+                run(combine, so_far, piece, out=part)
                 so_far = part
-            self._op.finish(part, self.size)
+            run(self._op.finish, part, self.size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -81,10 +82,10 @@ def broadcast(call: Call) -> Route:
 def all_gather(call: Call) -> Route:
     """All take what each gives: the blocks in a list or, stacked, in one array."""
     rank, size = call.rank, call.size
-    blocks = blocks_of(call.recv, size)
+    as_list = isinstance(call.recv, list)
+    blocks = call.recv if isinstance(call.recv, list) else blocks_of(call.recv, size)
     dtype, shapes = blocks[0].dtype, [block.shape for block in blocks]
     shape = array_of(call.send).shape
-    as_list = isinstance(call.recv, list)
     longest = max(block.nbytes for block in blocks)
 
     def takes(arena: Arena, use: int) -> Any:
@@ -107,10 +108,11 @@ def gather(call: Call) -> Route:
     """The root takes what each gives."""
     rank, size, root = call.rank, call.size, call.root
     array = array_of(call.send)
-    dtype, shape, count = array.dtype, array.shape, array.size
+    dtype, shape = array.dtype, array.shape
+    shapes = [block.shape for block in call.recv] if isinstance(call.recv, list) else []
 
     def takes(arena: Arena, use: int) -> Any:
-        return [arena.slot(use, peer, dtype, (count,)) for peer in range(size)] if rank == root else None
+        return [arena.slot(use, peer, dtype, shapes[peer]) for peer in range(size)] if rank == root else None
 
     return Route(
         give=lambda send: [flat(send)] * size,
@@ -146,10 +148,17 @@ def scatter(call: Call) -> Route:
 
 def all_to_all(call: Call) -> Route:
     """Each takes from each what is for it; how much that is, they know together."""
-    size = call.size
+    rank, size = call.rank, call.size
+    assert isinstance(call.send, list)
+    blocks = [(array.shape, array.nbytes) for array in call.send]
+    dtype = call.send[0].dtype
 
-    def nothing(arena: Arena, use: int) -> None:
-        return None
+    def puts(arena: Arena, use: int) -> list[Array]:
+        ends = accumulate(num_bytes for _, num_bytes in blocks)
+        return [
+            arena.slot(use, rank, dtype, shape, end - num_bytes)
+            for (shape, num_bytes), end in zip(blocks, ends, strict=True)
+        ]
 
     return Route(
         give=lambda send: blocks_of(send, size),
@@ -157,9 +166,9 @@ def all_to_all(call: Call) -> Route:
         shared=False,
         longest=None,
         put_bytes=None,
-        puts=nothing,
-        takes=nothing,
-        row_bytes=blocks_of(call.send, size)[0].itemsize,
+        puts=puts,
+        takes=lambda arena, use: None,
+        row_bytes=dtype.itemsize,
         unit="elements",
     )
 

@@ -14,6 +14,7 @@ import numpy as np
 from meshdist.arrays import Array
 from meshdist.call import Buffers, Call
 from meshdist.collectives.algorithms.blocks import blocks_of, exchange, flat, shares_of
+from meshdist.quiet import quietly
 from meshdist.waiting import Waitable
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ def _reduce_around(backend: Backend, call: Call, chunks: list[Array]) -> Iterato
         mine = chunks[(rank - step - 2) % size]
         received = np.empty_like(mine)
         yield from exchange(backend, chunks[(rank - step - 1) % size], (rank + 1) % size, received, (rank - 1) % size)
-        call.op.ufunc(received, mine, out=mine)
-    call.op.finish(chunks[rank], size)
+        quietly(call.op.ufunc, received, mine, out=mine)
+    quietly(call.op.finish, chunks[rank], size)
 
 
 def pass_around(backend: Backend, call: Call, blocks: list[Array]) -> Iterator[Waitable]:

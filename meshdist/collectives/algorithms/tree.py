@@ -13,6 +13,7 @@ import numpy as np
 
 from meshdist.call import Buffers, Call
 from meshdist.collectives.algorithms.blocks import COLLECTIVE_TAG, flat
+from meshdist.quiet import quietly
 from meshdist.waiting import Waitable
 
 if TYPE_CHECKING:
@@ -48,9 +49,9 @@ def binomial_reduce(backend: Backend, call: Call, send: Buffers, recv: Buffers) 
     received = np.empty_like(total)
     for child in reversed(children):
         yield backend.recv(received, child, COLLECTIVE_TAG)
-        call.op.ufunc(total, received, out=total)
+        quietly(call.op.ufunc, total, received, out=total)
     if parent is None:
-        call.op.finish(total, call.size)
+        quietly(call.op.finish, total, call.size)
         flat(recv)[...] = total
     else:
         yield backend.send(total, parent, COLLECTIVE_TAG)
