@@ -59,6 +59,7 @@ from meshdist.current import is_initialized
 from meshdist.debug.breakpoint import breakpoint
 from meshdist.debug.levels import DebugLevel, get_debug_level, set_debug_level, set_debug_level_from_env
 from meshdist.device_mesh import DeviceMesh, get_current_mesh, init_device_mesh
+from meshdist.dry_run import dry_run
 from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistStoreError, DistTimeoutError
 from meshdist.future import Future
 from meshdist.groups import (
@@ -134,6 +135,7 @@ __all__ = [
     "broadcast_object_list",
     "coalescing_manager",
     "destroy_process_group",
+    "dry_run",
     "functional",
     "gather",
     "gather_object",

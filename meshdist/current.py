@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from meshdist.collectives.methods import CollectiveMethods
+    from meshdist.dry_run import DryRun
     from meshdist.process_group import ProcessGroup
     from meshdist.world import World
 
@@ -19,12 +20,18 @@ GroupLike: TypeAlias = "CollectiveMethods | None"
 
 
 class WorldSlot:
-    """Holds the World of a process, or of a thread that is a rank; None before init and after destroy."""
+    """Holds the World of a process, or of a thread that is a rank; None before init and after destroy.
 
-    __slots__ = ("world",)
+    Attributes:
+        world: The world.
+        dry: The dry run that the slot is of; None for a rank that has peers.
+    """
+
+    __slots__ = ("dry", "world")
 
     def __init__(self) -> None:
         self.world: World | None = None
+        self.dry: DryRun | None = None
 
 
 _slot: ContextVar[WorldSlot] = ContextVar("meshdist_world", default=WorldSlot())  # noqa: B039 - shared on purpose

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from functools import cached_property, partial
 from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from meshdist.deadline import Deadline
 from meshdist.detour import Detour
 from meshdist.engines import Engines
 from meshdist.errors import DistBackendError, DistError
+from meshdist.group_names import listed, place_of
 from meshdist.messages import Messages
 from meshdist.overlap import may_overlap
 from meshdist.plan_key import each, plan_key, simple_key
@@ -43,7 +44,7 @@ class ProcessGroup(CollectiveMethods):
         name: The group's name, the same on all its ranks.
         label: What messages call it: `group_desc` of `new_group`, the name where there is none.
         messages: Sends and receives over the group.
-        detour: Leads calls another way, or past somebody who looks at them.
+        detour: Leads calls elsewhere, or past those who watch them.
         backend_name: Its backends, in the spelling of `backend_name`.
         pg_options, device_id: What `new_group` was told of the backend and the device.
 
@@ -73,8 +74,7 @@ class ProcessGroup(CollectiveMethods):
         self.backend_name = backend
         self.timeout_s = timeout_s
         self._world = world
-        self._places = {rank: place for place, rank in enumerate(ranks)}
-        self._rank = self._places.get(world.rank, -1)
+        self._rank = place_of(world.rank, ranks)
         self._plans: dict[Any, Plan] = {}
         self._wheres: dict[str, str] = {}
         self._queue = JobQueue()
@@ -85,7 +85,7 @@ class ProcessGroup(CollectiveMethods):
         self.detour = Detour(self)
 
     def __repr__(self) -> str:
-        return f"<ProcessGroup {self.label!r}: ranks {list(self.ranks)}, backend {self.backend_name}>"
+        return f"<ProcessGroup {self.label!r}: ranks {listed(self.ranks)}, backend {self.backend_name}>"
 
     def __enter__(self) -> ProcessGroup:
         """Return this group, which is destroyed when the block ends."""
@@ -96,6 +96,11 @@ class ProcessGroup(CollectiveMethods):
     ) -> None:
         """Destroy the group, if it has not been meanwhile."""
         self._world.end_block(self, error)
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        # Made when it is asked for: a mesh of 100,000 ranks has groups that nobody names a global rank of.
+        return {rank: place for place, rank in enumerate(self.ranks)}
 
     @property
     def group_desc(self) -> str:
@@ -114,6 +119,10 @@ class ProcessGroup(CollectiveMethods):
     def size(self) -> int:
         """Return the number of ranks."""
         return len(self.ranks)
+
+    def hosts(self) -> list[str]:
+        """Return what tells the hosts of the ranks apart, in group order; ranks of one host have the same."""
+        return self._world.hosts(self.ranks)
 
     def submit(
         self,
@@ -181,7 +190,7 @@ class ProcessGroup(CollectiveMethods):
             given = repr(rank if group_rank is None else group_rank)
             raise TypeError(f"{self.where(of)}: {name} must be an integer, got {given}") from None
         if place is None:
-            raise ValueError(f"{self.where(of)}: {name} must be a member, one of {list(self.ranks)}, got {rank}")
+            raise ValueError(f"{self.where(of)}: {name} must be a member, one of {listed(self.ranks)}, got {rank}")
         if not 0 <= place < len(self.ranks):
             raise ValueError(
                 f"{self.where(of)}: {name} must be a rank in the group, 0 to {len(self.ranks) - 1}, got {place}"
@@ -245,7 +254,9 @@ class ProcessGroup(CollectiveMethods):
         """Return what carries out a call on these arrays, or lists of them; raise if this rank cannot use it."""
         self.check_usable(where)
         if self._rank < 0:
-            raise ValueError(f"{where}: global rank {self._world.rank} is not in this group, ranks {list(self.ranks)}")
+            raise ValueError(
+                f"{where}: global rank {self._world.rank} is not in this group, ranks {listed(self.ranks)}"
+            )
         try:
             return self._engines.engine(buffers)
         except (DistBackendError, ValueError) as error:

@@ -19,6 +19,7 @@ from meshdist.deadline import Deadline
 from meshdist.debug.call_log import CallLog
 from meshdist.debug.levels import DebugLevel, get_debug_level
 from meshdist.debug.log import RankLog
+from meshdist.detour import Watcher
 from meshdist.errors import DistError, DistStoreError
 from meshdist.group_names import GroupNames, few
 from meshdist.joining import leave
@@ -65,10 +66,11 @@ class World:
         self._own_store = own_store
         self._peers = peers
         self._bells = bells
-        self.progress = Progress(bells, f"meshdist-progress-{rank}")
+        self.progress = self._new_progress(bells)
         self.passes: Counter[str] = Counter()
         self.log = RankLog(rank)
         self._call_log = CallLog(self.log) if get_debug_level() is DebugLevel.DETAIL else None
+        self._watchers: tuple[Watcher, ...] = ()
         self._groups: list[ProcessGroup] = []
         self._shared: dict[tuple[tuple[int, ...], str], ProcessGroup] = {}
         self._names = GroupNames()
@@ -128,13 +130,24 @@ class World:
             leftovers=self._leftovers,
             pg_options=group.pg_options,
         )
-        return make_engine(backend, options)
+        return self._new_engine(backend, options)
 
     def log_calls(self, wanted: bool) -> None:
         """Log every call of every group from now on, or none."""
         self._call_log = CallLog(self.log) if wanted else None
-        for group in self._groups:
-            group.detour.watch(self._call_log)
+        self._show_watchers()
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell `watcher` of every call of every group, those still to be made among them."""
+        with self._lock:
+            self._watchers = (*self._watchers, watcher)
+            self._show_watchers()
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """End what `watch` began."""
+        with self._lock:
+            self._watchers = tuple(other for other in self._watchers if other is not watcher)
+            self._show_watchers()
 
     def drop(self, group: ProcessGroup, what: str = "has been destroyed") -> None:
         """Close one group; `what` became of it."""
@@ -205,7 +218,23 @@ class World:
         self._peers.close()
         place = keep.index(self.rank), len(keep)
         group = self.default_group
-        return World(*place, self.backend_name, group.timeout_s, store, peers, self._bells, self._own_store)
+        world = type(self)(*place, self.backend_name, group.timeout_s, store, peers, self._bells, self._own_store)
+        for watcher in self._watchers:
+            world.watch(watcher)
+        return world
+
+    def _new_progress(self, bells: Doorbells) -> Progress:
+        return Progress(bells, f"meshdist-progress-{self.rank}")
+
+    def _new_engine(self, backend: str, options: BackendOptions) -> Engine:
+        return make_engine(backend, options)
+
+    def _show_watchers(self) -> None:
+        for group in self._groups:
+            group.detour.watch(*self._all_watchers())
+
+    def _all_watchers(self) -> tuple[Watcher, ...]:
+        return self._watchers if self._call_log is None else (self._call_log, *self._watchers)
 
     def _close_groups(self, what: str) -> None:
         with self._lock:
@@ -253,8 +282,8 @@ class World:
             raise ValueError(f"group {name!r} cannot be made: its world {self._end}; make groups and meshes anew")
         group = ProcessGroup(self, ranks, name, desc or name, backend, timeout_s)
         self._groups.append(group)
-        if self._call_log is not None:
-            group.detour.watch(self._call_log)
+        if watchers := self._all_watchers():
+            group.detour.watch(*watchers)
         if self.log.isEnabledFor(logging.INFO):
             self.log.info("group %r is made: %s, backend %s", group.label, few(ranks), backend)
         return group

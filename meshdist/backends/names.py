@@ -44,6 +44,7 @@ class Backend(str, metaclass=_Names):
     MPI = "mpi"
     NCCL = "nccl"
     THREADS = "threads"
+    FAKE = "fake"
     UCC = "ucc"
     XCCL = "xccl"
     UNDEFINED = UNDEFINED

@@ -8,6 +8,8 @@ from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from meshdist.current import current_slot
+
 if TYPE_CHECKING:
     from meshdist.backends.base import Backend as Engine
     from meshdist.backends.base import BackendOptions
@@ -75,7 +77,7 @@ def check_usable(name: str) -> None:
     from meshdist.errors import DistBackendError
 
     reason = entry_of(name).missing()
-    if reason is not None:
+    if reason is not None and current_slot().dry is None:  # a dry run carries nothing, so it needs nothing
         usable = ", ".join(other for other in known_names() if _ENTRIES[other].missing() is None)
         raise DistBackendError(f"backend {name.lower()!r} is not available: {reason}; those that are: {usable}")
 
@@ -147,6 +149,10 @@ def _always() -> str | None:
     return None
 
 
+def _only_dry() -> str | None:
+    return None if current_slot().dry is not None else "it is for dry runs: `with meshdist.dry_run(world_size, rank):`"
+
+
 def _planned(of: str, *needs: Callable[[], str | None]) -> Callable[[], str | None]:
     """Return a test for a backend whose engine is a module that may not be part of this version."""
 
@@ -191,6 +197,7 @@ def no_mpi() -> str | None:
 
 _GLOO = "meshdist.backends.gloo.backend"
 _THREADS = "meshdist.backends.threads"
+_FAKE = "meshdist.backends.fake"
 _MPI = "meshdist.backends.mpi"
 _NCCL = "meshdist.backends.nccl"
 
@@ -198,6 +205,7 @@ _NCCL = "meshdist.backends.nccl"
 _ENTRIES: dict[str, Entry] = {
     "gloo": Entry(("cpu",), _built_in(_GLOO, "GlooBackend"), _always),
     "threads": Entry(("cpu",), _built_in(_THREADS, "ThreadsBackend"), _always),
+    "fake": Entry(("cpu", "cuda"), _built_in(_FAKE, "FakeBackend"), _only_dry),
     "mpi": Entry(("cpu",), _built_in(_MPI, "MpiBackend"), _planned(_MPI, no_mpi)),
     "nccl": Entry(("cuda",), _built_in(_NCCL, "NcclBackend"), _planned(_NCCL, no_cuda)),
     "ucc": _without_engine("meshdist has no UCC engine", "cpu", "cuda"),

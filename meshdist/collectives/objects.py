@@ -57,7 +57,8 @@ def _sizes(pickles: Sequence[Array]) -> Array:
 
 
 def _unpickled(data: Array) -> Any:
-    return pickle.loads(data.data)
+    # No pickle is empty: nothing comes where there is nobody to send it, as in a dry run.
+    return pickle.loads(data.data) if data.size else None
 
 
 def _cut(data: Array, sizes: Array) -> list[Array]:
@@ -105,8 +106,9 @@ def broadcast_object_list(
     objects = _list(members.where("broadcast_object_list"), "object_list", object_list)
     is_root = members.rank() == root
     pickles = _pickled(objects) if is_root else []
-    sizes = _sizes(pickles) if is_root else np.empty(len(objects), np.int64)
-    if members.submit(_broadcast_sizes, sizes, sizes, None, root) is None or not objects:
+    sizes = _sizes(pickles) if is_root else np.zeros(len(objects), np.int64)
+    # No bytes come where there are no objects, or, in a dry run, nobody to send them: the list stays as it is.
+    if members.submit(_broadcast_sizes, sizes, sizes, None, root) is None or not sizes.any():
         return
     data = np.concatenate(pickles) if is_root else np.empty(int(sizes.sum()), np.uint8)
     members.submit(_broadcast_bytes, data, data, None, root)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from meshdist.mesh.current_mesh import entered
 from meshdist.mesh.layout import Layout
 from meshdist.mesh.render import hosts_text, position_text, ranks_text
 from meshdist.mesh.surroundings import check_carried, checked_device_type, world_or_init
+from meshdist.profiler.accounting import Account, accounting
 
 if TYPE_CHECKING:
     from meshdist.mesh.layout import Ranks
@@ -311,6 +313,24 @@ class DeviceMesh(CollectiveMethods):
         mesh._coordinate = None if coordinate is None else tuple(coordinate[axis] for axis in axes)
         mesh._plane_known = coordinate is not None or (self._plane_known and len(axes) == self.ndim)
         return mesh
+
+    # ---- What its calls cost
+
+    def account(self) -> AbstractContextManager[Account]:
+        """Count this rank's calls and their bytes by the axes of this mesh, until the block ends.
+
+        All calls count that the rank makes in its world, by way of this mesh or not; see `Account`.
+
+        Example:
+            >>> import numpy as np, meshdist
+            >>> with meshdist.dry_run(64, ranks_per_host=8):
+            ...     mesh = meshdist.init_device_mesh("cpu", (8, 8), mesh_dim_names=("dp", "tp"))
+            ...     with mesh.account() as account:
+            ...         _ = mesh["dp"].all_reduce(np.zeros(1 << 20, np.uint8))
+            ...     account.as_dict()
+            {'dp': {'all_reduce': {'calls': 1, 'nbytes': 1048576, 'inside': 0, 'between': 1835008}}}
+        """
+        return accounting(self._here(), self)
 
     # ---- As a value
 

@@ -136,6 +136,8 @@ def test_a_library_that_is_missing_is_left_out_in_one_line(script, tmp_path):
         ("compare", ["--sizes", "8,-8"], "must be a number of at least 1, got '-8'"),
         ("compare", ["--seconds", "0"], "must be a number above 0, got '0'"),
         ("startup", ["--ranks", "3"], "--ranks must be even, for a mesh of (ranks / 2) x 2, got 3"),
+        ("mesh_scale", ["--rounds", "0"], "--rounds: must be a number of at least 1, got '0'"),
+        ("mesh_scale", ["--libraries", "mpi"], "'mpi' is not known; choose from meshdist, torch"),
         ("startup", ["--libraries", "mpi"], "--libraries must name meshdist"),
         ("training", ["--meshes", "2x2,4"], "a mesh is DPxTP, such as 2x2, got '4'"),
         ("training", ["--dtypes", "int8"], "'int8' is not known; choose from float64, float32"),
@@ -173,6 +175,27 @@ def test_launched_script_works_with_each_library(sidebyside, library):
     command = [*found[library].launcher(2), str(folder / "sidebyside" / f"launch_{library}.py")]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_mesh_scale_times_meshes(script, tmp_path):
+    path = tmp_path / "out.json"
+    done = script("mesh_scale.py", "--libraries", "meshdist", "--rounds", "2", "--json", path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(path.read_text())["results"]
+    assert {name for found in results.values() for name in found} == {"meshdist"}
+    assert all(len(found["meshdist"]) == 2 for found in results.values())
+    assert "| init_device_mesh of 256 x 256 |" in done.stdout
+
+
+@pytest.mark.parametrize("library", ["meshdist", "torch"])
+def test_the_same_meshes_are_timed_with_each_library(sidebyside, library):
+    if not is_installed(library):
+        pytest.skip(f"{library} is not installed")
+    from sidebyside import scale
+
+    found = scale.square(getattr(scale, library)(), 2)
+    assert set(found) == {"world of 4", "mesh of 2 x 2", "first slice of 4", "slice of 4"}
+    assert all(seconds > 0 for seconds in found.values())
 
 
 def test_training_compares_meshes_with_one_rank(script, tmp_path):
