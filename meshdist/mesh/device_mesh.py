@@ -15,7 +15,7 @@ from meshdist.mesh.render import hosts_text, position_text, ranks_text
 from meshdist.mesh.surroundings import check_carried, checked_device_type, world_or_init
 
 if TYPE_CHECKING:
-    from meshdist.mesh.layout import Ranks
+    from meshdist.mesh.rank_list import Ranks
     from meshdist.process_group import ProcessGroup
     from meshdist.world import World
 
