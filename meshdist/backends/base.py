@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,8 @@ class BackendOptions:
         peers: What is known of the processes of the world.
         leftovers: What this rank's groups cannot give back before a peer has done something: functions that try, and
             return whether they did. Whoever takes more of the same has them try first.
+        premises: Functions that say how something that the group rests on is broken, None where it is not; such as
+            that the ranks made the same mesh. Asked while ranks are waited for that may never come.
         pg_options: What the user of the group gave for the backend.
     """
 
@@ -47,6 +49,7 @@ class BackendOptions:
     bells: Doorbells
     peers: Peers
     leftovers: list[Callable[[], bool]]
+    premises: Sequence[Callable[[], str | None]] = ()
     pg_options: Any = None
 
     def gone(self, rank: int) -> str | None:
@@ -54,6 +57,8 @@ class BackendOptions:
         key = withdrawn_key(rank)
         if self.store.check([key]):
             return self.store.get(key).decode()
+        for broken in filter(None, (premise() for premise in self.premises)):
+            return f"is waited for in vain: {broken}"
         return "has left the world" if self.peers.has_left(self.ranks[rank]) else None
 
 

@@ -302,6 +302,10 @@ class Layout:
         """Return whether `axes` can be axes of one mesh inside this layout."""
         return fit(axes, self._axes)
 
+    def shares_list(self, other: Layout) -> bool:
+        """Return whether this layout and `other` have axes over one and the same list of ranks."""
+        return self._list is other._list
+
     def members(self) -> tuple[int, ...]:
         """Return all ranks in row-major order of the axes."""
         return tuple(self.ranks.reshape(-1).tolist())
