@@ -20,7 +20,7 @@ from meshdist.deadline import Deadline
 from meshdist.debug.call_log import CallLog
 from meshdist.debug.levels import DebugLevel, get_debug_level
 from meshdist.debug.log import RankLog
-from meshdist.errors import DistBackendError, DistError, DistStoreError
+from meshdist.errors import DistError, DistStoreError
 from meshdist.group_names import GroupNames, few
 from meshdist.joining import leave
 from meshdist.peers import Peers
@@ -131,9 +131,6 @@ class World:
         Raises:
             DistBackendError: What the group rests on is broken, or the backend cannot be used here.
         """
-        premises = self._premises.setdefault(group.name, [])
-        for broken in filter(None, (premise() for premise in premises)):
-            raise DistBackendError(broken)
         is_first = backend == next(iter(by_device(group.backend_name).values()))
         name = group.name if is_first else f"{group.name} by {backend}"
         options = BackendOptions(
@@ -146,9 +143,10 @@ class World:
             bells=self._bells,
             peers=self._peers,
             leftovers=self._leftovers,
-            premises=premises,
+            premises=self._premises.setdefault(group.name, []),
             pg_options=group.pg_options,
         )
+        options.check_premises()
         return make_engine(backend, options)
 
     def log_calls(self, wanted: bool) -> None:

@@ -52,13 +52,16 @@ class BackendOptions:
     premises: Sequence[Callable[[], str | None]] = ()
     pg_options: Any = None
 
+    def check_premises(self) -> None:
+        """Raise DistBackendError if something that the group rests on is broken."""
+        for broken in filter(None, (premise() for premise in self.premises)):
+            raise DistBackendError(broken, peer_failed=True)
+
     def gone(self, rank: int) -> str | None:
         """Return how a rank of the group went away without taking part in it; None where it did not."""
         key = withdrawn_key(rank)
         if self.store.check([key]):
             return self.store.get(key).decode()
-        for broken in filter(None, (premise() for premise in self.premises)):
-            return f"is waited for in vain: {broken}"
         return "has left the world" if self.peers.has_left(self.ranks[rank]) else None
 
 

@@ -90,7 +90,8 @@ class MeshSlices(MeshGroups):
         return [name for name, (axis, _) in flattened if name not in own and self._layout.holds([axis])]
 
     def _with_flattened(self, names: Sequence[str]) -> Self:
-        own = dict(zip(self._layout.names or (), zip(self._layout.axes, self._backends, strict=True), strict=True))
+        pairs = zip(self._layout.axes, self._backends, strict=True)
+        own = {} if self._layout.names is None else dict(zip(self._layout.names, pairs, strict=True))
         chosen = [own[name] if name in own else self._root._flattened[name] for name in names]
         axes = tuple(axis for axis, _ in chosen)
         if not self._layout.holds(axes):

@@ -54,8 +54,11 @@ class RankList:
     def _by_rank(self) -> tuple[Ranks, Ranks]:
         """Return the ranks in ascending order and each one's position: sorted once, then searched."""
         if self._lookup is None:
-            position = self.array.argsort(kind="stable")
-            self._lookup = self.array[position], position
+            if (self.array[1:] > self.array[:-1]).all():  # as most are: nothing to sort
+                self._lookup = self.array, np.arange(self.array.size)
+            else:
+                position = self.array.argsort(kind="stable")
+                self._lookup = self.array[position], position
         return self._lookup
 
 
