@@ -179,12 +179,14 @@ class Layout:
         place = sum(axis < axes[0] for axis in others)
         made = [self._axes[axis] for axis in others]
         made.insert(place, one)
-        names = None if self._names is None and others else list(self._names_of(others) or ())
+        names = None
         if name is not None:
-            if names is None:
+            if self._names is None and others:
                 raise ValueError(f"flatten: a name for one axis of {self.describe()}, whose others have none: {name!r}")
-            names.insert(place, name)
-        return self._derived(self._first, made, names and checked_names(names, tuple(map(extent_of, made))))
+            named = self._names_of(others) or []
+            named.insert(place, name)
+            names = checked_names(named, tuple(map(extent_of, made)))
+        return self._derived(self._first, made, names)
 
     def unflatten(self, axis: int, extents: Sequence[int], names: Sequence[str] | None) -> Layout:
         """Return the layout with one axis as several, the last of them fastest, in its place.

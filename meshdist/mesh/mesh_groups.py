@@ -95,8 +95,8 @@ class MeshGroups(MeshState):
             name = ",".join(self._layout.names) if self._layout.names else "axis 0" if self.ndim == 1 else "mesh"
             backend = shared_backend(self._backends)
             group = self._group_along("", joined(self._layout.axes), backend, name, self._layout.members)
-            if self._root._agreement is not None:
-                self._root._agreement.check()
+            if self._root._agreement is not None and group.has_backend:
+                self._root._agreement.check()  # a group that is yet to make its first call looks by itself
             self._flat_group = group
         return group
 

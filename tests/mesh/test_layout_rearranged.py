@@ -236,7 +236,8 @@ def test_what_does_not_fit(change, words):
 def test_flattening_a_part_of_a_layout_without_names_takes_no_name():
     layout = Layout([[0, 1], [2, 3]])
     assert layout.flatten((0, 1), "all").names == ("all",)
-    assert layout.flatten((1,), None).names is None
+    assert layout.flatten((1,), None).names is layout.flatten((1, 0), None).names is None
+    assert layout.flatten((1, 0), None).describe() == "(4)"
     with pytest.raises(ValueError, match="whose others have none"):
         layout.flatten((1,), "tp")
 

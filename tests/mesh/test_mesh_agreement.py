@@ -66,44 +66,67 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.parametrize("odd", [0, 3])
+def agreed():
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+
+
+def refused(make):
+    with pytest.raises(ValueError, match="DeviceMesh: the ranks' meshes differ: ") as error:
+        make()
+    return str(error.value)
+
+
+def failing_first_calls(mesh):
+    """Call a mesh and all its groups; return what the first was told."""
+    with pytest.raises(meshdist.DistBackendError) as error:
+        mesh.get_group(1).all_reduce(np.ones(1))
+    for call in (mesh.get_group(0).barrier, lambda: mesh.barrier(), lambda: mesh.flatten().barrier()):
+        with pytest.raises(meshdist.DistBackendError, match="the ranks' meshes differ: "):
+            call()
+    return str(error.value)
+
+
 @pytest.mark.parametrize(("make", "words"), DIFFERENT)
-def test_every_rank_fails_where_one_made_another(make, words, odd):
-    turn = [threading.Event() for _ in range(4)]
-    made = []
+def test_every_rank_fails_where_the_last_made_another(make, words):
+    made = [threading.Event() for _ in range(4)]
 
     def program():
         rank = meshdist.get_rank()
-        if rank != odd:
-            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")) if odd else None
-            if odd:
-                turn[rank].set()
-        else:
-            for other in range(4):
-                assert other == odd or not odd or turn[other].wait(30)
-            told = making(make)
-            turn[odd].set()
+        if rank == 3:
+            assert all(event.wait(30) for event in made[:3])
+            told = refused(make)
+            made[3].set()
             return told
-        assert turn[odd].wait(30)
-        if mesh is None:
-            told = making(lambda: init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")))
-            turn[rank].set()
-            return told
-        with pytest.raises(meshdist.DistBackendError) as error:
-            mesh["tp"].all_reduce(np.ones(1))
-        with pytest.raises(meshdist.DistBackendError, match="the ranks' meshes differ"):
-            mesh.get_group("dp").all_reduce(np.ones(1))
-        return str(error.value)
+        mesh = agreed()
+        made[rank].set()
+        assert made[3].wait(30)
+        return failing_first_calls(mesh)
 
-    def making(make_it):
-        if not odd and meshdist.get_rank() == 0:
-            made.append(make_it())
-            return None
-        with pytest.raises(ValueError, match="the ranks' meshes differ") as error:
-            make_it()
-        return str(error.value)
+    check_sentences(meshdist.run(program, 4, timeout=SHORT_S), 3, words)
 
-    told = meshdist.run(program, 4, timeout=SHORT_S)
+
+@pytest.mark.parametrize(("make", "words"), DIFFERENT)
+def test_every_rank_fails_where_the_first_made_another(make, words):
+    made = [threading.Event() for _ in range(4)]
+
+    def program():
+        rank = meshdist.get_rank()
+        if rank == 0:
+            mesh = make()
+            made[0].set()
+            assert all(event.wait(30) for event in made)
+            return failing_first_calls(
+                mesh.flatten().unflatten(0, (2, 2), *([("a", "b")] if mesh.mesh_dim_names else []))
+            )
+        assert made[0].wait(30)
+        told = refused(agreed)
+        made[rank].set()
+        return told
+
+    check_sentences(meshdist.run(program, 4, timeout=SHORT_S), 0, words)
+
+
+def check_sentences(told, odd, words):
     for sentence in told:
         assert f"rank {odd} made DeviceMesh('cpu', " in sentence
         assert words in sentence
