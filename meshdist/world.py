@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import logging
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from meshdist.backends.base import Backend as Engine
 from meshdist.backends.base import BackendOptions, withdrawn_key
@@ -74,6 +75,8 @@ class World:
         self._groups: list[ProcessGroup] = []
         self._shared: dict[tuple[tuple[int, ...], str], ProcessGroup] = {}
         self._names = GroupNames()
+        self._premises: dict[str, list[Callable[[], str | None]]] = {}
+        self._mesh_numbers: dict[str, Iterator[int]] = {}
         self._leftovers: list[Callable[[], bool]] = []
         self._lock = threading.Lock()
         self._end: str | None = None
@@ -114,8 +117,22 @@ class World:
         with self._lock:
             return len(self._groups)
 
+    def rest_on(self, group: ProcessGroup, premise: Callable[[], str | None]) -> None:
+        """Have the first call of `group` fail if `premise` is found broken: a function that returns how, or None."""
+        premises = self._premises.setdefault(group.name, [])
+        if premise not in premises:
+            premises.append(premise)
+
+    def next_mesh(self, universe: str) -> int:
+        """Return the number of this rank's next mesh in a universe, which is known by its name."""
+        return next(self._mesh_numbers.setdefault(universe, itertools.count(1)))
+
     def make_engine(self, group: ProcessGroup, backend: str) -> Engine:
-        """Return a new engine of one of the backends of `group`."""
+        """Return a new engine of one of the backends of `group`.
+
+        Raises:
+            DistBackendError: What the group rests on is broken, or the backend cannot be used here.
+        """
         is_first = backend == next(iter(by_device(group.backend_name).values()))
         name = group.name if is_first else f"{group.name} by {backend}"
         options = BackendOptions(
@@ -128,8 +145,10 @@ class World:
             bells=self._bells,
             peers=self._peers,
             leftovers=self._leftovers,
+            premises=self._premises.setdefault(group.name, []),
             pg_options=group.pg_options,
         )
+        options.check_premises()
         return self._new_engine(backend, options)
 
     def log_calls(self, wanted: bool) -> None:
@@ -155,6 +174,7 @@ class World:
             self.check_holds(group)
             self._groups.remove(group)
             self._shared = {key: other for key, other in self._shared.items() if other is not group}
+            self._premises.pop(group.name, None)
         self.tell_unmet(group, "has destroyed the group")
         group.close(what)
         self.log.info("group %r %s", group.label, what)

@@ -128,6 +128,7 @@ class _CheckIn(_InRoom):
         if self._options.rank in self.room.faults:
             # Another thread of this rank gave the group up; what it says is on the group.
             raise DistBackendError(f"this rank {self.room.faults[self._options.rank]}")
+        self._options.check_premises()
         for rank in self.absent():
             what = self.fault(rank)
             if what is not None:

@@ -18,6 +18,7 @@ from meshdist.profiler.tables import volume_table
 if TYPE_CHECKING:
     from meshdist.detour import Announcement
     from meshdist.mesh.device_mesh import DeviceMesh
+    from meshdist.mesh.mesh_state import MeshState
     from meshdist.process_group import ProcessGroup
     from meshdist.world import World
 
@@ -166,7 +167,7 @@ class Account:
             return self._groups.setdefault((group.label, group.ranks), _Group(group.label, group.ranks))
 
 
-def _axes_of(mesh: DeviceMesh) -> Axes | None:
+def _axes_of(mesh: MeshState) -> Axes | None:
     # A rank outside the mesh has no groups in it.
     if mesh.get_coordinate() is None:
         return None
@@ -174,7 +175,7 @@ def _axes_of(mesh: DeviceMesh) -> Axes | None:
 
 
 @contextmanager
-def accounting(world: World, mesh: DeviceMesh) -> Iterator[Account]:
+def accounting(world: World, mesh: MeshState) -> Iterator[Account]:
     """Count the calls of the block; see `DeviceMesh.account`."""
     account = Account(_axes_of(mesh))
     world.watch(account)

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from meshdist.backends.base import withdrawn_key
 from meshdist.deadline import Deadline
@@ -16,6 +16,8 @@ from meshdist.waiting import Doorbell, Waitable
 
 if TYPE_CHECKING:
     from meshdist.backends.base import BackendOptions
+
+T = TypeVar("T")
 
 # The store is another process: it is not asked more often than this.
 _PAUSE_S = 0.001
@@ -42,7 +44,11 @@ def withdraw(options: BackendOptions, rank: int, what: str) -> None:
 
 
 def check_withdrawn(options: BackendOptions, rank: int) -> None:
-    """Raise DistBackendError if a rank of the group has withdrawn, has left the world, or its process has died."""
+    """Raise DistBackendError if a rank of the group has withdrawn, has left the world, or its process has died.
+
+    Or if what the group rests on is broken, so that the rank may never come.
+    """
+    _asked(options, options.check_premises)
     name = options.peers.describe(options.ranks[rank])
     what = _asked(options, lambda: options.gone(rank))
     if what is not None:
@@ -55,7 +61,7 @@ def _look_up(options: BackendOptions, key: str) -> str | None:
     return _asked(options, lambda: options.store.get(key).decode() if options.store.check([key]) else None)
 
 
-def _asked(options: BackendOptions, ask: Callable[[], str | None]) -> str | None:
+def _asked(options: BackendOptions, ask: Callable[[], T]) -> T:
     try:
         return ask()
     except DistNetworkError:
