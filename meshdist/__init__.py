@@ -85,12 +85,14 @@ from meshdist.shrink import SHRINK_ABORT, SHRINK_DEFAULT, shrink_group
 from meshdist.start_and_end import abort_process_group, destroy_process_group, init_process_group
 from meshdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore
 from meshdist.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
+from meshdist.topology import CostModel, Topology, calibrate, plan
 from meshdist.work import Work
 
 __all__ = [
     "SHRINK_ABORT",
     "SHRINK_DEFAULT",
     "Backend",
+    "CostModel",
     "DebugLevel",
     "DeviceMesh",
     "DistBackendError",
@@ -111,6 +113,7 @@ __all__ = [
     "ReduceOp",
     "Store",
     "TCPStore",
+    "Topology",
     "Work",
     "__version__",
     "abort_process_group",
@@ -132,6 +135,7 @@ __all__ = [
     "broadcast",
     "broadcast_multigpu",
     "broadcast_object_list",
+    "calibrate",
     "coalescing_manager",
     "destroy_process_group",
     "functional",
@@ -167,6 +171,7 @@ __all__ = [
     "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",
+    "plan",
     "premul_sum",
     "recv",
     "recv_object_list",

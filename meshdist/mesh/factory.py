@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from meshdist.mesh.axis_names import checked_names
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.mesh.surroundings import check_carried, checked_device_type, world_or_init
+from meshdist.topology.placement import placed_ranks
 
 
 def init_device_mesh(
@@ -19,8 +21,12 @@ def init_device_mesh(
     *,
     mesh_dim_names: Sequence[str] | None = None,
     backend_override: Mapping[int | str, str] | None = None,
+    topology: Any = None,
 ) -> DeviceMesh:
     """Make a mesh of the first ranks of the world in row-major order, initialising the default group if there is none.
+
+    With `topology`, the ranks are arranged so that the last axes stay inside hosts, or those that it names, whatever
+    hosts the ranks came on (`Topology.place` says how).
 
     Every rank calls it with the same arguments. A mesh smaller than the world leaves the ranks after its last one
     outside: they get the mesh as well, with `get_coordinate()` None, and have no groups in it.
@@ -30,6 +36,9 @@ def init_device_mesh(
         mesh_shape: The number of ranks along each axis; the product is at most the world size.
         mesh_dim_names: One unique name per axis; needed for slicing.
         backend_override: Axis, by name or index, to the backend its group uses in place of the world's.
+        topology: Where the ranks run: True or "auto" to find it, a `Topology`, the path of a TOML file, a networkx
+            graph, or `topology.inside("tp")` to say which axes must not leave a host. Equal on all ranks. None: ranks
+            in the order of their numbers.
 
     Raises:
         ValueError: Sizes below 1 or a product above the world size, names repeated or not as many as axes, an unknown
@@ -59,9 +68,12 @@ def init_device_mesh(
             f"init_device_mesh: mesh_shape {shape} needs {product} ranks, but the world has {world_size};"
             f" start {ranks_needed} or make the mesh smaller"
         )
+    ranks = np.arange(ranks_needed).reshape(shape)
+    if topology is not None and topology is not False:
+        ranks = placed_ranks(topology, shape, mesh_dim_names, world_size)
     return DeviceMesh(
         device_type,
-        np.arange(ranks_needed).reshape(shape),
+        ranks,
         mesh_dim_names=mesh_dim_names,
         backend_override=backend_override,
     )
