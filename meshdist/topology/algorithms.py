@@ -4,8 +4,8 @@
 all_reduce, broadcast and reduce work on, that all_gather fills, that reduce_scatter and all_to_all read, and that the
 root of gather and scatter holds.
 
-- ring: a chunk travels round the group in n - 1 rounds of 1/n of the bytes; twice for all_reduce. It is optimal in bytes
-  (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
+- ring: a chunk travels round the group in n - 1 rounds of 1/n of the bytes; twice for all_reduce. It is optimal in
+  bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
 - tree: binomial trees for broadcast, reduce, gather and scatter; recursive halving and doubling for all_gather,
   reduce_scatter and all_reduce (Rabenseifner), by shifts of 1, 2, 4, ... as Bruck's algorithm does them, so that n may
   be any number: the rounds and bytes are the same (Thakur, Rabenseifner and Gropp, "Optimization of collective

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from statistics import median
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,8 +20,9 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 LEAST_BYTES, MOST_BYTES = 1 << 10, 64 * MIB
-# Caches put knees into the curves. Steps of four follow them within the drift of a machine; finer ones take longer.
-STEP = 4
+# Caches, and changes of algorithm, put knees into the curves from here on: every power of two is measured, below every
+# other one.
+KNEES_BYTES = 1 << 14
 TURN_S = 0.01
 MOST_CALLS = 100
 
@@ -41,8 +41,9 @@ def calibrate(seconds: float = 10.0, topology: Any = "auto", *, max_bytes: int =
     all_reduce, all_gather_into_tensor, reduce_scatter_tensor, all_to_all_single and broadcast of NumPy arrays are
     timed at sizes from 1 KiB on, on 2, 4, 8, ... and all ranks of the fullest host, and, where there are several
     hosts, on one rank of two and of each, and on all ranks. Sizes and groups take turns, as many rounds as there is
-    time for, at least one; a time is the median of the rounds, of the slowest rank of the group. The links are fitted
-    to the curves: the memory between ranks of a host to groups of one host, the network to groups of one rank of each.
+    time for, at least one. A time is that of the slowest rank of the group, in the round that a quarter of all rounds
+    beat: what other processes add on a busy machine is left out as far as it can be. The links are fitted to the
+    curves: the memory between ranks of a host to groups of one host, the network to groups of one rank of each.
 
     Where a host has fewer cores than ranks, this is in the curves: they hold for groups of these sizes on such hosts
     that call alone, as measured.
@@ -112,9 +113,13 @@ def sizes_for(num_ranks: int, max_bytes: int) -> list[int]:
         >>> sizes_for(3, 4096)
         [1020, 4092]
     """
-    steps = range(1 + int(math.log(max_bytes / LEAST_BYTES, STEP) + 1e-9))
+    sizes = []
+    nbytes = LEAST_BYTES
+    while nbytes <= max_bytes:
+        sizes.append(nbytes)
+        nbytes *= 2 if nbytes >= KNEES_BYTES else 4
     block = 4 * num_ranks
-    return list(dict.fromkeys(max(1, LEAST_BYTES * STEP**step // block) * block for step in steps))
+    return list(dict.fromkeys(max(1, nbytes // block) * block for nbytes in sizes))
 
 
 class Call(NamedTuple):
@@ -188,9 +193,9 @@ class _Stopwatch:
         begin = monotonic()
         while not rounds or self._time_for_more(end, (monotonic() - begin) / len(rounds)):
             rounds.append(self._round(num_calls))
-        return {
-            cell: median(times) for cell, *times in zip(self._cells, *(each.tolist() for each in rounds), strict=True)
-        }
+        # What a busy machine adds is not the model's to know, and a single lucky round is not the rule.
+        times = np.quantile(np.array(rounds), 0.25, axis=0).tolist()
+        return dict(zip(self._cells, times, strict=True))
 
     def _time_for_more(self, end: float, round_s: float) -> bool:
         """Return whether there is time for one more round; as the first rank sees it."""

@@ -51,8 +51,7 @@ def checked_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
     """Return `parts` in an order in which parents precede children, siblings as they were given.
 
     Raises:
-        ValueError: Names that repeat, an unknown parent, not exactly one root, a circle, or a host inside a host's
-            socket, GPU or switch.
+        ValueError: Names that repeat, an unknown parent, not exactly one root, or a circle.
     """
     if not parts:
         raise ValueError("topology: expected at least one part, got none")
@@ -67,25 +66,32 @@ def checked_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
             f"topology: exactly one part must have no parent, the root, but {len(roots)} have none ({names});"
             " link hosts that are not linked through a part of kind 'network'"
         )
-    children: dict[str, list[Part]] = {}
-    for part in parts:
-        if part.parent is not None:
-            if part.parent not in by_name:
-                raise ValueError(
-                    f"topology: the parent of {part.name!r} is {part.parent!r}, which is no part; there are"
-                    f" {_some(by_name)}"
-                )
-            children.setdefault(part.parent, []).append(part)
-    ordered = []
-    waiting = roots
+    children = _children(parts, by_name)
+    ordered, waiting = [], [roots[0]]
     while waiting:
         part = waiting.pop()
         ordered.append(part)
         waiting.extend(reversed(children.get(part.name, [])))
     if len(ordered) < len(parts):
-        lost = [part.name for part in parts if part not in set(ordered)]
+        reached = {part.name for part in ordered}
+        lost = [part.name for part in parts if part.name not in reached]
         raise ValueError(f"topology: the parents of {_some(lost)} run in a circle and never reach {roots[0].name!r}")
     return tuple(ordered)
+
+
+def _children(parts: Sequence[Part], by_name: dict[str, Part]) -> dict[str, list[Part]]:
+    """Return the parts below each part."""
+    children: dict[str, list[Part]] = {}
+    for part in parts:
+        if part.parent is None:
+            continue
+        if part.parent not in by_name:
+            raise ValueError(
+                f"topology: the parent of {part.name!r} is {part.parent!r}, which is no part; there are"
+                f" {_some(by_name)}"
+            )
+        children.setdefault(part.parent, []).append(part)
+    return children
 
 
 def checked_ranks(parts: Sequence[Part]) -> int:

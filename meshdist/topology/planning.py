@@ -131,7 +131,13 @@ def plan(
         >>> machine = Topology.uniform(2, 8, gpus=8)
         >>> gradients = lambda size: {"all_reduce": 16e9 / size["tp"]}
         >>> activations = lambda size: {"all_reduce": (256e6 / size["dp"], 64)}
-        >>> print(plan({"dp": gradients, "tp": activations}, machine))
+        >>> print(plan({"dp": gradients, "tp": activations}, machine))  # doctest: +NORMALIZE_WHITESPACE
+               dp  tp    step   in dp    in tp
+            1   4   4  1.69 s  1.44 s   247 ms
+            2   8   2  1.84 s  1.76 s  82.2 ms
+            3   2   8  1.85 s  1.28 s   575 ms
+            4  16   1   2.4 s   2.4 s        0
+            5   1  16  2.46 s       0   2.46 s
     """
     cost = topology if isinstance(topology, CostModel) else CostModel(_topology(topology))
     names = checked_names(tuple(volumes), (1,) * len(volumes))
