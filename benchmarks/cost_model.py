@@ -64,11 +64,15 @@ def measured(job: Job, cases: list[Case], rounds: int, turn_s: float) -> dict[Ca
 
     All cases have their turn in a round, so that a busy moment of the machine falls on one round of a case, not on all.
     """
+    iterations: dict[Case, int] = {}
+    for case in cases:
+        job.take_up(case)
+        iterations[case] = iterations_for(job, turn_s)
     times: dict[Case, list[float]] = {case: [] for case in cases}
     for _ in range(rounds):
         for case in cases:
-            job.prepare(case)
-            times[case].append(job.time(iterations_for(job, turn_s)))
+            job.take_up(case)
+            times[case].append(job.time(iterations[case]))
     return times
 
 

@@ -23,7 +23,7 @@ LEAST_BYTES, MOST_BYTES = 1 << 10, 64 * MIB
 # Caches, and changes of algorithm, put knees into the curves from here on: every power of two is measured, below every
 # other one.
 KNEES_BYTES = 1 << 14
-TURN_S = 0.01
+TURN_S = 0.004
 MOST_CALLS = 100
 
 
