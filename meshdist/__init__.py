@@ -8,6 +8,8 @@
 The flat functions (`dist.all_reduce(x)`) have the names, argument order and meaning of torch.distributed.
 """
 
+import typing
+
 from meshdist import functional
 from meshdist._version import __version__
 from meshdist.backends.availability import (
@@ -85,8 +87,10 @@ from meshdist.shrink import SHRINK_ABORT, SHRINK_DEFAULT, shrink_group
 from meshdist.start_and_end import abort_process_group, destroy_process_group, init_process_group
 from meshdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore
 from meshdist.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
-from meshdist.topology import CostModel, Topology, calibrate, plan
 from meshdist.work import Work
+
+if typing.TYPE_CHECKING:
+    from meshdist.topology import CostModel, Topology, calibrate, plan
 
 __all__ = [
     "SHRINK_ABORT",
@@ -197,3 +201,13 @@ __all__ = [
     "split_group",
     "supports_complex",
 ]
+
+if not typing.TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        # Few programs ask for the topology, and it is a tenth of what there is to import: it comes when it is asked for.
+        if name in ("CostModel", "Topology", "calibrate", "plan"):
+            from meshdist import topology
+
+            return getattr(topology, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,7 +12,6 @@ import numpy as np
 from meshdist.mesh.axis_names import checked_names
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.mesh.surroundings import check_carried, checked_device_type, world_or_init
-from meshdist.topology.placement import placed_ranks
 
 
 def init_device_mesh(
@@ -70,6 +69,8 @@ def init_device_mesh(
         )
     ranks = np.arange(ranks_needed).reshape(shape)
     if topology is not None and topology is not False:
+        from meshdist.topology.placement import placed_ranks
+
         ranks = placed_ranks(topology, shape, mesh_dim_names, world_size)
     return DeviceMesh(
         device_type,

@@ -28,7 +28,8 @@ def parts_of(graph: Any) -> list[Part]:
     if not graph:
         raise ValueError("Topology.from_graph: the graph is empty")
     if not nx.is_connected(graph):
-        first, second, *_ = (next(iter(nodes)) for nodes in nx.connected_components(graph))
+        first = next(iter(graph))
+        second = next(node for node in graph if not nx.has_path(graph, first, node))
         raise ValueError(
             f"Topology.from_graph: there is no way from {first!r} to {second!r}; link all parts, hosts through a"
             " node of kind 'network'"

@@ -1,5 +1,7 @@
 """Topologies: built, from graphs and files, found, drawn; and what is refused."""
 
+import inspect
+import subprocess
 import sys
 import types
 
@@ -315,3 +317,20 @@ def test_draw_says_what_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match="Topology.draw needs matplotlib and networkx: pip install"):
         Topology.uniform(1, 2).draw()
+
+
+# ---- As names of the package
+
+
+@pytest.mark.parametrize("name", ["CostModel", "Topology", "calibrate", "plan"])
+def test_the_package_has_it_when_it_is_asked_for(name):
+    value = getattr(meshdist, name)
+    assert value is getattr(meshdist.topology, name)
+    assert name in meshdist.__all__
+    public = [value, *(member for key, member in vars(value).items() if key[0] != "_" and callable(member))]
+    assert all(inspect.getdoc(each) for each in public)
+
+
+def test_import_leaves_the_topology_for_later():
+    code = "import sys, meshdist; assert not [name for name in sys.modules if 'topology' in name]; meshdist.Topology"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
