@@ -205,7 +205,7 @@ __all__ = [
 if not typing.TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        # Few programs ask for the topology, and it is a tenth of what there is to import: it comes when it is asked for.
+        # Few programs ask for the topology, and it is a tenth of all there is to import: it comes when it is asked for.
         if name in ("CostModel", "Topology", "calibrate", "plan"):
             from meshdist import topology
 
