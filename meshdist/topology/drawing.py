@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshdist.topology.graphs import graph_of
+from meshdist.topology.link import Link
 from meshdist.topology.part import Part
 
 SHAPES = {"network": "s", "host": "s", "socket": "o", "switch": "D", "gpu": "o"}
 MOST_RANKS = 4
+MOST_TEXTS = 24
 
 
 def draw_parts(parts: Sequence[Part], ax: Any) -> Any:
@@ -41,16 +43,31 @@ def draw_parts(parts: Sequence[Part], ax: Any) -> Any:
     edges = [(part.parent, part.name) for part in linked]
     widths = [width_of(part) for part in linked]
     nx.draw_networkx_edges(graph, places, edges, width=widths, edge_color="0.6", ax=ax)
-    if len(linked) <= 24:
-        texts = {(part.parent, part.name): str(part.link).replace(", ", "\n") for part in linked}
+    texts = {(part.parent, part.name): str(part.link).replace(", ", "\n") for part in first_of_their_like(linked)}
+    if len(texts) <= MOST_TEXTS:
         nx.draw_networkx_edge_labels(graph, places, texts, font_size=6, rotate=False, ax=ax)
     for part in parts:
-        ax.annotate(
-            label(part), places[part.name], (0, -15), textcoords="offset points", ha="center", va="top", fontsize=7
-        )
-    ax.margins(0.12, 0.2)
+        _write(label(part), places[part.name], ax)
+    across, down = zip(*places.values(), strict=True)
+    ax.set_xlim(min(across) - 0.7, max(across) + 0.7)
+    ax.set_ylim(min(down) - 0.6, max(down) + 0.3)
     ax.set_axis_off()
     return ax
+
+
+def _write(text: str, place: tuple[float, float], ax: Any) -> None:
+    """Write the label of a part under it, over the links."""
+    behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8}
+    below = {"textcoords": "offset points", "ha": "center", "va": "top"}
+    ax.annotate(text, place, (0, -14), fontsize=7, bbox=behind, **below)
+
+
+def first_of_their_like(linked: Sequence[Part]) -> list[Part]:
+    """Return the first of the parts with equal links to the same parent: what is written there holds for the others."""
+    first: dict[tuple[str | None, Link | None], Part] = {}
+    for part in linked:
+        first.setdefault((part.parent, part.link), part)
+    return list(first.values())
 
 
 def label(part: Part) -> str:

@@ -289,6 +289,8 @@ class Topology:
     def draw(self, ax: Any = None) -> Any:
         """Draw the tree with networkx and matplotlib: the ranks on their parts, links the wider the faster.
 
+        Of equal links to one part, the first says how fast they are.
+
         Args:
             ax: The matplotlib axes to draw on. None: a new figure.
 
