@@ -23,8 +23,8 @@ LEAST_BYTES, MOST_BYTES = 1 << 10, 64 * MIB
 # Caches, and changes of algorithm, put knees into the curves from here on: every power of two is measured, below every
 # other one.
 KNEES_BYTES = 1 << 14
-TURN_S = 0.004
-MOST_CALLS = 100
+TURN_S = 0.008
+MOST_CALLS = 200
 
 
 class Cell(NamedTuple):
@@ -187,12 +187,13 @@ class _Stopwatch:
     def run(self, seconds: float) -> dict[Cell, float]:
         """Return the time of one call of each cell, measured for about so long."""
         end = monotonic() + seconds
-        first = self._round(np.ones(len(self._cells), dtype=np.int64))
-        num_calls = np.clip(TURN_S / first, 2, MOST_CALLS).astype(np.int64)
+        shortest = self._round(np.ones(len(self._cells), dtype=np.int64))
         rounds: list[Any] = []
         begin = monotonic()
         while not rounds or self._time_for_more(end, (monotonic() - begin) / len(rounds)):
-            rounds.append(self._round(num_calls))
+            # The first calls of a cell are slow, before its arrays are in the caches: by them it would get too few.
+            rounds.append(self._round(np.clip(TURN_S / shortest, 2, MOST_CALLS).astype(np.int64)))
+            shortest = np.minimum(shortest, rounds[-1])
         # What a busy machine adds is not the model's to know, and a single lucky round is not the rule.
         times = np.quantile(np.array(rounds), 0.25, axis=0).tolist()
         return dict(zip(self._cells, times, strict=True))
@@ -219,7 +220,8 @@ class _Stopwatch:
 
     def _time(self, group: ProcessGroup, cell: Cell, num_calls: int) -> float:
         call = CALLS[cell.collective].prepare(group, self._one, self._other, cell.nbytes // 4)
-        call()
+        for _ in range(1 + num_calls // 10):
+            call()
         group.barrier()
         begin = perf_counter()
         for _ in range(num_calls):
