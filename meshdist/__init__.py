@@ -8,6 +8,8 @@
 The flat functions (`dist.all_reduce(x)`) have the names, argument order and meaning of torch.distributed.
 """
 
+import typing
+
 from meshdist import functional
 from meshdist._version import __version__
 from meshdist.backends.availability import (
@@ -88,10 +90,14 @@ from meshdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore
 from meshdist.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
 from meshdist.work import Work
 
+if typing.TYPE_CHECKING:
+    from meshdist.topology import CostModel, Topology, calibrate, plan
+
 __all__ = [
     "SHRINK_ABORT",
     "SHRINK_DEFAULT",
     "Backend",
+    "CostModel",
     "DebugLevel",
     "DeviceMesh",
     "DistBackendError",
@@ -112,6 +118,7 @@ __all__ = [
     "ReduceOp",
     "Store",
     "TCPStore",
+    "Topology",
     "Work",
     "__version__",
     "abort_process_group",
@@ -133,6 +140,7 @@ __all__ = [
     "broadcast",
     "broadcast_multigpu",
     "broadcast_object_list",
+    "calibrate",
     "coalescing_manager",
     "destroy_process_group",
     "dry_run",
@@ -169,6 +177,7 @@ __all__ = [
     "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",
+    "plan",
     "premul_sum",
     "recv",
     "recv_object_list",
@@ -194,3 +203,13 @@ __all__ = [
     "split_group",
     "supports_complex",
 ]
+
+if not typing.TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        # Few programs ask for the topology, and it is a tenth of all there is to import: it comes when it is asked for.
+        if name in ("CostModel", "Topology", "calibrate", "plan"):
+            from meshdist import topology
+
+            return getattr(topology, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -32,6 +32,12 @@ class Case(NamedTuple):
     dtype: str
 
 
+class Kept(NamedTuple):
+    """The order to take up a case that is prepared at the first such order, and kept with its arrays from then on."""
+
+    case: Case
+
+
 class Shape(NamedTuple):
     """The arrays of a collective.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from meshdist.current import GroupLike
+from meshdist.current import GroupLike, current_world
 from meshdist.mesh.agreement import refusals_told
 from meshdist.mesh.axis_names import checked_names
 from meshdist.mesh.device_mesh import DeviceMesh
@@ -23,8 +24,12 @@ def init_device_mesh(
     mesh_dim_names: Sequence[str] | None = None,
     backend_override: Mapping[int | str, str] | None = None,
     group: GroupLike = None,
+    topology: Any = None,
 ) -> DeviceMesh:
     """Make a mesh of the first ranks of the world in row-major order, initialising the default group if there is none.
+
+    With `topology`, the ranks are arranged so that the last axes stay inside hosts, or those that it names, whatever
+    hosts the ranks came on (`Topology.place` says how).
 
     Every rank calls it with the same arguments. A mesh smaller than the world leaves the ranks after its last one
     outside: they get the mesh as well, with `get_coordinate()` None, and have no groups in it.
@@ -36,6 +41,9 @@ def init_device_mesh(
         backend_override: Axis, by name or index, to the backend its group uses in place of the world's.
         group: A process group or another mesh: the mesh is made of its ranks, in its order, and by them alone. The
             world where None.
+        topology: Where the ranks run: True or "auto" to find it, a `Topology`, the path of a TOML file, a networkx
+            graph, or `topology.inside("tp")` to say which axes must not leave a host. Equal on all ranks. None: ranks
+            in the order of their numbers.
 
     Raises:
         ValueError: Sizes below 1 or a product above the world size, names repeated or not as many as axes, an unknown
@@ -68,7 +76,12 @@ def init_device_mesh(
                 f"init_device_mesh: mesh_shape {shape} needs {product} ranks, but the {whole} has {members.size()};"
                 f" start {ranks_needed} or make the mesh smaller"
             )
-    ranks = np.arange(ranks_needed) if universe is None else np.array(universe.ranks[:ranks_needed])
+        ranks = np.arange(ranks_needed) if universe is None else np.array(universe.ranks[:ranks_needed])
+        if topology is not None and topology is not False:
+            from meshdist.topology.placement import placed_ranks
+
+            among = None if universe is None else universe.ranks
+            ranks = placed_ranks(topology, shape, mesh_dim_names, current_world().size, among)
     return DeviceMesh(
         device_type,
         ranks.reshape(shape),
