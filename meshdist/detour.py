@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from meshdist.messages import Watcher
 
 if TYPE_CHECKING:
     from meshdist.collectives.definition import Collective
     from meshdist.process_group import ProcessGroup
+
+MessageTaker: TypeAlias = "Callable[[str, Callable[..., Any]], Callable[..., Any]]"
+MESSAGE_CALLS = ("send", "recv", "isend", "irecv")
 
 
 class Detour:
@@ -23,11 +26,17 @@ class Detour:
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
         self._taker: Callable[..., Any] | None = None
+        self._message_taker: MessageTaker | None = None
         self._watcher: Watcher | None = None
 
     @contextmanager
-    def redirect(self, taker: Callable[..., Any]) -> Iterator[None]:
+    def redirect(self, taker: Callable[..., Any], message_taker: MessageTaker) -> Iterator[None]:
         """Have calls go to `taker`, with the arguments of `submit`, until the block ends.
+
+        Args:
+            taker: Takes the collectives.
+            message_taker: Is given the name of each function of messages and what carries it out, and returns what is
+                called instead.
 
         Raises:
             ValueError: They go elsewhere already.
@@ -37,18 +46,18 @@ class Detour:
                 f"{self._group!r}: a coalescing_manager of this group is open already; managers do not nest"
             )
         self._taker = taker
+        self._message_taker = message_taker
         self._lead()
         try:
             yield
         finally:
-            self._taker = None
+            self._taker = self._message_taker = None
             self._lead()
 
     def watch(self, watcher: Watcher | None) -> None:
         """Tell `watcher` of every call before it is made: where, what is sent, and what is received. None ends that."""
         self._watcher = watcher
         self._lead()
-        self._group.messages.watch(watcher)
 
     def _lead(self) -> None:
         self._group.__dict__.pop("submit", None)
@@ -56,6 +65,11 @@ class Detour:
             self._group.submit = self._taker  # type: ignore[method-assign]
         elif self._watcher is not None:
             self._group.submit = self._past_watcher(self._watcher)  # type: ignore[method-assign]
+        messages = self._group.messages
+        messages.watch(self._watcher)  # which takes away what was put there
+        if self._message_taker is not None:
+            for name in MESSAGE_CALLS:
+                setattr(messages, name, self._message_taker(name, getattr(messages, name)))
 
     def _past_watcher(self, watcher: Watcher) -> Callable[..., Any]:
         submit, where = self._group.submit, self._group.where
