@@ -87,6 +87,15 @@ class ProcessGroup(CollectiveMethods):
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.label!r}: ranks {list(self.ranks)}, backend {self.backend_name}>"
 
+    if not TYPE_CHECKING:  # for type checkers, a name that is not there is an error
+
+        def __getattr__(self, name: str) -> object:
+            if name.startswith("_"):
+                raise AttributeError(f"ProcessGroup has no attribute {name!r}")
+            from meshdist.absent import no_attribute
+
+            raise no_attribute(self, "ProcessGroup.", "ProcessGroup", name)
+
     def __enter__(self) -> ProcessGroup:
         """Return this group, which is destroyed when the block ends."""
         return self

@@ -62,7 +62,9 @@ class CoalescedCalls:
             raise DistError(
                 "coalescing_manager: the calls inside the block begin when it has ended well; wait after the block"
             )
-        return all([work.wait(timeout) for work in self.works])
+        for work in self.works:
+            work.wait(timeout)
+        return True
 
     def add(
         self,
