@@ -8,7 +8,7 @@
 The flat functions (`dist.all_reduce(x)`) have the names, argument order and meaning of torch.distributed.
 """
 
-from typing import TYPE_CHECKING
+import typing as _typing
 
 from meshdist import functional
 from meshdist._version import __version__
@@ -203,7 +203,7 @@ _coalescing_manager = coalescing_manager
 _make_nccl_premul_sum = premul_sum
 _reduce_scatter_base = reduce_scatter_tensor
 
-if not TYPE_CHECKING:  # for type checkers, a name that is not there is an error
+if not _typing.TYPE_CHECKING:  # for type checkers, a name that is not there is an error
 
     def __getattr__(name: str) -> object:
         # Names of Python's own, such as __path__ or __wrapped__, are asked for in passing: nobody reads the reason.

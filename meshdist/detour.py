@@ -55,8 +55,12 @@ class Detour:
             self._lead()
 
     def watch(self, watcher: Watcher | None) -> None:
-        """Tell `watcher` of every call before it is made: where, what is sent, and what is received. None ends that."""
+        """Tell `watcher` of every call before it is made: where, what is sent, and what is received. None ends that.
+
+        Calls that are watched compare the shapes of their arrays.
+        """
         self._watcher = watcher
+        self._group.compare_shapes(watcher is not None)
         self._lead()
 
     def _lead(self) -> None:

@@ -76,6 +76,7 @@ class ProcessGroup(CollectiveMethods):
         self._places = {rank: place for place, rank in enumerate(ranks)}
         self._rank = self._places.get(world.rank, -1)
         self._plans: dict[Any, Plan] = {}
+        self._compares_shapes = False
         self._wheres: dict[str, str] = {}
         self._queue = JobQueue()
         self._queued = self._queue.jobs
@@ -280,7 +281,8 @@ class ProcessGroup(CollectiveMethods):
         reduce_op = None if op is None else self.named(where, as_reduce_op, op)
         sends = buffers.in_native_order(given)
         recvs = sends if in_place else buffers.in_native_order(taken)
-        call = Call(collective, where, self._rank, len(self.ranks), sends, recvs, reduce_op, root, splits)
+        size, compares_shapes = len(self.ranks), self._compares_shapes
+        call = Call(collective, where, self._rank, size, sends, recvs, reduce_op, root, splits, compares_shapes)
         writes = collective.writes(call)
         if writes:
             self.named(where, buffers.check_output, taken, recv, collective.names[1])
@@ -290,7 +292,8 @@ class ProcessGroup(CollectiveMethods):
                 self.named(where, factor.check, array, collective.names[0])
         # A plan does not know the factor: it is that of the plain sum.
         key = plan_key(collective, sends, recvs, op if factor is None else reduce_op, root, splits)
-        if key not in self._plans:
+        plans = self._plans  # which may be others when an async call begins
+        if key not in plans:
             collective.check(call)
             backend.require(call)
         if writes and isinstance(taken, list):
@@ -299,9 +302,9 @@ class ProcessGroup(CollectiveMethods):
         def steps() -> Iterator[Waitable]:
             self.check_usable(where)
             yield from backend.connect()
-            plan = self._plans.get(key)
+            plan = plans.get(key)
             if plan is None:
-                plan = self._plans[key] = backend.prepare(call)
+                plan = plans[key] = backend.prepare(call)
             copies = writes and plan.apart and buffers.must_be_copied(call)
             sent = buffers.packed(given, copies) if factor is None else buffers.scaled(factor, given)
             received = sent if in_place else buffers.packed(taken)
@@ -331,6 +334,11 @@ class ProcessGroup(CollectiveMethods):
                 backend.wait(waitable, where, deadline)
         except BaseException as error:
             raise self.fail(error, where) from None
+
+    def compare_shapes(self, wanted: bool) -> None:
+        """Have calls from now on compare the shapes of what the ranks pass, or the numbers of elements alone."""
+        self._compares_shapes = wanted
+        self._plans = {}  # they know what they compare
 
     def fail(self, error: BaseException, where: str) -> BaseException:
         """Break the group: `error` ended a call. Return what the caller gets."""

@@ -131,7 +131,8 @@ def test_names_that_are_not_there_are_looked_up_only_when_asked_for():
         exec("from meshdist import all_reduse")
     exec("from meshdist import launch")
     assert pickle.loads(pickle.dumps(meshdist.ReduceOp.SUM)) is meshdist.ReduceOp.SUM
-    assert copy.copy(meshdist.run(lambda: meshdist.group.WORLD, 1)).size() == 1
+    (group,) = meshdist.run(lambda: meshdist.group.WORLD, 1)
+    assert copy.copy(group).size() == 1
 
 
 def test_private_names_of_torch_that_scripts_call():
