@@ -31,6 +31,9 @@ from meshdist.work import Work
 if TYPE_CHECKING:
     from meshdist.world import World
 
+# What became of a group that nobody says more about.
+DESTROYED = "has been destroyed"
+
 
 class ProcessGroup(CollectiveMethods):
     """The ranks that a call runs over; made by `new_group`, by a mesh, or by `init_process_group` for the world.
@@ -82,6 +85,7 @@ class ProcessGroup(CollectiveMethods):
         self._queued = self._queue.jobs
         self._engines = Engines(backend, lambda name: world.make_engine(self, name))
         self._broken: DistError | None = None
+        self._closed: str | None = None
         self.messages = Messages(self, world.progress)
         self.detour = Detour(self)
 
@@ -206,7 +210,7 @@ class ProcessGroup(CollectiveMethods):
         """Return the global rank of a place in the group."""
         return self.ranks[place]
 
-    def close(self, what: str = "has been destroyed") -> None:
+    def close(self, what: str = DESTROYED) -> None:
         """Let async calls end, and give back what the group holds; calls after it raise, and say `what` became of it.
 
         A message that has not come by then is given a few seconds: nobody else knows that it is waited for.
@@ -215,7 +219,7 @@ class ProcessGroup(CollectiveMethods):
         self.messages.drain()
         self._plans.clear()
         self._engines.close()
-        self._broken = self._broken or DistError(f"group {self.label!r} {what}")
+        self._closed = self._closed or what
 
     def abort(self, reason: str) -> None:
         """Tell the other ranks that this one gives up, and why; calls after it raise."""
@@ -225,7 +229,7 @@ class ProcessGroup(CollectiveMethods):
     @property
     def is_broken(self) -> bool:
         """Whether a call has failed, or the group was closed: later calls raise."""
-        return self._broken is not None
+        return self._broken is not None or self._closed is not None
 
     @property
     def has_backend(self) -> bool:
@@ -245,7 +249,15 @@ class ProcessGroup(CollectiveMethods):
         return where
 
     def check_usable(self, where: str) -> None:
-        """Raise DistBackendError, with the first cause, if the group is broken or closed."""
+        """Raise if the group is of no more use.
+
+        Raises:
+            ValueError: It was closed.
+            DistBackendError: A call on it has failed; says with what.
+        """
+        if self._closed is not None:
+            advice = "; make another with new_group() or init_process_group()" if self._closed == DESTROYED else ""
+            raise ValueError(f"{where}: group {self.label!r} {self._closed}{advice}")
         if self._broken is not None:
             raise DistBackendError(
                 f"{where}: the group is broken since: {self._broken}", peer_failed=self._broken.peer_failed
@@ -324,7 +336,7 @@ class ProcessGroup(CollectiveMethods):
         return work if async_op else work.result()
 
     def _plan_steps(self, plan: Plan, send: Any, recv: Any) -> Iterator[Waitable]:
-        if self._broken is not None:
+        if self.is_broken:
             self.check_usable(plan.where)
         return plan.steps(send, recv)
 
