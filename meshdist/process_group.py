@@ -270,8 +270,8 @@ class ProcessGroup(CollectiveMethods):
             raise ValueError(f"{where}: global rank {self._world.rank} is not in this group, ranks {list(self.ranks)}")
         try:
             return self._engines.engine(buffers)
-        except (DistBackendError, ValueError) as error:
-            raise type(error)(f"{where}: {error}") from None
+        except (DistBackendError, TypeError, ValueError) as error:
+            raise type(error)(f"{where}: {error}") from error.__cause__
 
     def _submit_prepared(
         self,
