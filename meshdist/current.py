@@ -60,7 +60,9 @@ def current_world() -> World:
     """
     world = _slot.get().world
     if world is None:
-        raise ValueError("the default process group is not there yet; call meshdist.init_process_group() first")
+        raise ValueError(
+            "the default process group is not there yet, or was destroyed; call meshdist.init_process_group() first"
+        )
     return world
 
 

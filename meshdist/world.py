@@ -155,6 +155,8 @@ class World:
         """Log every call of every group from now on, or none."""
         self._call_log = CallLog(self.log) if wanted else None
         self._show_watchers()
+        for group in self._groups:
+            group.compare_shapes(wanted)
 
     def watch(self, watcher: Watcher) -> None:
         """Tell `watcher` of every call of every group, those still to be made among them."""
@@ -304,6 +306,8 @@ class World:
         self._groups.append(group)
         if watchers := self._all_watchers():
             group.detour.watch(*watchers)
+        if self._call_log is not None:
+            group.compare_shapes(True)
         if self.log.isEnabledFor(logging.INFO):
             self.log.info("group %r is made: %s, backend %s", group.label, few(ranks), backend)
         return group
