@@ -29,6 +29,8 @@ COLLECTIVES = [
     "reduce_scatter",
     "all_to_all_single",
     "all_to_all",
+    "all_reduce_outstanding",
+    "all_reduce_coalesced",
     "send_recv",
     "barrier",
 ]
@@ -275,6 +277,8 @@ def test_what_every_rank_must_take(sidebyside):
     everyone = [np.array([1, 2, 3, 4]), np.array([10, 20, 30, 40])]
     assert {name: shape.expected(everyone, 1).tolist() for name, shape in SHAPES.items() if shape} == {
         "all_reduce": [11, 22, 33, 44],
+        "all_reduce_outstanding": [11, 22, 33, 44],
+        "all_reduce_coalesced": [11, 22, 33, 44],
         "broadcast": [1, 2, 3, 4],
         "reduce": [11, 22, 33, 44],
         "all_gather_into_tensor": [1, 2, 3, 4, 10, 20, 30, 40],
