@@ -4,8 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import needs_linux
-from worlds import crew_rank, tell
+from worlds import crew_rank, needs_linux, tell
 
 import meshdist
 from meshdist.device_mesh import DeviceMesh, init_device_mesh

@@ -1,8 +1,7 @@
 """Topologies of processes: hosts found from what ranks left in the store, and collectives measured."""
 
 import topology_programs as programs
-from conftest import needs_linux
-from worlds import Crew
+from worlds import Crew, needs_linux
 
 import meshdist
 
