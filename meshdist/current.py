@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from meshdist.collectives.methods import CollectiveMethods
+    from meshdist.dry_run import DryRun
     from meshdist.process_group import ProcessGroup
     from meshdist.world import World
 
@@ -24,13 +25,15 @@ class WorldSlot:
     Attributes:
         world: The World, if there is one.
         had_world: Whether there was one that has been destroyed.
+        dry: The dry run that the slot is of; None for a rank that has peers.
     """
 
-    __slots__ = ("had_world", "world")
+    __slots__ = ("dry", "had_world", "world")
 
     def __init__(self) -> None:
         self.world: World | None = None
         self.had_world = False
+        self.dry: DryRun | None = None
 
     def empty(self) -> None:
         """Take the World out, as it is destroyed."""

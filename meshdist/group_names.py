@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 
 _NAMED_MEMBERS = 8
+_LISTED_MEMBERS = 64
 
 
 class GroupNames:
@@ -42,3 +43,27 @@ def few(ranks: tuple[int, ...]) -> str:
     if len(ranks) <= _NAMED_MEMBERS:
         return f"ranks {', '.join(map(str, ranks))}"
     return f"{len(ranks)} ranks {', '.join(map(str, ranks[:_NAMED_MEMBERS]))}, ..."
+
+
+def listed(ranks: tuple[int, ...]) -> str:
+    """Return the ranks as a list is written, the middle left out where there are very many.
+
+    Example:
+        >>> listed((0, 2))
+        '[0, 2]'
+        >>> listed(tuple(range(100)))
+        '[0, 1, 2, ..., 99] (100 ranks)'
+    """
+    if len(ranks) <= _LISTED_MEMBERS:
+        return str(list(ranks))
+    return f"[{', '.join(map(str, ranks[:3]))}, ..., {ranks[-1]}] ({len(ranks)} ranks)"
+
+
+def place_of(rank: int, ranks: tuple[int, ...]) -> int:
+    """Return where a global rank stands among the ranks of a group, -1 where it does not."""
+    if rank < len(ranks) and ranks[rank] == rank:  # as in the group of all ranks
+        return rank
+    try:
+        return ranks.index(rank)
+    except ValueError:
+        return -1

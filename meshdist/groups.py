@@ -10,7 +10,7 @@ from typing import Any
 from meshdist.backends.device_backends import pairs_of, usable_backend_name
 from meshdist.backends.names import Backend
 from meshdist.collectives.methods import CollectiveMethods
-from meshdist.current import GroupLike, current_world, is_initialized, resolve
+from meshdist.current import GroupLike, current_slot, current_world, is_initialized, resolve
 from meshdist.deadline import Timeout, seconds
 from meshdist.devices import check_device_id
 from meshdist.non_member import NonMember
@@ -156,6 +156,9 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     Raises:
         RuntimeError: There is none, and no fallback.
     """
+    dry = current_slot().dry
+    if dry is not None:
+        return dry.rank % dry.ranks_per_host
     if "LOCAL_RANK" in os.environ:
         return int(os.environ["LOCAL_RANK"])
     if fallback_rank is None:

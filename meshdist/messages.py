@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from meshdist.arrays import Array, as_array, check_dtype, check_writable, pack
 from meshdist.backends.base import Incoming
+from meshdist.detour import Announcement, Watcher, told
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.progress import Job, JobQueue, Progress
 from meshdist.waiting import Doorbell, Waitable
@@ -18,9 +19,6 @@ from meshdist.work import ReceiptWork, Work
 
 if TYPE_CHECKING:
     from meshdist.process_group import ProcessGroup
-
-# Told of a call before it is made: its name, group and rank, what is sent, and what is received.
-Watcher: TypeAlias = "Callable[[str, Any, Any], None]"
 
 # How long a group that is closed waits for messages that were asked for.
 _LAST_MESSAGES_S = 5.0
@@ -49,13 +47,13 @@ class Messages:
         """The number of messages on their way, in and out."""
         return sum(len(queue.jobs) for queue in list(self._queues.values()))
 
-    def watch(self, watcher: Watcher | None) -> None:
-        """Tell `watcher` of every message before it is begun; None ends that."""
+    def watch(self, *watchers: Watcher) -> None:
+        """Have these, and nobody else, be told of every message."""
         for name in ("send", "recv", "isend", "irecv"):
             # Found in the instance before the method of the class: calls that nobody watches have nothing to look at.
             self.__dict__.pop(name, None)
-            if watcher is not None:
-                setattr(self, name, _watched(watcher, self._group.where(name), getattr(self, name), "send" in name))
+            if watchers:
+                setattr(self, name, _watched(watchers, self._group, name, getattr(self, name)))
 
     def peer(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
         """Return the other side of a message, which is not this rank; see `ProcessGroup.root`."""
@@ -229,9 +227,11 @@ def _steps(guarded: Waitable, waitable: Waitable, arrive: Any) -> Iterator[Waita
         arrive(waitable)
 
 
-def _watched(watcher: Watcher, where: str, method: Callable[..., Any], sends: bool) -> Callable[..., Any]:
+def _watched(
+    watchers: tuple[Watcher, ...], group: ProcessGroup, name: str, method: Callable[..., Any]
+) -> Callable[..., Any]:
     def begin(tensor: Any, peer: int | None, tag: int) -> Any:
-        watcher(where, tensor if sends else None, None if sends else tensor)
-        return method(tensor, peer, tag)
+        send, recv = (tensor, None) if "send" in name else (None, tensor)
+        return told(watchers, Announcement(group, name, None, send, recv, peer), lambda: method(tensor, peer, tag))
 
     return begin

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from functools import cached_property, partial
 from operator import index
 from sys import _getframe
 from types import TracebackType
@@ -22,6 +22,7 @@ from meshdist.detour import Detour
 from meshdist.engines import Engines
 from meshdist.errors import DistBackendError, DistError
 from meshdist.farewell import gave_up
+from meshdist.group_names import listed, place_of
 from meshdist.messages import Messages
 from meshdist.overlap import may_overlap
 from meshdist.plan_key import each, plan_key, simple_key
@@ -32,6 +33,9 @@ from meshdist.work import Work
 
 if TYPE_CHECKING:
     from meshdist.world import World
+
+# What became of a group that nobody says more about.
+DESTROYED = "has been destroyed"
 
 
 class ProcessGroup(CollectiveMethods):
@@ -45,7 +49,7 @@ class ProcessGroup(CollectiveMethods):
         name: The group's name, the same on all its ranks.
         label: What messages call it: `group_desc` of `new_group`, the name where there is none.
         messages: Sends and receives over the group.
-        detour: Leads calls another way, or past somebody who looks at them.
+        detour: Leads calls elsewhere, or past those who watch them.
         backend_name: Its backends, in the spelling of `backend_name`.
         pg_options, device_id: What `new_group` was told of the backend and the device.
 
@@ -75,19 +79,29 @@ class ProcessGroup(CollectiveMethods):
         self.backend_name = backend
         self.timeout_s = timeout_s
         self._world = world
-        self._places = {rank: place for place, rank in enumerate(ranks)}
-        self._rank = self._places.get(world.rank, -1)
+        self._rank = place_of(world.rank, ranks)
         self._plans: dict[Any, Plan] = {}
+        self._compares_shapes = False
         self._wheres: dict[str, str] = {}
         self._queue = JobQueue()
         self._queued = self._queue.jobs
         self._engines = Engines(backend, lambda name: world.make_engine(self, name))
         self._broken: DistError | None = None
+        self._closed: str | None = None
         self.messages = Messages(self, world.progress)
         self.detour = Detour(self)
 
     def __repr__(self) -> str:
-        return f"<ProcessGroup {self.label!r}: ranks {list(self.ranks)}, backend {self.backend_name}>"
+        return f"<ProcessGroup {self.label!r}: ranks {listed(self.ranks)}, backend {self.backend_name}>"
+
+    if not TYPE_CHECKING:  # for type checkers, a name that is not there is an error
+
+        def __getattr__(self, name: str) -> object:
+            if name.startswith("_"):
+                raise AttributeError(f"ProcessGroup has no attribute {name!r}")
+            from meshdist.absent import no_attribute
+
+            raise no_attribute(self, "ProcessGroup.", "ProcessGroup", name)
 
     def __enter__(self) -> ProcessGroup:
         """Return this group, which is destroyed when the block ends."""
@@ -98,6 +112,11 @@ class ProcessGroup(CollectiveMethods):
     ) -> None:
         """Destroy the group, if it has not been meanwhile."""
         self._world.end_block(self, error)
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        # Made when it is asked for: a mesh of 100,000 ranks has groups that nobody names a global rank of.
+        return {rank: place for place, rank in enumerate(self.ranks)}
 
     @property
     def group_desc(self) -> str:
@@ -116,6 +135,10 @@ class ProcessGroup(CollectiveMethods):
     def size(self) -> int:
         """Return the number of ranks."""
         return len(self.ranks)
+
+    def hosts(self) -> list[str]:
+        """Return what tells the hosts of the ranks apart, in group order; ranks of one host have the same."""
+        return self._world.hosts(self.ranks)
 
     def submit(
         self,
@@ -183,7 +206,7 @@ class ProcessGroup(CollectiveMethods):
             given = repr(rank if group_rank is None else group_rank)
             raise TypeError(f"{self.where(of)}: {name} must be an integer, got {given}") from None
         if place is None:
-            raise ValueError(f"{self.where(of)}: {name} must be a member, one of {list(self.ranks)}, got {rank}")
+            raise ValueError(f"{self.where(of)}: {name} must be a member, one of {listed(self.ranks)}, got {rank}")
         if not 0 <= place < len(self.ranks):
             raise ValueError(
                 f"{self.where(of)}: {name} must be a rank in the group, 0 to {len(self.ranks) - 1}, got {place}"
@@ -198,7 +221,7 @@ class ProcessGroup(CollectiveMethods):
         """Return the global rank of a place in the group."""
         return self.ranks[place]
 
-    def close(self, what: str = "has been destroyed") -> None:
+    def close(self, what: str = DESTROYED) -> None:
         """Let async calls end, and give back what the group holds; calls after it raise, and say `what` became of it.
 
         A message that has not come by then is given a few seconds: nobody else knows that it is waited for.
@@ -207,7 +230,7 @@ class ProcessGroup(CollectiveMethods):
         self.messages.drain()
         self._plans.clear()
         self._engines.close()
-        self._broken = self._broken or DistError(f"group {self.label!r} {what}")
+        self._closed = self._closed or what
 
     def abort(self, reason: str) -> None:
         """Tell the other ranks that this one gives up, and why; calls after it raise."""
@@ -217,7 +240,7 @@ class ProcessGroup(CollectiveMethods):
     @property
     def is_broken(self) -> bool:
         """Whether a call has failed, or the group was closed: later calls raise."""
-        return self._broken is not None
+        return self._broken is not None or self._closed is not None
 
     @property
     def has_backend(self) -> bool:
@@ -237,7 +260,15 @@ class ProcessGroup(CollectiveMethods):
         return where
 
     def check_usable(self, where: str) -> None:
-        """Raise DistBackendError, with the first cause, if the group is broken or closed."""
+        """Raise if the group is of no more use.
+
+        Raises:
+            ValueError: It was closed.
+            DistBackendError: A call on it has failed; says with what.
+        """
+        if self._closed is not None:
+            advice = "; make another with new_group() or init_process_group()" if self._closed == DESTROYED else ""
+            raise ValueError(f"{where}: group {self.label!r} {self._closed}{advice}")
         if self._broken is not None:
             raise DistBackendError(
                 f"{where}: the group is broken since: {self._broken}", peer_failed=self._broken.peer_failed
@@ -247,11 +278,13 @@ class ProcessGroup(CollectiveMethods):
         """Return what carries out a call on these arrays, or lists of them; raise if this rank cannot use it."""
         self.check_usable(where)
         if self._rank < 0:
-            raise ValueError(f"{where}: global rank {self._world.rank} is not in this group, ranks {list(self.ranks)}")
+            raise ValueError(
+                f"{where}: global rank {self._world.rank} is not in this group, ranks {listed(self.ranks)}"
+            )
         try:
             return self._engines.engine(buffers)
-        except (DistBackendError, ValueError) as error:
-            raise type(error)(f"{where}: {error}") from None
+        except (DistBackendError, TypeError, ValueError) as error:
+            raise type(error)(f"{where}: {error}") from error.__cause__
 
     def _submit_prepared(
         self,
@@ -273,7 +306,8 @@ class ProcessGroup(CollectiveMethods):
         reduce_op = None if op is None else self.named(where, as_reduce_op, op)
         sends = buffers.in_native_order(given)
         recvs = sends if in_place else buffers.in_native_order(taken)
-        call = Call(collective, where, self._rank, len(self.ranks), sends, recvs, reduce_op, root, splits)
+        size, compares_shapes = len(self.ranks), self._compares_shapes
+        call = Call(collective, where, self._rank, size, sends, recvs, reduce_op, root, splits, compares_shapes)
         writes = collective.writes(call)
         if writes:
             self.named(where, buffers.check_output, taken, recv, collective.names[1])
@@ -283,7 +317,8 @@ class ProcessGroup(CollectiveMethods):
                 self.named(where, factor.check, array, collective.names[0])
         # A plan does not know the factor: it is that of the plain sum.
         key = plan_key(collective, sends, recvs, op if factor is None else reduce_op, root, splits)
-        if key not in self._plans:
+        plans = self._plans  # which may be others when an async call begins
+        if key not in plans:
             collective.check(call)
             backend.require(call)
         if writes and isinstance(taken, list):
@@ -292,9 +327,9 @@ class ProcessGroup(CollectiveMethods):
         def steps() -> Iterator[Waitable]:
             self.check_usable(where)
             yield from backend.connect()
-            plan = self._plans.get(key)
+            plan = plans.get(key)
             if plan is None:
-                plan = self._plans[key] = backend.prepare(call)
+                plan = plans[key] = backend.prepare(call)
             copies = writes and plan.apart and buffers.must_be_copied(call)
             sent = buffers.packed(given, copies) if factor is None else buffers.scaled(factor, given)
             received = sent if in_place else buffers.packed(taken)
@@ -322,7 +357,7 @@ class ProcessGroup(CollectiveMethods):
         return work if async_op else work.result()
 
     def _plan_steps(self, plan: Plan, send: Any, recv: Any) -> Iterator[Waitable]:
-        if self._broken is not None:
+        if self.is_broken:
             self.check_usable(plan.where)
         return plan.steps(send, recv)
 
@@ -332,6 +367,11 @@ class ProcessGroup(CollectiveMethods):
                 backend.wait(waitable, where, deadline)
         except BaseException as error:
             raise self.fail(error, where) from None
+
+    def compare_shapes(self, wanted: bool) -> None:
+        """Have calls from now on compare the shapes of what the ranks pass, or the numbers of elements alone."""
+        self._compares_shapes = wanted
+        self._plans = {}  # they know what they compare
 
     def fail(self, error: BaseException, where: str) -> BaseException:
         """Break the group: `error` ended a call. Return what the caller gets."""

@@ -31,7 +31,8 @@ def shrink_group(
     numbered anew, from 0 in the old order, `get_rank` and `get_world_size` say so, and all other groups are destroyed,
     as they speak of the old numbers. Meshes are to be made anew.
 
-    The store must live on: that of `meshrun` does, one that an excluded rank held does not.
+    The store must live on: that of `meshrun` does, one that an excluded rank held (as rank 0 does with `tcp://`) does
+    not. Then the ranks that stay can still end this world and meet anew at another address.
 
     Args:
         ranks_to_exclude: Ranks in the group; at least one, not all of them, and not this one.
@@ -95,7 +96,10 @@ def _agree(where: str, world: World, old: ProcessGroup, excluded: list[int]) -> 
         first = world.store.compare_set(f"shrinking/{old.name}", "", f"{mine} {world.rank}").decode()
     except DistError as error:
         raise type(error)(
-            f"{where}: the store is needed, which may have gone with a rank that held it; meshrun's lives on: {error}"
+            f"{where}: the store in which the ranks met does not answer; it went with an excluded rank if that held it,"
+            f" as rank 0 does without meshrun. To go on, destroy_process_group() and init_process_group() the"
+            f" {old.size() - len(excluded)} ranks that stay, numbered anew, at another address; or start with meshrun,"
+            f" whose store outlives its ranks: {error}"
         ) from error
     theirs, rank = first.split()
     if theirs != mine:

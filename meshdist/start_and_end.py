@@ -62,14 +62,16 @@ def init_process_group(
         DistTimeoutError: Some ranks did not come; says which.
     """
     slot = current_slot()
-    if slot.world is not None:
+    if slot.world is not None and (slot.dry is None or slot.dry.is_joined):
         raise ValueError("init_process_group was called already; destroy_process_group() comes before the next")
     if store is not None and init_method is not None:
         raise ValueError("give init_method or store, and only one of them")
     check_device_id("init_process_group", device_id)
     get_debug_level()  # a wrong value in the environment is said before anybody waits for this rank
     name, deadline = usable_backend_name(backend), Deadline(timeout)
-    if store is not None:
+    if slot.dry is not None:
+        world = slot.dry.join(None if backend is None else name, deadline.timeout_s, world_size, rank)
+    elif store is not None:
         rank, world_size = whole_number(rank, "rank"), whole_number(world_size, "world_size")
         _check_place(rank, world_size)
         world = enter_world(slot, store, rank, world_size, name, SocketDoorbells(), deadline)

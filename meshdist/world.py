@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from meshdist.backends.base import Backend as Engine
 from meshdist.backends.base import BackendOptions, withdrawn_key
@@ -17,6 +18,7 @@ from meshdist.deadline import Deadline
 from meshdist.debug.call_log import CallLog
 from meshdist.debug.levels import DebugLevel, get_debug_level
 from meshdist.debug.log import RankLog
+from meshdist.detour import Watcher
 from meshdist.errors import DistError, DistStoreError
 from meshdist.exits import AtExit
 from meshdist.farewell import DESTROYED_GROUP, ENDED, LEFT_THE_WORLD, gave_up
@@ -65,13 +67,16 @@ class World:
         self._own_store = own_store
         self._peers = peers
         self._bells = bells
-        self.progress = Progress(bells, f"meshdist-progress-{rank}")
+        self.progress = self._new_progress(bells)
         self.passes: Counter[str] = Counter()
         self.log = RankLog(rank)
         self._call_log = CallLog(self.log) if get_debug_level() is DebugLevel.DETAIL else None
+        self._watchers: tuple[Watcher, ...] = ()
         self._groups: list[ProcessGroup] = []
         self._shared: dict[tuple[tuple[int, ...], str], ProcessGroup] = {}
         self._names = GroupNames()
+        self._premises: dict[str, list[Callable[[], str | None]]] = {}
+        self._mesh_numbers: dict[str, Iterator[int]] = {}
         self._leftovers: list[Callable[[], bool]] = []
         self._lock = threading.Lock()
         self._end: str | None = None
@@ -112,8 +117,22 @@ class World:
         with self._lock:
             return len(self._groups)
 
+    def rest_on(self, group: ProcessGroup, premise: Callable[[], str | None]) -> None:
+        """Have the first call of `group` fail if `premise` is found broken: a function that returns how, or None."""
+        premises = self._premises.setdefault(group.name, [])
+        if premise not in premises:
+            premises.append(premise)
+
+    def next_mesh(self, universe: str) -> int:
+        """Return the number of this rank's next mesh in a universe, which is known by its name."""
+        return next(self._mesh_numbers.setdefault(universe, itertools.count(1)))
+
     def make_engine(self, group: ProcessGroup, backend: str) -> Engine:
-        """Return a new engine of one of the backends of `group`."""
+        """Return a new engine of one of the backends of `group`.
+
+        Raises:
+            DistBackendError: What the group rests on is broken, or the backend cannot be used here.
+        """
         is_first = backend == next(iter(by_device(group.backend_name).values()))
         name = group.name if is_first else f"{group.name} by {backend}"
         options = BackendOptions(
@@ -126,15 +145,30 @@ class World:
             bells=self._bells,
             peers=self._peers,
             leftovers=self._leftovers,
+            premises=self._premises.setdefault(group.name, []),
             pg_options=group.pg_options,
         )
-        return make_engine(backend, options)
+        options.check_premises()
+        return self._new_engine(backend, options)
 
     def log_calls(self, wanted: bool) -> None:
         """Log every call of every group from now on, or none."""
         self._call_log = CallLog(self.log) if wanted else None
+        self._show_watchers()
         for group in self._groups:
-            group.detour.watch(self._call_log)
+            group.compare_shapes(wanted)
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tell `watcher` of every call of every group, those still to be made among them."""
+        with self._lock:
+            self._watchers = (*self._watchers, watcher)
+            self._show_watchers()
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """End what `watch` began."""
+        with self._lock:
+            self._watchers = tuple(other for other in self._watchers if other is not watcher)
+            self._show_watchers()
 
     def drop(self, group: ProcessGroup, what: str = "has been destroyed") -> None:
         """Close one group; `what` became of it."""
@@ -142,6 +176,7 @@ class World:
             self.check_holds(group)
             self._groups.remove(group)
             self._shared = {key: other for key, other in self._shared.items() if other is not group}
+            self._premises.pop(group.name, None)
         self.tell_unmet(group, DESTROYED_GROUP)
         group.close(what)
         self.log.info("group %r %s", group.label, what)
@@ -209,7 +244,23 @@ class World:
         self._peers.close()
         place = keep.index(self.rank), len(keep)
         group = self.default_group
-        return World(*place, self.backend_name, group.timeout_s, store, peers, self._bells, self._own_store)
+        world = type(self)(*place, self.backend_name, group.timeout_s, store, peers, self._bells, self._own_store)
+        for watcher in self._watchers:
+            world.watch(watcher)
+        return world
+
+    def _new_progress(self, bells: Doorbells) -> Progress:
+        return Progress(bells, f"meshdist-progress-{self.rank}")
+
+    def _new_engine(self, backend: str, options: BackendOptions) -> Engine:
+        return make_engine(backend, options)
+
+    def _show_watchers(self) -> None:
+        for group in self._groups:
+            group.detour.watch(*self._all_watchers())
+
+    def _all_watchers(self) -> tuple[Watcher, ...]:
+        return self._watchers if self._call_log is None else (self._call_log, *self._watchers)
 
     def _close_groups(self, what: str) -> None:
         with self._lock:
@@ -256,8 +307,10 @@ class World:
             raise ValueError(f"group {name!r} cannot be made: its world {self._end}; make groups and meshes anew")
         group = ProcessGroup(self, ranks, name, desc or name, backend, timeout_s)
         self._groups.append(group)
+        if watchers := self._all_watchers():
+            group.detour.watch(*watchers)
         if self._call_log is not None:
-            group.detour.watch(self._call_log)
+            group.compare_shapes(True)
         if self.log.isEnabledFor(logging.INFO):
             self.log.info("group %r is made: %s, backend %s", group.label, few(ranks), backend)
         return group

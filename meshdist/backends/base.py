@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,8 @@ class BackendOptions:
         peers: What is known of the processes of the world.
         leftovers: What this rank's groups cannot give back before a peer has done something: functions that try, and
             return whether they did. Whoever takes more of the same has them try first.
+        premises: Functions that say how something that the group rests on is broken, None where it is not; such as
+            that the ranks made the same mesh. Asked while ranks are waited for that may never come.
         pg_options: What the user of the group gave for the backend.
     """
 
@@ -47,7 +49,13 @@ class BackendOptions:
     bells: Doorbells
     peers: Peers
     leftovers: list[Callable[[], bool]]
+    premises: Sequence[Callable[[], str | None]] = ()
     pg_options: Any = None
+
+    def check_premises(self) -> None:
+        """Raise DistBackendError if something that the group rests on is broken."""
+        for broken in filter(None, (premise() for premise in self.premises)):
+            raise DistBackendError(broken, peer_failed=True)
 
     def gone(self, rank: int) -> str | None:
         """Return how a rank of the group went away without taking part in it; None where it did not."""

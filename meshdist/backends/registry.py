@@ -8,6 +8,8 @@ from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from meshdist.current import current_slot
+
 if TYPE_CHECKING:
     from meshdist.backends.base import Backend as Engine
     from meshdist.backends.base import BackendOptions
@@ -75,9 +77,12 @@ def check_usable(name: str) -> None:
     from meshdist.errors import DistBackendError
 
     reason = entry_of(name).missing()
-    if reason is not None:
-        usable = ", ".join(other for other in known_names() if _ENTRIES[other].missing() is None)
-        raise DistBackendError(f"backend {name.lower()!r} is not available: {reason}; those that are: {usable}")
+    if reason is not None and current_slot().dry is None:  # a dry run carries nothing, so it needs nothing
+        registered = [other for other in known_names() if not _ENTRIES[other].is_ours]
+        others = f"; registered are {', '.join(registered)}" if registered else ""
+        raise DistBackendError(
+            f"backend {name.lower()!r} is not available: {reason}; for arrays on the CPU use 'gloo'{others}"
+        )
 
 
 def register_backend(
@@ -102,8 +107,34 @@ def register_backend(
         raise ValueError(
             f"register_backend({name!r}): devices must be some of {', '.join(DEVICE_TYPES)}, got {devices!r}"
         )
+    _check_form(name, func, extended_api)
     call = _extended(func) if extended_api else _classic(func)
-    _ENTRIES[key] = Entry(carried, _checked(key, call), lambda: None, is_ours=False)
+    _ENTRIES[key] = Entry(carried, _checked(key, func, call), lambda: None, is_ours=False)
+
+
+_FORMS = {False: ("store", "rank", "size", "timeout"), True: ("options", "pg_options")}
+
+
+def _check_form(name: str, func: Callable[..., Any], extended_api: bool) -> None:
+    from inspect import signature
+
+    try:
+        form = signature(func)
+    except ValueError:  # written in C, and does not tell
+        return
+    try:
+        form.bind(*_FORMS[extended_api])
+    except TypeError as error:
+        takes = {key: f"func({', '.join(names)})" for key, names in _FORMS.items()}
+        raise TypeError(
+            f"register_backend({name!r}): {_name_of(func)} takes {form}, and with extended_api={extended_api} it is"
+            f" called as {takes[extended_api]}: {error}; with extended_api={not extended_api} it would be"
+            f" {takes[not extended_api]}"
+        ) from None
+
+
+def _name_of(func: Callable[..., Any]) -> str:
+    return getattr(func, "__qualname__", type(func).__name__)
 
 
 def _classic(func: Callable[..., Any]) -> Maker:
@@ -117,11 +148,17 @@ def _extended(func: Callable[..., Any]) -> Maker:
     return lambda options: func(options, options.pg_options)
 
 
-def _checked(name: str, call: Maker) -> Maker:
+def _checked(name: str, func: Callable[..., Any], call: Maker) -> Maker:
     def make(options: BackendOptions) -> Engine:
         from meshdist.backends.base import Backend as Engine
+        from meshdist.errors import DistBackendError
 
-        engine = call(options)
+        try:
+            engine = call(options)
+        except Exception as error:  # whatever code of others raises
+            raise DistBackendError(
+                f"backend {name!r}: the registered function {_name_of(func)} raised {type(error).__name__}: {error}"
+            ) from error
         if not isinstance(engine, Engine):
             raise TypeError(
                 f"backend {name!r}: the registered function must return a meshdist.backends.Engine, got"
@@ -145,6 +182,10 @@ def _built_in(module: str, cls: str) -> Maker:
 
 def _always() -> str | None:
     return None
+
+
+def _only_dry() -> str | None:
+    return None if current_slot().dry is not None else "it is for dry runs: `with meshdist.dry_run(world_size, rank):`"
 
 
 def _planned(of: str, *needs: Callable[[], str | None]) -> Callable[[], str | None]:
@@ -191,6 +232,7 @@ def no_mpi() -> str | None:
 
 _GLOO = "meshdist.backends.gloo.backend"
 _THREADS = "meshdist.backends.threads"
+_FAKE = "meshdist.backends.fake"
 _MPI = "meshdist.backends.mpi"
 _NCCL = "meshdist.backends.nccl"
 
@@ -198,6 +240,7 @@ _NCCL = "meshdist.backends.nccl"
 _ENTRIES: dict[str, Entry] = {
     "gloo": Entry(("cpu",), _built_in(_GLOO, "GlooBackend"), _always),
     "threads": Entry(("cpu",), _built_in(_THREADS, "ThreadsBackend"), _always),
+    "fake": Entry(("cpu", "cuda"), _built_in(_FAKE, "FakeBackend"), _only_dry),
     "mpi": Entry(("cpu",), _built_in(_MPI, "MpiBackend"), _planned(_MPI, no_mpi)),
     "nccl": Entry(("cuda",), _built_in(_NCCL, "NcclBackend"), _planned(_NCCL, no_cuda)),
     "ucc": _without_engine("meshdist has no UCC engine", "cpu", "cuda"),

@@ -28,7 +28,7 @@ class Room:
         # For each rank, the messages to it and the receipts that it has posted.
         self.boxes: list[Matching[_Message, _Receipt]] = [Matching() for _ in range(num_ranks)]
         # The last two calls of each rank: number, signature, file and line. No rank is two calls ahead of another.
-        self.calls = [[(-1, "", "")] * 2 for _ in range(num_ranks)]
+        self.calls = [[(-1, Signature(""), "")] * 2 for _ in range(num_ranks)]
         self.faults: dict[int, str] = {}
         self.sleepers: set[Doorbell] = set()
 
@@ -125,6 +125,7 @@ class _CheckIn(_InRoom):
         if self._options.rank in self.room.faults:
             # Another thread of this rank gave the group up; what it says is on the group.
             raise DistBackendError(f"this rank {self.room.faults[self._options.rank]}")
+        self._options.check_premises()
         for rank in self.absent():
             what = self.fault(rank)
             if what is not None:
@@ -272,13 +273,13 @@ class ThreadsBackend(Backend):
         number, room = self._calls_made, self._room
         self._calls_made += 1
         with room.lock:
-            room.calls[self.rank][number % 2] = number, signature.text, call_site()
+            room.calls[self.rank][number % 2] = number, signature, call_site()
             room.wake()
         yield _CheckIn(self.options, room, number)
         calls = [calls[number % 2] for calls in room.calls]
-        if len({text for _, text, _ in calls}) > 1:
+        if len({made.compared for _, made, _ in calls}) > 1:
             raise DistBackendError(
-                disagreement({rank: f"{text} at {site}" for rank, (_, text, site) in enumerate(calls)})
+                disagreement({rank: f"{made.text} at {site}" for rank, (_, made, site) in enumerate(calls)})
             )
 
     def abort(self, reason: str) -> None:

@@ -80,8 +80,8 @@ def _at_root(call: Call) -> bool:
 
 
 def _put_of_root(call: Call, send: Buffers) -> Array:
-    flat = listed(send)[0].reshape(-1)
-    return flat if _at_root(call) else np.empty_like(flat)
+    # On the other ranks too: it is one of those that are going to be written.
+    return listed(send)[0].reshape(-1)
 
 
 def _the_one(name: str, tensor_list: Sequence[Any], place: int) -> Any:
@@ -104,6 +104,7 @@ def _the_one(name: str, tensor_list: Sequence[Any], place: int) -> Any:
     put=_put_of_root,
     take=_take_everywhere,
     lists=("recv",),
+    by_device=True,
 )
 def broadcast_multigpu(
     tensor_list: Sequence[Any],
@@ -139,6 +140,7 @@ def broadcast_multigpu(
     agreed=_agreed_send,
     put=_put_combined,
     take=_take_everywhere,
+    by_device=True,
 )
 def all_reduce_multigpu(
     tensor_list: Sequence[Any], op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
@@ -166,6 +168,7 @@ def all_reduce_multigpu(
     take=_take_everywhere,
     writes=_at_root,
     lists=("send",),
+    by_device=True,
 )
 def reduce_multigpu(
     tensor_list: Sequence[Any],
@@ -223,6 +226,7 @@ def _take_lists(call: Call, flat: Array, recv: Buffers) -> None:
     put=pack_all,
     room=_room_for_all,
     take=_take_lists,
+    by_device=True,
 )
 def all_gather_multigpu(
     output_tensor_lists: Sequence[Sequence[Any]],
@@ -283,6 +287,7 @@ def _room_for_one(call: Call, flat: Array) -> Array:
     put=_put_lists,
     room=_room_for_one,
     take=unpack_all,
+    by_device=True,
 )
 def reduce_scatter_multigpu(
     output_tensor_list: Sequence[Any],

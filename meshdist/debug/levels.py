@@ -20,7 +20,8 @@ class DebugLevel(IntEnum):
     """How much is logged.
 
     OFF logs warnings. INFO logs set-up, groups and their end as well, and DETAIL every call: its group, its bytes, and
-    the line that makes it.
+    the line that makes it. At DETAIL, collectives of arrays with as many elements and other shapes disagree as well;
+    for that all ranks have to be at it.
 
     Example:
         >>> DebugLevel.INFO < DebugLevel.DETAIL

@@ -20,6 +20,21 @@ USAGE_STATUS = 2
 _FLAGS = ("-h", "--help", "-m", "--module", "--no-python", "--standalone")
 """The options that take no value."""
 
+_ONE_HOST = "the ranks are on one host, and meet in the launcher's store"
+_TORCHRUNS = {
+    "--max-restarts": "a job that fails ends, and is not started again",
+    "--monitor-interval": "a rank that ends is noticed at once",
+    "--node-rank": _ONE_HOST,
+    "--rdzv-backend": _ONE_HOST,
+    "--rdzv-conf": _ONE_HOST,
+    "--rdzv-endpoint": _ONE_HOST,
+    "--rdzv-id": _ONE_HOST,
+    "--redirects": "--log-dir writes what all ranks print",
+    "--start-method": "every rank is a new process",
+    "--tee": "--log-dir writes what all ranks print",
+}
+"""The options of torchrun that do nothing here, and why."""
+
 _USAGE = """meshrun [options] script.py [argument ...]
        meshrun [options] -m module [argument ...]
        meshrun [options] --no-python program [argument ...]"""
@@ -45,6 +60,10 @@ _T = TypeVar("_T")
 def main(arguments: list[str] | None = None) -> int:
     """Run meshrun with these arguments (those of this process if None) and return its exit status."""
     options, command = split_command(sys.argv[1:] if arguments is None else arguments)
+    for option in options:
+        name = option.partition("=")[0]
+        if name in _TORCHRUNS:
+            _complain(f"{name} is an option of torchrun that meshrun has not: {_TORCHRUNS[name]}; leave it out")
     parser = _parser()
     parsed = parser.parse_args(options)
     kind = "module" if parsed.module else "program" if parsed.no_python else "script"

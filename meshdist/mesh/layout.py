@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from meshdist.mesh.axis_names import UnknownAxisError, checked_names
+from meshdist.mesh.rank_list import RankList, rank_array
+from meshdist.mesh.strides import Axis, digits, extent_of, fit, joined, offset, parted, row_major, way_along
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Ranks = NDArray[np.int64]
+    from meshdist.mesh.rank_list import Ranks
 
 
 class Layout:
     """Hold the global ranks of a mesh by axes. Immutable; equal when ranks, shape and names are.
+
+    What is derived from a layout, such as a row, a plane or a flattened axis, is other axes over the same list of
+    ranks: made in a time that does not depend on how many ranks there are, with no array before one is asked for.
 
     Args:
         ranks: Nested sequences or an integer array of unique, non-negative global ranks; copied.
@@ -35,40 +39,60 @@ class Layout:
         [1, 4]
         >>> layout.select((1, 0), (1, 1)).ranks.tolist()
         [[0, 3], [1, 4], [2, 5]]
+        >>> layout.transpose((1, 0)).flatten((0, 1), "all").ranks.tolist()
+        [0, 3, 1, 4, 2, 5]
     """
 
-    __slots__ = ("_hash", "_lookup", "_names", "_ranks")
+    __slots__ = ("_array", "_axes", "_first", "_hash", "_list", "_names", "_shape")
+
+    _array: Ranks | None
+    _axes: tuple[Axis, ...]
+    _first: int  # where in the list the rank of the coordinate (0, 0, ...) is
+    _hash: int | None
+    _list: RankList
+    _names: tuple[str, ...] | None
+    _shape: tuple[int, ...]
 
     def __init__(self, ranks: Any, names: Sequence[str] | None = None) -> None:
-        self._ranks = _rank_array(ranks)
-        self._names = None if names is None else checked_names(names, self._ranks.shape)
-        self._lookup: tuple[Ranks, Ranks] | None = None
-        self._hash: int | None = None
-        ordered, _ = self._by_rank()
-        if ordered[0] < 0:
-            raise ValueError(f"mesh: global ranks must not be negative, got {ordered[0]}")
-        repeated = ordered[1:][ordered[1:] == ordered[:-1]]
-        if repeated.size:
-            count = int(np.count_nonzero(self._ranks == repeated[0]))
-            raise ValueError(
-                f"mesh: every rank may sit in a mesh once, but rank {repeated[0]} appears {count} times"
-                f" among the {self.size} given"
-            )
+        array = rank_array(ranks)
+        checked = None if names is None else checked_names(names, array.shape)
+        self._store(RankList(array.reshape(-1)), 0, row_major(array.shape), checked)
+        self._array = array
+        self._list.check()
 
-    @classmethod
-    def _derived(cls, ranks: Ranks, names: tuple[str, ...] | None) -> Layout:
-        """Wrap a view of a checked layout's ranks, which needs neither a copy nor checks."""
-        layout = object.__new__(cls)
-        layout._ranks = ranks
-        layout._names = names
-        layout._lookup = None
-        layout._hash = None
+    def _store(self, ranks: RankList, first: int, axes: tuple[Axis, ...], names: tuple[str, ...] | None) -> None:
+        self._list = ranks
+        self._first = first
+        self._axes = axes
+        self._shape = tuple(map(extent_of, axes))
+        self._names = names
+        self._array = None
+        self._hash = None
+
+    def _derived(self, first: int, axes: Iterable[Axis], names: Iterable[str] | None) -> Layout:
+        """Return other axes over the same list of ranks, which needs neither a copy nor checks of the ranks."""
+        layout = object.__new__(Layout)
+        layout._store(self._list, first, tuple(axes), None if names is None else tuple(names))
         return layout
 
     @property
     def ranks(self) -> Ranks:
         """The global ranks by axes, a read-only array."""
-        return self._ranks
+        if self._array is None:
+            everything = self._list.array
+            step = everything.itemsize
+            wheels = [wheel for axis in self._axes for wheel in axis]
+            extents, strides = [extent for extent, _ in wheels], [stride * step for _, stride in wheels]
+            view: Ranks = np.ndarray(extents, everything.dtype, everything, self._first * step, strides)
+            array = view.reshape(self._shape)  # a copy where an axis has several wheels
+            array.flags.writeable = False
+            self._array = array
+        return self._array
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The axes as steps in the list of ranks, see `meshdist.mesh.strides`."""
+        return self._axes
 
     @property
     def names(self) -> tuple[str, ...] | None:
@@ -78,17 +102,17 @@ class Layout:
     @property
     def shape(self) -> tuple[int, ...]:
         """The number of ranks along each axis."""
-        return self._ranks.shape
+        return self._shape
 
     @property
     def ndim(self) -> int:
         """The number of axes."""
-        return self._ranks.ndim
+        return len(self._axes)
 
     @property
     def size(self) -> int:
         """The number of ranks."""
-        return self._ranks.size
+        return math.prod(self._shape)
 
     def axis(self, axis: int | str) -> int:
         """Return the index of `axis`, a name or an index (negative ones count from the end).
@@ -116,41 +140,181 @@ class Layout:
 
     def coordinate(self, rank: int) -> tuple[int, ...] | None:
         """Return where the global rank `rank` sits, one index per axis; None if it is not in the mesh."""
-        ordered, position = self._by_rank()
-        at = int(np.searchsorted(ordered, rank))
-        if at == ordered.size or ordered[at] != rank:
-            return None
-        flat = int(position[at])
-        coordinate = []
-        for extent in reversed(self.shape):
-            flat, index = divmod(flat, extent)
-            coordinate.append(index)
-        return tuple(reversed(coordinate))
-
-    def _by_rank(self) -> tuple[Ranks, Ranks]:
-        """Return the ranks in ascending order and each one's flat position: sorted once, then searched."""
-        if self._lookup is None:
-            flat = self._ranks.reshape(-1)
-            position = flat.argsort(kind="stable")
-            self._lookup = flat[position], position
-        return self._lookup
+        position = self._list.position(rank)
+        return None if position is None else digits(position - self._first, self._axes)
 
     def row(self, axis: int, coordinate: Sequence[int]) -> Ranks:
         """Return the ranks along `axis` through `coordinate`: those that differ from it in this axis alone."""
-        through: tuple[int | slice, ...] = (*coordinate[:axis], slice(None), *coordinate[axis + 1 :])
-        return self._ranks[through]
+        return self.select((axis,), coordinate).ranks
 
     def select(self, axes: Sequence[int], coordinate: Sequence[int]) -> Layout:
-        """Return the layout of `axes`, in this order, through `coordinate`, without copying ranks."""
-        through = tuple(slice(None) if axis in axes else at for axis, at in enumerate(coordinate))
-        plane = self._ranks[through]
-        ascending = sorted(axes)
-        names = None if self._names is None else tuple(self._names[axis] for axis in axes)
-        return self._derived(plane.transpose([ascending.index(axis) for axis in axes]), names)
+        """Return the layout of `axes`, in this order, through `coordinate`."""
+        first = self._first
+        for number, index in enumerate(coordinate):
+            if number not in axes:
+                first += offset(self._axes[number], index)
+        return self._derived(first, (self._axes[axis] for axis in axes), self._names_of(axes))
+
+    def transpose(self, axes: Sequence[int]) -> Layout:
+        """Return the layout with all its axes in another order."""
+        return self._derived(self._first, (self._axes[axis] for axis in axes), self._names_of(axes))
+
+    def flatten(self, axes: Sequence[int], name: str | None) -> Layout:
+        """Return the layout with some axes as one, the last of them fastest, in the place of the first of them.
+
+        Args:
+            axes: At least one; they need not be neighbours, and come in any order.
+            name: Of the new axis; None in a layout without names.
+
+        Raises:
+            ValueError: The name is that of another axis, or there is one in a layout whose other axes have none.
+
+        Example:
+            >>> layout = Layout([[[0, 1], [2, 3]], [[4, 5], [6, 7]]], ("pp", "dp", "tp"))
+            >>> layout.flatten((0, 2), "pp_tp").ranks.tolist()
+            [[0, 2], [1, 3], [4, 6], [5, 7]]
+        """
+        one = joined(self._axes[axis] for axis in axes)
+        others = [axis for axis in range(self.ndim) if axis not in axes]
+        place = sum(axis < axes[0] for axis in others)
+        made = [self._axes[axis] for axis in others]
+        made.insert(place, one)
+        names = None
+        if name is not None:
+            if self._names is None and others:
+                raise ValueError(f"flatten: a name for one axis of {self.describe()}, whose others have none: {name!r}")
+            named = self._names_of(others) or []
+            named.insert(place, name)
+            names = checked_names(named, tuple(map(extent_of, made)))
+        return self._derived(self._first, made, names)
+
+    def unflatten(self, axis: int, extents: Sequence[int], names: Sequence[str] | None) -> Layout:
+        """Return the layout with one axis as several, the last of them fastest, in its place.
+
+        An axis that was flattened and is parted at other seams than those it has is laid out in a new list of ranks,
+        in a time that depends on how many ranks this layout has; else the list is the same.
+
+        Args:
+            axis: The axis.
+            extents: Their product is the extent of the axis.
+            names: Of the new axes, None in a layout without names.
+
+        Raises:
+            ValueError: The product is another, or the names do not fit.
+
+        Example:
+            >>> Layout([0, 1, 2, 3], ("world",)).unflatten(0, (2, 2), ("dp", "tp")).ranks.tolist()
+            [[0, 1], [2, 3]]
+        """
+        extent = self._shape[axis]
+        if math.prod(extents) != extent:
+            product = " x ".join(map(str, extents))
+            raise ValueError(
+                f"unflatten: axis {self.axis_text(axis)} has {extent} ranks, and {product} are {math.prod(extents)};"
+                " give sizes whose product is that of the axis"
+            )
+        shape = (*self._shape[:axis], *extents, *self._shape[axis + 1 :])
+        if (names is None) != (self._names is None):
+            raise ValueError(
+                f"unflatten: the mesh {self.describe()} has {'no ' if names else ''}names, and the new axes have"
+                f" {'' if names else 'none'}; give {'none' if names else 'a name for each of the new axes'}"
+            )
+        if names is not None:
+            old = self._names or ()
+            names = checked_names((*old[:axis], *names, *old[axis + 1 :]), shape)
+        parts = parted(self._axes[axis], extents)
+        if parts is None:
+            return Layout(self.ranks.reshape(shape), names)
+        return self._derived(self._first, (*self._axes[:axis], *parts, *self._axes[axis + 1 :]), names)
+
+    def split(self, axis: int, extents: Sequence[int]) -> list[Layout]:
+        """Return the layouts of the parts of the mesh along one axis, each with so many of its places.
+
+        Args:
+            axis: The axis.
+            extents: Their sum is the extent of the axis.
+
+        Example:
+            >>> [part.ranks.tolist() for part in Layout([[0, 1, 2], [3, 4, 5]]).split(1, (1, 2))]
+            [[[0], [3]], [[1, 2], [4, 5]]]
+        """
+        ends = np.cumsum(extents).tolist()
+        return [self._part(axis, end - extent, extent) for end, extent in zip(ends, extents, strict=True)]
+
+    def _part(self, axis: int, begin: int, extent: int) -> Layout:
+        wheels = self._axes[axis]
+        if len(wheels) > 1 and extent < self._shape[axis]:
+            # An odometer does not start or end anywhere; the part needs a list of its own.
+            places = tuple(
+                slice(begin, begin + extent) if number == axis else slice(None) for number in range(self.ndim)
+            )
+            return Layout(self.ranks[places], self._names)
+        stride = wheels[0][1] if wheels else 0
+        part = wheels if extent == self._shape[axis] else ((extent, stride),) if extent > 1 else ()
+        axes = (*self._axes[:axis], part, *self._axes[axis + 1 :])
+        return self._derived(self._first + begin * stride, axes, self._names)
+
+    @staticmethod
+    def concatenate(layouts: Sequence[Layout], axis: int) -> Layout:
+        """Return the layouts one after the other along one axis, the reverse of `split`.
+
+        Raises:
+            ValueError: They differ in their names, or in another extent than that of `axis`; or have ranks in common.
+
+        Example:
+            >>> Layout.concatenate([Layout([[0], [3]]), Layout([[1, 2], [4, 5]])], 1).ranks.tolist()
+            [[0, 1, 2], [3, 4, 5]]
+        """
+        first = layouts[0]
+        for other in layouts[1:]:
+            rest = [shape[:axis] + shape[axis + 1 :] for shape in (first.shape, other.shape)]
+            if first.names != other.names or first.ndim != other.ndim or rest[0] != rest[1]:
+                raise ValueError(
+                    f"concatenate: along axis {first.axis_text(axis)}, meshes must have the same axes, and all others"
+                    f" of the same sizes; got {first.describe()} and {other.describe()}"
+                )
+        return Layout(np.concatenate([layout.ranks for layout in layouts], axis), first.names)
+
+    def over(self, axes: Sequence[Axis], names: Sequence[str] | None, rank: int) -> Layout:
+        """Return the layout of other axes over the same list of ranks, through one rank of this layout.
+
+        Args:
+            axes: Those of layouts that were derived from this one, in any order.
+            names: One unique name per axis, or None.
+            rank: A global rank.
+
+        Raises:
+            ValueError: The axes overlap or are not of this layout, the rank is not in it, or the names do not fit.
+
+        Example:
+            >>> layout = Layout([[[0, 1], [2, 3]], [[4, 5], [6, 7]]], ("pp", "dp", "tp"))
+            >>> layout.over([layout.axes[2], layout.axes[0]], ("tp", "pp"), rank=6).ranks.tolist()
+            [[2, 6], [3, 7]]
+        """
+        if not fit(axes, self._axes):
+            raise ValueError(f"axes that overlap, or that are not of the mesh {self.describe()}, make no mesh together")
+        position = self._list.position(rank)
+        if position is None or digits(position - self._first, self._axes) is None:
+            raise ValueError(f"rank {rank} is not in the mesh {self.describe()}")
+        along = way_along(axes, self._axes, position - self._first)
+        shape = tuple(map(extent_of, axes))
+        return self._derived(position - along, axes, None if names is None else checked_names(names, shape))
+
+    def holds(self, axes: Sequence[Axis]) -> bool:
+        """Return whether `axes` can be axes of one mesh inside this layout."""
+        return fit(axes, self._axes)
+
+    def shares_list(self, other: Layout) -> bool:
+        """Return whether this layout and `other` have axes over one and the same list of ranks."""
+        return self._list is other._list
 
     def members(self) -> tuple[int, ...]:
         """Return all ranks in row-major order of the axes."""
-        return tuple(self._ranks.reshape(-1).tolist())
+        return tuple(self.ranks.reshape(-1).tolist())
+
+    def first_rank(self) -> int:
+        """Return the rank whose index along every axis is 0."""
+        return int(self._list.array[self._first])
 
     def describe(self) -> str:
         """Return the axes with their sizes, such as `(dp=2, tp=4)`, or `(2, 4)` without names."""
@@ -158,35 +322,30 @@ class Layout:
             return f"({', '.join(map(str, self.shape))})"
         return f"({', '.join(f'{name}={extent}' for name, extent in zip(self._names, self.shape, strict=True))})"
 
+    def axis_text(self, axis: int) -> str:
+        """Return what messages call an axis: its quoted name, its index without names."""
+        return str(axis) if self._names is None else repr(self._names[axis])
+
+    def _names_of(self, axes: Sequence[int]) -> list[str] | None:
+        return None if self._names is None else [self._names[axis] for axis in axes]
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Layout):
             return NotImplemented
-        return self is other or (self._names == other._names and np.array_equal(self._ranks, other._ranks))
+        if self is other:
+            return True
+        if self._names != other._names or self._shape != other._shape:
+            return False
+        same = self._list is other._list and self._first == other._first and self._axes == other._axes
+        return same or np.array_equal(self.ranks, other.ranks)
 
     def __hash__(self) -> int:
         if self._hash is None:
-            self._hash = hash((self._names, self.shape, self._ranks.tobytes()))
+            self._hash = hash((self._names, self.shape, self.ranks.tobytes()))
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Layout, (self._ranks, self._names)
+        return Layout, (self.ranks, self._names)
 
     def __repr__(self) -> str:
         return f"Layout({self.describe()})"
-
-
-def _rank_array(ranks: Any) -> Ranks:
-    """Return `ranks` as a read-only int64 array of its own."""
-    try:
-        given = np.asarray(ranks)
-    except ValueError as error:
-        raise ValueError("mesh: rows of unequal length; every row along an axis needs as many ranks") from error
-    if given.size == 0 or given.ndim == 0:
-        raise ValueError(
-            f"mesh: expected an array of ranks with at least one axis and one rank, got shape {given.shape}"
-        )
-    if given.dtype.kind not in "iu":
-        raise TypeError(f"mesh: global ranks must be integers, got an array of {given.dtype}")
-    array = np.array(given, dtype=np.int64, order="C")
-    array.flags.writeable = False
-    return array

@@ -6,10 +6,12 @@ import os
 import time
 import weakref
 from contextlib import suppress
+from typing import Any
 
 from meshdist.deadline import Deadline, Timeout, seconds
 from meshdist.errors import DistStoreError
 from meshdist.store.base import DEFAULT_STORE_TIMEOUT_S, missing_error
+from meshdist.store.dry import dry_store
 from meshdist.store.log import RequestLog
 from meshdist.store.members import Member, Members
 from meshdist.store.request import RequestStore
@@ -47,13 +49,20 @@ class FileStore(RequestStore):
         b'value'
     """
 
+    _closer: weakref.finalize[Any, Any]
+
     def __init__(
         self, path: str | os.PathLike[str], world_size: int = -1, *, timeout: Timeout = DEFAULT_STORE_TIMEOUT_S
     ) -> None:
         if not isinstance(world_size, int) or world_size == 0 or world_size < -1:
             raise ValueError(f"world_size must be the number of users or -1, got {world_size!r}")
         self._timeout_s = seconds(timeout)
-        self._replica = _Replica(RequestLog(os.path.abspath(os.fspath(path))), world_size)
+        self._path = os.path.abspath(os.fspath(path))
+        self._dry = dry_store(f"FileStore {self._path}")
+        if self._dry is not None:
+            self._closer = weakref.finalize(self, self._dry.close)
+            return
+        self._replica = _Replica(RequestLog(self._path), world_size)
         self._closer = weakref.finalize(self, self._replica.leave)
         try:
             self._replica.join(Deadline(self._timeout_s))
@@ -64,9 +73,11 @@ class FileStore(RequestStore):
     @property
     def path(self) -> str:
         """The file, as an absolute path."""
-        return self._replica.log.path
+        return self._path
 
     def _request(self, op: Op, args: list[bytes], timeout_s: float) -> list[bytes]:
+        if self._dry is not None:
+            return self._dry.reply(op, args)
         deadline = Deadline(timeout_s)
         pause_s = _FIRST_PAUSE_S
         while True:
@@ -84,7 +95,8 @@ class FileStore(RequestStore):
 
     def withdraw(self) -> None:
         """Leave the file as if this user had never come: its place is free again."""
-        self._replica.withdrawn = True
+        if self._dry is None:
+            self._replica.withdrawn = True
         self._closer()
 
     def __repr__(self) -> str:

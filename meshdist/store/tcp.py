@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
+from typing import Any
 
 from meshdist.deadline import Deadline, Timeout
 from meshdist.errors import DistNetworkError, DistStoreError
@@ -22,10 +23,14 @@ from meshdist.store.address import (
 )
 from meshdist.store.base import DEFAULT_STORE_TIMEOUT_S, missing_error
 from meshdist.store.client import Resolver, StoreClient
+from meshdist.store.dry import DryStore, dry_store
 from meshdist.store.request import RequestStore
 from meshdist.store.server import StoreServer
 from meshdist.store.table import Op
 from meshdist.store.wire import Status
+
+# What a dry run picks where it is free to.
+_DRY_PORT = 29500
 
 
 class TCPStore(RequestStore):
@@ -58,6 +63,9 @@ class TCPStore(RequestStore):
         b'value'
     """
 
+    _client: StoreClient | DryStore
+    _closer: weakref.finalize[Any, Any]
+
     def __init__(
         self,
         host_name: str,
@@ -82,6 +90,12 @@ class TCPStore(RequestStore):
         self._host = host_name
         self._port = check_port(port)
         self._timeout_s = deadline.timeout_s
+        dry = dry_store(f"TCPStore {endpoint(host_name, self._port or _DRY_PORT)}")
+        if dry is not None:
+            self._client, self._is_master = dry, is_master
+            self._port = self._port or _DRY_PORT
+            self._closer = weakref.finalize(self, dry.close)
+            return
         secret = secret_from_environment() if secret is None else secret
         server, resolver = self._host_store(secret, multi_tenant, master_listen_fd) if is_master else (None, None)
         client = StoreClient(endpoint(host_name, self._port), resolver or self._checked_resolver(secret), secret)

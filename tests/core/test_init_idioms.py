@@ -295,7 +295,8 @@ def needs_a_world():
         function = getattr(dist, name)
         if not inspect.isclass(function) and callable(function):
             parameters = inspect.signature(function).parameters
-            if "group" in parameters and name not in ("coalescing_manager", "destroy_process_group"):
+            without = ("coalescing_manager", "destroy_process_group", "init_device_mesh")
+            if "group" in parameters and name not in without:
                 found.append(pytest.param(function, parameters, id=name))
     return found
 

@@ -3,6 +3,7 @@
 import statistics
 import sys
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ pytestmark = [
 ]
 ROUNDS = 9
 # A nap lasts 100 ms. A long message goes through a ring that holds a small part of it.
-KINDS = {"message": 3, "long message": 1 << 19, "barrier": 0}
+KINDS = {"message": 3, "long message": 1 << 19, "barrier": 0, "of any rank": 3, "long, of any rank": 1 << 19}
 WOKEN_S = 0.05
 
 
@@ -44,7 +45,7 @@ def other_side(group, kind, receives):
     if kind == "barrier":
         group.barrier()
     elif receives:
-        group.recv(np.ones(KINDS[kind]), 1)
+        group.recv(np.ones(KINDS[kind]), None if "any" in kind else 1)
     else:
         group.send(np.ones(KINDS[kind]), 0)
 
@@ -56,7 +57,15 @@ def says_go():
 
 @pytest.mark.parametrize(
     ("kind", "used_before"),
-    [("message", True), ("long message", True), ("barrier", True), ("barrier", False)],
+    [
+        ("message", True),
+        ("long message", True),
+        ("barrier", True),
+        ("barrier", False),
+        ("of any rank", True),
+        ("of any rank", False),
+        ("long, of any rank", False),
+    ],
 )
 @pytest.mark.parametrize("backend", ["gloo", "gloo-slots"])
 def test_a_sleeper_is_woken_at_once(new_crew, backend, kind, used_before):
@@ -94,3 +103,26 @@ def test_first_calls_do_not_wait_for_the_end_of_a_nap(new_crew, backend, kind):
     crew.start(first_calls, kind, 30)
     for took_s in crew.gather():
         assert sum(each_s > WOKEN_S for each_s in took_s) <= 5, [round(each_s, 4) for each_s in took_s]
+
+
+def waits_while_time_stands_still(kind):
+    # What was looked for a moment ago is not looked for again for a while: here, until somebody goes to sleep.
+    with mock.patch("meshdist.backends.gloo.published.time") as clock:
+        clock.monotonic.return_value = 0.0
+        group = dist.new_group([0, 1], timeout=5)
+        tell("about to wait")
+        other_side(group, kind, receives=True)
+
+
+def comes_first(kind):
+    other_side(dist.new_group([0, 1], timeout=5), kind, receives=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_is_woken_looks_even_if_it_has_just_looked(new_crew, kind):
+    crew = new_crew(2)
+    crew.start(waits_while_time_stands_still, kind, ranks=[0])
+    crew.told(0)
+    crew.until_asleep(0)
+    crew.start(comes_first, kind, ranks=[1])
+    assert (crew.outcome(0), crew.outcome(1)) == (None, None)

@@ -157,7 +157,12 @@ def test_log_dir_takes_the_output_and_is_named_at_a_failure(tmp_path):
         (["--nproc-per-node", "many", "script.py"], "got 'many'"),
         (["--nproc-per-node"], "expected one argument"),
         (["--nnodes", "2", "script.py"], "one host"),
-        (["--max-restarts", "3", "script.py"], "unrecognized arguments: --max-restarts 3"),
+        (["--max-retries", "3", "script.py"], "unrecognized arguments: --max-retries 3"),
+        (
+            ["--max_restarts", "3", "script.py"],
+            "meshrun: --max-restarts is an option of torchrun that meshrun has not: a job",
+        ),
+        (["--rdzv-backend=c10d", "script.py"], "--rdzv-backend is an option of torchrun"),
         (["--master-port", "70000", "script.py"], "expected a port from 0 to 65535, got '70000'"),
         (["--grace", "soon", "script.py"], "expected a number of seconds, at least 0, got 'soon'"),
         (["nowhere.py"], "no such file: 'nowhere.py'"),

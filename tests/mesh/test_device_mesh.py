@@ -232,7 +232,8 @@ def test_equality_and_hash_by_arrangement():
     def program():
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         same = DeviceMesh("cpu", np.array([[0, 1], [2, 3]]), mesh_dim_names=["dp", "tp"])
-        row = DeviceMesh("cpu", [[0, 1], [2, 3]][mesh.get_rank() // 2], mesh_dim_names=("tp",))
+        mine = [[0, 1], [2, 3]][mesh.get_rank() // 2]
+        row = DeviceMesh("cpu", mine, mesh_dim_names=("tp",), group=meshdist.new_group(mine))
         assert (mesh, mesh["tp"]) == (same, row)
         assert (hash(mesh), hash(mesh["tp"])) == (hash(same), hash(row))
         assert len({mesh, same, mesh["tp"], row, same["tp"]}) == 2

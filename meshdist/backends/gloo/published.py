@@ -47,10 +47,12 @@ def fate(options: BackendOptions, rank: int) -> str | None:
     None where it is there, as far as can be seen.
 
     Raises:
-        DistBackendError: The store is gone, with another rank.
+        DistBackendError: The store is gone, with another rank; or what the group rests on is broken, so that the rank
+            may never come.
         DistNetworkError: The store is gone, and nobody knows with whom.
     """
     try:
+        options.check_premises()
         what = options.gone(rank)
         if what is None and options.peers.ended(options.ranks[rank]):
             what = options.gone(rank) or DIED  # its last word may have come between the two looks
@@ -121,6 +123,10 @@ class Senders:
         self._found: set[int] = set()
         self._next_s = 0.0
 
+    def look_again(self) -> None:
+        """Have the next `find` ask the store, however short ago that was done."""
+        self._next_s = 0.0
+
     def find(self) -> list[int]:
         """Return those that were not found before."""
         others = len(self._options.ranks) - 1
@@ -134,10 +140,6 @@ class Senders:
                 self._found |= new
         self._next_s = time.monotonic() + _PAUSE_S
         return sorted(new)
-
-    def look_again(self) -> None:
-        """Have the next `find` ask, however short ago that was done: who sleeps next must not miss anybody."""
-        self._next_s = 0.0
 
 
 def _senders_key(dst: int) -> str:

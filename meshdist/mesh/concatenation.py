@@ -1,0 +1,57 @@
+"""Several meshes as one: over the axes of all, or one after the other along an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from meshdist.mesh.layout import Layout
+from meshdist.mesh.mesh_arrangements import MeshArrangements
+
+M = TypeVar("M", bound=MeshArrangements)
+
+
+def concatenated_axes(meshes: Sequence[M]) -> M:
+    """Return the mesh that has the axes of all `meshes`, in this order, through the calling rank.
+
+    Raises:
+        ValueError: They were not derived from one mesh, their axes overlap, names repeat, or some have none.
+    """
+    first = meshes[0]
+    strangers = [mesh for mesh in meshes if mesh._root is not first._root]
+    if strangers:
+        raise ValueError(
+            f"concatenate: meshes must be slices of one mesh, and {first!r} is of another than {strangers[0]!r}; give"
+            " axis= to put meshes one after the other"
+        )
+    layouts = [mesh._layout for mesh in meshes]
+    names = tuple(name for layout in layouts for name in layout.names or ())
+    axes = tuple(axis for layout in layouts for axis in layout.axes)
+    if names and any(layout.names is None for layout in layouts):
+        raise ValueError("concatenate: some of the meshes have axis names, and some none; give all of them names")
+    if len(set(names)) < len(names):
+        raise ValueError(f"concatenate: every name may be used once, got the axes {', '.join(map(repr, names))}")
+    if not first._root._layout.holds(axes):
+        described = " and ".join(layout.describe() for layout in layouts)
+        raise ValueError(f"concatenate: the axes of {described} overlap, so that ranks would be in the mesh twice")
+    return first._over(axes, names or None, tuple(backend for mesh in meshes for backend in mesh._backends))
+
+
+def concatenated_ranks(meshes: Sequence[M], axis: int | str) -> M:
+    """Return the mesh in which `meshes` follow each other along one axis; the same object each time.
+
+    Raises:
+        ValueError: They differ in anything but their size along the axis and their ranks, or have ranks in common; or
+            one is a slice, and the calling rank outside its mesh.
+    """
+    first = meshes[0]
+    number = first._layout.axis(axis)
+    for mesh in meshes:
+        if (mesh.device_type, mesh._backends) != (first.device_type, first._backends):
+            raise ValueError(f"concatenate: meshes must have the same device type and backends, got {first} and {mesh}")
+
+    def make() -> list[M]:
+        layout = Layout.concatenate([mesh._known("concatenate") for mesh in meshes], number)
+        return [first._new_root(layout, first._backends), *meshes]  # kept as long as their ids stand for them
+
+    return first._kept(("concatenate", number, *map(id, meshes)), make)[0]

@@ -1,0 +1,118 @@
+"""Groups that a mesh is given: one that it is made inside, or those of its axes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshdist.current import GroupLike, current_world, resolve
+from meshdist.mesh.layout import Layout
+from meshdist.non_member import NonMember
+
+if TYPE_CHECKING:
+    from meshdist.process_group import ProcessGroup
+
+
+def universe_of(group: GroupLike) -> ProcessGroup | None:
+    """Return the group that a mesh is to be made inside, None for the world.
+
+    Raises:
+        ValueError: The calling rank is not in it, or it is not of this world.
+        TypeError: It is no group.
+    """
+    if group is None:
+        return None
+    found = _own(group, "DeviceMesh: group")
+    return None if found is current_world().default_group else found
+
+
+def group_backend(group: ProcessGroup | None) -> str | None:
+    """Return the backend that a mesh gets from a group; None where it is the world's."""
+    return None if group is None or group.backend_name == current_world().backend_name else group.backend_name
+
+
+def check_inside(layout: Layout, universe: ProcessGroup) -> None:
+    """Raise ValueError if a rank of `layout` is not in the group `universe`."""
+    outside = sorted(set(layout.members()) - set(universe.ranks))
+    if outside:
+        raise ValueError(
+            f"DeviceMesh {layout.describe()}: its ranks must be of the group {universe.label!r}, ranks"
+            f" {list(universe.ranks)}, got rank {outside[0]}; a mesh holds global ranks also inside a group"
+        )
+
+
+def groups_of(group: GroupLike | Sequence[GroupLike]) -> tuple[ProcessGroup, ...]:
+    """Return the groups that `from_group` was given.
+
+    Raises:
+        ValueError: There are none, the calling rank is not in one, or one is not of this world.
+        TypeError: They are no groups.
+    """
+    given = group if isinstance(group, (list, tuple)) else (group,)
+    if not given:
+        raise ValueError("from_group: expected a group or a list of groups, one per axis, got none")
+    return tuple(_own(one, "from_group: group") for one in given)
+
+
+def layout_of_groups(groups: Sequence[ProcessGroup], mesh: Any, names: Sequence[str] | None) -> Layout:
+    """Return the layout whose rows through the calling rank are `groups`.
+
+    Args:
+        groups: One per axis; or one, of all ranks of the mesh in its order.
+        mesh: The ranks by axes; those of the group where None and there is one.
+        names: One unique name per axis, or None.
+
+    Raises:
+        ValueError: The groups are not the rows of the mesh, or several groups and no mesh.
+    """
+    if mesh is None:
+        if len(groups) > 1:
+            raise ValueError(
+                f"from_group: {len(groups)} groups are the rows of one rank, and say nothing of the other ranks; give"
+                " mesh, the global ranks by axes"
+            )
+        return Layout(np.array(groups[0].ranks), names)
+    layout, rank = Layout(mesh, names), current_world().rank
+    coordinate = layout.coordinate(rank)
+    if coordinate is None:
+        raise ValueError(f"from_group: rank {rank} is in the groups, and not in the mesh {layout.describe()}")
+    if len(groups) == 1:
+        _check_row("the mesh", layout.members(), groups[0])
+        return layout
+    if layout.ndim != len(groups):
+        raise ValueError(
+            f"from_group: expected a group for each of the {layout.ndim} axes of the mesh {layout.describe()}, got"
+            f" {len(groups)}"
+        )
+    for axis, group in enumerate(groups):
+        row = tuple(layout.row(axis, coordinate).tolist())
+        _check_row(f"axis {layout.axis_text(axis)} through rank {rank}", row, group)
+    return layout
+
+
+def name_of_ranks(layout: Layout) -> str:
+    """Return what the ranks of a mesh, in any order, are called among themselves."""
+    return f"of {hashlib.sha256(np.sort(layout.ranks, axis=None).tobytes()).hexdigest()[:16]}"
+
+
+def _check_row(what: str, row: tuple[int, ...], group: ProcessGroup) -> None:
+    if row != group.ranks:
+        raise ValueError(
+            f"from_group: {what} has the ranks {list(row)}, and the group {group.label!r} given for it"
+            f" {list(group.ranks)}; they must be the same, in the same order"
+        )
+
+
+def _own(group: GroupLike, what: str) -> ProcessGroup:
+    if group is None:
+        raise TypeError(f"{what} must be a ProcessGroup or a DeviceMesh, got None")
+    found = resolve(group)
+    if isinstance(found, NonMember) or found.rank() < 0:
+        raise ValueError(
+            f"{what}: rank {current_world().rank} is not in it; only the ranks of a group make meshes of it"
+        )
+    current_world().check_holds(found)
+    return found

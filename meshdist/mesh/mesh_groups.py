@@ -1,0 +1,130 @@
+"""MeshGroups: the process groups of a mesh, along each axis and over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from meshdist.mesh.axis_backends import shared_backend
+from meshdist.mesh.mesh_state import MeshState
+from meshdist.mesh.strides import Axis, joined
+
+if TYPE_CHECKING:
+    from meshdist.process_group import ProcessGroup
+
+
+class MeshGroups(MeshState):
+    """Give out the groups of a mesh. Those of one member list and backend are one, whichever mesh asks.
+
+    Example:
+        >>> import meshdist
+        >>> issubclass(meshdist.DeviceMesh, MeshGroups)
+        True
+    """
+
+    def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
+        """Return the group of the ranks along the axis `mesh_dim` that the caller is in.
+
+        Args:
+            mesh_dim: Name or index of the axis. May be None on a mesh of one axis only. On the mesh that others were
+                flattened from, the name of a flattened axis as well.
+
+        Raises:
+            ValueError: `mesh_dim` is None on a mesh of several axes, or the caller is outside the mesh.
+            UnknownAxisError: There is no such axis (a KeyError and a ValueError).
+
+        Example:
+            >>> import meshdist
+            >>> def program():
+            ...     mesh = meshdist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+            ...     assert mesh["dp"].get_group() is mesh.get_group("dp")
+            ...     return mesh.get_group("dp").ranks
+            >>> meshdist.run(program, 4)
+            [(0, 2), (1, 3), (0, 2), (1, 3)]
+        """
+        if isinstance(mesh_dim, str) and mesh_dim not in (self._layout.names or ()):
+            flattened = self._root._flattened.get(mesh_dim)
+            if flattened is not None and self._layout.holds([flattened[0]]):
+                axis, backend = flattened
+                return self._group_along(
+                    "get_group",
+                    axis,
+                    backend,
+                    mesh_dim,
+                    lambda: self._layout.over([axis], None, self.get_rank()).members(),
+                )
+        number = self._one_axis("get_group", mesh_dim)
+        group = self._axis_groups.get(number)
+        if group is None:
+            name = f"axis {number}" if self._layout.names is None else self._layout.names[number]
+            group = self._axis_groups[number] = self._group_along(
+                "get_group", self._layout.axes[number], self._backends[number], name, lambda: self._row(number)
+            )
+        return group
+
+    def get_all_groups(self) -> list[ProcessGroup]:
+        """Return the caller's group along each axis, in the order of the axes.
+
+        Example:
+            >>> import meshdist
+            >>> def program():
+            ...     mesh = meshdist.init_device_mesh("cpu", (2, 2))
+            ...     return [group.ranks for group in mesh.get_all_groups()]
+            >>> meshdist.run(program, 4)[3]
+            [(1, 3), (2, 3)]
+        """
+        return [self.get_group(axis) for axis in range(self.ndim)]
+
+    @property
+    def collective_group(self) -> ProcessGroup:
+        """The group over all ranks of this mesh in row-major order, on which its collectives run.
+
+        An axis's own group where the mesh has one axis. Over several axes it uses the backend that all of them were
+        given by `backend_override`, else the world's.
+
+        Raises:
+            ValueError: The caller is outside the mesh.
+
+        Example:
+            >>> import meshdist
+            >>> meshdist.run(lambda: meshdist.DeviceMesh("cpu", [[2, 0], [1, 3]]).collective_group.ranks, 4)[0]
+            (2, 0, 1, 3)
+        """
+        group = self._flat_group
+        if group is None:
+            name = ",".join(self._layout.names) if self._layout.names else "axis 0" if self.ndim == 1 else "mesh"
+            backend = shared_backend(self._backends)
+            group = self._group_along("", joined(self._layout.axes), backend, name, self._layout.members)
+            if self._root._agreement is not None and group.has_backend:
+                self._root._agreement.check()  # a group that is yet to make its first call looks by itself
+            self._flat_group = group
+        return group
+
+    def _row(self, axis: int) -> tuple[int, ...]:
+        assert self._coordinate is not None, "asked on members only"
+        return tuple(self._layout.row(axis, self._coordinate).tolist())
+
+    def _group_along(
+        self, method: str, axis: Axis, backend: str | None, desc: str, members: Callable[[], tuple[int, ...]]
+    ) -> ProcessGroup:
+        """Return the caller's group along an axis of the root's list of ranks; `members` says who is in a new one."""
+        if self.get_coordinate() is None:
+            what, why = (
+                (f"DeviceMesh.{method}", "only its members have groups in it")
+                if method
+                else ("DeviceMesh", "only its members may call its collectives")
+            )
+            raise ValueError(self._outside(what, why))
+        root = self._root
+        group = root._groups.get((axis, backend))
+        if group is None:
+            group = root._groups.setdefault((axis, backend), self._made_group(members(), backend, desc))
+            if root._agreement is not None:
+                self._here().rest_on(group, root._agreement.broken)
+        return group
+
+    def _made_group(self, members: tuple[int, ...], backend: str | None, desc: str) -> ProcessGroup:
+        universe = self._root._universe
+        if universe is not None and members == universe.ranks and backend in (None, universe.backend_name):
+            return universe
+        return self._here().shared_group(members, backend=backend, desc=desc)

@@ -1,0 +1,229 @@
+"""MeshState: what a mesh is made of, what it says of itself, and where the calling rank is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from meshdist.collectives.methods import CollectiveMethods
+from meshdist.current import current_world
+from meshdist.mesh.layout import Layout
+from meshdist.mesh.render import ranks_text
+from meshdist.mesh.strides import Axis
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from meshdist.mesh.agreement import Agreement
+    from meshdist.mesh.rank_list import Ranks
+    from meshdist.process_group import ProcessGroup
+    from meshdist.world import World
+
+# What tells the meshes of one family apart: axes in the root's list of ranks, names, backends.
+Key: TypeAlias = "tuple[tuple[Axis, ...], tuple[str, ...] | None, tuple[str | None, ...]]"
+
+
+class MeshState(CollectiveMethods):
+    """Hold what a mesh knows. A root was made from ranks; the meshes derived from it share the root's family.
+
+    Example:
+        >>> import meshdist
+        >>> issubclass(meshdist.DeviceMesh, MeshState)
+        True
+    """
+
+    _layout: Layout
+    _device_type: str
+    _backends: tuple[str | None, ...]  # one per axis, None for the world's
+    _root: Self
+    _world: World | None
+    _coordinate: tuple[int, ...] | None
+    _plane_known: bool
+    _slices: dict[str | tuple[str, ...], Self]  # by what was written in the brackets
+    _axis_groups: dict[int, ProcessGroup]
+    _flat_group: ProcessGroup | None
+    _others: dict[tuple[object, ...], list[Self]]  # meshes of other families that were made from this one
+
+    # Of a root; its family looks here.
+    _family: dict[Key, Self]
+    _flattened: dict[str, tuple[Axis, str | None]]  # flattened axes by name, with their backends
+    _groups: dict[tuple[Axis, str | None], ProcessGroup]  # by what they run along
+    _universe: ProcessGroup | None  # the group that the mesh was made inside; None for the world
+    _agreement: Agreement | None
+
+    def _store(self, device_type: str, layout: Layout, backends: tuple[str | None, ...], root: Self) -> None:
+        """Set the fields of a mesh that does not know its world yet."""
+        self._device_type = device_type
+        self._layout = layout
+        self._backends = backends
+        self._root = root
+        self._world = None
+        self._coordinate = None
+        self._plane_known = True
+        self._slices = {}
+        self._axis_groups = {}
+        self._flat_group = None
+        self._others = {}
+        if root is self:
+            self._family = {(layout.axes, layout.names, backends): self}
+            self._flattened = {}
+            self._groups = {}
+            self._universe = None
+            self._agreement = None
+
+    def _bind(self, world: World) -> World:
+        """Find this rank's place in the mesh, once."""
+        highest = int(self._layout.ranks.max())
+        if highest >= world.size:
+            raise ValueError(
+                f"DeviceMesh {self._layout.describe()}: its ranks must lie in 0..{world.size - 1}, as the world has"
+                f" {world.size}, got rank {highest}; start more ranks or make the mesh of fewer"
+            )
+        self._coordinate = self._layout.coordinate(world.rank)
+        self._world = world
+        return world
+
+    def _here(self) -> World:
+        """Return the world this mesh stands in; one that came out of a pickle takes the current one."""
+        return self._bind(current_world()) if self._world is None else self._world
+
+    # ---- What the mesh is
+
+    @property
+    def mesh(self) -> Ranks:
+        """The global ranks of this mesh, a read-only integer array of its shape.
+
+        Raises:
+            ValueError: This is a slice and the calling rank is outside the mesh, so it has no row or plane.
+
+        Example:
+            >>> import meshdist
+            >>> meshdist.run(lambda: meshdist.init_device_mesh("cpu", (1, 2)).mesh.tolist(), 2)
+            [[[0, 1]], [[0, 1]]]
+        """
+        if not self._plane_known:
+            raise ValueError(
+                self._outside("DeviceMesh.mesh", "a slice holds the calling rank's row, and this rank has none")
+            )
+        return self._layout.ranks
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The number of ranks along each axis.
+
+        Example:
+            >>> import meshdist
+            >>> meshdist.run(lambda: meshdist.init_device_mesh("cpu", (1, 2)).shape, 2)
+            [(1, 2), (1, 2)]
+        """
+        return self._layout.shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes.
+
+        Example:
+            >>> import meshdist
+            >>> meshdist.run(lambda: meshdist.init_device_mesh("cpu", (1, 2)).ndim, 2)
+            [2, 2]
+        """
+        return self._layout.ndim
+
+    @property
+    def mesh_dim_names(self) -> tuple[str, ...] | None:
+        """The names of the axes, or None.
+
+        Example:
+            >>> import meshdist
+            >>> meshdist.run(lambda: meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",)).mesh_dim_names, 2)
+            [('tp',), ('tp',)]
+        """
+        return self._layout.names
+
+    @property
+    def device_type(self) -> str:
+        """Where the arrays live: "cpu" or "cuda".
+
+        Example:
+            >>> import meshdist
+            >>> meshdist.run(lambda: meshdist.init_device_mesh("cpu", (2,)).device_type, 2)
+            ['cpu', 'cpu']
+        """
+        return self._device_type
+
+    def size(self, mesh_dim: int | str | None = None) -> int:
+        """Return the number of ranks along the axis `mesh_dim`, of the whole mesh where it is None.
+
+        Raises:
+            UnknownAxisError: There is no such axis (a KeyError and a ValueError).
+
+        Example:
+            >>> import meshdist
+            >>> meshdist.run(lambda: meshdist.init_device_mesh("cpu", (2, 1)).size(1), 2)
+            [1, 1]
+        """
+        if mesh_dim is None:
+            return self._layout.size
+        return self.shape[self._layout.axis(mesh_dim)]
+
+    # ---- Where this rank is
+
+    def get_rank(self) -> int:
+        """Return the global rank of the caller.
+
+        Example:
+            >>> import meshdist
+            >>> meshdist.run(lambda: meshdist.DeviceMesh("cpu", [1, 0]).get_rank(), 2)
+            [0, 1]
+        """
+        return self._here().rank
+
+    def get_coordinate(self) -> tuple[int, ...] | None:
+        """Return the caller's index along each axis, None on a rank outside the mesh.
+
+        Example:
+            >>> import meshdist
+            >>> meshdist.run(lambda: meshdist.DeviceMesh("cpu", [[2], [0]]).get_coordinate(), 3)
+            [(1, 0), None, (0, 0)]
+        """
+        self._here()
+        return self._coordinate
+
+    def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
+        """Return the caller's index along the axis `mesh_dim`, which is its rank in that axis's group.
+
+        Args:
+            mesh_dim: Name or index of the axis. May be None on a mesh of one axis only.
+
+        Raises:
+            ValueError: `mesh_dim` is None on a mesh of several axes, or the caller is outside the mesh.
+            UnknownAxisError: There is no such axis (a KeyError and a ValueError).
+
+        Example:
+            >>> import meshdist
+            >>> meshdist.run(lambda: meshdist.init_device_mesh("cpu", (2, 2)).get_local_rank(1), 4)
+            [0, 1, 0, 1]
+        """
+        axis = self._one_axis("get_local_rank", mesh_dim)
+        coordinate = self.get_coordinate()
+        if coordinate is None:
+            raise ValueError(self._outside("DeviceMesh.get_local_rank", "only its members have an index along an axis"))
+        return coordinate[axis]
+
+    def _one_axis(self, method: str, mesh_dim: int | str | None) -> int:
+        if mesh_dim is not None:
+            return self._layout.axis(mesh_dim)
+        if self.ndim > 1:
+            choices: Sequence[int | str] = self._layout.names or range(self.ndim)
+            raise ValueError(
+                f"DeviceMesh.{method}: this mesh {self._layout.describe()} has {self.ndim} axes, so name one of"
+                f" {', '.join(map(repr, choices))}"
+            )
+        return 0
+
+    def _outside(self, what: str, why: str) -> str:
+        root = self._root._layout
+        return (
+            f"{what}: rank {self.get_rank()} is outside the mesh {root.describe()} of {ranks_text(root)}; {why},"
+            " so go on only where mesh.get_coordinate() is not None"
+        )

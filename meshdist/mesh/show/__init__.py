@@ -1,0 +1,45 @@
+"""Seeing a mesh: one grid of its ranks, and it as text, as HTML and as a matplotlib drawing."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from meshdist.mesh.show.grid import grid_of
+from meshdist.mesh.show.html import as_html
+from meshdist.mesh.show.text import as_text
+
+if TYPE_CHECKING:
+    from meshdist.mesh.layout import Layout
+    from meshdist.world import World
+
+FORMS = ("text", "html", "plot")
+
+
+def show(layout: Layout, world: World | None, form: str | None, axis: int | str | None, ax: Any) -> Any:
+    """Show a mesh; `DeviceMesh.show` says how."""
+    if form is not None and form not in FORMS:
+        raise ValueError(f"DeviceMesh.show: form must be one of {', '.join(map(repr, FORMS))} or None, got {form!r}")
+    if ax is not None and form != "plot":
+        raise ValueError("DeviceMesh.show: ax is what form='plot' draws into; give that form as well")
+    grid = grid_of(layout, world, axis)
+    if form == "plot":
+        from meshdist.mesh.show.plot import as_plot
+
+        return as_plot(grid, ax)
+    if form == "html":
+        return as_html(grid)
+    if form is None and _in_notebook():
+        from IPython.display import HTML, display
+
+        display(HTML(as_html(grid)))
+    else:
+        print(as_text(grid))
+    return None
+
+
+def _in_notebook() -> bool:
+    # Found among what is loaded: nobody who is not in a notebook has to have IPython.
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and hasattr(shell, "kernel")

@@ -1,0 +1,1 @@
+"""What calls cost: accounts of calls and bytes."""

@@ -1,0 +1,46 @@
+"""Volumes as a table of text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from meshdist.profiler.accounting import Volume
+
+_HEAD = ("axis", "collective", "calls", "bytes", "sent inside hosts", "sent between hosts")
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+# Up to here bytes are written out.
+_MOST_BYTES = 9999
+
+
+def volume_table(volumes: dict[str, dict[str, Volume]], total: Volume) -> str:
+    """Return a table with a row for each axis and collective, and one for all."""
+    rows = [_HEAD]
+    rows += [(axis, name, *_cells(volume)) for axis, found in volumes.items() for name, volume in found.items()]
+    rows.append(("all", "", *_cells(total)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(_aligned(row, widths)).rstrip() for row in rows)
+
+
+def bytes_text(nbytes: float) -> str:
+    """Return a number of bytes as people read it.
+
+    Example:
+        >>> bytes_text(1000), bytes_text(3 << 20)
+        ('1000 B', '3.00 MiB')
+    """
+    if nbytes <= _MOST_BYTES:
+        return f"{nbytes:.0f} B"
+    power = min((int(nbytes).bit_length() - 1) // 10, len(_UNITS) - 1)
+    return f"{nbytes / 1024**power:.{2 if nbytes < 100 * 1024**power else 0}f} {_UNITS[power]}"
+
+
+def _cells(volume: Volume) -> tuple[str, str, str, str]:
+    return str(volume.calls), *map(bytes_text, (volume.nbytes, volume.inside, volume.between))  # type: ignore[return-value]
+
+
+def _aligned(row: tuple[str, ...], widths: list[int]) -> list[str]:
+    return [
+        cell.ljust(width) if column < 2 else cell.rjust(width)
+        for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+    ]

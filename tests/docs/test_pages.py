@@ -1,0 +1,36 @@
+"""The pages of docs/: their programs print what they say, and their pictures are there."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(60)
+ROOT = Path(__file__).parents[2]
+PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "migration.md"]  # which has its own test
+PROGRAMS = [
+    pytest.param(*found, id=f"{page.stem}-{number}")
+    for page in PAGES
+    for number, found in enumerate(re.findall(r"```python\n(.*?)```\s+```text\n(.*?)```", page.read_text(), re.DOTALL))
+]
+
+
+@pytest.mark.parametrize(("program", "output"), PROGRAMS)
+def test_program_prints_what_the_page_says(program, output):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == output.replace("HOST", socket.gethostname())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_program_comes_with_its_output_and_every_link_leads_somewhere(page):
+    text = page.read_text()
+    assert text.count("```python") == len(re.findall(r"```python\n.*?```\s+```text\n", text, re.DOTALL))
+    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
+    assert [link for link in links if not (page.parent / link).exists()] == []

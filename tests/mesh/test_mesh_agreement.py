@@ -1,0 +1,240 @@
+"""Meshes that differ between ranks: an error on every rank, found with one request to the store of each."""
+
+import threading
+
+import numpy as np
+import pytest
+from worlds import crew_rank, needs_linux, tell
+
+import meshdist
+from meshdist.device_mesh import DeviceMesh, init_device_mesh
+
+SHORT_S = 20.0
+
+
+class CountingStore(meshdist.TCPStore):
+    """Counts the requests that go over the connection."""
+
+    requests = 0
+
+    def _request(self, *args, **kwargs):
+        self.requests += 1
+        return super()._request(*args, **kwargs)
+
+
+def mesh_with_all_groups(port, size):
+    store = CountingStore("127.0.0.1", port, is_master=False)
+    meshdist.init_process_group("gloo", store=store, rank=crew_rank(), world_size=size)
+    before = store.requests
+    mesh = init_device_mesh("cpu", (2, 2, size // 4), mesh_dim_names=("pp", "dp", "tp"))
+    mesh.get_all_groups()
+    for first, second in (("pp", "dp"), ("pp", "tp"), ("dp", "tp")):
+        mesh[first, second].flatten().get_group()
+    made = store.requests - before
+    total = mesh["pp", "tp"].flatten().all_reduce(np.array([mesh.get_rank()])).item()
+    meshdist.destroy_process_group()
+    return made, total
+
+
+@needs_linux
+def test_a_mesh_with_all_groups_is_one_request_of_each_rank(worlds):
+    from worlds import Crew
+
+    with (
+        meshdist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) as store,
+        Crew(worlds.nursery, 8) as crew,
+    ):
+        crew.start(mesh_with_all_groups, store.port, 8)
+        made = crew.gather()
+    assert [count for count, _ in made] == [1] * 8
+    assert [total for _, total in made] == [10, 10, 18, 18, 10, 10, 18, 18]
+
+
+DIFFERENT = [
+    pytest.param(lambda: init_device_mesh("cpu", (4,), mesh_dim_names=("dp",)), r"(dp=4)", id="shape"),
+    pytest.param(lambda: init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp")), "(dp=2, pp=2)", id="names"),
+    pytest.param(lambda: init_device_mesh("cpu", (2, 2)), "(2, 2)", id="no names"),
+    pytest.param(
+        lambda: DeviceMesh("cpu", [[0, 2], [1, 3]], mesh_dim_names=("dp", "tp")), "ranks 0, 2, 1, 3", id="order"
+    ),
+    pytest.param(
+        lambda: init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"), backend_override={"tp": "threads"}),
+        "backends None, threads",
+        id="backends",
+    ),
+]
+
+
+def agreed():
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+
+
+def refused(make):
+    with pytest.raises(ValueError, match="DeviceMesh: the ranks' meshes differ: ") as error:
+        make()
+    return str(error.value)
+
+
+def failing_first_calls(mesh):
+    """Call a mesh and all its groups; return what the first was told."""
+    with pytest.raises(meshdist.DistBackendError) as error:
+        mesh.get_group(1).all_reduce(np.ones(1))
+    for call in (mesh.get_group(0).barrier, lambda: mesh.barrier(), lambda: mesh.flatten().barrier()):
+        with pytest.raises(meshdist.DistBackendError, match="the ranks' meshes differ: "):
+            call()
+    return str(error.value)
+
+
+@pytest.mark.parametrize(("make", "words"), DIFFERENT)
+def test_every_rank_fails_where_the_last_made_another(make, words):
+    made = [threading.Event() for _ in range(4)]
+
+    def program():
+        rank = meshdist.get_rank()
+        if rank == 3:
+            assert all(event.wait(30) for event in made[:3])
+            told = refused(make)
+            made[3].set()
+            return told
+        mesh = agreed()
+        made[rank].set()
+        assert made[3].wait(30)
+        return failing_first_calls(mesh)
+
+    check_sentences(meshdist.run(program, 4, timeout=SHORT_S), 3, words)
+
+
+@pytest.mark.parametrize(("make", "words"), DIFFERENT)
+def test_every_rank_fails_where_the_first_made_another(make, words):
+    made = [threading.Event() for _ in range(4)]
+
+    def program():
+        rank = meshdist.get_rank()
+        if rank == 0:
+            mesh = make()
+            made[0].set()
+            assert all(event.wait(30) for event in made)
+            return failing_first_calls(
+                mesh.flatten().unflatten(0, (2, 2), *([("a", "b")] if mesh.mesh_dim_names else []))
+            )
+        assert made[0].wait(30)
+        told = refused(agreed)
+        made[rank].set()
+        return told
+
+    check_sentences(meshdist.run(program, 4, timeout=SHORT_S), 0, words)
+
+
+def check_sentences(told, odd, words):
+    for sentence in told:
+        assert f"rank {odd} made DeviceMesh('cpu', " in sentence
+        assert words in sentence
+        assert "(dp=2, tp=2)" in sentence
+        assert sentence.endswith("give group= to a mesh that only some ranks make")
+
+
+def test_ranks_that_wait_already_learn_it():
+    asleep = threading.Event()
+
+    def program():
+        if meshdist.get_rank() == 1:
+            assert asleep.wait(30)
+            with pytest.raises(ValueError, match="the ranks' meshes differ"):
+                init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+            return ""
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        group = mesh.get_group()
+        asleep.set()
+        with pytest.raises(meshdist.DistBackendError) as error:
+            group.all_reduce(np.ones(1))
+        return str(error.value)
+
+    assert "(dp=1, tp=2)" in meshdist.run(program, 2, timeout=SHORT_S)[0]
+
+
+def one_differs():
+    """On a process: rank 3 makes another mesh while the others may wait for it; all say what they were told."""
+    rank = meshdist.get_rank()
+    tell("begins")
+    try:
+        mesh = init_device_mesh("cpu", (2, 2) if rank < 3 else (4, 1), mesh_dim_names=("dp", "tp"))
+        mesh["dp"].all_reduce(np.ones(1))
+        mesh["tp"].all_reduce(np.ones(1))
+        mesh.all_reduce(np.ones(1))
+    except (ValueError, meshdist.DistError) as error:
+        return str(error)
+    return "nothing"
+
+
+@needs_linux
+@pytest.mark.parametrize("late", [False, True])
+def test_every_process_fails_where_one_made_another(worlds, late):
+    from worlds import Crew
+
+    with Crew(worlds.nursery, 4) as crew:
+        crew.join()
+        crew.start(one_differs, ranks=[0, 1, 2])
+        for rank in range(3):
+            crew.told(rank)
+        if late:
+            crew.until_asleep(1)  # in its first call with rank 3
+        crew.start(one_differs, ranks=[3])
+        crew.told(3)
+        told = [crew.outcome(rank, SHORT_S) for rank in range(4)]
+    for sentence in told:
+        assert "(dp=2, tp=2)" in sentence or "the group is broken" in sentence or "gave up" in sentence
+    assert "(dp=4, tp=1)" in told[3]
+    assert "(dp=4, tp=1)" in told[1]
+
+
+def test_a_refusal_on_one_rank_reaches_the_others():
+    refused = threading.Event()
+
+    def program():
+        if meshdist.get_rank() == 1:
+            with pytest.raises(ValueError, match="every name may be used once"):
+                init_device_mesh("cpu", (1, 2), mesh_dim_names=("tp", "tp"))
+            refused.set()
+            return
+        assert refused.wait(30)
+        with pytest.raises(ValueError, match="rank 1 was refused one .*every name may be used once.*, rank 0 made"):
+            init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+
+    meshdist.run(program, 2, timeout=SHORT_S)
+
+
+def test_a_refusal_on_all_ranks_is_none_of_the_next_meshs_business():
+    def program():
+        for _ in range(2):
+            with pytest.raises(ValueError, match="every name may be used once"):
+                init_device_mesh("cpu", (1, 2), mesh_dim_names=("tp", "tp"))
+            assert init_device_mesh("cpu", (2,)).all_reduce(np.ones(1)).item() == 2
+
+    meshdist.run(program, 2)
+
+
+def test_many_meshes_that_agree():
+    def program():
+        for count in range(20):
+            ranks = np.random.default_rng(count).permutation(4).reshape(2, 2)
+            mesh = DeviceMesh("cpu", ranks, mesh_dim_names=("dp", "tp"))
+            assert mesh["tp"].all_reduce(np.array([mesh.get_rank()])).item() == mesh["tp"].mesh.sum()
+
+    meshdist.run(program, 4)
+
+
+def test_a_difference_that_the_words_do_not_show():
+    def program():
+        ranks = list(range(16))
+        if meshdist.get_rank() == 15:
+            ranks[5], ranks[6] = 6, 5
+        try:
+            DeviceMesh("cpu", ranks)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    told = [words for words in meshdist.run(program, 16) if words]
+    assert told
+    for words in told:
+        assert words.count("ranks 0, 1, 2, ... 15) [") == 2

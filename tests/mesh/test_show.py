@@ -1,0 +1,185 @@
+"""mesh.show: what a reader sees of a mesh as text, as HTML and in a plot."""
+
+import sys
+import types
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+import meshdist
+from meshdist.mesh.layout import Layout
+from meshdist.mesh.show import show
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class TwoHosts:
+    """As much of a world as a drawing asks for: the calling rank, and ranks that came to two hosts in turn."""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def host_names(self):
+        return ("ada", "<bob>") * 32
+
+    def hosts(self, ranks):
+        return [f"id of host {rank % 2}" for rank in ranks]
+
+
+class Cells(HTMLParser):
+    """The cells of all tables: what stands in each, its title and its style."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.cells = []
+        self._attributes = None
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self._attributes = dict(attrs) if tag == "td" else None
+
+    def handle_data(self, data):
+        if self._attributes is not None:
+            self.cells.append((data, self._attributes["title"], self._attributes["style"]))
+
+
+def shown(capsys, *args):
+    show(*args)
+    return capsys.readouterr().out
+
+
+UNSORTED = Layout([[3, 0, 5], [1, 4, 2]], ("dp", "tp"))
+
+
+def test_text_shows_ranks_hosts_and_the_calling_rank(capsys):
+    assert shown(capsys, UNSORTED, TwoHosts(4), None, None, None).splitlines() == [
+        "mesh (dp=2, tp=3), rank 4 at (dp=1, tp=1)",
+        "",
+        "      tp=0 tp=1 tp=2",
+        " dp=0  3b   0a   5b",
+        " dp=1  1b  [4a]  2a",
+        "",
+        "hosts (ranks): a ada (3), b <bob> (3)",
+    ]
+
+
+def test_text_shows_the_groups_of_an_axis(capsys):
+    lines = shown(capsys, UNSORTED, TwoHosts(4), "text", "dp", None).splitlines()
+    assert lines[3:] == [
+        " dp=0  3b  (0a)  5b",
+        " dp=1  1b  [4a]  2a",
+        "",
+        "3 groups along dp; this rank's is marked",
+        "hosts (ranks): a ada (3), b <bob> (3)",
+    ]
+    by_index = shown(capsys, UNSORTED, TwoHosts(4), "text", 0, None).splitlines()
+    assert by_index == lines
+
+
+def test_text_of_a_rank_outside_marks_nothing(capsys):
+    text = shown(capsys, UNSORTED, TwoHosts(9), "text", "tp", None)
+    assert text.startswith("mesh (dp=2, tp=3), rank 9 is outside\n")
+    assert "2 groups along tp\n" in text
+    assert "[" not in text
+
+
+def test_more_axes_are_panels_and_axes_without_names_have_numbers(capsys):
+    layout = Layout(np.arange(8).reshape(2, 2, 2))
+    assert shown(capsys, layout, None, "text", None, None).splitlines() == [
+        "mesh (2, 2, 2)",
+        "",
+        "0   0  1",
+        " 0 0  1",
+        " 1 2  3",
+        "",
+        "1   0  1",
+        " 0 4  5",
+        " 1 6  7",
+    ]
+
+
+def test_a_large_mesh_is_cut_and_says_so(capsys):
+    layout = Layout(np.arange(4096).reshape(32, 128), ("dp", "tp"))
+    text = shown(capsys, layout, None, "text", None, None)
+    assert len(text.splitlines()) < 30
+    assert "256 of 4096 ranks are shown" in text
+
+
+def test_html_has_every_rank_with_its_host_and_group():
+    cells = Cells(show(UNSORTED, TwoHosts(4), "html", "dp", None)).cells
+    assert [text for text, _, _ in cells] == ["3", "0", "5", "1", "4", "2"]
+    assert cells[0][1] == "rank 3, on <bob>, group 0 along dp"
+    framed = [text for text, _, style in cells if "border:3px" in style]
+    assert framed == ["0", "4"]
+    colours = [style.split(";")[0] for _, _, style in cells]
+    assert colours[:3] == colours[3:]
+    assert len(set(colours)) == 3
+
+
+def test_html_colours_hosts_and_names_them_safely():
+    html = show(UNSORTED, TwoHosts(4), "html", None, None)
+    assert "&lt;bob&gt; (3)" in html
+    assert "<bob>" not in html
+    colours = {text: style.split(";")[0] for text, _, style in Cells(html).cells}
+    assert colours["0"] == colours["2"] == colours["4"] != colours["1"]
+
+
+def test_plot_draws_into_the_given_axes():
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+    pyplot.switch_backend("agg")
+    figure, ax = pyplot.subplots()
+    assert show(UNSORTED, TwoHosts(4), "plot", None, ax) is ax
+    assert {text.get_text() for text in ax.texts} == {*"012345", "dp=0", "dp=1", "tp=0", "tp=1", "tp=2"}
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["ada (3)", "<bob> (3)"]
+    assert "rank 4 at (dp=1, tp=1)" in ax.get_title()
+    figure.canvas.draw()
+    pyplot.close(figure)
+    made = show(Layout(np.arange(8).reshape(2, 2, 2)), TwoHosts(0), "plot", 0, None)
+    assert made.get_legend() is None
+    pyplot.close(made.figure)
+
+
+def test_plot_without_matplotlib_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match=r"needs matplotlib; pip install .*form='text'"):
+        show(UNSORTED, None, "plot", None, None)
+
+
+def test_in_a_notebook_html_is_displayed(monkeypatch, capsys):
+    displayed = []
+    ipython, display = types.ModuleType("IPython"), types.ModuleType("IPython.display")
+    ipython.get_ipython = lambda: types.SimpleNamespace(kernel=object())
+    display.HTML, display.display = str, displayed.append
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    assert shown(capsys, UNSORTED, TwoHosts(4), None, None, None) == ""
+    assert len(Cells(displayed[0]).cells) == 6
+
+
+def test_wrong_arguments():
+    with pytest.raises(ValueError, match="form must be one of 'text', 'html', 'plot' or None, got 'svg'"):
+        show(UNSORTED, None, "svg", None, None)
+    with pytest.raises(ValueError, match="ax is what form='plot' draws into"):
+        show(UNSORTED, None, "text", None, object())
+    with pytest.raises(KeyError, match="unknown axis 'pp'.*'dp', 'tp'"):
+        show(UNSORTED, None, "text", "pp", None)
+
+
+def outside_of_a_slice():
+    mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    whole = mesh.show("html")
+    mesh = meshdist.DeviceMesh("cpu", [[0], [1]], mesh_dim_names=("dp", "tp"))
+    if meshdist.get_rank() < 2:
+        return whole, mesh["tp"].show("html")
+    with pytest.raises(ValueError, match="a slice holds the calling rank's row"):
+        mesh["tp"].show("html")
+    return whole, None
+
+
+def test_meshes_and_slices_of_a_real_world():
+    (whole, own), (_, other), (outside, _) = meshdist.run(outside_of_a_slice, 3)
+    assert [text for text, _, _ in Cells(whole).cells] == ["0", "1"]
+    assert [text for text, _, _ in Cells(own).cells] == ["0"]
+    assert [text for text, _, _ in Cells(other).cells] == ["1"]
+    assert "rank 2 is outside" in outside
