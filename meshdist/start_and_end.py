@@ -123,15 +123,14 @@ def _make_registered(slot: WorldSlot, world: World, deadline: Deadline) -> None:
     except Exception as error:  # whatever a user's function raises
         mine = error
     try:
-        world.store.set(f"engine/{world.rank}", "" if mine is None else f"{type(mine).__name__}: {mine}")
+        world.store.set(f"engine/{world.rank}", "" if mine is None else _in_words(mine, where))
         keys = [f"engine/{rank}" for rank in range(world.size)]
         if mine is not None:
             raise mine
         world.store.wait(keys, deadline.remaining_s())
         for rank, words in enumerate(world.store.multi_get(keys)):
             if words:
-                reason = f"rank {rank} could not make its engine of backend {world.backend_name!r}: {words.decode()}"
-                raise DistBackendError(f"{where}: {reason}", peer_failed=True)
+                raise DistBackendError(f"{where}: on rank {rank}: {words.decode()}", peer_failed=True)
     except BaseException as error:
         slot.world = None
         world.abort(f"its init_process_group failed: {error}")
@@ -213,3 +212,9 @@ def _check_place(rank: int, world_size: int) -> None:
         raise ValueError(f"with store=, world_size must be given, at least 1, got {world_size}")
     if not 0 <= rank < world_size:
         raise ValueError(f"with store=, rank must be given, 0 to {world_size - 1}, got {rank}")
+
+
+def _in_words(error: Exception, where: str) -> str:
+    if isinstance(error, DistBackendError):
+        return str(error).removeprefix(f"{where}: ")
+    return f"{type(error).__name__}: {error}"

@@ -108,7 +108,10 @@ def test_a_registered_backend_that_cannot_be_made_is_an_error_on_all_ranks(new_p
         new_pair.told(rank)
     took_s, kind, message = new_pair.outcome(0)
     assert kind is dist.DistBackendError
-    assert "rank 1 could not make its engine of backend 'refusing': KeyError: 'no such card'" in message
+    assert (
+        "on rank 1: backend 'refusing': the registered function make_refusing raised KeyError: 'no such card'"
+        in message
+    )
     assert "init_process_group (rank 0 of 2)" in message
     assert took_s < 10
     assert "no such card" in new_pair.outcome(1)[2]
