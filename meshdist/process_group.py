@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from operator import index
 from types import TracebackType
@@ -362,6 +362,11 @@ class ProcessGroup(CollectiveMethods):
         """Have calls from now on compare the shapes of what the ranks pass, or the numbers of elements alone."""
         self._compares_shapes = wanted
         self._plans = {}  # they know what they compare
+
+    def ask_first(self, premise: Callable[[], str | None]) -> None:
+        """Have the next call fail if `premise` is found broken: a function that returns how, or None."""
+        self._engines.ask_first(premise)
+        self._plans = {}  # a call that has one does not look for its engine
 
     def fail(self, error: BaseException, where: str) -> BaseException:
         """Break the group: `error` ended a call. Return what the caller gets."""

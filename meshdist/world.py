@@ -118,10 +118,12 @@ class World:
             return len(self._groups)
 
     def rest_on(self, group: ProcessGroup, premise: Callable[[], str | None]) -> None:
-        """Have the first call of `group` fail if `premise` is found broken: a function that returns how, or None."""
+        """Have the next call of `group` fail if `premise` is found broken: a function that returns how, or None."""
         premises = self._premises.setdefault(group.name, [])
         if premise not in premises:
             premises.append(premise)
+            if group.has_backend:  # which asks by itself only while it is set up
+                group.ask_first(premise)
 
     def next_mesh(self, universe: str) -> int:
         """Return the number of this rank's next mesh in a universe, which is known by its name."""

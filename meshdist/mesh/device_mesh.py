@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshdist.current import GroupLike, current_world
-from meshdist.mesh.agreement import agree, refusals_told
+from meshdist.mesh.agreement import agree, refusals_told, refusals_told_in
 from meshdist.mesh.axis_backends import axis_backends
 from meshdist.mesh.concatenation import concatenated_axes, concatenated_ranks
 from meshdist.mesh.given_groups import (
@@ -15,13 +15,13 @@ from meshdist.mesh.given_groups import (
     groups_of,
     layout_of_groups,
     name_of_ranks,
+    ranks_of_groups,
     universe_of,
 )
 from meshdist.mesh.layout import Layout
 from meshdist.mesh.mesh_arrangements import MeshArrangements
 from meshdist.mesh.mesh_value import MeshValue
 from meshdist.mesh.mesh_views import MeshViews
-from meshdist.mesh.strides import joined
 from meshdist.mesh.surroundings import check_carried, checked_device_type, world_or_init
 
 
@@ -121,21 +121,20 @@ class DeviceMesh(MeshArrangements, MeshValue, MeshViews):
             >>> meshdist.run(program, 4)[3]
             (True, [2, 3])
         """
-        checked_device_type(device_type)
         groups = groups_of(group)
-        layout = layout_of_groups(groups, mesh, mesh_dim_names)
-        backends = tuple(group_backend(one) for one in groups * (layout.ndim if len(groups) == 1 else 1))
-        check_carried(device_type, backends)
+        ranks = ranks_of_groups(groups, mesh)
+        universe = name_of_ranks(ranks)
+        with refusals_told_in(universe, ranks.size):
+            checked_device_type(device_type)
+            layout = layout_of_groups(groups, mesh, mesh_dim_names)
+            backends = tuple(group_backend(one) for one in groups * (layout.ndim if len(groups) == 1 else 1))
+            check_carried(device_type, backends)
         world = current_world()
         made = object.__new__(DeviceMesh)
         made._store(device_type, layout, backends, made)
         made._bind(world)
-        if len(groups) == 1:
-            made._groups[joined(layout.axes), backends[0]] = groups[0]
-        else:
-            made._groups.update(zip(zip(layout.axes, backends, strict=True), groups, strict=True))
-            made._axis_groups.update(enumerate(groups))
-        made._agreement = agree(world, name_of_ranks(layout), layout.size, device_type, layout, backends)
+        made._agreement = agree(world, universe, layout.size, device_type, layout, backends)
+        made._take_groups(groups)
         return made
 
     @staticmethod
