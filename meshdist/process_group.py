@@ -219,6 +219,10 @@ class ProcessGroup(CollectiveMethods):
         """Return the global rank of a place in the group."""
         return self.ranks[place]
 
+    def relabel(self, label: str) -> None:
+        """Have messages call the group `label` from now on."""
+        self.label, self._wheres, self._plans = label, {}, {}
+
     def close(self, what: str = DESTROYED) -> None:
         """Let async calls end, and give back what the group holds; calls after it raise, and say `what` became of it.
 

@@ -25,7 +25,7 @@ from meshdist.errors import DistError, DistStoreError
 from meshdist.group_names import GroupNames, few
 from meshdist.joining import leave
 from meshdist.peers import Peers
-from meshdist.process_group import ProcessGroup
+from meshdist.process_group import DESTROYED, ProcessGroup
 from meshdist.progress import Progress
 from meshdist.store import PrefixStore, Store, TCPStore
 from meshdist.waiting import Doorbells
@@ -172,7 +172,7 @@ class World:
             self._watchers = tuple(other for other in self._watchers if other is not watcher)
             self._show_watchers()
 
-    def drop(self, group: ProcessGroup, what: str = "has been destroyed") -> None:
+    def drop(self, group: ProcessGroup, what: str = DESTROYED) -> None:
         """Close one group; `what` became of it."""
         with self._lock:
             self.check_holds(group)
@@ -202,9 +202,9 @@ class World:
             current_slot().world = None
         self.close()
 
-    def close(self) -> None:
-        """Close all groups and leave the store."""
-        self._close_groups("has been destroyed")
+    def close(self, what: str = DESTROYED) -> None:
+        """Close all groups, of which `what` became, and leave the store."""
+        self._close_groups(what)
         try:
             leave(self.store, self.rank, self.size)
         except DistError as error:

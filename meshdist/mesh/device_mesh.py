@@ -22,7 +22,7 @@ from meshdist.mesh.layout import Layout
 from meshdist.mesh.mesh_arrangements import MeshArrangements
 from meshdist.mesh.mesh_value import MeshValue
 from meshdist.mesh.mesh_views import MeshViews
-from meshdist.mesh.surroundings import check_carried, checked_device_type, world_or_init
+from meshdist.mesh.surroundings import check_carried, checked_device_type, world_ended_on_refusal, world_or_init
 
 
 class DeviceMesh(MeshArrangements, MeshValue, MeshViews):
@@ -73,7 +73,7 @@ class DeviceMesh(MeshArrangements, MeshValue, MeshViews):
         group: GroupLike = None,
     ) -> None:
         universe = universe_of(group)
-        with refusals_told(universe):
+        with world_ended_on_refusal(), refusals_told(universe):
             checked_device_type(device_type)
             layout = Layout(mesh, mesh_dim_names)
             inherited = group_backend(universe)
@@ -166,6 +166,9 @@ class DeviceMesh(MeshArrangements, MeshValue, MeshViews):
         return concatenated_axes(given) if axis is None else concatenated_ranks(given, axis)
 
     # ---- What torch calls some of these
+
+    def _get_all_submeshes(self, mesh_dim_name: str) -> list[DeviceMesh]:
+        return self._rows(mesh_dim_name)
 
     def _flatten(self, mesh_dim_name: str | None = None, backend_override: str | None = None) -> DeviceMesh:
         return self.flatten(mesh_dim_name, backend_override)

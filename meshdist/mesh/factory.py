@@ -14,7 +14,7 @@ from meshdist.mesh.axis_names import checked_names
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.mesh.given_groups import group_backend, universe_of
 from meshdist.mesh.sizes import checked_sizes
-from meshdist.mesh.surroundings import check_carried, checked_device_type, world_or_init
+from meshdist.mesh.surroundings import check_carried, checked_device_type, world_ended_on_refusal, world_or_init
 
 
 def init_device_mesh(
@@ -31,7 +31,8 @@ def init_device_mesh(
     With `topology`, the ranks are arranged so that the last axes stay inside hosts, or those that it names, whatever
     hosts the ranks came on (`Topology.place` says how).
 
-    Every rank calls it with the same arguments. A mesh smaller than the world leaves the ranks after its last one
+    Every rank calls it with the same arguments. Where they are refused, a default group that this call initialised is
+    ended again. A mesh smaller than the world leaves the ranks after its last one
     outside: they get the mesh as well, with `get_coordinate()` None, and have no groups in it.
 
     Args:
@@ -60,7 +61,7 @@ def init_device_mesh(
         [((0, 0), [0, 2]), ((0, 1), [1, 3]), ((1, 0), [0, 2]), ((1, 1), [1, 3])]
     """
     universe = universe_of(group)
-    with refusals_told(universe):
+    with world_ended_on_refusal(), refusals_told(universe):
         checked_device_type(device_type)
         shape = checked_sizes("mesh_shape", mesh_shape)
         if mesh_dim_names is not None:

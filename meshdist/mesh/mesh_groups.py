@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from meshdist.mesh.axis_backends import shared_backend
 from meshdist.mesh.mesh_state import MeshState
 from meshdist.mesh.strides import Axis, joined
+
+# What the groups of a mesh without names are called.
+_STOPGAP = re.compile(r"axis \d+|mesh")
 
 if TYPE_CHECKING:
     from meshdist.process_group import ProcessGroup
@@ -139,4 +143,7 @@ class MeshGroups(MeshState):
         universe = self._root._universe
         if universe is not None and members == universe.ranks and backend in (None, universe.backend_name):
             return universe
-        return self._here().shared_group(members, backend=backend, desc=desc)
+        group = self._here().shared_group(members, backend=backend, desc=desc)
+        if self._layout.names is not None and _STOPGAP.fullmatch(group.label):
+            group.relabel(desc)  # which a mesh without names has had before
+        return group

@@ -110,8 +110,11 @@ def test_the_outer_world_is_back_after_an_exception():
 def test_groups_of_a_run_that_is_over_say_so():
     with dist.dry_run(4):
         group = dist.new_group([0, 1])
-    with pytest.raises(ValueError, match="has been destroyed"):
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    with pytest.raises(ValueError, match=r"all_reduce on group .*the dry run has ended$"):
         group.all_reduce(np.ones(1))
+    with pytest.raises(ValueError, match="the dry run has ended; make groups and meshes anew"):
+        mesh["tp"].all_reduce(np.ones(1))
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl", "mpi", "cpu:gloo,cuda:nccl", "fake", "threads"])
