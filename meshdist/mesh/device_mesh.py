@@ -7,7 +7,7 @@ from typing import Any
 
 from meshdist.current import GroupLike, current_world
 from meshdist.mesh.agreement import agree, refusals_told, refusals_told_in
-from meshdist.mesh.axis_backends import axis_backends
+from meshdist.mesh.axis_backends import BackendChoice, axis_backends
 from meshdist.mesh.concatenation import concatenated_axes, concatenated_ranks
 from meshdist.mesh.given_groups import (
     check_inside,
@@ -44,7 +44,8 @@ class DeviceMesh(MeshArrangements, MeshValue, MeshViews):
         device_type: "cpu" or "cuda", without an index.
         mesh: Global ranks, as nested lists or an integer array, in any arrangement; unique, and inside the world.
         mesh_dim_names: One unique name per axis.
-        backend_override: Axis, by name or index, to the backend its group uses in place of the world's.
+        backend_override: Axis, by name or index, to the backend its group uses in place of the world's, or
+            to a pair of it and its options, which are what `new_group` calls `pg_options`.
         group: A process group or another mesh, to make a mesh inside it: only its ranks make it, and only they are
             in it. The world where None.
 
@@ -69,7 +70,7 @@ class DeviceMesh(MeshArrangements, MeshValue, MeshViews):
         mesh: Any,
         *,
         mesh_dim_names: Sequence[str] | None = None,
-        backend_override: Mapping[int | str, str] | None = None,
+        backend_override: Mapping[int | str, BackendChoice] | None = None,
         group: GroupLike = None,
     ) -> None:
         universe = universe_of(group)
@@ -170,7 +171,7 @@ class DeviceMesh(MeshArrangements, MeshValue, MeshViews):
     def _get_all_submeshes(self, mesh_dim_name: str) -> list[DeviceMesh]:
         return self._rows(mesh_dim_name)
 
-    def _flatten(self, mesh_dim_name: str | None = None, backend_override: str | None = None) -> DeviceMesh:
+    def _flatten(self, mesh_dim_name: str | None = None, backend_override: BackendChoice | None = None) -> DeviceMesh:
         return self.flatten(mesh_dim_name, backend_override)
 
     def _unflatten(
@@ -178,7 +179,7 @@ class DeviceMesh(MeshArrangements, MeshValue, MeshViews):
         dim: int | str,
         mesh_sizes: Sequence[int],
         mesh_dim_names: Sequence[str] | None = None,
-        backend_override: Mapping[int | str, str] | None = None,
+        backend_override: Mapping[int | str, BackendChoice] | None = None,
     ) -> DeviceMesh:
         return self.unflatten(dim, mesh_sizes, mesh_dim_names, backend_override)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from meshdist.current import GroupLike, current_world
 from meshdist.mesh.agreement import refusals_told
+from meshdist.mesh.axis_backends import BackendChoice
 from meshdist.mesh.axis_names import checked_names
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.mesh.given_groups import group_backend, universe_of
@@ -22,7 +23,7 @@ def init_device_mesh(
     mesh_shape: Sequence[int],
     *,
     mesh_dim_names: Sequence[str] | None = None,
-    backend_override: Mapping[int | str, str] | None = None,
+    backend_override: Mapping[int | str, BackendChoice] | None = None,
     group: GroupLike = None,
     topology: Any = None,
 ) -> DeviceMesh:
@@ -39,7 +40,8 @@ def init_device_mesh(
         device_type: "cpu" or "cuda", without an index.
         mesh_shape: The number of ranks along each axis; the product is at most the world size.
         mesh_dim_names: One unique name per axis; needed for slicing.
-        backend_override: Axis, by name or index, to the backend its group uses in place of the world's.
+        backend_override: Axis, by name or index, to the backend its group uses in place of the world's, or
+            to a pair of it and its options, which are what `new_group` calls `pg_options`.
         group: A process group or another mesh: the mesh is made of its ranks, in its order, and by them alone. The
             world where None.
         topology: Where the ranks run: True or "auto" to find it, a `Topology`, the path of a TOML file, a networkx

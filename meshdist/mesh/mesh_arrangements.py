@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshdist.mesh.axis_backends import axis_backends, shared_backend
+from meshdist.mesh.axis_backends import BackendChoice, axis_backends, shared_backend
 from meshdist.mesh.layout import Layout
 from meshdist.mesh.mesh_slices import MeshSlices
 from meshdist.mesh.sizes import checked_sizes, part_sizes
@@ -29,7 +29,7 @@ class MeshArrangements(MeshSlices):
     def flatten(
         self,
         name: str | None = None,
-        backend_override: str | None = None,
+        backend_override: BackendChoice | None = None,
         *,
         axes: Sequence[int | str] | None = None,
     ) -> Self:
@@ -81,7 +81,7 @@ class MeshArrangements(MeshSlices):
         axis: int | str,
         sizes: Sequence[int],
         names: Sequence[str] | None = None,
-        backend_override: Mapping[int | str, str] | None = None,
+        backend_override: Mapping[int | str, BackendChoice] | None = None,
     ) -> Self:
         """Return this mesh with one axis as several, the last of them fastest; the same object each time.
 

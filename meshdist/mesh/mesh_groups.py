@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from meshdist.mesh.axis_backends import shared_backend
+from meshdist.mesh.axis_backends import BackendWithOptions, shared_backend
 from meshdist.mesh.mesh_state import MeshState
 from meshdist.mesh.strides import Axis, joined
 
@@ -142,8 +142,21 @@ class MeshGroups(MeshState):
     def _made_group(self, members: tuple[int, ...], backend: str | None, desc: str) -> ProcessGroup:
         universe = self._root._universe
         if universe is not None and members == universe.ranks and backend in (None, universe.backend_name):
-            return universe
-        group = self._here().shared_group(members, backend=backend, desc=desc)
+            group = universe
+        else:
+            group = self._here().shared_group(members, backend=backend, desc=desc)
+        if isinstance(backend, BackendWithOptions):
+            _give_options(group, backend)
         if self._layout.names is not None and _STOPGAP.fullmatch(group.label):
             group.relabel(desc)  # which a mesh without names has had before
         return group
+
+
+def _give_options(group: ProcessGroup, backend: BackendWithOptions) -> None:
+    if group.pg_options is None and not group.has_backend:
+        group.pg_options = backend.options
+    elif group.pg_options is not backend.options and group.pg_options != backend.options:
+        raise ValueError(
+            f"backend_override: {group!r} is there already, with the options {group.pg_options!r} and not"
+            f" {backend.options!r}; make a group with new_group(pg_options=...) and the mesh with from_group"
+        )

@@ -1,9 +1,13 @@
 """Meshes as containers of axis names and in notebooks, and how messages word what does not fit."""
 
+import inspect
+import pickle
+
 import numpy as np
 import pytest
 
 import meshdist
+from meshdist.backends.threads import ThreadsBackend
 from meshdist.device_mesh import DeviceMesh, init_device_mesh
 
 NAMES = ("dp", "tp")
@@ -122,3 +126,52 @@ def test_a_default_group_of_a_mesh_that_is_refused_is_ended(make, monkeypatch):
         assert meshdist.is_initialized()
     finally:
         meshdist.destroy_process_group()
+
+
+def test_a_backend_of_an_axis_with_options():
+    given = []
+
+    def engine(options, pg_options):
+        given.append((options.ranks, pg_options))
+        return ThreadsBackend(options)
+
+    meshdist.Backend.register_backend("with_options", engine, extended_api=True)
+
+    def program():
+        override = {"tp": ("with_options", {"lanes": 2})}
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=NAMES, backend_override=override)
+        assert mesh["tp"].all_reduce(np.array([mesh.get_rank()])).item() in (1, 5)
+        mesh["dp"].barrier()
+        row = DeviceMesh("cpu", mesh["tp"].mesh, group=mesh["tp"], backend_override={0: ("with_options", {"lanes": 2})})
+        assert row.get_group() is mesh.get_group("tp")
+        assert pickle.loads(pickle.dumps(mesh)).get_group("tp") is mesh.get_group("tp")
+        other = DeviceMesh(
+            "cpu", mesh["tp"].mesh, group=mesh["tp"], backend_override={0: ("with_options", {"lanes": 3})}
+        )
+        with pytest.raises(
+            ValueError, match=r"is there already, with the options \{'lanes': 2\} and not \{'lanes': 3\}"
+        ):
+            other.get_group()
+
+    meshdist.run(program, 4)
+    assert sorted(given, key=lambda one: one[0]) == [
+        (ranks, {"lanes": 2}) for ranks in ((0, 1), (0, 1), (2, 3), (2, 3))
+    ]
+
+
+def test_the_underscored_names_take_what_torchs_do():
+    for method, names in {
+        "_flatten": ["mesh_dim_name", "backend_override"],
+        "_unflatten": ["dim", "mesh_sizes", "mesh_dim_names", "backend_override"],
+        "_concatenate": ["device_mesh_list"],
+        "_get_all_submeshes": ["mesh_dim_name"],
+    }.items():
+        found = [name for name in inspect.signature(getattr(DeviceMesh, method)).parameters if name != "self"]
+        assert found == names
+    with meshdist.dry_run(8, 5):
+        mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=NAMES)
+        assert mesh.get_coordinate() == (1, 1)
+        assert isinstance(mesh.get_coordinate(), tuple)
+        parted = mesh._unflatten(dim="tp", mesh_sizes=(2, 2), mesh_dim_names=("cp", "tp"), backend_override=None)
+        assert parted.shape == (2, 2, 2)
+        assert DeviceMesh._concatenate(device_mesh_list=[parted["tp"], parted["dp"]]).mesh_dim_names == ("tp", "dp")
