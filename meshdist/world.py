@@ -141,6 +141,7 @@ class World:
             name=name,
             label=group.label,
             store=self._group_store(name),
+            world_store=self.store,
             rank=group.rank(),
             ranks=group.ranks,
             timeout_s=group.timeout_s,
