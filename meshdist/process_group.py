@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from operator import index
 from sys import _getframe
@@ -221,6 +221,10 @@ class ProcessGroup(CollectiveMethods):
         """Return the global rank of a place in the group."""
         return self.ranks[place]
 
+    def relabel(self, label: str) -> None:
+        """Have messages call the group `label` from now on."""
+        self.label, self._wheres, self._plans = label, {}, {}
+
     def close(self, what: str = DESTROYED) -> None:
         """Let async calls end, and give back what the group holds; calls after it raise, and say `what` became of it.
 
@@ -372,6 +376,11 @@ class ProcessGroup(CollectiveMethods):
         """Have calls from now on compare the shapes of what the ranks pass, or the numbers of elements alone."""
         self._compares_shapes = wanted
         self._plans = {}  # they know what they compare
+
+    def ask_first(self, premise: Callable[[], str | None]) -> None:
+        """Have the next call fail if `premise` is found broken: a function that returns how, or None."""
+        self._engines.ask_first(premise)
+        self._plans = {}  # a call that has one does not look for its engine
 
     def fail(self, error: BaseException, where: str) -> BaseException:
         """Break the group: `error` ended a call. Return what the caller gets."""

@@ -25,7 +25,7 @@ from meshdist.farewell import DESTROYED_GROUP, ENDED, LEFT_THE_WORLD, gave_up
 from meshdist.group_names import GroupNames, few
 from meshdist.joining import leave
 from meshdist.peers import Peers
-from meshdist.process_group import ProcessGroup
+from meshdist.process_group import DESTROYED, ProcessGroup
 from meshdist.progress import Progress
 from meshdist.store import PrefixStore, Store, TCPStore
 from meshdist.waiting import Doorbells
@@ -118,10 +118,12 @@ class World:
             return len(self._groups)
 
     def rest_on(self, group: ProcessGroup, premise: Callable[[], str | None]) -> None:
-        """Have the first call of `group` fail if `premise` is found broken: a function that returns how, or None."""
+        """Have the next call of `group` fail if `premise` is found broken: a function that returns how, or None."""
         premises = self._premises.setdefault(group.name, [])
         if premise not in premises:
             premises.append(premise)
+            if group.has_backend:  # which asks by itself only while it is set up
+                group.ask_first(premise)
 
     def next_mesh(self, universe: str) -> int:
         """Return the number of this rank's next mesh in a universe, which is known by its name."""
@@ -139,6 +141,7 @@ class World:
             name=name,
             label=group.label,
             store=self._group_store(name),
+            world_store=self.store,
             rank=group.rank(),
             ranks=group.ranks,
             timeout_s=group.timeout_s,
@@ -170,7 +173,7 @@ class World:
             self._watchers = tuple(other for other in self._watchers if other is not watcher)
             self._show_watchers()
 
-    def drop(self, group: ProcessGroup, what: str = "has been destroyed") -> None:
+    def drop(self, group: ProcessGroup, what: str = DESTROYED) -> None:
         """Close one group; `what` became of it."""
         with self._lock:
             self.check_holds(group)
@@ -200,11 +203,11 @@ class World:
             current_slot().empty()
         self.close()
 
-    def close(self) -> None:
-        """Close all groups and leave the store."""
+    def close(self, what: str = DESTROYED) -> None:
+        """Close all groups, of which `what` became, and leave the store."""
         if self._peers.farewell == DESTROYED_GROUP:
             self._peers.farewell = LEFT_THE_WORLD
-        self._close_groups("has been destroyed")
+        self._close_groups(what)
         try:
             leave(self.store, self.rank, self.size, self._peers.farewell)
         except DistError as error:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from meshdist.arrays import Array, describe_array
 from meshdist.backends.base import Backend, BackendOptions, Incoming
 from meshdist.backends.matching import Matching, eager_bytes, there_are
+from meshdist.backends.whereabouts import SetUpWait
 from meshdist.call import Signature, call_site
 from meshdist.debug.mismatch import disagreement
 from meshdist.errors import DistBackendError
@@ -275,7 +276,8 @@ class ThreadsBackend(Backend):
         with room.lock:
             room.calls[self.rank][number % 2] = number, signature, call_site()
             room.wake()
-        yield _CheckIn(self.options, room, number)
+        arrival = _CheckIn(self.options, room, number)
+        yield SetUpWait(arrival, self.options) if number == 0 else arrival
         calls = [calls[number % 2] for calls in room.calls]
         if len({made.compared for _, made, _ in calls}) > 1:
             raise DistBackendError(

@@ -14,6 +14,7 @@ from meshdist.backends.gloo.messages import Mail
 from meshdist.backends.gloo.movement import plan_movement
 from meshdist.backends.gloo.published import withdraw
 from meshdist.backends.gloo.reduction import plan_reduction
+from meshdist.backends.whereabouts import SetUpWait
 from meshdist.call import Buffers, Call, Signature
 from meshdist.deadline import Deadline
 from meshdist.doorbells import SocketDoorbells
@@ -43,8 +44,8 @@ class GlooBackend(Backend):
     def connect(self) -> Iterator[Waitable]:
         if self._shared is None and self.size > 1:
             self._check_one_host()
-            self._shared = Host(self, (yield from shared_segment(self)))
-            yield from self._shared.meet()
+            for waitable in self._set_up():
+                yield SetUpWait(waitable, self.options)
             self._met = True
 
     def prepare(self, call: Call) -> Plan:
@@ -131,6 +132,10 @@ class GlooBackend(Backend):
     def _host(self) -> Host:
         assert self._shared is not None, "connect comes before prepare"
         return self._shared
+
+    def _set_up(self) -> Iterator[Waitable]:
+        self._shared = Host(self, (yield from shared_segment(self)))
+        yield from self._shared.meet()
 
     def _make_mail(self) -> Mail:
         self._check_one_host()
