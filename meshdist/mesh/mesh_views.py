@@ -51,7 +51,7 @@ class MeshViews(MeshState):
         """
         from meshdist.mesh.show import show
 
-        return show(Layout(self.mesh, self.mesh_dim_names), self._world, form, axis, ax)
+        return show(Layout(self.mesh, self.mesh_dim_names), self._hosts(), form, axis, ax)
 
     def account(self) -> AbstractContextManager[Account]:
         """Count this rank's calls and their bytes by the axes of this mesh, until the block ends.

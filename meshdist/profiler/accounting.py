@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -90,8 +90,9 @@ class Account:
         all                    2  1100 B             1100 B                 0 B
     """
 
-    def __init__(self, axes: Axes | None = None) -> None:
+    def __init__(self, axes: Axes | None = None, hosts: Callable[[ProcessGroup], Sequence[str]] | None = None) -> None:
         self._axes = axes
+        self._hosts = _hosts_of_the_world if hosts is None else hosts
         self._lock = threading.Lock()
         self._groups: dict[tuple[str, tuple[int, ...]], _Group] = {}
         self._known: WeakKeyDictionary[ProcessGroup, tuple[_Group, Seat]] = WeakKeyDictionary()
@@ -101,7 +102,7 @@ class Account:
         return lambda: self._count(call)
 
     def along(self, mesh: DeviceMesh) -> Account:
-        """Return what has been counted so far, by the axes of `mesh`."""
+        """Return what has been counted so far, by the axes of `mesh`; between which hosts, as it was counted."""
         account = Account(_axes_of(mesh))
         with self._lock:
             account._groups = dict(self._groups)
@@ -153,7 +154,7 @@ class Account:
         group = call.group
         known = self._known.get(group)
         if known is None:
-            known = self._known[group] = self._group(group), Seat(group.rank(), group.hosts())
+            known = self._known[group] = self._group(group), Seat(group.rank(), self._hosts(group))
         counted, seat = known
         size, kind = call_size(call), collective_of(call)
         given = given_bytes(call) if kind == "gather" else size
@@ -167,6 +168,10 @@ class Account:
             return self._groups.setdefault((group.label, group.ranks), _Group(group.label, group.ranks))
 
 
+def _hosts_of_the_world(group: ProcessGroup) -> Sequence[str]:
+    return group.hosts()
+
+
 def _axes_of(mesh: MeshState) -> Axes | None:
     # A rank outside the mesh has no groups in it.
     if mesh.get_coordinate() is None:
@@ -177,7 +182,8 @@ def _axes_of(mesh: MeshState) -> Axes | None:
 @contextmanager
 def accounting(world: World, mesh: MeshState) -> Iterator[Account]:
     """Count the calls of the block; see `DeviceMesh.account`."""
-    account = Account(_axes_of(mesh))
+    hosts = mesh._hosts()
+    account = Account(_axes_of(mesh), None if hosts is None else hosts.of_group)
     world.watch(account)
     try:
         yield account

@@ -42,13 +42,11 @@ class Placement:
         return f"Placement({self.topology!r}, inside={self.axes})"
 
 
-def placed_ranks(
-    topology: Any, shape: Sequence[int], names: Sequence[str] | None, world_size: int, among: Sequence[int] | None
-) -> Ranks:
-    """Return the ranks of a mesh with this `topology=`, a Placement or anything that `Topology.of` takes.
+def placement_of(topology: Any, world_size: int) -> Placement:
+    """Return what a mesh's `topology=` means, a Placement or anything that `Topology.of` takes.
 
     Raises:
-        ValueError: The topology is of another number of ranks than the world, or the axes do not fit into its hosts.
+        ValueError: The topology is of another number of ranks than the world.
         TypeError: It is no topology.
     """
     from meshdist.topology.topology import Topology
@@ -59,7 +57,7 @@ def placed_ranks(
             f"topology: it has {placement.topology.num_ranks} ranks, but the world has {world_size};"
             " describe where all ranks of the world run"
         )
-    return placement.place(shape, names, among)
+    return placement
 
 
 def place_ranks(

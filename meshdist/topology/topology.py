@@ -197,16 +197,21 @@ class Topology:
         """The hosts that have ranks, and the ranks of each in the order of its parts."""
         return dict(self._hosts)
 
+    @cached_property
+    def host_names(self) -> tuple[str, ...]:
+        """The name of each rank's host, in rank order."""
+        by_rank = {rank: name for name, ranks in self._hosts.items() for rank in ranks}
+        return tuple(by_rank[rank] for rank in range(self._num_ranks))
+
     def host_of(self, rank: int) -> str:
         """Return the name of the host that `rank` runs on.
 
         Raises:
             ValueError: There is no such rank.
         """
-        for name, ranks in self._hosts.items():
-            if rank in ranks:
-                return name
-        raise ValueError(f"topology: there is no rank {rank}, only 0 to {self._num_ranks - 1}")
+        if not 0 <= rank < self._num_ranks:
+            raise ValueError(f"topology: there is no rank {rank}, only 0 to {self._num_ranks - 1}")
+        return self.host_names[rank]
 
     @property
     def graph(self) -> Any:
