@@ -62,8 +62,8 @@ class Account:
     """Counts the calls of one rank and their bytes; `mesh.account()` and `meshdist.dry_run` make it.
 
     Counted is every call on any group, by flat function or method, sync or async, once it is made; not one that raises.
-    Calls inside a `coalescing_manager` count as the one that they become. Objects travel in two calls, one of sizes and
-    one of bytes, and both count. Calls on groups that this rank is not in are none.
+    Calls inside a `coalescing_manager` count as the one that they become. Objects count as one call, with the
+    bytes of their pickles. Calls on groups that this rank is not in are none.
 
     A group is counted under the axes of the mesh that it runs along, `tp` or `dp,tp` (`axis 1` where they have no
     names), whoever made it; a group that does not, under its label: `group 'label'`.
@@ -97,9 +97,9 @@ class Account:
         self._groups: dict[tuple[str, tuple[int, ...]], _Group] = {}
         self._known: WeakKeyDictionary[ProcessGroup, tuple[_Group, Seat]] = WeakKeyDictionary()
 
-    def __call__(self, call: Announcement) -> Callable[[], None]:
+    def __call__(self, call: Announcement) -> Callable[[], None] | None:
         """Return what counts a call, once it is made; what groups that are watched do."""
-        return lambda: self._count(call)
+        return None if call.is_prelude else lambda: self._count(call)
 
     def along(self, mesh: DeviceMesh) -> Account:
         """Return what has been counted so far, by the axes of `mesh`; between which hosts, as it was counted."""
