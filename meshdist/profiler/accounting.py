@@ -13,7 +13,7 @@ from meshdist.collectives.volume import Seat, sent_by
 from meshdist.profiler.axes import Axes
 from meshdist.profiler.call_size import call_size, collective_of, given_bytes, parts_bytes
 from meshdist.profiler.charts import plot_volumes
-from meshdist.profiler.tables import volume_table
+from meshdist.profiler.tables import volume_html, volume_table
 
 if TYPE_CHECKING:
     from meshdist.detour import Announcement
@@ -145,6 +145,9 @@ class Account:
 
     def __str__(self) -> str:
         return volume_table(self.volumes(), self.total())
+
+    def _repr_html_(self) -> str:
+        return volume_html(self.volumes(), self.total())
 
     def _name(self, group: _Group) -> str:
         along = None if self._axes is None else self._axes.of(group.ranks)

@@ -82,6 +82,9 @@ class Topology:
         for name, count in (("num_hosts", num_hosts), ("ranks_per_host", ranks_per_host)):
             if count < 1:
                 raise ValueError(f"Topology.uniform: {name} must be at least 1, got {count}")
+        for name, count in (("sockets", sockets), ("gpus", gpus)):
+            if count < 0:
+                raise ValueError(f"Topology.uniform: {name} must be 0 or positive, got {count}")
         links = Links(memory, socket_link, gpu_link, network)
         parts = network_part(num_hosts)
         for index in range(num_hosts):
@@ -170,7 +173,10 @@ class Topology:
         if topology is True or topology == "auto":
             return cls.find()
         if isinstance(topology, os.PathLike) or (isinstance(topology, str) and topology.endswith(".toml")):
-            return cls.load(topology)
+            try:
+                return cls.load(topology)
+            except FileNotFoundError:
+                raise FileNotFoundError(f"topology: there is no file {os.fspath(topology)!r}") from None
         if isinstance(topology, str):
             raise ValueError(f"topology: expected 'auto' or the path of a .toml file, got {topology!r}")
         if hasattr(topology, "nodes") and hasattr(topology, "edges"):
@@ -244,7 +250,7 @@ class Topology:
         self,
         shape: Sequence[int],
         names: Sequence[str] | None = None,
-        inside: str | Sequence[str] | None = None,
+        inside: str | int | Sequence[str | int] | None = None,
         among: Sequence[int] | None = None,
     ) -> Ranks:
         """Return the ranks of a mesh of this shape, arranged so that axes stay inside hosts.
@@ -254,9 +260,9 @@ class Topology:
         Args:
             shape: The number of ranks along each axis; the product is at most the number of ranks.
             names: The names of the axes.
-            inside: Names of axes whose rows must not leave a host, a ValueError if they cannot. None: the last axes, as
-                many of them as fit; where hosts have too few or unequal numbers of ranks, as few rows as possible
-                leave one.
+            inside: Names or indices of axes whose rows must not leave a host, a ValueError if they cannot. None: the
+                last axes, as many of them as fit; where hosts have too few or unequal numbers of ranks, as few rows as
+                possible leave one.
             among: The ranks that the mesh is made of; all where None.
 
         Returns:
@@ -286,11 +292,11 @@ class Topology:
             hosts = {host: tuple(rank for rank in ranks if rank in wanted) for host, ranks in hosts.items()}
         return place_ranks(hosts, shape, names, inside)
 
-    def inside(self, *axes: str) -> Placement:
+    def inside(self, *axes: str | int) -> Placement:
         """Return this topology with the names of axes that must stay inside hosts, for `init_device_mesh`.
 
         Args:
-            axes: Names of axes of the mesh to come.
+            axes: Names or indices of axes of the mesh to come.
 
         Example:
             >>> Topology.uniform(2, 4).inside("tp").place((4, 2), ("tp", "dp")).tolist()

@@ -167,7 +167,7 @@ def test_objects_count_once_with_the_bytes_of_their_pickles(worlds):
         **common,
         "gather_object": counted(1, n, n),
         "scatter_object_list": counted(1, n, 0),
-        "broadcast_object_list": counted(2, both, 0),
+        "broadcast_object_list": counted(2, both, both),  # the second of the chain
         "send_object_list": counted(1, n, n),
     }
     assert of_1 == {
@@ -291,6 +291,37 @@ def test_the_chart():
     assert [label.get_text() for label in ax.get_xticklabels()] == ["tp", "dp"]
     assert account.plot(ax) is ax
     pyplot.close(ax.figure)
+
+
+def test_the_chart_can_be_read():
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="charts need matplotlib")
+    pyplot.switch_backend("agg")
+    with dist.dry_run(8, ranks_per_host=2):
+        mesh = mesh_of_8()
+        with mesh.account() as account:
+            mesh["tp"].all_reduce(np.zeros(7 << 20, np.uint8))
+            mesh["dp"].all_reduce(np.zeros(775, np.uint8))
+    ax = account.plot()
+    ax.figure.canvas.draw()
+    ticks = [label.get_text() for label in ax.get_yticklabels()]
+    assert [tick for tick in ticks if not tick.startswith("-")][:4] == ["0", "2 MiB", "4 MiB", "6 MiB"]
+    assert {"7.00 MiB", "775 B"} <= {text.get_text() for text in ax.texts}
+    assert ax.get_ylim()[1] > 7.5 * (1 << 20)
+    frame = ax.figure.bbox
+    assert all(label.get_window_extent().x0 >= frame.x0 for label in [*ax.get_yticklabels(), ax.yaxis.label])
+    pyplot.close(ax.figure)
+
+
+def test_a_notebook_shows_a_table():
+    with dist.dry_run(8):
+        mesh = dist.init_device_mesh("cpu", (8,), mesh_dim_names=("<x>",))
+        with mesh.account() as account:
+            mesh.all_reduce(np.zeros(1000, np.uint8))
+    html = account._repr_html_()
+    assert html.count("<tr") == 3
+    assert ">&lt;x&gt;<" in html
+    assert ">1750 B<" in html
+    assert mesh._repr_html_() == mesh.show("html")
 
 
 def test_a_chart_without_matplotlib(monkeypatch):

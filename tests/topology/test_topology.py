@@ -202,6 +202,11 @@ def test_hosts_in_a_file(tmp_path):
         ('[[host]]\nname = "a"\nranks = 2\nnetwork = 3', "network: expected {"),
         ('[[host]]\nname = "a"\nranks = 2\nnetwork = { latency_us = 1 }', "network: expected bandwidth_gb_s"),
         (
+            '[[host]]\nname = "a"\nranks = 2\nnetwork = { latency_us = -1, bandwidth_gb_s = 1 }',
+            "network: latency_us must be 0 or positive, got -1",
+        ),
+        ('[[host]]\nname = "a"\nranks = [0, 0]', "rank 0 is listed twice on 'a'; name it once"),
+        (
             '[[host]]\nname = "a"\nranks = 2\nnetwork = { latency_us = 1, bandwidth_gb_s = 0 }',
             "network: Link: bandwidth must be a positive",
         ),
