@@ -153,9 +153,13 @@ class Topology:
             OSError: It cannot be read.
             ImportError: On Python 3.10 without `tomli`.
         """
-        from meshdist.topology.toml_file import read_topology
+        from meshdist.topology.toml_file import TomlError, read_topology
 
-        return cls(read_topology(path))
+        parts = read_topology(path)
+        try:
+            return cls(parts)
+        except (ValueError, TypeError) as error:
+            raise TomlError(f"{os.fspath(path)}: {error}") from None
 
     @classmethod
     def of(cls, topology: Topology | str | bool | os.PathLike[str] | Any) -> Topology:
@@ -309,7 +313,8 @@ class Topology:
     def draw(self, ax: Any = None) -> Any:
         """Draw the tree with networkx and matplotlib: the ranks on their parts, links the wider the faster.
 
-        Of equal links to one part, the first says how fast they are.
+        A legend says how fast the links are, by families of equal ones. More than four equal hosts are drawn as one,
+        with the names of the first and the last.
 
         Args:
             ax: The matplotlib axes to draw on. None: a new figure.

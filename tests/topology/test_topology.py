@@ -318,6 +318,35 @@ def test_draw_shows_every_part_and_its_ranks():
     pyplot.close("all")
 
 
+def drawn_texts(topology):
+    matplotlib = pytest.importorskip("matplotlib", reason="drawing needs matplotlib")
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    ax = topology.draw()
+    ax.figure.canvas.draw()
+    found = [text.get_text() for text in ax.texts], [text.get_text() for text in ax.get_legend().get_texts()]
+    pyplot.close(ax.figure)
+    return found
+
+
+def test_draw_folds_equal_hosts_and_names_every_family_of_links():
+    texts, legend = drawn_texts(Topology.uniform(16, 8, gpus=8))
+    assert sorted(texts)[-2:] == ["host0 … host15\n16 hosts, each 8 gpus", "network"]
+    assert len(texts) == 10
+    assert legend == ["each host: 12.5 GB/s, 5 us", "each gpu: 25 GB/s, 2 us"]
+    texts, _ = drawn_texts(Topology.uniform(4, 2))
+    assert {"host0\nranks 0, 1", "host3\nranks 6, 7"} <= set(texts)
+
+
+def test_draw_folds_only_what_is_equal():
+    hosts = [Part(f"h{k}", "host", "network", CABLE, ranks=(2 * k, 2 * k + 1)) for k in range(6)]
+    fast = Part("fast", "host", "network", Link(1e-6, 9e9), ranks=(12, 13))
+    texts, legend = drawn_texts(Topology([Part("network", "network"), *hosts, fast]))
+    assert sorted(texts) == ["fast\nranks 12, 13", "h0 … h5\n6 hosts, each 2 ranks", "network"]
+    assert legend == ["each host: 1 GB/s, 10 us", "each host: 9 GB/s, 1 us"]
+
+
 def test_draw_says_what_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match="Topology.draw needs matplotlib and networkx: pip install"):
