@@ -22,12 +22,12 @@ from sidebyside.libraries import BENCHMARKS, LIBRARIES, environment, installed
 from sidebyside.options import positive
 
 METHOD = """\
-{ranks} processes, started by meshrun. The median of {rounds} rounds and, in brackets, the shortest; in each round one \
-launch makes the mesh and one does not. A launch is timed from outside, from the start of meshrun to its end. Inside, \
-a rank joins and meets all others in a barrier; then it makes a mesh of 2 x 2 x {last} with the groups of its three \
-axes, its three planes and all of it. The times inside are those of the slowest rank of a round, the requests those of the \
-rank that made most, of all rounds. Groups connect with their first call; those along the three axes are \
-timed as well."""
+{ranks} processes, started by meshrun. The median of {rounds} rounds and, in brackets, the shortest; in each round \
+one launch makes the mesh and one does not. A launch is timed from outside, from the start of meshrun to its end. \
+Inside, a rank joins and meets all others in a barrier; then it makes a mesh of 2 x 2 x {last} with the groups of \
+its three axes, its three planes and all of it. The times inside are those of the slowest rank of a round, the \
+requests those of the rank that made most, of all rounds. Groups connect with their first call; those along the \
+three axes are timed as well."""
 
 
 class StartError(RuntimeError):
