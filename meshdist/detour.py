@@ -28,6 +28,7 @@ class Announcement:
         recv: What it gets, in the same forms.
         root: The source or destination, as a rank of the group; of a message the other side, None for any.
         splits: Rows to and rows from each rank, for an all_to_all_single with split sizes.
+        is_prelude: It is the first part of a call that is announced again: of one of objects, their sizes.
     """
 
     group: ProcessGroup
@@ -37,6 +38,7 @@ class Announcement:
     recv: Any
     root: int | None = None
     splits: Splits | None = None
+    is_prelude: bool = False
 
     @property
     def where(self) -> str:
@@ -117,7 +119,9 @@ class Detour:
             splits: Splits | None = None,
             timeout_s: float | None = None,
         ) -> Any:
-            announced = Announcement(group, collective.name, collective, send, recv, root, splits)
+            announced = Announcement(
+                group, collective.name, collective, send, recv, root, splits, collective.is_prelude
+            )
             return told(
                 watchers, announced, lambda: submit(collective, send, recv, op, root, async_op, splits, timeout_s)
             )

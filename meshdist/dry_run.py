@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import index
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshdist.backends.fake import FakeBackend
 from meshdist.current import WorldSlot, current_slot, use_slot
@@ -23,6 +23,7 @@ from meshdist.world import World
 
 if TYPE_CHECKING:
     from meshdist.backends.base import Backend, BackendOptions
+    from meshdist.topology.topology import Topology
 
 _BACKEND = "fake"
 
@@ -34,22 +35,38 @@ class DryRun:
         world_size: The number of ranks.
         rank: The one that runs.
         ranks_per_host: Ranks 0 to `ranks_per_host` - 1 count as on one host, the next as many as on another.
+        topology: Says the hosts instead; None where none was given.
         account: Counts all calls, from the beginning; by the label of the group, `account.along(mesh)` by axis.
         tables: The keys of the stores that the script has made, by the store's name.
         is_joined: Whether the script has called `init_process_group`.
     """
 
-    def __init__(self, slot: WorldSlot, world_size: int, rank: int, ranks_per_host: int) -> None:
+    def __init__(
+        self, slot: WorldSlot, world_size: int, rank: int, ranks_per_host: int, topology: Topology | None = None
+    ) -> None:
         self._slot = slot
         self.world_size = world_size
         self.rank = rank
         self.ranks_per_host = ranks_per_host
+        self.topology = topology
         self.account = Account()
         self.tables: dict[str, Table] = {}
         self.is_joined = False
 
     def __repr__(self) -> str:
         return f"<DryRun: rank {self.rank} of {self.world_size}>"
+
+    def host_name(self, rank: int) -> str:
+        """Return the name of the host that a rank counts as on."""
+        if self.topology is not None:
+            return self.topology.host_names[rank]
+        return f"dry-host-{rank // self.ranks_per_host}"
+
+    def local_rank(self) -> int:
+        """Return the rank's place among those of its host."""
+        if self.topology is not None:
+            return sorted(self.topology.hosts[self.host_name(self.rank)]).index(self.rank)
+        return self.rank % self.ranks_per_host
 
     def join(self, backend: str | None, timeout_s: float, world_size: int, rank: int) -> World:
         """Return the world that `init_process_group` with these arguments makes, which is in the slot.
@@ -71,7 +88,7 @@ class DryRun:
         """Put a new world into the slot."""
         begin_debugging()
         store = HashStore()
-        peers = _DryPeers(store, range(self.world_size), self.rank, self.ranks_per_host)
+        peers = _DryPeers(store, range(self.world_size), self.rank, self.host_name)
         world = _DryWorld(self.rank, self.world_size, backend, timeout_s, store, peers, Doorbells())
         world.watch(self.account)
         self._slot.world = world
@@ -85,7 +102,9 @@ class DryRun:
 
 
 @contextmanager
-def dry_run(world_size: int, rank: int = 0, *, ranks_per_host: int | None = None) -> Iterator[DryRun]:
+def dry_run(
+    world_size: int, rank: int = 0, *, ranks_per_host: int | None = None, topology: Any = None
+) -> Iterator[DryRun]:
     """Run the block as one rank of a world of `world_size`, without the others.
 
     Scripts run in it unchanged, on any number of ranks: the world is there, with no environment, launcher or peer, and
@@ -107,13 +126,16 @@ def dry_run(world_size: int, rank: int = 0, *, ranks_per_host: int | None = None
         world_size: The number of ranks.
         rank: The one to run.
         ranks_per_host: How many consecutive ranks count as on one host; all where None.
+        topology: Says which rank counts as on which host, in place of `ranks_per_host`: a `Topology` of `world_size`
+            ranks, the path of a TOML file, or a networkx graph. It is also what `Topology.find()` finds in the run.
 
     Yields:
         The DryRun.
 
     Raises:
         TypeError: The numbers are no integers.
-        ValueError: `world_size` or `ranks_per_host` is below 1, or `rank` not one of the ranks.
+        ValueError: `world_size` or `ranks_per_host` is below 1, or `rank` not one of the ranks; a topology of another
+            number of ranks, or together with `ranks_per_host`.
 
     Example:
         >>> import numpy as np
@@ -136,7 +158,8 @@ def dry_run(world_size: int, rank: int = 0, *, ranks_per_host: int | None = None
     if per_host < 1:
         raise ValueError(f"dry_run: ranks_per_host must be at least 1, got {per_host}")
     outer, slot = current_slot(), WorldSlot()
-    dry = slot.dry = DryRun(slot, size, place, per_host)
+    machine = None if topology is None else _topology(topology, size, ranks_per_host)
+    dry = slot.dry = DryRun(slot, size, place, per_host, machine)
     use_slot(slot)
     try:
         dry.begin()
@@ -151,6 +174,20 @@ def _number(name: str, value: int) -> int:
         return index(value)
     except TypeError:
         raise TypeError(f"dry_run: {name} must be an integer, got {value!r}") from None
+
+
+def _topology(given: Any, world_size: int, ranks_per_host: int | None) -> Topology:
+    from meshdist.topology.topology import Topology  # most dry runs need none
+
+    if ranks_per_host is not None:
+        raise ValueError("dry_run: got ranks_per_host and topology, which both say the hosts; give one of them")
+    topology = Topology.of(given)
+    if topology.num_ranks != world_size:
+        raise ValueError(
+            f"dry_run: the topology has {topology.num_ranks} ranks, but world_size is {world_size}; describe where all"
+            " ranks run"
+        )
+    return topology
 
 
 class _DryWorld(World):
@@ -175,10 +212,10 @@ class _AtOnce(Progress):
 class _DryPeers(Peers):
     """Makes up the cards of the ranks, of which there may be very many: one for each host."""
 
-    def __init__(self, store: Store, joined_as: Sequence[int], rank: int, ranks_per_host: int) -> None:
+    def __init__(self, store: Store, joined_as: Sequence[int], rank: int, host_name: Callable[[int], str]) -> None:
         self._rank = rank
-        self._ranks_per_host = ranks_per_host
-        self._by_host: dict[int, Card] = {}
+        self._host_name = host_name
+        self._by_host: dict[str, Card] = {}
         self._joined_as = joined_as
         super().__init__(store, self.card(rank), len(joined_as))
         self._joined_as = joined_as
@@ -186,15 +223,14 @@ class _DryPeers(Peers):
     def renumbered(self, ranks: Sequence[int], store: Store) -> _DryPeers:
         """Return what is known of some of the ranks, as the peers of a world of their own."""
         joined_as = [self.joined_as(rank) for rank in ranks]
-        return _DryPeers(store, joined_as, list(ranks).index(self._rank), self._ranks_per_host)
+        return _DryPeers(store, joined_as, list(ranks).index(self._rank), self._host_name)
 
     def card(self, rank: int) -> Card:
         """Return the card of a global rank."""
-        number = self._joined_as[rank] // self._ranks_per_host
-        card = self._by_host.get(number)
+        name = self._host_name(self._joined_as[rank])
+        card = self._by_host.get(name)
         if card is None:
-            name = f"dry-host-{number}"
-            card = self._by_host[number] = Card(name, name, os.getpid(), 0, "")
+            card = self._by_host[name] = Card(name, name, os.getpid(), 0, "")
         return card
 
     def cards(self, ranks: Sequence[int]) -> list[Card]:

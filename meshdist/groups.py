@@ -158,7 +158,7 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     """
     dry = current_slot().dry
     if dry is not None:
-        return dry.rank % dry.ranks_per_host
+        return dry.local_rank()
     if "LOCAL_RANK" in os.environ:
         return int(os.environ["LOCAL_RANK"])
     if fallback_rank is None:

@@ -68,10 +68,18 @@ class Messages:
         self._peers[group.ranks[peer]] = peer
         return peer
 
-    def send(self, tensor: Any, dst: int, tag: int) -> None:
-        """Send a message to rank `dst` and wait until `tensor` may be changed."""
+    def send(self, tensor: Any, dst: int, tag: int, of: str = "send", *, is_prelude: bool = False) -> None:
+        """Send a message to rank `dst` and wait until `tensor` may be changed.
+
+        Args:
+            tensor: What is sent.
+            dst: The receiver, as a rank of the group.
+            tag: The receiver asks for the same.
+            of: The function that the user called.
+            is_prelude: Another message of the same call follows; this one is announced as the prelude that it is.
+        """
         group = self._group
-        where = group.where("send")
+        where = group.where(of)
         backend = group.usable_backend(where, tensor)
         array = tensor if self._is_simple(tensor, tag) else pack(self._array(where, tensor, tag))
         try:
@@ -79,10 +87,10 @@ class Messages:
         except BaseException as error:
             raise group.fail(error, where) from None
 
-    def recv(self, tensor: Any, src: int | None, tag: int) -> int:
-        """Receive a message from rank `src`, or from any where it is None; return the sender."""
+    def recv(self, tensor: Any, src: int | None, tag: int, of: str = "recv", *, is_prelude: bool = False) -> int:
+        """Receive a message from rank `src`, or from any where it is None; return the sender. See `send`."""
         group = self._group
-        where = group.where("recv")
+        where = group.where(of)
         backend = group.usable_backend(where, tensor)
         array = packed = tensor
         if not self._is_simple(tensor, tag):
@@ -230,8 +238,12 @@ def _steps(guarded: Waitable, waitable: Waitable, arrive: Any) -> Iterator[Waita
 def _watched(
     watchers: tuple[Watcher, ...], group: ProcessGroup, name: str, method: Callable[..., Any]
 ) -> Callable[..., Any]:
-    def begin(tensor: Any, peer: int | None, tag: int) -> Any:
+    def begin(tensor: Any, peer: int | None, tag: int, of: str = name, *, is_prelude: bool = False) -> Any:
         send, recv = (tensor, None) if "send" in name else (None, tensor)
-        return told(watchers, Announcement(group, name, None, send, recv, peer), lambda: method(tensor, peer, tag))
+        announced = Announcement(group, of, None, send, recv, peer, is_prelude=is_prelude)
+        return told(watchers, announced, lambda: method(tensor, peer, tag, *named(of)))
+
+    def named(of: str) -> tuple[str, ...]:
+        return () if of == name else (of,)
 
     return begin

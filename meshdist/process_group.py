@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property, partial
-from operator import index
+from functools import partial
 from sys import _getframe
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,8 @@ from meshdist.detour import Detour
 from meshdist.engines import Engines
 from meshdist.errors import DistBackendError, DistError
 from meshdist.farewell import gave_up
-from meshdist.group_names import listed, place_of
+from meshdist.group_names import listed
+from meshdist.membership import Membership
 from meshdist.messages import Messages
 from meshdist.overlap import may_overlap
 from meshdist.plan_key import each, plan_key, simple_key
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 DESTROYED = "has been destroyed"
 
 
-class ProcessGroup(CollectiveMethods):
+class ProcessGroup(CollectiveMethods, Membership):
     """The ranks that a call runs over; made by `new_group`, by a mesh, or by `init_process_group` for the world.
 
     Making one costs nothing: the backend comes with the first call. Every collective is a method, with the ranks of
@@ -73,16 +73,12 @@ class ProcessGroup(CollectiveMethods):
     def __init__(
         self, world: World, ranks: tuple[int, ...], name: str, label: str, backend: str, timeout_s: float
     ) -> None:
-        self.ranks = ranks
-        self.name = self.group_name = name
-        self.label = label
+        super().__init__(ranks, name, label, world.rank)
         self.backend_name = backend
         self.timeout_s = timeout_s
         self._world = world
-        self._rank = place_of(world.rank, ranks)
         self._plans: dict[Any, Plan] = {}
         self._compares_shapes = False
-        self._wheres: dict[str, str] = {}
         self._queue = JobQueue()
         self._queued = self._queue.jobs
         self._engines = Engines(backend, lambda name: world.make_engine(self, name))
@@ -113,28 +109,10 @@ class ProcessGroup(CollectiveMethods):
         """Destroy the group, if it has not been meanwhile."""
         self._world.end_block(self, error)
 
-    @cached_property
-    def _places(self) -> dict[int, int]:
-        # Made when it is asked for: a mesh of 100,000 ranks has groups that nobody names a global rank of.
-        return {rank: place for place, rank in enumerate(self.ranks)}
-
-    @property
-    def group_desc(self) -> str:
-        """What messages call the group, by torch's name for it."""
-        return self.label
-
     @property
     def collective_group(self) -> ProcessGroup:
         """This group: the methods run over it."""
         return self
-
-    def rank(self) -> int:
-        """Return this rank's place in the group, -1 where it is no member."""
-        return self._rank
-
-    def size(self) -> int:
-        """Return the number of ranks."""
-        return len(self.ranks)
 
     def hosts(self) -> list[str]:
         """Return what tells the hosts of the ranks apart, in group order; ranks of one host have the same."""
@@ -182,48 +160,10 @@ class ProcessGroup(CollectiveMethods):
             raise self.fail(error, plan.where) from None
         return recv
 
-    def root(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
-        """Return the root of a call as a rank of the group.
-
-        Args:
-            of: The function that is called, for messages.
-            name: The parameter that `rank` is, `src` or `dst`; `group_rank` is `group_<name>`.
-            rank: A global rank, or None.
-            group_rank: A rank of the group, or None.
-
-        Raises:
-            TypeError: It is no integer.
-            ValueError: Both or none are given, or it is no member.
-        """
-        if (rank is None) == (group_rank is None):
-            given = "neither" if rank is None else "both"
-            raise ValueError(
-                f"{self.where(of)}: give {name} (a global rank) or group_{name} (a rank in the group), got {given}"
-            )
-        try:
-            place = self._places.get(index(rank)) if group_rank is None else index(group_rank)  # type: ignore[arg-type]
-        except TypeError:
-            given = repr(rank if group_rank is None else group_rank)
-            raise TypeError(f"{self.where(of)}: {name} must be an integer, got {given}") from None
-        if place is None:
-            raise ValueError(f"{self.where(of)}: {name} must be a member, one of {listed(self.ranks)}, got {rank}")
-        if not 0 <= place < len(self.ranks):
-            raise ValueError(
-                f"{self.where(of)}: {name} must be a rank in the group, 0 to {len(self.ranks) - 1}, got {place}"
-            )
-        return place
-
-    def root_or_first(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
-        """Return `root(...)`, the first rank of the group where neither rank is given."""
-        return 0 if rank is None and group_rank is None else self.root(of, name, rank, group_rank)
-
-    def global_rank(self, place: int) -> int:
-        """Return the global rank of a place in the group."""
-        return self.ranks[place]
-
     def relabel(self, label: str) -> None:
         """Have messages call the group `label` from now on."""
-        self.label, self._wheres, self._plans = label, {}, {}
+        super().relabel(label)
+        self._plans = {}
 
     def close(self, what: str = DESTROYED) -> None:
         """Let async calls end, and give back what the group holds; calls after it raise, and say `what` became of it.
@@ -255,13 +195,6 @@ class ProcessGroup(CollectiveMethods):
     def outstanding(self) -> int:
         """The number of async calls that are not done."""
         return len(self._queued) + self.messages.outstanding
-
-    def where(self, name: str) -> str:
-        """Return how messages about a call of `name` begin."""
-        where = self._wheres.get(name)
-        if where is None:
-            where = self._wheres[name] = f"{name} on group {self.label!r} (rank {self._rank} of {len(self.ranks)})"
-        return where
 
     def check_usable(self, where: str) -> None:
         """Raise if the group is of no more use.

@@ -184,9 +184,13 @@ class World:
         group.close(what)
         self.log.info("group %r %s", group.label, what)
 
+    def holds(self, group: ProcessGroup) -> bool:
+        """Return whether `group` is of this world, and not closed."""
+        return group in self._groups
+
     def check_holds(self, group: ProcessGroup) -> None:
         """Raise ValueError if `group` is of another world, or closed."""
-        if group not in self._groups:
+        if not self.holds(group):
             raise ValueError(f"{group!r} is not a group of this world, or was destroyed already")
 
     def end_block(self, group: ProcessGroup, error: BaseException | None) -> None:

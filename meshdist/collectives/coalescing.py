@@ -102,7 +102,7 @@ class CoalescedCalls:
             self.works.append(work)
             return work
 
-        def refuse(*args: Any) -> None:
+        def refuse(*args: Any, **how: Any) -> None:
             raise ValueError(
                 f"coalescing_manager takes messages of isend and irecv; {name} would wait inside the block: call"
                 f" i{name}, or {name} outside"

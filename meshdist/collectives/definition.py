@@ -103,9 +103,11 @@ class Collective(GroupFunction[P, R]):
         lists: Which of the two, `send` and `recv`, are lists of arrays.
         in_place: What is received takes the place of what is sent.
         staging: How it is carried out by another collective; None where it is one by itself.
+        is_prelude: It is the first part of a call that another one of the same name completes.
     """
 
     staging: Staging | None = None
+    is_prelude: bool = False
 
     def __init__(
         self,
@@ -128,7 +130,9 @@ class Collective(GroupFunction[P, R]):
         self.lists = lists
         self.in_place = names[0] == names[1]
 
-    def under(self, name: str, agreed: Callable[[Call], tuple[Any, ...]]) -> Collective[P, R]:
+    def under(
+        self, name: str, agreed: Callable[[Call], tuple[Any, ...]], *, is_prelude: bool = False
+    ) -> Collective[P, R]:
         """Return this collective under another name: what a function that is built on it submits.
 
         Messages, and what the ranks compare, then speak of the function that the user called.
@@ -136,6 +140,7 @@ class Collective(GroupFunction[P, R]):
         disguised = copy(self)
         disguised.name = name
         disguised.agreed = agreed
+        disguised.is_prelude = is_prelude
         return disguised
 
 

@@ -38,13 +38,13 @@ def _count(buffers: Buffers) -> int:
     return buffers.size if isinstance(buffers, np.ndarray) else 1
 
 
-_broadcast_sizes = broadcast.under("broadcast_object_list", _agreed_sizes)
+_broadcast_sizes = broadcast.under("broadcast_object_list", _agreed_sizes, is_prelude=True)
 _broadcast_bytes = broadcast.under("broadcast_object_list", _agreed_bytes)
-_all_gather_sizes = all_gather_into_tensor.under("all_gather_object", _agreed_bytes)
+_all_gather_sizes = all_gather_into_tensor.under("all_gather_object", _agreed_bytes, is_prelude=True)
 _all_gather_bytes = all_gather.under("all_gather_object", _agreed_bytes)
-_gather_sizes = gather.under("gather_object", _agreed_bytes)
+_gather_sizes = gather.under("gather_object", _agreed_bytes, is_prelude=True)
 _gather_bytes = all_to_all.under("gather_object", _agreed_bytes)
-_scatter_sizes = scatter.under("scatter_object_list", _agreed_bytes)
+_scatter_sizes = scatter.under("scatter_object_list", _agreed_bytes, is_prelude=True)
 _scatter_bytes = all_to_all.under("scatter_object_list", _agreed_bytes)
 
 
@@ -116,12 +116,12 @@ def broadcast_object_list(
     is_root = members.rank() == root
     pickles = _pickled(members.where("broadcast_object_list"), objects) if is_root else []
     sizes = _sizes(pickles) if is_root else np.zeros(len(objects), np.int64)
-    # No bytes come where there are no objects, or, in a dry run, nobody to send them: the list stays as it is.
-    if members.submit(_broadcast_sizes, sizes, sizes, None, root) is None or not sizes.any():
+    if members.submit(_broadcast_sizes, sizes, sizes, None, root) is None:
         return
-    data = np.concatenate(pickles) if is_root else np.empty(int(sizes.sum()), np.uint8)
+    data = np.concatenate([*_empty(1), *pickles]) if is_root else np.empty(int(sizes.sum()), np.uint8)
     members.submit(_broadcast_bytes, data, data, None, root)
-    if not is_root:
+    # No bytes come where there are no objects, or, in a dry run, nobody to send them: the list stays as it is.
+    if data.size and not is_root:
         objects[:] = [_unpickled(part) for part in _cut(data, sizes)]
 
 
@@ -280,8 +280,8 @@ def send_object_list(
     peer = members.messages.peer(of, "dst", dst, group_dst)
     where = members.where(of)
     pickles = _pickled(where, _list(where, "object_list", object_list))
-    members.messages.send(_sizes(pickles), peer, 0)
-    members.messages.send(np.concatenate([*_empty(1), *pickles]), peer, 0)
+    members.messages.send(_sizes(pickles), peer, 0, of, is_prelude=True)
+    members.messages.send(np.concatenate([*_empty(1), *pickles]), peer, 0, of)
 
 
 @NamingSender
@@ -319,9 +319,9 @@ def recv_object_list(
     source = source_of(members, of, src, group_src)
     objects = _list(members.where(of), "object_list", object_list)
     sizes = np.zeros(len(objects), np.int64)
-    source = members.messages.recv(sizes, source, 0)
+    source = members.messages.recv(sizes, source, 0, of, is_prelude=True)
     data = np.empty(int(sizes.sum()), np.uint8)
-    members.messages.recv(data, source, 0)
+    members.messages.recv(data, source, 0, of)
     if objects:
         objects[:] = [_unpickled(part) for part in _cut(data, sizes)]
     return source

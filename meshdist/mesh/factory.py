@@ -45,8 +45,9 @@ def init_device_mesh(
         group: A process group or another mesh: the mesh is made of its ranks, in its order, and by them alone. The
             world where None.
         topology: Where the ranks run: True or "auto" to find it, a `Topology`, the path of a TOML file, a networkx
-            graph, or `topology.inside("tp")` to say which axes must not leave a host. Equal on all ranks. None: ranks
-            in the order of their numbers.
+            graph, or `topology.inside("tp")` to say which axes must not leave a host. Equal on all ranks. `show`,
+            `print` and `account` of the mesh go by its hosts. None: ranks in the order of their numbers, on the hosts
+            where they are.
 
     Raises:
         ValueError: Sizes below 1 or a product above the world size, names repeated or not as many as axes, an unknown
@@ -80,15 +81,19 @@ def init_device_mesh(
                 f" start {ranks_needed} or make the mesh smaller"
             )
         ranks = np.arange(ranks_needed) if universe is None else np.array(universe.ranks[:ranks_needed])
+        placement = None
         if topology is not None and topology is not False:
-            from meshdist.topology.placement import placed_ranks
+            from meshdist.topology.placement import placement_of
 
-            among = None if universe is None else universe.ranks
-            ranks = placed_ranks(topology, shape, mesh_dim_names, current_world().size, among)
-    return DeviceMesh(
+            placement = placement_of(topology, current_world().size)
+            ranks = placement.place(shape, mesh_dim_names, None if universe is None else universe.ranks)
+    mesh = DeviceMesh(
         device_type,
         ranks.reshape(shape),
         mesh_dim_names=mesh_dim_names,
         backend_override=backend_override,
         group=universe,
     )
+    if placement is not None:
+        mesh._topology = placement.topology
+    return mesh

@@ -232,6 +232,7 @@ class MeshArrangements(MeshSlices):
         mesh._bind(self._here())
         mesh._universe = self._root._universe
         mesh._agreement = self._root._agreement
+        mesh._topology = self._root._topology
         mesh._plane_known = self._plane_known
         return mesh
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.current import current_world
 from meshdist.mesh.layout import Layout
+from meshdist.mesh.mesh_hosts import MeshHosts
 from meshdist.mesh.render import ranks_text
 from meshdist.mesh.strides import Axis
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from meshdist.mesh.agreement import Agreement
     from meshdist.mesh.rank_list import Ranks
     from meshdist.process_group import ProcessGroup
+    from meshdist.topology.topology import Topology
     from meshdist.world import World
 
 # What tells the meshes of one family apart: axes in the root's list of ranks, names, backends.
@@ -50,6 +52,7 @@ class MeshState(CollectiveMethods):
     _groups: dict[tuple[Axis, str | None], ProcessGroup]  # by what they run along
     _universe: ProcessGroup | None  # the group that the mesh was made inside; None for the world
     _agreement: Agreement | None
+    _topology: Topology | None  # what it was placed on, which says the hosts; None for those of the world
 
     def _store(self, device_type: str, layout: Layout, backends: tuple[str | None, ...], root: Self) -> None:
         """Set the fields of a mesh that does not know its world yet."""
@@ -70,6 +73,7 @@ class MeshState(CollectiveMethods):
             self._groups = {}
             self._universe = None
             self._agreement = None
+            self._topology = None
 
     def _bind(self, world: World) -> World:
         """Find this rank's place in the mesh, once."""
@@ -86,6 +90,10 @@ class MeshState(CollectiveMethods):
     def _here(self) -> World:
         """Return the world this mesh stands in; one that came out of a pickle takes the current one."""
         return self._bind(current_world()) if self._world is None else self._world
+
+    def _hosts(self) -> MeshHosts | None:
+        """Return what knows the hosts, once this mesh knows its world."""
+        return None if self._world is None else MeshHosts(self._world, self._root._topology)
 
     # ---- What the mesh is
 

@@ -45,7 +45,8 @@ class MeshValue(MeshState):
 
     def __str__(self) -> str:
         # Apart from repr, which debuggers and logs call at any moment: host names may have to be asked for.
-        hosts = hosts_text(self._layout, self._world) if self._world is not None and self._plane_known else None
+        known = self._hosts() if self._plane_known else None
+        hosts = None if known is None else hosts_text(self._layout, known)
         return f"DeviceMesh({', '.join(self._parts() if hosts is None else [*self._parts(), hosts])})"
 
     def _parts(self) -> list[str]:

@@ -23,9 +23,11 @@ class MeshViews(MeshState):
     def show(self, form: str | None = None, axis: int | str | None = None, ax: Any = None) -> Any:
         """Draw this mesh: its ranks by axes, coloured or lettered by host, with the calling rank marked.
 
+        Of a large mesh the surroundings of the calling rank are drawn, 16 ranks along each of the last two axes.
+
         Args:
-            form: "text" prints it; "html" returns a string of HTML; "plot" draws with matplotlib and returns the Axes.
-                None shows it where the user looks: as HTML in a notebook, else as printed text.
+            form: "text" prints it; "html" returns a string of HTML; "plot", or "matplotlib", draws and returns the
+                Axes. None shows it where the user looks: as HTML in a notebook, else as printed text.
             axis: Name or index of an axis whose groups are shown instead of the hosts; the calling rank's is marked.
             ax: The matplotlib Axes that "plot" draws into; new ones where it is None.
 
@@ -52,7 +54,7 @@ class MeshViews(MeshState):
         """
         from meshdist.mesh.show import show
 
-        return show(Layout(self.mesh, self.mesh_dim_names), self._world, form, axis, ax)
+        return show(Layout(self.mesh, self.mesh_dim_names), self._hosts(), form, axis, ax)
 
     def _repr_html_(self) -> str:
         # What a notebook shows of a cell that ends in a mesh. On a rank outside, a slice has no row to draw.

@@ -10,6 +10,7 @@ from meshdist.errors import DistError
 from meshdist.mesh.layout import Layout
 
 if TYPE_CHECKING:
+    from meshdist.mesh.mesh_hosts import MeshHosts
     from meshdist.world import World
 
 MOST_HOSTS = 4
@@ -38,10 +39,10 @@ def position_text(layout: Layout, world: World, coordinate: Sequence[int] | None
     return f"rank {world.rank} at {coordinate_text(layout, coordinate)}"
 
 
-def hosts_text(layout: Layout, world: World) -> str | None:
-    """Return how many of the mesh's ranks each host has, None where the world does not know."""
+def hosts_text(layout: Layout, hosts: MeshHosts) -> str | None:
+    """Return how many of the mesh's ranks each host has, None where they are not known."""
     try:
-        names = world.host_names()
+        names = hosts.host_names()
     except DistError:  # asked after the end of the world: the mesh can still be printed, without its hosts
         return None
     if names is None:

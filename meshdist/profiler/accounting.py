@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from meshdist.collectives.volume import Seat, sent_by
 from meshdist.profiler.axes import Axes
 from meshdist.profiler.call_size import call_size, collective_of, given_bytes, parts_bytes
 from meshdist.profiler.charts import plot_volumes
-from meshdist.profiler.tables import volume_table
+from meshdist.profiler.tables import volume_html, volume_table
 
 if TYPE_CHECKING:
     from meshdist.detour import Announcement
@@ -62,8 +62,8 @@ class Account:
     """Counts the calls of one rank and their bytes; `mesh.account()` and `meshdist.dry_run` make it.
 
     Counted is every call on any group, by flat function or method, sync or async, once it is made; not one that raises.
-    Calls inside a `coalescing_manager` count as the one that they become. Objects travel in two calls, one of sizes and
-    one of bytes, and both count. Calls on groups that this rank is not in are none.
+    Calls inside a `coalescing_manager` count as the one that they become. Objects count as one call, with the
+    bytes of their pickles. Calls on groups that this rank is not in are none.
 
     A group is counted under the axes of the mesh that it runs along, `tp` or `dp,tp` (`axis 1` where they have no
     names), whoever made it; a group that does not, under its label: `group 'label'`.
@@ -90,18 +90,19 @@ class Account:
         all                    2  1100 B             1100 B                 0 B
     """
 
-    def __init__(self, axes: Axes | None = None) -> None:
+    def __init__(self, axes: Axes | None = None, hosts: Callable[[ProcessGroup], Sequence[str]] | None = None) -> None:
         self._axes = axes
+        self._hosts = _hosts_of_the_world if hosts is None else hosts
         self._lock = threading.Lock()
         self._groups: dict[tuple[str, tuple[int, ...]], _Group] = {}
         self._known: WeakKeyDictionary[ProcessGroup, tuple[_Group, Seat]] = WeakKeyDictionary()
 
-    def __call__(self, call: Announcement) -> Callable[[], None]:
+    def __call__(self, call: Announcement) -> Callable[[], None] | None:
         """Return what counts a call, once it is made; what groups that are watched do."""
-        return lambda: self._count(call)
+        return None if call.is_prelude else lambda: self._count(call)
 
     def along(self, mesh: DeviceMesh) -> Account:
-        """Return what has been counted so far, by the axes of `mesh`."""
+        """Return what has been counted so far, by the axes of `mesh`; between which hosts, as it was counted."""
         account = Account(_axes_of(mesh))
         with self._lock:
             account._groups = dict(self._groups)
@@ -145,6 +146,9 @@ class Account:
     def __str__(self) -> str:
         return volume_table(self.volumes(), self.total())
 
+    def _repr_html_(self) -> str:
+        return volume_html(self.volumes(), self.total())
+
     def _name(self, group: _Group) -> str:
         along = None if self._axes is None else self._axes.of(group.ranks)
         return f"group {group.label!r}" if along is None else along
@@ -153,7 +157,7 @@ class Account:
         group = call.group
         known = self._known.get(group)
         if known is None:
-            known = self._known[group] = self._group(group), Seat(group.rank(), group.hosts())
+            known = self._known[group] = self._group(group), Seat(group.rank(), self._hosts(group))
         counted, seat = known
         size, kind = call_size(call), collective_of(call)
         given = given_bytes(call) if kind == "gather" else size
@@ -167,6 +171,10 @@ class Account:
             return self._groups.setdefault((group.label, group.ranks), _Group(group.label, group.ranks))
 
 
+def _hosts_of_the_world(group: ProcessGroup) -> Sequence[str]:
+    return group.hosts()
+
+
 def _axes_of(mesh: MeshState) -> Axes | None:
     # A rank outside the mesh has no groups in it.
     if mesh.get_coordinate() is None:
@@ -177,7 +185,8 @@ def _axes_of(mesh: MeshState) -> Axes | None:
 @contextmanager
 def accounting(world: World, mesh: MeshState) -> Iterator[Account]:
     """Count the calls of the block; see `DeviceMesh.account`."""
-    account = Account(_axes_of(mesh))
+    hosts = mesh._hosts()
+    account = Account(_axes_of(mesh), None if hosts is None else hosts.of_group)
     world.watch(account)
     try:
         yield account

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def collective_of(call: Announcement) -> str:
-    """Return the collective that carries out a call, which may be one of lists or in disguise; a message's name."""
+    """Return the collective that carries out a call, which may be one of lists or in disguise; of a message its way."""
     collective = call.collective
     if collective is None:
-        return call.name
+        return "recv" if call.send is None else "send"
     while collective.staging is not None:
         collective = collective.staging.inner
     return collective.native

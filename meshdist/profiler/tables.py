@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,11 +16,19 @@ _MOST_BYTES = 9999
 
 def volume_table(volumes: dict[str, dict[str, Volume]], total: Volume) -> str:
     """Return a table with a row for each axis and collective, and one for all."""
-    rows = [_HEAD]
-    rows += [(axis, name, *_cells(volume)) for axis, found in volumes.items() for name, volume in found.items()]
-    rows.append(("all", "", *_cells(total)))
+    rows = _rows(volumes, total)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(_aligned(row, widths)).rstrip() for row in rows)
+
+
+def volume_html(volumes: dict[str, dict[str, Volume]], total: Volume) -> str:
+    """Return the same table as HTML."""
+    head, *rows = _rows(volumes, total)
+    lines = ["".join(f'<th style="text-align:{_side(k)}">{escape(cell)}</th>' for k, cell in enumerate(head))]
+    lines += [
+        "".join(f'<td style="text-align:{_side(k)}">{escape(cell)}</td>' for k, cell in enumerate(r)) for r in rows
+    ]
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 def bytes_text(nbytes: float) -> str:
@@ -33,6 +42,27 @@ def bytes_text(nbytes: float) -> str:
         return f"{nbytes:.0f} B"
     power = min((int(nbytes).bit_length() - 1) // 10, len(_UNITS) - 1)
     return f"{nbytes / 1024**power:.{2 if nbytes < 100 * 1024**power else 0}f} {_UNITS[power]}"
+
+
+def short_bytes_text(nbytes: float) -> str:
+    """Return a multiple of a power of two as people read it.
+
+    Example:
+        >>> short_bytes_text(0), short_bytes_text(512), short_bytes_text(1 << 20), short_bytes_text(3 << 29)
+        ('0', '512 B', '1 MiB', '1.5 GiB')
+    """
+    power = min(max((int(nbytes).bit_length() - 1) // 10, 0), len(_UNITS) - 1)
+    return f"{nbytes / 1024**power:g} {_UNITS[power]}" if nbytes else "0"
+
+
+def _rows(volumes: dict[str, dict[str, Volume]], total: Volume) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [_HEAD]
+    rows += [(axis, name, *_cells(volume)) for axis, found in volumes.items() for name, volume in found.items()]
+    return [*rows, ("all", "", *_cells(total))]
+
+
+def _side(column: int) -> str:
+    return "left" if column < 2 else "right"
 
 
 def _cells(volume: Volume) -> tuple[str, str, str, str]:

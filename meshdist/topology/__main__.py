@@ -49,6 +49,8 @@ def main(arguments: list[str] | None = None) -> int:
             cost.save(options.calibrate)
     if meshdist.get_rank() == 0:
         print(tree(found))
+        if options.calibrate and cost.note:
+            print(cost.note, file=sys.stderr)
     meshdist.destroy_process_group()
     return 0
 

@@ -12,7 +12,7 @@ import numpy as np
 from meshdist.current import current_world
 from meshdist.topology.cost_model import CostModel
 from meshdist.topology.curves import Curve
-from meshdist.topology.fitting import fitted
+from meshdist.topology.fitting import fitted, monotone
 from meshdist.topology.topology import Topology
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ LEAST_BYTES, MOST_BYTES = 1 << 10, 64 * MIB
 KNEES_BYTES = 1 << 14
 TURN_S = 0.008
 MOST_CALLS = 200
+# The median of the rounds over the shortest, of most of what is measured, up to which the machine counts as quiet.
+BUSY_SPREAD = 1.5
 
 
 class Cell(NamedTuple):
@@ -42,7 +44,9 @@ def calibrate(seconds: float = 10.0, topology: Any = "auto", *, max_bytes: int =
     timed at sizes from 1 KiB on, on 2, 4, 8, ... and all ranks of the fullest host, and, where there are several
     hosts, on one rank of two and of each, and on all ranks. Sizes and groups take turns, as many rounds as there is
     time for, at least one. A time is that of the slowest rank of the group, in the round that a quarter of all rounds
-    beat: what other processes add on a busy machine is left out as far as it can be. The links are fitted to the
+    beat: what other processes add on a busy machine is left out as far as it can be, and where the rounds differ much,
+    `note` of the model says so. A curve never falls: where a larger size was measured to be faster, both get their
+    geometric mean. The links are fitted to the
     curves: the memory between ranks of a host to groups of one host, the network to groups of one rank of each.
 
     Where a host has fewer cores than ranks, this is in the curves: they hold for groups of these sizes on such hosts
@@ -70,7 +74,7 @@ def calibrate(seconds: float = 10.0, topology: Any = "auto", *, max_bytes: int =
     """
     world = current_world()
     machine = Topology.of(topology)
-    if not 0 < seconds < math.inf:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
         raise ValueError(f"calibrate: seconds must be a positive number, got {seconds!r}")
     if max_bytes < LEAST_BYTES:
         raise ValueError(f"calibrate: max_bytes must be at least {LEAST_BYTES}, got {max_bytes}")
@@ -84,15 +88,15 @@ def calibrate(seconds: float = 10.0, topology: Any = "auto", *, max_bytes: int =
         Cell(name, group, nbytes) for group in groups for name in CALLS for nbytes in sizes_for(len(group), max_bytes)
     ]
     mine = {group: world.shared_group(group, desc="calibrate") for group in groups if world.rank in group}
-    times = _Stopwatch(world.default_group, mine, cells).run(seconds)
+    times, note = _Stopwatch(world.default_group, mine, cells).run(seconds)
     curves = []
     for group in groups:
         members = tuple(sorted((len(set(group) & set(ranks)) for ranks in machine.hosts.values()), reverse=True))
         for name, call in CALLS.items():
             points = {cell.nbytes: times[cell] for cell in cells if cell.collective == name and cell.group == group}
             kind = tuple(count for count in members if count)
-            curves.append(Curve(call.name, kind, tuple(points), tuple(points.values())))
-    return CostModel(Topology(fitted(machine.parts, curves)), curves)
+            curves.append(Curve(call.name, kind, tuple(points), tuple(monotone([*points.values()]))))
+    return CostModel(Topology(fitted(machine.parts, curves)), curves, note)
 
 
 def groups_to_measure(hosts: Mapping[str, Sequence[int]]) -> list[tuple[int, ...]]:
@@ -120,6 +124,27 @@ def sizes_for(num_ranks: int, max_bytes: int) -> list[int]:
         nbytes *= 2 if nbytes >= KNEES_BYTES else 4
     block = 4 * num_ranks
     return list(dict.fromkeys(max(1, nbytes // block) * block for nbytes in sizes))
+
+
+def spread_note(rounds: Any) -> str:
+    """Return what to say of rounds that differ much, nothing of others.
+
+    Args:
+        rounds: Seconds, of shape (rounds, things measured).
+
+    Example:
+        >>> spread_note(np.array([[1.0, 2.0], [3.0, 4.0], [3.0, 5.0]]))
+        'the machine was busy: half of the rounds took at least 2.5 times as long as the shortest; measure again'
+        >>> spread_note(np.array([[1.0], [1.2]]))
+        ''
+    """
+    spread = float(np.median(np.median(rounds, axis=0) / rounds.min(axis=0)))
+    if spread <= BUSY_SPREAD:
+        return ""
+    return (
+        f"the machine was busy: half of the rounds took at least {spread:.1f} times as long as the shortest;"
+        " measure again"
+    )
 
 
 class Call(NamedTuple):
@@ -184,8 +209,8 @@ class _Stopwatch:
         self._one.fill(0)
         self._other.fill(0)
 
-    def run(self, seconds: float) -> dict[Cell, float]:
-        """Return the time of one call of each cell, measured for about so long."""
+    def run(self, seconds: float) -> tuple[dict[Cell, float], str]:
+        """Return the time of one call of each cell, measured for about so long, and what is to be said of it."""
         end = monotonic() + seconds
         shortest = self._round(np.ones(len(self._cells), dtype=np.int64))
         rounds: list[Any] = []
@@ -196,7 +221,7 @@ class _Stopwatch:
             shortest = np.minimum(shortest, rounds[-1])
         # What a busy machine adds is not the model's to know, and a single lucky round is not the rule.
         times = np.quantile(np.array(rounds), 0.25, axis=0).tolist()
-        return dict(zip(self._cells, times, strict=True))
+        return dict(zip(self._cells, times, strict=True)), spread_note(np.array(rounds))
 
     def _time_for_more(self, end: float, round_s: float) -> bool:
         """Return whether there is time for one more round; as the first rank sees it."""

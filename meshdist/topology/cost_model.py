@@ -13,12 +13,18 @@ from meshdist.mesh.layout import Layout
 from meshdist.topology.algorithms import collective_name
 from meshdist.topology.curves import Curve, nearest
 from meshdist.topology.estimate import Estimate, Measured, by_links
+from meshdist.topology.fitting import fitted
+from meshdist.topology.hosts import parts_of_hosts
 from meshdist.topology.link import MEMORY, NETWORK
 from meshdist.topology.part import Part
 from meshdist.topology.topology import Topology
 
 if TYPE_CHECKING:
     from meshdist.mesh.rank_list import Ranks
+
+
+# Of a machine of which nothing is said but the number of ranks.
+RANKS_OF_A_HOST = 8
 
 
 class CostModel:
@@ -30,8 +36,10 @@ class CostModel:
     the links; groups over numbers of hosts of which nothing was measured are up to the links alone.
 
     Args:
-        topology: The machine, or anything that `Topology.of` takes.
+        topology: The machine, or anything that `Topology.of` takes; or a number of ranks, on hosts of 8 (the last one
+            may have fewer) with default links.
         curves: What was measured there.
+        note: What is to be known of the measurement.
 
     Example:
         >>> cost = CostModel(Topology.uniform(num_hosts=4, ranks_per_host=8))
@@ -41,9 +49,27 @@ class CostModel:
         ['doubling', 'hierarchical', 'hierarchical tree', 'ring', 'tree']
     """
 
-    def __init__(self, topology: Topology | Any, curves: Sequence[Curve] = ()) -> None:
-        self.topology = Topology.of(topology)
+    def __init__(self, topology: Topology | Any, curves: Sequence[Curve] = (), note: str = "") -> None:
+        self.topology = _machine(topology)
         self.curves = tuple(curves)
+        self.note = note
+
+    def on(self, topology: Topology | Any) -> CostModel:
+        """Return a model of another machine, made of hosts like those that were measured.
+
+        It has the same curves, and where they say how fast a link is (the memory between the ranks of a host, the
+        network between hosts), this one in place of the topology's.
+
+        Args:
+            topology: As at the class.
+
+        Example:
+            >>> curve = Curve("all_reduce", (2,), (1 << 10, 1 << 20), (1e-5, 1e-3))
+            >>> larger = CostModel(Topology.uniform(1, 2), [curve]).on(Topology.uniform(1024, 8))
+            >>> larger.predict("all_reduce", 1 << 20, [8, 9]), larger.topology.num_ranks
+            (0.001, 8192)
+        """
+        return CostModel(Topology(fitted(_machine(topology).parts, self.curves)), self.curves, self.note)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CostModel:
@@ -55,7 +81,7 @@ class CostModel:
         """
         from meshdist.topology.toml_file import read_curves
 
-        return cls(Topology.load(path), read_curves(path))
+        return cls(Topology.load(path), *read_curves(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write topology and curves to a TOML file.
@@ -66,7 +92,7 @@ class CostModel:
         from meshdist.topology.toml_file import curves_text, topology_text
 
         with open(path, "w", encoding="utf-8") as file:
-            file.write(topology_text(self.topology.parts) + curves_text(self.curves))
+            file.write(topology_text(self.topology.parts) + curves_text(self.curves, self.note))
 
     def predict(
         self,
@@ -198,14 +224,23 @@ class CostModel:
         if highest >= self.topology.num_ranks:
             raise ValueError(
                 f"CostModel: rank {highest} is not in the topology, which has ranks 0 to {self.topology.num_ranks - 1};"
-                " give the model a topology of the whole world"
+                " give the model a topology of the whole world, or take cost.on(topology)"
             )
         if axis is None:
             return layout.ranks.reshape(1, -1)
         return axis_rows(layout.ranks, layout.axis(axis))
 
     def __repr__(self) -> str:
-        return f"<CostModel: {self.topology}; {len(self.curves)} measured curves>"
+        note = f"; {self.note}" if self.note else ""
+        return f"<CostModel: {self.topology}; {len(self.curves)} measured curves{note}>"
+
+
+def _machine(given: Topology | Any) -> Topology:
+    if isinstance(given, bool) or not isinstance(given, int):
+        return Topology.of(given)
+    if given < 1:
+        raise ValueError(f"cost model: the number of ranks must be at least 1, got {given}")
+    return Topology(parts_of_hosts(given, RANKS_OF_A_HOST))
 
 
 def axis_rows(ranks: Ranks, axis: int) -> Ranks:

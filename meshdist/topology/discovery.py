@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshdist.current import current_world
+from meshdist.current import current_slot, current_world
 from meshdist.topology.hosts import Links, host_parts, network_part
 from meshdist.topology.link import Link
 from meshdist.topology.part import Part
@@ -92,7 +92,9 @@ def find_parts(gpus: bool | None) -> list[Part]:
     The ranks of a host come in the order of their numbers, whatever this rank's host is made of: so all ranks find
     the same order, and place meshes alike.
     """
-    world = current_world()
+    world, dry = current_world(), current_slot().dry
+    if dry is not None and dry.topology is not None:
+        return list(dry.topology.parts)
     machine = this_machine(gpus)
     hosts: dict[str, list[int]] = {}
     for rank, host in enumerate(world.hosts(range(world.size))):

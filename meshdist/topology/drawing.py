@@ -6,13 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from meshdist.topology.folding import folded
 from meshdist.topology.graphs import graph_of
 from meshdist.topology.link import Link
 from meshdist.topology.part import Part
 
 SHAPES = {"network": "s", "host": "s", "socket": "o", "switch": "D", "gpu": "o"}
+# The colours of links, darker than those of parts.
+LINKS = ("#888888", "#5577aa", "#aa7744", "#558855", "#885577")
 MOST_RANKS = 4
-MOST_TEXTS = 24
+# Inches: of a leaf, and of a level of the tree.
+LEAF, LEVEL = 0.9, 1.5
 
 
 def draw_parts(parts: Sequence[Part], ax: Any) -> Any:
@@ -24,50 +28,83 @@ def draw_parts(parts: Sequence[Part], ax: Any) -> Any:
         raise ImportError(
             f"Topology.draw needs matplotlib and networkx: pip install matplotlib networkx ({error})"
         ) from None
-    places = positions(parts)
+    shown, stands_for = folded(parts)
+    places = positions(shown)
+    across, down = zip(*places.values(), strict=True)
     if ax is None:
         from matplotlib import pyplot
 
-        width = max(4.0, 0.9 * (1 + max(x for x, _ in places.values())))
-        ax = pyplot.subplots(figsize=(min(width, 40.0), 4.8))[1]
-    graph = graph_of(parts)
-    colors = _colors(parts, matplotlib.colormaps["tab10"])
+        # The labels of hosts that stand for others are wider than a leaf.
+        size = (max(6.0, LEAF * (2 + max(across))), 1.6 + LEVEL * (0.6 - min(down)))
+        ax = pyplot.subplots(figsize=(min(size[0], 40.0), size[1]), layout="constrained")[1]
+    graph = graph_of(shown)
+    colors = _colors(shown, matplotlib.colormaps["tab10"])
+    families = families_of([part for part in shown if part.link is not None])
+    for number, (_, members) in enumerate(families.items()):
+        edges = [(part.parent, part.name) for part in members]
+        style = {"width": width_of(members[0]), "edge_color": [LINKS[number % len(LINKS)]] * len(edges)}
+        nx.draw_networkx_edges(graph, places, edges, ax=ax, **style)
     for kind, shape in SHAPES.items():
-        names = [part.name for part in parts if part.kind == kind]
+        names = [part.name for part in shown if part.kind == kind]
         if names:
-            shown = [colors[name] for name in names]
+            fills = [colors[name] for name in names]
             nx.draw_networkx_nodes(
-                graph, places, names, node_color=shown, node_shape=shape, node_size=500, edgecolors="black", ax=ax
+                graph, places, names, node_color=fills, node_shape=shape, node_size=500, edgecolors="black", ax=ax
             )
-    linked = [part for part in parts if part.link is not None]
-    edges = [(part.parent, part.name) for part in linked]
-    widths = [width_of(part) for part in linked]
-    nx.draw_networkx_edges(graph, places, edges, width=widths, edge_color="0.6", ax=ax)
-    texts = {(part.parent, part.name): str(part.link).replace(", ", "\n") for part in first_of_their_like(linked)}
-    if len(texts) <= MOST_TEXTS:
-        nx.draw_networkx_edge_labels(graph, places, texts, font_size=6, rotate=False, ax=ax)
-    for part in parts:
-        _write(label(part), places[part.name], ax)
-    across, down = zip(*places.values(), strict=True)
-    ax.set_xlim(min(across) - 0.7, max(across) + 0.7)
-    ax.set_ylim(min(down) - 0.6, max(down) + 0.3)
+    for part in shown:
+        has_children = any(other.parent == part.name for other in shown)
+        _write(stands_for.get(part.name) or label(part), places[part.name], has_children, ax)
+    _draw_legend(families, ax)
+    ax.set_xlim(min(across) - 1.0, max(across) + 1.0)
+    ax.set_ylim(min(down) - 0.5, max(down) + 0.3)
     ax.set_axis_off()
     return ax
 
 
-def _write(text: str, place: tuple[float, float], ax: Any) -> None:
-    """Write the label of a part under it, over the links."""
-    behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8}
-    below = {"textcoords": "offset points", "ha": "center", "va": "top"}
-    ax.annotate(text, place, (0, -14), fontsize=7, bbox=behind, **below)
+def _write(text: str, place: tuple[float, float], has_children: bool, ax: Any) -> None:
+    """Write the label of a part: beside it where links leave it downwards, else under it."""
+    if has_children:
+        ax.annotate(text, place, (16, 2), textcoords="offset points", fontsize=7, ha="left", va="bottom")
+    else:
+        ax.annotate(text, place, (0, -14), textcoords="offset points", fontsize=7, ha="center", va="top")
 
 
-def first_of_their_like(linked: Sequence[Part]) -> list[Part]:
-    """Return the first of the parts with equal links to the same parent: what is written there holds for the others."""
-    first: dict[tuple[str | None, Link | None], Part] = {}
+def families_of(linked: Sequence[Part]) -> dict[tuple[str, Link], list[Part]]:
+    """Return the parts by what their links have in common: what they lead from, as words, and how fast they are.
+
+    Example:
+        >>> from meshdist.topology import Topology
+        >>> parts = [part for part in Topology.uniform(2, 2, gpus=2).parts if part.link is not None]
+        >>> [(what, len(members)) for (what, _), members in families_of(parts).items()]
+        [('host', 2), ('gpu', 4)]
+    """
+    families: dict[tuple[str, Link], list[Part]] = {}
     for part in linked:
-        first.setdefault((part.parent, part.link), part)
-    return list(first.values())
+        if part.link is not None:
+            families.setdefault((part.kind, part.link), []).append(part)
+    return families
+
+
+def _draw_legend(families: Mapping[tuple[str, Link], Sequence[Part]], ax: Any) -> None:
+    """Say how fast the links of each family are, below the tree."""
+    from matplotlib.lines import Line2D
+
+    if not families:
+        return
+    handles = [
+        Line2D([], [], color=LINKS[number % len(LINKS)], linewidth=width_of(members[0]), label=f"each {kind}: {link}")
+        for number, ((kind, link), members) in enumerate(families.items())
+    ]
+    ax.legend(
+        handles=handles,
+        title="links upwards",
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0.0),
+        ncols=min(3, len(handles)),
+        fontsize=7,
+        title_fontsize=7,
+        frameon=False,
+    )
 
 
 def label(part: Part) -> str:

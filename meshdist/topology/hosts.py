@@ -56,6 +56,16 @@ def host_parts(name: str, ranks: Sequence[int], sockets: int, gpus: int, links: 
     return parts
 
 
+def parts_of_hosts(num_ranks: int, most: int) -> list[Part]:
+    """Return hosts of `most` ranks each, and a last one of what is left."""
+    counts = [min(most, num_ranks - first) for first in range(0, num_ranks, most)]
+    parts = network_part(len(counts))
+    for index, count in enumerate(counts):
+        ranks = range(index * most, index * most + count)
+        parts += host_parts(f"host{index}", ranks, 0, 0, Links(), linked=len(counts) > 1)
+    return parts
+
+
 def _check_spread(host: str, what: str, count: int, over: str, places: int) -> None:
     if places < 0 or count % places:
         raise ValueError(

@@ -106,6 +106,8 @@ def checked_ranks(parts: Sequence[Part]) -> int:
         for rank in part.ranks:
             if isinstance(rank, bool) or not isinstance(rank, int):
                 raise TypeError(f"topology: ranks of {part.name!r} must be integers, got {rank!r}")
+            if rank in place and place[rank] == part.name:
+                raise ValueError(f"topology: rank {rank} is listed twice on {part.name!r}; name it once")
             if rank in place:
                 raise ValueError(f"topology: rank {rank} is on {place[rank]!r} and on {part.name!r}; it can be on one")
             place[rank] = part.name

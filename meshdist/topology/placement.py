@@ -22,7 +22,7 @@ class Placement:
 
     Args:
         topology: The machine.
-        axes: Names of axes of the mesh to come; none: as many of the last axes as fit.
+        axes: Names or indices of axes of the mesh to come; none: as many of the last axes as fit.
 
     Example:
         >>> from meshdist.topology import Topology
@@ -30,7 +30,7 @@ class Placement:
         Placement(<Topology: 4 ranks on 2 hosts: host0 (2), host1 (2)>, inside=('tp',))
     """
 
-    def __init__(self, topology: Topology, axes: Sequence[str] = ()) -> None:
+    def __init__(self, topology: Topology, axes: Sequence[str | int] = ()) -> None:
         self.topology = topology
         self.axes = tuple(axes)
 
@@ -42,13 +42,11 @@ class Placement:
         return f"Placement({self.topology!r}, inside={self.axes})"
 
 
-def placed_ranks(
-    topology: Any, shape: Sequence[int], names: Sequence[str] | None, world_size: int, among: Sequence[int] | None
-) -> Ranks:
-    """Return the ranks of a mesh with this `topology=`, a Placement or anything that `Topology.of` takes.
+def placement_of(topology: Any, world_size: int) -> Placement:
+    """Return what a mesh's `topology=` means, a Placement or anything that `Topology.of` takes.
 
     Raises:
-        ValueError: The topology is of another number of ranks than the world, or the axes do not fit into its hosts.
+        ValueError: The topology is of another number of ranks than the world.
         TypeError: It is no topology.
     """
     from meshdist.topology.topology import Topology
@@ -59,14 +57,14 @@ def placed_ranks(
             f"topology: it has {placement.topology.num_ranks} ranks, but the world has {world_size};"
             " describe where all ranks of the world run"
         )
-    return placement.place(shape, names, among)
+    return placement
 
 
 def place_ranks(
     hosts: Mapping[str, Sequence[int]],
     shape: Sequence[int],
     names: Sequence[str] | None,
-    inside: str | Sequence[str] | None,
+    inside: str | int | Sequence[str | int] | None,
 ) -> Ranks:
     """Return the ranks of a mesh of `shape`; see `Topology.place`.
 
@@ -82,13 +80,15 @@ def place_ranks(
             f"place: a mesh of shape {extents} needs {math.prod(extents)} ranks, but the topology has {num_ranks}"
         )
     axis_names = None if names is None else checked_names(names, extents)
-    inner = _inner_axes(axis_names, inside)
+    inner = _inner_axes(len(extents), axis_names, inside)
     order = [axis for axis in range(len(extents)) if axis not in inner] + inner
     ordered = tuple(extents[axis] for axis in order)
     counts = [len(ranks) for ranks in hosts.values()]
     if inner:
         block = math.prod(extents[axis] for axis in inner)
-        _check_fits(hosts, block, math.prod(extents) // block, [(axis_names or ())[axis] for axis in inner])
+        _check_fits(
+            hosts, block, math.prod(extents) // block, [axis_names[axis] if axis_names else axis for axis in inner]
+        )
         # Beyond what was asked: of the outer axes, too, as much as fits.
         larger = [size for size in _block_sizes(ordered, counts) if size >= block and size % block == 0]
     else:
@@ -97,21 +97,28 @@ def place_ranks(
     return np.ascontiguousarray(placed.transpose(np.argsort(order)))
 
 
-def _inner_axes(names: tuple[str, ...] | None, inside: str | Sequence[str] | None) -> list[int]:
+def _inner_axes(ndim: int, names: tuple[str, ...] | None, inside: str | int | Sequence[str | int] | None) -> list[int]:
     """Return the axes that must stay inside, in the order of the mesh."""
-    wanted = () if inside is None else (inside,) if isinstance(inside, str) else tuple(inside)
-    if wanted and names is None:
-        raise ValueError(f"place: axes {list(wanted)} are to stay inside hosts, but the mesh has no names; give names")
-    for name in wanted:
-        if name not in (names or ()):
-            raise UnknownAxisError(
-                f"place: there is no axis {name!r} to keep inside hosts; the axes are"
-                f" {', '.join(map(repr, names or ()))}"
+    wanted = () if inside is None else (inside,) if isinstance(inside, (str, int)) else tuple(inside)
+    found = set()
+    for axis in wanted:
+        if isinstance(axis, int) and not isinstance(axis, bool) and -ndim <= axis < ndim:
+            found.add(axis % ndim)
+        elif isinstance(axis, str) and names is None:
+            raise ValueError(
+                f"place: axis {axis!r} is to stay inside hosts, but the mesh has no names; give names, or its index"
             )
-    return [axis for axis, name in enumerate(names or ()) if name in wanted]
+        elif isinstance(axis, str) and names is not None and axis in names:
+            found.add(names.index(axis))
+        else:
+            axes: Sequence[str | int] = range(ndim) if names is None else names
+            raise UnknownAxisError(
+                f"place: there is no axis {axis!r} to keep inside hosts; the axes are {', '.join(map(repr, axes))}"
+            )
+    return sorted(found)
 
 
-def _check_fits(hosts: Mapping[str, Sequence[int]], block: int, needed: int, names: Sequence[str]) -> None:
+def _check_fits(hosts: Mapping[str, Sequence[int]], block: int, needed: int, names: Sequence[str | int]) -> None:
     found = sum(len(ranks) // block for ranks in hosts.values())
     if found < needed:
         counts = sorted({len(ranks) for ranks in hosts.values()})

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
+import numpy as np
+
 from meshdist.mesh.axis_names import UnknownAxisError, checked_names
 from meshdist.topology.algorithms import collective_name
 from meshdist.topology.cost_model import CostModel, axis_rows
@@ -103,7 +105,7 @@ def plan(
     topology: Topology | CostModel | int | Any,
     *,
     sizes: Mapping[str, int | Iterable[int]] | None = None,
-    inside: str | Sequence[str] | None = None,
+    inside: str | int | Sequence[str | int] | None = None,
 ) -> Plan:
     """Rank the shapes that a mesh over all ranks can have by the time its axes need for a step. Needs no world.
 
@@ -116,7 +118,7 @@ def plan(
             collective to its bytes (as `CostModel.predict` counts them) or to (bytes, calls). Where they depend on the
             shape, a function that takes the sizes of the axes, as a dict, and returns such a dict. None: nothing.
         topology: A Topology, a CostModel, anything that `Topology.of` takes, or a number of ranks, which then are on
-            hosts of 8 with default links (on one host, if there are no more, or 8 does not divide them).
+            hosts of 8 with default links; where 8 does not divide them, the last host has fewer.
         sizes: For some axes, the size, or the sizes to choose from.
         inside: Axes that must stay inside hosts: shapes where they cannot are left out. None: no axis must.
 
@@ -125,7 +127,7 @@ def plan(
 
     Raises:
         ValueError: No shape fits, unknown collectives or axes, or negative bytes.
-        TypeError: Volumes that are neither dicts nor functions.
+        TypeError: Volumes that are neither dicts nor functions, or not of numbers.
 
     Example:
         >>> machine = Topology.uniform(2, 8, gpus=8)
@@ -139,7 +141,14 @@ def plan(
             4  16   1   2.4 s   2.4 s        0
             5   1  16  2.46 s       0   2.46 s
     """
-    cost = topology if isinstance(topology, CostModel) else CostModel(_topology(topology))
+    cost = topology if isinstance(topology, CostModel) else CostModel(topology)
+    if not isinstance(volumes, Mapping):
+        raise TypeError(
+            f"plan: volumes must be a dict from the axes to what each carries, such as {{'dp': {{'all_reduce': 1e9}}}},"
+            f" got {volumes!r}"
+        )
+    if not volumes:
+        raise ValueError("plan: volumes must name at least one axis, got none")
     names = checked_names(tuple(volumes), (1,) * len(volumes))
     choices = _choices(names, sizes)
     estimates: dict[tuple[str, bytes, int], Estimate] = {}
@@ -168,14 +177,6 @@ def plan(
             f" {dict(sizes or {})}{f' and {inside!r} inside hosts' if inside else ''}; allow more sizes"
         )
     return Plan(sorted(candidates, key=lambda each: (each.seconds, each.shape)))
-
-
-def _topology(given: Any) -> Topology:
-    if isinstance(given, bool) or not isinstance(given, int):
-        return Topology.of(given)
-    if given < 1:
-        raise ValueError(f"plan: the number of ranks must be at least 1, got {given}")
-    return Topology.uniform(given // 8, 8) if given % 8 == 0 else Topology.uniform(1, given)
 
 
 def _choices(names: tuple[str, ...], sizes: Mapping[str, int | Iterable[int]] | None) -> list[frozenset[int] | None]:
@@ -226,7 +227,10 @@ def _calls(axis: str, volume: Any, sizes: Mapping[str, int]) -> list[tuple[str, 
         )
     calls = []
     for collective, given in traffic.items():
-        nbytes, count = given if isinstance(given, tuple) else (given, 1)
+        pair = given if isinstance(given, tuple) else (given, 1)
+        if len(pair) != 2 or not all(isinstance(number, (int, float, np.number)) for number in pair):
+            raise TypeError(f"plan: axis {axis!r}: {collective}: expected bytes, or (bytes, calls), got {given!r}")
+        nbytes, count = pair
         if not (nbytes >= 0 and count >= 0):
             raise ValueError(f"plan: axis {axis!r}: {collective}: bytes and calls must not be negative, got {given!r}")
         calls.append((collective_name(collective), nbytes, count))

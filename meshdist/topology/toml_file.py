@@ -16,7 +16,7 @@ from meshdist.topology.part import Part
 LINKS = ("memory", "socket_link", "gpu_link", "network")
 HOST_KEYS = ("name", "count", "ranks", "sockets", "gpus", *LINKS)
 PART_KEYS = ("name", "kind", "parent", "link", "memory", "ranks", "cores")
-CURVE_KEYS = ("collective", "members", "nbytes", "seconds")
+CURVE_KEYS = ("collective", "members", "nbytes", "seconds", "note")
 LINK_KEYS = ("latency_s", "latency_us", "bandwidth", "bandwidth_gb_s")
 
 
@@ -37,11 +37,14 @@ def read_topology(path: str | os.PathLike[str]) -> list[Part]:
         raise TomlError(f"{os.fspath(path)}: {error}") from None
 
 
-def read_curves(path: str | os.PathLike[str]) -> list[Curve]:
-    """Return what was measured, of a file that `CostModel.save` wrote; nothing of one without `[[measured]]`."""
+def read_curves(path: str | os.PathLike[str]) -> tuple[list[Curve], str]:
+    """Return what was measured and the note on it, of a file of `CostModel.save`; nothing without `[[measured]]`."""
     table = _read(path)
     try:
-        return [_curve(f"[[measured]] {number}", given) for number, given in enumerate(_tables(table, "measured"), 1)]
+        tables = enumerate(_tables(table, "measured"), 1)
+        curves = [_curve(f"[[measured]] {number}", given) for number, given in tables]
+        notes = [_text("[[measured]]", given, "note") for given in _tables(table, "measured") if "note" in given]
+        return curves, notes[0] if notes else ""
     except (ValueError, TypeError) as error:
         raise TomlError(f"{os.fspath(path)}: {error}") from None
 
@@ -114,6 +117,8 @@ def _link(where: str, table: Any) -> Link:
         value = table.get(name, table.get(other))
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ValueError(f"{where}: {name if name in table else other} must be a number, got {value!r}")
+        if value < 0:
+            raise ValueError(f"{where}: {name if name in table else other} must be 0 or positive, got {value!r}")
         values.append(float(value) if name in table else value * factor)
     try:
         return Link(*values)
@@ -192,11 +197,12 @@ def topology_text(parts: Iterable[Part]) -> str:
     return "\n".join(blocks)
 
 
-def curves_text(curves: Iterable[Curve]) -> str:
-    """Return the TOML of what was measured."""
+def curves_text(curves: Iterable[Curve], note: str) -> str:
+    """Return the TOML of what was measured; a note stands in each table."""
+    last = f"note = {_quoted(note)}\n" if note else ""
     return "".join(
         f"\n[[measured]]\ncollective = {_quoted(curve.collective)}\nmembers = {list(curve.members)}\n"
-        f"nbytes = {list(curve.nbytes)}\nseconds = {list(curve.seconds)}\n"
+        f"nbytes = {list(curve.nbytes)}\nseconds = {list(curve.seconds)}\n{last}"
         for curve in curves
     )
 

@@ -82,6 +82,9 @@ class Topology:
         for name, count in (("num_hosts", num_hosts), ("ranks_per_host", ranks_per_host)):
             if count < 1:
                 raise ValueError(f"Topology.uniform: {name} must be at least 1, got {count}")
+        for name, count in (("sockets", sockets), ("gpus", gpus)):
+            if count < 0:
+                raise ValueError(f"Topology.uniform: {name} must be 0 or positive, got {count}")
         links = Links(memory, socket_link, gpu_link, network)
         parts = network_part(num_hosts)
         for index in range(num_hosts):
@@ -150,9 +153,13 @@ class Topology:
             OSError: It cannot be read.
             ImportError: On Python 3.10 without `tomli`.
         """
-        from meshdist.topology.toml_file import read_topology
+        from meshdist.topology.toml_file import TomlError, read_topology
 
-        return cls(read_topology(path))
+        parts = read_topology(path)
+        try:
+            return cls(parts)
+        except (ValueError, TypeError) as error:
+            raise TomlError(f"{os.fspath(path)}: {error}") from None
 
     @classmethod
     def of(cls, topology: Topology | str | bool | os.PathLike[str] | Any) -> Topology:
@@ -170,7 +177,10 @@ class Topology:
         if topology is True or topology == "auto":
             return cls.find()
         if isinstance(topology, os.PathLike) or (isinstance(topology, str) and topology.endswith(".toml")):
-            return cls.load(topology)
+            try:
+                return cls.load(topology)
+            except FileNotFoundError:
+                raise FileNotFoundError(f"topology: there is no file {os.fspath(topology)!r}") from None
         if isinstance(topology, str):
             raise ValueError(f"topology: expected 'auto' or the path of a .toml file, got {topology!r}")
         if hasattr(topology, "nodes") and hasattr(topology, "edges"):
@@ -197,16 +207,21 @@ class Topology:
         """The hosts that have ranks, and the ranks of each in the order of its parts."""
         return dict(self._hosts)
 
+    @cached_property
+    def host_names(self) -> tuple[str, ...]:
+        """The name of each rank's host, in rank order."""
+        by_rank = {rank: name for name, ranks in self._hosts.items() for rank in ranks}
+        return tuple(by_rank[rank] for rank in range(self._num_ranks))
+
     def host_of(self, rank: int) -> str:
         """Return the name of the host that `rank` runs on.
 
         Raises:
             ValueError: There is no such rank.
         """
-        for name, ranks in self._hosts.items():
-            if rank in ranks:
-                return name
-        raise ValueError(f"topology: there is no rank {rank}, only 0 to {self._num_ranks - 1}")
+        if not 0 <= rank < self._num_ranks:
+            raise ValueError(f"topology: there is no rank {rank}, only 0 to {self._num_ranks - 1}")
+        return self.host_names[rank]
 
     @property
     def graph(self) -> Any:
@@ -239,7 +254,7 @@ class Topology:
         self,
         shape: Sequence[int],
         names: Sequence[str] | None = None,
-        inside: str | Sequence[str] | None = None,
+        inside: str | int | Sequence[str | int] | None = None,
         among: Sequence[int] | None = None,
     ) -> Ranks:
         """Return the ranks of a mesh of this shape, arranged so that axes stay inside hosts.
@@ -249,9 +264,9 @@ class Topology:
         Args:
             shape: The number of ranks along each axis; the product is at most the number of ranks.
             names: The names of the axes.
-            inside: Names of axes whose rows must not leave a host, a ValueError if they cannot. None: the last axes, as
-                many of them as fit; where hosts have too few or unequal numbers of ranks, as few rows as possible
-                leave one.
+            inside: Names or indices of axes whose rows must not leave a host, a ValueError if they cannot. None: the
+                last axes, as many of them as fit; where hosts have too few or unequal numbers of ranks, as few rows as
+                possible leave one.
             among: The ranks that the mesh is made of; all where None.
 
         Returns:
@@ -281,11 +296,11 @@ class Topology:
             hosts = {host: tuple(rank for rank in ranks if rank in wanted) for host, ranks in hosts.items()}
         return place_ranks(hosts, shape, names, inside)
 
-    def inside(self, *axes: str) -> Placement:
+    def inside(self, *axes: str | int) -> Placement:
         """Return this topology with the names of axes that must stay inside hosts, for `init_device_mesh`.
 
         Args:
-            axes: Names of axes of the mesh to come.
+            axes: Names or indices of axes of the mesh to come.
 
         Example:
             >>> Topology.uniform(2, 4).inside("tp").place((4, 2), ("tp", "dp")).tolist()
@@ -298,7 +313,8 @@ class Topology:
     def draw(self, ax: Any = None) -> Any:
         """Draw the tree with networkx and matplotlib: the ranks on their parts, links the wider the faster.
 
-        Of equal links to one part, the first says how fast they are.
+        A legend says how fast the links are, by families of equal ones. More than four equal hosts are drawn as one,
+        with the names of the first and the last.
 
         Args:
             ax: The matplotlib axes to draw on. None: a new figure.

@@ -137,6 +137,7 @@ def test_a_library_that_is_missing_is_left_out_in_one_line(script, tmp_path):
         ("compare", ["--ranks", "1"], "--ranks must be at least 2, got 1"),
         ("compare", ["--sizes", "8,-8"], "must be a number of at least 1, got '-8'"),
         ("compare", ["--seconds", "0"], "must be a number above 0, got '0'"),
+        ("mesh_start", ["--ranks", "6"], "--ranks must be a multiple of 4, for a mesh of 2 x 2 x (ranks / 4), got 6"),
         ("startup", ["--ranks", "3"], "--ranks must be even, for a mesh of (ranks / 2) x 2, got 3"),
         ("mesh_scale", ["--rounds", "0"], "--rounds: must be a number of at least 1, got '0'"),
         ("mesh_scale", ["--libraries", "mpi"], "'mpi' is not known; choose from meshdist, torch"),
@@ -212,6 +213,16 @@ def test_mesh_scale_times_meshes(script, tmp_path):
     assert {name for found in results.values() for name in found} == {"meshdist"}
     assert all(len(found["meshdist"]) == 2 for found in results.values())
     assert "| init_device_mesh of 256 x 256 |" in done.stdout
+
+
+def test_mesh_start_counts_one_request_of_each_rank(script, tmp_path):
+    path = tmp_path / "out.json"
+    done = script("mesh_start.py", "--ranks", "4", "--rounds", "1", "--json", path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads(path.read_text())["results"]
+    assert results["mesh"]["requests"] == [1]
+    assert results["nothing"]["requests"] == [0]
+    assert "| requests to the store of a rank, for the mesh | 1 |" in done.stdout
 
 
 @pytest.mark.parametrize("library", ["meshdist", "torch"])

@@ -183,3 +183,70 @@ def test_meshes_and_slices_of_a_real_world():
     assert [text for text, _, _ in Cells(own).cells] == ["0"]
     assert [text for text, _, _ in Cells(other).cells] == ["1"]
     assert "rank 2 is outside" in outside
+
+
+# ---- Large meshes
+
+
+def show_in_a_dry_run(size, rank, per_host, shape, form, capsys=None):
+    with meshdist.dry_run(size, rank, ranks_per_host=per_host):
+        mesh = meshdist.init_device_mesh("cpu", shape, mesh_dim_names=("pp", "dp", "tp")[-len(shape) :])
+        found = mesh.show(form)
+    return capsys.readouterr().out if form == "text" else found
+
+
+def test_a_large_mesh_is_shown_around_the_calling_rank(capsys):
+    text = show_in_a_dry_run(65536, 5000, 64, (256, 256), "text", capsys)
+    lines = text.splitlines()
+    assert lines[2].split() == ["…", *(f"tp={column}" for column in range(129, 145)), "…"]
+    assert [line.split()[0] for line in lines[3:21]] == ["…", *(f"dp={row}" for row in range(12, 28)), "…"]
+    assert "[5000h]" in lines[11]
+    assert lines[11].index("5000h") < lines[2].index("tp=136") + len("tp=136") <= lines[11].index("h]") + 2
+    assert "256 of 65536 ranks are shown: rows dp=12..27 of 256, columns tp=129..144 of 256" in text
+    assert lines[-1].startswith("hosts (ranks): a dry-host-50 (64), b dry-host-54 (64)")
+    assert lines[-1].endswith(", l dry-host-94 (64), and 1,012 more")
+
+
+def test_windows_stop_at_the_ends(capsys):
+    assert "columns tp=8176..8191 of 8192" in show_in_a_dry_run(8192, 8190, 8, (8192,), "text", capsys)
+    assert "columns tp=0..15 of 8192" in show_in_a_dry_run(8193, 8192, 8, (8192,), "text", capsys)
+    text = show_in_a_dry_run(128, 127, 8, (32, 2, 2), "text", capsys)
+    assert "32 of 128 ranks are shown: 8 of 32 panels" in text
+    assert "pp=24 " in text
+    assert "pp=23 " not in text
+    assert "[127d]" in text
+
+
+def test_more_hosts_than_letters_have_two(capsys):
+    text = show_in_a_dry_run(256, 0, 8, (16, 16), "text", capsys)
+    assert "255af" in text
+    assert text.rstrip().endswith("l dry-host-11 (8), and 20 more")
+
+
+def test_large_html_and_plots(recwarn):
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+    pyplot.switch_backend("agg")
+    html = show_in_a_dry_run(65536, 5000, 64, (256, 256), "html")
+    assert [text for text, _, style in Cells(html).cells if "border:3px" in style] == ["5000"]
+    assert "framed: this rank" in html
+    assert "and 1,012 more" in html
+    assert html.count("…") == 4
+    ax = show_in_a_dry_run(65536, 5000, 64, (256, 256), "matplotlib")
+    ax.figure.canvas.draw()
+    legend = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert legend[0] == "a dry-host-50 (64)"
+    assert legend[12:] == ["and 1,012 more"]
+    assert "framed: this rank" in ax.get_title()
+    assert "5000" in {text.get_text() for text in ax.texts}
+    pyplot.close(ax.figure)
+    assert not recwarn.list
+
+
+def test_panels_leave_no_blank_bands():
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+    pyplot.switch_backend("agg")
+    ax = show_in_a_dry_run(256, 100, 32, (8, 4, 8), "plot")
+    ax.figure.canvas.draw()
+    box = ax.get_window_extent().transformed(ax.figure.transFigure.inverted())
+    assert box.height > 0.8
+    pyplot.close(ax.figure)

@@ -1,6 +1,7 @@
 """Accounts: which calls count, under which axes, with how many bytes, in dry runs and in real worlds."""
 
 import builtins
+import pickle
 
 import numpy as np
 import pytest
@@ -137,12 +138,54 @@ def test_hosts_of_a_hybrid_mesh():
     assert (total.calls, total.nbytes, total.inside, total.between) == (3, 2240, 2520, 1540)
 
 
-def test_objects_are_a_call_of_sizes_and_one_of_bytes():
-    with dist.dry_run(4) as dry:
-        dist.all_gather_object([None] * 4, "object")
-        dist.send_object_list(["object"], 1)
-    found = dry.account.as_dict()["group 'world'"]
-    assert {name: counts["calls"] for name, counts in found.items()} == {"all_gather_object": 2, "send": 2}
+def call_with_objects():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mesh = dist.init_device_mesh("cpu", (size,), mesh_dim_names=("x",))
+    with mesh.account() as account:
+        mesh.all_gather_object([None] * size, "object")
+        mesh.gather_object("object", [None] * size if rank == 1 else None, dst=1)
+        mesh.scatter_object_list([None], ["object"] * size if rank == 1 else None, src=1)
+        objects = ["object", "another"] if rank == 1 else [None, None]
+        mesh.broadcast_object_list(objects, src=1)
+        mesh.broadcast_object_list([], src=1)
+        if rank == 0:
+            mesh.send_object_list(["object"], 1)
+        if rank == 1:
+            received = [None]
+            mesh.recv_object_list(received, 0)
+            assert received == ["object"]
+    return account.as_dict()["x"], objects
+
+
+def test_objects_count_once_with_the_bytes_of_their_pickles(worlds):
+    n = len(pickle.dumps("object", pickle.HIGHEST_PROTOCOL))
+    both = n + len(pickle.dumps("another", pickle.HIGHEST_PROTOCOL))
+    (of_0, objects), (of_1, _), (of_2, _) = worlds.world("threads", 3).run(call_with_objects)
+    common = {"all_gather_object": counted(1, 3 * n, 2 * n)}
+    assert objects == ["object", "another"]
+    assert of_0 == {
+        **common,
+        "gather_object": counted(1, n, n),
+        "scatter_object_list": counted(1, n, 0),
+        "broadcast_object_list": counted(2, both, both),  # the second of the chain
+        "send_object_list": counted(1, n, n),
+    }
+    assert of_1 == {
+        **common,
+        "gather_object": counted(1, 3 * n, 0),
+        "scatter_object_list": counted(1, 3 * n, 2 * n),
+        "broadcast_object_list": counted(2, both, both),
+        "recv_object_list": counted(1, n, 0),
+    }
+    assert of_2["broadcast_object_list"]["calls"] == 2
+
+
+def test_objects_of_others_are_no_bytes_in_a_dry_run():
+    with dist.dry_run(3, 0):
+        (found, objects) = call_with_objects()
+    assert objects == [None, None]
+    assert found["broadcast_object_list"] == counted(2, 0, 0)
+    assert found["send_object_list"]["calls"] == 1
 
 
 def test_calls_that_raise_do_not_count():
@@ -248,6 +291,37 @@ def test_the_chart():
     assert [label.get_text() for label in ax.get_xticklabels()] == ["tp", "dp"]
     assert account.plot(ax) is ax
     pyplot.close(ax.figure)
+
+
+def test_the_chart_can_be_read():
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="charts need matplotlib")
+    pyplot.switch_backend("agg")
+    with dist.dry_run(8, ranks_per_host=2):
+        mesh = mesh_of_8()
+        with mesh.account() as account:
+            mesh["tp"].all_reduce(np.zeros(7 << 20, np.uint8))
+            mesh["dp"].all_reduce(np.zeros(775, np.uint8))
+    ax = account.plot()
+    ax.figure.canvas.draw()
+    ticks = [label.get_text() for label in ax.get_yticklabels()]
+    assert [tick for tick in ticks if not tick.startswith("-")][:4] == ["0", "2 MiB", "4 MiB", "6 MiB"]
+    assert {"7.00 MiB", "775 B"} <= {text.get_text() for text in ax.texts}
+    assert ax.get_ylim()[1] > 7.5 * (1 << 20)
+    frame = ax.figure.bbox
+    assert all(label.get_window_extent().x0 >= frame.x0 for label in [*ax.get_yticklabels(), ax.yaxis.label])
+    pyplot.close(ax.figure)
+
+
+def test_a_notebook_shows_a_table():
+    with dist.dry_run(8):
+        mesh = dist.init_device_mesh("cpu", (8,), mesh_dim_names=("<x>",))
+        with mesh.account() as account:
+            mesh.all_reduce(np.zeros(1000, np.uint8))
+    html = account._repr_html_()
+    assert html.count("<tr") == 3
+    assert ">&lt;x&gt;<" in html
+    assert ">1750 B<" in html
+    assert mesh._repr_html_() == mesh.show("html")
 
 
 def test_a_chart_without_matplotlib(monkeypatch):

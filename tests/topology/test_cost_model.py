@@ -12,7 +12,8 @@ import pytest
 import meshdist
 from meshdist import CostModel, Topology, plan
 from meshdist.topology import Curve, Link, Part
-from meshdist.topology.fitting import fitted
+from meshdist.topology.calibration import spread_note
+from meshdist.topology.fitting import fitted, monotone
 
 ALPHA, BETA = 1e-5, 1e-9  # of every link; a message crosses two
 STAR_NAMES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all")
@@ -199,14 +200,54 @@ def test_other_groups_are_scaled_by_the_links():
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 reads TOML with tomli, which need not be installed")
 def test_saved_and_loaded(tmp_path):
-    cost = CostModel(Topology.uniform(2, 4), CURVES)
+    cost = CostModel(Topology.uniform(2, 4), CURVES, "a note")
     cost.save(tmp_path / "cost.toml")
     loaded = CostModel.load(tmp_path / "cost.toml")
-    assert (loaded.topology, loaded.curves) == (cost.topology, cost.curves)
+    assert (loaded.topology, loaded.curves, loaded.note) == (cost.topology, cost.curves, "a note")
     text = (tmp_path / "cost.toml").read_text()
     (tmp_path / "cost.toml").write_text(text.replace("nbytes = [1024, 1048576]", "nbytes = [1024]"))
     with pytest.raises(ValueError, match=r"cost.toml: curve of all_reduce on \(2,\): 1 sizes and 2 times"):
         CostModel.load(tmp_path / "cost.toml")
+
+
+def test_a_model_is_carried_to_another_machine():
+    link = Link(1e-5, 2e9)
+    true = CostModel(Topology.uniform(1, 4, memory=link))
+    sizes = (1 << 10, 1 << 20)
+    curve = Curve("all_reduce", (4,), sizes, tuple(true.predict("all_reduce", nbytes, 4) for nbytes in sizes))
+    network = Link(1e-4, 1e8)
+    cost = CostModel(true.topology, [curve], "the machine was busy").on(Topology.uniform(64, 4, network=network))
+    assert cost.predict("all_reduce", 1 << 20, range(252, 256)) == pytest.approx(curve.seconds[1])
+    assert cost.note == "the machine was busy"
+    assert repr(cost).endswith("1 measured curves; the machine was busy>")
+    host = cost.topology.parts[1]
+    assert host.link == network  # of which the curves say nothing
+    assert host.memory.bandwidth == pytest.approx(2e9, rel=0.1)
+    with pytest.raises(ValueError, match=r"take cost.on\(topology\)"):
+        true.predict("all_reduce", 8, 8)
+
+
+def test_curves_never_fall():
+    times = [17.7e-6, 11.4e-6, 20e-6, 19e-6, 18e-6, 40e-6]
+    found = monotone(times)
+    assert found == sorted(found)
+    assert found[0] == found[1] == pytest.approx(math.sqrt(17.7 * 11.4) * 1e-6)
+    assert found[-1] == times[-1]
+    assert monotone(sorted(times)) == sorted(times)
+    assert monotone([3.0, 2.0, 1.0]) == pytest.approx([6 ** (1 / 3)] * 3)
+
+
+def test_calibrated_curves_never_fall():
+    for cost in meshdist.run(lambda: meshdist.calibrate(0.2, max_bytes=1 << 16), 2):
+        assert cost.curves
+        assert all(list(curve.seconds) == sorted(curve.seconds) for curve in cost.curves)
+
+
+def test_a_busy_machine_is_told():
+    quiet = np.full((10, 4), 1e-3) * np.linspace(1, 1.2, 10).reshape(10, 1)
+    assert spread_note(quiet) == ""
+    busy = np.where(np.arange(10).reshape(10, 1) == 0, 1e-3, 3e-3) * np.ones((1, 4))
+    assert spread_note(busy).startswith("the machine was busy: half of the rounds took at least 3.0 times as long")
 
 
 def test_links_are_fitted_to_curves():
@@ -241,6 +282,7 @@ def test_fitted_links_are_never_negative():
     ("arguments", "message"),
     [
         ((0,), "seconds must be a positive number, got 0"),
+        (("x",), "seconds must be a positive number, got 'x'"),
         ((1, "auto"), "max_bytes must be at least 1024, got 8"),
         ((1, Topology.uniform(1, 3)), "the world has 2 and the topology 3"),
     ],
@@ -289,6 +331,7 @@ def test_plan_with_limits():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: plan({}, 8), "volumes must name at least one axis, got none"),
         (lambda: plan({"dp": None}, 0), "the number of ranks must be at least 1, got 0"),
         (lambda: plan({"dp": None}, 8, sizes={"tp": 2}), "sizes: there is no axis 'tp'; the axes are 'dp'"),
         (lambda: plan({"dp": None}, 8, sizes={"dp": 3}), "no mesh over 8 ranks has the axes 'dp' with sizes"),
@@ -302,9 +345,41 @@ def test_plans_that_make_no_sense_are_refused(call, message):
         call()
 
 
-def test_volumes_of_the_wrong_type_are_refused():
-    with pytest.raises(TypeError, match="the volume of axis 'dp' must be a dict"):
-        plan({"dp": 5}, 8)
+@pytest.mark.parametrize(
+    ("volumes", "message"),
+    [
+        ({"dp": 5}, "the volume of axis 'dp' must be a dict"),
+        ("dp", "volumes must be a dict from the axes to what each carries, .* got 'dp'"),
+        ({"dp": {"all_reduce": (1, 2, 3)}}, r"all_reduce: expected bytes, or \(bytes, calls\), got \(1, 2, 3\)"),
+        ({"dp": {"all_reduce": "x"}}, r"all_reduce: expected bytes, or \(bytes, calls\), got 'x'"),
+    ],
+)
+def test_volumes_of_the_wrong_type_are_refused(volumes, message):
+    with pytest.raises(TypeError, match=message):
+        plan(volumes, 8)
+
+
+def test_a_number_of_ranks_is_hosts_of_eight_and_a_smaller_last_one():
+    found = plan({"dp": {"all_reduce": 1e9}, "tp": {"all_reduce": 1e6}}, 12)
+    assert sorted(each.shape for each in found) == [(1, 12), (2, 6), (3, 4), (4, 3), (6, 2), (12, 1)]
+    machine = CostModel(12).topology
+    assert {name: len(ranks) for name, ranks in machine.hosts.items()} == {"host0": 8, "host1": 4}
+    assert CostModel(16).topology == Topology.uniform(2, 8)
+    assert CostModel(6).topology == Topology.uniform(1, 6)
+    with pytest.raises(ValueError, match="the number of ranks must be at least 1, got 0"):
+        CostModel(0)
+
+
+def test_axes_without_names_stay_inside_by_index():
+    machine = Topology.uniform(2, 4)
+    assert machine.place((4, 2), None, 0).tolist() == machine.place((4, 2), ("tp", "dp"), "tp").tolist()
+    assert machine.place((4, 2), ("tp", "dp"), -2).tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    with pytest.raises(ValueError, match="there is no axis 2 to keep inside hosts; the axes are 0, 1"):
+        machine.place((4, 2), None, 2)
+    with pytest.raises(ValueError, match="gpus must be 0 or positive, got -1"):
+        Topology.uniform(2, 4, gpus=-1)
+    with pytest.raises(FileNotFoundError, match="topology: there is no file '/nowhere/machine.toml'"):
+        Topology.of("/nowhere/machine.toml")
 
 
 def test_plan_at_8192_ranks():

@@ -202,6 +202,11 @@ def test_hosts_in_a_file(tmp_path):
         ('[[host]]\nname = "a"\nranks = 2\nnetwork = 3', "network: expected {"),
         ('[[host]]\nname = "a"\nranks = 2\nnetwork = { latency_us = 1 }', "network: expected bandwidth_gb_s"),
         (
+            '[[host]]\nname = "a"\nranks = 2\nnetwork = { latency_us = -1, bandwidth_gb_s = 1 }',
+            "network: latency_us must be 0 or positive, got -1",
+        ),
+        ('[[host]]\nname = "a"\nranks = [0, 0]', "rank 0 is listed twice on 'a'; name it once"),
+        (
             '[[host]]\nname = "a"\nranks = 2\nnetwork = { latency_us = 1, bandwidth_gb_s = 0 }',
             "network: Link: bandwidth must be a positive",
         ),
@@ -311,6 +316,35 @@ def test_draw_shows_every_part_and_its_ranks():
     given = pyplot.figure().add_subplot()
     assert Topology.uniform(1, 2).draw(given) is given
     pyplot.close("all")
+
+
+def drawn_texts(topology):
+    matplotlib = pytest.importorskip("matplotlib", reason="drawing needs matplotlib")
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    ax = topology.draw()
+    ax.figure.canvas.draw()
+    found = [text.get_text() for text in ax.texts], [text.get_text() for text in ax.get_legend().get_texts()]
+    pyplot.close(ax.figure)
+    return found
+
+
+def test_draw_folds_equal_hosts_and_names_every_family_of_links():
+    texts, legend = drawn_texts(Topology.uniform(16, 8, gpus=8))
+    assert sorted(texts)[-2:] == ["host0 … host15\n16 hosts, each 8 gpus", "network"]
+    assert len(texts) == 10
+    assert legend == ["each host: 12.5 GB/s, 5 us", "each gpu: 25 GB/s, 2 us"]
+    texts, _ = drawn_texts(Topology.uniform(4, 2))
+    assert {"host0\nranks 0, 1", "host3\nranks 6, 7"} <= set(texts)
+
+
+def test_draw_folds_only_what_is_equal():
+    hosts = [Part(f"h{k}", "host", "network", CABLE, ranks=(2 * k, 2 * k + 1)) for k in range(6)]
+    fast = Part("fast", "host", "network", Link(1e-6, 9e9), ranks=(12, 13))
+    texts, legend = drawn_texts(Topology([Part("network", "network"), *hosts, fast]))
+    assert sorted(texts) == ["fast\nranks 12, 13", "h0 … h5\n6 hosts, each 2 ranks", "network"]
+    assert legend == ["each host: 1 GB/s, 10 us", "each host: 9 GB/s, 1 us"]
 
 
 def test_draw_says_what_is_missing(monkeypatch):

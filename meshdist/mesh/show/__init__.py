@@ -11,18 +11,20 @@ from meshdist.mesh.show.text import as_text
 
 if TYPE_CHECKING:
     from meshdist.mesh.layout import Layout
-    from meshdist.world import World
+    from meshdist.mesh.mesh_hosts import MeshHosts
 
 FORMS = ("text", "html", "plot")
 
 
-def show(layout: Layout, world: World | None, form: str | None, axis: int | str | None, ax: Any) -> Any:
+def show(layout: Layout, hosts: MeshHosts | None, form: str | None, axis: int | str | None, ax: Any) -> Any:
     """Show a mesh; `DeviceMesh.show` says how."""
+    if form == "matplotlib":
+        form = "plot"
     if form is not None and form not in FORMS:
         raise ValueError(f"DeviceMesh.show: form must be one of {', '.join(map(repr, FORMS))} or None, got {form!r}")
     if ax is not None and form != "plot":
         raise ValueError("DeviceMesh.show: ax is what form='plot' draws into; give that form as well")
-    grid = grid_of(layout, world, axis)
+    grid = grid_of(layout, hosts, axis)
     if form == "plot":
         from meshdist.mesh.show.plot import as_plot
 

@@ -9,6 +9,8 @@ _PLAIN = "#f2f2f2"
 
 MINE = "#aa3377"
 
+NUM_COLOURS = len(_FILLS)
+
 
 def fill(host: int | None, group: int | None) -> str:
     """Return the colour of a cell: that of its group where groups are shown, else that of its host.

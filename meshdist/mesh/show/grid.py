@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ from meshdist.errors import DistError
 from meshdist.mesh.layout import Layout
 
 if TYPE_CHECKING:
-    from meshdist.world import World
+    from meshdist.mesh.mesh_hosts import MeshHosts
 
-# What is seen of a large mesh: the first so many along each axis, and of the panels.
+# What is seen of a large mesh: so many along each axis, and of the panels, around the calling rank.
 MOST_ROWS = 16
 MOST_COLUMNS = 16
 MOST_PANELS = 8
@@ -55,14 +54,52 @@ class Panel:
 
 
 @dataclass(frozen=True)
+class Window:
+    """What is seen along one axis, or of the panels.
+
+    Attributes:
+        first: The first that is seen.
+        end: The one behind the last.
+        size: How many there are.
+    """
+
+    first: int
+    end: int
+    size: int
+
+    @classmethod
+    def around(cls, middle: int, most: int, size: int) -> Window:
+        """Return a window of at most `most` places of `size`, with `middle` as near to its middle as can be.
+
+        Example:
+            >>> Window.around(19, 16, 256), Window.around(255, 16, 256)
+            (Window(first=12, end=28, size=256), Window(first=240, end=256, size=256))
+        """
+        first = max(0, min(middle - (most - 1) // 2, size - most))
+        return cls(first, min(first + most, size), size)
+
+    @property
+    def is_cut_before(self) -> bool:
+        """Whether there is something before the window."""
+        return self.first > 0
+
+    @property
+    def is_cut_after(self) -> bool:
+        """Whether there is something after it."""
+        return self.end < self.size
+
+
+@dataclass(frozen=True)
 class Grid:
     """A mesh to be drawn.
 
     Attributes:
         title: The axes with their sizes and where the calling rank is.
         row_labels, column_labels: One for each row and column shown; a row label is empty for a mesh of one axis.
+        rows, columns: What is shown along the last two axes.
         panels: What is shown of the mesh.
-        hosts: The name of each host and how many ranks of the mesh it has; empty where the hosts are not known.
+        hosts: The name of each host that is seen and how many ranks of the mesh it has; empty where they are not known.
+        num_hosts: How many hosts the mesh has ranks on.
         axis: The axis whose groups are shown, in words; None where none is.
         groups_text: How many groups it has, in words; whose are marked where one is the calling rank's.
         left_out: What is not shown, in words; empty where all is.
@@ -71,93 +108,134 @@ class Grid:
     title: str
     row_labels: list[str]
     column_labels: list[str]
+    rows: Window
+    columns: Window
     panels: list[Panel]
     hosts: list[tuple[str, int]]
+    num_hosts: int
     axis: str | None
     groups_text: str
     left_out: str
 
+    @property
+    def frame_text(self) -> str:
+        """What a frame around cells means, for the drawings that have frames; empty where no cell has one."""
+        if not any(cell.is_mine for panel in self.panels for row in panel.rows for cell in row):
+            return ""
+        return "framed: this rank" if self.axis is None else "framed: this rank's group; bold: this rank"
 
-def grid_of(layout: Layout, world: World | None, axis: int | str | None) -> Grid:
+
+def grid_of(layout: Layout, known: MeshHosts | None, axis: int | str | None) -> Grid:
     """Return what is to be drawn of a mesh, with the groups of `axis` if one is given.
 
     Args:
         layout: The ranks by axes.
-        world: The world that the mesh stands in, which knows the calling rank and the hosts; None for a mesh without.
+        known: Knows the calling rank and the hosts; None for a mesh without a world.
         axis: The axis whose groups are shown, by name or index, or None.
 
     Raises:
         UnknownAxisError: There is no such axis (a KeyError and a ValueError).
     """
     shown_axis = None if axis is None else layout.axis(axis)
-    host_of, hosts = _hosts(layout, world)
-    mine = -1 if world is None else world.rank
-    groups = None if shown_axis is None else _groups(layout.shape, shown_axis)
-    my_group = None
+    mine = -1 if known is None else known.rank
     at = layout.coordinate(mine)
-    if groups is not None and at is not None:
-        my_group = int(groups[at])
+    outer, rows, columns = _windows(layout, at)
+    ranks = _ranks_by_panel(layout)[outer.first : outer.end, rows.first : rows.end, columns.first : columns.end]
+    hosts = _Hosts(layout, ranks.reshape(-1).tolist(), known)
+    groups = _groups(layout.shape, shown_axis)
+    my_group = None if groups is None or at is None else int(groups[at])
 
-    def cell(place: tuple[int, ...]) -> Cell:
-        rank = int(layout.ranks[place])
+    def cell(rank: int, place: tuple[int, ...]) -> Cell:
         group = None if groups is None else int(groups[place])
-        return Cell(rank, host_of.get(rank), group, rank == mine, group is not None and group == my_group)
+        return Cell(rank, hosts.number_of.get(rank), group, rank == mine, group is not None and group == my_group)
 
-    rows, columns = (1, layout.shape[0]) if layout.ndim == 1 else layout.shape[-2:]
-    outer = layout.shape[:-2]
-    panels = [
-        Panel(
-            ", ".join(_label(layout, k, index) for k, index in enumerate(place)),
+    panels = []
+    for number, panel in enumerate(ranks.tolist(), outer.first):
+        place = tuple(int(index) for index in np.unravel_index(number, layout.shape[:-2])) if layout.ndim > 2 else ()
+        cells = [
             [
-                [
-                    cell((*place, *((column,) if layout.ndim == 1 else (row, column))))
-                    for column in range(min(columns, MOST_COLUMNS))
-                ]
-                for row in range(min(rows, MOST_ROWS))
-            ],
-        )
-        for place in itertools.islice(itertools.product(*map(range, outer)), MOST_PANELS)
-    ]
+                cell(rank, (*place, *((column,) if layout.ndim == 1 else (row, column))))
+                for column, rank in enumerate(of_row, columns.first)
+            ]
+            for row, of_row in enumerate(panel, rows.first)
+        ]
+        panels.append(Panel(", ".join(_label(layout, k, index) for k, index in enumerate(place)), cells))
     return Grid(
         title=_title(layout, mine, at),
         row_labels=[
-            "" if layout.ndim == 1 else _label(layout, layout.ndim - 2, row) for row in range(min(rows, MOST_ROWS))
+            "" if layout.ndim == 1 else _label(layout, layout.ndim - 2, row) for row in range(rows.first, rows.end)
         ],
-        column_labels=[_label(layout, layout.ndim - 1, column) for column in range(min(columns, MOST_COLUMNS))],
+        column_labels=[_label(layout, layout.ndim - 1, column) for column in range(columns.first, columns.end)],
+        rows=rows,
+        columns=columns,
         panels=panels,
-        hosts=hosts,
+        hosts=hosts.shown,
+        num_hosts=hosts.count,
         axis=None if shown_axis is None else _name(layout, shown_axis),
         groups_text="" if shown_axis is None else _groups_text(layout, shown_axis, my_group is not None),
-        left_out=_left_out(layout, panels),
+        left_out=_left_out(layout, outer, rows, columns),
     )
 
 
-def _groups(shape: Sequence[int], axis: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _ranks_by_panel(layout: Layout) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the ranks as panels of rows."""
+    rows, columns = (1, layout.shape[0]) if layout.ndim == 1 else layout.shape[-2:]
+    return np.asarray(layout.ranks).reshape(-1, rows, columns)
+
+
+def _windows(layout: Layout, at: Sequence[int] | None) -> tuple[Window, Window, Window]:
+    """Return what is seen of the panels, of their rows and of their columns: around this rank, if it is there."""
+    place = tuple(at) if at is not None else (0,) * layout.ndim
+    num_panels, num_rows, num_columns = _ranks_by_panel(layout).shape
+    outer = int(np.ravel_multi_index(place[:-2], layout.shape[:-2])) if layout.ndim > 2 else 0
+    row = place[-2] if layout.ndim > 1 else 0
+    return (
+        Window.around(outer, MOST_PANELS, num_panels),
+        Window.around(row, MOST_ROWS, num_rows),
+        Window.around(place[-1], MOST_COLUMNS, num_columns),
+    )
+
+
+def _groups(shape: Sequence[int], axis: int | None) -> np.ndarray[Any, np.dtype[np.int64]] | None:
     """Return the number of each place's group along `axis`, counted in row-major order of the other axes."""
+    if axis is None:
+        return None
     others = [1 if k == axis else extent for k, extent in enumerate(shape)]
     return np.broadcast_to(np.arange(int(np.prod(others))).reshape(others), shape)
 
 
-def _hosts(layout: Layout, world: World | None) -> tuple[dict[int, int], list[tuple[str, int]]]:
-    """Return the number of each rank's host, and of each host its name and number of ranks."""
-    if world is None:
-        return {}, []
-    members = layout.members()
-    try:
-        names, hosts = world.host_names(), world.hosts(members)
-    except DistError:  # asked after the end of the world: the mesh can still be drawn, without its hosts
-        return {}, []
-    if names is None:
-        return {}, []
-    numbers: dict[str, int] = {}
-    labels: list[str] = []
-    for rank, host in sorted(zip(members, hosts, strict=True)):
-        if host not in numbers:
-            numbers[host] = len(numbers)
-            labels.append(names[rank])
-    counts = Counter(hosts)
-    named = [(label, counts[host]) for host, label in zip(numbers, labels, strict=True)]
-    return {rank: numbers[host] for rank, host in zip(members, hosts, strict=True)}, named
+class _Hosts:
+    """The hosts of a mesh, those numbered that are seen.
+
+    Attributes:
+        count: How many hosts the mesh has ranks on; 0 where they are not known.
+        number_of: For each rank that is seen, the number of its host.
+        shown: For each number, the name of the host and how many ranks of the mesh it has.
+    """
+
+    def __init__(self, layout: Layout, seen: list[int], known: MeshHosts | None) -> None:
+        self.count = 0
+        self.number_of: dict[int, int] = {}
+        self.shown: list[tuple[str, int]] = []
+        if known is None:
+            return
+        members = layout.members()
+        try:
+            names, hosts = known.host_names(), known.hosts(members)
+        except DistError:  # asked after the end of the world: the mesh can still be drawn, without its hosts
+            return
+        if names is None:
+            return
+        counts = Counter(hosts)
+        self.count = len(counts)
+        host_of = dict(zip(members, hosts, strict=True))
+        numbers: dict[str, int] = {}
+        for rank in sorted(seen):
+            host = host_of[rank]
+            if host not in numbers:
+                numbers[host] = len(numbers)
+                self.shown.append((names[rank], counts[host]))
+            self.number_of[rank] = numbers[host]
 
 
 def _name(layout: Layout, axis: int) -> str:
@@ -183,6 +261,15 @@ def _title(layout: Layout, mine: int, at: Sequence[int] | None) -> str:
     return f"{what}, rank {mine} at ({', '.join(_label(layout, axis, index) for axis, index in enumerate(at))})"
 
 
-def _left_out(layout: Layout, panels: list[Panel]) -> str:
-    shown = sum(len(row) for panel in panels for row in panel.rows)
-    return "" if shown == layout.size else f"{shown} of {layout.size} ranks are shown"
+def _left_out(layout: Layout, outer: Window, rows: Window, columns: Window) -> str:
+    shown = [window.end - window.first for window in (outer, rows, columns)]
+    if int(np.prod(shown)) == layout.size:
+        return ""
+    parts = []
+    if outer.end - outer.first < outer.size:
+        parts.append(f"{shown[0]} of {outer.size} panels")
+    for what, axis, window in (("rows", layout.ndim - 2, rows), ("columns", layout.ndim - 1, columns)):
+        if window.end - window.first < window.size:
+            name = "" if layout.names is None else f"{layout.names[axis]}="
+            parts.append(f"{what} {name}{window.first}..{window.end - 1} of {window.size}")
+    return f"{int(np.prod(shown))} of {layout.size} ranks are shown: {', '.join(parts)}"

@@ -6,6 +6,7 @@ from html import escape
 
 from meshdist.mesh.show.colours import MINE, fill
 from meshdist.mesh.show.grid import Cell, Grid, Panel
+from meshdist.mesh.show.legend import CUT, has_letters, legend_of_hosts, mark
 
 _TABLE = "border-collapse:collapse;display:inline-table;margin:0 1.5em 0.5em 0;font-variant-numeric:tabular-nums"
 _HEAD = "padding:2px 6px;font-weight:normal;color:#666;text-align:center"
@@ -13,18 +14,25 @@ _HEAD = "padding:2px 6px;font-weight:normal;color:#666;text-align:center"
 
 def as_html(grid: Grid) -> str:
     """Return the grid as HTML: a table for each panel, coloured by host or by group; hovering a rank says which."""
-    legend = "".join(f"<div>{escape(line)}</div>" for line in (grid.groups_text, grid.left_out) if line)
+    lines = (grid.groups_text, grid.frame_text, grid.left_out)
+    legend = "".join(f"<div>{escape(line)}</div>" for line in lines if line)
     tables = "".join(_table(grid, panel) for panel in grid.panels)
-    swatches = "" if grid.axis else "".join(_swatch(k, *host) for k, host in enumerate(grid.hosts))
+    swatches = "" if grid.axis else _swatches(grid)
     return f"<div><div><b>{escape(grid.title)}</b></div>{tables}<div>{swatches}</div>{legend}</div>"
 
 
 def _table(grid: Grid, panel: Panel) -> str:
-    heads = "".join(f'<th style="{_HEAD}">{escape(label)}</th>' for label in grid.column_labels)
-    lines = [f'<tr><th style="{_HEAD}">{escape(panel.title)}</th>{heads}</tr>']
+    before, after = [CUT] * grid.columns.is_cut_before, [CUT] * grid.columns.is_cut_after
+    lines = [f"<tr>{_heads([panel.title, *before, *grid.column_labels, *after])}</tr>"]
+    lines += [f"<tr>{_heads([CUT])}</tr>"] * grid.rows.is_cut_before
     for label, row in zip(grid.row_labels, panel.rows, strict=True):
-        lines.append(f'<tr><th style="{_HEAD}">{escape(label)}</th>{"".join(_cell(grid, cell) for cell in row)}</tr>')
+        lines.append(f"<tr>{_heads([label, *([''] * len(before))])}{''.join(_cell(grid, cell) for cell in row)}</tr>")
+    lines += [f"<tr>{_heads([CUT])}</tr>"] * grid.rows.is_cut_after
     return f'<table style="{_TABLE}">{"".join(lines)}</table>'
+
+
+def _heads(labels: list[str]) -> str:
+    return "".join(f'<th style="{_HEAD}">{escape(label)}</th>' for label in labels)
 
 
 def _cell(grid: Grid, cell: Cell) -> str:
@@ -39,9 +47,15 @@ def _cell(grid: Grid, cell: Cell) -> str:
         about.append(f"on {grid.hosts[cell.host][0]}")
     if cell.group is not None:
         about.append(f"group {cell.group} along {grid.axis}")
-    return f'<td style="{style}" title="{escape(", ".join(about))}">{cell.rank}</td>'
+    letters = f"<sub>{mark(cell.host)}</sub>" if cell.host is not None and has_letters(grid) else ""
+    return f'<td style="{style}" title="{escape(", ".join(about))}">{cell.rank}{letters}</td>'
 
 
-def _swatch(number: int, name: str, count: int) -> str:
-    style = f"background:{fill(number, None)};color:#000;padding:1px 8px;margin-right:6px"
-    return f'<span style="{style}">{escape(name)} ({count})</span>'
+def _swatches(grid: Grid) -> str:
+    named, more = legend_of_hosts(grid)
+    spans = []
+    for number, label in enumerate(named):
+        style = f"background:{fill(number, None)};color:#000;padding:1px 8px;margin-right:6px"
+        letters = f"{mark(number)} " if has_letters(grid) else ""
+        spans.append(f'<span style="{style}">{letters}{escape(label)}</span>')
+    return "".join(spans) + more
