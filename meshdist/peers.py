@@ -124,6 +124,10 @@ class Watch:
         return False
 
 
+# Of larger worlds, ranks ask for the cards of those that they have to do with.
+_MET_AT_ONCE = 64
+
+
 class Peers:
     """The processes of the world's ranks.
 
@@ -173,6 +177,11 @@ class Peers:
         if card is None:
             card = self._cards[rank] = Card.decode(self._store.get(f"card/{rank}"))
         return card
+
+    def meet(self) -> None:
+        """Ask for the cards of all ranks, unless there are very many: one that ends may take the store along."""
+        if self.num_ranks <= _MET_AT_ONCE:
+            self.cards(range(self.num_ranks))
 
     def cards(self, ranks: Sequence[int]) -> list[Card]:
         """Return the cards of several global ranks, those not known yet in one request."""

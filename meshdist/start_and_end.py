@@ -155,10 +155,11 @@ def enter_world(
     try:
         objection = misplaced(backend, ranks_are_threads=not isinstance(bells, SocketDoorbells))
         joined = join(store, rank, world_size, card, deadline, backend, objection)
+        peers = Peers(joined, card, world_size)
+        peers.meet()
     except BaseException:
         bells.close()
         raise
-    peers = Peers(joined, card, world_size)
     world = World(rank, world_size, backend, deadline.timeout_s, joined, peers, bells, store if own_store else None)
     slot.world = world
     return world

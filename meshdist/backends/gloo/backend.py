@@ -12,7 +12,7 @@ from meshdist.backends.gloo.host import Host, shared_segment
 from meshdist.backends.gloo.lockstep import Arrival, OneStep
 from meshdist.backends.gloo.messages import Mail
 from meshdist.backends.gloo.movement import plan_movement
-from meshdist.backends.gloo.published import withdraw
+from meshdist.backends.gloo.published import told_who_ended, withdraw
 from meshdist.backends.gloo.reduction import plan_reduction
 from meshdist.backends.whereabouts import SetUpWait
 from meshdist.call import Buffers, Call, Signature
@@ -43,9 +43,10 @@ class GlooBackend(Backend):
 
     def connect(self) -> Iterator[Waitable]:
         if self._shared is None and self.size > 1:
-            self._check_one_host()
-            for waitable in self._set_up():
-                yield SetUpWait(waitable, self.options)
+            with told_who_ended(self.options):
+                self._check_one_host()
+                for waitable in self._set_up():
+                    yield SetUpWait(waitable, self.options)
             self._met = True
 
     def prepare(self, call: Call) -> Plan:

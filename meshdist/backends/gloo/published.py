@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from meshdist.backends.base import withdrawn_key
@@ -73,14 +74,26 @@ def check_withdrawn(options: BackendOptions, rank: int, left_out: str) -> None:
         raise peer_gone(options.peers.describe(options.ranks[rank]), what, left_out)
 
 
-def _look_up(options: BackendOptions, key: str, publisher: int) -> str | None:
+@contextlib.contextmanager
+def told_who_ended(options: BackendOptions, first: int = 0) -> Iterator[None]:
+    """Where the store is lost in the block because a rank of the group has ended, raise DistBackendError, naming it.
+
+    Args:
+        options: What the group is.
+        first: The rank in the group that is looked at first.
+    """
     try:
-        return options.store.get(key).decode() if options.store.check([key]) else None
+        yield
     except DistNetworkError:
-        ended = _who_ended(options, publisher)
+        ended = _who_ended(options, first)
         if ended is None:
             raise
         raise _ended_with_store(options, ended) from None
+
+
+def _look_up(options: BackendOptions, key: str, publisher: int) -> str | None:
+    with told_who_ended(options, publisher):
+        return options.store.get(key).decode() if options.store.check([key]) else None
 
 
 def _who_ended(options: BackendOptions, first: int) -> int | None:
@@ -109,9 +122,10 @@ def channel_key(src: int, dst: int) -> str:
 
 def publish_channel(options: BackendOptions, src: int, dst: int, place: str) -> None:
     """Publish a channel, and wake the rank that may wait for it."""
-    # The list comes first: who finds the channel without it has asked for this sender, who finds it there waits.
-    options.store.append(_senders_key(dst), f"{src} ")
-    publish(options, channel_key(src, dst), place, [dst])
+    with told_who_ended(options, dst):
+        # The list comes first: who finds the channel without it has asked for this sender, who finds it there waits.
+        options.store.append(_senders_key(dst), f"{src} ")
+        publish(options, channel_key(src, dst), place, [dst])
 
 
 class Senders:
