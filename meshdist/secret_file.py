@@ -33,9 +33,9 @@ def read_secret_file(path: str) -> bytes:
                 "and a new secret, as this one may be known"
             )
         secret = file.read(_MOST_BYTES + 1).strip()
-    if not secret or len(secret) > _MOST_BYTES:
+    if not secret or len(secret) > _MOST_BYTES or not secret.isascii() or b"\0" in secret:
         raise ValueError(
-            f"{SECRET_FILE_VARIABLE}={path} must hold 1 to {_MOST_BYTES} bytes, got {found.st_size}; make one with "
-            "(umask 077; openssl rand -hex 32 > FILE)"
+            f"{SECRET_FILE_VARIABLE}={path} must hold 1 to {_MOST_BYTES} ASCII characters, got {found.st_size} bytes; "
+            "make one with (umask 077; openssl rand -hex 32 > FILE)"
         )
     return secret

@@ -124,6 +124,7 @@ class StoreServer:
 
     def _release(self) -> None:
         for session in list(self._sessions):
+            session.last_will = []  # they are cut off from a store that ends, not gone
             self._drop(session, "the store was closed")
         with self._wake_lock:
             self._is_released = True
