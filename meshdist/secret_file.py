@@ -21,7 +21,7 @@ def read_secret_file(path: str) -> bytes:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise ValueError(f"{SECRET_FILE_VARIABLE}={path} cannot be read: {error.strerror}") from error
-    with open(fd, "rb") as file:
+    try:
         # Of the file that was opened: the name may lead to another one by now.
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
@@ -32,7 +32,9 @@ def read_secret_file(path: str) -> bytes:
                 f"{os.getuid()}) or root's, got {stat.filemode(found.st_mode)} of uid {found.st_uid}; use chmod 600, "
                 "and a new secret, as this one may be known"
             )
-        secret = file.read(_MOST_BYTES + 1).strip()
+        secret = os.read(fd, _MOST_BYTES + 1).strip()
+    finally:
+        os.close(fd)
     if not secret or len(secret) > _MOST_BYTES or not secret.isascii() or b"\0" in secret:
         raise ValueError(
             f"{SECRET_FILE_VARIABLE}={path} must hold 1 to {_MOST_BYTES} ASCII characters, got {found.st_size} bytes; "

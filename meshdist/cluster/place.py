@@ -52,7 +52,7 @@ def find_place(
 
     Args:
         environ: Where to look; this process's environment where None.
-        world_size: The number of ranks, where the caller knows; not every launcher tells.
+        world_size: The number of ranks, where the launcher does not tell and the caller knows.
         full_host_name: Returns this host's name with its domain.
 
     Raises:
@@ -62,7 +62,8 @@ def find_place(
     launcher = find_launcher(environ)
     if launcher is None:
         return None
-    size = world_size if world_size is not None else _number(environ, launcher, *launcher.size)
+    tells = any(environ.get(name) for name in launcher.size if name != "WORLD_SIZE")
+    size = _number(environ, launcher, *launcher.size) if tells or world_size is None else world_size
     rank = _number(environ, launcher, launcher.rank)
     if not 0 <= rank < size:
         raise ValueError(f"{launcher.name} says {launcher.rank}={rank}, but there are {size} ranks, 0 to {size - 1}")

@@ -121,11 +121,11 @@ def meeting_of(parsed: Namespace) -> Meeting | None:
 
 def _from_launcher(num_nodes: int, node: int | None) -> tuple[str, int]:
     """Return the first host and the number of this one, where another launcher started one meshrun on each."""
-    place = find_place()
+    place = find_place(world_size=num_nodes)
     if place is None or place.address is None:
         raise ValueError(
             f"--nnodes {num_nodes}: the launchers need a place to meet: give all of them the same --rdzv-endpoint "
-            "HOST:PORT, with the name of one of the hosts"
+            f"HOST:PORT, with the name of one of the hosts{'' if place is None else f' ({place.no_address})'}"
         )
     if place.world_size != num_nodes:
         raise ValueError(
