@@ -37,7 +37,9 @@ def seconds_to_import(tmp_path, num_processes, variables):
     """Return how long it takes now, on this machine, until so many processes have imported meshdist."""
     command = [sys.executable, "-c", "import meshdist"]
     began = time.time()
-    processes = [subprocess.Popen(command, cwd=tmp_path, env=clean_environment(**variables)) for _ in range(num_processes)]
+    processes = [
+        subprocess.Popen(command, cwd=tmp_path, env=clean_environment(**variables)) for _ in range(num_processes)
+    ]
     assert [process.wait(60) for process in processes] == [0] * num_processes
     return time.time() - began
 
