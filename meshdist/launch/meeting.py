@@ -117,16 +117,21 @@ def meet(meeting: Meeting, num_ranks: int, max_restarts: int, interrupts: Interr
 
 
 def await_key(store: Store, key: str, interrupts: Interrupts, deadline: Deadline) -> None:
-    """Wait until `key` is there.
+    """Wait until `key` is there; see `await_all`."""
+    await_all(store, [key], interrupts, deadline)
+
+
+def await_all(store: Store, keys: Sequence[str], interrupts: Interrupts, deadline: Deadline) -> None:
+    """Wait until all `keys` are there.
 
     Raises:
         SignalledError: A signal came.
-        DistStoreError: It was not there at the deadline.
+        DistStoreError: Some were not there at the deadline.
         DistNetworkError: The store is gone.
     """
     while True:
         try:
-            store.wait([key], deadline.slice_s(_SLICE_S))
+            store.wait(keys, deadline.slice_s(_SLICE_S))
             return
         except DistStoreError:
             if interrupts.pending():

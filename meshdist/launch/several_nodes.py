@@ -16,7 +16,7 @@ from meshdist.deadline import Deadline
 from meshdist.errors import DistError, DistNetworkError, DistStoreError
 from meshdist.launch.env import Job, new_job
 from meshdist.launch.interrupts import Interrupts
-from meshdist.launch.meeting import Met, await_farewells, await_key, last_words, say_farewell
+from meshdist.launch.meeting import Met, await_all, await_farewells, await_key, last_words, say_farewell
 from meshdist.launch.nodes import Nodes, Report, Stop, Verdict, judge
 from meshdist.store import TCPStore
 
@@ -62,10 +62,11 @@ class SeveralNodes(Nodes):
             self._is_told.clear()
         self._is_concluded = False
         self._leave_word(num_restarts)
+        self._store.set(f"ready/{self.node}", "")
         plan, host = self._met.plan, self._met.meeting.host
         secret = self._ranks_secret()
         if self._met.leads:
-            self._open_ranks_store(secret)
+            self._open_ranks_store(secret, "" if num_restarts else self._who_has_gone_early())
         else:
             self._await(f"port/{num_restarts}")
         port, problem = json.loads(self._store.get(f"port/{num_restarts}"))
@@ -158,11 +159,25 @@ class SeveralNodes(Nodes):
         about = f"ranks of {self._met.plan.nonce}, start {self._num_restarts}"
         return hmac.digest(self._met.secret, about.encode(), "sha256").hex()
 
-    def _open_ranks_store(self, secret: str) -> None:
-        """Keep a new store for the ranks, and tell its port."""
+    def _who_has_gone_early(self) -> str:
+        """Wait until all launchers have left their word; return what to say of one that has gone before it could."""
+        deadline = Deadline(self._patience_s)
+        keys = [f"ready/{node}" for node in range(self.num_nodes)]
+        while not self._store.check(["early"]):
+            try:
+                await_all(self._store, keys, self._interrupts, Deadline(deadline.slice_s(_SLICE_S)))
+            except DistStoreError:
+                if deadline.expired():
+                    raise
+            else:
+                return ""
+        return self._store.get("early").decode()
+
+    def _open_ranks_store(self, secret: str, problem: str) -> None:
+        """Keep a new store for the ranks, and tell its port; or tell the problem that there is."""
         if self._ranks_store is not None:
             self._ranks_store.close()
-        host, port, problem = self._met.meeting.host, 0, ""
+        host, port = self._met.meeting.host, 0
         try:
             self._ranks_store = TCPStore(
                 host, self._master_port, is_master=True, wait_for_workers=False, secret=secret.encode()
