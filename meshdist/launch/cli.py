@@ -142,6 +142,7 @@ def _parser() -> ArgumentParser:
     add("--no-python", action="store_true", help="run a program instead of a Python script")
     _add_hosts(parser)
     _add_watching(parser)
+    _add_output(parser)
     return parser
 
 
@@ -188,7 +189,7 @@ def _add_hosts(parser: ArgumentParser) -> None:
 
 
 def _add_watching(parser: ArgumentParser) -> None:
-    group = parser.add_argument_group("failures and output")
+    group = parser.add_argument_group("failures")
     add = group.add_argument
     add(
         "--max-restarts",
@@ -213,6 +214,10 @@ def _add_watching(parser: ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"how long a rank that is asked to end may take until it is killed; default {DEFAULT_GRACE_S:g}",
     )
+
+
+def _add_output(parser: ArgumentParser) -> None:
+    add = parser.add_argument_group("output").add_argument
     add(
         "--log-dir",
         metavar="DIR",

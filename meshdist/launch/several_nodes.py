@@ -35,6 +35,16 @@ class SeveralNodes(Nodes):
         interrupts: The signals that this launcher gets, which end any wait.
         master_port: On the launcher that leads: the port of the ranks' store, 0 for any.
         grace_s: How long the ranks may take to end.
+
+    Example:
+        >>> from meshdist.launch.meeting import Meeting, meet
+        >>> with Interrupts() as interrupts:
+        ...     met = meet(Meeting("127.0.0.1", 0, num_nodes=1, node=0), 4, 0, interrupts)
+        ...     nodes = SeveralNodes(met, interrupts, master_port=0, grace_s=1.0)
+        ...     job = nodes.begin(num_restarts=0)
+        ...     nodes.close()
+        >>> job.world_size, job.node
+        (4, 0)
     """
 
     def __init__(self, met: Met, interrupts: Interrupts, master_port: int, grace_s: float) -> None:

@@ -82,6 +82,22 @@ def test_launchers_agree_on_ranks_of_unequal_hosts(job, tmp_path):
         assert len({variables[name] for variables in found}) == 1, name
 
 
+def test_ranks_of_two_launchers_on_one_machine_share_its_memory(job, tmp_path):
+    body = """
+import numpy as np
+import meshdist as dist
+mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("node", "local"))
+assert mesh.get_coordinate() == (int(os.environ["GROUP_RANK"]), dist.get_node_local_rank())
+tell(f"sum{rank}", mesh["node"].all_reduce(np.array([rank])).item())
+dist.destroy_process_group()
+"""
+    write_script(tmp_path, body)
+    job.start("--nproc-per-node", "2", "script.py")
+    job.start("--nproc-per-node", "2", "script.py")
+    assert job.finish() == [(0, "")] * 2
+    assert [told(tmp_path, f"sum{rank}") for rank in range(4)] == ["2", "4", "2", "4"]
+
+
 def test_given_node_ranks_are_kept(job, tmp_path):
     write_script(tmp_path, MEET + "tell(f'group{rank}', os.environ['GROUP_RANK'] + os.environ['MINE'])")
     for node in ("1", "0"):
