@@ -15,6 +15,7 @@ from typing import Any
 
 from sidebyside import machine, report
 from sidebyside.cases import COLLECTIVES, Case, cases_of
+from sidebyside.contender import COALESCED, OUTSTANDING
 from sidebyside.jobs import Job, JobError
 from sidebyside.libraries import NAMES, Library, installed
 from sidebyside.options import names_from, positive, positive_float, positives
@@ -23,7 +24,9 @@ from sidebyside.rounds import measure, ratio
 METHOD = """\
 Time of one call on the slowest rank: the median of {rounds} rounds and, in brackets, the shortest. In each round the \
 libraries take turns, for about {seconds:g} s each. A ratio is the median of the rounds' ratios: above 1, meshdist is \
-faster. {dtype} elements, in-place SUM; a size is that of the longer array of the call; send_recv is there and back. \
+faster. {dtype} elements, in-place SUM; a size is that of the longer array of the call; send_recv is there and back; \
+all_reduce_outstanding is {outstanding} async calls and the wait for all, all_reduce_coalesced one call of {coalesced} \
+arrays, and the size that of all of them. \
 All with OMP_NUM_THREADS=1, without binding to cores."""
 
 
@@ -87,7 +90,8 @@ def main() -> int:
     others = [library.title for library in libraries if library.name != "meshdist"]
     ratios = [f"{other} / meshdist" for other in others] + ["the faster / meshdist"] * (len(others) > 1)
     head = [f"{args.ranks} ranks", "size", *(library.title for library in libraries), *ratios]
-    method = METHOD.format(rounds=args.rounds, seconds=args.seconds, dtype=args.dtype)
+    words = {"seconds": args.seconds, "dtype": args.dtype, "outstanding": OUTSTANDING, "coalesced": COALESCED}
+    method = METHOD.format(rounds=args.rounds, **words)
     body = f"{method}\n\n{report.table(head, (row(result, libraries) for result in results), text_columns=2)}"
     report.publish(args, f"Collectives, {args.ranks} ranks", machine.describe(versions), body, results)
     return 0

@@ -8,6 +8,8 @@
 The flat functions (`dist.all_reduce(x)`) have the names, argument order and meaning of torch.distributed.
 """
 
+import typing as _typing
+
 from meshdist import functional
 from meshdist._version import __version__
 from meshdist.backends.availability import (
@@ -56,6 +58,7 @@ from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_single, re
 from meshdist.collectives.scatter import scatter
 from meshdist.collectives.tensor_coalesced import all_gather_into_tensor_coalesced, reduce_scatter_tensor_coalesced
 from meshdist.current import is_initialized
+from meshdist.deadline import default_pg_timeout
 from meshdist.debug.breakpoint import breakpoint
 from meshdist.debug.levels import DebugLevel, get_debug_level, set_debug_level, set_debug_level_from_env
 from meshdist.device_mesh import DeviceMesh, get_current_mesh, init_device_mesh
@@ -88,10 +91,14 @@ from meshdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore
 from meshdist.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
 from meshdist.work import Work
 
+if _typing.TYPE_CHECKING:
+    from meshdist.topology import CostModel, Topology, calibrate, plan
+
 __all__ = [
     "SHRINK_ABORT",
     "SHRINK_DEFAULT",
     "Backend",
+    "CostModel",
     "DebugLevel",
     "DeviceMesh",
     "DistBackendError",
@@ -112,6 +119,7 @@ __all__ = [
     "ReduceOp",
     "Store",
     "TCPStore",
+    "Topology",
     "Work",
     "__version__",
     "abort_process_group",
@@ -133,7 +141,9 @@ __all__ = [
     "broadcast",
     "broadcast_multigpu",
     "broadcast_object_list",
+    "calibrate",
     "coalescing_manager",
+    "default_pg_timeout",
     "destroy_process_group",
     "dry_run",
     "functional",
@@ -169,6 +179,7 @@ __all__ = [
     "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",
+    "plan",
     "premul_sum",
     "recv",
     "recv_object_list",
@@ -194,3 +205,26 @@ __all__ = [
     "split_group",
     "supports_complex",
 ]
+
+# Names that scripts call although torch has them private.
+_all_gather_base = all_gather_into_tensor
+_coalescing_manager = coalescing_manager
+_make_nccl_premul_sum = premul_sum
+_reduce_scatter_base = reduce_scatter_tensor
+
+if not _typing.TYPE_CHECKING:  # for type checkers, a name that is not there is an error
+
+    def __getattr__(name: str) -> object:
+        # Few programs ask for the topology, and it is a tenth of all there is to import: it comes when it is asked for.
+        if name in ("CostModel", "Topology", "calibrate", "plan"):
+            from meshdist import topology
+
+            return getattr(topology, name)
+        # Names of Python's own, such as __path__ or __wrapped__, are asked for in passing: nobody reads the reason.
+        if name.startswith("__"):
+            raise AttributeError(f"module 'meshdist' has no attribute {name!r}")
+        import sys
+
+        from meshdist.absent import no_attribute
+
+        raise no_attribute(sys.modules[__name__], "", "module 'meshdist'", name)

@@ -20,6 +20,7 @@ from meshdist.debug.log import RankLog
 from meshdist.errors import DistError, DistStoreError, DistTimeoutError
 from meshdist.init_urls import NOT_GIVEN
 from meshdist.peers import host_id
+from meshdist.shortfall import shortfall
 from meshdist.store import PrefixStore, Store
 
 _log = RankLog()
@@ -143,14 +144,13 @@ class Roster:
             numbers[each.token] = next(free)
         self.ranks = numbers
 
-    def shortfall(self, world_size: int, when: str) -> str:
+    def shortfall(self, store: Store, world_size: int, when: str) -> str:
         """Return who came and how many are missing, for the message of a wait that was in vain."""
         came = list(self.came.values())
         if all(each.rank != NOT_GIVEN for each in came):
             ranks = {each.rank for each in came}
-            missing = [str(rank) for rank in range(world_size) if rank not in ranks]
-            shown = ", ".join(missing[:_NAMED]) + (", ..." if len(missing) > _NAMED else "")
-            text = f"{_count(len(ranks))} joined {when}; missing: {shown}"
+            missing = [rank for rank in range(world_size) if rank not in ranks]
+            text = shortfall(store, world_size, missing, when)
         else:
             text = f"{_count(len(came))} joined {when} ({_listed(came)}); {max(1, world_size - len(came))} missing"
         return text + "".join(f"; refused: {words}" for words in self.refused[-_NAMED_REFUSALS:])
@@ -240,7 +240,7 @@ class _Numbering:
             self._store.append("arrivals", json.dumps(self._me.token) + "\n")
 
     def too_late(self, deadline: Deadline) -> DistTimeoutError:
-        shortfall = self._roster().shortfall(self._me.world_size, f"within {deadline.timeout_s:.3g} s")
+        shortfall = self._roster().shortfall(self._store, self._me.world_size, f"within {deadline.timeout_s:.3g} s")
         return DistTimeoutError(f"{self._where}: {shortfall}")
 
     def _roster(self) -> Roster:

@@ -8,11 +8,13 @@ import threading
 import warnings
 import zlib
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import PurePath
-from types import FrameType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from meshdist.arrays import Array
+from meshdist.outcome import CarrierThread
 from meshdist.reduce_op import ReduceOp
 
 if TYPE_CHECKING:
@@ -31,7 +33,8 @@ class Signature:
 
     Attributes:
         text: The call in words, as the message of a mismatch shows it.
-        fingerprint: 32 bits of it in the upper half of a 64-bit word; the lower half takes a sequence number.
+        compared: Those of the words that must be equal; all of them where it is not given.
+        fingerprint: 32 bits of these in the upper half of a 64-bit word; the lower half takes a sequence number.
 
     Example:
         >>> one, other = Signature("barrier()"), Signature("all_reduce(float32[4], op=sum)")
@@ -40,11 +43,39 @@ class Signature:
     """
 
     text: str
+    compared: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.compared:
+            object.__setattr__(self, "compared", self.text)
 
     @property
     def fingerprint(self) -> int:
-        """The text as 32 bits, in the upper half of a word."""
-        return zlib.crc32(self.text.encode()) << 32
+        """What is compared as 32 bits, in the upper half of a word."""
+        return zlib.crc32(self.compared.encode()) << 32
+
+
+class Elements(str):
+    """A word of a call that says how many elements its arrays have; it knows the words with the shapes as well.
+
+    Example:
+        >>> import numpy as np
+        >>> word = Elements("float64[", [np.zeros((2, 3))])
+        >>> word, word.with_shapes
+        ('float64[6]', 'float64[6, shape (2, 3)]')
+    """
+
+    with_shapes: str
+
+    def __new__(cls, begin: str, arrays: list[Array]) -> Elements:
+        """Put the words together."""
+        counts = ", ".join(str(array.size) for array in arrays)
+        word = super().__new__(cls, f"{begin}{counts}]")
+        shapes = ", ".join(str(array.shape) for array in arrays)
+        is_flat = all(array.ndim == 1 for array in arrays)
+        kind = "shape" if len(arrays) == 1 else "shapes"
+        word.with_shapes = str(word) if is_flat else f"{begin}{counts}, {kind} {shapes}]"
+        return word
 
 
 @dataclass(frozen=True)
@@ -61,6 +92,8 @@ class Call:
         op: The reduction, where there is one.
         root: The rank in the group that the collective has as its source or destination.
         splits: Rows to and rows from each rank, for an all_to_all_single with split sizes.
+        compares_shapes: All ranks must have arrays of one shape, and not only of as many elements: so it is at debug
+            level DETAIL.
     """
 
     collective: Collective[..., Any]
@@ -72,15 +105,26 @@ class Call:
     op: ReduceOp | None = None
     root: int | None = None
     splits: Splits | None = None
+    compares_shapes: bool = False
 
     def signature(self) -> Signature:
-        """Return what all ranks must have in common: collective, dtype, element counts, op and root."""
-        words = [str(part) for part in self.collective.agreed(self)]
+        """Return what all ranks must have in common: collective, dtype, element counts, op and root.
+
+        Where the call compares shapes, what they are as well.
+        """
+        agreed = [part if isinstance(part, str) else str(part) for part in self.collective.agreed(self)]
+        shaped = [part.with_shapes if isinstance(part, Elements) else part for part in agreed]
+        common = []
         if self.op is not None:
-            words.append(f"op={self.op.value}")
+            common.append(f"op={self.op.value}")
         if self.root is not None:
-            words.append(f"root={self.root}")
-        return Signature(f"{self.collective.name}({', '.join(words)})")
+            common.append(f"root={self.root}")
+        if self.compares_shapes and shaped != agreed:
+            return Signature(self._words(shaped, [*common, "shapes compared at debug level DETAIL"]))
+        return Signature(self._words(shaped, common), self._words(agreed, common))
+
+    def _words(self, agreed: list[str], common: list[str]) -> str:
+        return f"{self.collective.name}({', '.join([*agreed, *common])})"
 
     def without_buffers(self) -> Call:
         """Return the call as a plan may keep it: without the arrays of the first time."""
@@ -100,9 +144,26 @@ def user_frame() -> tuple[FrameType | None, int]:
 
 
 def call_site() -> str:
-    """Return `file:line` of the user's call. An async call is carried out in a thread, which does not know it."""
+    """Return `file:line` of the user's call, also in the thread that carries out an async call."""
     frame, _ = user_frame()
-    return "an async call" if frame is None else f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    if frame is not None:
+        return _file_and_line(frame.f_code, frame.f_lineno)
+    thread = threading.current_thread()
+    code, instruction = thread.site() if isinstance(thread, CarrierThread) else (None, 0)
+    if code is None or code.co_filename == threading.__file__:  # where a thread of this package makes a call
+        return "an async call"
+    lines = (line for begin, end, line in code.co_lines() if begin <= instruction < end and line is not None)
+    return _file_and_line(code, next(lines, code.co_firstlineno))
+
+
+@cache
+def is_ours(file: str) -> bool:
+    """Return whether a source file is this package's, and so not where the user's call is."""
+    return file.startswith(_NOT_THE_USERS)
+
+
+def _file_and_line(code: CodeType, line: int) -> str:
+    return f"{PurePath(code.co_filename).name}:{line}"
 
 
 def num_bytes(buffers: Any) -> int:

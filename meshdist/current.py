@@ -23,15 +23,22 @@ class WorldSlot:
     """Holds the World of a process, or of a thread that is a rank; None before init and after destroy.
 
     Attributes:
-        world: The world.
+        world: The World, if there is one.
+        had_world: Whether there was one that has been destroyed.
         dry: The dry run that the slot is of; None for a rank that has peers.
     """
 
-    __slots__ = ("dry", "world")
+    __slots__ = ("dry", "had_world", "world")
 
     def __init__(self) -> None:
         self.world: World | None = None
+        self.had_world = False
         self.dry: DryRun | None = None
+
+    def empty(self) -> None:
+        """Take the World out, as it is destroyed."""
+        self.world = None
+        self.had_world = True
 
 
 _slot: ContextVar[WorldSlot] = ContextVar("meshdist_world", default=WorldSlot())  # noqa: B039 - shared on purpose
@@ -58,10 +65,11 @@ def current_world() -> World:
     Raises:
         ValueError: `init_process_group` has not been called.
     """
-    world = _slot.get().world
-    if world is None:
-        raise ValueError("the default process group is not there yet; call meshdist.init_process_group() first")
-    return world
+    slot = _slot.get()
+    if slot.world is None:
+        state = "was destroyed already" if slot.had_world else "is not there yet"
+        raise ValueError(f"the default process group {state}; call meshdist.init_process_group() first")
+    return slot.world
 
 
 def resolve(group: GroupLike = None) -> ProcessGroup:

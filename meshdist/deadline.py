@@ -8,6 +8,8 @@ from datetime import timedelta
 Timeout = timedelta | float
 
 DEFAULT_TIMEOUT_S = 1800.0
+# By torch's name and type: the timeout of groups where nobody says another.
+default_pg_timeout = timedelta(seconds=DEFAULT_TIMEOUT_S)
 
 
 def seconds(timeout: Timeout | None, default_s: float = DEFAULT_TIMEOUT_S) -> float:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from meshdist.collectives.definition import Collective
     from meshdist.process_group import ProcessGroup
 
+MessageTaker: TypeAlias = "Callable[[str, Callable[..., Any]], Callable[..., Any]]"
+MESSAGE_CALLS = ("send", "recv", "isend", "irecv")
+
 
 @dataclass(frozen=True)
 class Announcement:
@@ -57,10 +60,16 @@ class Detour:
         self._group = group
         self._taker: Callable[..., Any] | None = None
         self._watchers: tuple[Watcher, ...] = ()
+        self._message_taker: MessageTaker | None = None
 
     @contextmanager
-    def redirect(self, taker: Callable[..., Any]) -> Iterator[None]:
+    def redirect(self, taker: Callable[..., Any], message_taker: MessageTaker) -> Iterator[None]:
         """Have calls go to `taker`, with the arguments of `submit`, until the block ends.
+
+        Args:
+            taker: Takes the collectives.
+            message_taker: Is given the name of each function of messages and what carries it out, and returns what is
+                called instead.
 
         Raises:
             ValueError: They go elsewhere already.
@@ -70,18 +79,18 @@ class Detour:
                 f"{self._group!r}: a coalescing_manager of this group is open already; managers do not nest"
             )
         self._taker = taker
+        self._message_taker = message_taker
         self._lead()
         try:
             yield
         finally:
-            self._taker = None
+            self._taker = self._message_taker = None
             self._lead()
 
     def watch(self, *watchers: Watcher) -> None:
         """Have these, and nobody else, be told of every call and every message."""
         self._watchers = watchers
         self._lead()
-        self._group.messages.watch(*watchers)
 
     def _lead(self) -> None:
         self._group.__dict__.pop("submit", None)
@@ -89,6 +98,11 @@ class Detour:
             self._group.submit = self._taker  # type: ignore[method-assign]
         elif self._watchers:
             self._group.submit = self._past(self._watchers)  # type: ignore[method-assign]
+        messages = self._group.messages
+        messages.watch(*self._watchers)  # which takes away what was put there
+        if self._message_taker is not None:
+            for name in MESSAGE_CALLS:
+                setattr(messages, name, self._message_taker(name, getattr(messages, name)))
 
     def _past(self, watchers: tuple[Watcher, ...]) -> Callable[..., Any]:
         group, submit = self._group, self._group.submit

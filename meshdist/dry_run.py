@@ -13,6 +13,7 @@ from meshdist.current import WorldSlot, current_slot, use_slot
 from meshdist.deadline import DEFAULT_TIMEOUT_S
 from meshdist.debug.levels import begin_debugging
 from meshdist.peers import Card, Peers
+from meshdist.process_group import DESTROYED
 from meshdist.profiler.accounting import Account
 from meshdist.progress import Job, JobQueue, Progress
 from meshdist.store import HashStore, Store
@@ -76,11 +77,11 @@ class DryRun:
         self._slot.world = world
         return world
 
-    def end(self) -> None:
-        """End the world in the slot, if there is one."""
+    def end(self, what: str = DESTROYED) -> None:
+        """End the world in the slot, if there is one; `what` became of its groups."""
         world, self._slot.world = self._slot.world, None
         if world is not None:
-            world.close()
+            world.close(what)
 
 
 @contextmanager
@@ -141,7 +142,7 @@ def dry_run(world_size: int, rank: int = 0, *, ranks_per_host: int | None = None
         dry.begin()
         yield dry
     finally:
-        dry.end()
+        dry.end("is of no more use: the dry run has ended")
         use_slot(outer)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from meshdist.backends.base import Backend as Engine
 from meshdist.backends.device_backends import by_device, pairs_of
 from meshdist.devices import common_device_type
+from meshdist.errors import DistBackendError
 
 
 class Engines:
@@ -25,13 +26,14 @@ class Engines:
         self._making = threading.Lock()
         self._made: dict[str, Engine] = {}  # by backend
         self._found: dict[str | None, Engine] = {}  # by device type
+        self._unasked: list[Callable[[], str | None]] = []
 
     def engine(self, buffers: tuple[Any, ...]) -> Engine:
         """Return the engine for arrays, or lists of them; the first backend's where there are none.
 
         Raises:
             ValueError: No backend of the group carries arrays of their device type, or they are on several.
-            DistBackendError: The backend cannot be used here.
+            DistBackendError: The backend cannot be used here, or what the group rests on is broken.
         """
         device = common_device_type(buffers)
         return self._found.get(device) or self._find(device)
@@ -40,6 +42,14 @@ class Engines:
     def any_made(self) -> bool:
         """Whether there is an engine yet."""
         return bool(self._made)
+
+    def ask_first(self, premise: Callable[[], str | None]) -> None:
+        """Before the next call, ask `premise`, which returns how something is broken that the group rests on, or None.
+
+        If it is, that call fails on this rank and so do all after it, and ranks that wait for this one are told.
+        """
+        self._unasked.append(premise)
+        self._found.clear()
 
     def close(self) -> None:
         """Close all; a group that is used again makes new ones."""
@@ -62,7 +72,16 @@ class Engines:
             )
         backend = next(iter(backends.values())) if device is None else backends[device]
         with self._making:  # threads may make their first calls at once
+            self._ask()
             if backend not in self._made:
                 self._made[backend] = self._make(backend)
             engine = self._found[device] = self._made[backend]
         return engine
+
+    def _ask(self) -> None:
+        while self._unasked:
+            broken = self._unasked[0]()
+            if broken is not None:
+                self.abort(broken)
+                raise DistBackendError(broken, peer_failed=True)
+            del self._unasked[0]

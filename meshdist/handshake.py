@@ -124,16 +124,22 @@ class ServerHandshake:
         'not a meshdist client'
     """
 
-    __slots__ = ("_inbox", "_purpose", "_secret", "_transcript", "claim", "refusal", "trusted")
+    __slots__ = ("_has_said_hello", "_inbox", "_purpose", "_secret", "_transcript", "claim", "refusal", "trusted")
 
     def __init__(self, secret: bytes, purpose: str) -> None:
         self._secret = secret
         self._purpose = _purpose_id(purpose)
         self._inbox = b""
         self._transcript: _Transcript | None = None
+        self._has_said_hello = False
         self.trusted = False
         self.refusal: str | None = None
         self.claim = bytes(CLAIM_BYTES)
+
+    @property
+    def is_of_meshdist(self) -> bool:
+        """True once the client has said what only a process of meshdist says."""
+        return self._has_said_hello
 
     @property
     def wanted(self) -> int:
@@ -155,12 +161,16 @@ class ServerHandshake:
     def _challenge(self, hello: bytes) -> bytes:
         _, version, _ = _HEADER.unpack_from(hello)
         job, purpose, self.claim, nonce = _HELLO.unpack_from(hello, _HEADER.size)
+        self._has_said_hello = True
         own_job, own_nonce = job_id(self._secret), os.urandom(_NONCE_BYTES)
         code = _OK
         if version != _VERSION:
             code, self.refusal = _OTHER_VERSION, f"speaks version {version} of the handshake, not {_VERSION}"
         elif job != own_job:
-            code, self.refusal = _OTHER_JOB, f"belongs to job {job.hex()[:8]}, not to {own_job.hex()[:8]}"
+            code, self.refusal = (
+                _OTHER_JOB,
+                f"belongs to job {job.hex()[:8]}, not to {own_job.hex()[:8]}: it has another {SECRET_VARIABLE}",
+            )
         elif purpose != self._purpose:
             code, self.refusal = _OTHER_PURPOSE, "connected for another purpose"
         header = _HEADER.pack(_MAGIC, _VERSION, code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from _thread import allocate_lock
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 from meshdist.deadline import Timeout, seconds
@@ -12,7 +13,13 @@ from meshdist.errors import DistError, DistTimeoutError
 
 
 class CarrierThread(threading.Thread):
-    """A thread that carries out calls. What it does not go on with never ends, so it must not wait for any."""
+    """A thread that carries out calls. What it does not go on with never ends, so it must not wait for any.
+
+    Attributes:
+        site: Returns where the call was made that it carries out just now: a function's code and the instruction in it.
+    """
+
+    site: Callable[[], tuple[CodeType | None, int]]
 
 
 class Outcome:

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshdist.farewell import DESTROYED_GROUP
+
 if TYPE_CHECKING:
     from meshdist.store import Store
 
@@ -129,10 +131,14 @@ class Peers:
         store: Holds the cards, under `card/<global rank>`.
         card: This process's own.
         num_ranks: How many there are.
+
+    Attributes:
+        farewell: What this rank says to those of a group that it closes.
     """
 
     def __init__(self, store: Store, card: Card, num_ranks: int) -> None:
         self.mine = card
+        self.farewell = DESTROYED_GROUP
         self.num_ranks = num_ranks
         self._store = store
         self._cards: dict[int, Card] = {}
@@ -156,9 +162,10 @@ class Peers:
         """Return the number that a global rank had when it joined: worlds that shrink number their ranks anew."""
         return self._joined_as[rank]
 
-    def has_left(self, rank: int) -> bool:
-        """Return True once a global rank has left the world; its process may live on."""
-        return self._store.check([f"left/{rank}"])
+    def farewell_of(self, rank: int) -> str | None:
+        """Return what a global rank said as it left the world; None as long as it is there, or died without a word."""
+        key = f"left/{rank}"
+        return self._store.get(key).decode() if self._store.check([key]) else None
 
     def card(self, rank: int) -> Card:
         """Return the card of a global rank."""

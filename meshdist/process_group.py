@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from operator import index
+from sys import _getframe
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,14 @@ import numpy as np
 from meshdist import buffers
 from meshdist.arrays import as_buffers, check_apart
 from meshdist.backends.base import Backend, Plan
-from meshdist.call import Call, Splits
+from meshdist.call import Call, Splits, is_ours
 from meshdist.collectives.definition import Collective
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.deadline import Deadline
 from meshdist.detour import Detour
 from meshdist.engines import Engines
 from meshdist.errors import DistBackendError, DistError
+from meshdist.farewell import gave_up
 from meshdist.group_names import listed, place_of
 from meshdist.messages import Messages
 from meshdist.overlap import may_overlap
@@ -31,6 +33,9 @@ from meshdist.work import Work
 
 if TYPE_CHECKING:
     from meshdist.world import World
+
+# What became of a group that nobody says more about.
+DESTROYED = "has been destroyed"
 
 
 class ProcessGroup(CollectiveMethods):
@@ -76,16 +81,27 @@ class ProcessGroup(CollectiveMethods):
         self._world = world
         self._rank = place_of(world.rank, ranks)
         self._plans: dict[Any, Plan] = {}
+        self._compares_shapes = False
         self._wheres: dict[str, str] = {}
         self._queue = JobQueue()
         self._queued = self._queue.jobs
         self._engines = Engines(backend, lambda name: world.make_engine(self, name))
         self._broken: DistError | None = None
+        self._closed: str | None = None
         self.messages = Messages(self, world.progress)
         self.detour = Detour(self)
 
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.label!r}: ranks {listed(self.ranks)}, backend {self.backend_name}>"
+
+    if not TYPE_CHECKING:  # for type checkers, a name that is not there is an error
+
+        def __getattr__(self, name: str) -> object:
+            if name.startswith("_"):
+                raise AttributeError(f"ProcessGroup has no attribute {name!r}")
+            from meshdist.absent import no_attribute
+
+            raise no_attribute(self, "ProcessGroup.", "ProcessGroup", name)
 
     def __enter__(self) -> ProcessGroup:
         """Return this group, which is destroyed when the block ends."""
@@ -205,7 +221,11 @@ class ProcessGroup(CollectiveMethods):
         """Return the global rank of a place in the group."""
         return self.ranks[place]
 
-    def close(self, what: str = "has been destroyed") -> None:
+    def relabel(self, label: str) -> None:
+        """Have messages call the group `label` from now on."""
+        self.label, self._wheres, self._plans = label, {}, {}
+
+    def close(self, what: str = DESTROYED) -> None:
         """Let async calls end, and give back what the group holds; calls after it raise, and say `what` became of it.
 
         A message that has not come by then is given a few seconds: nobody else knows that it is waited for.
@@ -214,17 +234,17 @@ class ProcessGroup(CollectiveMethods):
         self.messages.drain()
         self._plans.clear()
         self._engines.close()
-        self._broken = self._broken or DistError(f"group {self.label!r} {what}")
+        self._closed = self._closed or what
 
     def abort(self, reason: str) -> None:
         """Tell the other ranks that this one gives up, and why; calls after it raise."""
-        self._world.tell_unmet(self, f"gave up: {reason}")
+        self._world.tell_unmet(self, gave_up(reason))
         self._give_up(DistBackendError(reason))
 
     @property
     def is_broken(self) -> bool:
         """Whether a call has failed, or the group was closed: later calls raise."""
-        return self._broken is not None
+        return self._broken is not None or self._closed is not None
 
     @property
     def has_backend(self) -> bool:
@@ -244,7 +264,15 @@ class ProcessGroup(CollectiveMethods):
         return where
 
     def check_usable(self, where: str) -> None:
-        """Raise DistBackendError, with the first cause, if the group is broken or closed."""
+        """Raise if the group is of no more use.
+
+        Raises:
+            ValueError: It was closed.
+            DistBackendError: A call on it has failed; says with what.
+        """
+        if self._closed is not None:
+            advice = "; make another with new_group() or init_process_group()" if self._closed == DESTROYED else ""
+            raise ValueError(f"{where}: group {self.label!r} {self._closed}{advice}")
         if self._broken is not None:
             raise DistBackendError(
                 f"{where}: the group is broken since: {self._broken}", peer_failed=self._broken.peer_failed
@@ -259,8 +287,8 @@ class ProcessGroup(CollectiveMethods):
             )
         try:
             return self._engines.engine(buffers)
-        except (DistBackendError, ValueError) as error:
-            raise type(error)(f"{where}: {error}") from None
+        except (DistBackendError, TypeError, ValueError) as error:
+            raise type(error)(f"{where}: {error}") from error.__cause__
 
     def _submit_prepared(
         self,
@@ -282,7 +310,8 @@ class ProcessGroup(CollectiveMethods):
         reduce_op = None if op is None else self.named(where, as_reduce_op, op)
         sends = buffers.in_native_order(given)
         recvs = sends if in_place else buffers.in_native_order(taken)
-        call = Call(collective, where, self._rank, len(self.ranks), sends, recvs, reduce_op, root, splits)
+        size, compares_shapes = len(self.ranks), self._compares_shapes
+        call = Call(collective, where, self._rank, size, sends, recvs, reduce_op, root, splits, compares_shapes)
         writes = collective.writes(call)
         if writes:
             self.named(where, buffers.check_output, taken, recv, collective.names[1])
@@ -292,7 +321,8 @@ class ProcessGroup(CollectiveMethods):
                 self.named(where, factor.check, array, collective.names[0])
         # A plan does not know the factor: it is that of the plain sum.
         key = plan_key(collective, sends, recvs, op if factor is None else reduce_op, root, splits)
-        if key not in self._plans:
+        plans = self._plans  # which may be others when an async call begins
+        if key not in plans:
             collective.check(call)
             backend.require(call)
         if writes and isinstance(taken, list):
@@ -301,9 +331,9 @@ class ProcessGroup(CollectiveMethods):
         def steps() -> Iterator[Waitable]:
             self.check_usable(where)
             yield from backend.connect()
-            plan = self._plans.get(key)
+            plan = plans.get(key)
             if plan is None:
-                plan = self._plans[key] = backend.prepare(call)
+                plan = plans[key] = backend.prepare(call)
             copies = writes and plan.apart and buffers.must_be_copied(call)
             sent = buffers.packed(given, copies) if factor is None else buffers.scaled(factor, given)
             received = sent if in_place else buffers.packed(taken)
@@ -317,13 +347,21 @@ class ProcessGroup(CollectiveMethods):
         return recv
 
     def _enqueue(self, where: str, steps: Any, recv: Any, async_op: bool, timeout_s: float | None = None) -> Any:
+        # Where the user's code is in most cases: above this function, `submit`, and the collective.
+        frame = _getframe(3)
+        code = frame.f_code
+        while is_ours(code.co_filename) and frame.f_back is not None:
+            frame = frame.f_back
+            code = frame.f_code
         work = Work(where, recv)
-        job = Job(steps, work, self.timeout_s if timeout_s is None else timeout_s, where, self.fail)
+        job = Job(
+            steps, work, self.timeout_s if timeout_s is None else timeout_s, where, self.fail, code, frame.f_lasti
+        )
         self._world.progress.submit(self._queue, job)
         return work if async_op else work.result()
 
     def _plan_steps(self, plan: Plan, send: Any, recv: Any) -> Iterator[Waitable]:
-        if self._broken is not None:
+        if self.is_broken:
             self.check_usable(plan.where)
         return plan.steps(send, recv)
 
@@ -333,6 +371,16 @@ class ProcessGroup(CollectiveMethods):
                 backend.wait(waitable, where, deadline)
         except BaseException as error:
             raise self.fail(error, where) from None
+
+    def compare_shapes(self, wanted: bool) -> None:
+        """Have calls from now on compare the shapes of what the ranks pass, or the numbers of elements alone."""
+        self._compares_shapes = wanted
+        self._plans = {}  # they know what they compare
+
+    def ask_first(self, premise: Callable[[], str | None]) -> None:
+        """Have the next call fail if `premise` is found broken: a function that returns how, or None."""
+        self._engines.ask_first(premise)
+        self._plans = {}  # a call that has one does not look for its engine
 
     def fail(self, error: BaseException, where: str) -> BaseException:
         """Break the group: `error` ended a call. Return what the caller gets."""

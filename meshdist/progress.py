@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
+from types import CodeType
 
 from meshdist.deadline import Deadline
 from meshdist.errors import DistTimeoutError
@@ -31,9 +32,22 @@ class Job:
         timeout_s: From when it is next.
         where: How messages about it begin.
         failed: Told what the call fails with; returns what the user gets.
+        code, instruction: Where the user made the call; its line is only found where somebody wants to read it.
     """
 
-    __slots__ = ("_failed", "_make_steps", "_steps", "_timeout_s", "_where", "deadline", "error", "waiting_for", "work")
+    __slots__ = (
+        "_failed",
+        "_make_steps",
+        "_steps",
+        "_timeout_s",
+        "_where",
+        "code",
+        "deadline",
+        "error",
+        "instruction",
+        "waiting_for",
+        "work",
+    )
 
     def __init__(
         self,
@@ -42,7 +56,11 @@ class Job:
         timeout_s: float,
         where: str,
         failed: Callable[[BaseException, str], BaseException],
+        code: CodeType | None = None,
+        instruction: int = 0,
     ) -> None:
+        self.code = code
+        self.instruction = instruction
         self.work = work
         self.waiting_for: Waitable | None = None
         self.deadline: Deadline | None = None
@@ -102,9 +120,10 @@ class Progress:
         # Replaced, never changed: the thread goes over it without the lock.
         self._active: tuple[JobQueue, ...] = ()
         self._asleep_on: Doorbell | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: CarrierThread | None = None
         self._stopping = False
         self._settling: Work | None = None
+        self._carried: Job | None = None
 
     def submit(self, queue: JobQueue, job: Job) -> None:
         """Append `job` to its queue."""
@@ -142,8 +161,13 @@ class Progress:
             if self._thread is None:
                 # Callbacks run on it: they must find the world that they belong to.
                 self._thread = CarrierThread(target=copy_context().run, args=(self._run,), name=self._name, daemon=True)
+                self._thread.site = self._site
                 self._thread.start()
         self._wake()
+
+    def _site(self) -> tuple[CodeType | None, int]:
+        job = self._carried
+        return (None, 0) if job is None else (job.code, job.instruction)
 
     def _wake(self) -> None:
         bell = self._asleep_on
@@ -169,6 +193,7 @@ class Progress:
         moved = False
         while jobs:
             job = jobs[0]
+            self._carried = job
             if not job.advance(check):
                 return moved
             moved = True

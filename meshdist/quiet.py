@@ -12,6 +12,9 @@ from typing import Any
 
 import numpy as np
 
+# Since NumPy 2 the setting is a context variable.
+_IN_CONTEXT = np.lib.NumpyVersion(np.__version__) >= "2.0.0"
+
 
 def quiet_runner() -> Callable[..., Any]:
     """Return what calls a function with its arguments, while NumPy ignores floating-point errors.
@@ -25,10 +28,10 @@ def quiet_runner() -> Callable[..., Any]:
         ...     run(np.add, largest, largest)
         array([inf], dtype=float32)
     """
-    if np.lib.NumpyVersion(np.__version__) < "2.0.0":
+    if not _IN_CONTEXT:
         return _in_errstate
-    # Since NumPy 2 the setting is a context variable: it is made once, and entering the context costs nothing to speak
-    # of, where entering `np.errstate` takes a microsecond.
+    # The context is made once, and entering it costs nothing to speak of, where entering `np.errstate` takes a
+    # microsecond.
     context = contextvars.Context()
     context.run(np.seterr, all="ignore")
     return context.run

@@ -178,14 +178,32 @@ def as_reduce_op(op: Op | Callable[[Any], PremulSum]) -> ReduceOp:
     if isinstance(op, PremulSum):
         return ReduceOp.SUM
     if op is premul_sum or (isinstance(op, str) and op.lower() == "premul_sum"):
-        raise ValueError("op PREMUL_SUM needs a factor: pass premul_sum(factor)")
+        raise ValueError("op PREMUL_SUM needs a factor: pass op=meshdist.premul_sum(2.0), or another factor")
     if not isinstance(op, (ReduceOp, str)):
         raise TypeError(f"op must be a ReduceOp or its name, got {type(op).__name__}")
     try:
         return ReduceOp(op.lower()) if isinstance(op, str) else op
     except ValueError:
         known = ", ".join(member.value for member in ReduceOp)
-        raise ValueError(f"unknown op {op!r}; known are {known}") from None
+        meant = _meant(op) if isinstance(op, str) else None
+        hint = "" if meant is None else f"; did you mean {meant!r}?"
+        raise ValueError(f"unknown op {op!r}; known are {known}{hint}") from None
+
+
+def _meant(name: str) -> str | None:
+    from difflib import get_close_matches
+
+    other_names = {
+        "sum": ("add", "plus", "+"),
+        "avg": ("mean", "average"),
+        "product": ("prod", "mul", "multiply", "*"),
+        "band": ("and", "&"),
+        "bor": ("or", "|"),
+        "bxor": ("xor", "^"),
+    }
+    lowered = name.strip().lower()
+    near = get_close_matches(lowered, [member.value for member in ReduceOp], 1)
+    return next((op for op, names in other_names.items() if lowered in names), near[0] if near else None)
 
 
 def supports_complex(reduceOp: Op) -> bool:

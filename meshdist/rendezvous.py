@@ -8,10 +8,14 @@ from collections.abc import Callable
 from meshdist.automatic_ranks import number_ranks
 from meshdist.deadline import DEFAULT_TIMEOUT_S, Deadline, Timeout, seconds
 from meshdist.env_place import place_from_environment
+from meshdist.errors import DistTimeoutError
 from meshdist.init_urls import NOT_GIVEN, check_ranks, parse_init_url, to_int, whole_number, with_group_name
 from meshdist.multicast import is_multicast
 from meshdist.store import FileStore, PrefixStore, Store, TCPStore
+from meshdist.store.address import PortTakenError
 from meshdist.torchrun import AGENT_STORE_VARIABLE, keeps_torchs_store, meeting_file
+
+_NAMED_GROUPS = 5
 
 Rendezvous = tuple[Store, int, int]
 RendezvousHandler = Callable[[str, int, int, float], Rendezvous]
@@ -132,8 +136,26 @@ def _rendezvous_file(text: str, rank: int, world_size: int, timeout_s: float) ->
         raise ValueError(f"{text}: write file:///path with three slashes and the file's full path")
     url.require(rank=False)
     # Each job has a file of its own, so that none is disturbed by what another leaves.
-    path = unquote(url.parts.path) + (f".{quote(url.group_name, safe='')}" if url.group_name else "")
-    return _file_rendezvous(path, url.rank, url.world_size, timeout_s)
+    path = unquote(url.parts.path)
+    try:
+        own = path + (f".{quote(url.group_name, safe='')}" if url.group_name else "")
+        return _file_rendezvous(own, url.rank, url.world_size, timeout_s)
+    except DistTimeoutError as error:
+        raise DistTimeoutError(f"{error}{_other_names(path, url.group_name)}") from None
+
+
+def _other_names(path: str, group_name: str) -> str:
+    """Return, for the end of a message, under which other names processes meet at a file."""
+    from glob import escape, glob
+    from urllib.parse import unquote
+
+    # What a store keeps beside its file has a name of its own: only what is a job's file is named.
+    files = [file for file in [path, *sorted(glob(f"{escape(path)}.*"))] if os.path.isfile(file)]
+    others = [name for name in (unquote(file[len(path) + 1 :]) for file in files) if name != group_name]
+    if not others:
+        return ""
+    named = ", ".join(map(repr, others[:_NAMED_GROUPS])) + (", ..." if len(others) > _NAMED_GROUPS else "")
+    return f"; this process joined as group_name {group_name!r}, and there is a meeting at this file as {named}"
 
 
 def _file_rendezvous(path: str, rank: int, world_size: int, timeout_s: float) -> Rendezvous:
@@ -150,7 +172,10 @@ def _file_rendezvous(path: str, rank: int, world_size: int, timeout_s: float) ->
 def _tcp_store(url: str, host: str, port: int, rank: int, world_size: int, timeout_s: float) -> TCPStore:
     """Return the store that rank 0 hosts; it is there, the other ranks need not be yet."""
     _check_port(url, port, 0 if world_size == 1 else 1)
-    return TCPStore(host, port, world_size, is_master=rank == 0, timeout=timeout_s, wait_for_workers=False)
+    try:
+        return TCPStore(host, port, world_size, is_master=rank == 0, timeout=timeout_s, wait_for_workers=False)
+    except PortTakenError as error:
+        raise PortTakenError(f"{error}; or is another process of this job rank 0 as well?") from None
 
 
 def _check_port(url: str, port: int, lowest: int) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from meshdist.backends.device_backends import usable_backend_name
+from meshdist.backends.device_backends import by_device, usable_backend_name
+from meshdist.backends.misplaced import misplaced
+from meshdist.backends.registry import entry_of
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.current import WorldSlot, current_slot, current_world, resolve
 from meshdist.deadline import Deadline, Timeout
 from meshdist.debug.levels import begin_debugging, get_debug_level
 from meshdist.devices import check_device_id
 from meshdist.doorbells import SocketDoorbells
-from meshdist.errors import DistNetworkError, DistTimeoutError
+from meshdist.errors import DistBackendError, DistNetworkError, DistTimeoutError
 from meshdist.init_urls import whole_number
 from meshdist.joining import join
 from meshdist.non_member import NonMember
@@ -53,7 +55,9 @@ def init_process_group(
             backends.
 
     Raises:
-        ValueError: Called twice, an unknown backend, a missing or impossible rank or world size, a rank that is taken.
+        ValueError: Called twice, an unknown backend, one that is not for ranks that are processes or that another rank
+            does not name, a missing or impossible rank or world size, a rank that is taken.
+        DistBackendError: A registered backend could not be made on another rank; there, what its function raised.
         DistNetworkError: The store cannot be reached.
         DistTimeoutError: Some ranks did not come; says which.
     """
@@ -74,6 +78,8 @@ def init_process_group(
     else:
         world = _meet(slot, init_method, rank, world_size, group_name, name, deadline)
     world.default_group.pg_options, world.default_group.device_id = pg_options, device_id
+    if not all(entry_of(each).is_ours for each in by_device(name).values()):
+        _make_registered(slot, world, deadline)
 
 
 def _meet(
@@ -108,6 +114,30 @@ def _meet(
             raise
 
 
+def _make_registered(slot: WorldSlot, world: World, deadline: Deadline) -> None:
+    """Make the engine of a backend that was registered: where that fails on one rank, no rank begins."""
+    where = f"init_process_group (rank {world.rank} of {world.size})"
+    mine: Exception | None = None
+    try:
+        world.default_group.usable_backend(where)
+    except Exception as error:  # whatever a user's function raises
+        mine = error
+    try:
+        world.store.set(f"engine/{world.rank}", "" if mine is None else _in_words(mine, where))
+        keys = [f"engine/{rank}" for rank in range(world.size)]
+        if mine is not None:
+            raise mine
+        world.store.wait(keys, deadline.remaining_s())
+        for rank, words in enumerate(world.store.multi_get(keys)):
+            if words:
+                raise DistBackendError(f"{where}: on rank {rank}: {words.decode()}", peer_failed=True)
+    except BaseException as error:
+        slot.world = None
+        world.abort(f"its init_process_group failed: {error}")
+        world.close()
+        raise
+
+
 def enter_world(
     slot: WorldSlot,
     store: Store,
@@ -123,7 +153,8 @@ def enter_world(
     begin_debugging()
     card = my_card(bells.base)
     try:
-        joined = join(store, rank, world_size, card, deadline)
+        objection = misplaced(backend, ranks_are_threads=not isinstance(bells, SocketDoorbells))
+        joined = join(store, rank, world_size, card, deadline, backend, objection)
     except BaseException:
         bells.close()
         raise
@@ -150,7 +181,7 @@ def destroy_process_group(group: CollectiveMethods | None = None) -> None:
     if members is not world.default_group:
         world.drop(members)
         return
-    current_slot().world = None
+    current_slot().empty()
     world.close()
 
 
@@ -171,7 +202,7 @@ def abort_process_group(group: CollectiveMethods | None = None) -> None:
     if members is not world.default_group:
         members.abort(reason)
         return
-    current_slot().world = None
+    current_slot().empty()
     world.abort(reason)
     world.close()
 
@@ -181,3 +212,9 @@ def _check_place(rank: int, world_size: int) -> None:
         raise ValueError(f"with store=, world_size must be given, at least 1, got {world_size}")
     if not 0 <= rank < world_size:
         raise ValueError(f"with store=, rank must be given, 0 to {world_size - 1}, got {rank}")
+
+
+def _in_words(error: Exception, where: str) -> str:
+    if isinstance(error, DistBackendError):
+        return str(error).removeprefix(f"{where}: ")
+    return f"{type(error).__name__}: {error}"

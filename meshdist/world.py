@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import itertools
 import logging
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +20,12 @@ from meshdist.debug.levels import DebugLevel, get_debug_level
 from meshdist.debug.log import RankLog
 from meshdist.detour import Watcher
 from meshdist.errors import DistError, DistStoreError
+from meshdist.exits import AtExit
+from meshdist.farewell import DESTROYED_GROUP, ENDED, LEFT_THE_WORLD, gave_up
 from meshdist.group_names import GroupNames, few
 from meshdist.joining import leave
 from meshdist.peers import Peers
-from meshdist.process_group import ProcessGroup
+from meshdist.process_group import DESTROYED, ProcessGroup
 from meshdist.progress import Progress
 from meshdist.store import PrefixStore, Store, TCPStore
 from meshdist.waiting import Doorbells
@@ -85,7 +85,7 @@ class World:
         everyone = tuple(range(size))
         self.default_group = self._make_group(everyone, backend, timeout_s, "world", "world")
         self._shared[everyone, backend] = self.default_group
-        atexit.register(self._close_at_exit)
+        self._at_exit = AtExit(self._close_at_exit)
 
     def new_group(self, ranks: tuple[int, ...], backend: str, timeout_s: float, desc: str = "") -> ProcessGroup:
         """Return a new group of these global ranks, in this order."""
@@ -118,10 +118,12 @@ class World:
             return len(self._groups)
 
     def rest_on(self, group: ProcessGroup, premise: Callable[[], str | None]) -> None:
-        """Have the first call of `group` fail if `premise` is found broken: a function that returns how, or None."""
+        """Have the next call of `group` fail if `premise` is found broken: a function that returns how, or None."""
         premises = self._premises.setdefault(group.name, [])
         if premise not in premises:
             premises.append(premise)
+            if group.has_backend:  # which asks by itself only while it is set up
+                group.ask_first(premise)
 
     def next_mesh(self, universe: str) -> int:
         """Return the number of this rank's next mesh in a universe, which is known by its name."""
@@ -139,6 +141,7 @@ class World:
             name=name,
             label=group.label,
             store=self._group_store(name),
+            world_store=self.store,
             rank=group.rank(),
             ranks=group.ranks,
             timeout_s=group.timeout_s,
@@ -155,6 +158,8 @@ class World:
         """Log every call of every group from now on, or none."""
         self._call_log = CallLog(self.log) if wanted else None
         self._show_watchers()
+        for group in self._groups:
+            group.compare_shapes(wanted)
 
     def watch(self, watcher: Watcher) -> None:
         """Tell `watcher` of every call of every group, those still to be made among them."""
@@ -168,14 +173,14 @@ class World:
             self._watchers = tuple(other for other in self._watchers if other is not watcher)
             self._show_watchers()
 
-    def drop(self, group: ProcessGroup, what: str = "has been destroyed") -> None:
+    def drop(self, group: ProcessGroup, what: str = DESTROYED) -> None:
         """Close one group; `what` became of it."""
         with self._lock:
             self.check_holds(group)
             self._groups.remove(group)
             self._shared = {key: other for key, other in self._shared.items() if other is not group}
             self._premises.pop(group.name, None)
-        self.tell_unmet(group, "has destroyed the group")
+        self.tell_unmet(group, DESTROYED_GROUP)
         group.close(what)
         self.log.info("group %r %s", group.label, what)
 
@@ -195,14 +200,16 @@ class World:
             self.drop(group)
             return
         if current_slot().world is self:
-            current_slot().world = None
+            current_slot().empty()
         self.close()
 
-    def close(self) -> None:
-        """Close all groups and leave the store."""
-        self._close_groups("has been destroyed")
+    def close(self, what: str = DESTROYED) -> None:
+        """Close all groups, of which `what` became, and leave the store."""
+        if self._peers.farewell == DESTROYED_GROUP:
+            self._peers.farewell = LEFT_THE_WORLD
+        self._close_groups(what)
         try:
-            leave(self.store, self.rank, self.size)
+            leave(self.store, self.rank, self.size, self._peers.farewell)
         except DistError as error:
             # The store may have gone with the rank or the launcher that held it; then nobody joins there again.
             self.log.debug("left without telling the store: %s", error)
@@ -216,8 +223,9 @@ class World:
 
     def abort(self, reason: str) -> None:
         """Tell the ranks of all groups that this one gives up."""
+        self._peers.farewell = gave_up(reason)
         for group in self._groups:
-            # Of the others, there may be hundreds, nobody has met this rank; who waits is told that it left the world.
+            # Of the others, there may be hundreds, nobody has met this rank; who waits is told as it leaves the world.
             if group.has_backend:
                 group.abort(reason)
 
@@ -231,7 +239,8 @@ class World:
         """
         store = PrefixStore("shrunk", self.store)
         peers = self._peers.renumbered(keep, store)
-        leave(self.store, self.rank, self.size)
+        self._peers.farewell = LEFT_THE_WORLD
+        leave(self.store, self.rank, self.size, LEFT_THE_WORLD)
         # The ranks that are excluded will not leave; those that stay may join anew with the store, and another size.
         self.store.set("over", "")
         self._close_groups("is of no more use: the world was shrunk, and its ranks have new numbers")
@@ -262,7 +271,7 @@ class World:
         for group in self._groups:
             group.close(what)
         self.progress.close()
-        atexit.unregister(self._close_at_exit)
+        self._at_exit.cancel()
 
     def tell_unmet(self, group: ProcessGroup, what: str) -> None:
         """Say what became of this rank to those that may wait for it in the first call of `group`."""
@@ -288,9 +297,8 @@ class World:
         ended = self._peers.card(rank).host == self._peers.mine.host and self._peers.ended(rank)
         return ended or self.store.check([f"left/{rank}"])
 
-    def _close_at_exit(self) -> None:
-        # Set by the interpreter, and by the launchers, where the process ends with an uncaught exception.
-        error = getattr(sys, "last_value", None)
+    def _close_at_exit(self, error: BaseException | None) -> None:
+        self._peers.farewell = ENDED
         if error is not None:
             self.abort(f"it raised {type(error).__name__}: {error}")
         elif self.rank == 0 and not any(group.is_broken for group in self._groups):
@@ -304,6 +312,8 @@ class World:
         self._groups.append(group)
         if watchers := self._all_watchers():
             group.detour.watch(*watchers)
+        if self._call_log is not None:
+            group.compare_shapes(True)
         if self.log.isEnabledFor(logging.INFO):
             self.log.info("group %r is made: %s, backend %s", group.label, few(ranks), backend)
         return group

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Iterator
 
 import pytest
-from worlds import BACKENDS, World, Worlds
+from worlds import BACKENDS, World, Worlds, needs_linux
 
 SIZES = (1, 2, 3, 4, 5)
 # For the doctests of these files, of which there are none, pytest would import each as the module "conftest".
 collect_ignore_glob = ["*conftest.py"]
-
-needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only")
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import pytest
+
 import meshdist
 from meshdist.launch.worker import die_with_parent
 
@@ -33,6 +35,7 @@ PROGRAM_S = 60.0
 FOLLOW_S = 1.0
 CALL_TIMEOUT_S = 30.0
 
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only")
 BACKENDS = ("threads", "gloo", "gloo-slots")
 VARIABLES = {"gloo": {}, "gloo-slots": {"MESHDIST_SINGLE_COPY": "0"}}
 

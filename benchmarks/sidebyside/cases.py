@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sidebyside.contender import Array, Call, Contender
+from sidebyside.contender import COALESCED, OUTSTANDING, Array, Call, Contender
 
 KIB, MIB = 1 << 10, 1 << 20
 _CHECKED_CALLS = 3
@@ -30,6 +30,12 @@ class Case(NamedTuple):
     collective: str
     nbytes: int
     dtype: str
+
+
+class Kept(NamedTuple):
+    """The order to take up a case that is prepared at the first such order, and kept with its arrays from then on."""
+
+    case: Case
 
 
 class Shape(NamedTuple):
@@ -76,6 +82,10 @@ COLLECTIVES: dict[str, Shape | None] = {
     "reduce_scatter": Shape(False, True, False, _block_of_sum),
     "all_to_all_single": Shape(False, False, False, _block_of_all, exchanges=True),
     "all_to_all": Shape(False, False, False, _block_of_all, exchanges=True),
+    "all_reduce_outstanding": Shape(False, False, True, lambda all_, rank: sum(all_[1:], all_[0]), (OUTSTANDING * 8,)),
+    "all_reduce_coalesced": Shape(
+        False, False, True, lambda all_, rank: sum(all_[1:], all_[0]), (COALESCED * 8, 16 * MIB)
+    ),
     "send_recv": Shape(False, False, False, lambda all_, rank: all_[0], takers=2),
     "barrier": None,
 }

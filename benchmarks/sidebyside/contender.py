@@ -11,6 +11,10 @@ import numpy as np
 Array = np.ndarray
 Call = Callable[[], object]
 
+OUTSTANDING = 1000
+"""How many async calls are on their way at once, and how many arrays a coalesced call has."""
+COALESCED = 32
+
 
 class Contender(ABC):
     """One rank of a library under test, among its peers.
@@ -33,6 +37,14 @@ class Contender(ABC):
     @abstractmethod
     def all_reduce(self, array: Array) -> Call:
         """Sum `array` over the ranks, in place."""
+
+    @abstractmethod
+    def all_reduce_outstanding(self, array: Array) -> Call:
+        """Begin to sum each of OUTSTANDING parts of `array` over the ranks, in place; then wait for all."""
+
+    @abstractmethod
+    def all_reduce_coalesced(self, array: Array) -> Call:
+        """Sum COALESCED parts of `array` over the ranks, in place, in one call."""
 
     @abstractmethod
     def broadcast(self, array: Array) -> Call:
@@ -81,6 +93,21 @@ class Contender(ABC):
     @abstractmethod
     def leave(self) -> None:
         """End the library's part of this process in good order."""
+
+
+def parts(array: Array, number: int) -> list[Array]:
+    """Return `array` in `number` parts, or in as many as it has elements."""
+    return np.array_split(array, min(number, array.size))
+
+
+def begin_and_wait(begin: Callable[[Any], Any], arrays: list[Any]) -> Call:
+    """Return the call of `Contender.all_reduce_outstanding` for a library whose `begin(array)` returns a Work."""
+
+    def call() -> None:
+        for work in [begin(array) for array in arrays]:
+            work.wait()
+
+    return call
 
 
 def nothing() -> None:

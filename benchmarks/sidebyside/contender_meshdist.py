@@ -9,7 +9,16 @@ from functools import partial
 import numpy as np
 
 import meshdist as dist
-from sidebyside.contender import Array, Call, Contender, there_and_back
+from sidebyside.contender import (
+    COALESCED,
+    OUTSTANDING,
+    Array,
+    Call,
+    Contender,
+    begin_and_wait,
+    parts,
+    there_and_back,
+)
 
 
 class MeshdistRank(Contender):
@@ -24,6 +33,12 @@ class MeshdistRank(Contender):
 
     def all_reduce(self, array: Array) -> Call:
         return partial(dist.all_reduce, array)
+
+    def all_reduce_outstanding(self, array: Array) -> Call:
+        return begin_and_wait(partial(dist.all_reduce, async_op=True), parts(array, OUTSTANDING))
+
+    def all_reduce_coalesced(self, array: Array) -> Call:
+        return partial(dist.all_reduce_coalesced, parts(array, COALESCED))
 
     def broadcast(self, array: Array) -> Call:
         return partial(dist.broadcast, array, 0)

@@ -8,7 +8,7 @@ from functools import partial
 
 from mpi4py import MPI
 
-from sidebyside.contender import Array, Call, Contender, there_and_back
+from sidebyside.contender import OUTSTANDING, Array, Call, Contender, parts, there_and_back
 
 
 class MpiRank(Contender):
@@ -24,6 +24,17 @@ class MpiRank(Contender):
 
     def all_reduce(self, array: Array) -> Call:
         return partial(self._comm.Allreduce, MPI.IN_PLACE, array)
+
+    def all_reduce_outstanding(self, array: Array) -> Call:
+        arrays = parts(array, OUTSTANDING)
+
+        def call() -> None:
+            MPI.Request.Waitall([self._comm.Iallreduce(MPI.IN_PLACE, part) for part in arrays])
+
+        return call
+
+    def all_reduce_coalesced(self, array: Array) -> Call:
+        return self.all_reduce(array)  # as for lists below: one array in place of its parts
 
     def broadcast(self, array: Array) -> Call:
         return partial(self._comm.Bcast, array, 0)

@@ -5,11 +5,21 @@
 from __future__ import annotations
 
 from functools import partial
+from inspect import unwrap
 
 import torch
 import torch.distributed as dist
 
-from sidebyside.contender import Array, Call, Contender, there_and_back
+from sidebyside.contender import (
+    COALESCED,
+    OUTSTANDING,
+    Array,
+    Call,
+    Contender,
+    begin_and_wait,
+    parts,
+    there_and_back,
+)
 
 
 class TorchRank(Contender):
@@ -24,6 +34,15 @@ class TorchRank(Contender):
 
     def all_reduce(self, array: Array) -> Call:
         return partial(dist.all_reduce, torch.from_numpy(array))
+
+    def all_reduce_outstanding(self, array: Array) -> Call:
+        tensors = [torch.from_numpy(part) for part in parts(array, OUTSTANDING)]
+        return begin_and_wait(partial(dist.all_reduce, async_op=True), tensors)
+
+    def all_reduce_coalesced(self, array: Array) -> Call:
+        # It warns at each call, which would count against it.
+        all_reduce = unwrap(dist.all_reduce_coalesced)
+        return partial(all_reduce, [torch.from_numpy(part) for part in parts(array, COALESCED)])
 
     def broadcast(self, array: Array) -> Call:
         return partial(dist.broadcast, torch.from_numpy(array), 0)

@@ -15,7 +15,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, cast
 
-from sidebyside.cases import Case
+from sidebyside.cases import Case, Kept
 from sidebyside.libraries import Library, environment
 
 START_S, ORDER_S, END_S, FAREWELL_S = 120.0, 300.0, 20.0, 3.0
@@ -67,6 +67,10 @@ class Job:
         """Have all ranks prepare this case, and check its result."""
         self._order(case)
 
+    def take_up(self, case: Case) -> None:
+        """Have all ranks take up this case again; the first time it is prepared, checked and kept."""
+        self._order(Kept(case))
+
     def time(self, iterations: int) -> float:
         """Have the prepared case called so many times; return the seconds of a call on the slowest rank."""
         return max(self._order(iterations)) / iterations
@@ -90,7 +94,7 @@ class Job:
                     raise JobError(f"{self.library.name} did not start within {START_S:g} s")
         self.pids = [pid for _, pid in self._answers(deadline)]
 
-    def _order(self, order: Case | int) -> list[float]:
+    def _order(self, order: Case | Kept | int) -> list[float]:
         for connection in self._connections:
             with self._noticing_an_end():
                 connection.send(order)

@@ -12,7 +12,7 @@ from importlib import import_module
 from multiprocessing.connection import Client, Connection
 from time import perf_counter
 
-from sidebyside.cases import Case, prepare
+from sidebyside.cases import Case, Kept, prepare
 from sidebyside.contender import Call, Contender, nothing
 
 
@@ -37,16 +37,22 @@ def timed(contender: Contender, call: Call, iterations: int) -> float:
 def obey(contender: Contender, driver: Connection) -> None:
     """Carry out the driver's orders until it closes the connection."""
     call: Call = nothing
+    kept: dict[Case, Call] = {}
     while True:
         try:
             order = driver.recv()
         except EOFError:
             return
         try:
-            if isinstance(order, Case):
+            if isinstance(order, Kept):
+                if order.case not in kept:
+                    kept[order.case] = prepare(contender, order.case)
+                call = kept[order.case]
+                answer: float | str = 0.0
+            elif isinstance(order, Case):
                 call = nothing  # frees the arrays of the case before
                 call = prepare(contender, order)
-                answer: float | str = 0.0
+                answer = 0.0
             else:
                 answer = timed(contender, call, order)
         except Exception:

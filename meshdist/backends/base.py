@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from meshdist.store import Store
 
 
-LEFT_THE_WORLD = "has left the world"
-
-
 @dataclass(frozen=True)
 class BackendOptions:
     """What a backend is made from.
@@ -31,6 +28,7 @@ class BackendOptions:
         label: What messages call it.
         store: Store of this group alone; its keys are seen by the group's ranks only. `withdrawn/<rank>` says how a
             rank of the group went away before it made a backend for it.
+        world_store: Store of the world, where ranks of different groups leave word for each other.
         rank: This rank in the group.
         ranks: The global ranks of the group, in group order.
         timeout_s: How long a call may wait, in seconds.
@@ -46,6 +44,7 @@ class BackendOptions:
     name: str
     label: str
     store: Store
+    world_store: Store
     rank: int
     ranks: tuple[int, ...]
     timeout_s: float
@@ -65,7 +64,7 @@ class BackendOptions:
         key = withdrawn_key(rank)
         if self.store.check([key]):
             return self.store.get(key).decode()
-        return LEFT_THE_WORLD if self.peers.has_left(self.ranks[rank]) else None
+        return self.peers.farewell_of(self.ranks[rank])
 
 
 def withdrawn_key(rank: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Sequence
 from itertools import count
 from typing import Generic, TypeVar
 
@@ -13,6 +14,7 @@ T = TypeVar("T")
 
 EAGER_VARIABLE = "MESHDIST_EAGER_LIMIT"
 DEFAULT_EAGER_BYTES = 64 << 10
+_MOST_TAGS = 8
 
 
 class Matching(Generic[M, R]):
@@ -97,6 +99,19 @@ def _take_first(
     if not queue:
         del queues[key]
     return entry
+
+
+def there_are(tags: Sequence[int]) -> str:
+    """Return what tags the messages have that are there while one with another tag is waited for.
+
+    Example:
+        >>> there_are([]), there_are([1]), there_are([1, 4])
+        ('', '; there is one with tag 1', '; there are some with tags 1, 4')
+    """
+    if not tags:
+        return ""
+    named = ", ".join(map(str, tags[:_MOST_TAGS])) + (", ..." if len(tags) > _MOST_TAGS else "")
+    return f"; there is one with tag {named}" if len(tags) == 1 else f"; there are some with tags {named}"
 
 
 def eager_bytes() -> int:

@@ -67,8 +67,9 @@ class Backend(str, metaclass=_Names):
     ) -> None:
         """Make a backend known under `name`, to `init_process_group`, `new_group`, `init_device_mesh` and as attribute.
 
-        Register it on every rank, before the first group that names it. A name that was registered before means the
-        new function from then on, for groups that have not made a call yet.
+        Register it on every rank, before the first group that names it. As with torch, a name that was registered
+        before means the new function from then on, for groups that have not made a call yet. What `func` raises, the
+        first call of a group raises, as the cause of a DistBackendError.
 
         Args:
             name: A word; its case does not count.
@@ -80,7 +81,7 @@ class Backend(str, metaclass=_Names):
             devices: The device types whose arrays it carries, "cpu" or "cuda" or both. Both where None.
 
         Raises:
-            TypeError: `name` is no string, or `func` cannot be called.
+            TypeError: `name` is no string, or `func` cannot be called with the arguments that it is to be given.
             ValueError: `name` is no word or that of a backend of meshdist, or `devices` are unknown.
         """
         register_backend(name, func, extended_api, devices)

@@ -78,8 +78,11 @@ def check_usable(name: str) -> None:
 
     reason = entry_of(name).missing()
     if reason is not None and current_slot().dry is None:  # a dry run carries nothing, so it needs nothing
-        usable = ", ".join(other for other in known_names() if _ENTRIES[other].missing() is None)
-        raise DistBackendError(f"backend {name.lower()!r} is not available: {reason}; those that are: {usable}")
+        registered = [other for other in known_names() if not _ENTRIES[other].is_ours]
+        others = f"; registered are {', '.join(registered)}" if registered else ""
+        raise DistBackendError(
+            f"backend {name.lower()!r} is not available: {reason}; for arrays on the CPU use 'gloo'{others}"
+        )
 
 
 def register_backend(
@@ -104,8 +107,34 @@ def register_backend(
         raise ValueError(
             f"register_backend({name!r}): devices must be some of {', '.join(DEVICE_TYPES)}, got {devices!r}"
         )
+    _check_form(name, func, extended_api)
     call = _extended(func) if extended_api else _classic(func)
-    _ENTRIES[key] = Entry(carried, _checked(key, call), lambda: None, is_ours=False)
+    _ENTRIES[key] = Entry(carried, _checked(key, func, call), lambda: None, is_ours=False)
+
+
+_FORMS = {False: ("store", "rank", "size", "timeout"), True: ("options", "pg_options")}
+
+
+def _check_form(name: str, func: Callable[..., Any], extended_api: bool) -> None:
+    from inspect import signature
+
+    try:
+        form = signature(func)
+    except ValueError:  # written in C, and does not tell
+        return
+    try:
+        form.bind(*_FORMS[extended_api])
+    except TypeError as error:
+        takes = {key: f"func({', '.join(names)})" for key, names in _FORMS.items()}
+        raise TypeError(
+            f"register_backend({name!r}): {_name_of(func)} takes {form}, and with extended_api={extended_api} it is"
+            f" called as {takes[extended_api]}: {error}; with extended_api={not extended_api} it would be"
+            f" {takes[not extended_api]}"
+        ) from None
+
+
+def _name_of(func: Callable[..., Any]) -> str:
+    return getattr(func, "__qualname__", type(func).__name__)
 
 
 def _classic(func: Callable[..., Any]) -> Maker:
@@ -119,11 +148,17 @@ def _extended(func: Callable[..., Any]) -> Maker:
     return lambda options: func(options, options.pg_options)
 
 
-def _checked(name: str, call: Maker) -> Maker:
+def _checked(name: str, func: Callable[..., Any], call: Maker) -> Maker:
     def make(options: BackendOptions) -> Engine:
         from meshdist.backends.base import Backend as Engine
+        from meshdist.errors import DistBackendError
 
-        engine = call(options)
+        try:
+            engine = call(options)
+        except Exception as error:  # whatever code of others raises
+            raise DistBackendError(
+                f"backend {name!r}: the registered function {_name_of(func)} raised {type(error).__name__}: {error}"
+            ) from error
         if not isinstance(engine, Engine):
             raise TypeError(
                 f"backend {name!r}: the registered function must return a meshdist.backends.Engine, got"

@@ -10,17 +10,15 @@ import threading
 from collections.abc import Iterator
 
 from meshdist.arrays import Array, describe_array
-from meshdist.backends.base import LEFT_THE_WORLD, Backend, BackendOptions, Incoming
-from meshdist.backends.matching import Matching, eager_bytes
+from meshdist.backends.base import Backend, BackendOptions, Incoming
+from meshdist.backends.matching import Matching, eager_bytes, there_are
+from meshdist.backends.whereabouts import SetUpWait
 from meshdist.call import Signature, call_site
 from meshdist.debug.mismatch import disagreement
 from meshdist.errors import DistBackendError
+from meshdist.farewell import ORDERLY, nobody_left, peer_gone
 from meshdist.store import HashStore, PrefixStore, Store
 from meshdist.waiting import Doorbell, Waitable
-
-# How a rank ends that is well.
-LEFT, FINISHED = "has destroyed the group", "has finished"
-WELL = (LEFT, FINISHED, LEFT_THE_WORLD)
 
 
 class Room:
@@ -31,7 +29,7 @@ class Room:
         # For each rank, the messages to it and the receipts that it has posted.
         self.boxes: list[Matching[_Message, _Receipt]] = [Matching() for _ in range(num_ranks)]
         # The last two calls of each rank: number, signature, file and line. No rank is two calls ahead of another.
-        self.calls = [[(-1, "", "")] * 2 for _ in range(num_ranks)]
+        self.calls = [[(-1, Signature(""), "")] * 2 for _ in range(num_ranks)]
         self.faults: dict[int, str] = {}
         self.sleepers: set[Doorbell] = set()
 
@@ -132,7 +130,7 @@ class _CheckIn(_InRoom):
         for rank in self.absent():
             what = self.fault(rank)
             if what is not None:
-                raise DistBackendError(f"rank {rank} {what}", peer_failed=True)
+                raise peer_gone(f"rank {rank}", what, "making this call")
 
     def missing(self) -> str:
         return ", ".join(f"rank {rank}" for rank in self.absent())
@@ -141,9 +139,12 @@ class _CheckIn(_InRoom):
 class _Message(_InRoom):
     """A message from a rank; done when its array is of no more use here."""
 
-    def __init__(self, options: BackendOptions, room: Room, array: Array, dst: int, *, buffered: bool) -> None:
+    def __init__(
+        self, options: BackendOptions, room: Room, array: Array, dst: int, tag: int, *, buffered: bool
+    ) -> None:
         super().__init__(options, room)
         self.array = array
+        self.tag = tag
         self.source = options.rank
         self.done = False
         self._dst = dst
@@ -162,7 +163,7 @@ class _Message(_InRoom):
     def check(self) -> None:
         what = self.fault(self._dst)
         if what is not None:
-            raise DistBackendError(f"rank {self._dst} {what}", peer_failed=True)
+            raise peer_gone(f"rank {self._dst}", what, "receiving the message")
 
     def missing(self) -> str:
         return f"rank {self._dst} to receive a message"
@@ -171,9 +172,10 @@ class _Message(_InRoom):
 class _Receipt(_InRoom, Incoming):
     """A message that a rank asks for."""
 
-    def __init__(self, options: BackendOptions, room: Room, array: Array, wanted: int | None) -> None:
+    def __init__(self, options: BackendOptions, room: Room, array: Array, wanted: int | None, tag: int) -> None:
         super().__init__(options, room)
         self.source = -1
+        self._tag = tag
         self._array = array
         self._wanted = wanted
         self._done = False
@@ -204,13 +206,18 @@ class _Receipt(_InRoom, Incoming):
         sources = [rank for rank in range(len(self.room.boxes)) if rank != self._options.rank]
         faults = {rank: self.fault(rank) for rank in (sources if self._wanted is None else [self._wanted])}
         # Of a rank that has ended well, another one may still send; not so where one rank is asked.
-        failed = [rank for rank, what in faults.items() if what not in (None, *WELL)]
-        if failed or None not in faults.values():
-            rank = min(failed or faults)
-            raise DistBackendError(f"rank {rank} {faults[rank]}", peer_failed=True)
+        gone = {rank: what for rank, what in faults.items() if what is not None}
+        for rank, what in gone.items():
+            if what not in ORDERLY or self._wanted is not None:
+                raise peer_gone(f"rank {rank}", what, "sending a message")
+        if len(gone) == len(faults):
+            raise nobody_left({f"rank {rank}": what for rank, what in gone.items()})
 
     def missing(self) -> str:
-        return "a message from " + ("any rank" if self._wanted is None else f"rank {self._wanted}")
+        with self.room.lock:
+            kept = sorted({message.tag for message in self.room.boxes[self._options.rank].kept(self._wanted)})
+        source = "any rank" if self._wanted is None else f"rank {self._wanted}"
+        return f"a message from {source} with tag {self._tag}{there_are([tag for tag in kept if tag >= 0])}"
 
 
 class ThreadsBackend(Backend):
@@ -236,7 +243,7 @@ class ThreadsBackend(Backend):
         room = self._room
         # Those of collectives are all buffered: the limit is for users' messages.
         buffered = tag < 0 or array.nbytes <= self._eager_bytes
-        message = _Message(self.options, room, array, dst, buffered=buffered)
+        message = _Message(self.options, room, array, dst, tag, buffered=buffered)
         with room.lock:
             if dst in room.faults and tag >= 0:
                 message.check()
@@ -252,7 +259,7 @@ class ThreadsBackend(Backend):
 
     def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
         room = self._room
-        receipt = _Receipt(self.options, room, array, src)
+        receipt = _Receipt(self.options, room, array, src, tag)
         with room.lock:
             message = room.boxes[self.rank].ask(receipt, src, tag)
             if message is not None:
@@ -267,19 +274,20 @@ class ThreadsBackend(Backend):
         number, room = self._calls_made, self._room
         self._calls_made += 1
         with room.lock:
-            room.calls[self.rank][number % 2] = number, signature.text, call_site()
+            room.calls[self.rank][number % 2] = number, signature, call_site()
             room.wake()
-        yield _CheckIn(self.options, room, number)
+        arrival = _CheckIn(self.options, room, number)
+        yield SetUpWait(arrival, self.options) if number == 0 else arrival
         calls = [calls[number % 2] for calls in room.calls]
-        if len({text for _, text, _ in calls}) > 1:
+        if len({made.compared for _, made, _ in calls}) > 1:
             raise DistBackendError(
-                disagreement({rank: f"{text} at {site}" for rank, (_, text, site) in enumerate(calls)})
+                disagreement({rank: f"{made.text} at {site}" for rank, (_, made, site) in enumerate(calls)})
             )
 
     def abort(self, reason: str) -> None:
         self._room.fail(self.rank, f"has failed: {reason}")
 
     def close(self) -> None:
-        self._room.fail(self.rank, LEFT)
+        self._room.fail(self.rank, self.options.peers.farewell)
         if len(self._room.faults) == self.size:
             self._store.forget(self._name)

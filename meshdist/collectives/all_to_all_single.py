@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.call import Call, Splits
+from meshdist.call import Call, Elements, Splits
 from meshdist.collectives.algorithms.pairwise import pairwise_all_to_all
 from meshdist.collectives.checks import check_one_dtype, one, refuse
 from meshdist.collectives.definition import collective
@@ -50,7 +50,7 @@ def agreed(call: Call) -> tuple[Any, ...]:
     """All ranks exchange one dtype: as many elements, or rows as the split sizes say."""
     give = one(call, "send")
     if call.splits is None:
-        return (f"{give.dtype}[{give.size}]",)
+        return (Elements(f"{give.dtype}[", [give]),)
     return (f"{give.dtype}[split sizes, rows of {int(np.prod(give.shape[1:]))}]",)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from meshdist.arrays import Array, describe_array
-from meshdist.call import Call
+from meshdist.call import Call, Elements
 from meshdist.reduce_op import check_op_dtype
 
 
@@ -126,13 +126,13 @@ def agree_on_array(call: Call) -> tuple[Any, ...]:
 def agree_on_one(call: Call, side: str) -> tuple[Any, ...]:
     """All ranks pass one array of as many elements of one dtype."""
     array = one(call, side)
-    return (f"{array.dtype}[{array.size}]",)
+    return (Elements(f"{array.dtype}[", [array]),)
 
 
 def agree_on_block(call: Call, side: str) -> tuple[Any, ...]:
     """All ranks pass blocks of as many elements of one dtype."""
     array = one(call, side)
-    return (f"{call.size} x {array.dtype}[{array.size}]",)
+    return (Elements(f"{call.size} x {array.dtype}[", [array]),)
 
 
 def agree_on_blocks(call: Call, side: str) -> tuple[Any, ...]:
@@ -147,7 +147,7 @@ def agree_on_blocks(call: Call, side: str) -> tuple[Any, ...]:
 def agree_on_list(call: Call, side: str) -> tuple[Any, ...]:
     """All ranks pass a list of as many arrays, of as many elements of one dtype."""
     arrays = several(call, side)
-    return (f"{len(arrays)} arrays {arrays[0].dtype}[{', '.join(str(array.size) for array in arrays)}]",)
+    return (Elements(f"{len(arrays)} arrays {arrays[0].dtype}[", arrays),)
 
 
 def check_same_shape(call: Call, array: Array, block: Array, names: tuple[str, str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,9 @@ from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
 from meshdist.collectives.tensor_coalesced import all_gather_into_tensor_coalesced, reduce_scatter_tensor_coalesced
 from meshdist.current import GroupLike, resolve
 from meshdist.deadline import Timeout
+from meshdist.errors import DistError
 from meshdist.reduce_op import Op
+from meshdist.work import Work
 
 _COALESCED: tuple[tuple[Collective[..., Any], Collective[..., Any]], ...] = (
     (all_reduce, all_reduce_coalesced),
@@ -25,6 +27,10 @@ _COALESCED: tuple[tuple[Collective[..., Any], Collective[..., Any]], ...] = (
 
 class CoalescedCalls:
     """The calls made inside a `coalescing_manager`, and what became of them.
+
+    Attributes:
+        works: What `wait` waits for: a Work for each message and, once the block has ended with `async_ops`, one for
+            the collectives of each dtype.
 
     Example:
         >>> import numpy as np
@@ -43,11 +49,22 @@ class CoalescedCalls:
     def __init__(self) -> None:
         self._kind: tuple[Collective[..., Any], Op | None] | None = None
         self._pairs: list[tuple[Any, Any]] = []
-        self._works: list[Any] = []
+        self._has_ended = False
+        self.works: list[Work] = []
 
     def wait(self, timeout: Timeout | None = None) -> bool:
-        """Block until all calls are done and return True; see `Work.wait`."""
-        return all(work.wait(timeout) for work in self._works)
+        """Block until all calls are done and return True; see `Work.wait`.
+
+        Raises:
+            DistError: The block has not ended, or ended with an exception, so the collectives are not begun.
+        """
+        if not self._has_ended:
+            raise DistError(
+                "coalescing_manager: the calls inside the block begin when it has ended well; wait after the block"
+            )
+        for work in self.works:
+            work.wait(timeout)
+        return True
 
     def add(
         self,
@@ -77,8 +94,31 @@ class CoalescedCalls:
         self._pairs.append((send, recv))
         return self if async_op else recv
 
-    def submit(self, group: Any, async_ops: bool) -> None:
-        """Make the calls: one for each dtype, in the order in which the dtypes came."""
+    def take_message(self, name: str, begin: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what is called instead of `begin`, which is the function `name` of a group's messages."""
+
+        def collect(*args: Any) -> Work:
+            work: Work = begin(*args)
+            self.works.append(work)
+            return work
+
+        def refuse(*args: Any) -> None:
+            raise ValueError(
+                f"coalescing_manager takes messages of isend and irecv; {name} would wait inside the block: call"
+                f" i{name}, or {name} outside"
+            )
+
+        return collect if name in ("isend", "irecv") else refuse
+
+    def end(self, group: Any, async_ops: bool) -> None:
+        """Make the calls; without `async_ops`, wait until they are done, and the messages as well."""
+        self._submit(group, async_ops)
+        self._has_ended = True
+        if not async_ops:
+            self.wait()
+
+    def _submit(self, group: Any, async_ops: bool) -> None:
+        # One call for each dtype, in the order in which the dtypes came.
         if self._kind is None:
             return
         collective, op = self._kind
@@ -91,7 +131,7 @@ class CoalescedCalls:
             sent = recvs if collective is all_reduce else sends
             work = group.submit(coalesced, sent, recvs, op, None, async_ops)
             if async_ops:
-                self._works.append(work)
+                self.works.append(work)
 
 
 @contextmanager
@@ -102,7 +142,10 @@ def coalescing_manager(
 
     Inside are calls on `group` of `all_reduce` or `reduce_scatter_tensor`, with one op, or of `all_gather_into_tensor`.
     Their outputs are written when the block ends; with `async_ops`, when `wait` of what the block gives returns. After
-    an exception inside nothing is called.
+    an exception inside no collective is called.
+
+    Messages of `isend` and `irecv` may be inside as well, with or without collectives: they begin at once, and are
+    waited for with the rest.
 
     Args:
         group: A ProcessGroup or a DeviceMesh; the world where None.
@@ -113,12 +156,14 @@ def coalescing_manager(
         The calls, to be waited for.
 
     Raises:
-        ValueError: Calls of different kinds, or a manager inside one of the same group.
+        ValueError: Calls of different kinds, of any other function, or a manager inside one of the same group.
+        DistError: A call failed; with `async_ops`, `wait` raises it.
     """
     members, calls = resolve(group), CoalescedCalls()
     if members.rank() < 0:
         yield calls
+        calls.end(members, async_ops)
         return
-    with members.detour.redirect(calls.add):
+    with members.detour.redirect(calls.add, calls.take_message):
         yield calls
-    calls.submit(members, async_ops)
+    calls.end(members, async_ops)

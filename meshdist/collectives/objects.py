@@ -48,8 +48,18 @@ _scatter_sizes = scatter.under("scatter_object_list", _agreed_bytes)
 _scatter_bytes = all_to_all.under("scatter_object_list", _agreed_bytes)
 
 
-def _pickled(objects: Sequence[Any]) -> list[Array]:
-    return [np.frombuffer(pickle.dumps(item, pickle.HIGHEST_PROTOCOL), np.uint8) for item in objects]
+def _pickled(of: str, objects: Sequence[Any]) -> list[Array]:
+    return [np.frombuffer(_bytes_of(of, item), np.uint8) for item in objects]
+
+
+def _bytes_of(of: str, item: Any) -> bytes:
+    try:
+        return pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # whatever the object's own code raises
+        raise TypeError(
+            f"{of}: an object of type {type(item).__name__} cannot be pickled: {error}; pass data, or functions and"
+            " classes that are defined at the top level of a module"
+        ) from error
 
 
 def _sizes(pickles: Sequence[Array]) -> Array:
@@ -96,8 +106,7 @@ def broadcast_object_list(
         group_src: The source's rank in the group, instead of `src`. Without either it is the group's first rank.
 
     Raises:
-        TypeError: `object_list` is no list.
-        Exception: What pickle raises for an object that cannot be pickled, before anything is sent.
+        TypeError: `object_list` is no list, or holds what cannot be pickled; nothing is sent.
         DistBackendError: A rank failed, or the ranks' calls or the lengths of their lists disagree.
         DistTimeoutError: A rank did not come within the group's timeout.
     """
@@ -105,7 +114,7 @@ def broadcast_object_list(
     root = members.root_or_first("broadcast_object_list", "src", src, group_src)
     objects = _list(members.where("broadcast_object_list"), "object_list", object_list)
     is_root = members.rank() == root
-    pickles = _pickled(objects) if is_root else []
+    pickles = _pickled(members.where("broadcast_object_list"), objects) if is_root else []
     sizes = _sizes(pickles) if is_root else np.zeros(len(objects), np.int64)
     # No bytes come where there are no objects, or, in a dry run, nobody to send them: the list stays as it is.
     if members.submit(_broadcast_sizes, sizes, sizes, None, root) is None or not sizes.any():
@@ -126,16 +135,16 @@ def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None)
         group: A ProcessGroup or a DeviceMesh; the world where None.
 
     Raises:
-        TypeError: `object_list` is no list.
+        TypeError: `object_list` is no list, or `obj` cannot be pickled; nothing is sent.
         ValueError: It is of wrong length.
-        Exception: What pickle raises for an object that cannot be pickled, before anything is sent.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not come within the group's timeout.
     """
     members = resolve(group)
     size = members.size() if members.rank() >= 0 else None
-    objects = _list(members.where("all_gather_object"), "object_list", object_list, size)
-    (data,) = _pickled([obj])
+    where = members.where("all_gather_object")
+    objects = _list(where, "object_list", object_list, size)
+    (data,) = _pickled(where, [obj])
     sizes = np.empty(len(objects), np.int64)
     if members.submit(_all_gather_sizes, _sizes([data]), sizes) is None:
         return
@@ -162,9 +171,8 @@ def gather_object(
         group_dst: The destination's rank in the group, instead of `dst`. Without either it is the group's first rank.
 
     Raises:
-        TypeError: `object_gather_list` is no list on the destination.
+        TypeError: `object_gather_list` is no list on the destination, or `obj` cannot be pickled; nothing is sent.
         ValueError: It is of wrong length, or given on a rank that is not the destination.
-        Exception: What pickle raises for an object that cannot be pickled, before anything is sent.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not come within the group's timeout.
     """
@@ -175,7 +183,7 @@ def gather_object(
         members.submit(_gather_sizes, None, None)
         return
     objects = _list_of_root(members.where(of), "object_gather_list", object_gather_list, size, rank, root)
-    (data,) = _pickled([obj])
+    (data,) = _pickled(members.where(of), [obj])
     counts = [np.empty(1, np.int64) for _ in objects]
     members.submit(_gather_sizes, _sizes([data]), counts or None, None, root)
     give, take = _empty(size), [np.empty(int(count[0]), np.uint8) for count in counts] or _empty(size)
@@ -203,9 +211,8 @@ def scatter_object_list(
         group_src: The source's rank in the group, instead of `src`. Without either it is the group's first rank.
 
     Raises:
-        TypeError: A list that is none.
+        TypeError: A list that is none, or holds what cannot be pickled; nothing is sent.
         ValueError: The output is empty, or the input of wrong length.
-        Exception: What pickle raises for an object that cannot be pickled, before anything is sent.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not come within the group's timeout.
     """
@@ -223,7 +230,7 @@ def scatter_object_list(
     inputs = (
         _list(members.where(of), "scatter_object_input_list", scatter_object_input_list, size) if rank == root else []
     )
-    pickles, count = _pickled(inputs), np.empty(1, np.int64)
+    pickles, count = _pickled(members.where(of), inputs), np.empty(1, np.int64)
     members.submit(_scatter_sizes, [_sizes([data]) for data in pickles] or None, count, None, root)
     take = _empty(size)
     take[root] = np.empty(int(count[0]), np.uint8)
@@ -261,9 +268,8 @@ def send_object_list(
         use_batch: Of no meaning here: the two messages, sizes and bytes, are never held back.
 
     Raises:
-        TypeError: `object_list` is no list.
+        TypeError: `object_list` is no list, or holds what cannot be pickled; nothing is sent.
         ValueError: Both or none of `dst` and `group_dst` are given, or it is no member or this rank.
-        Exception: What pickle raises for an object that cannot be pickled, before anything is sent.
         DistBackendError: The receiver failed, or its list is of another length.
         DistTimeoutError: It was not received within the group's timeout.
     """
@@ -272,7 +278,8 @@ def send_object_list(
         warn_not_member(of)
         return
     peer = members.messages.peer(of, "dst", dst, group_dst)
-    pickles = _pickled(_list(members.where(of), "object_list", object_list))
+    where = members.where(of)
+    pickles = _pickled(where, _list(where, "object_list", object_list))
     members.messages.send(_sizes(pickles), peer, 0)
     members.messages.send(np.concatenate([*_empty(1), *pickles]), peer, 0)
 

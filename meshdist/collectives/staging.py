@@ -103,7 +103,8 @@ def unpack_all(call: Call, flat: Array, recv: Buffers) -> None:
     """Cut what was received into the arrays, one behind the other."""
     begin = 0
     for array in listed(recv):
-        array[...] = flat[begin : begin + array.size].reshape(array.shape)
+        part = flat[begin : begin + array.size]
+        array[...] = part if array.ndim == 1 else part.reshape(array.shape)
         begin += array.size
 
 

@@ -11,7 +11,7 @@ import os
 from enum import IntEnum
 
 from meshdist.current import current_slot
-from meshdist.debug.log import LOGGER_NAME, hide_records, show_records
+from meshdist.debug.log import LOGGER_NAME, hide_records, show_records, show_warnings
 
 VARIABLES = ("MESHDIST_DEBUG", "TORCH_DISTRIBUTED_DEBUG")
 
@@ -20,7 +20,8 @@ class DebugLevel(IntEnum):
     """How much is logged.
 
     OFF logs warnings. INFO logs set-up, groups and their end as well, and DETAIL every call: its group, its bytes, and
-    the line that makes it.
+    the line that makes it. At DETAIL, collectives of arrays with as many elements and other shapes disagree as well;
+    for that all ranks have to be at it.
 
     Example:
         >>> DebugLevel.INFO < DebugLevel.DETAIL
@@ -78,6 +79,8 @@ def begin_debugging() -> DebugLevel:
     level = get_debug_level()
     if level is not DebugLevel.OFF:
         set_debug_level(level)
+    else:
+        show_warnings()
     return level
 
 

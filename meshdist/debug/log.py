@@ -57,8 +57,13 @@ class StderrHandler(logging.Handler):
 
 def show_records(level: int) -> None:
     """Let the logger through what is of `level` or above, to stderr where it has no handler."""
+    logging.getLogger(LOGGER_NAME).setLevel(level)
+    show_warnings()
+
+
+def show_warnings() -> None:
+    """Have warnings say who speaks where nobody has set up logging; Python's own last resort does not."""
     logger = logging.getLogger(LOGGER_NAME)
-    logger.setLevel(level)
     if not logger.hasHandlers():
         logger.addHandler(StderrHandler())
 

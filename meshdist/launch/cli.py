@@ -32,6 +32,12 @@ USAGE_STATUS = 2
 _FLAGS = ("-h", "--help", "-m", "--module", "--no-python", "--standalone")
 """The options that take no value."""
 
+_TORCHRUNS = {
+    "--rdzv-conf": "--rdzv-timeout says how long the launchers wait for each other",
+    "--start-method": "every rank is a new process",
+}
+"""The options of torchrun that do nothing here, and why."""
+
 _USAGE = """meshrun [options] script.py [argument ...]
        meshrun [options] -m module [argument ...]
        meshrun [options] --no-python program [argument ...]"""
@@ -60,6 +66,10 @@ _T = TypeVar("_T")
 def main(arguments: list[str] | None = None) -> int:
     """Run meshrun with these arguments (those of this process if None) and return its exit status."""
     options, command = split_command(sys.argv[1:] if arguments is None else arguments)
+    for option in options:
+        name = option.partition("=")[0]
+        if name in _TORCHRUNS:
+            _complain(f"{name} is an option of torchrun that meshrun has not: {_TORCHRUNS[name]}; leave it out")
     parser = _parser()
     parsed = parser.parse_args(options)
     kind = "module" if parsed.module else "program" if parsed.no_python else "script"

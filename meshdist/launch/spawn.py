@@ -53,7 +53,8 @@ def spawn(
     Raises:
         ProcessRaisedException: A rank raised; the first of them, and none that failed only because of another.
         ProcessExitedException: A rank exited with another status than 0, or was killed.
-        TypeError: `fn` cannot be called, or `nprocs` is no integer.
+        TypeError: `fn` cannot be called, `nprocs` is no integer, or what a new process must be given cannot be
+            pickled.
         ValueError: `nprocs` is not positive, or `start_method` unknown.
     """
     import multiprocessing
@@ -181,9 +182,22 @@ class _Call:
         self._fn(rank, *self._args)
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[bytes]]:
-        from multiprocessing.reduction import ForkingPickler
+        return _PickledCall, (_pickled(self._fn, self._args),)
 
-        return _PickledCall, (bytes(ForkingPickler.dumps((self._fn, self._args))),)
+
+def _pickled(fn: Callable[..., object], args: tuple[Any, ...]) -> bytes:
+    from multiprocessing.reduction import ForkingPickler
+
+    what = f"fn, {getattr(fn, '__qualname__', type(fn).__name__)},"
+    try:
+        ForkingPickler.dumps(fn)
+        what = "args"
+        return bytes(ForkingPickler.dumps((fn, args)))
+    except Exception as error:  # whatever an object's own code raises
+        raise TypeError(
+            f"spawn: {what} cannot be pickled for the new processes: {error}; pass data, and a function that is defined"
+            " at the top level of a module, or start_method='fork'"
+        ) from error
 
 
 class _PickledCall:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import Context
+from operator import index
 from typing import Any, TypeVar
 
-from meshdist.backends.threads import FINISHED, ThreadStore
+from meshdist.backends.threads import ThreadStore
 from meshdist.current import WorldSlot, use_slot
 from meshdist.deadline import Deadline, Timeout, seconds
 from meshdist.errors import DistError
+from meshdist.farewell import FINISHED
 from meshdist.start_and_end import enter_world
 from meshdist.waiting import Doorbells
 
@@ -36,6 +38,8 @@ def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, time
         The results in rank order.
 
     Raises:
+        TypeError: `fn` cannot be called, or `world_size` is no integer.
+        ValueError: `world_size` is not positive.
         Exception: What the first rank that failed by itself raised. The others are told, and end.
 
     Example:
@@ -47,6 +51,12 @@ def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, time
         >>> dist.run(main, 4)
         [1, 1, 5, 5]
     """
+    if not callable(fn):
+        raise TypeError(f"run: fn must be callable, as in run(main, 4), got {type(fn).__name__}")
+    try:
+        world_size = index(world_size)
+    except TypeError:
+        raise TypeError(f"run: world_size must be an integer, got {world_size!r}") from None
     if world_size < 1:
         raise ValueError(f"run: world_size must be at least 1, got {world_size}")
     store = ThreadStore()

@@ -4,10 +4,10 @@ The meshes of a universe, which is the world or a group, are numbered as each of
 a rank asks the store to put down what it made if nothing is there yet, and gets what is there (`compare_set`). So the
 first rank leaves its mesh and every later one compares its own, in one round trip and without waiting for anybody.
 
-A rank that finds another mesh raises at once, and before that leaves a note beside what it found. The others see the
-note when a group of the mesh makes its first call: before they begin, and while they wait for a rank in it. A rank that
-was refused, for names that do not fit say, leaves that it was in place of a mesh. Nothing is asked once groups are at
-work.
+A rank that finds another mesh raises at once, and before that leaves a note beside what it found. The others look for
+the note in their next call on a group of the mesh: before it begins and, where it is the first call of the group, while
+they wait in it. A rank that was refused, for names that do not fit say, leaves that it was in place of a mesh. Nothing
+is asked once groups are at work: a rank that lives on without the call is missing in it as any other.
 
 A universe of one rank needs none of this. In a dry run the store is the rank's own.
 """
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from meshdist.world import World
 
 _REFUSED = "refused"
+_REFUSALS = (ValueError, TypeError, DistBackendError)
 
 
 class Agreement:
@@ -53,12 +54,6 @@ class Agreement:
         """Return how the ranks' meshes differ; None where no rank has found that they do."""
         note = f"{self._key}/differs"
         return self._store.get(note).decode() if self._store.check([note]) else None
-
-    def check(self) -> None:
-        """Raise DistBackendError if a rank has found that the ranks' meshes differ."""
-        difference = self.broken()
-        if difference is not None:
-            raise DistBackendError(difference)
 
     def compare(self, rank: int, digest: str, text: str) -> str | None:
         """Put down what `rank` made, or compare it with what is there; return the difference, None if there is none."""
@@ -114,15 +109,29 @@ def refusals_told(universe: ProcessGroup | None) -> Iterator[None]:
     """Tell the other ranks of `universe`, None for the world, if the block refuses a mesh that they may have made."""
     try:
         yield
-    except (ValueError, TypeError, DistBackendError) as error:
+    except _REFUSALS as error:
         if is_initialized():
-            world = current_world()
-            with suppress(DistError):  # the refusal is what the caller is to see, not that the store is gone as well
-                group = universe or world.default_group
-                agreement = _next(world, group.name, group.size())
-                if agreement is not None:
-                    agreement.compare(world.rank, _REFUSED, f"was refused one ({error})")
+            group = universe or current_world().default_group
+            _tell(group.name, group.size(), error)
         raise
+
+
+@contextmanager
+def refusals_told_in(universe: str, num_ranks: int) -> Iterator[None]:
+    """Do as `refusals_told` for a universe that is known by its name and has so many ranks."""
+    try:
+        yield
+    except _REFUSALS as error:
+        _tell(universe, num_ranks, error)
+        raise
+
+
+def _tell(universe: str, num_ranks: int, error: Exception) -> None:
+    world = current_world()
+    with suppress(DistError):  # the refusal is what the caller is to see, not that the store is gone as well
+        agreement = _next(world, universe, num_ranks)
+        if agreement is not None:
+            agreement.compare(world.rank, _REFUSED, f"was refused one ({error})")
 
 
 def _next(world: World, universe: str, num_ranks: int) -> Agreement | None:

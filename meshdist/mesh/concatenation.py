@@ -47,11 +47,23 @@ def concatenated_ranks(meshes: Sequence[M], axis: int | str) -> M:
     first = meshes[0]
     number = first._layout.axis(axis)
     for mesh in meshes:
-        if (mesh.device_type, mesh._backends) != (first.device_type, first._backends):
-            raise ValueError(f"concatenate: meshes must have the same device type and backends, got {first} and {mesh}")
+        _check_alike(mesh, first)
 
     def make() -> list[M]:
         layout = Layout.concatenate([mesh._known("concatenate") for mesh in meshes], number)
         return [first._new_root(layout, first._backends), *meshes]  # kept as long as their ids stand for them
 
     return first._kept(("concatenate", number, *map(id, meshes)), make)[0]
+
+
+def _check_alike(mesh: MeshArrangements, first: MeshArrangements) -> None:
+    if (mesh.ndim, mesh.mesh_dim_names) != (first.ndim, first.mesh_dim_names):
+        raise ValueError(
+            f"concatenate: meshes must have the same axes, got {first._layout.describe()} and {mesh._layout.describe()}"
+        )
+    for what, given, wanted in (
+        ("device type", mesh.device_type, first.device_type),
+        ("backends", mesh._backends, first._backends),
+    ):
+        if given != wanted:
+            raise ValueError(f"concatenate: meshes must have the same {what}, got {wanted!r} and {given!r}")

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshdist.current import GroupLike, current_world
-from meshdist.mesh.agreement import agree, refusals_told
-from meshdist.mesh.axis_backends import axis_backends
+from meshdist.mesh.agreement import agree, refusals_told, refusals_told_in
+from meshdist.mesh.axis_backends import BackendChoice, axis_backends
 from meshdist.mesh.concatenation import concatenated_axes, concatenated_ranks
 from meshdist.mesh.given_groups import (
     check_inside,
@@ -15,14 +15,14 @@ from meshdist.mesh.given_groups import (
     groups_of,
     layout_of_groups,
     name_of_ranks,
+    ranks_of_groups,
     universe_of,
 )
 from meshdist.mesh.layout import Layout
 from meshdist.mesh.mesh_arrangements import MeshArrangements
 from meshdist.mesh.mesh_value import MeshValue
 from meshdist.mesh.mesh_views import MeshViews
-from meshdist.mesh.strides import joined
-from meshdist.mesh.surroundings import check_carried, checked_device_type, world_or_init
+from meshdist.mesh.surroundings import check_carried, checked_device_type, world_ended_on_refusal, world_or_init
 
 
 class DeviceMesh(MeshArrangements, MeshValue, MeshViews):
@@ -44,7 +44,8 @@ class DeviceMesh(MeshArrangements, MeshValue, MeshViews):
         device_type: "cpu" or "cuda", without an index.
         mesh: Global ranks, as nested lists or an integer array, in any arrangement; unique, and inside the world.
         mesh_dim_names: One unique name per axis.
-        backend_override: Axis, by name or index, to the backend its group uses in place of the world's.
+        backend_override: Axis, by name or index, to the backend its group uses in place of the world's, or
+            to a pair of it and its options, which are what `new_group` calls `pg_options`.
         group: A process group or another mesh, to make a mesh inside it: only its ranks make it, and only they are
             in it. The world where None.
 
@@ -69,11 +70,11 @@ class DeviceMesh(MeshArrangements, MeshValue, MeshViews):
         mesh: Any,
         *,
         mesh_dim_names: Sequence[str] | None = None,
-        backend_override: Mapping[int | str, str] | None = None,
+        backend_override: Mapping[int | str, BackendChoice] | None = None,
         group: GroupLike = None,
     ) -> None:
         universe = universe_of(group)
-        with refusals_told(universe):
+        with world_ended_on_refusal(), refusals_told(universe):
             checked_device_type(device_type)
             layout = Layout(mesh, mesh_dim_names)
             inherited = group_backend(universe)
@@ -121,21 +122,20 @@ class DeviceMesh(MeshArrangements, MeshValue, MeshViews):
             >>> meshdist.run(program, 4)[3]
             (True, [2, 3])
         """
-        checked_device_type(device_type)
         groups = groups_of(group)
-        layout = layout_of_groups(groups, mesh, mesh_dim_names)
-        backends = tuple(group_backend(one) for one in groups * (layout.ndim if len(groups) == 1 else 1))
-        check_carried(device_type, backends)
+        ranks = ranks_of_groups(groups, mesh)
+        universe = name_of_ranks(ranks)
+        with refusals_told_in(universe, ranks.size):
+            checked_device_type(device_type)
+            layout = layout_of_groups(groups, mesh, mesh_dim_names)
+            backends = tuple(group_backend(one) for one in groups * (layout.ndim if len(groups) == 1 else 1))
+            check_carried(device_type, backends)
         world = current_world()
         made = object.__new__(DeviceMesh)
         made._store(device_type, layout, backends, made)
         made._bind(world)
-        if len(groups) == 1:
-            made._groups[joined(layout.axes), backends[0]] = groups[0]
-        else:
-            made._groups.update(zip(zip(layout.axes, backends, strict=True), groups, strict=True))
-            made._axis_groups.update(enumerate(groups))
-        made._agreement = agree(world, name_of_ranks(layout), layout.size, device_type, layout, backends)
+        made._agreement = agree(world, universe, layout.size, device_type, layout, backends)
+        made._take_groups(groups)
         return made
 
     @staticmethod
@@ -168,7 +168,10 @@ class DeviceMesh(MeshArrangements, MeshValue, MeshViews):
 
     # ---- What torch calls some of these
 
-    def _flatten(self, mesh_dim_name: str | None = None, backend_override: str | None = None) -> DeviceMesh:
+    def _get_all_submeshes(self, mesh_dim_name: str) -> list[DeviceMesh]:
+        return self._rows(mesh_dim_name)
+
+    def _flatten(self, mesh_dim_name: str | None = None, backend_override: BackendChoice | None = None) -> DeviceMesh:
         return self.flatten(mesh_dim_name, backend_override)
 
     def _unflatten(
@@ -176,7 +179,7 @@ class DeviceMesh(MeshArrangements, MeshValue, MeshViews):
         dim: int | str,
         mesh_sizes: Sequence[int],
         mesh_dim_names: Sequence[str] | None = None,
-        backend_override: Mapping[int | str, str] | None = None,
+        backend_override: Mapping[int | str, BackendChoice] | None = None,
     ) -> DeviceMesh:
         return self.unflatten(dim, mesh_sizes, mesh_dim_names, backend_override)
 

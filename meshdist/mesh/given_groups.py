@@ -10,9 +10,11 @@ import numpy as np
 
 from meshdist.current import GroupLike, current_world, resolve
 from meshdist.mesh.layout import Layout
+from meshdist.mesh.rank_list import rank_array
 from meshdist.non_member import NonMember
 
 if TYPE_CHECKING:
+    from meshdist.mesh.rank_list import Ranks
     from meshdist.process_group import ProcessGroup
 
 
@@ -57,6 +59,23 @@ def groups_of(group: GroupLike | Sequence[GroupLike]) -> tuple[ProcessGroup, ...
     return tuple(_own(one, "from_group: group") for one in given)
 
 
+def ranks_of_groups(groups: Sequence[ProcessGroup], mesh: Any) -> Ranks:
+    """Return the ranks of a mesh of groups that are there: those of the one group, or of `mesh` where there are more.
+
+    Raises:
+        ValueError: Several groups and no mesh, or one that is no array of ranks.
+        TypeError: Ranks that are not integers.
+    """
+    if len(groups) == 1:
+        return np.array(groups[0].ranks)
+    if mesh is None:
+        raise ValueError(
+            f"from_group: {len(groups)} groups are the rows of one rank, and say nothing of the other ranks; give"
+            " mesh, the global ranks by axes"
+        )
+    return rank_array(mesh)
+
+
 def layout_of_groups(groups: Sequence[ProcessGroup], mesh: Any, names: Sequence[str] | None) -> Layout:
     """Return the layout whose rows through the calling rank are `groups`.
 
@@ -66,15 +85,10 @@ def layout_of_groups(groups: Sequence[ProcessGroup], mesh: Any, names: Sequence[
         names: One unique name per axis, or None.
 
     Raises:
-        ValueError: The groups are not the rows of the mesh, or several groups and no mesh.
+        ValueError: The groups are not the rows of the mesh, or the names do not fit.
     """
     if mesh is None:
-        if len(groups) > 1:
-            raise ValueError(
-                f"from_group: {len(groups)} groups are the rows of one rank, and say nothing of the other ranks; give"
-                " mesh, the global ranks by axes"
-            )
-        return Layout(np.array(groups[0].ranks), names)
+        return Layout(ranks_of_groups(groups, mesh), names)
     layout, rank = Layout(mesh, names), current_world().rank
     coordinate = layout.coordinate(rank)
     if coordinate is None:
@@ -93,9 +107,9 @@ def layout_of_groups(groups: Sequence[ProcessGroup], mesh: Any, names: Sequence[
     return layout
 
 
-def name_of_ranks(layout: Layout) -> str:
+def name_of_ranks(ranks: Ranks) -> str:
     """Return what the ranks of a mesh, in any order, are called among themselves."""
-    return f"of {hashlib.sha256(np.sort(layout.ranks, axis=None).tobytes()).hexdigest()[:16]}"
+    return f"of {hashlib.sha256(np.sort(ranks, axis=None).tobytes()).hexdigest()[:16]}"
 
 
 def _check_row(what: str, row: tuple[int, ...], group: ProcessGroup) -> None:

@@ -214,10 +214,16 @@ class Layout:
                 " give sizes whose product is that of the axis"
             )
         shape = (*self._shape[:axis], *extents, *self._shape[axis + 1 :])
-        if (names is None) != (self._names is None):
+        if self._names is None and names is not None:
             raise ValueError(
-                f"unflatten: the mesh {self.describe()} has {'no ' if names else ''}names, and the new axes have"
-                f" {'' if names else 'none'}; give {'none' if names else 'a name for each of the new axes'}"
+                f"unflatten: the axes of the mesh {self.describe()} have no names, so those that come of one can have"
+                f" none, got {tuple(names)}; leave names out, or make the mesh with mesh_dim_names"
+            )
+        if self._names is not None and (names is None or len(names) != len(extents)):
+            given = "none" if names is None else f"{len(names)}: {names!r}"
+            raise ValueError(
+                f"unflatten: axis {self.axis_text(axis)} becomes {len(extents)} axes, so give {len(extents)} names, got"
+                f" {given}"
             )
         if names is not None:
             old = self._names or ()

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from meshdist.mesh.axis_backends import axis_backends, shared_backend
+import numpy as np
+
+from meshdist.mesh.axis_backends import BackendChoice, axis_backends, shared_backend
+from meshdist.mesh.layout import Layout
 from meshdist.mesh.mesh_slices import MeshSlices
 from meshdist.mesh.sizes import checked_sizes, part_sizes
 from meshdist.mesh.strides import Axis, joined
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from meshdist.mesh.layout import Layout
 
 
 class MeshArrangements(MeshSlices):
@@ -28,7 +29,7 @@ class MeshArrangements(MeshSlices):
     def flatten(
         self,
         name: str | None = None,
-        backend_override: str | None = None,
+        backend_override: BackendChoice | None = None,
         *,
         axes: Sequence[int | str] | None = None,
     ) -> Self:
@@ -80,7 +81,7 @@ class MeshArrangements(MeshSlices):
         axis: int | str,
         sizes: Sequence[int],
         names: Sequence[str] | None = None,
-        backend_override: Mapping[int | str, str] | None = None,
+        backend_override: Mapping[int | str, BackendChoice] | None = None,
     ) -> Self:
         """Return this mesh with one axis as several, the last of them fastest; the same object each time.
 
@@ -181,6 +182,23 @@ class MeshArrangements(MeshSlices):
                 ],
             )
         )
+
+    def _rows(self, axis: int | str) -> list[Self]:
+        """Return every row along one axis, in the order of the other axes; the calling rank's is the slice."""
+        number = self._layout.axis(axis)
+        layout, name = self._known("_get_all_submeshes"), self._layout.names and (self._layout.names[number],)
+        own = self._select([number])
+
+        def make() -> list[Self]:
+            others = [1 if other == number else extent for other, extent in enumerate(self.shape)]
+            rows = [layout.row(number, place) for place in np.ndindex(*others)]
+            mine = self.get_coordinate() is not None
+            return [
+                own if mine and self.get_rank() in row else self._new_root(Layout(row, name), own._backends)
+                for row in rows
+            ]
+
+        return list(self._kept(("rows", number), make))
 
     def _distinct(self, method: str, axes: Sequence[int | str]) -> list[int]:
         if isinstance(axes, (str, int)):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from meshdist.mesh.axis_backends import shared_backend
+from meshdist.mesh.axis_backends import BackendWithOptions, shared_backend
 from meshdist.mesh.mesh_state import MeshState
 from meshdist.mesh.strides import Axis, joined
+
+# What the groups of a mesh without names are called.
+_STOPGAP = re.compile(r"axis \d+|mesh")
 
 if TYPE_CHECKING:
     from meshdist.process_group import ProcessGroup
@@ -94,10 +98,9 @@ class MeshGroups(MeshState):
         if group is None:
             name = ",".join(self._layout.names) if self._layout.names else "axis 0" if self.ndim == 1 else "mesh"
             backend = shared_backend(self._backends)
-            group = self._group_along("", joined(self._layout.axes), backend, name, self._layout.members)
-            if self._root._agreement is not None and group.has_backend:
-                self._root._agreement.check()  # a group that is yet to make its first call looks by itself
-            self._flat_group = group
+            group = self._flat_group = self._group_along(
+                "", joined(self._layout.axes), backend, name, self._layout.members
+            )
         return group
 
     def _row(self, axis: int) -> tuple[int, ...]:
@@ -119,12 +122,41 @@ class MeshGroups(MeshState):
         group = root._groups.get((axis, backend))
         if group is None:
             group = root._groups.setdefault((axis, backend), self._made_group(members(), backend, desc))
-            if root._agreement is not None:
-                self._here().rest_on(group, root._agreement.broken)
+            self._rest_on_agreement(group)
         return group
+
+    def _take_groups(self, groups: Sequence[ProcessGroup]) -> None:
+        """Use groups that are there: one for each axis, or one for all of them together."""
+        if len(groups) == 1:
+            self._groups[joined(self._layout.axes), self._backends[0]] = groups[0]
+        else:
+            self._groups.update(zip(zip(self._layout.axes, self._backends, strict=True), groups, strict=True))
+            self._axis_groups.update(enumerate(groups))
+        for group in groups:
+            self._rest_on_agreement(group)
+
+    def _rest_on_agreement(self, group: ProcessGroup) -> None:
+        if self._root._agreement is not None:
+            self._here().rest_on(group, self._root._agreement.broken)
 
     def _made_group(self, members: tuple[int, ...], backend: str | None, desc: str) -> ProcessGroup:
         universe = self._root._universe
         if universe is not None and members == universe.ranks and backend in (None, universe.backend_name):
-            return universe
-        return self._here().shared_group(members, backend=backend, desc=desc)
+            group = universe
+        else:
+            group = self._here().shared_group(members, backend=backend, desc=desc)
+        if isinstance(backend, BackendWithOptions):
+            _give_options(group, backend)
+        if self._layout.names is not None and _STOPGAP.fullmatch(group.label):
+            group.relabel(desc)  # which a mesh without names has had before
+        return group
+
+
+def _give_options(group: ProcessGroup, backend: BackendWithOptions) -> None:
+    if group.pg_options is None and not group.has_backend:
+        group.pg_options = backend.options
+    elif group.pg_options is not backend.options and group.pg_options != backend.options:
+        raise ValueError(
+            f"backend_override: {group!r} is there already, with the options {group.pg_options!r} and not"
+            f" {backend.options!r}; make a group with new_group(pg_options=...) and the mesh with from_group"
+        )

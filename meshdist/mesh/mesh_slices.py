@@ -49,6 +49,31 @@ class MeshSlices(MeshGroups):
             found = None
         return self._slice(mesh_dim_names) if found is None else found
 
+    # Not even by way of __getitem__, which takes names: nobody could say whether its axes come or its ranks.
+    __iter__ = None
+
+    def __contains__(self, name: object) -> bool:
+        """Return whether `mesh[name]` is there: the name of an axis, or of a flattened one that lies inside this mesh.
+
+        Raises:
+            TypeError: It is no string. Whether a rank is in the mesh, `mesh.mesh` knows.
+
+        Example:
+            >>> import meshdist
+            >>> def program():
+            ...     mesh = meshdist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+            ...     _ = mesh.flatten("all")
+            ...     return "tp" in mesh, "all" in mesh, "pp" in mesh
+            >>> meshdist.run(program, 4)[0]
+            (True, True, False)
+        """
+        if not isinstance(name, str):
+            raise TypeError(
+                f"'in' asks a DeviceMesh for the name of an axis, got {name!r} ({type(name).__name__}); for a rank,"
+                " write: rank in mesh.mesh"
+            )
+        return name in (self._layout.names or ()) or name in self._flattened_here()
+
     def _slice(self, names: str | tuple[str, ...]) -> Self:
         wanted = self._checked_names(names)
         own = self._layout.names or ()
@@ -71,9 +96,11 @@ class MeshSlices(MeshGroups):
                 f'DeviceMesh[...]: expected axis names, as in mesh["{known[0]}"], got {names!r}'
                 f" ({type(names).__name__})"
             )
-        if not wanted or len(set(wanted)) < len(wanted):
+        repeated = sorted({name for name in wanted if wanted.count(name) > 1})
+        if not wanted or repeated:
             raise ValueError(
-                f"DeviceMesh[{names!r}]: name at least one axis, and each once, of {', '.join(map(repr, known))}"
+                f"DeviceMesh[{names!r}]: name at least one axis, and each once, of {', '.join(map(repr, known))};"
+                f" got {'repeated: ' + ', '.join(map(repr, repeated)) if repeated else 'none'}"
             )
         for name in wanted:
             if name not in known:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from html import escape
 from typing import Any
 
 from meshdist.mesh.layout import Layout
@@ -52,6 +53,13 @@ class MeshViews(MeshState):
         from meshdist.mesh.show import show
 
         return show(Layout(self.mesh, self.mesh_dim_names), self._world, form, axis, ax)
+
+    def _repr_html_(self) -> str:
+        # What a notebook shows of a cell that ends in a mesh. On a rank outside, a slice has no row to draw.
+        if not self._plane_known:
+            return f"<code>{escape(repr(self))}</code>"
+        html: str = self.show("html")
+        return html
 
     def account(self) -> AbstractContextManager[Account]:
         """Count this rank's calls and their bytes by the axes of this mesh, until the block ends.

@@ -53,7 +53,10 @@ def part_sizes(what: str, parts: int | Sequence[int], extent: int) -> tuple[int,
     if isinstance(parts, bool) or not hasattr(parts, "__index__"):
         sizes = checked_sizes(what, parts)  # type: ignore[arg-type]
         if sum(sizes) != extent:
-            raise ValueError(f"{what} has {extent} ranks, and parts of {' + '.join(map(str, sizes))} are {sum(sizes)}")
+            raise ValueError(
+                f"{what} has {extent} ranks, and parts of {' + '.join(map(str, sizes))} are {sum(sizes)}; give parts"
+                f" whose sum is {extent}"
+            )
         return sizes
     count = operator.index(parts)
     if count < 1 or extent % count:

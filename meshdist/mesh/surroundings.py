@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from meshdist.backends.device_backends import backend_name, by_device, get_default_backend_for_device, pairs_of
 from meshdist.backends.registry import DEVICE_TYPES, check_usable
 from meshdist.current import current_world, is_initialized
 from meshdist.errors import DistBackendError
-from meshdist.start_and_end import init_process_group
+from meshdist.start_and_end import destroy_process_group, init_process_group
 
 if TYPE_CHECKING:
     from meshdist.world import World
@@ -60,6 +61,18 @@ def check_carried(device_type: str, backends: Iterable[str | None]) -> None:
             f" {' and '.join(map(pairs_of, sorted(chosen)))}; call init_process_group with backend={of_its_own!r} or"
             " pairs such as 'cpu:gloo,cuda:nccl', or give backend_override"
         )
+
+
+@contextmanager
+def world_ended_on_refusal() -> Iterator[None]:
+    """If the block initialises the default group and then raises, end it, so that a script can try another way."""
+    was_there = is_initialized()
+    try:
+        yield
+    except BaseException:
+        if not was_there and is_initialized():
+            destroy_process_group()
+        raise
 
 
 def world_or_init() -> World:

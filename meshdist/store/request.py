@@ -34,7 +34,11 @@ class RequestStore(Store):
 
     def add(self, key: str, amount: int) -> int:
         """Add `amount` to the number in `key`, 0 where it is missing, and return the sum; ValueError on text."""
-        return int(self._request(Op.ADD, [encode_key(key), b"%d" % operator.index(amount)], self._timeout_s)[0])
+        try:
+            number = operator.index(amount)
+        except TypeError:
+            raise TypeError(f"add to key {key!r}: amount must be an integer, got {amount!r}") from None
+        return int(self._request(Op.ADD, [encode_key(key), b"%d" % number], self._timeout_s)[0])
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
         """Store `desired_value` if `key` holds `expected_value`; return what it holds (see Store.compare_set)."""

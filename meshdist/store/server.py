@@ -8,6 +8,7 @@ import selectors
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -24,6 +25,7 @@ _ACCEPTS_AT_ONCE = 64
 _MOST_STRANGERS = 512
 _LONGEST_SELECT_S = 3600.0
 _CLOSE_TIMEOUT_S = 5.0
+_MOST_REFUSALS = 16
 
 
 class StoreServer:
@@ -73,6 +75,7 @@ class StoreServer:
         self._lobby, self._lobby_waiters = Table(), Waiters()  # key n is there once n clients have joined
         self._joined = 0
         self._world_size: int | None = None
+        self._refusals: deque[str] = deque(maxlen=_MOST_REFUSALS)
         self._closing = False
         self._is_released = False
         self._wake_lock = threading.RLock()  # the garbage collector may close a store within the server's thread
@@ -104,6 +107,13 @@ class StoreServer:
                 os.write(self._wake_write, b"\0")
         if not self._outlives_owner and self._thread is not threading.current_thread():
             self._thread.join(_CLOSE_TIMEOUT_S)
+
+    def take_refusals(self) -> list[str]:
+        """Return whom the server turned away since the last call, and why: those that speak its language only."""
+        taken = []
+        while self._refusals:
+            taken.append(self._refusals.popleft())
+        return taken
 
     def _run(self) -> None:
         try:
@@ -213,7 +223,11 @@ class StoreServer:
         if was_stranger:
             from meshdist.debug.log import RankLog  # only where there is something to log
 
-            RankLog().info("the store dropped %s: %s", session.name, reason)
+            if session.is_of_meshdist and session.closing is not None:
+                self._refusals.append(f"{session.name}, which {reason}")
+                RankLog().warning("the store refused %s, which %s", session.name, reason)
+            else:
+                RankLog().info("the store dropped %s: %s", session.name, reason)
 
     # Requests
 
@@ -288,6 +302,7 @@ class StoreServer:
         """Count the client in; answer once as many have joined as it says to await, none if that is not given."""
         world_size, awaited = (int(arg) if arg else None for arg in args)
         if world_size is not None and self._world_size not in (None, world_size):
+            self._refusals.append(f"{session.name}: it says world_size={world_size}, not {self._world_size}")
             text = f"this store is for world_size={self._world_size}, not {world_size}; all ranks must say the same"
             session.reply(Status.INVALID, [text.encode()])
             import logging  # only where there is something to log

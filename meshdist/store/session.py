@@ -53,6 +53,11 @@ class Session:
         return self._handshake is None
 
     @property
+    def is_of_meshdist(self) -> bool:
+        """True if the client is a process of meshdist, though maybe of another job."""
+        return self._handshake is None or self._handshake.is_of_meshdist
+
+    @property
     def has_unsent(self) -> bool:
         """True if replies wait for the client to take earlier ones."""
         return bool(self._outbox)

@@ -102,6 +102,7 @@ class TCPStore(RequestStore):
         client = StoreClient(endpoint(host_name, self._port), resolver or self._checked_resolver(secret), secret)
         self._client = client
         self._is_master = server is not None
+        self._take_refusals = server.take_refusals if server is not None else list[str]
         self._closer = weakref.finalize(self, _close, client, server)
         try:
             self._join_patiently(None if world_size == -1 else world_size, wait_for_workers, deadline)
@@ -195,6 +196,10 @@ class TCPStore(RequestStore):
     def port(self) -> int:
         """The master's port."""
         return self._port
+
+    def take_refusals(self) -> list[str]:
+        """Return, on the master, which processes of meshdist the store turned away since the last call, and why."""
+        return self._take_refusals()
 
     def close(self) -> None:
         """Leave the store; on the master, end it. Calls that wait fail. May be called more than once."""

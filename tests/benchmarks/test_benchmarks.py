@@ -29,6 +29,8 @@ COLLECTIVES = [
     "reduce_scatter",
     "all_to_all_single",
     "all_to_all",
+    "all_reduce_outstanding",
+    "all_reduce_coalesced",
     "send_recv",
     "barrier",
 ]
@@ -139,6 +141,8 @@ def test_a_library_that_is_missing_is_left_out_in_one_line(script, tmp_path):
         ("mesh_scale", ["--rounds", "0"], "--rounds: must be a number of at least 1, got '0'"),
         ("mesh_scale", ["--libraries", "mpi"], "'mpi' is not known; choose from meshdist, torch"),
         ("startup", ["--libraries", "mpi"], "--libraries must name meshdist"),
+        ("cost_model", ["--ranks", "2,1"], "--ranks must be at least 2 each, got 1"),
+        ("cost_model", ["--collectives", "all_reduce,barrier"], "'barrier' is not known; choose from all_reduce, "),
         ("training", ["--meshes", "2x2,4"], "a mesh is DPxTP, such as 2x2, got '4'"),
         ("training", ["--dtypes", "int8"], "'int8' is not known; choose from float64, float32"),
     ],
@@ -160,6 +164,29 @@ def test_startup_times_import_and_launch(script, tmp_path):
         "launch": {"meshdist": 1},
     }
     assert "| launch of 2 ranks |" in done.stdout
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 reads TOML with tomli, which need not be installed")
+def test_cost_model_is_calibrated_and_compared(script, tmp_path):
+    paths = ["--json", tmp_path / "out.json", "--markdown", tmp_path / "page.md", "--model", tmp_path / "cost.toml"]
+    few = ["--sizes", "4096,65536", "--seconds", "0.1", "--rounds", "2", "--turn", "0.001"]
+    done = script("cost_model.py", "--ranks", "2,3", *few, "--collectives", "all_reduce,broadcast", *paths)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert [(found["collective"], found["ranks"], found["nbytes"]) for found in results] == [
+        (name, ranks, nbytes) for ranks in (2, 3) for name in ("all_reduce", "broadcast") for nbytes in (4096, 65536)
+    ]
+    assert all(len(found["times"]) == 2 and found["predicted"] > 0 and found["ratio"] > 0 for found in results)
+    assert "| all_reduce | 3 | 64 KiB |" in (tmp_path / "page.md").read_text()
+    assert "[[measured]]" in (tmp_path / "cost.toml").read_text()
+
+
+def test_how_many_predictions_are_near(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from cost_model import within
+
+    ratios = [{"ratio": ratio} for ratio in (0.5, 0.7, 1.0, 1.4, 1.9)]
+    assert within(ratios) == "3 of 5 within a factor of 1.5; the farthest is 0.50"
 
 
 @pytest.mark.parametrize("library", ["torch", "mpi"])
@@ -250,6 +277,8 @@ def test_what_every_rank_must_take(sidebyside):
     everyone = [np.array([1, 2, 3, 4]), np.array([10, 20, 30, 40])]
     assert {name: shape.expected(everyone, 1).tolist() for name, shape in SHAPES.items() if shape} == {
         "all_reduce": [11, 22, 33, 44],
+        "all_reduce_outstanding": [11, 22, 33, 44],
+        "all_reduce_coalesced": [11, 22, 33, 44],
         "broadcast": [1, 2, 3, 4],
         "reduce": [11, 22, 33, 44],
         "all_gather_into_tensor": [1, 2, 3, 4, 10, 20, 30, 40],

@@ -86,6 +86,72 @@ def test_coalescing_manager(world, async_ops):
     world.run(managed, async_ops)
 
 
+def messages_inside(async_ops):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    following, previous = (rank + 1) % size, (rank - 1) % size
+    taken, total, large = np.zeros(3), np.full(2, rank), np.zeros(100_000)
+    with dist.coalescing_manager(async_ops=async_ops) as calls:
+        with pytest.raises(dist.DistError, match="wait after the block"):
+            calls.wait()
+        receipt = dist.irecv(taken, previous)
+        dist.all_reduce(total)
+        give = dist.P2POp(dist.isend, np.full(100_000, rank), following, tag=1)
+        take = dist.P2POp(dist.irecv, large.view(np.int64), previous, tag=1)
+        dist.batch_isend_irecv([give, take])
+        dist.isend(np.full(3, rank + 7.0), following)
+    cases.same(len(calls.works), 4 + async_ops, "len(calls.works)")
+    if not async_ops:
+        cases.same([work.is_completed() for work in calls.works], [True] * 4, "at the end of the block")
+    cases.same(calls.wait(), True, "calls.wait()")
+    cases.same(receipt.source_rank(), previous, "source_rank()")
+    cases.same((set(taken), set(large.view(np.int64))), ({previous + 7.0}, {previous}), "messages, managed")
+    cases.same(total.tolist(), [sum(range(size))] * 2, "all_reduce, managed with messages")
+
+
+@pytest.mark.parametrize("async_ops", [False, True])
+def test_messages_inside_a_manager(world_of_several, async_ops):
+    world_of_several.run(messages_inside, async_ops)
+
+
+def waited_for():
+    rank, token, taken = dist.get_rank(), np.zeros(1), np.zeros(1)
+    if rank == 0:  # sends when the other's block is behind it
+        dist.recv(token, 1, tag=1)
+        dist.send(np.full(1, 7.0), 1)
+    if rank == 1:
+        with dist.coalescing_manager(async_ops=True) as calls:
+            dist.irecv(taken, 0)
+        dist.send(token, 0, tag=1)
+        calls.wait()
+        cases.same(taken.tolist(), [7.0], "what wait has waited for")
+
+
+def test_wait_waits_for_messages(world_of_several):
+    world_of_several.run(waited_for)
+
+
+def waiting_messages():
+    x, other = np.ones(1), 1 - dist.get_rank()
+    wrong = [
+        ("isend and irecv; send would wait", lambda: dist.send(x, other)),
+        ("isend and irecv; recv would wait", lambda: dist.recv(x, other)),
+        ("isend and irecv; send would wait", lambda: dist.send_object_list([1], other)),
+        ("barrier is none of them", dist.barrier),
+    ]
+    for text, call in wrong:
+        with pytest.raises(ValueError, match=text), dist.coalescing_manager() as calls:
+            call()
+        with pytest.raises(dist.DistError, match="wait after the block"):
+            calls.wait()
+    work = dist.isend(x, other)
+    cases.same((dist.recv(x, other), work.wait()), (other, True), "messages after the block")
+
+
+def test_messages_that_would_wait_are_refused(worlds):
+    for backend in ("threads", "gloo"):
+        worlds.world(backend, 2).run(waiting_messages)
+
+
 def refused():
     size, x = dist.get_world_size(), np.ones(2)
     with dist.coalescing_manager(group := dist.new_group()):

@@ -82,15 +82,18 @@ def test_messages_of_objects(world_of_several):
 def not_picklable():
     rank, size = dist.get_rank(), dist.get_world_size()
     wrong = lambda: None  # noqa: E731 - what pickle refuses
-    for call in (
-        lambda: dist.broadcast_object_list([1, wrong], rank),
-        lambda: dist.all_gather_object([None] * size, wrong),
-        lambda: dist.gather_object(wrong, [None] * size, rank),
-        lambda: dist.scatter_object_list([None], [wrong] * size, rank),
-        lambda: dist.send_object_list([wrong], (rank + 1) % size),
+    for name, call in (
+        ("broadcast_object_list", lambda: dist.broadcast_object_list([1, wrong], rank)),
+        ("all_gather_object", lambda: dist.all_gather_object([None] * size, wrong)),
+        ("gather_object", lambda: dist.gather_object(wrong, [None] * size, rank)),
+        ("scatter_object_list", lambda: dist.scatter_object_list([None], [wrong] * size, rank)),
+        ("send_object_list", lambda: dist.send_object_list([wrong], (rank + 1) % size)),
     ):
-        with pytest.raises(Exception, match="pickle"):
+        where = rf"{name} on group 'world' \(rank {rank} of {size}\)"
+        words = rf"^{where}: an object of type function cannot be pickled: .*<lambda>.*; pass data, or functions"
+        with pytest.raises(TypeError, match=words) as caught:
             call()
+        assert "lambda" in str(caught.value.__cause__)
 
 
 def refused():

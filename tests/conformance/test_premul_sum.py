@@ -70,8 +70,8 @@ def refused():
     x, numbers = np.ones(3), np.ones(3, int)
     dist.all_reduce(np.ones(3), dist.premul_sum(2))
     wrong = [
-        (ValueError, r"pass premul_sum\(factor\)", lambda: dist.all_reduce(x, dist.ReduceOp.PREMUL_SUM)),
-        (ValueError, r"pass premul_sum\(factor\)", lambda: dist.all_reduce(x, "premul_sum")),
+        (ValueError, r"pass op=meshdist.premul_sum\(2.0\)", lambda: dist.all_reduce(x, dist.ReduceOp.PREMUL_SUM)),
+        (ValueError, r"pass op=meshdist.premul_sum\(2.0\)", lambda: dist.all_reduce(x, "premul_sum")),
         (TypeError, "cannot be multiplied", lambda: dist.all_reduce(numbers, dist.premul_sum(0.5))),
         (TypeError, "cannot be multiplied", lambda: dist.all_reduce(x, dist.premul_sum(1j))),
         (TypeError, "cannot be multiplied", lambda: dist.all_reduce(x > 0, dist.premul_sum(True))),

@@ -72,8 +72,9 @@ def test_who_leaves_makes_room_and_changes_nobody_else():
 
 
 def test_what_is_missing_is_said():
-    assert roster_of(arrival("x", 2)).shortfall(3, "by now") == "1 rank joined by now; missing: 0, 1"
-    words = roster_of(arrival("x", 2), arrival("y"), "y").shortfall(3, "by now")
+    words = roster_of(arrival("x", 2)).shortfall(HashStore(), 3, "by now")
+    assert words == "1 of 3 ranks joined by now; ranks 0, 1 are missing: were they started with this store?"
+    words = roster_of(arrival("x", 2), arrival("y"), "y").shortfall(HashStore(), 3, "by now")
     assert words == "2 ranks joined by now (pid of x on a, rank 2; pid of y on a); 1 missing"
 
 
@@ -103,7 +104,7 @@ def test_who_gives_up_does_not_count():
     store = HashStore()
     with pytest.raises(DistTimeoutError, match=r"\(2 ranks\): 1 rank joined within 0.1 s \(pid \d+ on .*\); 1 missing"):
         number_ranks(store, -1, 2, Deadline(0.1))
-    with pytest.raises(DistTimeoutError, match=r"\(rank 1 of 3\): 1 rank joined within 0.1 s; missing: 0, 2"):
+    with pytest.raises(DistTimeoutError, match=r"\(rank 1 of 3\): 1 of 3 ranks joined within 0.1 s; ranks 0, 2 are"):
         number_ranks(HashStore(), 1, 3, Deadline(0.1))
     with ThreadPoolExecutor(2) as pool:
         numbers = list(pool.map(lambda _: number_ranks(store, -1, 2, Deadline(30.0)), range(2)))

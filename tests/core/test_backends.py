@@ -192,7 +192,7 @@ def test_a_backend_that_is_missing_is_missed_when_it_is_needed():
 def test_what_is_not_available_says_why(name):
     if dist.is_backend_available(name):
         pytest.skip(f"{name} can be used here")
-    with pytest.raises(dist.DistBackendError, match="is not available: .*; those that are: .*gloo"):
+    with pytest.raises(dist.DistBackendError, match="is not available: .*; for arrays on the CPU use 'gloo'"):
         dist.init_process_group(name)
     assert not dist.is_initialized()
 
@@ -258,10 +258,10 @@ def make_group_of_processes():
 
 def test_backends_in_worlds_that_they_are_not_for():
     dist.run(make_group_of_processes, 1, timeout=20)
-    dist.init_process_group("threads", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         with pytest.raises(ValueError, match="barrier on .* 'threads' is for ranks that are threads: use meshdist.run"):
-            dist.barrier()
+            dist.new_group(backend="threads").barrier()
     finally:
         dist.destroy_process_group()
 
@@ -297,6 +297,58 @@ def test_a_registered_name_is_known():
         assert dist.get_backend_config() == "cpu:of_others,cuda:of_others"
     finally:
         dist.destroy_process_group()
+
+
+def one_more(store, rank, size, timeout, extra):
+    return Engine()
+
+
+@pytest.mark.parametrize(
+    ("func", "extended_api", "words"),
+    [
+        (
+            lambda options, pg_options: Engine(),
+            False,
+            r"<lambda> takes \(options, pg_options\), and with extended_api=False it is called as"
+            r" func\(store, rank, size, timeout\).*; with extended_api=True it would be func\(options, pg_options\)$",
+        ),
+        (lambda store, rank, size, timeout: Engine(), True, r"called as func\(options, pg_options\)"),
+        (
+            one_more,
+            False,
+            r"one_more takes \(store, rank, size, timeout, extra\).*missing a required argument: 'extra'",
+        ),
+    ],
+)
+def test_a_function_of_another_form(func, extended_api, words):
+    with pytest.raises(TypeError, match=rf"^register_backend\('other_form'\): .*{words}"):
+        dist.Backend.register_backend("other_form", func, extended_api=extended_api)
+    assert not hasattr(dist.Backend, "OTHER_FORM")
+
+
+def fail_to_make(store, rank, size, timeout):
+    return {}["no such key"]
+
+
+def first_call_of_a_failing_one():
+    dist.Backend.register_backend("failing", fail_to_make)
+    words = "barrier on group '.*: backend 'failing': the registered function fail_to_make raised KeyError"
+    with pytest.raises(dist.DistBackendError, match=words) as caught:
+        dist.new_group(backend="failing").barrier()
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_function_that_raises():
+    dist.run(first_call_of_a_failing_one, 1, timeout=20)
+
+
+def test_a_name_is_registered_again():
+    def barrier():
+        return dist.new_group(backend="twice").barrier()
+
+    dist.Backend.register_backend("twice", fail_to_make)
+    dist.Backend.register_backend("TWICE", lambda store, rank, size, timeout: OnlyBarrier())
+    assert dist.run(barrier, 1, timeout=20) == [None]
 
 
 def make_nothing():

@@ -41,21 +41,23 @@ def test_the_call_site_is_outside_the_package():
 
 
 CALLS = {
-    "all_reduce(float32[6], op=sum)": lambda x: dist.all_reduce(x),
-    "all_reduce(float32[6], op=max)": lambda x: dist.all_reduce(x, "MAX"),
-    "reduce(float32[6], op=avg, root=1)": lambda x: dist.reduce(x, 1, "avg"),
-    "broadcast(float32[6], root=0)": lambda x: dist.broadcast(x, 0),
+    "all_reduce(float32[6, shape (2, 3)], op=sum)": lambda x: dist.all_reduce(x),
+    "all_reduce(float32[6, shape (2, 3)], op=max)": lambda x: dist.all_reduce(x, "MAX"),
+    "reduce(float32[6, shape (2, 3)], op=avg, root=1)": lambda x: dist.reduce(x, 1, "avg"),
+    "broadcast(float32[6, shape (2, 3)], root=0)": lambda x: dist.broadcast(x, 0),
     "barrier()": lambda x: dist.barrier(),
     "all_gather(2 x float32[6])": lambda x: dist.all_gather([x.copy(), x.copy()], x),
     "all_gather(float32[6, 9])": lambda x: dist.all_gather(
         [np.zeros(6, "f4"), np.zeros(9, "f4")], np.zeros([6, 9][dist.get_rank()], "f4")
     ),
-    "all_gather_into_tensor(2 x float32[6])": lambda x: dist.all_gather_into_tensor(np.zeros((2, 2, 3), "f4"), x),
+    "all_gather_into_tensor(2 x float32[6, shape (2, 3)])": lambda x: dist.all_gather_into_tensor(
+        np.zeros((2, 2, 3), "f4"), x
+    ),
     "reduce_scatter(2 x float32[6], op=sum)": lambda x: dist.reduce_scatter(x.copy(), [x, x]),
-    "reduce_scatter_tensor(2 x float32[6], op=sum)": lambda x: dist.reduce_scatter_tensor(
+    "reduce_scatter_tensor(2 x float32[6, shape (2, 3)], op=sum)": lambda x: dist.reduce_scatter_tensor(
         x.copy(), np.zeros((4, 3), "f4")
     ),
-    "all_to_all_single(float32[6])": lambda x: dist.all_to_all_single(x.copy(), x),
+    "all_to_all_single(float32[6, shape (2, 3)])": lambda x: dist.all_to_all_single(x.copy(), x),
 }
 
 
@@ -80,7 +82,7 @@ def test_how_a_call_is_shown_to_the_others(text):
 
 
 def same_meaning():
-    # What does not change the meaning is not compared: shapes of as many elements, spellings, layouts.
+    # What does not change the result is not compared: shapes of as many elements, spellings, layouts.
     rank = dist.get_rank()
     dist.all_reduce(np.zeros((2, 3) if rank else (3, 2)), "sum" if rank else dist.ReduceOp.SUM)
     dist.broadcast(np.zeros(6) if rank else np.zeros((6, 2))[:, 0], **({"src": 1} if rank else {"group_src": 1}))

@@ -94,7 +94,7 @@ def test_the_world_is_there_before_init_and_gone_after_destroy():
         with pytest.raises(ValueError, match="init_process_group was called already"):
             dist.init_process_group()
         dist.destroy_process_group()
-        with pytest.raises(ValueError, match="the default process group is not there"):
+        with pytest.raises(ValueError, match="the default process group was destroyed already"):
             dist.all_reduce(np.ones(1))
         mesh = dist.init_device_mesh("cpu", (4,))  # which begins it again
         assert mesh.get_coordinate() == (1,)
@@ -110,8 +110,11 @@ def test_the_outer_world_is_back_after_an_exception():
 def test_groups_of_a_run_that_is_over_say_so():
     with dist.dry_run(4):
         group = dist.new_group([0, 1])
-    with pytest.raises(dist.DistError, match="has been destroyed"):
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    with pytest.raises(ValueError, match=r"all_reduce on group .*the dry run has ended$"):
         group.all_reduce(np.ones(1))
+    with pytest.raises(ValueError, match="the dry run has ended; make groups and meshes anew"):
+        mesh["tp"].all_reduce(np.ones(1))
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl", "mpi", "cpu:gloo,cuda:nccl", "fake", "threads"])

@@ -230,7 +230,7 @@ def destroy_one():
     group.barrier()
     dist.barrier()
     dist.destroy_process_group(group)
-    with pytest.raises(dist.DistError, match=r"barrier on group 'short-lived' .*has been destroyed"):
+    with pytest.raises(ValueError, match=r"group 'short-lived' .*: group 'short-lived' has been destroyed; make"):
         group.barrier()
     with pytest.raises(ValueError, match="'short-lived'.*destroyed"):
         dist.destroy_process_group(group)

@@ -1,11 +1,14 @@
 """What `import meshdist` loads, and that every public name is listed and documented."""
 
+import copy
 import inspect
 import json
 import os
+import pickle
 import subprocess
 import sys
 import types
+from datetime import timedelta
 
 import pytest
 
@@ -115,6 +118,29 @@ def test_documented_arguments_are_the_parameters():
         if sorted(described_arguments(doc)) != sorted(parameters):
             wrong.append((name, described_arguments(doc), parameters))
     assert wrong == []
+
+
+def test_names_that_are_not_there_are_looked_up_only_when_asked_for():
+    assert "meshdist.absent" not in loaded_by("import meshdist, meshdist.launch; meshdist.all_reduce")
+    assert not hasattr(meshdist, "all_reduse")
+    assert not hasattr(meshdist, "__path_to_nothing__")
+    with pytest.raises(AttributeError, match="module 'meshdist' has no attribute 'all_reduse'$") as caught:
+        meshdist.all_reduse  # noqa: B018
+    assert (caught.value.name, caught.value.obj) == ("all_reduse", meshdist)
+    with pytest.raises(ImportError, match="cannot import name 'all_reduse'"):
+        exec("from meshdist import all_reduse")
+    exec("from meshdist import launch")
+    assert pickle.loads(pickle.dumps(meshdist.ReduceOp.SUM)) is meshdist.ReduceOp.SUM
+    (group,) = meshdist.run(lambda: meshdist.group.WORLD, 1)
+    assert copy.copy(group).size() == 1
+
+
+def test_private_names_of_torch_that_scripts_call():
+    assert meshdist._coalescing_manager is meshdist.coalescing_manager
+    assert meshdist._all_gather_base is meshdist.all_gather_into_tensor
+    assert meshdist._reduce_scatter_base is meshdist.reduce_scatter_tensor
+    assert meshdist._make_nccl_premul_sum is meshdist.premul_sum
+    assert meshdist.default_pg_timeout == timedelta(minutes=30)
 
 
 def test_collectives_are_functions_and_methods():

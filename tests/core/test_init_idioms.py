@@ -197,7 +197,7 @@ def too_early(port, rank):
     store = dist.TCPStore("127.0.0.1", port, timeout=20)
     if rank == 0:
         for _ in range(2):
-            with pytest.raises(dist.DistTimeoutError, match=r"1 ranks joined within 0.2 s; missing: 1"):
+            with pytest.raises(dist.DistTimeoutError, match=r"1 of 2 ranks joined within 0.2 s; rank 1 is missing"):
                 dist.init_process_group("gloo", store=store, rank=0, world_size=2, timeout=0.2)
         store.set("others may come", "")
     else:
@@ -215,7 +215,7 @@ def test_a_rank_that_gave_up_may_come_again_in_the_same_store(pair):
 
 def in_a_file(url, rank):
     if rank == 0:
-        with pytest.raises(dist.DistTimeoutError, match=r"1 rank joined within 0.2 s; missing: 1"):
+        with pytest.raises(dist.DistTimeoutError, match=r"1 of 2 ranks joined within 0.2 s; rank 1 is missing"):
             dist.init_process_group("gloo", init_method=url, rank=0, world_size=2, timeout=0.2)
         tell("gave up")
     dist.init_process_group("gloo", init_method=url, rank=rank, world_size=2, timeout=20)
@@ -267,7 +267,7 @@ def test_who_waits_learns_who_was_refused(pair, tmp_path, kind, rank, world_size
     who = f"pid {pair.pids[1]} on "
     assert (waited, refused) == (dist.DistTimeoutError, ValueError)
     assert words in own
-    assert re.search(rf"joined within 2.5 s; missing: 1; refused: {who}.*{words}", message)
+    assert re.search(rf"joined within 2.5 s; rank 1 is missing.*; refused: {who}.*{words}", message)
     assert len(log) == 1
     assert re.search(rf"refused {who}.*{words}", log[0])
 

@@ -32,6 +32,25 @@ def test_an_unknown_name_lists_the_known(name):
     assert [op.value for op in ReduceOp if op.value not in str(raised.value)] == []
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("prod", "product"), ("mean", "avg"), ("SUM ", "sum"), ("add", "sum"), ("maximum", "max"), ("xor", "bxor")],
+)
+def test_an_unknown_name_that_is_near_a_known_one(name, meant):
+    with pytest.raises(ValueError, match=f"unknown op {name!r}; known are .*; did you mean {meant!r}\\?$"):
+        as_reduce_op(name)
+
+
+def test_an_unknown_name_that_is_near_none():
+    with pytest.raises(ValueError, match="known are [a-z, ]*$"):
+        as_reduce_op("fastest")
+
+
+def test_premul_sum_without_a_factor():
+    with pytest.raises(ValueError, match=r"PREMUL_SUM needs a factor: pass op=meshdist.premul_sum\(2.0\)"):
+        as_reduce_op("premul_sum")
+
+
 @pytest.mark.parametrize("value", [None, 0, 1.5, np.add, ["sum"], b"sum"], ids=repr)
 def test_what_is_no_op(value):
     with pytest.raises(TypeError, match=f"op must be a ReduceOp or its name, got {type(value).__name__}"):

@@ -52,7 +52,7 @@ def shrink_one():
     new = dist.shrink_group([1], old)
     assert (new.ranks, new.rank(), new.group_desc, new.timeout_s) == ((0, 2), rank // 2, "workers", 22.0)
     assert new.name != old.name
-    with pytest.raises(dist.DistBackendError, match="'workers'.*was shrunk; use what shrink_group returned"):
+    with pytest.raises(ValueError, match="'workers'.*was shrunk; use what shrink_group returned"):
         old.barrier()
     with pytest.raises(ValueError, match="was destroyed already"):
         dist.destroy_process_group(old)
@@ -122,9 +122,9 @@ def shrink_the_world():
     assert x == 1
     # What speaks of the old numbers is of no more use, and says so.
     if rank in (0, 3):
-        with pytest.raises(dist.DistBackendError, match="'pair'.*the world was shrunk"):
+        with pytest.raises(ValueError, match="'pair'.*the world was shrunk"):
             pair.barrier()
-    with pytest.raises(dist.DistBackendError, match="'world'.*the world was shrunk"):
+    with pytest.raises(ValueError, match="'world'.*the world was shrunk"):
         mesh.all_reduce(np.array(1))
     # Groups, meshes and messages of the new world.
     last = dist.new_group([1, 2])

@@ -99,6 +99,7 @@ NOT_COMPARED = {
     "DistStoreError": "its subclasses and it are compared where they are raised",
     "ProcessGroup": "groups are made by new_group; torch's class is not made to be called",
     "breakpoint": "it waits for a person",
+    "default_pg_timeout": "it is a constant",
     "device_mesh": "the module that holds DeviceMesh",
     "is_mpi_available": "it depends on what is installed",
     "register_rendezvous_handler": "it changes the module for all that comes after it",

@@ -16,6 +16,7 @@ import pytest
 import torch_api
 
 import meshdist
+from meshdist.absent import REASONS
 from meshdist.collectives.definition import GroupFunction
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migration.md").read_text()
@@ -151,6 +152,16 @@ def test_names_that_are_not_here_are_not():
                 continue
             wrong.append(row.name)
     assert wrong == []
+
+
+def test_names_that_are_not_here_say_why():
+    told = {row.name: row.text for row in ROWS if row.here == "not here"}
+    errors = {name: text for name, text in told.items() if "." not in name or name.startswith("ProcessGroup.")}
+    assert errors == REASONS
+    with pytest.raises(AttributeError, match=r"no attribute 'rpc' of torch.distributed.*remote calls are no coll"):
+        getattr(meshdist, "rpc")  # noqa: B009 - for type checkers it is an error
+    with pytest.raises(AttributeError, match=r"no attribute 'allreduce' of torch.distributed.*`all_reduce`"):
+        meshdist.run(lambda: getattr(meshdist.group.WORLD, "allreduce"), 1)  # noqa: B009
 
 
 def test_every_public_name_is_in_a_table():

@@ -1,5 +1,6 @@
 """Ranks whose calls disagree: an error on every rank, within a second, that names both calls and where they stand."""
 
+import inspect
 import re
 import sys
 
@@ -174,6 +175,30 @@ def test_async_calls_that_disagree(worlds, backend):
         assert "all_reduce(float32[4], op=sum)" in failure.message, failure
         assert "all_reduce(float32[5], op=sum)" in failure.message, failure
         assert "broken since" in after.message, after
+        # Each says where it was made, though a thread of the package has carried it out.
+        line = inspect.getsourcelines(disagree_async)[1] + 2
+        assert failure.message.count(f" at test_disagreements.py:{line}") == 2, failure
+
+
+def disagree_between_async_calls():
+    group = dist.new_group(group_desc="at odds")
+    works = [group.all_reduce(ones(3), async_op=True), dist.all_reduce(ones(3), async_op=True)]
+    if dist.get_rank() == 0:
+        works.append(group.all_gather([ones(3), ones(3)], ones(3), async_op=True))
+    else:
+        works.append(group.all_reduce(ones(3), "max", async_op=True))
+    works[1].wait(timeout=20.0)
+    return attempt(lambda: works[2].wait(timeout=20.0))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_lines_of_async_calls_of_several_groups_are_told_apart(worlds, backend):
+    line = inspect.getsourcelines(disagree_between_async_calls)[1]
+    for failure in worlds.world(backend, 2).run(disagree_between_async_calls):
+        for call, offset in (("all_gather(", 4), ("all_reduce(", 6)):
+            assert re.search(
+                rf"calls {re.escape(call)}[^)]*\) at test_disagreements.py:{line + offset}\b", failure.message
+            )
 
 
 # ---- Messages

@@ -170,6 +170,12 @@ def test_log_dir_takes_the_output_and_is_named_at_a_failure(tmp_path):
         (["--redirects", "0:1,b", "script.py"], "got '0:1,b'"),
         (["--redirects", "3", "script.py"], "--redirects needs --log-dir"),
         (["--min-restarts", "3", "script.py"], "unrecognized arguments: --min-restarts 3"),
+        (["--max-retries", "3", "script.py"], "unrecognized arguments: --max-retries 3"),
+        (
+            ["--start_method", "fork", "script.py"],
+            "--start-method is an option of torchrun that meshrun has not: every",
+        ),
+        (["--rdzv-conf=a=1", "script.py"], "--rdzv-conf is an option of torchrun"),
         (["--master-port", "70000", "script.py"], "expected a port from 0 to 65535, got '70000'"),
         (["--grace", "soon", "script.py"], "expected a number of seconds, at least 0, got 'soon'"),
         (["nowhere.py"], "no such file: 'nowhere.py'"),

@@ -211,8 +211,12 @@ def test_arguments_may_be_what_only_a_new_process_can_get(method):
 
 
 def test_what_cannot_be_pickled_is_an_error_here():
-    with pytest.raises((pickle.PicklingError, AttributeError)):
+    words = r"^spawn: fn, .*<lambda>, cannot be pickled .*; pass data, and a function"
+    with pytest.raises(TypeError, match=words) as caught:
         spawn(lambda rank: None, nprocs=2)
+    assert isinstance(caught.value.__cause__, (pickle.PicklingError, AttributeError))
+    with pytest.raises(TypeError, match="^spawn: args cannot be pickled .*lock"):
+        spawn(print, (threading.Lock(),), nprocs=2)
     assert not multiprocessing.active_children()
 
 

@@ -4,8 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import needs_linux
-from worlds import crew_rank, tell
+from worlds import crew_rank, needs_linux, tell
 
 import meshdist
 from meshdist.device_mesh import DeviceMesh, init_device_mesh
@@ -239,3 +238,103 @@ def test_a_difference_that_the_words_do_not_show():
     assert told
     for words in told:
         assert words.count("ranks 0, 1, 2, ... 15) [") == 2
+
+
+@pytest.mark.parametrize("connected", [False, True])
+@pytest.mark.parametrize("mine", [("b",), ("a", "b")])
+def test_meshes_of_given_groups_that_differ(connected, mine):
+    made, refused = ([threading.Event() for _ in range(2)] for _ in range(2))
+
+    def program():
+        row, place = divmod(meshdist.get_rank(), 2)
+        pair = meshdist.new_group([2 * row, 2 * row + 1])
+        if connected:
+            pair.barrier()
+        if place == 1:
+            assert made[row].wait(30)
+            with pytest.raises(ValueError, match="the ranks' meshes differ: |expected 1 names"):
+                DeviceMesh.from_group(pair, "cpu", mesh_dim_names=mine)
+            refused[row].set()
+            return
+        mesh = DeviceMesh.from_group(pair, "cpu", mesh_dim_names=("a",))
+        made[row].set()
+        assert refused[row].wait(30)
+        for call in (lambda: mesh.all_reduce(np.ones(1)), pair.barrier, mesh["a"].barrier):
+            with pytest.raises(meshdist.DistBackendError, match=r"the ranks' meshes differ: .*\(a=2\)"):
+                call()
+
+    meshdist.run(program, 4, timeout=SHORT_S)
+
+
+def test_rows_that_were_given_as_groups_and_differ():
+    made, refused = threading.Event(), threading.Event()
+
+    def program():
+        rank = meshdist.get_rank()
+        columns, _ = meshdist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
+        rows, _ = meshdist.new_subgroups_by_enumeration([[0, 1], [2, 3]])
+        rows.barrier()
+        ranks = [[0, 1], [2, 3]]
+        if rank == 3:
+            assert made.wait(30)
+            with pytest.raises(ValueError, match="expected 2 names"):
+                DeviceMesh.from_group([columns, rows], "cpu", ranks, ("dp",))
+            refused.set()
+            return
+        mesh = DeviceMesh.from_group([columns, rows], "cpu", ranks, ("dp", "tp"))
+        if rank == 2:
+            made.set()
+        assert refused.wait(30)
+        for axis in ("tp", "dp"):
+            with pytest.raises(meshdist.DistBackendError, match="rank 3 was refused one "):
+                mesh[axis].barrier()
+
+    meshdist.run(program, 4, timeout=SHORT_S)
+
+
+def uses_the_world():
+    for _ in range(3):
+        meshdist.all_reduce(np.ones(1))
+
+
+def makes_a_mesh_of_the_world():
+    return DeviceMesh("cpu", [0, 1, 2]).get_group() is meshdist.group.WORLD
+
+
+def makes_another():
+    return refused(lambda: DeviceMesh("cpu", [0, 2, 1]))
+
+
+def calls_twice():
+    told = []
+    tell("begins")
+    for _ in range(2):
+        try:
+            meshdist.all_reduce(np.ones(1))
+        except meshdist.DistError as error:
+            told.append(str(error))
+    return told
+
+
+@needs_linux
+def test_a_group_that_was_connected_before_the_mesh(worlds):
+    """The next call looks for the note, whichever way it is made, and tells the rank that waits in it already."""
+    from worlds import Crew
+
+    with Crew(worlds.nursery, 3) as crew:
+        crew.join()
+        crew.start(uses_the_world)
+        crew.gather()
+        crew.start(makes_a_mesh_of_the_world, ranks=[0, 1])
+        assert [crew.outcome(rank, SHORT_S) for rank in (0, 1)] == [True, True]
+        crew.start(calls_twice, ranks=[0])
+        crew.told(0)
+        crew.until_asleep(0)
+        crew.start(makes_another, ranks=[2])
+        crew.outcome(2, SHORT_S)
+        crew.start(calls_twice, ranks=[1])
+        crew.told(1)
+        for rank in (1, 0):
+            told = crew.outcome(rank, SHORT_S)
+            assert len(told) == 2
+            assert all("the ranks' meshes differ: " in words for words in told)

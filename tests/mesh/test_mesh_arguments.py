@@ -95,7 +95,7 @@ def test_ranks(ranks, kind, words):
         ({"pp": "gloo"}, KeyError, "unknown axis 'pp': this mesh is (dp=2, tp=2), its axes are 'dp', 'tp'"),
         ({2: "gloo"}, ValueError, "unknown axis 2: this mesh is (dp=2, tp=2)"),
         ({"tp": "gloo", 1: "gloo"}, ValueError, "axis 1 of (dp=2, tp=2) is given twice, by ['tp', 1]"),
-        ({"tp": None}, TypeError, "backend_override['tp']: expected the name of a backend, got None"),
+        ({"tp": None}, TypeError, "backend_override['tp']: expected the name of a backend, or a pair of it"),
         ("gloo", TypeError, "expected a dict of axis to backend name, got str"),
         ({"tp": "no such backend"}, ValueError, "no such backend"),
     ],

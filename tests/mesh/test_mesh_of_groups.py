@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from conftest import needs_linux
+from worlds import needs_linux
 
 import meshdist
 from meshdist.device_mesh import DeviceMesh, init_device_mesh

@@ -5,7 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
-from conftest import needs_linux
+from worlds import needs_linux
 
 import meshdist
 from meshdist.device_mesh import DeviceMesh, init_device_mesh
@@ -216,7 +216,7 @@ def test_backends_go_with_their_axes():
         (lambda m: m.flatten(axes=("pp",)), UnknownAxisError, "unknown axis 'pp'"),
         (lambda m: m.unflatten("dp", (2, 2), ("a", "b")), ValueError, "axis 'dp' has 2 ranks, and 2 x 2 are 4"),
         (lambda m: m.unflatten("dp", (2, 1), ("a", "tp")), ValueError, "'tp' is repeated"),
-        (lambda m: m.unflatten("dp", (2, 1)), ValueError, "give a name for each of the new axes"),
+        (lambda m: m.unflatten("dp", (2, 1)), ValueError, "axis 'dp' becomes 2 axes, so give 2 names, got none"),
         (lambda m: m.unflatten("dp", (2, 0), ("a", "b")), ValueError, "every size must be at least 1, got 0"),
         (lambda m: m.unflatten("dp", 2, ("a", "b")), TypeError, "unflatten: sizes: expected a tuple of sizes"),
         (lambda m: m.unflatten(3, (2, 1), ("a", "b")), UnknownAxisError, "unknown axis 3"),

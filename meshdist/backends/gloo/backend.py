@@ -14,10 +14,12 @@ from meshdist.backends.gloo.messages import Mail
 from meshdist.backends.gloo.movement import plan_movement
 from meshdist.backends.gloo.published import withdraw
 from meshdist.backends.gloo.reduction import plan_reduction
+from meshdist.backends.whereabouts import SetUpWait
 from meshdist.call import Buffers, Call, Signature
 from meshdist.deadline import Deadline
 from meshdist.doorbells import SocketDoorbells
 from meshdist.errors import DistBackendError
+from meshdist.farewell import DESTROYED_GROUP, gave_up
 from meshdist.waiting import Waitable
 
 # How often a rank lets others run between two looks before it sleeps, about a millisecond in all: waking up takes
@@ -42,8 +44,8 @@ class GlooBackend(Backend):
     def connect(self) -> Iterator[Waitable]:
         if self._shared is None and self.size > 1:
             self._check_one_host()
-            self._shared = Host(self, (yield from shared_segment(self)))
-            yield from self._shared.meet()
+            for waitable in self._set_up():
+                yield SetUpWait(waitable, self.options)
             self._met = True
 
     def prepare(self, call: Call) -> Plan:
@@ -108,26 +110,32 @@ class GlooBackend(Backend):
             self._shared.lockstep.fail(reason)
         if self.size > 1:
             # Also where memory is shared: a peer may wait for a message channel, which is found through the store.
-            withdraw(self.options, self.rank, f"gave up: {reason}")
+            withdraw(self.options, self.rank, gave_up(reason))
         if self._mail is not None:
             self._mail.fail(reason)
 
     def close(self) -> None:
+        farewell = self.options.peers.farewell
         if self._shared is not None:
-            self._shared.lockstep.leave()
+            self._shared.lockstep.leave(farewell)
             self._shared.arena.seal()
             self._shared = None
         if self._mail is not None:
-            self._mail.leave()
+            self._mail.leave(farewell)
             self._mail = None
-        if not self._met and self.size > 1:
-            # After the mail: whoever finds this stops to look for a message.
-            withdraw(self.options, self.rank, "has destroyed the group")
+        # After the mail: whoever finds this stops to look for a message. Who leaves the world says so to all groups in
+        # one place, but may take its time until then.
+        if self.size > 1 and (not self._met or farewell == DESTROYED_GROUP):
+            withdraw(self.options, self.rank, farewell)
 
     @property
     def _host(self) -> Host:
         assert self._shared is not None, "connect comes before prepare"
         return self._shared
+
+    def _set_up(self) -> Iterator[Waitable]:
+        self._shared = Host(self, (yield from shared_segment(self)))
+        yield from self._shared.meet()
 
     def _make_mail(self) -> Mail:
         self._check_one_host()

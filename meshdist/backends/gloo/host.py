@@ -24,6 +24,7 @@ from meshdist.waiting import Waitable
 SCRATCH_BYTES = 128 << 10
 _SET_UP = Signature("the set-up of the group")
 _KEY = "memory"
+_LEFT_OUT = "making this call"
 
 
 class Host:
@@ -118,9 +119,10 @@ class _FirstArrival(Arrival):
         self._options = options
 
     def check(self) -> None:
-        super().check()
+        self._lockstep.check_states(self.word, _SET_UP)
         for rank in self._lockstep.absent(self.word):
-            check_withdrawn(self._options, rank)
+            check_withdrawn(self._options, rank, _LEFT_OUT)
+        super().check()
 
 
 def shared_segment(backend: Backend) -> Generator[Waitable, None, Segment]:
@@ -131,7 +133,7 @@ def shared_segment(backend: Backend) -> Generator[Waitable, None, Segment]:
         segment = create(num_bytes, [card.pid for card in cards])
         publish(options, _KEY, segment.place, list(range(1, backend.size)))
         return segment
-    place = Published(options, _KEY, 0)
+    place = Published(options, _KEY, 0, _LEFT_OUT)
     yield place
     assert place.value is not None
     try:
@@ -140,5 +142,5 @@ def shared_segment(backend: Backend) -> Generator[Waitable, None, Segment]:
         # The first rank may have given up meanwhile, or left: because of another one, who said why.
         for rank in range(backend.size):
             if rank != backend.rank:
-                check_withdrawn(options, rank)
+                check_withdrawn(options, rank, _LEFT_OUT)
         raise

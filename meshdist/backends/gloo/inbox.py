@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -27,15 +26,18 @@ from meshdist.backends.gloo.channel import (
 )
 from meshdist.backends.gloo.outbox import as_bytes
 from meshdist.backends.gloo.peer import LEFT, Peer
-from meshdist.backends.gloo.published import Published, Senders, channel_key
+from meshdist.backends.gloo.published import Published, channel_key
 from meshdist.backends.gloo.segment import find
 from meshdist.backends.gloo.single_copy import Reader, may_read
-from meshdist.backends.matching import Matching
+from meshdist.backends.matching import Matching, there_are
 from meshdist.errors import DistBackendError
 from meshdist.waiting import Doorbell
 
 if TYPE_CHECKING:
     from meshdist.backends.base import Backend
+
+
+_LEFT_OUT = "sending a message"
 
 
 class Expected:
@@ -44,6 +46,14 @@ class Expected:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.matching: Matching[Parcel, Receipt] = Matching()
+
+    def tags_instead(self, tag: int, source: int | None) -> str:
+        """Return, for the end of a message, a tag that is waited for, and those of messages that nobody asked for."""
+        if tag < 0:  # of a collective's own messages
+            return ""
+        with self.lock:
+            kept = sorted({parcel.header[1] for parcel in self.matching.kept(source) if parcel.header[1] >= 0})
+        return f" with tag {tag}{there_are(kept)}"
 
 
 class Parcel:
@@ -65,35 +75,54 @@ class Parcel:
         self.receipt: Receipt | None = None
 
 
+class Origin(Protocol):
+    """Where a message comes from: one rank, or any.
+
+    Attributes:
+        description: What messages call it.
+    """
+
+    description: str
+
+    def move(self, receipt: Receipt) -> None:
+        """Read on until `receipt` has its message, or there is nothing more to read."""
+
+    def check(self) -> None:
+        """Raise DistBackendError if nothing more can come."""
+
+    def look_again(self) -> None:
+        """Have the next `move` ask the store for new channels, however short ago that was done."""
+
+    def inboxes(self) -> list[Inbox]:
+        """Return the inboxes of the ranks that have sent something, and maybe of others."""
+
+    def tags_instead(self, tag: int) -> str:
+        """Return what other tags messages from there have that nobody asked for, for the end of a message."""
+
+
 class Receipt(Incoming):
     """A message that is asked for.
 
     Args:
         array: Where to.
         dtype_name: The dtype that it must have.
-        move: Moves the channels that it can come through.
-        inboxes: Those channels.
-        check: Raises if nothing more can come.
-        senders: Finds those who begin to send, where it may come from any rank.
+        origin: Where it comes from.
+        tag: The tag that it must have.
     """
 
     def __init__(
         self,
         array: Array,
         dtype_name: bytes,
-        move: Callable[[Receipt], None],
-        inboxes: Callable[[], list[Inbox]],
-        check: Callable[[], None],
-        senders: Senders | None = None,
+        origin: Origin,
+        tag: int,
     ) -> None:
         self.done = False
         self.source = -1
         self._array = array
         self._dtype_name = dtype_name
-        self._move = move
-        self._inboxes = inboxes
-        self._check = check
-        self._senders = senders
+        self._origin = origin
+        self._tag = tag
         self._error: DistBackendError | None = None
         self._bell: Doorbell | None = None
         self._armed: list[Inbox] = []
@@ -120,26 +149,21 @@ class Receipt(Incoming):
 
     def ready(self) -> bool:
         if not self.done:
-            self._move(self)
+            self._origin.move(self)
         if self._error is not None:
             raise self._error
         return self.done
 
     def check(self) -> None:
-        self._check()
+        self._origin.check()
 
     def arm(self, bell: Doorbell) -> None:
         self._bell = bell
-        if self._senders is not None:
-            # As below, of a sender who was not known yet.
-            self._senders.look_again()
-            self._move(self)
-        for inbox in self._inboxes():
-            if inbox.channel is None and not self.done:
-                # Found only now, it would not know that somebody sleeps.
-                inbox.look_again(bell)
-                inbox.move(self)
-        self._armed = [inbox for inbox in self._inboxes() if inbox.channel is not None]
+        if not self.done:
+            # A channel that is found only later would not know that somebody sleeps.
+            self._origin.look_again()
+            self._origin.move(self)
+        self._armed = [inbox for inbox in self._origin.inboxes() if inbox.channel is not None]
         for inbox in self._armed:
             assert inbox.channel is not None
             inbox.channel.sleep_on(bell.number)
@@ -151,8 +175,7 @@ class Receipt(Incoming):
             inbox.channel.wake_up(bell.number)
 
     def missing(self) -> str:
-        inboxes = self._inboxes()
-        return f"a message from {inboxes[0].peer.description if len(inboxes) == 1 else 'any rank'}"
+        return f"a message from {self._origin.description}{self._origin.tags_instead(self._tag)}"
 
 
 class Inbox:
@@ -160,10 +183,11 @@ class Inbox:
 
     def __init__(self, backend: Backend, src: int, expected: Expected) -> None:
         self.peer = Peer(backend, src)
+        self.description = self.peer.description
         self.channel: Channel | None = None
         self._src = src
         self._expected = expected
-        self._place = Published(backend.options, channel_key(src, backend.rank), src)
+        self._place = Published(backend.options, channel_key(src, backend.rank), src, _LEFT_OUT)
         self._reader = Reader(self.peer.card.pid, self.peer.description)
         self._moving = threading.Lock()
         # The long message that is coming in pieces: whose it is, where to, how much is there.
@@ -187,7 +211,7 @@ class Inbox:
     def check(self) -> None:
         """Raise DistBackendError if nothing more can come."""
         if self.channel is not None:
-            self.peer.check(self.channel)
+            self.peer.check(self.channel, _LEFT_OUT)
             return
         try:
             self._place.check()
@@ -196,17 +220,22 @@ class Inbox:
             if self.peer.ended() or not self._place.look():
                 raise
 
-    def look_again(self, bell: Doorbell) -> None:
+    def look_again(self) -> None:
         """Have the next `move` ask for the channel, however short ago that was done."""
-        self._place.arm(bell)
+        self._place.look_again()
 
-    def itself(self) -> list[Inbox]:
+    def inboxes(self) -> list[Inbox]:
         """Return this inbox, as those that a receipt of one rank waits for."""
         return [self]
 
-    def has_left(self) -> bool:
-        """Return True once the sender has destroyed the group."""
-        return self.channel is not None and self.channel.state()[0] == LEFT
+    def tags_instead(self, tag: int) -> str:
+        """Return what other tags messages have that nobody asked for, for the end of a message."""
+        return self._expected.tags_instead(tag, self._src)
+
+    def farewell(self) -> str | None:
+        """Return what the sender said as it closed the group, None where it has not; it may have failed."""
+        state, text = self.channel.state() if self.channel is not None else (0, "")
+        return text if state == LEFT else None
 
     def end(self, state: int, text: str) -> None:
         """Say that nothing more will be received."""

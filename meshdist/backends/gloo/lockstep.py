@@ -21,6 +21,7 @@ from meshdist.call import Buffers, Call, Signature, call_site
 from meshdist.deadline import Deadline
 from meshdist.debug.mismatch import disagreement
 from meshdist.errors import DistBackendError
+from meshdist.farewell import DIED, gave_up, peer_gone
 from meshdist.waiting import Doorbell, Waitable
 
 _STEP = 0xFFFFFFFF
@@ -30,6 +31,7 @@ _LEFT, _FAILED, _DISAGREES = 1, 2, 3
 LOOKS = 60
 # How long a rank whose call disagrees waits for the others to say what theirs is. They find out in the same step.
 _EXPLAIN_S = 0.8
+_LEFT_OUT = "making this call"
 
 
 class Members:
@@ -115,6 +117,14 @@ class Lockstep:
         Asked while some rank has not come: until it does no rank can have got further, so one that has come and given
         up since has given up this call.
         """
+        self.check_states(word, signature)
+        for peer in self.peers:
+            if self.members.ended(peer):
+                self.check_states(word, signature)  # its last word may have come right after the look
+                raise peer_gone(self.members.describe(peer), DIED, _LEFT_OUT)
+
+    def check_states(self, word: int, signature: Signature) -> None:
+        """Like `check`, by what the ranks have said: raise if one disagrees, has given up, or has left."""
         words = self._words
         # Each word is read once: a peer may post between two looks.
         posted = [words[index] for index in self._posts[word & 1]]
@@ -127,23 +137,18 @@ class Lockstep:
             state = words[self.arena.line(peer, STATE)]
             if state == _DISAGREES:
                 raise self._disagree(signature)
-            if state == _FAILED:
-                raise DistBackendError(
-                    f"{self.members.describe(peer)} gave up: {self.arena.text(peer)}", peer_failed=True
-                )
-            if state == _LEFT:
-                raise DistBackendError(f"{self.members.describe(peer)} has destroyed the group", peer_failed=True)
-            if self.members.ended(peer):
-                raise DistBackendError(f"{self.members.describe(peer)} has died", peer_failed=True)
+            if state:
+                text = self.arena.text(peer)
+                raise peer_gone(self.members.describe(peer), text if state == _LEFT else gave_up(text), _LEFT_OUT)
 
     def check_now(self, signature: Signature) -> None:
         """Like `check`, in the middle of a step: raise if a rank has given up or is dead."""
         self.check(self._word, signature)
 
-    def leave(self) -> None:
+    def leave(self, farewell: str) -> None:
         """Say that this rank makes no more calls; it has the last word only if it has not failed."""
         if self._words[self.arena.line(self.rank, STATE)] == 0:
-            self._say(_LEFT, "")
+            self._say(_LEFT, farewell)
 
     def fail(self, reason: str) -> None:
         """Say that this rank cannot go on, and why."""

@@ -15,14 +15,13 @@ import numpy as np
 
 from meshdist.arrays import Array
 from meshdist.backends.base import Incoming
+from meshdist.backends.gloo.anybody import Anybody
 from meshdist.backends.gloo.channel import RING_BYTES
 from meshdist.backends.gloo.inbox import Expected, Inbox, Receipt
 from meshdist.backends.gloo.outbox import Outbox
 from meshdist.backends.gloo.peer import FAILED, LEFT
-from meshdist.backends.gloo.published import Senders
 from meshdist.backends.matching import eager_bytes
 from meshdist.deadline import Deadline
-from meshdist.errors import DistBackendError
 from meshdist.waiting import Waitable
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class Mail:
         self._outboxes: dict[int, Outbox] = {}
         self._inboxes: dict[int, Inbox] = {}
         self._expected = Expected()
-        self._senders = Senders(backend.options, backend.rank)
+        self._anybody = Anybody(backend, self._inboxes, self._inbox, self._expected)
 
     def send(self, array: Array, dst: int, tag: int) -> Waitable:
         """Post a message."""
@@ -64,10 +63,9 @@ class Mail:
         """Post the receipt of a message, from one rank or from any."""
         name = self._names[array.dtype]
         if src is None:
-            receipt = Receipt(array, name, self._move_any, self._all_inboxes, self._check_any, self._senders)
+            receipt = Receipt(array, name, self._anybody, tag)
         else:
-            inbox = self._inboxes.get(src) or self._inbox(src)
-            receipt = Receipt(array, name, inbox.move, inbox.itself, inbox.check)
+            receipt = Receipt(array, name, self._inboxes.get(src) or self._inbox(src), tag)
         with self._expected.lock:
             parcel = self._expected.matching.ask(receipt, src, tag)
             if parcel is None:
@@ -82,12 +80,12 @@ class Mail:
         """Tell all with whom there is a channel that this rank gives up."""
         self._end(FAILED, reason)
 
-    def leave(self) -> None:
+    def leave(self, farewell: str) -> None:
         """Let what was sent be picked up, and end the channels."""
         deadline = Deadline(_DELIVERY_S)
         for outbox in self._outboxes.values():
             outbox.deliver(deadline)
-        self._end(LEFT, "")
+        self._end(LEFT, farewell)
 
     def _inbox(self, src: int) -> Inbox:
         with self._expected.lock:
@@ -96,39 +94,8 @@ class Mail:
                 inbox = self._inboxes[src] = Inbox(self._backend, src, self._expected)
         return inbox
 
-    def _all_inboxes(self) -> list[Inbox]:
-        return list(self._inboxes.values())
-
-    def _move_any(self, receipt: Receipt) -> None:
-        for src in self._senders.find():
-            self._inbox(src)
-        for inbox in self._all_inboxes():
-            inbox.move(receipt)
-            if receipt.done:
-                # The next turn begins with another one.
-                with self._expected.lock:
-                    self._inboxes[receipt.source] = self._inboxes.pop(receipt.source)
-                return
-
-    def _check_any(self) -> None:
-        # Nothing can come any more once all others have gone; before that, one that gave up or died is an error if it
-        # has ever sent here. Who has not, and has ended, may have been through.
-        options, gone = self._backend.options, 1
-        for rank, global_rank in enumerate(options.ranks):
-            inbox = self._inboxes.get(rank)
-            if rank == self._backend.rank:
-                continue
-            if inbox is None or inbox.channel is None:
-                gone += options.peers.ended(global_rank)
-            elif inbox.has_left():
-                gone += 1
-            else:
-                inbox.check()
-        if gone == self._backend.size:
-            raise DistBackendError("all other ranks of the group have left or died", peer_failed=True)
-
     def _end(self, state: int, text: str) -> None:
         for outbox in list(self._outboxes.values()):
             outbox.end(state, text)
-        for inbox in self._all_inboxes():
+        for inbox in list(self._inboxes.values()):
             inbox.end(state, text)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from meshdist.backends.base import Backend
 
 PIECE_BYTES = 64 << 10
+_LEFT_OUT = "receiving the message"
 _NOTHING = np.empty(0, np.uint8)
 
 
@@ -63,7 +64,7 @@ class Outbox:
     def post(self, array: Array, tag: int, dtype_name: bytes, eager_bytes: int) -> Waitable:
         """Append a message."""
         if self.channel.has_said():
-            self.peer.check_state(self.channel)
+            self.peer.check_state(self.channel, _LEFT_OUT)
         num_bytes = array.nbytes
         with self._lock:
             self._numbered += 1
@@ -81,10 +82,11 @@ class Outbox:
 
     def check(self) -> None:
         """Raise DistBackendError if the receiver takes no more."""
-        self.peer.check(self.channel)
         if self.channel.words[MODE] == UNKNOWN:
             # It has not found the channel, and so cannot say in it that it never will.
-            check_withdrawn(self._options, self._dst)
+            check_withdrawn(self._options, self._dst, _LEFT_OUT)
+        else:
+            self.peer.check(self.channel, _LEFT_OUT)
 
     def advance(self) -> None:
         """Write what there is room for."""
@@ -104,7 +106,7 @@ class Outbox:
         if self.channel.words[MODE] != UNKNOWN:
             return False
         try:
-            check_withdrawn(self._options, self._dst)
+            check_withdrawn(self._options, self._dst, _LEFT_OUT)
         except DistError:
             return False
         return True

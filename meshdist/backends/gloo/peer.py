@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from meshdist.backends.gloo.channel import Channel
 from meshdist.doorbells import SocketDoorbells
-from meshdist.errors import DistBackendError
+from meshdist.farewell import DIED, gave_up, peer_gone
 
 if TYPE_CHECKING:
     from meshdist.backends.base import Backend
@@ -39,20 +39,15 @@ class Peer:
             sleepers >>= 1
             number += 1
 
-    def check(self, channel: Channel) -> None:
-        """Raise DistBackendError if it has given up, left or died."""
-        self.check_state(channel)
-        self.check_alive()
-
-    def check_alive(self) -> None:
-        """Raise DistBackendError if its process has ended."""
+    def check(self, channel: Channel, left_out: str) -> None:
+        """Raise DistBackendError if it has given up, left or died, without `left_out`."""
+        self.check_state(channel, left_out)
         if self.ended():
-            raise DistBackendError(f"{self.description} has died", peer_failed=True)
+            self.check_state(channel, left_out)  # its last word may have come right after the look
+            raise peer_gone(self.description, DIED, left_out)
 
-    def check_state(self, channel: Channel) -> None:
+    def check_state(self, channel: Channel, left_out: str) -> None:
         """Raise DistBackendError if it said that it has given up or left."""
         state, text = channel.state()
-        if state == FAILED:
-            raise DistBackendError(f"{self.description} gave up: {text}", peer_failed=True)
-        if state == LEFT:
-            raise DistBackendError(f"{self.description} has destroyed the group", peer_failed=True)
+        if state:
+            raise peer_gone(self.description, text if state == LEFT else gave_up(text), left_out)

@@ -5,19 +5,17 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from meshdist.backends.base import withdrawn_key
 from meshdist.deadline import Deadline
 from meshdist.doorbells import SocketDoorbells
 from meshdist.errors import DistBackendError, DistError, DistNetworkError
+from meshdist.farewell import DIED, ENDED_WITH_STORE, peer_gone
 from meshdist.waiting import Doorbell, Waitable
 
 if TYPE_CHECKING:
     from meshdist.backends.base import BackendOptions
-
-T = TypeVar("T")
 
 # The store is another process: it is not asked more often than this.
 _PAUSE_S = 0.001
@@ -43,37 +41,65 @@ def withdraw(options: BackendOptions, rank: int, what: str) -> None:
         options.store.compare_set(withdrawn_key(rank), "", what)  # the first reason stands
 
 
-def check_withdrawn(options: BackendOptions, rank: int) -> None:
-    """Raise DistBackendError if a rank of the group has withdrawn, has left the world, or its process has died.
+def fate(options: BackendOptions, rank: int) -> str | None:
+    """Return what became of a rank of the group: what it said as it went away, or that its process has ended.
 
-    Or if what the group rests on is broken, so that the rank may never come.
+    None where it is there, as far as can be seen.
+
+    Raises:
+        DistBackendError: The store is gone, with another rank; or what the group rests on is broken, so that the rank
+            may never come.
+        DistNetworkError: The store is gone, and nobody knows with whom.
     """
-    _asked(options, options.check_premises)
-    name = options.peers.describe(options.ranks[rank])
-    what = _asked(options, lambda: options.gone(rank))
-    if what is not None:
-        raise DistBackendError(f"{name} {what}", peer_failed=True)
-    if options.peers.ended(options.ranks[rank]):
-        raise DistBackendError(f"{name} has died", peer_failed=True)
-
-
-def _look_up(options: BackendOptions, key: str) -> str | None:
-    return _asked(options, lambda: options.store.get(key).decode() if options.store.check([key]) else None)
-
-
-def _asked(options: BackendOptions, ask: Callable[[], T]) -> T:
     try:
-        return ask()
+        options.check_premises()
+        what = options.gone(rank)
+        if what is None and options.peers.ended(options.ranks[rank]):
+            what = options.gone(rank) or DIED  # its last word may have come between the two looks
+        return what
     except DistNetworkError:
-        # The store may have gone with a rank that held it. That rank is the news; its end shows a moment later.
-        deadline = Deadline(_END_S)
-        while not deadline.expired():
-            for rank in options.ranks:
-                if options.peers.ended(rank):
-                    message = f"{options.peers.describe(rank)} has died, and the store with it"
-                    raise DistBackendError(message, peer_failed=True) from None
-            threading.Event().wait(deadline.slice_s(_PAUSE_S))
-        raise
+        ended = _who_ended(options, rank)
+        if ended is None:
+            raise
+        if ended != rank:
+            raise _ended_with_store(options, ended) from None
+        return ENDED_WITH_STORE
+
+
+def check_withdrawn(options: BackendOptions, rank: int, left_out: str) -> None:
+    """Raise DistBackendError if a rank of the group is gone, without `left_out`."""
+    what = fate(options, rank)
+    if what is not None:
+        raise peer_gone(options.peers.describe(options.ranks[rank]), what, left_out)
+
+
+def _look_up(options: BackendOptions, key: str, publisher: int) -> str | None:
+    try:
+        return options.store.get(key).decode() if options.store.check([key]) else None
+    except DistNetworkError:
+        ended = _who_ended(options, publisher)
+        if ended is None:
+            raise
+        raise _ended_with_store(options, ended) from None
+
+
+def _who_ended(options: BackendOptions, first: int) -> int | None:
+    """Return a rank whose process has ended, `first` if it is one; None where there is none.
+
+    The store may have gone with a rank that held it. That rank is the news; its end shows a moment later.
+    """
+    deadline = Deadline(_END_S)
+    ranks: list[int] = [first, *range(len(options.ranks))]
+    while not deadline.expired():
+        for rank in ranks:
+            if options.peers.ended(options.ranks[rank]):
+                return rank
+        threading.Event().wait(deadline.slice_s(_PAUSE_S))
+    return None
+
+
+def _ended_with_store(options: BackendOptions, rank: int) -> DistBackendError:
+    return peer_gone(options.peers.describe(options.ranks[rank]), ENDED_WITH_STORE, "")
 
 
 def channel_key(src: int, dst: int) -> str:
@@ -107,9 +133,11 @@ class Senders:
         if len(self._found) == others or time.monotonic() < self._next_s:
             return []
         new: set[int] = set()
-        if self._options.store.check([self._key]):
-            new = set(map(int, self._options.store.get(self._key).split())) - self._found
-            self._found |= new
+        # Where the store is gone nobody new is found; with whom it went is for the look at those who are gone.
+        with contextlib.suppress(DistNetworkError):
+            if self._options.store.check([self._key]):
+                new = set(map(int, self._options.store.get(self._key).split())) - self._found
+                self._found |= new
         self._next_s = time.monotonic() + _PAUSE_S
         return sorted(new)
 
@@ -121,12 +149,19 @@ def _senders_key(dst: int) -> str:
 class Published(Waitable):
     """A key that a rank of the group has published.
 
+    Args:
+        options: What the group is.
+        key: The key.
+        publisher: The rank.
+        left_out: What the rank has not done where it is gone without publishing it.
+
     Attributes:
         value: What it is, once ready.
     """
 
-    def __init__(self, options: BackendOptions, key: str, publisher: int) -> None:
+    def __init__(self, options: BackendOptions, key: str, publisher: int, left_out: str) -> None:
         self.value: str | None = None
+        self._left_out = left_out
         self._options = options
         self._key = key
         self._publisher = publisher
@@ -140,15 +175,19 @@ class Published(Waitable):
     def look(self) -> bool:
         """Return whether it is there now, however short a time ago it was not."""
         if self.value is None:
-            self.value = _look_up(self._options, self._key)
+            self.value = _look_up(self._options, self._key, self._publisher)
             self._next_s = time.monotonic() + _PAUSE_S
         return self.value is not None
 
     def check(self) -> None:
-        check_withdrawn(self._options, self._publisher)
+        check_withdrawn(self._options, self._publisher, self._left_out)
 
     def arm(self, bell: Doorbell) -> None:
         # A ring may have come within the pause after the last look: the look before the sleep is never left out.
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Have the next `ready` ask the store, however short ago that was done."""
         self._next_s = 0.0
 
     def disarm(self, bell: Doorbell) -> None:

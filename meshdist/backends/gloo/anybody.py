@@ -1,0 +1,103 @@
+"""Anybody: all other ranks of the group, as those that a message is taken of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from meshdist.backends.gloo.inbox import Expected, Inbox, Receipt
+from meshdist.backends.gloo.published import Senders, fate
+from meshdist.farewell import nobody_left
+
+if TYPE_CHECKING:
+    from meshdist.backends.base import Backend
+
+# The store is asked for every rank that has sent nothing: not more often than this.
+_PAUSE_S = 0.05
+
+
+class Anybody:
+    """Where a message comes from that may come from any rank.
+
+    Args:
+        backend: The backend that it is for.
+        inboxes: The inboxes there are, by rank.
+        make: Returns the inbox of a rank, made where there is none.
+        expected: What this rank expects from all.
+
+    Attributes:
+        description: What messages call it.
+    """
+
+    description = "any rank"
+
+    def __init__(
+        self, backend: Backend, inboxes: dict[int, Inbox], make: Callable[[int], Inbox], expected: Expected
+    ) -> None:
+        self._options = backend.options
+        self._inboxes = inboxes
+        self._make = make
+        self._expected = expected
+        self._senders = Senders(backend.options, backend.rank)
+        self._others = [rank for rank in range(backend.size) if rank != backend.rank]
+        self._gone: dict[int, str] = {}
+        self._next_s = 0.0
+
+    def move(self, receipt: Receipt) -> None:
+        """Read on until `receipt` has its message, or there is nothing more to read."""
+        for src in self._senders.find():
+            self._make(src)
+        for inbox in self.inboxes():
+            inbox.move(receipt)
+            if receipt.done:
+                # The next turn begins with another one.
+                with self._expected.lock:
+                    self._inboxes[receipt.source] = self._inboxes.pop(receipt.source)
+                return
+
+    def check(self) -> None:
+        """Raise DistBackendError if all others are gone, or one that has sent something gave up or died.
+
+        Who has sent nothing, and has ended, may have been through.
+        """
+        unheard = []
+        for rank in self._others:
+            inbox = self._inboxes.get(rank)
+            if inbox is None or inbox.channel is None:
+                unheard.append(rank)
+                continue
+            farewell = inbox.farewell()
+            if farewell is None:
+                inbox.check()
+            else:
+                self._gone[rank] = farewell
+        if time.monotonic() >= self._next_s:
+            self._look_for(unheard)
+            self._next_s = time.monotonic() + _PAUSE_S
+        if len(self._gone) == len(self._others):
+            self.look_again()  # the last word of one of them may not have been found
+            describe, ranks = self._options.peers.describe, self._options.ranks
+            raise nobody_left({describe(ranks[rank]): self._gone[rank] for rank in self._others})
+
+    def look_again(self) -> None:
+        """Have the next `move` ask the store for new channels, however short ago that was done."""
+        self._senders.look_again()
+        for inbox in self.inboxes():
+            inbox.look_again()
+
+    def inboxes(self) -> list[Inbox]:
+        """Return the inboxes there are."""
+        return list(self._inboxes.values())
+
+    def tags_instead(self, tag: int) -> str:
+        """Return what other tags messages have that nobody asked for, for the end of a message."""
+        return self._expected.tags_instead(tag, None)
+
+    def _look_for(self, unheard: list[int]) -> None:
+        for rank in unheard:
+            if rank not in self._gone:
+                what = fate(self._options, rank)
+                if what is None:
+                    return  # one who is there is enough to go on waiting
+                self._gone[rank] = what

@@ -1,0 +1,61 @@
+"""What a rank that goes away tells its peers, and how they say it: the same words wherever it is noticed.
+
+Who leaves says so in the shared memory of its groups and in the store. So who has ended without a word was killed, or
+ended its process past the interpreter: it has died, as far as anybody can know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from meshdist.errors import DistBackendError
+
+DESTROYED_GROUP = "has destroyed the group"
+LEFT_THE_WORLD = "has left the world"
+ENDED = "has ended without destroy_process_group()"
+FINISHED = "has finished"
+DIED = "has died"
+ENDED_WITH_STORE = "has ended, and the store is gone as well"
+"""All that can be known of a rank that has ended where there is no store to ask for its last words."""
+
+ORDERLY = (DESTROYED_GROUP, LEFT_THE_WORLD, ENDED, FINISHED)
+"""Ends after which other ranks may go on."""
+
+_MOST_NAMED = 8
+
+
+def gave_up(reason: str) -> str:
+    """Return what a rank says that cannot go on."""
+    return f"gave up: {reason}"
+
+
+def peer_gone(who: str, what: str, left_out: str) -> DistBackendError:
+    """Return the error of a call that waits for a rank that is gone.
+
+    Args:
+        who: The rank.
+        what: What it said, or what is known of its end.
+        left_out: What the caller waits for it to do, as in "sending a message".
+
+    Example:
+        >>> print(peer_gone("rank 1", LEFT_THE_WORLD, "sending a message"))
+        rank 1 has left the world without sending a message
+    """
+    link = " and without " if what == ENDED else " without "
+    return DistBackendError(f"{who} {what}{link + left_out if what in ORDERLY else ''}", peer_failed=True)
+
+
+def nobody_left(gone: Mapping[str, str]) -> DistBackendError:
+    """Return the error of a call that takes a message of any rank, where all others are gone.
+
+    Args:
+        gone: What became of each.
+
+    Example:
+        >>> print(nobody_left({"rank 1": DIED, "rank 2": LEFT_THE_WORLD}))
+        all others are gone: rank 1 has died; rank 2 has left the world
+    """
+    named = [f"{who} {what}" for who, what in list(gone.items())[:_MOST_NAMED]]
+    if len(gone) > _MOST_NAMED:
+        named.append(f"and so on, {len(gone)} ranks in all")
+    return DistBackendError(f"all others are gone: {'; '.join(named)}", peer_failed=True)

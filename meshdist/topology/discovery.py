@@ -1,0 +1,141 @@
+"""Finding the topology: hosts from the cards of the peers, cores and sockets from /sys, GPUs through CuPy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from meshdist.current import current_world
+from meshdist.topology.hosts import Links, host_parts, network_part
+from meshdist.topology.link import Link
+from meshdist.topology.part import Part
+
+NODES = Path("/sys/devices/system/node")
+# GPUs that reach each other's memory without the host: what NVLink gives on common machines, within a factor of two.
+PEER_LINK = Link(2e-6, 200e9)
+
+
+class Machine(NamedTuple):
+    """What one host is made of.
+
+    Attributes:
+        cores: Processors that this process may use.
+        sockets: The numbers of processors of its NUMA nodes, where it has several; else none.
+        gpus: How many GPUs there are.
+        peers: Whether all GPUs reach each other's memory without the host.
+    """
+
+    cores: int
+    sockets: tuple[int, ...]
+    gpus: int
+    peers: bool
+
+
+def this_machine(gpus: bool | None) -> Machine:
+    """Return what this host is made of; see `Topology.find`."""
+    from meshdist.launch.env import available_cores
+
+    sockets = numa_cores(NODES)
+    return Machine(available_cores(), sockets if len(sockets) > 1 else (), *_gpus(gpus))
+
+
+def numa_cores(nodes: Path) -> tuple[int, ...]:
+    """Return how many processors each NUMA node has that has any, from the directory `nodes` of /sys.
+
+    None where there is no such directory: this is no Linux, or its /sys is hidden.
+    """
+    numbered = sorted((int(path.name[4:]), path) for path in nodes.glob("node[0-9]*"))
+    counts = [cores_in((path / "cpulist").read_text()) for _, path in numbered if (path / "cpulist").is_file()]
+    return tuple(count for count in counts if count)
+
+
+def cores_in(cpulist: str) -> int:
+    """Return how many processors a list such as `0-3,8` names.
+
+    Example:
+        >>> cores_in("0-3,8")
+        5
+    """
+    count = 0
+    for part in filter(None, cpulist.strip().split(",")):
+        first, _, last = part.partition("-")
+        count += int(last or first) - int(first) + 1
+    return count
+
+
+def _gpus(wanted: bool | None) -> tuple[int, bool]:
+    if wanted is False or (wanted is None and "cupy" not in sys.modules):
+        return 0, False
+    try:
+        import cupy
+    except ImportError as error:
+        raise ImportError(
+            "Topology.find(gpus=True) asks CuPy for the GPUs, and it is not installed: pip install 'meshdist[cuda]'"
+        ) from error
+    runtime: Any = cupy.cuda.runtime
+    try:
+        count = int(runtime.getDeviceCount())
+    except runtime.CUDARuntimeError:
+        if wanted:
+            raise
+        return 0, False  # CuPy is there, but no GPU: nothing to find
+    pairs = [(one, other) for one in range(count) for other in range(count) if one != other]
+    return count, bool(pairs) and all(runtime.deviceCanAccessPeer(*pair) for pair in pairs)
+
+
+def find_parts(gpus: bool | None) -> list[Part]:
+    """Return the parts of the current world; see `Topology.find`.
+
+    The ranks of a host come in the order of their numbers, whatever this rank's host is made of: so all ranks find
+    the same order, and place meshes alike.
+    """
+    world = current_world()
+    machine = this_machine(gpus)
+    hosts: dict[str, list[int]] = {}
+    for rank, host in enumerate(world.hosts(range(world.size))):
+        hosts.setdefault(host, []).append(rank)
+    shown = world.host_names() or tuple(hosts)
+    names = unique([shown[ranks[0]] for ranks in hosts.values()])
+    parts = network_part(len(hosts))
+    for name, ranks in zip(names, hosts.values(), strict=True):
+        parts += parts_found(name, ranks, machine, linked=len(hosts) > 1)
+    return parts
+
+
+def parts_found(name: str, ranks: Sequence[int], machine: Machine, *, linked: bool) -> list[Part]:
+    """Return the parts of one host: ranks on GPUs, one each, where there are enough; else on the host.
+
+    On which socket a rank runs is not known.
+    """
+    links = Links()
+    host, *_ = host_parts(name, ranks, 0, 0, links, linked=linked)
+    on_gpus = bool(machine.gpus) and len(ranks) <= machine.gpus
+    parts = [replace(host, cores=machine.cores, ranks=() if on_gpus else host.ranks)]
+    for index, cores in enumerate(machine.sockets):
+        parts.append(Part(f"{name}/socket{index}", "socket", name, links.socket, links.memory, cores=cores))
+    above, link = name, links.gpu
+    if machine.peers:
+        above, link = f"{name}/nvlink", PEER_LINK
+        parts.append(Part(above, "switch", name, Link(links.gpu.latency_s, links.gpu.bandwidth * machine.gpus)))
+    for index in range(machine.gpus):
+        here = (ranks[index],) if on_gpus and index < len(ranks) else ()
+        parts.append(Part(f"{name}/gpu{index}", "gpu", above, link, links.memory, here))
+    return parts
+
+
+def unique(names: Sequence[str]) -> list[str]:
+    """Return the names, those that were there before with a number: containers may share the name of their host.
+
+    Example:
+        >>> unique(["node", "node", "other"])
+        ['node', 'node#2', 'other']
+    """
+    seen: dict[str, int] = {}
+    found = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return found

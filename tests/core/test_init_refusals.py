@@ -1,0 +1,204 @@
+"""Processes that cannot begin together: all that meet are told at once, and who waits in vain learns why."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+
+import numpy as np
+import pytest
+from worlds import Crew, crew_rank, tell
+
+import meshdist as dist
+from meshdist.backends import Engine
+
+
+def join(url, rank, world_size=2, backend="gloo", timeout_s=1.5, **variables):
+    """Try to join and make a call; return how long that took, and the error."""
+    os.environ.update(variables)
+    tell("about to join")
+    began_s = time.monotonic()
+    try:
+        dist.init_process_group(
+            backend, init_method=url, rank=rank, world_size=world_size, timeout=timeout_s, group_name=""
+        )
+        total = dist.all_reduce(np.ones(1)).item()
+    except Exception as error:
+        return time.monotonic() - began_s, type(error), str(error)
+    dist.destroy_process_group()
+    return time.monotonic() - began_s, None, str(total)
+
+
+@pytest.fixture
+def new_pair(worlds):
+    with Crew(worlds.nursery, 2) as crew:
+        yield crew
+
+
+@pytest.fixture(params=["tcp", "file"])
+def url(request, port, tmp_path):
+    return f"tcp://127.0.0.1:{port}" if request.param == "tcp" else f"file://{tmp_path}/meet"
+
+
+# ---- The backends
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_backends_that_disagree_are_an_error_on_all_ranks(new_pair, url, first):
+    names = ("gloo", "cpu:gloo,cuda:nccl")
+    for rank in (first, 1 - first):
+        new_pair.start(join, url, rank, 2, names[rank], 20, ranks=[rank])
+        if rank == first:
+            new_pair.told(rank)
+    for rank in (0, 1):
+        if rank != first:
+            new_pair.told(rank)
+        took_s, kind, message = new_pair.outcome(rank)
+        assert kind is ValueError, message
+        assert re.match(rf"init_process_group \(rank {rank} of 2\): the backends disagree: rank", message)
+        assert "'gloo'" in message
+        assert "'cpu:gloo,cuda:nccl'" in message
+        assert took_s < 10
+    # Nothing is left of it in the way of the next.
+    new_pair.start(join, url, 0, 2, "gloo", 20, ranks=[0])
+    new_pair.start(join, url, 1, 2, "gloo", 20, ranks=[1])
+    for rank in (0, 1):
+        new_pair.told(rank)
+        assert new_pair.outcome(rank)[1:] == (None, "2.0")
+
+
+def test_a_backend_that_is_not_for_processes_is_an_error_on_all_ranks(new_pair, url):
+    for rank in (0, 1):
+        new_pair.start(join, url, rank, 2, "threads", 20, ranks=[rank])
+    for rank in (0, 1):
+        new_pair.told(rank)
+        took_s, kind, message = new_pair.outcome(rank)
+        assert kind is ValueError
+        assert re.search("backend 'threads' is for ranks that are threads of meshdist.run; for processes use", message)
+        assert took_s < 10
+
+
+def test_a_backend_that_is_not_for_processes_is_refused_alone():
+    for _ in range(2):
+        with pytest.raises(ValueError, match="backend 'threads' is for ranks that are threads of meshdist.run"):
+            dist.init_process_group("threads", store=dist.HashStore(), rank=0, world_size=1)
+    assert not dist.is_initialized()
+
+
+class Refusing(Engine):
+    """An engine that is never made on rank 1."""
+
+
+def make_refusing(store, rank, size, timeout):
+    if rank == 1:
+        raise KeyError("no such card")
+    return Refusing()
+
+
+def join_refusing(url, rank):
+    dist.Backend.register_backend("refusing", make_refusing)
+    return join(url, rank, 2, "refusing", 20)
+
+
+def test_a_registered_backend_that_cannot_be_made_is_an_error_on_all_ranks(new_pair, url):
+    for rank in (0, 1):
+        new_pair.start(join_refusing, url, rank, ranks=[rank])
+    for rank in (0, 1):
+        new_pair.told(rank)
+    took_s, kind, message = new_pair.outcome(0)
+    assert kind is dist.DistBackendError
+    assert (
+        "on rank 1: backend 'refusing': the registered function make_refusing raised KeyError: 'no such card'"
+        in message
+    )
+    assert "init_process_group (rank 0 of 2)" in message
+    assert took_s < 10
+    assert "no such card" in new_pair.outcome(1)[2]
+
+
+# ---- Who waits in vain
+
+
+def test_a_wrong_secret_is_told_to_those_who_wait(new_pair, port):
+    url = f"tcp://127.0.0.1:{port}"
+    new_pair.start(join, url, 0, 2, "gloo", 2.5, ranks=[0])
+    new_pair.told(0)
+    code = {"MESHDIST_SECRET": "another"}
+    new_pair.start(join_with, code, url, 1, ranks=[1])
+    new_pair.told(1)
+    _, kind, message = new_pair.outcome(1)
+    assert kind is dist.DistNetworkError
+    assert "belongs to another job" in message
+    _, kind, message = new_pair.outcome(0)
+    assert kind is dist.DistTimeoutError
+    assert re.search(
+        r"1 of 2 ranks joined within 2.5 s; rank 1 is missing: was it started with this address and MESHDIST_SECRET\?;"
+        r" refused: 127.0.0.1:\d+, which belongs to job \w+, not to \w+: it has another MESHDIST_SECRET$",
+        message,
+    ), message
+
+
+def join_with(variables, url, rank):
+    return join(url, rank, 2, "gloo", 2.5, **variables)
+
+
+def test_a_wrong_world_size_is_told_to_those_who_wait(new_pair, port):
+    url = f"tcp://127.0.0.1:{port}"
+    new_pair.start(join, url, 0, 2, "gloo", 2.5, ranks=[0])
+    new_pair.told(0)
+    with dist.TCPStore("127.0.0.1", port, timeout=20) as store:
+        store.get("world/0/arrived")
+    new_pair.start(join, url, 1, 3, "gloo", 2.5, ranks=[1])
+    new_pair.told(1)
+    assert new_pair.outcome(1)[1] is ValueError
+    message = new_pair.outcome(0)[2]
+    assert re.search(r"rank 1 is missing: .*; refused: 127.0.0.1:\d+: it says world_size=3, not 2$", message), message
+
+
+def test_two_ranks_0_at_one_port(new_pair, port):
+    url = f"tcp://127.0.0.1:{port}"
+    for place in (0, 1):
+        new_pair.start(join, url, 0, 2, "gloo", 1.5, ranks=[place])
+        new_pair.told(place)
+    errors = [new_pair.outcome(place)[2] for place in (0, 1)]
+    assert any(
+        re.search(f"127.0.0.1:{port} is taken by another socket.*; or is another process of this job rank 0", error)
+        for error in errors
+    ), errors
+
+
+def join_named(url, name, timeout_s):
+    with pytest.raises(dist.DistTimeoutError) as raised:
+        dist.init_process_group("gloo", init_method=url, world_size=2, rank=0, group_name=name, timeout=timeout_s)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("names", [("", "a 0"), ("a 0", "")], ids=["without and with", "with and without"])
+def test_another_group_name_at_one_file_is_told(new_pair, tmp_path, names):
+    url = f"file://{tmp_path}/meet"
+    new_pair.start(join_named, url, names[1], 4, ranks=[1])
+    deadline = time.monotonic() + 30
+    while not list(tmp_path.glob("meet*")):
+        assert time.monotonic() < deadline
+    new_pair.start(join_named, url, names[0], 0.5, ranks=[0])
+    message = new_pair.outcome(0)
+    assert "rank 1 is missing: was it started with this file" in message
+    assert f"joined as group_name {names[0]!r}, and there is a meeting at this file as {names[1]!r}" in message
+    new_pair.outcome(1)
+
+
+# ---- The end
+
+
+def test_a_second_destroy_says_that_it_is_one(new_pair, url):
+    new_pair.start(destroy_twice, url)
+    assert new_pair.gather() == ["the default process group was destroyed already"] * 2
+
+
+def destroy_twice(url):
+    dist.init_process_group("gloo", init_method=url, rank=crew_rank(), world_size=2, timeout=20)
+    dist.destroy_process_group()
+    with pytest.raises(ValueError, match="call meshdist.init_process_group") as raised:
+        dist.destroy_process_group()
+    return str(raised.value).partition(";")[0]

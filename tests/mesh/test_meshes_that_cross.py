@@ -1,0 +1,97 @@
+"""Slices that differ between ranks: the timeout says where those wait that did not come."""
+
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from worlds import needs_linux
+
+import meshdist
+from meshdist.backends.whereabouts import SetUpWait
+from meshdist.deadline import Deadline
+from meshdist.device_mesh import init_device_mesh
+from meshdist.store import HashStore
+from meshdist.waiting import Waitable
+
+# Longer than the second after which a rank leaves word.
+TIMEOUT_S = 3.0
+
+
+def crossing():
+    """On 4 ranks: rank 0 calls on the transposed mesh, the others on the mesh."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    if meshdist.get_rank() == 0:
+        mesh = mesh.transpose()
+    with pytest.raises(meshdist.DistError) as error:
+        mesh.all_reduce(np.ones(1))
+    return str(error.value)
+
+
+def check_told(told):
+    assert "rank 1 waited meanwhile in the first call on group 'world' (ranks 0, 1, 2, 3)" in told[0]
+    for words in told[1:]:  # those of the rank that gave up first, or of another
+        assert "rank 0 waited meanwhile in the first call on group 'tp,dp' (ranks 0, 2, 1, 3)" in words
+        assert "groups whose ranks are in another order are others" in words
+
+
+def test_ranks_that_wait_for_each_other_in_two_groups():
+    told = threading.Barrier(4)
+
+    def program():
+        words = crossing()
+        told.wait(30)  # a rank that has ended is what the others would hear of
+        return words
+
+    check_told(meshdist.run(program, 4, timeout=TIMEOUT_S))
+
+
+@needs_linux
+def test_processes_that_wait_for_each_other_in_two_groups(worlds):
+    from worlds import Crew
+
+    with Crew(worlds.nursery, 4, timeout_s=TIMEOUT_S) as crew:
+        crew.join()
+        crew.start(crossing)
+        check_told(crew.gather())
+
+
+class Peer(Waitable):
+    """A peer that has not come before `is_there`."""
+
+    is_there = False
+
+    def ready(self):
+        return self.is_there
+
+    def check(self):
+        return
+
+    def arm(self, bell):
+        return
+
+    def disarm(self, bell):
+        return
+
+    def missing(self):
+        return "rank 5"
+
+
+def test_word_is_taken_back_when_the_peer_has_come():
+    store, peer = HashStore(), Peer()
+    mine = SimpleNamespace(world_store=store, name="pair#1", label="pair", rank=1, ranks=(5, 3))
+    theirs = SimpleNamespace(world_store=store, name="pair#2", label="other", rank=0, ranks=(3, 5))
+    wait, deadline = SetUpWait(peer, mine), Deadline(30)
+    wait.check()
+    assert store.num_keys() == 0
+    while store.num_keys() == 0:
+        assert not deadline.expired()
+        wait.check()
+    assert SetUpWait(peer, mine).missing() == "rank 5"
+    words = SetUpWait(peer, theirs).missing()
+    assert words.startswith(
+        "rank 5; rank 3 waited meanwhile in the first call on group 'pair' (ranks 5, 3), and groups"
+    )
+    peer.is_there = True
+    assert wait.ready()
+    assert store.num_keys() == 0
