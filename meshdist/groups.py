@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any
 
 from meshdist.backends.device_backends import pairs_of, usable_backend_name
 from meshdist.backends.names import Backend
+from meshdist.cluster.place import local_rank_here
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.current import GroupLike, current_slot, current_world, is_initialized, resolve
 from meshdist.deadline import Timeout, seconds
@@ -151,7 +151,7 @@ def get_backend_config(group: GroupLike = None) -> str:
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """Return this rank's place on its host, which launchers give as LOCAL_RANK; `fallback_rank` where there is none.
+    """Return this rank's place on its host, from LOCAL_RANK or what else its launcher set; else `fallback_rank`.
 
     Raises:
         RuntimeError: There is none, and no fallback.
@@ -159,10 +159,13 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
     dry = current_slot().dry
     if dry is not None:
         return dry.local_rank()
-    if "LOCAL_RANK" in os.environ:
-        return int(os.environ["LOCAL_RANK"])
+    local_rank = local_rank_here()
+    if local_rank is not None:
+        return local_rank
     if fallback_rank is None:
-        raise RuntimeError("LOCAL_RANK is not set; start the script with meshrun, or pass fallback_rank")
+        raise RuntimeError(
+            "LOCAL_RANK is not set; start the script with a launcher such as meshrun, or pass fallback_rank"
+        )
     return int(fallback_rank)
 
 

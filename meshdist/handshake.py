@@ -23,6 +23,7 @@ import struct
 
 from meshdist.deadline import Deadline
 from meshdist.errors import DistNetworkError
+from meshdist.secret_file import SECRET_FILE_VARIABLE, read_secret_file
 
 HANDSHAKE_TIMEOUT_S = 3.0
 """How long a server lets a client take to prove itself."""
@@ -53,8 +54,19 @@ class HandshakeBroken(DistNetworkError):
 
 
 def secret_from_environment() -> bytes:
-    """Return the job's secret from MESHDIST_SECRET, empty where none is set."""
-    return os.environ.get(SECRET_VARIABLE, "").encode()
+    """Return the job's secret from MESHDIST_SECRET or the file MESHDIST_SECRET_FILE, empty where neither is set.
+
+    Raises:
+        ValueError: The file cannot be used, or holds another secret than MESHDIST_SECRET.
+    """
+    secret = os.environ.get(SECRET_VARIABLE, "").encode()
+    path = os.environ.get(SECRET_FILE_VARIABLE)
+    if not path:
+        return secret
+    in_file = read_secret_file(path)
+    if secret not in (b"", in_file):
+        raise ValueError(f"{SECRET_VARIABLE} and the file {SECRET_FILE_VARIABLE}={path} differ: set only one of them")
+    return in_file
 
 
 def job_id(secret: bytes) -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from meshdist.automatic_ranks import number_ranks
 from meshdist.deadline import DEFAULT_TIMEOUT_S, Deadline, Timeout, seconds
+from meshdist.env_place import place_from_environment
 from meshdist.errors import DistTimeoutError
 from meshdist.init_urls import NOT_GIVEN, check_ranks, parse_init_url, to_int, whole_number, with_group_name
 from meshdist.multicast import is_multicast
@@ -34,8 +35,9 @@ def rendezvous(
     Args:
         url: A URL whose scheme has a handler.
 
-            - `env://` reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Where torchrun keeps that port for a store
-              of torch, the ranks of one host meet in a file of their own.
+            - `env://` reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; those that are not set are found out from
+              what Slurm, Open MPI, MPICH or Kubernetes set. Where torchrun keeps that port for a store of torch, the
+              ranks of one host meet in a file of their own.
             - `tcp://host:port` names the host and port at which rank 0 hosts the store.
             - `tcp://239.1.2.3:port`, or another multicast address: the ranks find each other on the local network.
             - `file:///path` names a file that all ranks can reach.
@@ -92,21 +94,7 @@ def register_rendezvous_handler(scheme: str, handler: RendezvousHandler) -> None
 
 def _rendezvous_env(text: str, rank: int, world_size: int, timeout_s: float) -> Rendezvous:
     url = parse_init_url(text, rank, world_size)
-    rank, world_size = url.rank, url.world_size
-    needed = ["MASTER_ADDR", "MASTER_PORT"]
-    needed += ["RANK"] * (rank == NOT_GIVEN) + ["WORLD_SIZE"] * (world_size == NOT_GIVEN)
-    missing = [name for name in needed if not os.environ.get(name)]
-    if missing:
-        raise ValueError(
-            f"env:// rendezvous: {', '.join(missing)} missing from the environment; start the script with meshrun, or "
-            "set them (RANK and WORLD_SIZE may also be given as rank= and world_size=)"
-        )
-    if rank == NOT_GIVEN:
-        rank = _env_int("RANK")
-    if world_size == NOT_GIVEN:
-        world_size = _env_int("WORLD_SIZE")
-    # An IPv6 address may stand in brackets, as it does in a URL.
-    host, port = os.environ["MASTER_ADDR"].removeprefix("[").removesuffix("]"), _env_int("MASTER_PORT")
+    rank, world_size, host, port = place_from_environment(url.rank, url.world_size)
     check_ranks(text, rank, world_size)
     if keeps_torchs_store():
         return _file_rendezvous(meeting_file(), rank, world_size, timeout_s)
@@ -123,7 +111,7 @@ def _is_launchers_store() -> bool:
     """Return True if MASTER_ADDR and MASTER_PORT are the launcher's, not set by the script for a store of its own."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
         return False
-    master = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    master = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     return os.environ.get(AGENT_STORE_VARIABLE) == master
 
 

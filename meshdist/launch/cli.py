@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from meshdist.launch.agent import Settings, launch
 from meshdist.launch.devices import parse_num_ranks
 from meshdist.launch.env import LOOPBACK
-from meshdist.launch.supervisor import DEFAULT_GRACE_S
+from meshdist.launch.options import (
+    DEFAULT_MEETING_PORT,
+    address_of_store,
+    host_and_port,
+    meeting_of,
+    number_of_nodes,
+    port_number,
+    rendezvous_backend,
+    seconds,
+    whole_number,
+)
+from meshdist.launch.outputs import STDERR, STDOUT, Routing, Streams, parse_streams
+from meshdist.launch.supervisor import DEFAULT_GRACE_S, DEFAULT_INTERVAL_S
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -20,18 +32,9 @@ USAGE_STATUS = 2
 _FLAGS = ("-h", "--help", "-m", "--module", "--no-python", "--standalone")
 """The options that take no value."""
 
-_ONE_HOST = "the ranks are on one host, and meet in the launcher's store"
 _TORCHRUNS = {
-    "--max-restarts": "a job that fails ends, and is not started again",
-    "--monitor-interval": "a rank that ends is noticed at once",
-    "--node-rank": _ONE_HOST,
-    "--rdzv-backend": _ONE_HOST,
-    "--rdzv-conf": _ONE_HOST,
-    "--rdzv-endpoint": _ONE_HOST,
-    "--rdzv-id": _ONE_HOST,
-    "--redirects": "--log-dir writes what all ranks print",
+    "--rdzv-conf": "--rdzv-timeout says how long the launchers wait for each other",
     "--start-method": "every rank is a new process",
-    "--tee": "--log-dir writes what all ranks print",
 }
 """The options of torchrun that do nothing here, and why."""
 
@@ -40,17 +43,20 @@ _USAGE = """meshrun [options] script.py [argument ...]
        meshrun [options] --no-python program [argument ...]"""
 
 _DESCRIPTION = """\
-Start the ranks of a job on this host, watch over them, and exit as they do.
+Start the ranks of a job, watch over them, and exit as they do. For several hosts, start meshrun on each.
 
 Each rank is a process that finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the job's secret in its
 environment, which is all that meshdist.init_process_group() needs. If a rank fails, its traceback is shown once, the
-others are ended, and meshrun exits with its status (128 + n if signal n killed it). Ctrl-C ends all ranks."""
+others are ended, on all hosts, and meshrun exits with its status (128 + n if signal n killed it). Ctrl-C ends all
+ranks. Several hosts need one secret in MESHDIST_SECRET, or in a file that MESHDIST_SECRET_FILE names."""
 
 _EPILOG = """\
 examples:
   meshrun --nproc-per-node 4 train.py --steps 100
   meshrun --nproc-per-node gpu -m package.train
   meshrun --nproc-per-node 2 --log-dir logs --no-python ./solver input.dat
+  meshrun --nnodes 2 --rdzv-endpoint node1:29400 --nproc-per-node 8 train.py      (on both hosts)
+  srun --nodes 2 --ntasks-per-node 1 meshrun --nnodes 2 --nproc-per-node 8 train.py
 
 Options come before the script; what follows it is passed on. They may be spelled with _ for - as well."""
 
@@ -70,16 +76,36 @@ def main(arguments: list[str] | None = None) -> int:
     problem = _problem_with(parsed, kind, command)
     if problem is not None:
         _complain(problem)
-    settings = Settings(
+    try:
+        settings = _settings(parsed, kind, command)
+    except ValueError as error:
+        _complain(str(error))
+    return launch(settings)
+
+
+def _settings(parsed: Namespace, kind: str, command: list[str]) -> Settings:
+    everything = Streams(STDOUT | STDERR)
+    # A directory alone means that all goes into files, unless it is passed on as well.
+    redirects = parsed.redirects or (
+        everything if parsed.log_dir is not None and parsed.tee == Streams() else Streams()
+    )
+    if parsed.redirects is not None and parsed.redirects != Streams() and parsed.log_dir is None:
+        raise ValueError("--redirects needs --log-dir DIR, where the files are to be")
+    meeting = meeting_of(parsed)
+    address, port = address_of_store(parsed)
+    return Settings(
         kind=kind,
         command=command,
         num_ranks=parsed.nproc_per_node,
-        master_addr=parsed.master_addr,
-        master_port=parsed.master_port,
+        master_addr=address,
+        master_port=port,
         grace_s=parsed.grace,
-        log_directory=parsed.log_dir,
+        routing=Routing(parsed.log_dir, redirects, parsed.tee),
+        max_restarts=parsed.max_restarts,
+        interval_s=parsed.monitor_interval,
+        meeting=meeting,
+        run_id=parsed.rdzv_id,
     )
-    return launch(settings)
 
 
 def split_command(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -124,23 +150,104 @@ def _parser() -> ArgumentParser:
     )
     add("-m", "--module", action="store_true", help="run a module, as python -m does")
     add("--no-python", action="store_true", help="run a program instead of a Python script")
-    add("--standalone", action="store_true", help="run on this host alone, as it always does")
-    add("--nnodes", type=_as_argument(_one_node), default=1, metavar="1", help="the number of hosts; must be 1")
-    add("--master-addr", default=LOOPBACK, metavar="HOST", help=f"where the store listens; default {LOOPBACK}")
-    add("--master-port", type=_as_argument(_port), default=0, metavar="PORT", help="default 0: any free port")
+    _add_hosts(parser)
+    _add_watching(parser)
+    _add_output(parser)
+    return parser
+
+
+def _add_hosts(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("hosts and how they meet")
+    add = group.add_argument
+    add("--standalone", action="store_true", help="run on this host alone, as it does without --nnodes")
+    add("--nnodes", type=_as_argument(number_of_nodes), default=1, metavar="N", help="the number of hosts; default 1")
+    add(
+        "--node-rank",
+        type=_as_argument(whole_number),
+        metavar="N",
+        help="the number of this host, from 0; assigned where it is not given",
+    )
+    add(
+        "--rdzv-endpoint",
+        type=_as_argument(host_and_port),
+        metavar="HOST:PORT",
+        help="where the launchers meet: the name of one of the hosts, which keeps a store there, and a free port; "
+        f"default port {DEFAULT_MEETING_PORT}. Found under srun, mpirun and Kubernetes",
+    )
+    add("--rdzv-id", metavar="NAME", help="names the job; launchers with another name are refused")
+    add("--rdzv-backend", type=_as_argument(rendezvous_backend), metavar="NAME", help="c10d or static; of no meaning")
+    add(
+        "--rdzv-timeout",
+        type=_as_argument(seconds),
+        default=600.0,
+        metavar="SECONDS",
+        help="how long to wait for the other launchers; default 600",
+    )
+    add(
+        "--master-addr",
+        metavar="HOST",
+        help=f"one host: where the store of the ranks listens, default {LOOPBACK}; several: as --rdzv-endpoint",
+    )
+    add(
+        "--master-port",
+        type=_as_argument(port_number),
+        default=0,
+        metavar="PORT",
+        help="the port of the ranks' store, default 0: any free one; with --nnodes and --master-addr, where the "
+        "launchers meet",
+    )
+
+
+def _add_watching(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("failures")
+    add = group.add_argument
+    add(
+        "--max-restarts",
+        type=_as_argument(whole_number),
+        default=0,
+        metavar="N",
+        help="how often to start all ranks again, on all hosts, after one has failed; default 0. RESTART_COUNT tells "
+        "the ranks",
+    )
+    add(
+        "--monitor-interval",
+        type=_as_argument(seconds),
+        default=DEFAULT_INTERVAL_S,
+        metavar="SECONDS",
+        help="how often to look at what does not tell by itself that it failed; the end of a rank is noticed at once; "
+        f"default {DEFAULT_INTERVAL_S:g}",
+    )
     add(
         "--grace",
-        type=_as_argument(_grace),
+        type=_as_argument(seconds),
         default=DEFAULT_GRACE_S,
         metavar="SECONDS",
         help=f"how long a rank that is asked to end may take until it is killed; default {DEFAULT_GRACE_S:g}",
     )
+
+
+def _add_output(parser: ArgumentParser) -> None:
+    add = parser.add_argument_group("output").add_argument
     add(
         "--log-dir",
         metavar="DIR",
-        help="write the ranks' output to rankN.stdout.log and rankN.stderr.log there",
+        help="write the ranks' output to rankN.stdout.log and rankN.stderr.log there; those of a restart are called "
+        "rankN.restart1.stdout.log",
     )
-    return parser
+    add(
+        "--redirects",
+        type=_as_argument(parse_streams),
+        metavar="WHAT",
+        help="what goes to these files alone: 0 (nothing), 1 (stdout), 2 (stderr), 3 (both, the default with "
+        "--log-dir), or for some ranks of this host: 0:3,1:2",
+    )
+    add(
+        "--tee",
+        type=_as_argument(parse_streams),
+        default=Streams(),
+        metavar="WHAT",
+        help="what is shown with [rankN] before each line, and goes to these files too; as --redirects",
+    )
 
 
 def _as_argument(convert: Callable[[str], _T]) -> Callable[[str], _T]:
@@ -154,28 +261,6 @@ def _as_argument(convert: Callable[[str], _T]) -> Callable[[str], _T]:
             raise ArgumentTypeError(str(error)) from None
 
     return converted
-
-
-def _one_node(text: str) -> int:
-    if text != "1":
-        raise ValueError(f"meshrun starts ranks on one host: expected 1, got {text!r}")
-    return 1
-
-
-def _port(text: str) -> int:
-    if not (text.isdecimal() and int(text) <= 65535):
-        raise ValueError(f"expected a port from 0 to 65535, got {text!r}")
-    return int(text)
-
-
-def _grace(text: str) -> float:
-    try:
-        grace_s = float(text)
-    except ValueError:
-        grace_s = -1.0
-    if not 0 <= grace_s < float("inf"):
-        raise ValueError(f"expected a number of seconds, at least 0, got {text!r}")
-    return grace_s
 
 
 def _problem_with(parsed: Namespace, kind: str, command: list[str]) -> str | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from meshdist.handshake import SECRET_VARIABLE
+from meshdist.handshake import SECRET_VARIABLE, secret_from_environment
 from meshdist.launch.worker import ERROR_FILE_VARIABLE
+from meshdist.secret_file import SECRET_FILE_VARIABLE
 
 LOOPBACK = "127.0.0.1"
 
@@ -24,7 +25,18 @@ def available_cores() -> int:
 
 
 class Job(NamedTuple):
-    """All that the ranks of one job have in common.
+    """All that the ranks of one start of a job have in common on this host.
+
+    Attributes:
+        run_id: Names the job.
+        world_size: The number of ranks, on all hosts.
+        error_directory: Where the ranks of this host describe their failures.
+        first_rank: The first of the ranks of this host, which follow each other.
+        num_local: How many they are; all where None.
+        node: The number of this host.
+        num_nodes: The number of hosts.
+        num_restarts: How many starts of the ranks came before this one.
+        max_restarts: How many there may be.
 
     Example:
         >>> job = new_job(world_size=2, secret="s", master_addr="127.0.0.1", master_port=29500)
@@ -38,6 +50,18 @@ class Job(NamedTuple):
     master_addr: str
     master_port: int
     error_directory: str
+    first_rank: int = 0
+    num_local: int | None = None
+    node: int = 0
+    num_nodes: int = 1
+    num_restarts: int = 0
+    max_restarts: int = 0
+
+    @property
+    def local_ranks(self) -> range:
+        """The ranks of this host."""
+        num_local = self.world_size if self.num_local is None else self.num_local
+        return range(self.first_rank, self.first_rank + num_local)
 
     def error_file(self, rank: int) -> str:
         """Return where `rank` describes its failure."""
@@ -45,13 +69,13 @@ class Job(NamedTuple):
 
 
 def job_secret() -> str:
-    """Return the secret that this process inherited, or a new random one."""
+    """Return the secret that this process was given, by variable or file, or a new random one."""
     import secrets
 
-    return os.environ.get(SECRET_VARIABLE) or secrets.token_hex(32)
+    return secret_from_environment().decode() or secrets.token_hex(32)
 
 
-def new_job(world_size: int, secret: str, master_addr: str, master_port: int) -> Job:
+def new_job(world_size: int, secret: str, master_addr: str, master_port: int, run_id: str | None = None) -> Job:
     """Describe a new job whose store listens at `master_addr`:`master_port`.
 
     Its error directory has an unguessable name and does not exist until a rank fails.
@@ -59,29 +83,30 @@ def new_job(world_size: int, secret: str, master_addr: str, master_port: int) ->
     import secrets
     import tempfile
 
-    run_id = secrets.token_hex(8)
+    run_id = run_id or secrets.token_hex(8)
     directory = os.path.join(tempfile.gettempdir(), f"meshdist-{secrets.token_hex(16)}")
     return Job(run_id, secret, world_size, master_addr, master_port, directory)
 
 
 def worker_environment(job: Job, rank: int) -> dict[str, str]:
-    """Return the variables to set for `rank` of `job`, all of whose ranks are on this host."""
-    size = str(job.world_size)
+    """Return the variables to set for `rank` of `job`, one of the ranks of this host."""
+    size, restarts = str(job.world_size), str(job.num_restarts)
     variables = {
         "RANK": str(rank),
         "WORLD_SIZE": size,
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": size,
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
+        "LOCAL_RANK": str(rank - job.first_rank),
+        "LOCAL_WORLD_SIZE": str(len(job.local_ranks)),
+        "GROUP_RANK": str(job.node),
+        "GROUP_WORLD_SIZE": str(job.num_nodes),
         "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": size,
         "ROLE_NAME": "default",
         "MASTER_ADDR": job.master_addr,
         "MASTER_PORT": str(job.master_port),
         "TORCHELASTIC_RUN_ID": job.run_id,
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RESTART_COUNT": restarts,
+        "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
+        "RESTART_COUNT": restarts,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         # Which store the launcher keeps: a script that sets MASTER_PORT itself means another one.
         "MESHDIST_AGENT_STORE": f"{job.master_addr}:{job.master_port}",
@@ -89,5 +114,7 @@ def worker_environment(job: Job, rank: int) -> dict[str, str]:
         ERROR_FILE_VARIABLE: job.error_file(rank),
     }
     if "OMP_NUM_THREADS" not in os.environ:
-        variables["OMP_NUM_THREADS"] = str(max(1, available_cores() // job.world_size))
+        variables["OMP_NUM_THREADS"] = str(max(1, available_cores() // len(job.local_ranks)))
+    if os.environ.get(SECRET_FILE_VARIABLE):
+        variables[SECRET_FILE_VARIABLE] = ""  # the secret is handed down already, and may be another one
     return variables

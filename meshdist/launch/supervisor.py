@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 
 from meshdist.deadline import Deadline
 from meshdist.launch.crew import Crew, Exit, Member
@@ -17,7 +18,9 @@ from meshdist.launch.interrupts import Interrupts
 DEFAULT_GRACE_S = 10.0
 """How long a rank may take to end after it was asked to."""
 
-_SLICE_S = 0.25
+DEFAULT_INTERVAL_S = 0.25
+"""How often to look at what no descriptor tells, such as the ranks' error files."""
+
 _SETTLE_S = 0.2
 _SETTLE_SLICE_S = 0.02
 _AFTER_KILL_S = 5.0
@@ -31,6 +34,7 @@ class Supervisor:
     cause is named, ranks that may be dying get a short moment, unless one of the failures known is a cause by itself.
 
     Attributes:
+        job: What the ranks have in common.
         ended: The ranks that did not fail but were ended, in the order of their end.
         killed: Those of them that had to be killed.
 
@@ -43,8 +47,9 @@ class Supervisor:
         >>> supervisor.close()
     """
 
-    def __init__(self, job: Job, interrupts: Interrupts | None = None) -> None:
-        self._job = job
+    def __init__(self, job: Job, interrupts: Interrupts | None = None, interval_s: float = DEFAULT_INTERVAL_S) -> None:
+        self.job = job
+        self._interval_s = interval_s
         self._interrupts = interrupts
         self.guard = Guard(job.error_directory)
         self._crew = Crew(self.guard, interrupts.fileno() if interrupts else None)
@@ -73,11 +78,16 @@ class Supervisor:
             known.insert(0, cause)
         return known
 
-    def watch(self, deadline: Deadline) -> bool:
-        """Wait until all ranks have ended, one has failed, or a signal came; return False at the deadline."""
+    def watch(self, deadline: Deadline, is_over: Callable[[], object] = lambda: None) -> bool:
+        """Wait until all ranks have ended, one has failed, or a signal came; return False at the deadline.
+
+        Args:
+            deadline: When to give up.
+            is_over: Tells whether there is another reason to wait no longer; asked now and then.
+        """
         while self._crew.running:
-            self._wait(deadline.slice_s(_SLICE_S))
-            if self._interrupts is not None and self._interrupts.pending():
+            self._wait(deadline.slice_s(self._interval_s))
+            if is_over() or (self._interrupts is not None and self._interrupts.pending()):
                 return True
             if self._failures:
                 self._settle()
@@ -93,22 +103,22 @@ class Supervisor:
         self._crew.signal(signal.SIGCONT)  # a stopped rank would not hear of it
         deadline = Deadline(grace_s)
         while self._crew.running and not deadline.expired():
-            self._wait(deadline.slice_s(_SLICE_S))
+            self._wait(deadline.slice_s(self._interval_s))
             if self._interrupts is not None and self._interrupts.take():
                 break
         self.killed = list(self._crew.running)
         self._crew.kill()
         deadline = Deadline(_AFTER_KILL_S)
         while self._crew.running and not deadline.expired():
-            self._wait(deadline.slice_s(_SLICE_S))
+            self._wait(deadline.slice_s(self._interval_s))
 
     def close(self) -> None:
         """Leave nothing behind: no process, no file."""
         import shutil
 
         self._crew.close()
-        if os.path.isdir(self._job.error_directory):
-            shutil.rmtree(self._job.error_directory, ignore_errors=True)
+        if os.path.isdir(self.job.error_directory):
+            shutil.rmtree(self.job.error_directory, ignore_errors=True)
 
     def _settle(self) -> None:
         deadline = Deadline(_SETTLE_S)
@@ -117,7 +127,7 @@ class Supervisor:
 
     def _wait(self, timeout_s: float) -> None:
         exits = self._crew.wait(timeout_s)
-        if os.path.isdir(self._job.error_directory):
+        if os.path.isdir(self.job.error_directory):
             for rank in self._crew.running:
                 self._note_error_file(rank)
         for exit in exits:
@@ -127,7 +137,7 @@ class Supervisor:
         """Take in what `rank` wrote about its failure, unless it only fails because it is being ended."""
         if rank in self._failures:
             return
-        failure = read_error_file(self._job.error_file(rank), rank)
+        failure = read_error_file(self.job.error_file(rank), rank)
         if failure is not None and (self._ending_since_s is None or failure.time_s < self._ending_since_s):
             self._failures[rank] = failure
 

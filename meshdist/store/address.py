@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from meshdist.errors import DistNetworkError
 from meshdist.handshake import SECRET_VARIABLE
+from meshdist.secret_file import SECRET_FILE_VARIABLE
 
 INSECURE_VARIABLE = "MESHDIST_INSECURE"
 
@@ -86,8 +87,8 @@ def require_secret(host: str, port: int, secret: bytes) -> None:
     if not secret and not is_insecure_allowed():
         raise DistNetworkError(
             f"{endpoint(host, port)} can be reached from other hosts, and this job has no secret that keeps strangers "
-            f"out: set {SECRET_VARIABLE} to the same random string on all ranks (meshrun does so by itself), or set "
-            f"{INSECURE_VARIABLE}=1 on a network that you trust"
+            f"out: set {SECRET_VARIABLE} to the same random string on all hosts, or {SECRET_FILE_VARIABLE} to a file "
+            f"that holds it and that only you can read; or set {INSECURE_VARIABLE}=1 on a network that you trust"
         )
 
 

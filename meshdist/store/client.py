@@ -30,6 +30,15 @@ _READ_BYTES = 1 << 16
 Resolver = Callable[[], list[Address]]
 
 
+class NotReachedError(DistNetworkError):
+    """Report that nothing answered where the store should be, for as long as there was time.
+
+    Example:
+        >>> issubclass(NotReachedError, DistNetworkError)
+        True
+    """
+
+
 class StoreClient:
     """A few connections to one server; each thread that has a request takes one, or makes one.
 
@@ -224,9 +233,9 @@ def _connect_patiently(name: str, resolver: Resolver, secret: bytes, deadline: D
         time.sleep(deadline.remaining_s() if is_last else pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         if is_last and isinstance(failure, HandshakeBroken):
-            raise DistNetworkError(f"{failure} (for {deadline.timeout_s:g} s)") from failure
+            raise NotReachedError(f"{failure} (for {deadline.timeout_s:g} s)") from failure
         if is_last:
-            raise DistNetworkError(
+            raise NotReachedError(
                 f"no store answered at {name} within {deadline.timeout_s:g} s (last error: {failure}); "
                 "does its host run, and are address and port right?"
             ) from failure

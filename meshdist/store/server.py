@@ -134,6 +134,7 @@ class StoreServer:
 
     def _release(self) -> None:
         for session in list(self._sessions):
+            session.last_will = []  # they are cut off from a store that ends, not gone
             self._drop(session, "the store was closed")
         with self._wake_lock:
             self._is_released = True
@@ -218,6 +219,7 @@ class StoreServer:
         self._lobby_waiters.drop(session)
         self._selector.unregister(session.sock)
         session.close()
+        self._execute(session.last_will)
         if was_stranger:
             from meshdist.debug.log import RankLog  # only where there is something to log
 
@@ -268,6 +270,9 @@ class StoreServer:
         op, timeout_s, args = request
         if op is Op.JOIN:
             self._join(session, args, timeout_s)
+        elif op is Op.BEQUEATH:
+            session.last_will = args
+            session.reply(Status.OK)
         elif op in BLOCKING and (missing := self._table.missing(args)):
             self._waiters.park(Waiter(session, op, args, missing))
             self._set_due(session, timeout_s)
@@ -281,6 +286,15 @@ class StoreServer:
             session.reply(Status.INVALID, [str(error).encode()])
             return
         session.reply(Status.OK, reply)
+        self._wake(changed)
+
+    def _execute(self, last_will: list[bytes]) -> None:
+        """Set what a client that is gone wanted set then, where nobody has set it."""
+        pairs = zip(last_will[0::2], last_will[1::2], strict=True)
+        missing = [part for pair in pairs if self._table.missing(pair[:1]) for part in pair]
+        self._wake(self._table.apply(Op.SET, missing)[1])
+
+    def _wake(self, changed: Sequence[bytes]) -> None:
         for waiter in self._waiters.wake(changed, self._table) if changed else ():
             self._answer_late(waiter, self._table.apply(waiter.op, waiter.keys)[0])
 

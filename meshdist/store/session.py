@@ -25,6 +25,7 @@ class Session:
     Attributes:
         name: The client's address, for the log.
         closing: Why it is to be closed once all replies are out, or None.
+        last_will: Keys and values by turns, to be set where they are missing when the connection ends.
 
     Example:
         >>> mine, theirs = socket.socketpair()
@@ -35,12 +36,13 @@ class Session:
         (None, None)
     """
 
-    __slots__ = ("_handshake", "_inbox", "_outbox", "closing", "name", "sock")
+    __slots__ = ("_handshake", "_inbox", "_outbox", "closing", "last_will", "name", "sock")
 
     def __init__(self, sock: socket.socket, secret: bytes, name: str) -> None:
         self.sock = sock
         self.name = name
         self.closing: str | None = None
+        self.last_will: list[bytes] = []
         self._handshake: ServerHandshake | None = ServerHandshake(secret, PURPOSE)
         self._inbox = bytearray()
         self._outbox: deque[memoryview] = deque()

