@@ -54,4 +54,3 @@ def _restore() -> None:
         sys.excepthook = sys.excepthook.shown
     if isinstance(threading.excepthook, Aborting):
         threading.excepthook = threading.excepthook.shown
-

@@ -2,7 +2,8 @@
 
 MPI knows the usual integers, floats and complex numbers. What it does not know, float16 and the dtypes of ml_dtypes,
 goes as copies of an unsigned integer type of the same length, by which an operation of ours finds the dtype and lets
-NumPy do the arithmetic. So do minimum and maximum of floating numbers, where MPI does not say what becomes of a NaN.
+NumPy do the arithmetic. So do minimum and maximum of floating numbers, where MPI does not say what becomes of a NaN, and sums and products of
+integers where the library does not let them wrap on overflow: Open MPI's stop at the largest number of 8 and 16 bits.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ _OPS = {
 }
 # What NumPy's arithmetic on bool means for bytes that are 0 or 1.
 _OPS_OF_BOOL = {**_OPS, ReduceOp.SUM: "BOR", ReduceOp.MAX: "BOR", ReduceOp.PRODUCT: "BAND", ReduceOp.MIN: "BAND"}
+# A number of elements that no vector of a processor divides.
+_TRIED = 257
 
 
 class Arithmetic:
@@ -49,8 +52,7 @@ class Arithmetic:
 
     def of(self, dtype: np.dtype[Any], op: ReduceOp) -> tuple[Any, Any]:
         """Return the MPI datatype and the MPI operation that reduce arrays of `dtype` by `op`."""
-        ordered = op in (ReduceOp.MIN, ReduceOp.MAX)
-        if dtype in self._known and not (ordered and dtype.kind == "f"):
+        if dtype in self._known and self._is_numpys(dtype, op):
             names = _OPS_OF_BOOL if dtype.kind == "b" else _OPS
             return self._known[dtype], getattr(self._session.mpi, names[op])
         with self._session.lock:
@@ -67,6 +69,18 @@ class Arithmetic:
         mpi = self._session.mpi
         words = {1: mpi.UINT8_T, 2: mpi.UINT16_T, 4: mpi.UINT32_T, 8: mpi.UINT64_T}
         return (words[length], 1) if length in words else (mpi.UINT64_T, length // 8)
+
+    def _is_numpys(self, dtype: np.dtype[Any], op: ReduceOp) -> bool:
+        """Return whether MPI's operation on a dtype that it knows does what NumPy's does."""
+        if dtype.kind == "f":
+            return op not in (ReduceOp.MIN, ReduceOp.MAX)
+        if dtype.kind not in "iu" or op not in (ReduceOp.SUM, ReduceOp.PRODUCT):
+            return True
+        # What happens on overflow MPI leaves open: try it, on enough elements for vector instructions and the rest.
+        largest = np.full(_TRIED, np.iinfo(dtype).max, dtype)
+        found, known = largest.copy(), self._known[dtype]
+        getattr(self._session.mpi, _OPS[op]).Reduce_local([largest, known], [found, known])
+        return bool(np.array_equal(found, quietly(op.ufunc, largest, largest)))
 
     def _make_datatype(self, dtype: np.dtype[Any]) -> Any:
         plain, count = self.moved(dtype)

@@ -9,7 +9,9 @@ import sys
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE")
 
-HOW_TO_START = "start the ranks with `mpirun -n 4 python script.py` or `meshrun --launcher mpi --nproc-per-node 4 script.py`"
+HOW_TO_START = (
+    "start the ranks with `mpirun -n 4 python script.py` or `meshrun --launcher mpi --nproc-per-node 4 script.py`"
+)
 
 
 def no_mpi() -> str | None:

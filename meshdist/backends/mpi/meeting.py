@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from meshdist.backends.mpi.library import Polled, Session
@@ -48,54 +48,37 @@ def merged(one: bytes, other: bytes) -> bytes:
     return _WORD.pack(min(least, low), max(greatest, high), all_may and may)
 
 
-def agreed(word: bytes) -> bool:
-    """Return whether all ranks brought one fingerprint."""
-    least, greatest, _ = _WORD.unpack(word)
-    return bool(least == greatest)
-
-
-def all_may_block(word: bytes) -> bool:
-    """Return whether all ranks may wait inside of MPI."""
-    return bool(_WORD.unpack(word)[2])
-
-
 class Round:
-    """A round of the meeting: a word to one rank, and one from another. Its requests are made once."""
+    """A round of the meeting: a word to one rank, and one from another. Its requests are made once.
+
+    Attributes:
+        src: The rank that is listened to.
+        said: The word to the one.
+        heard: The word from the other.
+        requests: What starts the receipt and the sending, and what looks whether they are done.
+    """
 
     def __init__(self, session: Session, comm: Any, dst: int, src: int) -> None:
         self.src = src
         self.heard = bytearray(_WORD.size)
-        self._said = bytearray(_WORD.size)
-        self._lock, self._spins = session.lock, session.spins
+        self.said = bytearray(_WORD.size)
+        self._lock = session.lock
         byte = session.mpi.BYTE
         self._receipt = comm.Recv_init([self.heard, byte], src, TAG)
-        self._sending = comm.Send_init([self._said, byte], dst, TAG)
+        self._sending = comm.Send_init([self.said, byte], dst, TAG)
+        self.requests = self._receipt.Start, self._sending.Start, self._receipt.Test, self._sending.Test
 
     def begin(self, word: bytes) -> None:
         """Say `word`, and listen."""
-        self._said[:] = word
+        self.said[:] = word
         with self._lock:
             self._receipt.Start()
             self._sending.Start()
 
-    def spin(self) -> bool:
-        """Look a while whether both are done."""
-        lock, receipt = self._lock, self._receipt.Test
-        for _ in range(self._spins):
-            with lock:
-                if receipt():
-                    return self.said()
-        return False
-
     def done(self) -> bool:
         """Return whether both are done."""
         with self._lock:
-            return bool(self._receipt.Test()) and self.said()
-
-    def said(self) -> bool:
-        """Return whether the word is on its way."""
-        with self._lock:
-            return bool(self._sending.Test())
+            return bool(self._receipt.Test() and self._sending.Test())
 
     def close(self) -> None:
         """Give the requests back."""
@@ -112,6 +95,7 @@ class Meeting:
 
     def __init__(self, backend: MpiBackend, session: Session, comm: Any) -> None:
         self._backend = backend
+        self._spins = range(session.spins)
         self.number = 0
         rank, size = backend.rank, backend.size
         # Dissemination: in round k with the rank 2 ** k further on, telling all that has been heard. After the last
@@ -121,38 +105,51 @@ class Meeting:
             for k in range((size - 1).bit_length())
         ]
 
-    def meet(self, word: bytes, signature: Signature, where: str) -> bytes:
-        """Meet, waiting here; return what all ranks know together."""
+    def meet(self, word: bytes, signature: Signature, where: str) -> bool:
+        """Meet, waiting here; return whether all ranks may wait inside of MPI, as this one may.
+
+        It is the way of every sync call, so it goes straight at the requests. MPI lets several threads in: no lock.
+        """
         self.number += 1
         together = word
         for each in self._rounds:
-            each.begin(together)
-            if not each.spin():
+            each.said[:] = together
+            start_receipt, start_sending, received, sent = each.requests
+            start_receipt()
+            start_sending()
+            for _ in self._spins:
+                # What is sent is a few bytes, and the other rank is there.
+                if received() and sent():
+                    break
+            else:
                 self._backend.wait(Coming(self._backend, self, each), where)
             if each.heard != together:
                 together = merged(together, bytes(each.heard))
-        if together != word and not agreed(together):
-            self._disagree(signature)
-        return together
+        return together == word or self._compare(together, signature)
 
-    def steps(self, word: bytes, signature: Signature) -> Iterator[Polled]:
-        """Meet, yielding what has to be waited for; what all ranks know together is what the generator returns."""
+    def steps(self, word: bytes, signature: Signature) -> Generator[Polled, None, bool]:
+        """Meet as `meet` does, yielding what has to be waited for."""
         self.number += 1
         together = word
         for each in self._rounds:
             each.begin(together)
-            if not each.spin():
-                yield Coming(self._backend, self, each)
+            coming = Coming(self._backend, self, each)
+            if not coming.ready():
+                yield coming
             if each.heard != together:
                 together = merged(together, bytes(each.heard))
-        if together != word and not agreed(together):
-            self._disagree(signature)
-        return together
+        return self._compare(together, signature)
 
     def close(self) -> None:
         """Give the requests back."""
         for each in self._rounds:
             each.close()
+
+    def _compare(self, together: bytes, signature: Signature) -> bool:
+        least, greatest, all_may_block = _WORD.unpack(together)
+        if least != greatest:
+            self._disagree(signature)
+        return bool(all_may_block)
 
     def _disagree(self, signature: Signature) -> None:
         # All ranks come here, each by itself, and a group that disagrees once is broken: the keys are used once.

@@ -16,7 +16,7 @@ import numpy as np
 from meshdist.arrays import Array
 from meshdist.backends.base import Plan
 from meshdist.backends.mpi.library import Polled, Requests
-from meshdist.backends.mpi.meeting import all_may_block, word_of
+from meshdist.backends.mpi.meeting import word_of
 from meshdist.call import Buffers, Call
 from meshdist.collectives.algorithms.pairwise import split_blocks
 from meshdist.debug.mismatch import compare_splits
@@ -35,41 +35,48 @@ class MpiPlan(Plan):
     """A call that MPI carries out, in one step or several."""
 
     backend: MpiBackend
+
     def __init__(self, backend: MpiBackend, call: Call) -> None:
         super().__init__(backend, call)
         self.session = backend.session
         self.rank, self.size, self.root, self.op = call.rank, call.size, call.root, call.op
         self._begin_word = word_of(self.signature, backend.session.may_block)
         self._request_word = word_of(self.signature, may_block=False)
+        self._meet = backend.meeting.meet
 
     def mpi_steps(self, send: Any, recv: Any) -> Iterator[Step]:
         """Yield the calls of MPI that carry this one out."""
         raise NotImplementedError
 
     def run(self, send: Buffers, recv: Buffers) -> None:
+        if not self.session.may_block:
+            super().run(send, recv)
+            return
         try:
-            known = self.backend.meeting.meet(self._begin_word, self.signature, self.where)
-            if all_may_block(known) if known != self._begin_word else self.session.may_block:
-                for name, arguments in self.mpi_steps(send, recv):
-                    getattr(self.backend.comm, name)(*arguments)
-            else:
-                for name, arguments in self.mpi_steps(send, recv):
-                    self.wait(self._request(name, arguments))
+            if self._meet(self._begin_word, self.signature, self.where):
+                self.carry_out(send, recv)
+                return
+            for name, arguments in self.mpi_steps(send, recv):
+                self.wait(self._request(name, arguments))
         except self.session.mpi.Exception as error:
             raise self.session.error(error) from None
+
+    def carry_out(self, send: Any, recv: Any) -> None:
+        """Carry the call out, waiting inside of MPI."""
+        for name, arguments in self.mpi_steps(send, recv):
+            getattr(self.backend.comm, name)(*arguments)
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
         try:
             # The progress thread carries out several calls at once, and must not wait inside of one.
             waits = self.session.may_block and not isinstance(threading.current_thread(), CarrierThread)
             word = self._begin_word if waits else self._request_word
-            known = yield from self.backend.meeting.steps(word, self.signature)
-            may_block = all_may_block(known)
+            may_block = yield from self.backend.meeting.steps(word, self.signature)
+            if may_block:
+                self.carry_out(send, recv)
+                return
             for name, arguments in self.mpi_steps(send, recv):
-                if may_block:
-                    getattr(self.backend.comm, name)(*arguments)
-                else:
-                    yield self._request(name, arguments)
+                yield self._request(name, arguments)
         except self.session.mpi.Exception as error:
             raise self.session.error(error) from None
 
@@ -116,8 +123,8 @@ class Reduction(MpiPlan):
         self.averages = call.op.value == "avg"
 
     def message(self, array: Array) -> list[Any]:
-        """Return how MPI is told of an array."""
-        return [array, array.size, self.dtype]
+        """Return how MPI is told of an array; mpi4py finds the count, of all elements or of those of a block."""
+        return [array, self.dtype]
 
     def finish(self, array: Array) -> None:
         """Make the sum the result."""
@@ -128,6 +135,17 @@ class Reduction(MpiPlan):
 
 class AllReduce(Reduction):
     """In place, on all ranks."""
+
+    def __init__(self, backend: MpiBackend, call: Call) -> None:
+        super().__init__(backend, call)
+        self._all_reduce = backend.comm.Allreduce
+        self._in_place = self.session.mpi.IN_PLACE
+
+    def carry_out(self, send: Any, recv: Any) -> None:
+        # Said twice, since this is the one that is called most, and with the fewest bytes.
+        self._all_reduce(self._in_place, [recv, self.dtype], self.mpi_op)
+        if self.averages:
+            self.finish(recv)
 
     def mpi_steps(self, send: Any, recv: Any) -> Iterator[Step]:
         yield "Allreduce", (self.session.mpi.IN_PLACE, [recv, self.dtype], self.mpi_op)
@@ -171,7 +189,7 @@ class Movement(MpiPlan):
 
     def message(self, array: Array) -> list[Any]:
         """Return how MPI is told of an array."""
-        return [array, array.size * self.per_element, self.dtype]
+        return [array, self.dtype]
 
     def blocks(self, array: Array, sizes: list[int]) -> list[Any]:
         """Return how MPI is told of an array of blocks of so many elements."""
@@ -190,6 +208,8 @@ class AllGather(Movement):
     """Into one array."""
 
     def mpi_steps(self, send: Any, recv: Any) -> Iterator[Step]:
+        if np.may_share_memory(send, recv):
+            send = send.copy()  # it is the block of this rank already; MPI wants all ranks to do it so, or none
         yield "Allgather", (self.message(send), self.message(recv))
 
 

@@ -130,7 +130,8 @@ class PostOffice:
         """Receive the bytes of a long letter."""
         with self._session.lock:
             requests = [
-                self._comm.Irecv([piece, self._byte], letter.source, self._tag(letter.number)) for piece in _pieces(into)
+                self._comm.Irecv([piece, self._byte], letter.source, self._tag(letter.number))
+                for piece in _pieces(into)
             ]
         return Requests(self._session, requests, into)
 
