@@ -88,7 +88,7 @@ class MpiCrew(worlds.Crew):
                 env=variables(),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                preexec_fn=lambda: die_with_parent(pid),  # noqa: PLW1509 - the tests' process forks all the time
+                preexec_fn=lambda: die_with_parent(pid),
             )
             self._store = meshdist.HashStore()  # Crew closes one; those ranks need none
             arrived: dict[int, MpiRank] = {}

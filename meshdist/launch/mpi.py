@@ -10,6 +10,8 @@ import sys
 # What the launchers of MPI libraries are called, and where they say whose they are.
 _NAMES = ("mpirun", "mpiexec")
 _VERSION_S = 30.0
+# Options of meshrun that are about ranks that it starts itself.
+_OWN = ("--log-dir", "--grace", "--master-addr", "--master-port")
 
 
 def find_mpirun(python: str = sys.executable) -> str | None:
@@ -59,6 +61,12 @@ def _is_open_mpi(mpirun: str) -> bool:
     return any(name in words for name in ("Open MPI", "OpenRTE", "PRRTE", "prterun"))
 
 
+def refused_options(options: list[str]) -> str:
+    """Return the first of meshrun's options that mpirun could not keep to, empty where there is none."""
+    names = (option.partition("=")[0] for option in options)
+    return next((name for name in names if name in _OWN), "")
+
+
 def exec_mpirun(kind: str, command: list[str], num_ranks: int) -> int:
     """Become the mpirun of a job; return an exit status only where there is none.
 
@@ -78,4 +86,4 @@ def exec_mpirun(kind: str, command: list[str], num_ranks: int) -> int:
     environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execve(launcher[0], [*launcher, *python, *command], environment)
+    return os.execve(launcher[0], [*launcher, *python, *command], environment)

@@ -33,7 +33,7 @@ def equal(actual, expected, what):
         raise AssertionError(f"{cases.where()}, {what}: got {actual}, expected {expected}")
 
 
-@pytest.mark.parametrize("backend", ["threads", "gloo", "gloo-slots"])
+@pytest.mark.parametrize("backend", ["threads", "gloo", "gloo-slots", "mpi-mpich"])
 def test_every_collective_on_nine_ranks(worlds, backend):
     worlds.world(backend, SIZE).run(everything)
     if backend != "threads":

@@ -8,7 +8,7 @@ import cases
 import numpy as np
 import pytest
 from failing import fails
-from worlds import Crew
+from worlds import MPI_BACKENDS, Crew
 
 import meshdist as dist
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(120)
 KIB = cases.KIB
 
 
-@pytest.fixture(params=["threads", "gloo", "gloo-slots"])
+@pytest.fixture(params=["threads", "gloo", "gloo-slots", *MPI_BACKENDS])
 def backend(request):
     return request.param
 

@@ -2,8 +2,9 @@
 
 MPI knows the usual integers, floats and complex numbers. What it does not know, float16 and the dtypes of ml_dtypes,
 goes as copies of an unsigned integer type of the same length, by which an operation of ours finds the dtype and lets
-NumPy do the arithmetic. So do minimum and maximum of floating numbers, where MPI does not say what becomes of a NaN, and sums and products of
-integers where the library does not let them wrap on overflow: Open MPI's stop at the largest number of 8 and 16 bits.
+NumPy do the arithmetic. So do minimum and maximum of floating numbers, where MPI does not say what becomes of a NaN,
+and sums and products of integers where the library does not let them wrap on overflow: Open MPI's stop at the largest
+number of 8 and 16 bits.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from meshdist.arrays import Array
 from meshdist.backends.base import Backend, BackendOptions, DefaultPlan, Incoming, Plan, withdrawn_key
 from meshdist.backends.mpi import plans
 from meshdist.backends.mpi.arithmetic import Arithmetic
+from meshdist.backends.mpi.environment import NOT_LAUNCHED, is_launched
 from meshdist.backends.mpi.library import Session, session
 from meshdist.backends.mpi.mail import Mail
 from meshdist.backends.mpi.meeting import Coming, Meeting, word_of
@@ -78,7 +79,8 @@ class MpiBackend(Backend):
             return plans.AllGatherList(self, call)
         if call.collective.native == "all_to_all_single" and call.splits is not None:
             return plans.AllToAllVarying(self, call)
-        return make(self, call)
+        plan: Plan = make(self, call)
+        return plan
 
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
         if self.size > 1:
@@ -159,6 +161,8 @@ class MpiBackend(Backend):
         return int(self.options.store.compare_set("token", "", str(secrets.randbits(63))))
 
     def _check_numbers(self) -> None:
+        if not is_launched():
+            raise DistBackendError(f"backend 'mpi': {NOT_LAUNCHED}")
         expected, size = self.addresses[self.rank], self.session.size
         if self.session.rank != expected or max(self.addresses) >= size:
             raise DistBackendError(

@@ -1,4 +1,4 @@
-"""What can be known of MPI without starting it: whether it is there, and whether a launcher of it started this process."""
+"""What can be known of MPI without starting it: whether it is there, and whether it started this process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import sys
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE")
 
-HOW_TO_START = (
-    "start the ranks with `mpirun -n 4 python script.py` or `meshrun --launcher mpi --nproc-per-node 4 script.py`"
+NOT_LAUNCHED = (
+    "no launcher of MPI started this process; start the ranks with `mpirun -n 4 python script.py` or"
+    " `meshrun --launcher mpi --nproc-per-node 4 script.py`"
 )
 
 

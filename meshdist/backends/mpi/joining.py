@@ -8,7 +8,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from meshdist.backends.mpi.aborting import abort_on_exceptions
-from meshdist.backends.mpi.environment import HOW_TO_START, is_launched, local_size
+from meshdist.backends.mpi.environment import NOT_LAUNCHED, is_launched, local_size
 from meshdist.backends.mpi.library import Polled, Requests, Session, session
 from meshdist.backends.mpi.offices import open_offices
 from meshdist.deadline import Deadline
@@ -38,9 +38,8 @@ def rendezvous_mpi(text: str, rank: int, world_size: int, timeout_s: float) -> t
         DistTimeoutError: Rank 0 did not come.
     """
     url = parse_init_url(text, rank, world_size)
-    if not is_launched():
-        if url.world_size != 1:
-            raise DistBackendError(f"backend 'mpi': no launcher of MPI started this process; {HOW_TO_START}")
+    if not is_launched() and url.world_size != 1:
+        raise DistBackendError(f"backend 'mpi': {NOT_LAUNCHED}")
     mine = session()
     abort_on_exceptions(mine)
     for name, given, found in (("rank", url.rank, mine.rank), ("world_size", url.world_size, mine.size)):

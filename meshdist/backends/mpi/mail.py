@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,10 +26,10 @@ _MOST_WORDS = 1500
 _NOTHING = np.empty(0, np.uint8)
 
 
-class DtypeNames(dict["np.dtype", bytes]):  # type: ignore[type-arg]
+class DtypeNames(dict["np.dtype[Any]", bytes]):
     """The names of dtypes as headers carry them, made once: NumPy takes microseconds to say one."""
 
-    def __missing__(self, dtype: np.dtype) -> bytes:  # type: ignore[type-arg]
+    def __missing__(self, dtype: np.dtype[Any]) -> bytes:
         name = self[dtype] = str(dtype).encode()[:16].ljust(16, b"\0")
         return name
 

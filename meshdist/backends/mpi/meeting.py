@@ -159,7 +159,7 @@ class Meeting:
         try:
             store.wait([f"call/{rank}" for rank in ranks], Deadline(_WORDS_S).timeout_s)
         except DistStoreError:
-            ranks = range(0, 0)
+            ranks = range(0)
         calls = {rank: store.get(f"call/{rank}").decode() for rank in ranks}
         calls[self._backend.rank] = f"{signature.text} at {call_site()}"
         raise DistBackendError(disagreement(calls))

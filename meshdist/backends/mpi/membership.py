@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 from meshdist.backends.mpi.library import Polled, Session
@@ -20,7 +20,7 @@ _LOOK_S = 0.1
 _LOOKED_AFTER = 16
 
 
-def new_communicator(backend: MpiBackend) -> Iterator[Waitable]:
+def new_communicator(backend: MpiBackend) -> Generator[Waitable, None, Any]:
     """Meet all ranks of the group in its store, and make its communicator, which the generator returns."""
     store = backend.options.store
     store.set(f"here/{backend.rank}", "")

@@ -1,7 +1,7 @@
 """The plans of backend `mpi`: the ranks meet, and then MPI carries the call out.
 
-Where all ranks may wait inside of MPI, it does so in a call that blocks, which is its fastest. Else, as for async calls,
-it is a request that whoever carries the call out looks at.
+Where all ranks may wait inside of MPI, they do so in a call that blocks, which is its fastest. Else, as for async
+calls, it is a request that whoever carries the call out looks at.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """PostOffice: all messages between this process and others, for all groups.
 
 They go over one communicator of all ranks, so two ranks of a group can talk though the others never come. A message
-begins with a header, which says for which group it is; up to the eager limit its bytes come right behind it, in the same
-send, from a copy. A longer one follows by itself, from the sender's array into the receiver's.
+begins with a header, which says for which group it is; up to the eager limit its bytes come right behind it, in the
+same send, from a copy. A longer one follows by itself, from the sender's array into the receiver's.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class PostOffice:
         with self._session.lock:
             while self._coming is not None and self._coming.Test(self._status):
                 source, length = self._status.Get_source(), self._status.Get_count(self._byte)
-                header = _HEADER.unpack_from(self._room)
+                header = _HEADER.unpack_from(self._room.data)
                 letter = Letter(source, header, self._room[_HEADER.size : length])
                 self._deliver(header[0], letter)
                 self._listen()
