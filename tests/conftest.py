@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from mpi_worlds import SIZES as MPI_SIZES
-from worlds import BACKENDS, MPI_BACKENDS, World, Worlds
+from mpi_worlds import WORLDS as MPI_WORLDS
+from worlds import BACKENDS, World, Worlds
 
 SIZES = (1, 2, 3, 4, 5)
 # For the doctests of these files, of which there are none, pytest would import each as the module "conftest".
@@ -31,7 +31,7 @@ def _param(backend: str, size: int) -> object:
 
 def _params(sizes: tuple[int, ...]) -> list[object]:
     ours = [_param(backend, size) for backend in BACKENDS for size in sizes]
-    return ours + [_param(backend, size) for backend in MPI_BACKENDS for size in MPI_SIZES if size in sizes]
+    return ours + [_param(backend, size) for backend, size in MPI_WORLDS if size in sizes]
 
 
 @pytest.fixture(params=_params(SIZES))

@@ -25,9 +25,22 @@ from meshdist.launch.mpi import mpirun_command
 from meshdist.launch.worker import die_with_parent
 
 LIBRARIES = ("openmpi", "mpich")
-SIZES = tuple(int(size) for size in os.environ.get("MESHDIST_MPI_SIZES", "2,3").split(",") if size)
+VARIABLE = "MESHDIST_MPI_WORLDS"
 INSTALL_S, START_S, END_S = 300.0, 60.0, 5.0
 ROOT = Path(__file__).resolve().parents[1]
+
+
+def _chosen() -> list[tuple[str, int]]:
+    text = os.environ.get(VARIABLE, "openmpi:3,mpich:2")
+    if text == "all":
+        return [(f"mpi-{library}", size) for library in LIBRARIES for size in (1, 2, 3, 4)]
+    pairs = [pair.split(":") for pair in text.split(",") if pair]
+    return [(f"mpi-{library}", int(size)) for library, size in pairs]
+
+
+# The worlds that the conformance suite runs on: each library and the sizes 2 and 3 once, for the sake of time.
+WORLDS = _chosen()
+RUNS_ALL = os.environ.get(VARIABLE) == "all"
 
 
 @functools.cache
@@ -47,6 +60,9 @@ def environment(library: str) -> Path:
         _run(library, *pip, "install", "-q", "mpi4py>=4.0", library)
         _run(library, str(python), "-c", "import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI")
         (folder / "complete").touch()
+    # All else comes from here, and behind what the environment has itself.
+    packages = next(folder.glob("lib/python*/site-packages"))
+    (packages / "tests.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("-packages")))
     return python
 
 

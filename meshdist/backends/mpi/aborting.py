@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from meshdist.backends.mpi.library import Session
+
+
+_READ_S = 0.5
 
 
 class Aborting:
@@ -26,6 +30,8 @@ class Aborting:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 stream.flush()
+        # Launchers throw away what they have not read when they are told to abort, as MPICH's does.
+        time.sleep(_READ_S)
         if not self._session.mpi.Is_finalized():
             self._session.mpi.COMM_WORLD.Abort(1)
 
