@@ -115,7 +115,7 @@ def _parser() -> ArgumentParser:
         "--launcher",
         choices=["own", "mpi"],
         default="own",
-        help="mpi: become the mpirun that is found next to this Python or on the PATH, for scripts that use backend mpi",
+        help="mpi: become the mpirun found next to this Python or on the PATH, for scripts that use backend mpi",
     )
     add("-m", "--module", action="store_true", help="run a module, as python -m does")
     add("--no-python", action="store_true", help="run a program instead of a Python script")

@@ -10,7 +10,6 @@ from typing import Any
 
 from meshdist.backends.mpi.library import Session
 
-
 _READ_S = 0.5
 
 
