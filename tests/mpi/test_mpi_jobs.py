@@ -6,7 +6,7 @@ import textwrap
 
 import mpi_worlds
 import pytest
-from jobs import job, run
+from mpi_jobs import job, run
 
 pytestmark = pytest.mark.timeout(120)
 
