@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import socket
+import threading
 from typing import TYPE_CHECKING, Any
 
 from meshdist.backends.mpi.aborting import abort_on_exceptions
@@ -67,13 +68,19 @@ def _shared_store(mine: Session, deadline: Deadline) -> Store:
     byte = mine.mpi.BYTE
     with mine.lock:
         request = mine.mpi.COMM_WORLD.Ibcast([notice, byte], 0)
-    wait_until(
-        Notice(Requests(mine, [request], notice)),
-        EventDoorbell(1),
-        deadline,
-        f"init_process_group (rank {mine.rank} of {mine.size} in MPI)",
-    )
-    return store if store is not None else _join_store(bytes(notice), deadline)
+    told = Notice(Requests(mine, [request], notice))
+    if store is not None:
+        # The store says who is missing; meanwhile the notice needs somebody to move it on.
+        threading.Thread(target=_move_on, args=(told, deadline), name="meshdist-notice", daemon=True).start()
+        return store
+    wait_until(told, EventDoorbell(1), deadline, f"init_process_group (rank {mine.rank} of {mine.size} in MPI)")
+    return _join_store(bytes(notice), deadline)
+
+
+def _move_on(told: Notice, deadline: Deadline) -> None:
+    pause = threading.Event()
+    while not told.ready() and not deadline.expired():
+        pause.wait(told.nap_s())
 
 
 def _host_store(mine: Session, deadline: Deadline, notice: bytearray) -> TCPStore:
