@@ -1,6 +1,7 @@
 """What backend mpi adds to the conformance suite: errors of MPI, calls that disagree, large arrays, many groups."""
 
 import os
+import time
 
 import mpi_worlds
 import numpy as np
@@ -94,6 +95,23 @@ def groups_come_and_go():
 
 def test_groups_are_given_back(mpi_world):
     mpi_world.run(groups_come_and_go)
+
+
+def closed_beside_a_message(num_bytes):
+    # A message that nobody has asked for yet, in another group, does not keep this one from being closed.
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if rank == 0:
+        dist.isend(np.ones(num_bytes, np.uint8), size - 1)
+    begin = time.monotonic()
+    with dist.new_group() as group:
+        group.barrier()
+    assert time.monotonic() - begin < 4
+    if rank == size - 1:
+        dist.recv(np.zeros(num_bytes, np.uint8), 0)
+
+
+def test_a_group_is_closed_beside_a_message_of_another(mpi_world):
+    mpi_world.run(closed_beside_a_message, 60_000)
 
 
 def subgroups_only_of_members():

@@ -10,6 +10,17 @@ from mpi_jobs import job, run
 pytestmark = pytest.mark.timeout(120)
 
 
+# Each line is written at once, so that ranks do not cut each other's.
+PRELUDE = """
+import os
+import meshdist as dist
+import numpy as np
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+"""
+
+
 @pytest.fixture(params=mpi_worlds.LIBRARIES)
 def library(request):
     mpi_worlds.environment(request.param)
@@ -27,7 +38,7 @@ def one_library(request):
 def script(tmp_path):
     def write(text):
         path = tmp_path / "script.py"
-        path.write_text("import meshdist as dist\nimport numpy as np\n" + textwrap.dedent(text))
+        path.write_text(PRELUDE + textwrap.dedent(text))
         return str(path)
 
     return write
@@ -46,7 +57,7 @@ STARTS = """
         assert dist.get_pg_count() == 1 + (rank == 0)
         dist.destroy_process_group()
         assert (sys.excepthook, threading.excepthook) == before
-    print(f"rank {rank} of {size} is done")
+    say(f"rank {rank} of {size} is done")
 """
 
 
@@ -67,7 +78,7 @@ REFUSED = """
     dist.init_process_group("mpi", rank=dist_rank(), world_size=2)
     dist.barrier()
     dist.destroy_process_group()
-    print("refused", flush=True)
+    say("refused")
 """
 RANK = """
 def dist_rank():
@@ -153,7 +164,7 @@ def test_started_by_meshrun_itself(one_library, script):
             group.barrier()
         except dist.DistBackendError as error:
             assert "no launcher of MPI started this process" in str(error)
-            print("refused")
+            say("refused")
         dist.barrier()
         dist.destroy_process_group()
     """
@@ -166,7 +177,7 @@ def test_meshrun_becomes_mpirun(library, script):
     text = """
         import sys
         dist.init_process_group("mpi")
-        print(int(dist.all_reduce(np.ones(1))[0]), sys.argv[1:], flush=True)
+        say(int(dist.all_reduce(np.ones(1))[0]), sys.argv[1:])
         dist.destroy_process_group()
     """
     meshrun = [python, "-m", "meshdist.launch", "--launcher", "mpi", "--nproc-per-node", "3"]
@@ -195,7 +206,7 @@ SERIALIZED = """
     dist.isend(np.array([rank]), (rank + 1) % size)
     assert dist.recv(np.zeros(1, int)) == (rank - 1) % size
     dist.destroy_process_group()
-    print("well", flush=True)
+    say("well")
 """
 
 
@@ -217,10 +228,10 @@ MIXED = """
         assert group.all_reduce(np.ones(1))[0] == size
         group.isend(np.array([number]), (number + 1) % size)
         assert group.recv(np.zeros(1, int)) == (number - 1) % size
-        print("mixed", flush=True)
+        say("mixed")
     except dist.DistBackendError as error:
         assert f"this is rank {number} of the world, but rank {rank} of {size} in MPI.COMM_WORLD" in str(error), error
-        print("refused", flush=True)
+        say("refused")
     assert dist.all_reduce(np.ones(1))[0] == size
     dist.destroy_process_group()
 """

@@ -113,7 +113,7 @@ class Mail:
     def close(self) -> None:
         """Let what was sent be taken by MPI, and take nothing more."""
         deadline, pause = Deadline(_DELIVERY_S), threading.Event()
-        while not self.office.all_sent() and not deadline.expired():
+        while not self.office.all_sent(self._token) and not deadline.expired():
             pause.wait(0.001)
         self.office.close_box(self._token)
 

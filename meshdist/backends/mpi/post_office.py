@@ -65,7 +65,8 @@ class PostOffice:
         # Letters to groups that this rank has not used yet; and those that it has left, whose letters are late.
         self._unclaimed: dict[int, list[Letter]] = {}
         self._left: set[int] = set()
-        self._copies: deque[tuple[Any, bytearray]] = deque()
+        # Of which group, the request, the copy.
+        self._copies: deque[tuple[int, Any, bytearray]] = deque()
         self._copied_bytes = 0
         self._numbered = 0
         self._coming: Any = None
@@ -104,7 +105,7 @@ class PostOffice:
         _HEADER.pack_into(copy, 0, token, kind, tag, data.size, 0, dtype)
         copy[_HEADER.size :] = data.data
         with self._session.lock:
-            self._copies.append((self._comm.Isend([copy, self._byte], dst, _MAIL_TAG), copy))
+            self._copies.append((token, self._comm.Isend([copy, self._byte], dst, _MAIL_TAG), copy))
             self._copied_bytes += len(copy)
             self._forget_sent()
             return self._copied_bytes <= _MOST_COPIED_BYTES
@@ -121,7 +122,7 @@ class PostOffice:
             self._numbered += 1
             header = bytearray(_HEADER.size)
             _HEADER.pack_into(header, 0, token, LONG, tag, data.size, number, dtype)
-            self._copies.append((self._comm.Isend([header, self._byte], dst, _MAIL_TAG), header))
+            self._copies.append((token, self._comm.Isend([header, self._byte], dst, _MAIL_TAG), header))
             self._copied_bytes += len(header)
             requests = [self._comm.Issend([piece, self._byte], dst, self._tag(number)) for piece in _pieces(data)]
         return Requests(self._session, requests, data)
@@ -135,10 +136,11 @@ class PostOffice:
             ]
         return Requests(self._session, requests, into)
 
-    def all_sent(self) -> bool:
-        """Return whether no copy waits to be sent."""
+    def all_sent(self, token: int) -> bool:
+        """Return whether no copy for a group waits to be sent."""
         self.poll()
-        return not self._copies
+        with self._session.lock:
+            return all(request.Test() for group, request, _ in self._copies if group == token)
 
     def _tag(self, number: int) -> int:
         # No two messages between the same ranks have one tag, unless as many are on their way as there are tags.
@@ -156,8 +158,8 @@ class PostOffice:
         self._coming = self._comm.Irecv([self._room, self._byte], self._session.mpi.ANY_SOURCE, _MAIL_TAG)
 
     def _forget_sent(self) -> None:
-        while self._copies and self._copies[0][0].Test():
-            self._copied_bytes -= len(self._copies.popleft()[1])
+        while self._copies and self._copies[0][1].Test():
+            self._copied_bytes -= len(self._copies.popleft()[2])
 
     def _close(self) -> None:
         # MPI is finalized when the process ends, and waits for what is not done.
