@@ -104,6 +104,7 @@ class Meeting:
             Round(session, comm, (rank + (1 << k)) % size, (rank - (1 << k)) % size)
             for k in range((size - 1).bit_length())
         ]
+        self._ways = [(each, each.said, each.heard, *each.requests) for each in self._rounds]
 
     def meet(self, word: bytes, signature: Signature, where: str) -> bool:
         """Meet, waiting here; return whether all ranks may wait inside of MPI, as this one may.
@@ -112,9 +113,8 @@ class Meeting:
         """
         self.number += 1
         together = word
-        for each in self._rounds:
-            each.said[:] = together
-            start_receipt, start_sending, received, sent = each.requests
+        for each, said, heard, start_receipt, start_sending, received, sent in self._ways:
+            said[:] = together
             start_receipt()
             start_sending()
             for _ in self._spins:
@@ -123,8 +123,8 @@ class Meeting:
                     break
             else:
                 self._backend.wait(Coming(self._backend, self, each), where)
-            if each.heard != together:
-                together = merged(together, bytes(each.heard))
+            if heard != together:
+                together = merged(together, bytes(heard))
         return together == word or self._compare(together, signature)
 
     def steps(self, word: bytes, signature: Signature) -> Generator[Polled, None, bool]:
