@@ -228,6 +228,9 @@ class _Guarded(Waitable):
     def missing(self) -> str:
         return self._waitable.missing()
 
+    def nap_s(self) -> float:
+        return self._waitable.nap_s()
+
 
 def _steps(guarded: Waitable, waitable: Waitable, arrive: Any) -> Iterator[Waitable]:
     yield guarded

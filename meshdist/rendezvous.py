@@ -41,6 +41,7 @@ def rendezvous(
             - `tcp://host:port` names the host and port at which rank 0 hosts the store.
             - `tcp://239.1.2.3:port`, or another multicast address: the ranks find each other on the local network.
             - `file:///path` names a file that all ranks can reach.
+            - `mpi://`: the ranks are those of the MPI job that `mpirun` started.
 
             Each may end in `?rank=0&world_size=2` in place of the arguments. With a multicast address or a file, ranks
             need not be given: who gives none gets one that is free, in the order of arrival, host by host.
@@ -187,9 +188,16 @@ def _env_int(name: str) -> int:
     return to_int(os.environ[name], f"the environment variable {name}")
 
 
+def _rendezvous_mpi(text: str, rank: int, world_size: int, timeout_s: float) -> Rendezvous:
+    from meshdist.backends.mpi.joining import rendezvous_mpi  # with mpi4py, where the ranks are those of MPI
+
+    return rendezvous_mpi(text, rank, world_size, timeout_s)
+
+
 # What users add here holds for the whole process, as a backend's name does: a table of its own, not a part of a World.
 _HANDLERS: dict[str, RendezvousHandler] = {
     "env": _rendezvous_env,
     "file": _rendezvous_file,
+    "mpi": _rendezvous_mpi,
     "tcp": _rendezvous_tcp,
 }

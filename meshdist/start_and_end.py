@@ -40,10 +40,11 @@ def init_process_group(
     """Join the world: meet all other ranks, and make the default group.
 
     Args:
-        backend: "gloo" (shared memory) or another registered name, in any case. None means "gloo".
+        backend: "gloo" (shared memory), "mpi" or another registered name, in any case. None means "gloo".
         init_method: Where the ranks meet: "env://" (the default: MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE from the
             environment, as `meshrun` sets them), "tcp://host:port" or "file:///path". With a file, or where the host is
-            a multicast address, the ranks find and number themselves if they give none.
+            a multicast address, the ranks find and number themselves if they give none. "mpi://", the default for
+            backend "mpi": the ranks are those of the MPI job that `mpirun` started.
         timeout: How long to wait for the others, and how long any call of this world may wait: seconds or a timedelta.
             30 minutes where None.
         world_size: Number of ranks, where the environment or the URL does not say it.
@@ -94,10 +95,17 @@ def _meet(
     from meshdist.rendezvous import rendezvous
 
     url = init_method if init_method is not None else "env://"
+    if url == "env://" and "mpi" in by_device(backend).values():
+        url = "mpi://"  # who starts the ranks of MPI knows all that the variables would say
     while True:
         own, my_rank, size = rendezvous(url, rank, world_size, deadline.remaining_s(), group_name=group_name)
         try:
-            return enter_world(slot, own, my_rank, size, backend, SocketDoorbells(), deadline, own_store=True)
+            world = enter_world(slot, own, my_rank, size, backend, SocketDoorbells(), deadline, own_store=True)
+            if url.startswith("mpi://"):
+                from meshdist.backends.mpi.joining import settle
+
+                settle(world)
+            return world
         except DistNetworkError:
             # The store went away: it was that of the world before, whose last rank was just leaving. Meet again.
             own.close()

@@ -90,6 +90,10 @@ class Waitable(ABC):
     def missing(self) -> str:
         """Return who or what is waited for, for the message of a timeout."""
 
+    def nap_s(self) -> float:
+        """Return how long to sleep at most until the next look; short where nobody rings."""
+        return LONGEST_NAP_S
+
 
 def is_ready(waitable: Waitable) -> bool:
     """Return `waitable.ready()`; where it is not, raise if it can never be."""
@@ -123,7 +127,7 @@ def wait_until(waitable: Waitable, bell: Doorbell, deadline: Deadline, where: st
             armed = True
             if waitable.ready():
                 return
-            bell.wait(deadline.slice_s(nap_s))
+            bell.wait(deadline.slice_s(min(nap_s, waitable.nap_s())))
             nap_s = LONGEST_NAP_S
     finally:
         if armed:
@@ -146,7 +150,7 @@ def wait_any(waitables: Sequence[Waitable], bell: Doorbell, longest_s: float) ->
         for nap_s in (FIRST_NAP_S, longest_s) if waitables else (longest_s,):
             if any(map(_has_news, waitables)):
                 return
-            if bell.wait(nap_s):
+            if bell.wait(min(nap_s, *(waitable.nap_s() for waitable in waitables), longest_s)):
                 return
     finally:
         for waitable in waitables:

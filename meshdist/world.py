@@ -46,6 +46,7 @@ class World:
         progress: Carries out async calls.
         log: The `meshdist` logger, with this rank in each record.
         passes: How often each `breakpoint` was reached, by its line.
+        endings: Called when this world ends: what was begun for it elsewhere.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class World:
         self._bells = bells
         self.progress = self._new_progress(bells)
         self.passes: Counter[str] = Counter()
+        self.endings: list[Callable[[], None]] = []
         self.log = RankLog(rank)
         self._call_log = CallLog(self.log) if get_debug_level() is DebugLevel.DETAIL else None
         self._watchers: tuple[Watcher, ...] = ()
@@ -223,6 +225,8 @@ class World:
             self._own_store.close()
         self._peers.close()
         self._bells.close()
+        for end in self.endings:
+            end()
         self.log.info("left the world of %d ranks", self.size)
 
     def abort(self, reason: str) -> None:
@@ -252,6 +256,7 @@ class World:
         place = keep.index(self.rank), len(keep)
         group = self.default_group
         world = type(self)(*place, self.backend_name, group.timeout_s, store, peers, self._bells, self._own_store)
+        world.endings = self.endings
         for watcher in self._watchers:
             world.watch(watcher)
         return world

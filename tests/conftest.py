@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from mpi_worlds import WORLDS as MPI_WORLDS
 from worlds import BACKENDS, World, Worlds, needs_linux
 
 SIZES = (1, 2, 3, 4, 5)
@@ -25,19 +26,24 @@ def _param(backend: str, size: int) -> object:
     return pytest.param((backend, size), id=f"{backend}-{size}", marks=marks)
 
 
-@pytest.fixture(params=[_param(backend, size) for backend in BACKENDS for size in SIZES])
+def _params(sizes: tuple[int, ...]) -> list[object]:
+    ours = [_param(backend, size) for backend in BACKENDS for size in sizes]
+    return ours + [_param(backend, size) for backend, size in MPI_WORLDS if size in sizes]
+
+
+@pytest.fixture(params=_params(SIZES))
 def world(request: pytest.FixtureRequest, worlds: Worlds) -> World:
     """A world of each backend, both ways that gloo moves data, and each size."""
     return worlds.world(*request.param)
 
 
-@pytest.fixture(params=[_param(backend, size) for backend in BACKENDS for size in SIZES[1:]])
+@pytest.fixture(params=_params(SIZES[1:]))
 def world_of_several(request: pytest.FixtureRequest, worlds: Worlds) -> World:
     """A world of each kind that has somebody to send to."""
     return worlds.world(*request.param)
 
 
-@pytest.fixture(params=[_param(backend, 3) for backend in BACKENDS])
+@pytest.fixture(params=_params((3,)))
 def world_of_3(request: pytest.FixtureRequest, worlds: Worlds) -> World:
     """A world of three ranks, of each backend and both ways that gloo moves data."""
     return worlds.world(*request.param)

@@ -36,7 +36,9 @@ FOLLOW_S = 1.0
 CALL_TIMEOUT_S = 30.0
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only")
+# Those of MPI are crews of their own: see mpi_worlds.py.
 BACKENDS = ("threads", "gloo", "gloo-slots")
+MPI_BACKENDS = ("mpi-openmpi", "mpi-mpich")
 VARIABLES = {"gloo": {}, "gloo-slots": {"MESHDIST_SINGLE_COPY": "0"}}
 
 
@@ -65,14 +67,23 @@ class Worlds:
         """Return the processes that are kept for these worlds."""
         crew = self._crews.get((backend, size))
         if crew is None:
-            crew = Crew(self.nursery, size, VARIABLES[backend])
+            crew = self._new_crew(backend, size)
             self._crews[backend, size] = crew
             crew.join()
         return crew
 
+    def _new_crew(self, backend: str, size: int) -> Crew:
+        if backend not in MPI_BACKENDS:
+            return Crew(self.nursery, size, VARIABLES[backend])
+        from mpi_worlds import MpiCrew
+
+        return MpiCrew(backend.removeprefix("mpi-"), size)
+
     def drop(self, backend: str, size: int) -> None:
-        """End the processes; the next who asks gets new ones."""
-        self._crews.pop((backend, size)).close()
+        """End the processes, if there are any; the next who asks gets new ones."""
+        crew = self._crews.pop((backend, size), None)
+        if crew is not None:
+            crew.close()
 
     def close(self) -> None:
         for crew in self._crews.values():
@@ -357,21 +368,26 @@ def crew_rank() -> int:
 
 
 def _be_a_rank(connection: Connection, variables: Mapping[str, str]) -> None:
-    _connection.append(connection)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.register(signal.SIGUSR1)
     os.environ.update(variables)
     status = 1
     try:
-        tell(os.getpid())
-        for program, args in _requests(connection):
-            connection.send_bytes(_answer(program, args))
-        status = 0
-    except ConnectionError:
+        serve(connection, os.getpid())
         status = 0
     finally:
         os._exit(status)
+
+
+def serve(connection: Connection, introduction: Any) -> None:
+    """On a rank: say who this is, and run the programs that the tests ask for."""
+    if not _connection:
+        _connection.append(connection)
+    with contextlib.suppress(ConnectionError):
+        tell(introduction)
+        for program, args in _requests(connection):
+            connection.send_bytes(_answer(program, args))
 
 
 def _requests(connection: Connection) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:

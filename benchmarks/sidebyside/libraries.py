@@ -73,6 +73,8 @@ LIBRARIES = (
     ),
 )
 NAMES = tuple(library.name for library in LIBRARIES)
+# meshdist over the MPI library that "mpi" is used with directly: what it adds to that.
+OVER_MPI = Library("meshdist-mpi", "meshdist on MPI", "import mpi4py.MPI, meshdist", "meshdist.__version__", _mpirun)
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -85,14 +87,14 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 def installed(names: Iterable[str]) -> dict[Library, str]:
     """Return those of the named libraries that work here, with their versions; say in a line which are left out."""
     found = {}
-    for library in (library for library in LIBRARIES if library.name in names):
+    for library in (library for library in (*LIBRARIES, OVER_MPI) if library.name in names):
         probe = python(f"{library.import_line}\nprint({library.version})")
         version = probe.stdout.strip()
         if probe.returncode:
             why = (probe.stderr.strip().splitlines() or [f"Python ended with {probe.returncode}"])[-1]
         elif library.name == "mpi" and not version.startswith("Open MPI"):
             why = f"mpi4py must run on Open MPI, but runs on {version}"
-        elif library.name == "mpi" and mpirun_path() is None:
+        elif library.launcher is _mpirun and mpirun_path() is None:
             why = "there is no mpirun"
         else:
             found[library] = version.removeprefix("Open MPI ")

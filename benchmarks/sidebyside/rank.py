@@ -62,7 +62,7 @@ def obey(contender: Contender, driver: Connection) -> None:
 
 def main() -> None:
     library, address = sys.argv[1:]
-    contender: Contender = import_module(f"sidebyside.contender_{library}").join()
+    contender: Contender = import_module(f"sidebyside.contender_{library.replace('-', '_')}").join()
     with Client(address, family="AF_UNIX") as driver:
         driver.send((contender.rank, os.getpid()))
         obey(contender, driver)

@@ -224,16 +224,16 @@ def no_cuda() -> str | None:
 
 
 def no_mpi() -> str | None:
-    """Return what MPI lacks here; None where mpi4py is installed."""
-    from importlib.util import find_spec
+    """Return what MPI lacks here; None where mpi4py is installed and finds an MPI library."""
+    from meshdist.backends.mpi.environment import no_mpi
 
-    return "mpi4py is not installed" if find_spec("mpi4py") is None else None
+    return no_mpi()
 
 
 _GLOO = "meshdist.backends.gloo.backend"
 _THREADS = "meshdist.backends.threads"
 _FAKE = "meshdist.backends.fake"
-_MPI = "meshdist.backends.mpi"
+_MPI = "meshdist.backends.mpi.backend"
 _NCCL = "meshdist.backends.nccl"
 
 # What users add here holds for the whole process, as a function's name does: a table of its own, no part of a World.
@@ -241,7 +241,7 @@ _ENTRIES: dict[str, Entry] = {
     "gloo": Entry(("cpu",), _built_in(_GLOO, "GlooBackend"), _always),
     "threads": Entry(("cpu",), _built_in(_THREADS, "ThreadsBackend"), _always),
     "fake": Entry(("cpu", "cuda"), _built_in(_FAKE, "FakeBackend"), _only_dry),
-    "mpi": Entry(("cpu",), _built_in(_MPI, "MpiBackend"), _planned(_MPI, no_mpi)),
+    "mpi": Entry(("cpu",), _built_in(_MPI, "MpiBackend"), no_mpi),
     "nccl": Entry(("cuda",), _built_in(_NCCL, "NcclBackend"), _planned(_NCCL, no_cuda)),
     "ucc": _without_engine("meshdist has no UCC engine", "cpu", "cuda"),
     "xccl": _without_engine("meshdist has no engine for Intel GPUs"),

@@ -54,6 +54,7 @@ _EPILOG = """\
 examples:
   meshrun --nproc-per-node 4 train.py --steps 100
   meshrun --nproc-per-node gpu -m package.train
+  meshrun --launcher mpi --nproc-per-node 4 train.py --backend mpi
   meshrun --nproc-per-node 2 --log-dir logs --no-python ./solver input.dat
   meshrun --nnodes 2 --rdzv-endpoint node1:29400 --nproc-per-node 8 train.py      (on both hosts)
   srun --nodes 2 --ntasks-per-node 1 meshrun --nnodes 2 --nproc-per-node 8 train.py
@@ -76,6 +77,13 @@ def main(arguments: list[str] | None = None) -> int:
     problem = _problem_with(parsed, kind, command)
     if problem is not None:
         _complain(problem)
+    if parsed.launcher == "mpi":
+        from meshdist.launch.mpi import exec_mpirun, refused_options
+
+        refused = refused_options(options)
+        if refused:
+            _complain(f"{refused} is of no use with --launcher mpi: mpirun starts the ranks and watches over them")
+        return exec_mpirun(kind, command, parsed.nproc_per_node)
     try:
         settings = _settings(parsed, kind, command)
     except ValueError as error:
@@ -147,6 +155,12 @@ def _parser() -> ArgumentParser:
         metavar="N",
         help="how many ranks: a number, cpu (one per processor), gpu (one per GPU) or auto (gpu if there are any, "
         "else cpu); default 1",
+    )
+    add(
+        "--launcher",
+        choices=["own", "mpi"],
+        default="own",
+        help="mpi: become the mpirun found next to this Python or on the PATH, for scripts that use backend mpi",
     )
     add("-m", "--module", action="store_true", help="run a module, as python -m does")
     add("--no-python", action="store_true", help="run a program instead of a Python script")

@@ -84,6 +84,18 @@ def is_installed(library):
     }[library]
 
 
+def test_backend_mpi_is_compared_with_mpi_itself(script):
+    if not is_installed("mpi"):
+        pytest.skip("mpi4py is not installed")
+    done = script(
+        "compare.py", "--libraries", "meshdist-mpi,mpi", "--collectives", "all_reduce", "--sizes", "8", *QUICK
+    )
+    if "is left out" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[0])
+    assert done.returncode == 0, done.stderr
+    assert "| Open MPI / meshdist on MPI |" in done.stdout
+
+
 @pytest.mark.parametrize("library", ["meshdist", "torch", "mpi"])
 def test_compare_measures_every_collective(script, tmp_path, library):
     if not is_installed(library):

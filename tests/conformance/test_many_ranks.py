@@ -4,6 +4,7 @@ import cases
 import numpy as np
 import pytest
 from cases import values
+from mpi_worlds import RUNS_ALL
 
 import meshdist as dist
 
@@ -33,7 +34,7 @@ def equal(actual, expected, what):
         raise AssertionError(f"{cases.where()}, {what}: got {actual}, expected {expected}")
 
 
-@pytest.mark.parametrize("backend", ["threads", "gloo", "gloo-slots"])
+@pytest.mark.parametrize("backend", ["threads", "gloo", "gloo-slots", *(["mpi-mpich"] if RUNS_ALL else [])])
 def test_every_collective_on_nine_ranks(worlds, backend):
     worlds.world(backend, SIZE).run(everything)
     if backend != "threads":

@@ -1,11 +1,14 @@
 """isend, irecv, any source, batches: order, tags, sizes, and messages that go on by themselves."""
 
+import itertools
 import os
 
 import cases
 import numpy as np
 import pytest
 from failing import fails
+from mpi_worlds import RUNS_ALL
+from mpi_worlds import WORLDS as MPI_WORLDS
 
 import meshdist as dist
 from meshdist.deadline import Deadline
@@ -15,19 +18,27 @@ KIB = cases.KIB
 SIZES = (0, 8, 64 * KIB, 64 * KIB + 8, 300 * KIB)
 
 
-@pytest.fixture(params=[2, 3, 4])
-def world(request, worlds, backend):
-    return worlds.world(backend, request.param)
+OURS = ["threads", "gloo", "gloo-slots"]
 
 
-@pytest.fixture(params=["threads", "gloo", "gloo-slots"])
-def backend(request):
-    return request.param
+PAIRS = [pair for pair in MPI_WORLDS if pair[1] == 2]
 
 
-@pytest.fixture
-def world_of_2(worlds, backend):
-    return worlds.world(backend, 2)
+def name(pair):
+    return f"{pair[0]}-{pair[1]}"
+
+
+@pytest.fixture(
+    params=[*itertools.product(OURS, (2, 3, 4)), *(pair for pair in MPI_WORLDS if pair[1] > 1)],
+    ids=name,
+)
+def world(request, worlds):
+    return worlds.world(*request.param)
+
+
+@pytest.fixture(params=[*itertools.product(OURS, (2,)), *PAIRS], ids=name)
+def world_of_2(request, worlds):
+    return worlds.world(*request.param)
 
 
 def all_to_all_at_once(num_bytes):
@@ -300,7 +311,7 @@ def over_2_gib(num_bytes):
         assert np.count_nonzero(x[-1000:]) == 1
 
 
-@pytest.mark.parametrize("way", ["gloo", "gloo-slots"])
+@pytest.mark.parametrize("way", ["gloo", "gloo-slots", *(["mpi-openmpi", "mpi-mpich"] if RUNS_ALL else [])])
 def test_messages_over_2_gib(worlds, way):
     num_bytes = (1 << 31) + 12_345
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -8,6 +8,7 @@ import cases
 import numpy as np
 import pytest
 from failing import fails
+from mpi_worlds import WORLDS as MPI_WORLDS
 from worlds import Crew
 
 import meshdist as dist
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.timeout(120)
 KIB = cases.KIB
 
 
-@pytest.fixture(params=["threads", "gloo", "gloo-slots"])
+@pytest.fixture(params=["threads", "gloo", "gloo-slots", *(name for name, size in MPI_WORLDS if size == 2)])
 def backend(request):
     return request.param
 

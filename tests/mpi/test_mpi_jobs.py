@@ -1,0 +1,258 @@
+"""Scripts under mpirun: how they start, what they are refused, and how they end."""
+
+import json
+import textwrap
+
+import mpi_worlds
+import pytest
+from mpi_jobs import job, run
+
+pytestmark = pytest.mark.timeout(120)
+
+
+# Each line is written at once, so that ranks do not cut each other's.
+PRELUDE = """
+import os
+import meshdist as dist
+import numpy as np
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+"""
+
+
+@pytest.fixture(params=mpi_worlds.LIBRARIES)
+def library(request):
+    mpi_worlds.environment(request.param)
+    return request.param
+
+
+@pytest.fixture(params=mpi_worlds.LIBRARIES if mpi_worlds.RUNS_ALL else mpi_worlds.LIBRARIES[:1])
+def one_library(request):
+    """For what does not depend on the library, all of them only where time does not count."""
+    mpi_worlds.environment(request.param)
+    return request.param
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text):
+        path = tmp_path / "script.py"
+        path.write_text(PRELUDE + textwrap.dedent(text))
+        return str(path)
+
+    return write
+
+
+STARTS = """
+    import sys, threading
+    before = sys.excepthook, threading.excepthook
+    for backend in ("mpi", "MPI", "cpu:mpi"):
+        dist.init_process_group(backend)
+        assert sys.excepthook is not before[0]
+        rank, size = dist.get_rank(), dist.get_world_size()
+        x = dist.all_reduce(np.array([rank + 1.0]))
+        assert (x[0], dist.get_backend()) == (size * (size + 1) / 2, "mpi"), x
+        mine = dist.new_group([0])
+        assert dist.get_pg_count() == 1 + (rank == 0)
+        dist.destroy_process_group()
+        assert (sys.excepthook, threading.excepthook) == before
+    say(f"rank {rank} of {size} is done")
+"""
+
+
+def test_a_script_starts_without_any_variable(library, script):
+    done = job(library, 2, script(STARTS))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2 is done", "rank 1 of 2 is done"]
+
+
+REFUSED = """
+    for wrong in ({"rank": 5}, {"world_size": 7}, {"init_method": "mpi://?world_size=7"}):
+        try:
+            dist.init_process_group("mpi", **wrong)
+        except ValueError as error:
+            assert "as MPI says" in str(error), error
+        else:
+            raise AssertionError(wrong)
+    dist.init_process_group("mpi", rank=dist_rank(), world_size=2)
+    dist.barrier()
+    dist.destroy_process_group()
+    say("refused")
+"""
+RANK = """
+def dist_rank():
+    from mpi4py import MPI
+    return MPI.COMM_WORLD.Get_rank()
+"""
+
+
+def test_numbers_that_contradict_mpi_are_refused(one_library, script):
+    done = job(one_library, 2, script(RANK + textwrap.dedent(REFUSED)))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["refused"] * 2
+
+
+RAISES = """
+    import threading
+    dist.init_process_group("mpi", timeout=600)
+
+    def fail():
+        raise RuntimeError("the cat sat on the cable")
+
+    if dist.get_rank() == 1:
+        {how}
+    dist.all_reduce(np.ones(1))
+"""
+
+
+@pytest.mark.parametrize("how", ["fail()", "threading.Thread(target=fail).start(); dist.recv(np.ones(1), 0)"])
+def test_a_rank_that_raises_ends_the_job(library, script, how):
+    done = job(library, 2, script(RAISES.format(how=how)))
+    assert done.returncode != 0
+    assert "the cat sat on the cable" in done.stderr
+    assert "Traceback" in done.stderr
+
+
+ARGUMENTS_THAT_ARE_WRONG = """
+    dist.init_process_group("mpi", world_size=3 if dist_rank() else -1)
+    dist.barrier()
+"""
+
+
+def test_a_rank_that_is_refused_ends_the_job(one_library, script):
+    done = job(one_library, 2, script(RANK + textwrap.dedent(ARGUMENTS_THAT_ARE_WRONG)))
+    assert done.returncode != 0
+    assert "world_size must be 2, as MPI says" in done.stderr
+
+
+ABSENT = """
+    if dist_rank() == {absent}:
+        import time
+        time.sleep(600)
+    dist.init_process_group("mpi", timeout=1.5)
+"""
+
+
+@pytest.mark.parametrize(("absent", "said"), [(0, "waiting for rank 0 to call init_process_group"), (1, "missing: 1")])
+def test_a_rank_that_does_not_come_is_named(one_library, script, absent, said):
+    done = job(one_library, 2, script(RANK + textwrap.dedent(ABSENT.format(absent=absent))))
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+def test_without_a_launcher(one_library, script):
+    python = str(mpi_worlds.environment(one_library))
+    done = run([python, script("dist.init_process_group('mpi')")])
+    assert done.returncode == 1
+    assert "mpirun -n 4 python script.py" in done.stderr.splitlines()[-1]
+    assert "meshrun --launcher mpi" in done.stderr.splitlines()[-1]
+    alone = """
+        dist.init_process_group("mpi", world_size=1)
+        assert dist.all_reduce(np.ones(1))[0] == 1
+        dist.destroy_process_group()
+    """
+    assert run([python, script(alone)]).returncode == 0
+
+
+def test_started_by_meshrun_itself(one_library, script):
+    python = str(mpi_worlds.environment(one_library))
+    wrong = """
+        dist.init_process_group("gloo")
+        group = dist.new_group(backend="mpi")
+        try:
+            group.barrier()
+        except dist.DistBackendError as error:
+            assert "no launcher of MPI started this process" in str(error)
+            say("refused")
+        dist.barrier()
+        dist.destroy_process_group()
+    """
+    done = run([python, "-m", "meshdist.launch", "--nproc-per-node", "2", script(wrong)])
+    assert (done.returncode, done.stdout.split()) == (0, ["refused"] * 2), done.stderr
+
+
+def test_meshrun_becomes_mpirun(library, script):
+    python = str(mpi_worlds.environment(library))
+    text = """
+        import sys
+        dist.init_process_group("mpi")
+        say(int(dist.all_reduce(np.ones(1))[0]), sys.argv[1:])
+        dist.destroy_process_group()
+    """
+    meshrun = [python, "-m", "meshdist.launch", "--launcher", "mpi", "--nproc-per-node", "3"]
+    done = run([*meshrun, script(text), "--x", "1"])
+    assert (done.returncode, done.stdout.splitlines()) == (0, ["3 ['--x', '1']"] * 3), done.stderr
+    failing = run([*meshrun, script("raise SystemExit(3)")])
+    assert failing.returncode != 0
+    refused = run([*meshrun[:-2], "--log-dir", "logs", script(text)])
+    assert refused.returncode == 2
+    assert "--log-dir is of no use with --launcher mpi" in refused.stderr
+
+
+SERIALIZED = """
+    from mpi4py import MPI
+    assert MPI.Query_thread() == MPI.THREAD_SERIALIZED
+    dist.init_process_group("mpi")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    groups = [dist.new_group() for _ in range(3)]
+    works, arrays = [], [np.full(1000, float(k)) for k in range(30)]
+    for k, array in enumerate(arrays):
+        works.append(groups[k % 3].all_reduce(array, async_op=True))
+        dist.all_reduce(np.ones(1))
+    for k, (work, array) in enumerate(zip(works, arrays)):
+        work.wait()
+        assert (array == size * k).all()
+    dist.isend(np.array([rank]), (rank + 1) % size)
+    assert dist.recv(np.zeros(1, int)) == (rank - 1) % size
+    dist.destroy_process_group()
+    say("well")
+"""
+
+
+def test_an_mpi_that_lets_one_thread_in_at_a_time(one_library, script):
+    done = job(one_library, 2, script(SERIALIZED), MPI4PY_RC_THREAD_LEVEL="serialized")
+    if "AssertionError" in done.stderr and "Query_thread" in done.stderr:
+        pytest.skip(f"{one_library} lets more threads in than it is asked for")
+    assert (done.returncode, done.stdout.split()) == (0, ["well"] * 2), done.stderr
+
+
+MIXED = """
+    import sys
+    from mpi4py import MPI
+    rank, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+    number = rank if sys.argv[2] == "same" else size - 1 - rank
+    dist.init_process_group("gloo", f"file://{sys.argv[1]}", rank=number, world_size=size)
+    group = dist.new_group(backend="mpi")
+    try:
+        assert group.all_reduce(np.ones(1))[0] == size
+        group.isend(np.array([number]), (number + 1) % size)
+        assert group.recv(np.zeros(1, int)) == (number - 1) % size
+        say("mixed")
+    except dist.DistBackendError as error:
+        assert f"this is rank {number} of the world, but rank {rank} of {size} in MPI.COMM_WORLD" in str(error), error
+        say("refused")
+    assert dist.all_reduce(np.ones(1))[0] == size
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("how", "said"), [("same", "mixed"), ("another", "refused")])
+def test_groups_of_mpi_in_a_world_of_gloo(one_library, script, tmp_path, how, said):
+    done = job(one_library, 2, script(MIXED), tmp_path / "meet", how)
+    assert (done.returncode, done.stdout.split()) == (0, [said] * 2), done.stderr
+
+
+def losses(done, path):
+    assert done.returncode == 0, done.stderr
+    return json.loads(path.read_text())["losses"]
+
+
+def test_training_gives_the_losses_of_gloo(one_library, tmp_path):
+    python, path = str(mpi_worlds.environment(one_library)), tmp_path / "run.json"
+    example = str(mpi_worlds.ROOT / "examples" / "train_digits.py")
+    options = ["--steps", "30", "--json", str(path)]
+    ours = losses(job(one_library, 2, example, "--backend", "mpi", *options), path)
+    path.unlink()
+    meshrun = [python, "-m", "meshdist.launch", "--nproc-per-node", "2"]
+    assert ours == losses(run([*meshrun, example, *options]), path)
