@@ -77,6 +77,9 @@ ACCEPTED: dict[str, dict[str, str]] = {
         "reversed: (local rank|ranks)": "ranks are numbered as they are given; torch takes the world's numbers",
         "ranks twice": "torch makes a mesh in which a rank sits twice",
     },
+    "programs_errors.objects": {
+        "all_gather_object that cannot be pickled": "a TypeError that names call, rank and type; torch's is pickle's own",
+    },
     "programs_errors.ops": {"text": "meshdist takes the names of the ops"},
     "programs_alone.file_store": {
         "delete_key again": "torch's FileStore notes the end of any key, and calls that a success",
