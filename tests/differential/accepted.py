@@ -78,7 +78,7 @@ ACCEPTED: dict[str, dict[str, str]] = {
         "ranks twice": "torch makes a mesh in which a rank sits twice",
     },
     "programs_errors.objects": {
-        "all_gather_object that cannot be pickled": "a TypeError that names call, rank and type; torch's is pickle's own",
+        "all_gather_object that cannot be pickled": "a TypeError that names call, rank and type; torch's is pickle's",
     },
     "programs_errors.ops": {"text": "meshdist takes the names of the ops"},
     "programs_alone.file_store": {
