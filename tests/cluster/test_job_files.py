@@ -19,7 +19,8 @@ import numpy as np
 import meshdist as dist
 dist.init_process_group()
 total = dist.all_reduce(np.array([dist.get_rank()])).item()
-print(dist.get_rank(), dist.get_world_size(), dist.get_node_local_rank(), total)
+# In one piece: the ranks share the pipe.
+sys.stdout.write(f"{dist.get_rank()} {dist.get_world_size()} {dist.get_node_local_rank()} {total}\\n")
 dist.destroy_process_group()
 """
 
