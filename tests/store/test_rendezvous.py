@@ -192,7 +192,7 @@ def test_a_scheme_of_ones_own() -> None:
     register_rendezvous_handler("bulletin", handler)
     assert rendezvous("bulletin://board?x=1", timeout=timedelta(seconds=5)) == (store, 3, 4)
     assert seen == [("bulletin://board?x=1", -1, -1, 5.0)]
-    with pytest.raises(ValueError, match="bulletin://, env://, file://, tcp://"):
+    with pytest.raises(ValueError, match="bulletin://, env://, file://, mpi://, tcp://"):
         rendezvous("other://")
     for scheme in ("bulletin", "TCP"):
         with pytest.raises(ValueError, match=f"'{scheme}' has a rendezvous handler already"):
