@@ -134,7 +134,9 @@ ABSENT = """
 """
 
 
-@pytest.mark.parametrize(("absent", "said"), [(0, "waiting for rank 0 to call init_process_group"), (1, "rank 1 is missing")])
+@pytest.mark.parametrize(
+    ("absent", "said"), [(0, "waiting for rank 0 to call init_process_group"), (1, "rank 1 is missing")]
+)
 def test_a_rank_that_does_not_come_is_named(one_library, script, absent, said):
     done = job(one_library, 2, script(RANK + textwrap.dedent(ABSENT.format(absent=absent))))
     assert done.returncode != 0
