@@ -22,8 +22,8 @@ def x():
     return np.ones(4)
 
 
-def right_arguments(name, rank):
-    """Return right arguments of a function, by name; what is not named has its default."""
+def right_arguments(rank):
+    """Return right arguments of each function, by name; what is not named has its default."""
     two, whole, at_root = [x(), x()], np.ones(8), rank == 0
     return {
         "all_reduce": {"tensor": x(), "op": "sum"},
@@ -59,40 +59,10 @@ def right_arguments(name, rank):
         "send": {"tensor": x(), "dst": 1 - rank},
         "isend": {"tensor": x(), "dst": 1 - rank},
         "send_object_list": {"object_list": [1], "dst": 1 - rank},
-    }[name]
+    }
 
 
-FUNCTIONS = [
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "all_gather",
-    "all_gather_into_tensor",
-    "gather",
-    "scatter",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-    "all_to_all",
-    "all_to_all_single",
-    "all_reduce_coalesced",
-    "all_gather_coalesced",
-    "all_gather_into_tensor_coalesced",
-    "reduce_scatter_tensor_coalesced",
-    "all_reduce_multigpu",
-    "broadcast_multigpu",
-    "reduce_multigpu",
-    "all_gather_multigpu",
-    "reduce_scatter_multigpu",
-    "barrier",
-    "monitored_barrier",
-    "all_gather_object",
-    "broadcast_object_list",
-    "gather_object",
-    "scatter_object_list",
-    "send",
-    "isend",
-    "send_object_list",
-]
+FUNCTIONS = list(right_arguments(0))
 # Arguments are checked before a backend comes in; these have some that it gets as they are.
 ON_GLOO = FUNCTIONS if "MESHDIST_FUZZ_EXAMPLES" in os.environ else ["send", "isend", "all_to_all_single", "barrier"]
 PAIRS = [*[("threads", name) for name in FUNCTIONS], *[("gloo", name) for name in ON_GLOO]]
@@ -143,7 +113,7 @@ def try_all(name):
         for label, make in VALUES.items():
             if parameter == "group" and label == "None":
                 continue  # the world: what is sent there would come to whoever uses it next
-            arguments = {"group": group, **right_arguments(name, rank), parameter: make()}
+            arguments = {"group": group, **right_arguments(rank)[name], parameter: make()}
             if parameter.startswith("group_"):
                 arguments.pop(parameter.removeprefix("group_"), None)
             kind, message = outcome(lambda arguments=arguments: function(**arguments))

@@ -7,6 +7,7 @@ calls, it is a request that whoever carries the call out looks at.
 from __future__ import annotations
 
 import threading
+from abc import abstractmethod
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -44,9 +45,9 @@ class MpiPlan(Plan):
         self._request_word = word_of(self.signature, may_block=False)
         self._meet = backend.meeting.meet
 
+    @abstractmethod
     def mpi_steps(self, send: Any, recv: Any) -> Iterator[Step]:
         """Yield the calls of MPI that carry this one out."""
-        raise NotImplementedError
 
     def run(self, send: Buffers, recv: Buffers) -> None:
         if not self.session.may_block:
