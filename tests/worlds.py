@@ -37,9 +37,15 @@ CALL_TIMEOUT_S = 30.0
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only")
 # Those of MPI are crews of their own: see mpi_worlds.py.
-BACKENDS = ("threads", "gloo", "gloo-slots")
+BACKENDS = ("threads", "gloo", "gloo-slots", "gloo-tcp")
+# To save time, those that are not listed here run in worlds of all sizes.
+SIZES_OF = {"gloo-tcp": (2, 3)}
 MPI_BACKENDS = ("mpi-openmpi", "mpi-mpich")
-VARIABLES = {"gloo": {}, "gloo-slots": {"MESHDIST_SINGLE_COPY": "0"}}
+VARIABLES = {
+    "gloo": {},
+    "gloo-slots": {"MESHDIST_SINGLE_COPY": "0"},
+    "gloo-tcp": {"MESHDIST_DISABLE_SHM": "1"},
+}
 
 
 class RankFailedError(AssertionError):
