@@ -219,6 +219,12 @@ class Peers:
             self._cards.update(zip(unknown, map(Card.decode, texts), strict=True))
         return [self._cards[rank] for rank in ranks]
 
+    def are_elsewhere(self) -> bool:
+        """Return whether some are on other hosts; True as well where they are so many that they were not all met."""
+        return self.num_ranks > _MET_AT_ONCE or any(
+            card.host != self.mine.host for card in self.cards(range(self.num_ranks))
+        )
+
     def once(self, name: str, make: Callable[[], Closable]) -> Any:
         """Return what the groups of this world share under a name; made when it is first asked for, closed with it."""
         shared = self._shared.get(name)

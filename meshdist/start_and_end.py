@@ -17,6 +17,7 @@ from meshdist.doorbells import SocketDoorbells
 from meshdist.errors import DistBackendError, DistNetworkError, DistTimeoutError
 from meshdist.init_urls import whole_number
 from meshdist.joining import join
+from meshdist.last_will import leave_will
 from meshdist.non_member import NonMember
 from meshdist.peers import Peers, my_card
 from meshdist.store import Store, TCPStore
@@ -165,6 +166,8 @@ def enter_world(
         joined = join(store, rank, world_size, card, deadline, backend, objection)
         peers = Peers(joined, card, world_size)
         peers.meet()
+        if isinstance(bells, SocketDoorbells):
+            leave_will(peers, joined, rank)
     except BaseException:
         bells.close()
         raise

@@ -84,10 +84,7 @@ class RemoteMail:
     def _say(self, kind: int, text: str) -> None:
         from meshdist.backends.gloo.wire.frames import pack_text
 
-        # The first word stands, here and there.
-        if self.bag.is_open:
-            self.wire.tell(self.bag, *pack_text(kind, self._backend.rank, self.bag.token, text))
-            self.wire.shut(self.bag)
+        self.wire.shut(self.bag, *pack_text(kind, self._backend.rank, self.bag.token, text))
 
 
 def remote_mail(backend: Backend) -> RemoteMail | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from meshdist.arrays import Array
@@ -13,7 +13,7 @@ from meshdist.backends.gloo.wire.bag import Bag
 from meshdist.backends.gloo.wire.connection import Outgoing
 from meshdist.backends.gloo.wire.frames import CALLED, PART, pack, pack_text
 from meshdist.backends.gloo.wire.parts import NUMBER, Slot
-from meshdist.backends.gloo.wire.waiting import WireWait, check_all, check_rank
+from meshdist.backends.gloo.wire.waiting import Inquiry, WireWait, check_all, check_rank
 from meshdist.call import Call, Signature, call_site
 from meshdist.debug.mismatch import disagreement
 from meshdist.errors import DistBackendError
@@ -61,6 +61,7 @@ class Rail:
         self._parts = bag.parts
         self._token = bag.token
         self._links = [wire.link(self.options.ranks[rank]) if rank != backend.rank else None for rank in self.ranks]
+        self._inquiry = Inquiry(backend.options, _LEFT_OUT)
         self._signature = Signature("nothing")
         self._word = 0
         self._unsent: list[tuple[int, Outgoing]] = []
@@ -101,7 +102,7 @@ class Rail:
                 yield Going(self, place, outgoing)
         self._unsent.clear()
 
-    def check(self, places: Iterable[int]) -> None:
+    def check(self, places: Sequence[int]) -> None:
         """Raise DistBackendError if nothing can come of these ranks, or the calls disagree."""
         # What has been said may not be read yet.
         self.wire.drive()
@@ -111,7 +112,9 @@ class Rail:
         for place in places:
             link = self._links[place]
             assert link is not None
-            check_rank(self.options, self.bag, link, self.ranks[place], _LEFT_OUT)
+            check_rank(self.bag, link, self.ranks[place], _LEFT_OUT)
+        # Of all: the last word of one that has sent all that is waited for may be behind what nobody waits for yet.
+        self._inquiry.check([self.ranks[place] for place in self.others])
 
     def describe(self, place: int) -> str:
         """Return a rank for messages."""

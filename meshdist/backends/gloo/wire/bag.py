@@ -27,6 +27,8 @@ class Bag:
         expected: The receipts of the group and the messages that have come, of the ranks of this host as well.
         said: For each rank that has left the group or given it up, which of the two, and a text.
         ranks: The global ranks of the group; empty as long as this rank has not used it.
+        last_words: The frame in which this rank said that it has closed the group, or given it up; who connects later
+            hears it then.
         is_open: False once this rank has closed the group, or it is broken: what comes is thrown away.
     """
 
@@ -36,6 +38,7 @@ class Bag:
         self.said: dict[int, tuple[int, str]] = {}
         self.ranks: tuple[int, ...] = ()
         self.is_open = True
+        self.last_words: tuple[bytes, bytes] | None = None
         self.token = token
         self._kept_bytes = 0
 
@@ -56,7 +59,7 @@ class Bag:
             if receipt is None and self._kept_bytes + num_bytes <= MOST_KEPT_BYTES:
                 return self._keep(link, header)
         if receipt is None:
-            if not link.is_waited_for():
+            if not (connection.is_closed or link.is_waited_for()):
                 connection.hold()
                 return _NOTHING
             with self.expected.lock:

@@ -88,10 +88,12 @@ class Connection:
 
     Attributes:
         ended: Why nothing comes or goes any more, None as long as it does; empty where the peer closed it.
+        is_closed: The peer has closed it, though not all that came is read: it cannot be held.
     """
 
     def __init__(self, sock: socket.socket, sink: Sink, watch: Callable[[bool, bool], None]) -> None:
         self.ended: str | None = None
+        self.is_closed = False
         self.sock = sock
         self._sink = sink
         self._watch = watch
@@ -135,6 +137,10 @@ class Connection:
         """Take what has come, at most some."""
         if self.ended is not None:
             return
+        if self._held:
+            # Who holds it hears of nothing but its end: what is left is little, and what became of the peer is in it.
+            self.is_closed = True
+            self.go_on()
         try:
             for _ in range(_MOST_STEPS):
                 if self._held or not self._read_some():

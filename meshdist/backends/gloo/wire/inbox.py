@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from meshdist.backends.gloo.inbox import Inbox, Parcel, Receipt
 from meshdist.backends.gloo.wire.bag import Bag, LongParcel, hand_over
 from meshdist.backends.gloo.wire.frames import LEFT
-from meshdist.backends.gloo.wire.waiting import check_all, check_rank, unwatch, watch
+from meshdist.backends.gloo.wire.waiting import Inquiry, check_all, check_rank, unwatch, watch
 from meshdist.waiting import Doorbell
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class WireInbox:
     def __init__(self, backend: Backend, src: int, wire: Wire, bag: Bag) -> None:
         self.link = wire.link(backend.options.ranks[src])
         self.description = self.link.description
-        self._options = backend.options
+        self._inquiry = Inquiry(backend.options, _LEFT_OUT)
         self._src = src
         self._wire = wire
         self._bag = bag
@@ -39,7 +39,8 @@ class WireInbox:
 
     def check(self) -> None:
         """Raise DistBackendError if nothing more can come."""
-        check_rank(self._options, self._bag, self.link, self._src, _LEFT_OUT)
+        check_rank(self._bag, self.link, self._src, _LEFT_OUT)
+        self._inquiry.check([self._src])
 
     def look_again(self) -> None:
         """Have nothing to look for: what comes shows by itself."""

@@ -138,6 +138,8 @@ class Link:
     def adopt(self, connection: Connection) -> None:
         """Take a new connection."""
         self._connections.append(connection)
+        for header, data in self._wire.last_words(self.rank) if len(self._connections) == 1 else ():
+            connection.send(Outgoing(header, memoryview(data)))
         if self._pending and self._outgoing is None:
             self._outgoing = connection
             while self._pending:

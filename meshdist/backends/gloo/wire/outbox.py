@@ -9,7 +9,7 @@ from meshdist.backends.gloo.outbox import Sent, as_bytes
 from meshdist.backends.gloo.wire.bag import Bag
 from meshdist.backends.gloo.wire.connection import Outgoing
 from meshdist.backends.gloo.wire.frames import DATA, LONG, WHOLE, pack
-from meshdist.backends.gloo.wire.waiting import WireWait, check_rank
+from meshdist.backends.gloo.wire.waiting import Inquiry, WireWait, check_rank
 from meshdist.waiting import Doorbell, Waitable
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class WireOutbox:
         self.bag = bag
         self.src = backend.rank
         self._dst = dst
-        self._options = backend.options
+        self._inquiry = Inquiry(backend.options, _LEFT_OUT)
         self._sent = Sent()
 
     def post(self, array: Array, tag: int, dtype_name: bytes, eager_bytes: int) -> Waitable:
@@ -49,7 +49,8 @@ class WireOutbox:
 
     def check(self) -> None:
         """Raise DistBackendError if the receiver takes no more."""
-        check_rank(self._options, self.bag, self.link, self._dst, _LEFT_OUT)
+        check_rank(self.bag, self.link, self._dst, _LEFT_OUT)
+        self._inquiry.check([self._dst])
 
 
 class WireDispatch(WireWait):

@@ -138,7 +138,7 @@ class Parts:
                 return _NOWHERE
             expected.popleft()
             return place, slot.finish
-        if num_bytes > _MOST_KEPT_BYTES and not link.is_waited_for():
+        if num_bytes > _MOST_KEPT_BYTES and not (connection.is_closed or link.is_waited_for()):
             connection.hold()
             return _NOWHERE
         if word != self.word and (word ^ self.word) & NUMBER == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from meshdist.backends.gloo.published import check_withdrawn
@@ -18,6 +19,10 @@ from meshdist.waiting import Doorbell, Waitable
 if TYPE_CHECKING:
     from meshdist.backends.base import BackendOptions
     from meshdist.backends.gloo.wire.wire import Wire
+
+
+# The store is another process, and all who wait may ask it.
+_PAUSE_S = 0.2
 
 
 class WireWait(Waitable):
@@ -62,8 +67,8 @@ def unwatch(wire: Wire, bell: Doorbell) -> None:
     bell.unwatch(wire.fd)
 
 
-def check_rank(options: BackendOptions, bag: Bag, link: Link, rank: int, left_out: str) -> None:
-    """Raise DistBackendError if a rank of a group, on another host, is gone without `left_out`."""
+def check_rank(bag: Bag, link: Link, rank: int, left_out: str) -> None:
+    """Raise DistBackendError if a rank of a group, on another host, has said or shown that it is gone."""
     said = bag.said.get(rank)
     if said is not None:
         state, text = said
@@ -71,8 +76,29 @@ def check_rank(options: BackendOptions, bag: Bag, link: Link, rank: int, left_ou
     end = link.end()
     if end is not None:
         raise peer_gone(link.description, end, left_out)
-    if not link.is_connected:
-        check_withdrawn(options, rank, left_out)
+
+
+class Inquiry:
+    """Asks the store now and then whether a rank is gone: one that cannot be heard, or whose last word is held up.
+
+    Args:
+        options: The group's.
+        left_out: What the rank has not done where it is gone.
+    """
+
+    def __init__(self, options: BackendOptions, left_out: str) -> None:
+        self._options = options
+        self._left_out = left_out
+        self._next_s = 0.0
+        self._turn = 0
+
+    def check(self, ranks: Sequence[int]) -> None:
+        """Raise DistBackendError if a rank of the group is gone; not all of these are asked for every time."""
+        now_s = time.monotonic()
+        if ranks and now_s >= self._next_s:
+            self._next_s = now_s + _PAUSE_S
+            self._turn += 1
+            check_withdrawn(self._options, ranks[self._turn % len(ranks)], self._left_out)
 
 
 def check_all(options: BackendOptions, bag: Bag, wire: Wire) -> None:
@@ -84,25 +110,3 @@ def check_all(options: BackendOptions, bag: Bag, wire: Wire) -> None:
         end = link.end()
         if end is not None and end not in ORDERLY:
             raise DistBackendError(f"{link.description} {end}", peer_failed=True)
-
-
-class Patience:
-    """Says when it is time to look again for what costs more than a look.
-
-    Example:
-        >>> patience = Patience(60.0)
-        >>> patience.is_over(), patience.is_over()
-        (True, False)
-    """
-
-    def __init__(self, pause_s: float) -> None:
-        self._pause_s = pause_s
-        self._next_s = 0.0
-
-    def is_over(self) -> bool:
-        """Return True, at most once in each pause."""
-        now_s = time.monotonic()
-        if now_s < self._next_s:
-            return False
-        self._next_s = now_s + self._pause_s
-        return True

@@ -106,12 +106,23 @@ class Wire:
         bag.ranks = ranks
         return bag
 
-    def shut(self, bag: Bag) -> None:
-        """Throw away what comes for a group from now on; its arrays are no longer the wire's."""
+    def shut(self, bag: Bag, header: bytes, data: bytes) -> None:
+        """Say last words to the ranks of a group, and throw away what comes for it from now on.
+
+        Its arrays are no longer the wire's. Ranks that connect later are told then.
+        """
         with self.lock:
-            bag.is_open = False
-            for link in self._links.values():
-                link.divert(bag)
+            if bag.is_open:
+                bag.is_open = False
+                bag.last_words = header, data
+                for link in self._links.values():
+                    link.divert(bag)
+                    if link.rank in bag.ranks and link.is_connected:
+                        link.say(header, data)
+
+    def last_words(self, rank: int) -> list[tuple[bytes, bytes]]:
+        """Return what was said in groups of a global rank that this one has closed, or given up."""
+        return [bag.last_words for bag in self._bags.values() if bag.last_words is not None and rank in bag.ranks]
 
     def asks(self, link: Link) -> bool:
         """Return whether this rank waits for a message that the peer of `link` may have sent."""
@@ -124,13 +135,6 @@ class Wire:
     def lost(self, rank: int) -> None:
         """Learn that the process of a global rank has ended without a word."""
         self._peers.report_end(rank)
-
-    def tell(self, bag: Bag, header: bytes, data: bytes) -> None:
-        """Send a frame to all ranks of a group that there is a connection with."""
-        with self.lock:
-            for link in self.links_of(bag):
-                if link.is_connected:
-                    link.say(header, data)
 
     def call(self, link: Link) -> None:
         """Connect to the peer of `link`, unless that is under way."""
@@ -182,19 +186,20 @@ class Wire:
         os.eventfd_write(self._bell, 1)
 
     def _watch(self, fd: int, reads: bool, writes: bool) -> None:
-        mask = (select.EPOLLIN if reads else 0) | (select.EPOLLOUT if writes else 0)
         before = self._masks.get(fd, 0)
+        if self._by_fd[fd].ended is not None:
+            if before:
+                self._epoll.unregister(fd)
+            del self._by_fd[fd], self._masks[fd]
+            return
+        # One that is held tells of its end alone.
+        mask = (select.EPOLLIN if reads else select.EPOLLRDHUP) | (select.EPOLLOUT if writes else 0)
         if mask != before:
             self._masks[fd] = mask
-            if not before:
-                self._epoll.register(fd, mask)
-            elif mask:
+            if before:
                 self._epoll.modify(fd, mask)
             else:
-                # With nothing to watch for, epoll would still tell of a hang-up, again and again.
-                self._epoll.unregister(fd)
-        if not mask and self._by_fd[fd].ended is not None:
-            del self._by_fd[fd], self._masks[fd]
+                self._epoll.register(fd, mask)
 
 
 def wire_of(options: BackendOptions) -> Wire:
