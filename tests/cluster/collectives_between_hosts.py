@@ -1,4 +1,4 @@
-"""One rank of a world on several hosts, started with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT: tries all there is."""
+"""One rank of a world on several hosts, with RANK and its like in the environment: tries all there is."""
 
 from __future__ import annotations
 
