@@ -51,6 +51,8 @@ class GlooBackend(Backend):
             with told_who_ended(self.options):
                 if ranks_elsewhere(self.options):
                     self._network = (self._mail or self._make_mail()).network()
+                    for waitable in self._network.connect():
+                        yield SetUpWait(waitable, self.options)
                 else:
                     for waitable in self._set_up():
                         yield SetUpWait(waitable, self.options)
@@ -119,6 +121,11 @@ class GlooBackend(Backend):
             os.sched_yield()
         super().wait(waitable, where, deadline)
 
+    def check_here(self, signature: Signature) -> None:
+        """Raise DistBackendError if a rank that memory is shared with makes another call, has given up, or is dead."""
+        if self._shared is not None:
+            self._shared.lockstep.check_now(signature)
+
     def abort(self, reason: str) -> None:
         if self._shared is not None:
             self._shared.lockstep.fail(reason)
@@ -127,6 +134,8 @@ class GlooBackend(Backend):
             withdraw(self.options, self.rank, gave_up(reason))
         if self._mail is not None:
             self._mail.fail(reason)
+        if self._network is not None:
+            self._network.abort(reason)
 
     def close(self) -> None:
         farewell = self.options.peers.farewell
@@ -137,6 +146,8 @@ class GlooBackend(Backend):
         if self._mail is not None:
             self._mail.leave(farewell)
             self._mail = None
+        if self._network is not None:
+            self._network.close()
         # After the mail: whoever finds this stops to look for a message. Who leaves the world says so to all groups in
         # one place, but may take its time until then.
         if self.size > 1 and (not self._met or farewell == DESTROYED_GROUP):

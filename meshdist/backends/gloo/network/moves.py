@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from meshdist.backends.base import Backend
+from meshdist.backends.gloo.network.agreement import Agreement
 from meshdist.backends.gloo.network.rail import Rail, RailPlan, bytes_of
 from meshdist.backends.gloo.routes import Route
 from meshdist.call import Buffers, Call
@@ -31,8 +32,16 @@ class FullExchange(RailPlan):
         taken_by: Whether a rank takes what this one gives it.
     """
 
-    def __init__(self, rail: Rail, backend: Backend, call: Call, route: Route, taken_by: Callable[[int], bool]) -> None:
-        super().__init__(rail, backend, call)
+    def __init__(
+        self,
+        rail: Rail,
+        agreement: Agreement,
+        backend: Backend,
+        call: Call,
+        route: Route,
+        taken_by: Callable[[int], bool],
+    ) -> None:
+        super().__init__(rail, agreement, backend, call)
         self._route = route
         self._takers = [taken_by(rank) for rank in range(rail.size)]
 

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from meshdist.arrays import Array
 from meshdist.backends.base import Backend, Plan
+from meshdist.backends.gloo.network.agreement import LEFT_OUT, Agreement
 from meshdist.backends.gloo.outbox import as_bytes
-from meshdist.backends.gloo.wire.bag import Bag
 from meshdist.backends.gloo.wire.connection import Outgoing
-from meshdist.backends.gloo.wire.frames import CALLED, PART, pack, pack_text
-from meshdist.backends.gloo.wire.parts import NUMBER, Slot
-from meshdist.backends.gloo.wire.waiting import Inquiry, WireWait, check_all, check_rank
-from meshdist.call import Call, Signature, call_site
-from meshdist.debug.mismatch import disagreement
-from meshdist.errors import DistBackendError
+from meshdist.backends.gloo.wire.frames import PART, pack
+from meshdist.backends.gloo.wire.parts import Slot
+from meshdist.backends.gloo.wire.waiting import WireWait, check_rank
+from meshdist.call import Call
 from meshdist.waiting import Doorbell, Waitable
 
-if TYPE_CHECKING:
-    from meshdist.backends.gloo.wire.wire import Wire
-
-# How long a rank whose call disagrees waits for the others to say what theirs is.
-_EXPLAIN_S = 0.8
-_PAUSE_S = 0.002
-_LEFT_OUT = "making this call"
 _EMPTY = memoryview(b"")
 
 
@@ -39,8 +28,7 @@ class Rail:
 
     Args:
         backend: The backend of the group.
-        wire: The wire.
-        bag: What comes for the group.
+        agreement: What its ranks are doing.
         ranks: The ranks of the group that take part; this one among them.
 
     Attributes:
@@ -49,35 +37,27 @@ class Rail:
         others: The other places, beginning with the next.
     """
 
-    def __init__(self, backend: Backend, wire: Wire, bag: Bag, ranks: Sequence[int]) -> None:
+    def __init__(self, backend: Backend, agreement: Agreement, ranks: Sequence[int]) -> None:
         self.ranks = tuple(ranks)
         self.size = len(ranks)
         self.place = self.ranks.index(backend.rank)
         self.others = [(self.place + step) % self.size for step in range(1, self.size)]
-        self.wire = wire
-        self.bag = bag
-        self.options = backend.options
+        self.wire = agreement.wire
+        self._agreement = agreement
+        self._bag = agreement.bag
         self._rank = backend.rank
-        self._parts = bag.parts
-        self._token = bag.token
-        self._links = [wire.link(self.options.ranks[rank]) if rank != backend.rank else None for rank in self.ranks]
-        self._inquiry = Inquiry(backend.options, _LEFT_OUT)
-        self._signature = Signature("nothing")
-        self._word = 0
+        self._links = [self.wire.link(backend.options.ranks[rank]) if rank != backend.rank else None for rank in ranks]
         self._unsent: list[tuple[int, Outgoing]] = []
 
-    def begin(self, signature: Signature, fingerprint: int) -> None:
-        """Begin a collective."""
-        self._signature = signature
+    def begin(self) -> None:
+        """Forget what an earlier collective, which failed, has left to be sent."""
         self._unsent.clear()
-        with self.wire.lock:
-            self._word = self._parts.begin(fingerprint)
 
     def send(self, place: int, data: memoryview) -> None:
         """Send a part; it must not change until `flush`."""
         link = self._links[place]
         assert link is not None
-        outgoing = Outgoing(pack(PART, self._rank, self._token, 0, len(data), self._word), data)
+        outgoing = Outgoing(pack(PART, self._rank, self._bag.token, 0, len(data), self._agreement.word), data)
         link.send(outgoing)
         if not outgoing.done:
             self._unsent.append((place, outgoing))
@@ -87,7 +67,7 @@ class Rail:
         link = self._links[place]
         assert link is not None
         with self.wire.lock:
-            slot = self._parts.expect(self.ranks[place], into)
+            slot = self._bag.parts.expect(self.ranks[place], into)
             link.go_on()
         return slot
 
@@ -104,37 +84,18 @@ class Rail:
 
     def check(self, places: Sequence[int]) -> None:
         """Raise DistBackendError if nothing can come of these ranks, or the calls disagree."""
-        # What has been said may not be read yet.
-        self.wire.drive()
-        if self._parts.is_at_odds():
-            raise self._disagree()
-        check_all(self.options, self.bag, self.wire)
+        self._agreement.check()
         for place in places:
             link = self._links[place]
             assert link is not None
-            check_rank(self.bag, link, self.ranks[place], _LEFT_OUT)
-        # Of all: the last word of one that has sent all that is waited for may be behind what nobody waits for yet.
-        self._inquiry.check([self.ranks[place] for place in self.others])
+            check_rank(self._bag, link, self.ranks[place], LEFT_OUT)
+        self._agreement.inquire()
 
     def describe(self, place: int) -> str:
         """Return a rank for messages."""
         link = self._links[place]
         assert link is not None
         return f"{link.description} ({link.trouble})" if link.trouble else link.description
-
-    def _disagree(self) -> DistBackendError:
-        mine = f"{self._signature.text} at {call_site()}"
-        header, text = pack_text(CALLED, self._rank, self._token, mine, self._word)
-        everybody = [rank for rank in range(len(self.options.ranks)) if rank != self._rank]
-        for rank in everybody:
-            self.wire.link(self.options.ranks[rank]).say(header, text)
-        calls, end_s = self._parts.calls, time.monotonic() + _EXPLAIN_S
-        while time.monotonic() < end_s and not all(rank in calls for rank in everybody):
-            time.sleep(_PAUSE_S)
-            self.wire.drive()
-        number = self._word & NUMBER
-        theirs = {rank: words for rank, (word, words) in calls.items() if word & NUMBER == number}
-        return DistBackendError(disagreement({**theirs, self._rank: mine}))
 
 
 class Coming(WireWait):
@@ -194,14 +155,16 @@ class Going(WireWait):
 class RailPlan(Plan):
     """A plan that is carried out over a rail, which is that of the whole group."""
 
-    def __init__(self, rail: Rail, backend: Backend, call: Call) -> None:
+    def __init__(self, rail: Rail, agreement: Agreement, backend: Backend, call: Call) -> None:
         super().__init__(backend, call)
         self.rail = rail
-        self.fingerprint = self.signature.fingerprint
+        self._agreement = agreement
+        self._fingerprint = self.signature.fingerprint
 
     def begin(self) -> Rail:
         """Begin the call on the rail."""
-        self.rail.begin(self.signature, self.fingerprint)
+        self._agreement.begin(self.signature, self._fingerprint)
+        self.rail.begin()
         return self.rail
 
 

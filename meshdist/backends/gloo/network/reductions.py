@@ -8,18 +8,21 @@ ranks and in every run.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshdist.backends.base import Backend
 from meshdist.backends.gloo.cuts import Cut
+from meshdist.backends.gloo.network.agreement import Agreement
 from meshdist.backends.gloo.network.rail import Rail, RailPlan, bytes_of
+from meshdist.backends.gloo.routes import Blocks
 from meshdist.backends.gloo.wire.parts import Slot
 from meshdist.call import Buffers, Call
 from meshdist.collectives.algorithms.blocks import flat
 from meshdist.quiet import quiet_runner
+from meshdist.reduce_op import ReduceOp
 from meshdist.waiting import Waitable
 
 if TYPE_CHECKING:
@@ -34,8 +37,8 @@ _AHEAD = 2
 class WholeReduce(RailPlan):
     """Few bytes: all send all they have to all, and who wants the result reduces it in rank order."""
 
-    def __init__(self, rail: Rail, backend: Backend, call: Call, wanted: bool) -> None:
-        super().__init__(rail, backend, call)
+    def __init__(self, rail: Rail, agreement: Agreement, backend: Backend, call: Call, wanted: bool) -> None:
+        super().__init__(rail, agreement, backend, call)
         assert call.op is not None
         assert isinstance(call.recv, np.ndarray)
         self._rows = np.empty((rail.size, call.recv.size), call.recv.dtype)
@@ -65,28 +68,58 @@ class WholeReduce(RailPlan):
 
 
 class SegmentReduce(RailPlan):
-    """More bytes: each rank reduces its segment, chunk by chunk as the others' come, and sends it to those who want it.
+    """More bytes: each rank reduces its segment, and sends it to those who want it."""
 
-    A chunk that is finished is sent on at once, while the next is added.
-    """
-
-    def __init__(self, rail: Rail, backend: Backend, call: Call, cut: Cut) -> None:
-        super().__init__(rail, backend, call)
+    def __init__(self, rail: Rail, agreement: Agreement, backend: Backend, call: Call, cut: Cut) -> None:
+        super().__init__(rail, agreement, backend, call)
         assert call.op is not None
+        takers = [] if cut.keeps else [peer for peer in rail.others if call.root in (None, peer)]
         self._cut = cut
-        self._op = call.op
-        self._chunk = max(1, CHUNK_BYTES // cut.dtype.itemsize)
-        room = min(self._chunk, cut.longest)
-        self._scratch = np.empty((_AHEAD, rail.size, room), cut.dtype)
-        self._takers = [] if cut.keeps else [peer for peer in rail.others if call.root in (None, peer)]
-        self._run = quiet_runner()
+        self._segments = Segments(rail, call.op, call.size, cut.dtype, cut.longest, takers)
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
         give, take = self._cut.give(send), self._cut.take(recv)
-        rail = self.begin()
+        self.begin()
+        yield from self._segments.reduce(give, take)
+
+
+class Segments:
+    """Data in segments, one for each rank of a rail, which reduces it chunk by chunk as the others' come.
+
+    A chunk that is finished is sent on at once, to those who want it, while the next is added.
+
+    Args:
+        rail: The rail.
+        op: The reduction.
+        num_ranks: How many ranks' data is in it at the end.
+        dtype: Of the segments.
+        longest: Elements of the longest.
+        takers: Who wants the segment that this rank reduces.
+    """
+
+    def __init__(
+        self, rail: Rail, op: ReduceOp, num_ranks: int, dtype: np.dtype[Any], longest: int, takers: list[int]
+    ) -> None:
+        self._rail = rail
+        self._op = op
+        self._num_ranks = num_ranks
+        self._longest = longest
+        self._takers = takers
+        self._chunk = max(1, CHUNK_BYTES // dtype.itemsize)
+        self._scratch = np.empty((_AHEAD, rail.size, min(self._chunk, longest)), dtype)
+        self._run = quiet_runner()
+
+    def reduce(self, give: Sequence[Array], take: Blocks) -> Iterator[Waitable]:
+        """Reduce.
+
+        Args:
+            give: This rank's data for the segment of each rank.
+            take: Where each rank's finished segment goes; None for those not wanted here.
+        """
+        rail = self._rail
         own, kept = give[rail.place], take[rail.place]
         total = np.empty_like(own) if kept is None else kept
-        for begin in self._begins(self._cut.longest):
+        for begin in self._begins(self._longest):
             for peer in rail.others:
                 self._send(peer, give[peer], begin)
         begins = self._begins(own.size)
@@ -99,7 +132,7 @@ class SegmentReduce(RailPlan):
             slots, parts = ahead.popleft()
             yield rail.coming(slots)
             piece = total[begin : begin + self._chunk]
-            self._reduce(own[begin : begin + self._chunk], parts, piece)
+            self._add(own[begin : begin + self._chunk], parts, piece)
             for peer in self._takers:
                 rail.send(peer, bytes_of(piece))
             if number + _AHEAD < len(begins):
@@ -113,25 +146,26 @@ class SegmentReduce(RailPlan):
 
     def _send(self, peer: int, block: Array, begin: int) -> None:
         if begin == 0 or begin < block.size:
-            self.rail.send(peer, bytes_of(block[begin : begin + self._chunk]))
+            self._rail.send(peer, bytes_of(block[begin : begin + self._chunk]))
 
     def _expect(self, number: int, begin: int, own: Array) -> tuple[list[Slot], list[Array]]:
-        rail, size = self.rail, min(self._chunk, own.size - begin)
+        rail, size = self._rail, min(self._chunk, own.size - begin)
         parts = [self._scratch[number % _AHEAD, peer, :size] for peer in rail.others]
         return [rail.expect(peer, bytes_of(part)) for peer, part in zip(rail.others, parts, strict=True)], parts
 
-    def _expect_finished(self, take: Any) -> list[Slot]:
+    def _expect_finished(self, take: Blocks) -> list[Slot]:
         """Return the slots of the others' finished segments, where they are wanted."""
-        wanted = [] if self._cut.keeps else [(peer, take[peer]) for peer in self.rail.others if take[peer] is not None]
+        rail = self._rail
+        wanted = [(peer, block) for peer in rail.others if (block := take[peer]) is not None]
         return [
-            self.rail.expect(peer, bytes_of(block[begin : begin + self._chunk]))
+            rail.expect(peer, bytes_of(block[begin : begin + self._chunk]))
             for peer, block in wanted
             for begin in self._begins(block.size)
         ]
 
-    def _reduce(self, own: Array, parts: list[Array], total: Array) -> None:
+    def _add(self, own: Array, parts: list[Array], total: Array) -> None:
         run, combine = self._run, self._op.ufunc
         for part in parts:
             run(combine, own, part, out=total)
             own = total
-        run(self._op.finish, total, self.rail.size)
+        run(self._op.finish, total, self._num_ranks)
