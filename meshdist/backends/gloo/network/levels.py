@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from meshdist.backends.base import Backend, BackendOptions, Plan
 from meshdist.backends.gloo.lockstep import LockstepPlan
 from meshdist.backends.gloo.network.agreement import Agreement
-from meshdist.backends.gloo.network.rail import Rail
+from meshdist.backends.gloo.network.rail import Rail, meet
 from meshdist.call import Buffers, Call, Signature
+from meshdist.errors import DistError
 from meshdist.store import PrefixStore
 from meshdist.waiting import Doorbell, Waitable
 
 if TYPE_CHECKING:
     from meshdist.backends.gloo.backend import GlooBackend
     from meshdist.collectives.definition import Collective
+
+
+# About the second comes after a nap of a millisecond, the third after one of a tenth of a second.
+_CHECKS_BEFORE_NOTE = 3
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,8 @@ class Levels:
         self.hosts = hosts
         self.mine = next(ranks for ranks in hosts if backend.rank in ranks)
         self.place = self.mine.index(backend.rank)
+        self._options = backend.options
+        self._noted = 0
         self.num_rails = min(map(len, hosts))
         self.agreement = agreement
         self.here: GlooBackend | None = None
@@ -89,6 +97,20 @@ class Levels:
         """Set up what the ranks of this host share."""
         if self.here is not None:
             yield from self.crossing(self.here.connect())
+
+    def meet(self, signature: Signature) -> Iterator[Waitable]:
+        """Wait until all ranks of the group have begun this collective, and compare their calls."""
+        self.agreement.begin(signature, signature.fingerprint)
+        yield from self._meet_here(signature)
+        if self.place == 0:
+            assert self.rail is not None
+            self.rail.begin()
+            yield from self.crossing(meet(self.rail))
+        yield from self._meet_here(signature)
+
+    def _meet_here(self, signature: Signature) -> Iterator[Waitable]:
+        if self.here is not None:
+            yield from self.crossing(self.here.check_in(signature))
 
     def plan_here(self, outer: Signature, collective: Collective[..., Any], call: Call, **changes: Any) -> Plan | None:
         """Return the plan of a part of `call` that the ranks of this host carry out; None where this rank is alone.
@@ -126,6 +148,21 @@ class Levels:
         if self.here is not None:
             self.here.check_here(self.agreement.signature)
 
+    def note(self) -> None:
+        """Leave word in the store that this rank is in the current call."""
+        word = self.agreement.word
+        if self._noted != word:
+            self._noted = word
+            self._options.store.set(_note_key(self._options.rank), str(word))
+
+    def absent(self) -> list[str]:
+        """Return the ranks that have left no word that they are in the current call."""
+        store, word = self._options.store, str(self.agreement.word).encode()
+        keys = [_note_key(rank) for rank in range(len(self._options.ranks))]
+        here = [store.check([key]) and store.get(key) == word for key in keys]
+        describe = self._options.peers.describe
+        return [describe(rank) for rank, is_here in zip(self._options.ranks, here, strict=True) if not is_here]
+
     def abort(self, reason: str) -> None:
         """Tell the ranks of this host that this one gives up."""
         if self.here is not None:
@@ -138,11 +175,16 @@ class Levels:
 
 
 class Crossing(Waitable):
-    """A wait of one level that ends as well when the other one has failed."""
+    """A wait of one level that ends as well when the other one has failed.
+
+    Who is waited for may itself wait for another rank, of its host or of another; so ranks that have waited for a while
+    leave word that they are there.
+    """
 
     def __init__(self, waitable: Waitable, levels: Levels) -> None:
         self._waitable = waitable
         self._levels = levels
+        self._num_checks = 0
 
     def ready(self) -> bool:
         return self._waitable.ready()
@@ -150,6 +192,10 @@ class Crossing(Waitable):
     def check(self) -> None:
         self._waitable.check()
         self._levels.check()
+        self._num_checks += 1
+        if self._num_checks == _CHECKS_BEFORE_NOTE:
+            with suppress(DistError):  # where the store is gone, others will say so
+                self._levels.note()
 
     def arm(self, bell: Doorbell) -> None:
         self._waitable.arm(bell)
@@ -158,7 +204,14 @@ class Crossing(Waitable):
         self._waitable.disarm(bell)
 
     def missing(self) -> str:
+        with suppress(DistError):
+            self._levels.note()
+            return ", ".join(self._levels.absent()) or self._waitable.missing()
         return self._waitable.missing()
 
     def nap_s(self) -> float:
         return self._waitable.nap_s()
+
+
+def _note_key(rank: int) -> str:
+    return f"in/{rank}"

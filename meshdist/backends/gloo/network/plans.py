@@ -78,11 +78,12 @@ class Network:
             )
         return None
 
-    def check_in(self, signature: Signature) -> Iterator[Waitable] | None:
-        """Compare the ranks' calls; None where that is to be done by messages."""
+    def check_in(self, signature: Signature) -> Iterator[Waitable]:
+        """Begin a collective that runs over send and recv: compare the ranks' calls."""
+        if self._levels is not None:
+            return self._levels.meet(signature)
         rail = self._rail
-        if rail is None:
-            return None
+        assert rail is not None
         self._agreement.begin(signature, signature.fingerprint)
         rail.begin()
         return meet(rail)
