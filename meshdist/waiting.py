@@ -68,7 +68,13 @@ class EventDoorbell(Doorbell):
 
 
 class Waitable(ABC):
-    """Something a rank waits for: peers that arrive, a message, room in a buffer."""
+    """Something a rank waits for: peers that arrive, a message, room in a buffer.
+
+    Attributes:
+        num_looks: How often it pays to look, letting others run in between, before sleeping.
+    """
+
+    num_looks = 1000
 
     @abstractmethod
     def ready(self) -> bool:

@@ -26,10 +26,6 @@ from meshdist.waiting import Waitable
 if TYPE_CHECKING:
     from meshdist.backends.gloo.network.plans import Network
 
-# How often a rank lets others run between two looks before it sleeps, about a millisecond in all: waking up takes
-# longer than most peers do. Spinning instead would keep the peer from coming where it is on the same core.
-YIELDS = 1000
-
 
 class GlooBackend(Backend):
     """The CPU backend: shared memory between the ranks of a host, TCP between hosts.
@@ -115,7 +111,9 @@ class GlooBackend(Backend):
         return (self._mail or self._make_mail()).recv(array, src, tag)
 
     def wait(self, waitable: Waitable, where: str, deadline: Deadline | None = None) -> None:
-        for _ in range(YIELDS):
+        # By default about a millisecond in all: waking up takes longer than most peers do. Spinning instead would keep
+        # the peer from coming where it is on the same core.
+        for _ in range(waitable.num_looks):
             if waitable.ready():
                 return
             os.sched_yield()

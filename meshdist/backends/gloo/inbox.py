@@ -91,9 +91,11 @@ class Origin(Protocol):
 
     Attributes:
         description: What messages call it.
+        num_looks: How often it pays to look before sleeping.
     """
 
     description: str
+    num_looks: int
 
     def move(self, receipt: Receipt) -> None:
         """Read on until `receipt` has its message, or there is nothing more to read."""
@@ -136,6 +138,7 @@ class Receipt(Incoming):
     ) -> None:
         self.done = False
         self.source = -1
+        self.num_looks = origin.num_looks
         self._array = array
         self._dtype_name = dtype_name
         self._origin = origin
@@ -197,6 +200,7 @@ class Inbox:
     def __init__(self, backend: Backend, src: int, expected: Expected) -> None:
         self.peer = Peer(backend, src)
         self.description = self.peer.description
+        self.num_looks = Incoming.num_looks
         self.channel: Channel | None = None
         self._src = src
         self._expected = expected

@@ -25,8 +25,15 @@ if TYPE_CHECKING:
 _PAUSE_S = 0.2
 
 
+# A look takes some microseconds, and a peer that is under way some tens. Who looks longer keeps others from computing,
+# and is given less of the processor when there is something to do.
+NUM_LOOKS = 40
+
+
 class WireWait(Waitable):
     """Something of the wire that is waited for."""
+
+    num_looks = NUM_LOOKS
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
