@@ -26,9 +26,9 @@ from sidebyside.rounds import measure, ratio
 CHOSEN = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "barrier")
 METHOD = """\
 Two network namespaces of one machine joined by a veth pair, {per_host} rank(s) in each. Time of one call on the \
-slowest rank: the median of {rounds} rounds and, in brackets, the shortest; in each round the libraries take turns, for \
-about {seconds:g} s each. A ratio is the median of the rounds' ratios: above 1, meshdist is faster. {dtype} elements, \
-in-place SUM; a size is that of the longer array of the call; send_recv is there and back. All with \
+slowest rank: the median of {rounds} rounds and, in brackets, the shortest; in each round the libraries take turns, \
+for about {seconds:g} s each. A ratio is the median of the rounds' ratios: above 1, meshdist is faster. {dtype} \
+elements, in-place SUM; a size is that of the longer array of the call; send_recv is there and back. All with \
 OMP_NUM_THREADS=1."""
 
 
