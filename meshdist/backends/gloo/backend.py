@@ -119,6 +119,10 @@ class GlooBackend(Backend):
             os.sched_yield()
         super().wait(waitable, where, deadline)
 
+    def is_at_odds_here(self) -> bool:
+        """Return whether a rank that memory is shared with makes another call."""
+        return self._shared is not None and self._shared.lockstep.is_at_odds()
+
     def check_here(self, signature: Signature) -> None:
         """Raise DistBackendError if a rank that memory is shared with makes another call, has given up, or is dead."""
         if self._shared is not None:

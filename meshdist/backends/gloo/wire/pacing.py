@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 
-# Where a packet comes back within this time, few bytes on the way keep the line busy. Measured between namespaces of one
+# Where a packet comes back within this time, few bytes on the way keep the line busy. Measured between namespaces of a
 # machine: with more, what one side has copied has left the cache before the other copies it on, which takes up to twice
 # the time of the processor.
 NEAR_US = 100
