@@ -15,10 +15,11 @@ from meshdist.backends.gloo.network.levels import Levels
 from meshdist.backends.gloo.network.moves import AgreedExchange, FullExchange, FullMeeting
 from meshdist.backends.gloo.network.rail import Rail, meet
 from meshdist.backends.gloo.network.reductions import SegmentReduce, WholeReduce
+from meshdist.backends.gloo.network.spreading import SPREAD_BYTES, SpreadBroadcast
 from meshdist.backends.gloo.network.two_levels import TwoLevelReduce
 from meshdist.backends.gloo.places import hosts_of
 from meshdist.backends.gloo.routes import Route
-from meshdist.call import Call, Signature
+from meshdist.call import Call, Signature, num_bytes
 from meshdist.waiting import Waitable
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ class Network:
             return self._reduction(rail, call, _CUTS[name](call))
         if name == "all_to_all" or call.splits is not None:
             return AgreedExchange(rail, self._agreement, self._backend, call, _ROUTES[name](call))
+        if name == "broadcast" and rail.size > 2 and num_bytes(call.recv) >= SPREAD_BYTES:
+            return SpreadBroadcast(rail, self._agreement, self._backend, call)
         if name in _ROUTES:
             root = call.root if name == "gather" else None
             return FullExchange(
