@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # Up to so many ranks, all of them send to all at once; more take turns in trees and rings.
 MOST_AT_ONCE = 8
+# Up to so many hosts, their ranks on a rail reduce a share each; more would have too many small parts to send.
+MOST_ON_RAILS = 32
 # Up to here, over all ranks, every rank is sent all data and reduces for itself. Measured on 2 ranks.
 WHOLE_BYTES = 64 << 10
 
@@ -96,10 +98,8 @@ class Network:
         return meet(rail)
 
     def _of_levels(self, levels: Levels, call: Call) -> Plan | None:
-        if len(levels.hosts) > MOST_AT_ONCE:
-            return None
-        plan = plan_knowing(levels, self._backend, call)
-        if plan is None and call.collective.native == "all_reduce":
+        plan = plan_knowing(levels, self._backend, call) if len(levels.hosts) <= MOST_AT_ONCE else None
+        if plan is None and call.collective.native == "all_reduce" and len(levels.hosts) <= MOST_ON_RAILS:
             return TwoLevelReduce(levels, self._backend, call)
         return plan
 

@@ -151,9 +151,13 @@ class Door:
         if token != self.token or rank >= self._num_ranks:
             self._drop(client, "looks for another rank")
             return
+        try:
+            tune(client.sock)
+        except OSError as error:  # gone in this very moment
+            self._drop(client, str(error))
+            return
         self._selector.unregister(client.sock)
         del self._clients[client.sock]
-        tune(client.sock)
         self._admit(rank, client.sock)
 
     def _drop(self, client: _Client, why: str) -> None:
