@@ -63,15 +63,14 @@ def finish(process, timeout_s=90):
     return process.returncode, out, err
 
 
-@pytest.mark.parametrize("per_host", [(1, 1), (2, 1), (1, 3), (2, 2)], ids=str)
+@pytest.mark.parametrize("per_host", [(1, 1), (1, 2), (2, 2)], ids=str)
 def test_everything_between_two_hosts(two_hosts, tmp_path, per_host):
     ended = [finish(process) for process in start_ranks(two_hosts, per_host, PROGRAM, tmp_path)]
     size = sum(per_host)
     assert ended == [(0, f"rank {rank} of {size} is through\n", "") for rank in range(size)]
 
 
-@pytest.mark.parametrize("names", ["{0}", "{0},lo"])
-def test_named_interface(two_hosts, tmp_path, names):
+def test_named_interfaces_one_of_which_leads_nowhere(two_hosts, tmp_path):
     processes = []
     for rank, link in enumerate(two_hosts.links):
         started = start_ranks(
@@ -81,14 +80,14 @@ def test_named_interface(two_hosts, tmp_path, names):
             tmp_path,
             RANK=str(rank),
             WORLD_SIZE="2",
-            MESHDIST_SOCKET_IFNAME=names.format(link),
+            MESHDIST_SOCKET_IFNAME=f"{link},lo",
         )
         processes += started
     assert [finish(process)[0] for process in processes] == [0, 0]
 
 
-@pytest.mark.parametrize("per_host", [(1, 1), (2, 1)], ids=str)
-def test_cut_cable_ends_all_ranks_in_seconds(two_hosts, tmp_path, per_host):
+def test_cut_cable_ends_all_ranks_in_seconds(two_hosts, tmp_path):
+    per_host = (2, 1)
     script = tmp_path / "script.py"
     script.write_text(FOR_EVER)
     processes = start_ranks(two_hosts, per_host, script, tmp_path)
