@@ -15,6 +15,7 @@ from meshdist.waiting import Doorbells, Waitable, wait_until
 
 if TYPE_CHECKING:
     from meshdist.collectives.staging import Staging
+    from meshdist.device_calls import DeviceCalls
     from meshdist.peers import Peers
     from meshdist.store import Store
 
@@ -39,6 +40,7 @@ class BackendOptions:
         premises: Functions that say how something that the group rests on is broken, None where it is not; such as
             that the ranks made the same mesh. Asked while ranks are waited for that may never come.
         pg_options: What the user of the group gave for the backend.
+        device_id: The device that the user gave the group; None where it is that of the first array.
     """
 
     name: str
@@ -53,6 +55,7 @@ class BackendOptions:
     leftovers: list[Callable[[], bool]]
     premises: Sequence[Callable[[], str | None]] = ()
     pg_options: Any = None
+    device_id: Any = None
 
     def check_premises(self) -> None:
         """Raise DistBackendError if something that the group rests on is broken."""
@@ -130,7 +133,10 @@ class Backend:
         options: What the group is.
         rank: This rank in the group.
         size: The number of ranks.
+        device_calls: Carries out the calls on arrays in the memory of a GPU; None for an engine of those on the CPU.
     """
+
+    device_calls: DeviceCalls | None = None
 
     def __init__(self, options: BackendOptions | None = None) -> None:
         if options is not None:
@@ -152,6 +158,17 @@ class Backend:
         Messages from one rank with one tag keep their order, and go to the receipts in the order of these.
         """
         raise DistBackendError(f"{type(self).__name__} receives no messages")
+
+    @classmethod
+    def has_own(cls, native: str) -> bool:
+        """Return whether the engine has a form of its own of the collective whose native form has this name."""
+        return hasattr(cls, native)
+
+    def staged_calls(self) -> DeviceCalls:
+        """Return what carries out calls on arrays in the memory of a GPU by way of the CPU; see `device_calls`."""
+        from meshdist.backends.staged_devices import StagedCalls
+
+        return StagedCalls()
 
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
         """Begin a collective that runs over send and recv: compare the ranks' signatures, by messages unless it can

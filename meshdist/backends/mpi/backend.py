@@ -62,6 +62,10 @@ class MpiBackend(Backend):
         assert self._meeting is not None, "connect comes before prepare"
         return self._meeting
 
+    @classmethod
+    def has_own(cls, native: str) -> bool:
+        return native in _PLANS
+
     def connect(self) -> Iterator[Waitable]:
         if self._meeting is None and self.size > 1:
             self.mail()
