@@ -17,7 +17,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from standin_cupy import MACHINE, WAIT_S, Op
+from standin_gpu import MACHINE, WAIT_S, Op
 
 import meshdist as dist
 from meshdist.backends.nccl import library as nccl
