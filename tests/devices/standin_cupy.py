@@ -34,8 +34,14 @@ def alloc_pinned_memory(size: int) -> np.ndarray:
     return room
 
 
+def num_copies() -> int:
+    """Return how many copies between device and host have been asked for."""
+    return MACHINE.num_copies
+
+
 def memcpy_async(dst: int, src: int, size: int, kind: int, stream: int) -> None:
     assert kind in (1, 2, 3)
+    MACHINE.num_copies += kind != 3
     assert kind == 2 or MACHINE.is_live(dst, size)
     assert kind == 1 or MACHINE.is_live(src, size)
     MACHINE.enqueue(
@@ -83,6 +89,10 @@ class ndarray:
 
     def __array__(self, *given: object) -> None:
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
+
+    def __array_ufunc__(self, ufunc, method: str, *given, out: tuple = ()) -> ndarray:
+        assert method == "__call__"
+        return elementwise(ufunc)(*given, out=out[0] if out else None)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, self.device.id

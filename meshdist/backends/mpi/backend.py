@@ -22,6 +22,7 @@ from meshdist.backends.mpi.membership import new_communicator
 from meshdist.backends.mpi.offices import office_of
 from meshdist.call import Call, Signature, num_bytes
 from meshdist.deadline import Deadline
+from meshdist.device_calls import DeviceCalls
 from meshdist.errors import DistBackendError, DistError
 from meshdist.waiting import Waitable
 
@@ -85,6 +86,11 @@ class MpiBackend(Backend):
             return plans.AllToAllVarying(self, call)
         plan: Plan = make(self, call)
         return plan
+
+    def staged_calls(self) -> DeviceCalls:
+        from meshdist.backends.mpi.passing import PassingCalls, is_cuda_aware
+
+        return PassingCalls(self) if is_cuda_aware(self.session) else super().staged_calls()
 
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
         if self.size > 1:
