@@ -34,6 +34,7 @@ class Request:
         async_op: Return a Work at once.
         splits: Rows to and rows from each rank, for an all_to_all_single with split sizes.
         timeout_s: How long it may wait; the group's timeout where None.
+        compares: The ranks' calls are compared whatever that costs: so it is at debug level DETAIL.
     """
 
     group: ProcessGroup
@@ -46,6 +47,7 @@ class Request:
     async_op: bool
     splits: Splits | None
     timeout_s: float | None
+    compares: bool = False
 
 
 @dataclass(slots=True)

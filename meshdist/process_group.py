@@ -257,8 +257,8 @@ class ProcessGroup(CollectiveMethods, Membership):
         where = self.where(collective.name)
         backend = self.usable_backend(where, send, recv)
         if backend.device_calls is not None:
-            request = Request(self, where, collective, send, recv, op, root, async_op, splits, timeout_s)
-            return backend.device_calls.submit(request)
+            rest = (async_op, splits, timeout_s, self._compares_shapes)
+            return backend.device_calls.submit(Request(self, where, collective, send, recv, op, root, *rest))
         given = self.named(where, as_buffers, send, collective.names[0], "send" in collective.lists)
         in_place, taken = collective.in_place and recv is send, given
         if not in_place:

@@ -13,7 +13,7 @@ from meshdist.backends.base import Backend, BackendOptions, Plan, withdrawn_key
 from meshdist.backends.nccl.calls import CARRIED, NcclCalls
 from meshdist.backends.nccl.lane import Flight, Lane
 from meshdist.backends.nccl.library import CupyLibrary, Library
-from meshdist.backends.nccl.meeting import Counted, Meeting
+from meshdist.backends.nccl.meeting import Counted, Meeting, compare_calls
 from meshdist.backends.nccl.pairs import Pair
 from meshdist.backends.nccl.watchdog import Watchdog
 from meshdist.call import Call
@@ -58,7 +58,7 @@ class NcclBackend(Backend):
         self._watchdog = Watchdog(f"meshdist-nccl-{options.rank}", self._look, self._notice)
         self._next_look_s = 0.0
         self._looked_at = 0
-        self._num_meetings = 0
+        self._num_meetings = self._num_compared = 0
         self.device_calls = NcclCalls(self)
 
     @classmethod
@@ -145,6 +145,18 @@ class NcclBackend(Backend):
         store = PrefixStore(f"nccl/monitored/{self._num_meetings}", self.options.store)
         counted = Counted(self.options, store, tuple(range(self.size)), "", self._check_open)
         wait_until(counted, self.options.bells.mine(), Deadline(timeout_s), where)
+
+    def compare(self, call: Call, where: str) -> None:
+        """Have all ranks compare what they are about to call.
+
+        Raises:
+            DistBackendError: They call different things.
+            DistTimeoutError: Some ranks did not come.
+        """
+        self.check()
+        self._num_compared += 1
+        number, timeout_s = self._num_compared, self.options.timeout_s
+        compare_calls(self.options, number, call.signature(), where, timeout_s, self._check_open)
 
     def abort(self, reason: str) -> None:
         self.fail(DistBackendError(reason))

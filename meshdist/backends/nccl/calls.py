@@ -61,7 +61,7 @@ class NcclCalls(DeviceCalls):
     def submit(self, request: Request) -> Any:
         group, collective, where = request.group, request.collective, request.where
         send, recv = request.send, request.recv
-        if recv is send and type(recv) is self._array and recv.flags.c_contiguous:
+        if recv is send and type(recv) is self._array and recv.flags.c_contiguous and not request.compares:
             # One array, in place, as most are. Where there is a plan there is nothing to be said against it.
             known = self._plans.get((collective, (recv.dtype, recv.shape), None, request.op, request.root, None))
             if known is not None:
@@ -77,11 +77,14 @@ class NcclCalls(DeviceCalls):
         op = None if request.op is None else group.named(where, as_reduce_op, request.op)
         key = (collective, _shapes(taken), None if in_place else _shapes(given), op, request.root, request.splits)
         plan: NcclPlan | Scaled | None = self._plans.get(key)
-        if plan is None:
-            call = Call(collective, where, group.rank(), group.size(), given, taken, op, request.root, request.splits)
+        if plan is None or request.compares:
+            rank, size, root, compares = group.rank(), group.size(), request.root, request.compares
+            call = Call(collective, where, rank, size, given, taken, op, root, request.splits, compares)
             collective.check(call)
             made = self._plans[key] = self._plan_of(call)
             plan = made
+            if request.compares:
+                self._compare(request, call)
         if factor is not None:
             for array in each(given):
                 group.named(where, factor.check, array, names[0])
@@ -90,6 +93,12 @@ class NcclCalls(DeviceCalls):
         if plan.apart and not in_place and given is not None and taken is not None:
             given = self._apart(given, taken, group, op is not None)
         return self._carry_out(request, plan, given, taken, device)
+
+    def _compare(self, request: Request, call: Call) -> None:
+        try:
+            self._backend.compare(call, request.where)
+        except BaseException as error:
+            raise request.group.fail(error, request.where) from None
 
     def _carry_out(self, request: Request, plan: NcclPlan | Scaled, given: Any, taken: Any, device: int | None) -> Any:
         timeout_s = request.group.timeout_s if request.timeout_s is None else request.timeout_s
