@@ -148,6 +148,16 @@ def messages(cupy, group):
     assert [room[peer].tolist() for peer in range(size) if peer != rank] == [
         [peer + 10.0 * rank] * 2 for peer in range(size) if peer != rank
     ]
+    # Small ones are buffered: nobody has to receive first.
+    group.send(give, right)
+    give[...] = -1.0
+    assert group.recv(take, left) == left
+    assert take.tolist() == [float(left)] * 3
+    give[...] = float(rank)
+    group.send_object_list([{"from": rank}, rank], right)
+    objects = [None, None]
+    assert group.recv_object_list(objects, left) == left
+    assert objects == [{"from": left}, left]
     with dist.coalescing_manager(group, async_ops=True) as pending:
         group.isend(give, right)
         group.irecv(room[left], left) if room[left].size == 3 else group.irecv(take, left)

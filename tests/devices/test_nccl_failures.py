@@ -149,17 +149,21 @@ def test_a_group_that_is_given_a_device_meets_at_once(standin, cupy):
     assert dist.run(eagerly, 2, (cupy, standin), timeout=20) == [(1, [2.0, 2.0])] * 2
 
 
-def leave_early(cupy):
+def leave_early(cupy, have_met):
     group = on_own_gpu(cupy)
     group.all_reduce(cupy.zeros(1))
+    if have_met:
+        group.send(cupy.zeros(1), 1) if group.rank() == 0 else group.recv(cupy.zeros(1), 0)
     if group.rank() == 0:
-        group.isend(cupy.zeros(1), 1)  # which nobody receives
+        work = group.isend(cupy.zeros(1), 1)  # which nobody receives
     dist.destroy_process_group(group)
-    return True
+    return str(work.exception()) if group.rank() == 0 else None
 
 
-def test_messages_that_nobody_receives_do_not_keep_a_group_open(standin, cupy):
-    assert dist.run(leave_early, 2, (cupy,), timeout=30) == [True, True]
+@pytest.mark.parametrize("have_met", [False, True])
+def test_messages_that_nobody_receives_do_not_keep_a_group_open(standin, cupy, have_met):
+    words = dist.run(leave_early, 2, (cupy, have_met), timeout=30)[0]
+    assert "has destroyed the group" in words or "a message was not received" in words, words
 
 
 def disagree(cupy):

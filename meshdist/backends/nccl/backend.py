@@ -162,8 +162,9 @@ class NcclBackend(Backend):
         self.fail(DistBackendError(reason))
 
     def close(self) -> None:
-        self._await(lambda: any(pair.is_pending for pair in self._pairs.values()), _LAST_MESSAGES_S)
-        self._await(lambda: any(lane.flights for lane in list(self._lanes.values())), self.options.timeout_s)
+        lane = self._lane
+        self._await(lambda: lane is not None and bool(lane.flights), self.options.timeout_s)
+        self._drain_messages()
         self._is_closing = True
         self._watchdog.stop()
         if self.error is None and self._is_broken():
@@ -207,10 +208,25 @@ class NcclBackend(Backend):
         self._watchdog.watch(lane)
         return lane
 
-    def _await(self, busy: Callable[[], bool], timeout_s: float) -> None:
+    def _drain_messages(self) -> None:
+        pairs = self._pairs
+        # What is sent may take its time, as long as there is somebody to receive it; whether somebody is going to send
+        # what is received here is not known.
+        self._await(lambda: any(pair.is_busy() for pair in pairs.values()), _LAST_MESSAGES_S)
+        self._await(
+            lambda: any(
+                pair.is_busy(sends_alone=True) and self.options.gone(peer) is None for peer, pair in pairs.items()
+            ),
+            self.options.timeout_s,
+            nap_s=50e-3,
+        )
+        if self.error is None and any(pair.is_busy() for pair in pairs.values()):
+            self.fail(DistError("the group is destroyed, and a message was not received"))
+
+    def _await(self, busy: Callable[[], bool], timeout_s: float, nap_s: float = 1e-3) -> None:
         deadline = Deadline(timeout_s)
         while self.error is None and busy() and not deadline.expired():
-            time.sleep(1e-3)
+            time.sleep(nap_s)
 
     def _check_open(self) -> None:
         self.check()

@@ -7,8 +7,10 @@ makes it, and done when the device comes to it. What the ranks call is not compa
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from meshdist.backends.matching import eager_bytes
 from meshdist.backends.nccl import plans
 from meshdist.backends.nccl.lane import Flight, Lane
 from meshdist.backends.nccl.mail import Batch, Message
@@ -56,6 +58,7 @@ class NcclCalls(DeviceCalls):
         self._plans: dict[Any, NcclPlan] = {}
         self._array = cupy_module().ndarray
         self._scratch: Any = None
+        self._eager_bytes = eager_bytes()
         self._batch: Batch | None = None
 
     def submit(self, request: Request) -> Any:
@@ -112,7 +115,14 @@ class NcclCalls(DeviceCalls):
         return request.recv
 
     def send(self, parcel: Parcel) -> None:
-        self.isend(parcel).wait()
+        array = parcel.group.named(parcel.where, lambda: as_device_array(parcel.tensor, "tensor"))
+        if array.nbytes > self._eager_bytes:
+            self.isend(parcel).wait()
+            return
+        # A copy, by the caller's stream, which then goes on: the lane keeps the copy until it is sent.
+        with self._backend.cuda.Device(int(array.device.id)):
+            buffered = array.copy()
+        self.isend(replace(parcel, tensor=buffered))
 
     def recv(self, parcel: Parcel) -> int:
         self.irecv(parcel).wait()
