@@ -28,7 +28,7 @@ def on_own_gpu(program, size, cupy, *args, **how):
 
 
 @pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
-@pytest.mark.parametrize(("size", "dtype", "strided"), [(1, "float32", False), (2, "bool", True), (3, "int16", False)])
+@pytest.mark.parametrize(("size", "dtype", "strided"), [(1, "float32", "F"), (2, "bool", True), (3, "int16", False)])
 def test_every_collective(cupy, size, dtype, strided):
     on_own_gpu(programs.every_collective, size, cupy, dtype, ((3,), (), (0,), (2, 3)), strided=strided)
 
