@@ -72,7 +72,13 @@ class Parcel:
 
 
 class DeviceCalls(ABC):
-    """Carries out the calls of one group on arrays in the memory of a GPU."""
+    """Carries out the calls of one group on arrays in the memory of a GPU.
+
+    Attributes:
+        device: The number of the GPU that the arrays of this rank must be on; None where it may be any.
+    """
+
+    device: int | None = None
 
     @abstractmethod
     def submit(self, request: Request) -> Any:

@@ -152,7 +152,7 @@ class World:
             leftovers=self._leftovers,
             premises=self._premises.setdefault(group.name, []),
             pg_options=group.pg_options,
-            device_id=group.device_id,
+            device_id=group.device_id if group.device_id is not None else self.default_group.device_id,
         )
         options.check_premises()
         return self._new_engine(backend, options)

@@ -40,7 +40,7 @@ class BackendOptions:
         premises: Functions that say how something that the group rests on is broken, None where it is not; such as
             that the ranks made the same mesh. Asked while ranks are waited for that may never come.
         pg_options: What the user of the group gave for the backend.
-        device_id: The device that the user gave the group; None where it is that of the first array.
+        device_id: The device that the user gave the group, or else the world; None where it is that of the first array.
     """
 
     name: str

@@ -145,6 +145,20 @@ def eagerly(cupy, standin):
     return num_made, x.tolist()
 
 
+def with_the_worlds_gpu(cupy, num_ranks):
+    rank = dist.get_rank()
+    dist.group.WORLD.device_id = rank  # as init_process_group does with its device_id
+    group = dist.new_group(backend="standin")
+    group.barrier()  # which has no array that would say where
+    objects = [None] * num_ranks
+    group.all_gather_object(objects, rank)
+    return objects
+
+
+def test_groups_have_the_gpu_of_their_world(standin, cupy):
+    assert dist.run(with_the_worlds_gpu, 2, (cupy, 2), timeout=20) == [[0, 1], [0, 1]]
+
+
 def test_a_group_that_is_given_a_device_meets_at_once(standin, cupy):
     assert dist.run(eagerly, 2, (cupy, standin), timeout=20) == [(1, [2.0, 2.0])] * 2
 

@@ -53,7 +53,7 @@ class NcclBackend(Backend):
         self._pairs: dict[int, Pair] = {}
         self._lanes: dict[str, Lane] = {}  # all there are
         self._is_closing = False
-        self._making = threading.RLock()
+        self._making, self._pairing, self._taking = threading.Lock(), threading.Lock(), threading.Lock()
         self._failing = threading.Lock()
         self._watchdog = Watchdog(f"meshdist-nccl-{options.rank}", self._look, self._notice)
         self._next_look_s = 0.0
@@ -98,7 +98,7 @@ class NcclBackend(Backend):
             ValueError: The array is on another GPU than those before.
         """
         self.check()
-        with self._making:
+        with self._pairing:  # and not the other: isend must not wait for ranks that meet for a collective
             self._take_device(where, device)
             pair = self._pairs.get(peer)
             if pair is None:
@@ -234,9 +234,10 @@ class NcclBackend(Backend):
             raise DistError("the group is destroyed, and the other rank has not come")
 
     def _take_device(self, where: str, device: int | None) -> None:
-        if self.device is None:
-            self.device = self.cuda.runtime.getDevice() if device is None else device
-        elif device is not None and device != self.device:
+        with self._taking:
+            if self.device is None:
+                self.device = self.cuda.runtime.getDevice() if device is None else device
+        if device is not None and device != self.device:
             raise ValueError(
                 f"{where}: the array is on GPU {device}, and this rank's calls on the group are on GPU {self.device};"
                 " a rank has one GPU in a group: bring the array there"

@@ -61,6 +61,10 @@ class NcclCalls(DeviceCalls):
         self._eager_bytes = eager_bytes()
         self._batch: Batch | None = None
 
+    @property
+    def device(self) -> int | None:  # type: ignore[override]
+        return self._backend.device
+
     def submit(self, request: Request) -> Any:
         group, collective, where = request.group, request.collective, request.where
         send, recv = request.send, request.recv
