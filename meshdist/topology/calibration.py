@@ -275,4 +275,3 @@ class _Stopwatch:
         for _ in range(num_calls):
             call()
         return (perf_counter() - begin) / num_calls
-
