@@ -2,7 +2,8 @@
 
 Few bytes go through the slots in one step. Many go through the slots in chunks or, where peers' memory can be read, in
 one copy straight from the giver's array into the taker's: the ranks tell each other in the table where their blocks
-lie, meet, read, and meet again before anyone may change its array.
+lie, meet, read, and meet again before anyone may change its array. Out of shared arrays it needs no kernel: see
+in_place.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from meshdist.arrays import Array
 from meshdist.backends.base import Plan
+from meshdist.backends.gloo.in_place import SharedMove
 from meshdist.backends.gloo.lockstep import Arrival, LockstepPlan, OneStep
 from meshdist.backends.gloo.routes import Blocks, Route
 from meshdist.backends.gloo.single_copy import address_of
@@ -41,12 +43,12 @@ def plan_movement(host: Host, call: Call, route: Route) -> Plan:
     return plan_bulk(host, call, route)
 
 
-def plan_bulk(host: Host, call: Call, route: Route) -> BulkMove:
+def plan_bulk(host: Host, call: Call, route: Route) -> SharedMove:
     """Return the plan that carries out `route` fastest when the blocks are long."""
     if host.single_copy:
-        return SingleCopyMove(host, call, route)
+        return SharedMove(host, call, route, SingleCopyMove(host, call, route))
     host.reserve(host.arena.slot_bytes)
-    return ChunkedMove(host, call, route)
+    return SharedMove(host, call, route, ChunkedMove(host, call, route))
 
 
 class SlotMove(OneStep):
@@ -225,7 +227,7 @@ class AgreedMove(LockstepPlan):
         given, expected = sizes[:, :, 1], sizes[:, :, 2]
         compare_splits(given // row_bytes, expected // row_bytes, self._route.unit)
         self._agreed = bytes(table)
-        self._bulk.longest = int(given.max())
+        self._bulk.expect(int(given.max()))
         self._takes = None
         if given.sum(axis=1).max() <= self._limit:
             begins = given[:, : self._rank].sum(axis=1).tolist()
