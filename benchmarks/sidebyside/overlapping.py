@@ -26,7 +26,7 @@ def step_of(kind: str) -> Work:
         return lambda: np.add(np.multiply(x, 0.5, out=y), x, out=y)
     if kind == "Python":
         return lambda: sum(range(2000))
-    return lambda: time.sleep(0.0005)
+    return lambda: time.sleep(0.005)
 
 
 def repeated(step: Work, seconds: float) -> Work:

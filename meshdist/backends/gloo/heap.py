@@ -56,6 +56,7 @@ class Heap:
 
     Attributes:
         fd: The descriptor of the file, through which peers find it; None as long as there is no array.
+        in_use: Whether there was an array of late; False where nothing can be found.
 
     Example:
         >>> heap = Heap()
@@ -67,17 +68,13 @@ class Heap:
 
     def __init__(self) -> None:
         self.fd: int | None = None
+        self.in_use = False
         self._end = mmap.PAGESIZE  # so that no array is at place 0, which stands for none
         self._lock = threading.Lock()
         # By address, with their addresses; replaced, never changed: it is read without the lock.
         self._index: tuple[list[int], list[Extent]] = [], []
         self._has_said = False
         self._is_closed = False
-
-    @property
-    def in_use(self) -> bool:
-        """Whether there was an array of late; False where nothing can be found."""
-        return bool(self._index[0])
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return a new array in shared memory, or, where there is none to be had, in this process's own."""
@@ -111,6 +108,7 @@ class Heap:
         """Give back what is not an array's: peers find the heap no more. Arrays live on, as long as their views do."""
         with self._lock:
             self._is_closed = True
+            self.in_use = False
             self._index = [], []
             if self.fd is not None:
                 os.close(self.fd)
@@ -133,6 +131,7 @@ class Heap:
             self._end = begin + num_bytes
             extents = sorted([*extents, extent], key=lambda extent: extent.address)
             self._index = [extent.address for extent in extents], extents
+            self.in_use = True
             return memory
 
 

@@ -8,14 +8,14 @@ goes on as if nobody had asked. Where some have and some have not, it begins ane
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from meshdist.arrays import Array
 from meshdist.backends.gloo.cuts import Cut
 from meshdist.backends.gloo.lockstep import Arrival, LockstepPlan
 from meshdist.backends.gloo.routes import Blocks, Route
-from meshdist.backends.gloo.sharing import NOTHING, ORDINARY, SHARED
+from meshdist.backends.gloo.sharing import ORDINARY
 from meshdist.call import Buffers, Call
 from meshdist.quiet import quiet_runner
 
@@ -31,18 +31,26 @@ class SharedPlan(LockstepPlan):
         host: The group's shared memory.
         call: What is prepared.
         give: From what is sent, the block that each rank reads.
+        givers: The ranks that give something.
         otherwise: Carries the call out where not all blocks are in shared arrays. It flips to the other slot once
             before its first step, and until then changes nothing of what is sent or received.
     """
 
-    def __init__(self, host: Host, call: Call, give: Callable[[Buffers], Blocks], otherwise: LockstepPlan) -> None:
+    def __init__(
+        self,
+        host: Host,
+        call: Call,
+        give: Callable[[Buffers], Blocks],
+        givers: Sequence[int],
+        otherwise: LockstepPlan,
+    ) -> None:
         super().__init__(host.lockstep, host.backend, call)
         self.sharing = host.sharing
         self.rank, self.size = call.rank, call.size
         self.give = give
         self.otherwise = otherwise
-        given = [block for block in give(call.send) if block is not None and block.size]
-        self._sign = ORDINARY if given else NOTHING
+        self._givers = givers
+        self._gives = call.rank in givers
 
     @abstractmethod
     def straight(self, send: Buffers, recv: Buffers, use: int) -> None:
@@ -52,23 +60,40 @@ class SharedPlan(LockstepPlan):
         """Return whether the arrays are such that `straight` can be for them."""
         return True
 
+    def run(self, send: Buffers, recv: Buffers) -> None:
+        lockstep, sharing = self.lockstep, self.sharing
+        use = lockstep.use ^ 1  # that of the first step
+        if sharing.heap.in_use or sharing.left[use]:
+            super().run(send, recv)
+            return
+        # As `steps`, for most programs: they have no shared arrays, and this way costs next to nothing.
+        steps, await_all = self.otherwise.steps(send, recv), lockstep.await_all
+        await_all(next(steps).word, self)
+        for arrival in self._together(send, recv, use) if sharing.any_left(use) else steps:
+            await_all(arrival.word, self)
+
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Arrival]:
-        sharing = self.sharing
-        use = self.lockstep.use ^ 1  # that of the first step
-        begun = None
-        if self._leave_sign(send, recv, use) == SHARED:
+        use = self.lockstep.use ^ 1
+        if self._leave_sign(send, recv, use):
             self.lockstep.flip()
             yield self.arrive()
-        else:
-            begun = self.otherwise.steps(send, recv)
-            yield next(begun)
-        signs = sharing.signs(use)
-        if SHARED not in signs:
-            assert begun is not None
-            yield from begun
+            yield from self._together(send, recv, use)
             return
-        if ORDINARY not in signs:
-            unopened = sharing.unopened(signs)
+        steps = self.otherwise.steps(send, recv)
+        yield next(steps)
+        yield from self._together(send, recv, use) if self.sharing.any_left(use) else steps
+
+    def _leave_sign(self, send: Buffers, recv: Buffers, use: int) -> bool:
+        if self._gives and self.sharing.possible and self.shares(send, recv):
+            return self.sharing.leave_places(use, self.give(send))
+        self.sharing.leave(use, ORDINARY)
+        return False
+
+    def _together(self, send: Buffers, recv: Buffers, use: int) -> Iterator[Arrival]:
+        # Behind the first step, where some have shared arrays: what all see, and so all do the same.
+        sharing = self.sharing
+        if sharing.all_left(use, self._givers):
+            unopened = sharing.unopened(self._givers)
             if unopened:
                 sharing.say_who_opens(unopened)
                 yield self.arrive()
@@ -78,12 +103,6 @@ class SharedPlan(LockstepPlan):
                 return
         yield from self.otherwise.steps(send, recv)
 
-    def _leave_sign(self, send: Buffers, recv: Buffers, use: int) -> int:
-        if self._sign == ORDINARY and self.sharing.possible and self.shares(send, recv):
-            return self.sharing.leave_places(use, self.give(send))
-        self.sharing.leave(use, self._sign)
-        return self._sign
-
 
 class SharedReduce(SharedPlan):
     """A reduction: each rank reduces its segment, reading it in all arrays, into all arrays that want it.
@@ -92,7 +111,7 @@ class SharedReduce(SharedPlan):
     """
 
     def __init__(self, host: Host, call: Call, cut: Cut, otherwise: LockstepPlan) -> None:
-        super().__init__(host, call, cut.give, otherwise)
+        super().__init__(host, call, cut.give, range(call.size), otherwise)
         assert call.op is not None
         self._cut = cut
         self._op = call.op
@@ -143,7 +162,8 @@ class SharedMove(SharedPlan):
     """A movement: each rank copies what is for it straight out of the givers' arrays."""
 
     def __init__(self, host: Host, call: Call, route: Route, otherwise: BulkMove) -> None:
-        super().__init__(host, call, route.give, otherwise)
+        givers = range(call.size) if route.giver is None else (route.giver,)
+        super().__init__(host, call, route.give, givers, otherwise)
         self._route = route
         self._bulk = otherwise
 

@@ -1,13 +1,13 @@
 """Sharing: how the ranks of a group tell each other that what they give lies in shared arrays.
 
-Before the first step of a call that may make use of it, every rank leaves a sign: what it gives is in ordinary arrays,
-or in shared ones, whose places it writes down as well, or it gives nothing. Past that step all ranks have seen all
-signs, and decide alike. Signs and places lie twice, for the two uses of the slots in turn, so those of a call can be
-read until the call after the next.
+Before the first step of a call that may make use of it, a rank leaves a sign: what it gives is in shared arrays, whose
+places it writes down as well, or it is not. Past that step all ranks have seen all signs, and decide alike. Signs and
+places lie twice, for the two uses of the slots in turn: those of a call can be read until the call after the next.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from meshdist.backends.base import BackendOptions
 
 # Signs.
-ORDINARY, SHARED, NOTHING = 0, 1, 2
+ORDINARY, SHARED = 0, 1
 _YES, _NO = 1, 2
 
 
@@ -33,51 +33,61 @@ class Sharing:
         options: What the group is.
         arena: Its memory.
         memory: The shared arrays of this rank.
+
+    Attributes:
+        heap: This rank's own.
+        left: For each of the two uses, the sign that this rank left last.
     """
 
     def __init__(self, options: BackendOptions, arena: Arena, memory: SharedMemory) -> None:
+        self.heap = memory.heap
+        self._signs = [arena.signs(use) for use in (0, 1)]
+        self._word = arena.words.__getitem__
+        self._sign_words = [arena.sign_words(use) for use in (0, 1)]
+        self.left = [ORDINARY, ORDINARY]
         self._rank = options.rank
-        self._ranks = range(len(options.ranks))
         self._peers = options.peers
         self._global_ranks = options.ranks
         self._memory = memory
         self._arena = arena
-        self._signs = [arena.signs(use) for use in (0, 1)]
-        self._left = [ORDINARY, ORDINARY]
         self._opened: set[int] = set()
         self._refused = False
 
     @property
     def possible(self) -> bool:
         """Whether this rank may have shared arrays, which all ranks can open as far as is known."""
-        return self._memory.heap.in_use and not self._refused
+        return self.heap.in_use and not self._refused
 
     def leave(self, use: int, sign: int) -> None:
         """Leave a sign."""
-        if self._left[use] != sign:
-            self._left[use] = self._signs[use][self._rank] = sign
+        if self.left[use] != sign:
+            self.left[use] = self._signs[use][self._rank] = sign
 
-    def leave_places(self, use: int, blocks: Blocks) -> int:
-        """Leave the sign for these blocks, one for each rank, some of which are not empty; return which it is."""
+    def any_left(self, use: int) -> bool:
+        """Return whether any rank has left the sign of shared arrays."""
+        return any(map(self._word, self._sign_words[use]))
+
+    def all_left(self, use: int, ranks: Sequence[int]) -> bool:
+        """Return whether all of some ranks have left the sign of shared arrays."""
+        return all(self._signs[use][rank] == SHARED for rank in ranks)
+
+    def leave_places(self, use: int, blocks: Blocks) -> bool:
+        """Leave the sign for these blocks, one for each rank; return whether all of them are in shared arrays."""
         places = []
         for block in blocks:
             place = NOWHERE if block is None or block.size == 0 else self._place(block)
             if place is None:
                 self.leave(use, ORDINARY)
-                return ORDINARY
+                return False
             places.append(place)
         self._arena.places(use, self._rank)[:] = places
-        self._arena.words[self._arena.line(self._rank, HEAP)] = self._memory.heap.fd or 0
+        self._arena.words[self._arena.line(self._rank, HEAP)] = self.heap.fd or 0
         self.leave(use, SHARED)
-        return SHARED
+        return True
 
-    def signs(self, use: int) -> bytes:
-        """Return the signs of all ranks."""
-        return bytes(self._signs[use])
-
-    def unopened(self, signs: bytes) -> list[int]:
-        """Return the ranks with shared arrays whose memory not all ranks have opened yet; the same on all."""
-        return [rank for rank in self._ranks if signs[rank] == SHARED and rank not in self._opened]
+    def unopened(self, ranks: Sequence[int]) -> list[int]:
+        """Return those of some ranks whose memory not all ranks have opened yet; the same on all."""
+        return [rank for rank in ranks if rank not in self._opened]
 
     def say_who_opens(self, ranks: list[int]) -> None:
         """Try to open the memory of some ranks, and say how it went; before a step."""
@@ -88,11 +98,11 @@ class Sharing:
     def all_open(self, ranks: list[int]) -> bool:
         """Return whether all ranks can open the memory of these, behind the step; if not, no array counts as shared."""
         words, line = self._arena.words, self._arena.line
-        shut_out = [rank for rank in self._ranks if words[line(rank, OPENS_HEAPS)] != _YES]
+        shut_out = [rank for rank in range(len(self._global_ranks)) if words[line(rank, OPENS_HEAPS)] != _YES]
         if shut_out:
             self._refused = True
             who = self._peers.describe(self._global_ranks[shut_out[0]])
-            self._memory.heap.say_once(f"{who} may not open the shared arrays of its peers")
+            self.heap.say_once(f"{who} may not open the shared arrays of its peers")
         self._opened.update(ranks)
         return not shut_out
 
@@ -103,7 +113,7 @@ class Sharing:
 
     def _place(self, block: Array) -> Place | None:
         address = address_of(block)
-        extent = self._memory.heap.find(address)
+        extent = self.heap.find(address)
         return None if extent is None else Place(extent.begin, extent.num_bytes, address - extent.address)
 
     def _heap_of(self, rank: int) -> int:
