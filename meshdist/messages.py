@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from meshdist.arrays import Array, as_array, check_dtype, check_writable, pack
-from meshdist.backends.base import Incoming
+from meshdist.backends.base import Backend, Incoming
 from meshdist.detour import Announcement, Watcher, told
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.progress import Job, JobQueue, Progress
@@ -38,6 +38,8 @@ class Messages:
         self._progress = progress
         self._queues: WeakValueDictionary[Any, JobQueue] = WeakValueDictionary()
         self._closing = False
+        # The engine of arrays in host memory, while the group can be used.
+        self._engine: Backend | None = None
         # What has been found right before: dtypes, and peers by their global rank.
         self._dtypes: set[np.dtype[Any]] = set()
         self._peers: dict[int, int] = {}
@@ -78,10 +80,15 @@ class Messages:
             of: The function that the user called.
             is_prelude: Another message of the same call follows; this one is announced as the prelude that it is.
         """
+        is_simple = self._is_simple(tensor, tag)
+        if is_simple and self._engine is not None and self._engine.send_at_once(tensor, dst, tag):
+            return
         group = self._group
         where = group.where(of)
         backend = group.usable_backend(where, tensor)
-        array = tensor if self._is_simple(tensor, tag) else pack(self._array(where, tensor, tag))
+        array = tensor if is_simple else pack(self._array(where, tensor, tag))
+        if is_simple:
+            self._engine = backend
         try:
             backend.wait(backend.send(array, dst, tag), where)
         except BaseException as error:
@@ -89,12 +96,18 @@ class Messages:
 
     def recv(self, tensor: Any, src: int | None, tag: int, of: str = "recv", *, is_prelude: bool = False) -> int:
         """Receive a message from rank `src`, or from any where it is None; return the sender. See `send`."""
+        is_simple = self._is_simple(tensor, tag)
+        engine = self._engine
+        if is_simple and src is not None and engine is not None and engine.receive_at_once(tensor, src, tag):
+            return src
         group = self._group
         where = group.where(of)
         backend = group.usable_backend(where, tensor)
         array = packed = tensor
-        if not self._is_simple(tensor, tag):
+        if not is_simple:
             array, packed = self._output(where, tensor, tag)
+        else:
+            self._engine = backend
         if src is None:
             self._check_not_alone(where)
         try:
@@ -133,6 +146,10 @@ class Messages:
 
         self._begin(work, where, ("from", src, tag), lambda: backend.recv(packed, src, tag), arrive)
         return work
+
+    def forget_engine(self) -> None:
+        """Have the next message ask the group whether it can be used, and by what."""
+        self._engine = None
 
     def drain(self) -> None:
         """Let the messages that are on their way arrive; those that do not come in time fail."""

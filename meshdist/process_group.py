@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy import ndarray
 
 from meshdist import buffers
 from meshdist.arrays import as_buffers, check_apart
@@ -24,7 +25,6 @@ from meshdist.farewell import gave_up
 from meshdist.group_names import listed
 from meshdist.membership import Membership
 from meshdist.messages import Messages
-from meshdist.overlap import may_overlap
 from meshdist.plan_key import each, plan_key, simple_key
 from meshdist.progress import Job, JobQueue
 from meshdist.reduce_op import Op, PremulSum, as_reduce_op
@@ -136,7 +136,7 @@ class ProcessGroup(CollectiveMethods, Membership):
         """
         plan: Plan | None
         try:
-            if type(recv) is np.ndarray and type(send) is np.ndarray:
+            if type(recv) is ndarray and type(send) is ndarray:
                 plan = self._plans.get((collective, recv.dtype, recv.shape, send.dtype, send.shape, op, root, splits))
                 if plan is not None and not (
                     recv.flags.carray
@@ -146,7 +146,7 @@ class ProcessGroup(CollectiveMethods, Membership):
                     plan = None
             else:
                 plan = self._plans.get(simple_key(collective, send, recv, op, root, splits))
-                if plan is not None and recv is not None and may_overlap(send, recv, plan.apart):
+                if plan is not None and recv is not None and plan.known_apart.may_overlap(send, recv):
                     plan = None
         except TypeError:  # an op that cannot be looked up is none
             plan = None
@@ -172,6 +172,7 @@ class ProcessGroup(CollectiveMethods, Membership):
         """
         self._world.progress.drain(self._queue)
         self.messages.drain()
+        self.messages.forget_engine()
         self._plans.clear()
         self._engines.close()
         self._closed = self._closed or what
@@ -313,6 +314,7 @@ class ProcessGroup(CollectiveMethods, Membership):
     def ask_first(self, premise: Callable[[], str | None]) -> None:
         """Have the next call fail if `premise` is found broken: a function that returns how, or None."""
         self._engines.ask_first(premise)
+        self.messages.forget_engine()
         self._plans = {}  # a call that has one does not look for its engine
 
     def fail(self, error: BaseException, where: str) -> BaseException:
@@ -331,6 +333,7 @@ class ProcessGroup(CollectiveMethods, Membership):
     def _give_up(self, cause: DistError) -> None:
         # Not the exception itself: its frames would keep the shared memory alive.
         self._broken = self._broken or DistError(str(cause), peer_failed=cause.peer_failed)
+        self.messages.forget_engine()
         self._plans.clear()
         self._engines.abort(str(self._broken))
 
