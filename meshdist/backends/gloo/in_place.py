@@ -167,9 +167,14 @@ class SharedMove(SharedPlan):
         self._route = route
         self._bulk = otherwise
 
-    def expect(self, longest: int) -> None:
-        """Learn the bytes of the longest block of any rank."""
-        self._bulk.longest = longest
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest block of any rank, which only the ranks together may know."""
+        return self._bulk.longest
+
+    @longest.setter
+    def longest(self, num_bytes: int) -> None:
+        self._bulk.longest = num_bytes
 
     def straight(self, send: Buffers, recv: Buffers, use: int) -> None:
         take = self._route.take(recv)

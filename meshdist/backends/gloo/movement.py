@@ -227,7 +227,7 @@ class AgreedMove(LockstepPlan):
         given, expected = sizes[:, :, 1], sizes[:, :, 2]
         compare_splits(given // row_bytes, expected // row_bytes, self._route.unit)
         self._agreed = bytes(table)
-        self._bulk.expect(int(given.max()))
+        self._bulk.longest = int(given.max())
         self._takes = None
         if given.sum(axis=1).max() <= self._limit:
             begins = given[:, : self._rank].sum(axis=1).tolist()
