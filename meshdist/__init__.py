@@ -85,6 +85,7 @@ from meshdist.launch.threads import run
 from meshdist.process_group import ProcessGroup
 from meshdist.reduce_op import PremulSum, ReduceOp, premul_sum, reduce_op, supports_complex
 from meshdist.rendezvous import register_rendezvous_handler, rendezvous
+from meshdist.shared_arrays import empty, full, zeros
 from meshdist.shrink import SHRINK_ABORT, SHRINK_DEFAULT, shrink_group
 from meshdist.start_and_end import abort_process_group, destroy_process_group, init_process_group
 from meshdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore
@@ -146,6 +147,8 @@ __all__ = [
     "default_pg_timeout",
     "destroy_process_group",
     "dry_run",
+    "empty",
+    "full",
     "functional",
     "gather",
     "gather_object",
@@ -204,6 +207,7 @@ __all__ = [
     "spawn",
     "split_group",
     "supports_complex",
+    "zeros",
 ]
 
 # Names that scripts call although torch has them private.

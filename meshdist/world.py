@@ -8,6 +8,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from meshdist.backends.base import Backend as Engine
 from meshdist.backends.base import BackendOptions, withdrawn_key
@@ -80,6 +81,7 @@ class World:
         self._premises: dict[str, list[Callable[[], str | None]]] = {}
         self._mesh_numbers: dict[str, Iterator[int]] = {}
         self._leftovers: list[Callable[[], bool]] = []
+        self._commons: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._end: str | None = None
         card = peers.mine
@@ -152,6 +154,7 @@ class World:
             leftovers=self._leftovers,
             premises=self._premises.setdefault(group.name, []),
             pg_options=group.pg_options,
+            commons=self._commons,
         )
         options.check_premises()
         return self._new_engine(backend, options)
@@ -214,6 +217,8 @@ class World:
         if self._peers.farewell == DESTROYED_GROUP:
             self._peers.farewell = LEFT_THE_WORLD
         self._close_groups(what)
+        for common in self._commons.values():
+            common.close()
         try:
             leave(self.store, self.rank, self.size, self._peers.farewell)
         except DistError as error:
@@ -257,6 +262,7 @@ class World:
         group = self.default_group
         world = type(self)(*place, self.backend_name, group.timeout_s, store, peers, self._bells, self._own_store)
         world.endings = self.endings
+        world._commons = self._commons
         for watcher in self._watchers:
             world.watch(watcher)
         return world

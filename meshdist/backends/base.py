@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from meshdist.arrays import Array
 from meshdist.call import Buffers, Call, Signature
@@ -40,6 +42,8 @@ class BackendOptions:
         premises: Functions that say how something that the group rests on is broken, None where it is not; such as
             that the ranks made the same mesh. Asked while ranks are waited for that may never come.
         pg_options: What the user of the group gave for the backend.
+        commons: What the engines of this rank's groups have in common, by name. Whoever needs something first puts it
+            there; it is closed, by its method `close`, when the world ends.
     """
 
     name: str
@@ -54,6 +58,7 @@ class BackendOptions:
     leftovers: list[Callable[[], bool]]
     premises: Sequence[Callable[[], str | None]] = ()
     pg_options: Any = None
+    commons: dict[str, Any] = field(default_factory=dict)
 
     def check_premises(self) -> None:
         """Raise DistBackendError if something that the group rests on is broken."""
@@ -181,6 +186,13 @@ class Backend:
         All ranks of the group do this together, so it may take until the last of them comes.
         """
         return iter(())
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return a new array of the kind that collectives are fastest on; where all are alike, an ordinary one.
+
+        Collectives take it as any other array.
+        """
+        return np.empty(shape, dtype)
 
     def close(self) -> None:
         """Give back what this backend holds. The group is at rest."""

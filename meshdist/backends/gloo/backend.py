@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
 
 from meshdist.arrays import Array
 from meshdist.backends.base import Backend, BackendOptions, DefaultPlan, Incoming, Plan
@@ -14,6 +17,7 @@ from meshdist.backends.gloo.messages import Mail
 from meshdist.backends.gloo.movement import plan_movement
 from meshdist.backends.gloo.published import told_who_ended, withdraw
 from meshdist.backends.gloo.reduction import plan_reduction
+from meshdist.backends.gloo.windows import shared_memory
 from meshdist.backends.whereabouts import SetUpWait
 from meshdist.call import Buffers, Call, Signature
 from meshdist.deadline import Deadline
@@ -48,6 +52,12 @@ class GlooBackend(Backend):
                 for waitable in self._set_up():
                     yield SetUpWait(waitable, self.options)
             self._met = True
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        if self.options.peers.num_ranks == 1:
+            return super().empty(shape, dtype)
+        # Also for a group of one rank: other groups can make use of it as well.
+        return shared_memory(self.options).heap.empty(shape, dtype)
 
     def prepare(self, call: Call) -> Plan:
         # Alone there is nothing to share: the default algorithms have nobody to send to.

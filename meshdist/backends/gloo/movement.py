@@ -2,7 +2,8 @@
 
 What fits into the slots goes through them in one step, more in chunks. Still more goes, where peers' memory can be
 read, in one copy straight from the giver's array into the taker's: the ranks tell each other in the table where their
-blocks lie, meet, read, and meet again before anyone may change its array.
+blocks lie, meet, read, and meet again before anyone may change its array. Out of shared arrays it needs no kernel: see
+in_place.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from meshdist.arrays import Array
 from meshdist.backends.base import Plan
+from meshdist.backends.gloo.in_place import SharedMove
 from meshdist.backends.gloo.lockstep import Arrival, LockstepPlan, OneStep
 from meshdist.backends.gloo.routes import Blocks, Route
 from meshdist.backends.gloo.single_copy import address_of
@@ -40,9 +42,8 @@ def plan_movement(host: Host, call: Call, route: Route) -> Plan:
     if route.put_bytes is not None and route.put_bytes <= host.arena.slot_bytes:
         host.reserve(route.put_bytes)
         return SlotMove(host, call, route)
-    if moves_in_chunks(host, route, route.longest):
-        return ChunkedMove(host, call, route)
-    return SingleCopyMove(host, call, route)
+    way = ChunkedMove if moves_in_chunks(host, route, route.longest) else SingleCopyMove
+    return SharedMove(host, call, route, way(host, call, route))
 
 
 def moves_in_chunks(host: Host, route: Route, longest: int) -> bool:
@@ -181,8 +182,9 @@ class AgreedMove(LockstepPlan):
         assert all(block is not None for block in (*give, *take))
         self._host, self._route, self._rank = host, route, call.rank
         self._limit = host.arena.slot_bytes
-        self._chunked, self._read = ChunkedMove(host, call, route), SingleCopyMove(host, call, route)
-        self._bulk: BulkMove = self._chunked
+        ways = SingleCopyMove, ChunkedMove
+        self._bulks = [SharedMove(host, call, route, way(host, call, route)) for way in ways]
+        self._bulk = self._bulks[0]
         self._dtype = give[0].dtype  # type: ignore[union-attr]
         # A list's arrays are copied as they are: to make them flat costs more than to copy a few bytes.
         self._shapes = [block.shape for block in (call.recv if isinstance(call.recv, list) else take)]  # type: ignore[union-attr]
@@ -233,7 +235,7 @@ class AgreedMove(LockstepPlan):
         compare_splits(given // row_bytes, expected // row_bytes, self._route.unit)
         self._agreed = bytes(table)
         longest = int(given.max())
-        self._bulk = self._chunked if moves_in_chunks(self._host, self._route, longest) else self._read
+        self._bulk = self._bulks[moves_in_chunks(self._host, self._route, longest)]
         self._bulk.longest = longest
         self._takes = None
         if given.sum(axis=1).max() <= self._limit:
