@@ -83,6 +83,7 @@ from meshdist.launch.env import is_torchelastic_launched
 from meshdist.launch.spawn import ProcessExitedException, ProcessRaisedException, spawn
 from meshdist.launch.threads import run
 from meshdist.process_group import ProcessGroup
+from meshdist.profiler.profile import profile
 from meshdist.reduce_op import PremulSum, ReduceOp, premul_sum, reduce_op, supports_complex
 from meshdist.rendezvous import register_rendezvous_handler, rendezvous
 from meshdist.shrink import SHRINK_ABORT, SHRINK_DEFAULT, shrink_group
@@ -181,6 +182,7 @@ __all__ = [
     "new_subgroups_by_enumeration",
     "plan",
     "premul_sum",
+    "profile",
     "recv",
     "recv_object_list",
     "reduce",
