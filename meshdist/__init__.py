@@ -222,6 +222,10 @@ if not _typing.TYPE_CHECKING:  # for type checkers, a name that is not there is 
             from meshdist import topology
 
             return getattr(topology, name)
+        if name == "load_ipython_extension":  # which %load_ext meshdist asks for
+            from meshdist.notebook import magic
+
+            return magic.load_ipython_extension
         # Names of Python's own, such as __path__ or __wrapped__, are asked for in passing: nobody reads the reason.
         if name.startswith("__"):
             raise AttributeError(f"module 'meshdist' has no attribute {name!r}")

@@ -56,7 +56,7 @@ def _lines(tracks: Iterable[Track], sends: bool) -> dict[tuple[str, int, int | N
         for event in track.events:
             if event.is_message and event.is_send == sends and not event.failed:
                 sides = (track.rank, event.peer) if sends else (event.peer, track.rank)
-                lines.setdefault((event.key[0], *sides, event.tag), []).append(event)  # type: ignore[arg-type]
+                lines.setdefault((event.key[0], *sides, event.tag), []).append(event)
     return lines
 
 
