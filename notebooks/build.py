@@ -1,7 +1,8 @@
 """Makes the notebooks from their sources: `python notebooks/build.py [NAME ...]`.
 
-A source, `notebooks/sources/NAME.py`, is a script whose cells begin with `# %%`, or `# %% [markdown]` for text. It is
-run from top to bottom by a kernel, and stored with what it shows as `notebooks/NAME.ipynb`.
+A source, `notebooks/sources/NAME.py`, is a script whose cells begin with `# %%`, or `# %% [markdown]` for text, or
+`# %% varies` if they do not show the same every time. It is run from top to bottom by a kernel, and stored with what it
+shows as `notebooks/NAME.ipynb`.
 """
 
 import re
@@ -13,7 +14,7 @@ import nbformat
 
 FOLDER = Path(__file__).parent
 SOURCES = FOLDER / "sources"
-_CELL = re.compile(r"^# %%(.*)\n", re.MULTILINE)
+_CELL = re.compile(r"^# %%(?: (.*))?\n", re.MULTILINE)
 
 
 def notebook_of(source: str) -> Any:
@@ -21,13 +22,15 @@ def notebook_of(source: str) -> Any:
     _, *parts = _CELL.split(source)
     cells = []
     for number, (kind, text) in enumerate(zip(parts[::2], parts[1::2], strict=True)):
-        if kind.strip() == "[markdown]":
+        if kind == "[markdown]":
             cell = nbformat.v4.new_markdown_cell(re.sub("^# ?", "", text.strip(), flags=re.MULTILINE))
         else:
             # What only a notebook understands is a comment in the source.
             cell = nbformat.v4.new_code_cell(re.sub(r"^# (?=%)", "", text.strip(), flags=re.MULTILINE))
             if cell.source.startswith("%%"):
                 cell.source = re.sub("^# ?", "", cell.source, flags=re.MULTILINE)
+            if kind == "varies":
+                cell.metadata["tags"] = ["varies"]
         cell.id = f"cell-{number:02}"
         cells.append(cell)
     kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}

@@ -2,13 +2,14 @@
 # # The collectives, pictured
 #
 # Every picture on this page is drawn from arrays: four ranks are run as threads, each makes one call, and what it held
-# before and holds after is shown, a row for each rank. A number's colour says which rank it came from; what is a sum
-# of several ranks is grey. Rank 2 begins with `[20, 21, 22, 23]`, and so on.
+# before and holds after is shown, a row for each rank. Rank 0 begins with `[1, 2, 3, 4]`, rank 1 with `[10, 20, 30,
+# 40]`, and so on: each rank has a decimal place, so that a number says which ranks it is the sum of. The colours say
+# the same.
 
 # %%
 import numpy as np
 from matplotlib import pyplot
-from matplotlib.patches import FancyBboxPatch
+from matplotlib.patches import Rectangle
 
 import meshdist as dist
 
@@ -18,19 +19,19 @@ COLOURS = ["#77aadd", "#ee8866", "#eedd88", "#44bb99"]
 
 def numbers():
     """What the calling rank begins with."""
-    return 10 * dist.get_rank() + np.arange(RANKS)
+    return 10 ** dist.get_rank() * (1 + np.arange(RANKS))
 
 
 def draw(ax, held, title):
-    """Draw what each rank holds, a row for each."""
+    """Draw what each rank holds, a row for each, in the colours of the ranks that it comes from."""
     for row, values in enumerate(held):
         ax.text(-0.6, row, f"rank {row}", ha="right", va="center", color="#444444")
         for column, value in enumerate(values):
-            from_rank = value // 10 if value % 10 < RANKS and value // 10 < RANKS else None
-            colour = "#dddddd" if from_rank is None else COLOURS[from_rank]
-            corner, size = (column - 0.38, row - 0.34), (0.76, 0.68)
-            ax.add_patch(FancyBboxPatch(corner, *size, boxstyle="round,pad=0.04", fc=colour, ec="white"))
-            ax.text(column, row, str(value), ha="center", va="center")
+            origins = [rank for rank in range(RANKS) if value // 10**rank % 10]
+            for number, rank in enumerate(origins):
+                left, width = column - 0.45 + 0.9 * number / len(origins), 0.9 / len(origins)
+                ax.add_patch(Rectangle((left, row - 0.42), width, 0.84, color=COLOURS[rank], linewidth=0))
+            ax.text(column, row, str(value), ha="center", va="center", fontsize=8)
     width = max(map(len, held))
     ax.set(xlim=(-1.9, max(width, RANKS) - 0.4), ylim=(len(held) - 0.4, -0.6), aspect="equal")
     ax.set_title(title, fontsize="medium")
@@ -66,7 +67,7 @@ def program():
 
 
 after = show("broadcast(x, src=1)", program)
-assert after == [[10, 11, 12, 13]] * 4
+assert after == [[10, 20, 30, 40]] * 4
 
 
 # %%
@@ -77,7 +78,7 @@ def program():
 
 
 after = show("scatter(piece, pieces, src=1)", program)
-assert after == [[10], [11], [12], [13]]
+assert after == [[10], [20], [30], [40]]
 
 # %% [markdown]
 # ## From all to one: gather, reduce
@@ -95,7 +96,7 @@ def program():
 
 
 after = show("gather(x, parts, dst=0)", program)
-assert after[0] == [10 * rank + k for rank in range(4) for k in range(4)]
+assert after[0] == [10**rank * k for rank in range(4) for k in (1, 2, 3, 4)]
 
 
 # %%
@@ -107,7 +108,7 @@ def program():
 
 
 after = show("reduce(x, dst=0)", program)
-assert after[0] == [60, 64, 68, 72]
+assert after[0] == [1111, 2222, 3333, 4444]
 
 # %% [markdown]
 # ## From all to all: all_gather, all_reduce
@@ -122,7 +123,7 @@ def program():
 
 
 after = show("all_gather_into_tensor(out, x)", program)
-assert after == [[10 * rank + k for rank in range(4) for k in range(4)]] * 4
+assert after == [[10**rank * k for rank in range(4) for k in (1, 2, 3, 4)]] * 4
 
 
 # %%
@@ -134,7 +135,7 @@ def program():
 
 
 after = show("all_reduce(x)", program)
-assert after == [[60, 64, 68, 72]] * 4
+assert after == [[1111, 2222, 3333, 4444]] * 4
 
 # %% [markdown]
 # ## Each a part: reduce_scatter, all_to_all
@@ -151,7 +152,7 @@ def program():
 
 
 after = show("reduce_scatter_tensor(part, x)", program)
-assert after == [[60], [64], [68], [72]]
+assert after == [[1111], [2222], [3333], [4444]]
 
 
 # %%
@@ -161,7 +162,7 @@ def program():
 
 
 after = show("all_to_all_single(out, x)", program)
-assert np.array_equal(np.transpose(after), [[10 * rank + k for k in range(4)] for rank in range(4)])
+assert np.array_equal(np.transpose(after), [[10**rank * k for k in (1, 2, 3, 4)] for rank in range(4)])
 
 # %% [markdown]
 # ## From one to another: send, recv
@@ -181,7 +182,7 @@ def program():
 
 
 after = show("isend to the next, irecv from the one before", program)
-assert after == [[10 * ((rank - 1) % 4) + k for k in range(4)] for rank in range(4)]
+assert after == [[10 ** ((rank - 1) % 4) * k for k in (1, 2, 3, 4)] for rank in range(4)]
 
 # %% [markdown]
 # ## Along one axis of a mesh
@@ -202,8 +203,8 @@ def along(axis):
 
 along_tp = show('mesh["tp"].all_reduce(x)', along("tp"))
 along_dp = show('mesh["dp"].all_reduce(x)', along("dp"))
-assert along_tp == [[10, 12, 14, 16]] * 2 + [[50, 52, 54, 56]] * 2
-assert along_dp == [[20, 22, 24, 26], [40, 42, 44, 46]] * 2
+assert along_tp == [[11, 22, 33, 44]] * 2 + [[1100, 2200, 3300, 4400]] * 2
+assert along_dp == [[101, 202, 303, 404], [1010, 2020, 3030, 4040]] * 2
 
 # %% [markdown]
 # ## What they cost

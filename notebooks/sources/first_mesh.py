@@ -43,7 +43,7 @@ ranks = dist.run(average, 4)
 # The mesh as rank 3 sees it. Its groups along "tp" are the rows, drawn in one colour each; its own is framed:
 
 # %%
-ranks[3]["mesh"].show("plot", axis="tp")
+drawn = ranks[3]["mesh"].show("plot", axis="tp")
 # %% [markdown]
 # ## Along "dp": all_reduce
 #
