@@ -19,7 +19,7 @@ from meshdist.deadline import Deadline
 from meshdist.debug.call_log import CallLog
 from meshdist.debug.levels import DebugLevel, get_debug_level
 from meshdist.debug.log import RankLog
-from meshdist.detour import Watcher
+from meshdist.detour import Recorder, Watcher
 from meshdist.errors import DistError, DistStoreError
 from meshdist.exits import AtExit
 from meshdist.farewell import DESTROYED_GROUP, ENDED, LEFT_THE_WORLD, gave_up
@@ -75,6 +75,7 @@ class World:
         self.log = RankLog(rank)
         self._call_log = CallLog(self.log) if get_debug_level() is DebugLevel.DETAIL else None
         self._watchers: tuple[Watcher, ...] = ()
+        self._recorders: tuple[Recorder, ...] = ()
         self._groups: list[ProcessGroup] = []
         self._shared: dict[tuple[tuple[int, ...], str], ProcessGroup] = {}
         self._names = GroupNames()
@@ -178,6 +179,14 @@ class World:
             self._watchers = tuple(other for other in self._watchers if other is not watcher)
             self._show_watchers()
 
+    def record(self, recorder: Recorder) -> None:
+        """Have `recorder` stand around every call of every group, those still to be made among them."""
+        self._set_recorders((*self._recorders, recorder))
+
+    def unrecord(self, recorder: Recorder) -> None:
+        """End what `record` began."""
+        self._set_recorders(tuple(other for other in self._recorders if other is not recorder))
+
     def drop(self, group: ProcessGroup, what: str = DESTROYED) -> None:
         """Close one group; `what` became of it."""
         with self._lock:
@@ -265,6 +274,7 @@ class World:
         world._commons = self._commons
         for watcher in self._watchers:
             world.watch(watcher)
+        world._set_recorders(self._recorders)
         return world
 
     def _new_progress(self, bells: Doorbells) -> Progress:
@@ -272,6 +282,12 @@ class World:
 
     def _new_engine(self, backend: str, options: BackendOptions) -> Engine:
         return make_engine(backend, options)
+
+    def _set_recorders(self, recorders: tuple[Recorder, ...]) -> None:
+        with self._lock:
+            self._recorders = recorders
+            for group in self._groups:
+                group.detour.record(*recorders)
 
     def _show_watchers(self) -> None:
         for group in self._groups:
@@ -327,6 +343,8 @@ class World:
         self._groups.append(group)
         if watchers := self._all_watchers():
             group.detour.watch(*watchers)
+        if self._recorders:
+            group.detour.record(*self._recorders)
         if self._call_log is not None:
             group.compare_shapes(True)
         if self.log.isEnabledFor(logging.INFO):
