@@ -17,6 +17,7 @@ from meshdist.doorbells import SocketDoorbells
 from meshdist.errors import DistBackendError, DistNetworkError, DistTimeoutError
 from meshdist.init_urls import whole_number
 from meshdist.joining import join
+from meshdist.last_will import leave_will
 from meshdist.non_member import NonMember
 from meshdist.peers import Peers, my_card
 from meshdist.store import Store, TCPStore
@@ -40,7 +41,8 @@ def init_process_group(
     """Join the world: meet all other ranks, and make the default group.
 
     Args:
-        backend: "gloo" (shared memory), "mpi" or another registered name, in any case. None means "gloo".
+        backend: "gloo" (shared memory, TCP between hosts), "mpi" or another registered name, in any case. "gloo"
+            where None.
         init_method: Where the ranks meet: "env://" (the default: MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE from the
             environment, as `meshrun` sets them), "tcp://host:port" or "file:///path". With a file, or where the host is
             a multicast address, the ranks find and number themselves if they give none. "mpi://", the default for
@@ -165,6 +167,8 @@ def enter_world(
         joined = join(store, rank, world_size, card, deadline, backend, objection)
         peers = Peers(joined, card, world_size)
         peers.meet()
+        if isinstance(bells, SocketDoorbells):
+            leave_will(peers, joined, rank)
     except BaseException:
         bells.close()
         raise

@@ -25,6 +25,7 @@ from meshdist.exits import AtExit
 from meshdist.farewell import DESTROYED_GROUP, ENDED, LEFT_THE_WORLD, gave_up
 from meshdist.group_names import GroupNames, few
 from meshdist.joining import leave
+from meshdist.last_will import leave_will
 from meshdist.peers import Peers
 from meshdist.process_group import DESTROYED, ProcessGroup
 from meshdist.progress import Progress
@@ -268,6 +269,8 @@ class World:
         self._close_groups("is of no more use: the world was shrunk, and its ranks have new numbers")
         self._peers.close()
         place = keep.index(self.rank), len(keep)
+        if peers.mine.bells:
+            leave_will(peers, store, place[0])
         group = self.default_group
         world = type(self)(*place, self.backend_name, group.timeout_s, store, peers, self._bells, self._own_store)
         world.endings = self.endings

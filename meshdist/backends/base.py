@@ -65,6 +65,10 @@ class BackendOptions:
         for broken in filter(None, (premise() for premise in self.premises)):
             raise DistBackendError(broken, peer_failed=True)
 
+    def number(self, rank: int) -> int:
+        """Return the number of a rank in messages: that in the group, unless this is a part of one."""
+        return rank
+
     def gone(self, rank: int) -> str | None:
         """Return how a rank of the group went away without taking part in it; None where it did not."""
         key = withdrawn_key(rank)
