@@ -60,6 +60,7 @@ from meshdist.collectives.tensor_coalesced import all_gather_into_tensor_coalesc
 from meshdist.current import is_initialized
 from meshdist.deadline import default_pg_timeout
 from meshdist.debug.breakpoint import breakpoint
+from meshdist.debug.dump import flight_recorder
 from meshdist.debug.levels import DebugLevel, get_debug_level, set_debug_level, set_debug_level_from_env
 from meshdist.device_mesh import DeviceMesh, get_current_mesh, init_device_mesh
 from meshdist.dry_run import dry_run
@@ -146,6 +147,7 @@ __all__ = [
     "default_pg_timeout",
     "destroy_process_group",
     "dry_run",
+    "flight_recorder",
     "functional",
     "gather",
     "gather_object",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,15 +17,18 @@ from meshdist.backends.registry import make_engine
 from meshdist.current import current_slot
 from meshdist.deadline import Deadline
 from meshdist.debug.call_log import CallLog
+from meshdist.debug.flight_recorder import DIRECTORY_VARIABLE, FlightRecorder
 from meshdist.debug.levels import DebugLevel, get_debug_level
 from meshdist.debug.log import RankLog
+from meshdist.debug.reach import StoreReach
+from meshdist.debug.vigil import Vigil
 from meshdist.detour import Watcher
 from meshdist.errors import DistError, DistStoreError
 from meshdist.exits import AtExit
 from meshdist.farewell import DESTROYED_GROUP, ENDED, LEFT_THE_WORLD, gave_up
 from meshdist.group_names import GroupNames, few
 from meshdist.joining import leave
-from meshdist.peers import Peers
+from meshdist.peers import Card, Peers
 from meshdist.process_group import DESTROYED, ProcessGroup
 from meshdist.progress import Progress
 from meshdist.store import PrefixStore, Store, TCPStore
@@ -45,6 +49,9 @@ class World:
         default_group: The group of all ranks.
         progress: Carries out async calls.
         log: The `meshdist` logger, with this rank in each record.
+        recorder: What this rank has called of late.
+        vigil: Looks after waits that last long.
+        thread: The thread that the rank's calls come from, in most cases: that in which it joined.
         passes: How often each `breakpoint` was reached, by its line.
         endings: Called when this world ends: what was begun for it elsewhere.
     """
@@ -69,6 +76,10 @@ class World:
         self._peers = peers
         self._bells = bells
         self.progress = self._new_progress(bells)
+        self.recorder = FlightRecorder()
+        self.thread = threading.get_ident()
+        self.vigil = Vigil(self, StoreReach(store, peers, rank))
+        self.progress.vigil = self.vigil
         self.passes: Counter[str] = Counter()
         self.endings: list[Callable[[], None]] = []
         self.log = RankLog(rank)
@@ -114,6 +125,33 @@ class World:
         """Return what tells the hosts of some global ranks apart."""
         return [card.host for card in self._peers.cards(ranks)]
 
+    @property
+    def card(self) -> Card:
+        """What the others know of this rank's process."""
+        return self._peers.mine
+
+    @property
+    def ranks_are_processes(self) -> bool:
+        """Whether this rank has its process for itself; it may be a thread instead, or none but a dry run."""
+        return bool(self._bells.base)
+
+    @property
+    def groups(self) -> list[ProcessGroup]:
+        """The groups that this rank holds."""
+        with self._lock:
+            return list(self._groups)
+
+    def farewell_of(self, rank: int) -> str | None:
+        """Return what a rank said as it left this world; None while it is there, or if it died without a word."""
+        return self._peers.farewell_of(rank)
+
+    def note_fault(self, cause: DistError) -> None:
+        """Leave word of what this rank was doing as a call failed, where that is asked for."""
+        if os.environ.get(DIRECTORY_VARIABLE):
+            from meshdist.debug.dump import dump_fault
+
+            dump_fault(self, str(cause))
+
     def num_groups(self) -> int:
         """Return how many groups this rank holds, that of all ranks among them."""
         with self._lock:
@@ -151,6 +189,7 @@ class World:
             peers=self._peers,
             leftovers=self._leftovers,
             premises=self._premises.setdefault(group.name, []),
+            vigil=self.vigil,
             pg_options=group.pg_options,
         )
         options.check_premises()
@@ -223,6 +262,7 @@ class World:
             if isinstance(self._own_store, TCPStore) and self._own_store.is_master:
                 self._wait_for_leavers()
             self._own_store.close()
+        self.vigil.close()
         self._peers.close()
         self._bells.close()
         for end in self.endings:
@@ -251,6 +291,7 @@ class World:
         leave(self.store, self.rank, self.size, LEFT_THE_WORLD)
         # The ranks that are excluded will not leave; those that stay may join anew with the store, and another size.
         self.store.set("over", "")
+        self.vigil.close()
         self._close_groups("is of no more use: the world was shrunk, and its ranks have new numbers")
         self._peers.close()
         place = keep.index(self.rank), len(keep)

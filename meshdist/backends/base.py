@@ -14,7 +14,11 @@ from meshdist.errors import DistBackendError
 from meshdist.waiting import Doorbells, Waitable, wait_until
 
 if TYPE_CHECKING:
+    from types import CodeType
+
     from meshdist.collectives.staging import Staging
+    from meshdist.debug.flight_recorder import CallFacts
+    from meshdist.debug.vigil import Vigil
     from meshdist.peers import Peers
     from meshdist.store import Store
 
@@ -38,6 +42,7 @@ class BackendOptions:
             return whether they did. Whoever takes more of the same has them try first.
         premises: Functions that say how something that the group rests on is broken, None where it is not; such as
             that the ranks made the same mesh. Asked while ranks are waited for that may never come.
+        vigil: Looks after waits that last long, where there is anybody to wait for.
         pg_options: What the user of the group gave for the backend.
     """
 
@@ -52,6 +57,7 @@ class BackendOptions:
     peers: Peers
     leftovers: list[Callable[[], bool]]
     premises: Sequence[Callable[[], str | None]] = ()
+    vigil: Vigil | None = None
     pg_options: Any = None
 
     def check_premises(self) -> None:
@@ -82,9 +88,13 @@ class Plan(ABC):
         where: How messages about the call begin.
         copies: Whether all that is sent is copied before anything is received.
         apart: Whether what is sent must not share memory with what is received.
+        facts: What the flight recorder tells of its calls.
+        caller: The code that ran it last.
     """
 
     copies = False
+    facts: CallFacts
+    caller: CodeType | None = None
 
     def __init__(self, backend: Backend, call: Call) -> None:
         self.backend = backend
@@ -178,7 +188,8 @@ class Backend:
         """Block until `waitable` is ready, at most until the deadline, or for the group's timeout."""
         if waitable.ready():
             return
-        wait_until(waitable, self.options.bells.mine(), deadline or Deadline(self.options.timeout_s), where)
+        options = self.options
+        wait_until(waitable, options.bells.mine(), deadline or Deadline(options.timeout_s), where, options.vigil)
 
     def require(self, call: Call) -> None:
         """Raise where `call` can never be carried out; asked before anything of it has begun.

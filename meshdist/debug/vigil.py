@@ -1,0 +1,181 @@
+"""Vigil: looks after the waits of a rank that last long, and finds out who waits for whom.
+
+A rank that has waited for a tenth of its timeout, 30 s at most, starts a thread, which ends with the wait. It tells the
+other ranks what this one is in, as they all do that wait as long, and asks those that do not wait. The lowest of the
+waiting ranks makes a graph of it all, says what it finds in the log, and leaves it for the others; whoever's time is
+over puts it into its error. So nothing of this exists before a rank waits for long: no thread, no connection, no key.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from meshdist.deadline import Deadline
+from meshdist.debug.rank_state import rank_state
+from meshdist.debug.reach import RECORDS_SENT, Reach
+from meshdist.errors import DistError
+
+if TYPE_CHECKING:
+    from meshdist.world import World
+
+_LONGEST_PATIENCE_S = 30.0
+_MOST_CHARACTERS = 3000
+_REFRESH_S = 10.0
+_LONGEST_BUDGET_S = 1.0
+
+
+def patience_s(timeout_s: float) -> float:
+    """Return how long a call may wait before anybody wonders.
+
+    Example:
+        >>> patience_s(1800.0), patience_s(60.0), patience_s(0.5)
+        (30.0, 6.0, 0.25)
+    """
+    return min(_LONGEST_PATIENCE_S, max(timeout_s / 10, min(1.0, timeout_s / 2)))
+
+
+class Watch:
+    """One wait that lasts long.
+
+    Attributes:
+        where: The call.
+        timeout_s: What it has.
+    """
+
+    def __init__(self, vigil: Vigil, where: str, timeout_s: float) -> None:
+        self.where = where
+        self.timeout_s = timeout_s
+        self._vigil = vigil
+
+    def story(self) -> str:
+        """Return who waits for whom, as the end of the message of a timeout; empty where it cannot be found out."""
+        story = self._vigil.story(min(_LONGEST_BUDGET_S, self.timeout_s / 10))
+        return f"\n{story}" if story else ""
+
+    def end(self) -> None:
+        """Say that the wait is over."""
+        self._vigil.end(self)
+
+
+class Vigil:
+    """Looks after the long waits of one rank.
+
+    Args:
+        world: The rank's.
+        reach: How it reaches the others.
+    """
+
+    def __init__(self, world: World, reach: Reach) -> None:
+        self.reach = reach
+        self._world = world
+        self._lock = threading.Lock()
+        self._watches: list[Watch] = []
+        self._thread: threading.Thread | None = None
+        self._news = threading.Event()
+        self._asked = threading.Event()
+        self._answered = threading.Event()
+        self._story = ""
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether there is a wait that lasts long."""
+        return bool(self._watches)
+
+    def watch(self, where: str, deadline: Deadline) -> Watch | None:
+        """Look after a wait that lasts long, None where it does not yet; its `end` must be called.
+
+        Args:
+            where: The call.
+            deadline: Of the wait.
+        """
+        timeout_s = deadline.timeout_s
+        if timeout_s - deadline.remaining_s() < patience_s(timeout_s):
+            return None
+        watch = Watch(self, where, timeout_s)
+        with self._lock:
+            self._watches.append(watch)
+            if self._thread is None:
+                self._news.clear()
+                self._story = ""
+                self._thread = threading.Thread(
+                    target=self._run, name=f"meshdist-vigil-{self._world.rank}", daemon=True
+                )
+                self._thread.start()
+        return watch
+
+    @property
+    def latest(self) -> str:
+        """What was found last; empty for nothing."""
+        return self._story
+
+    def end(self, watch: Watch) -> None:
+        """Look after it no more."""
+        with self._lock:
+            self._watches.remove(watch)
+        self._news.set()
+
+    def story(self, budget_s: float) -> str:
+        """Return who waits for whom; what was found before where finding it out anew takes too long."""
+        self._answered.clear()
+        self._asked.set()
+        self._news.set()
+        self._answered.wait(budget_s)
+        return self._story
+
+    def close(self) -> None:
+        """Wait for the thread; there are no waits any more."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            self._news.set()
+            thread.join(_LONGEST_BUDGET_S)
+
+    def _run(self) -> None:
+        try:
+            first = self._watches[0] if self._watches else None
+            self._look(first)
+            while self._goes_on():
+                rang = self._news.wait(_REFRESH_S)
+                self._news.clear()
+                if self._asked.is_set() or not rang:
+                    self._asked.clear()
+                    self._look(None)
+                    self._answered.set()
+            self.reach.retract()
+        except DistError as error:
+            # The store is gone. That is no news: the calls that wait notice it themselves, where it matters to them.
+            self._world.log.debug("who waits for whom cannot be found out: %s", error)
+            with self._lock:
+                self._thread = None
+
+    def _goes_on(self) -> bool:
+        with self._lock:
+            if not self._watches:
+                self._thread = None
+                return False
+            return True
+
+    def _look(self, warned: Watch | None) -> None:
+        """Find out who waits for whom; the first time, warn of the wait `warned`."""
+        began_s = time.monotonic()
+        world = self._world
+        self.reach.publish(rank_state(world, "waits for long", RECORDS_SENT), waits=True)
+        timeout_s = min((watch.timeout_s for watch in list(self._watches)), default=0.0)
+        if self.reach.leader() != world.rank:
+            self._story = self.reach.told() or self._story
+            return
+        from meshdist.debug.story import story
+        from meshdist.debug.waits import who_waits
+
+        states, gone = self.reach.gather(min(_LONGEST_BUDGET_S, timeout_s / 10))
+        waits = who_waits(states, gone)
+        lines = story(waits, world.size, now_s=time.time())
+        self._story = "\n".join(f"  {line}" for line in ["who waits for whom:", *lines])[:_MOST_CHARACTERS]
+        self.reach.tell(self._story)
+        # They may all have come in this very moment.
+        if warned is not None and warned in self._watches and (waits.absent or waits.cycle):
+            waited_s = patience_s(warned.timeout_s) + time.monotonic() - began_s
+            world.log.warning(
+                "%s: has waited for %.1f s, of %g s at most\n%s", warned.where, waited_s, warned.timeout_s, self._story
+            )
