@@ -96,8 +96,8 @@ class Job:
                 self.deadline = Deadline(self._timeout_s)
             elif check and self.deadline.expired():
                 raise timed_out(self._where, self._timeout_s, waitable, self.watch)
-            elif check and vigil is not None and self.watch is None:
-                self.watch = vigil.watch(self._where, self.deadline)
+            elif check and vigil is not None:
+                self.watch = vigil.look(self.watch, self._where, self.deadline, waitable)
         except BaseException as error:  # whatever it is, it belongs to whoever waits for this work
             self.error = self._failed(error, self._where, self.record)
             return True

@@ -126,8 +126,8 @@ def wait_until(waitable: Waitable, bell: Doorbell, deadline: Deadline, where: st
         while not is_ready(waitable):
             if deadline.expired():
                 raise timed_out(where, deadline.timeout_s, waitable, watch)
-            if watch is None and vigil is not None:
-                watch = vigil.watch(where, deadline)
+            if vigil is not None:
+                watch = vigil.look(watch, where, deadline, waitable)
             # Every time: looking may have found a new place to sleep at, such as a channel that a peer has made.
             waitable.arm(bell)
             armed = True

@@ -17,6 +17,7 @@ from meshdist.backends.registry import make_engine
 from meshdist.current import current_slot
 from meshdist.deadline import Deadline
 from meshdist.debug.call_log import CallLog
+from meshdist.debug.call_order import CallOrder
 from meshdist.debug.flight_recorder import DIRECTORY_VARIABLE, FlightRecorder
 from meshdist.debug.levels import DebugLevel, get_debug_level
 from meshdist.debug.log import RankLog
@@ -78,14 +79,15 @@ class World:
         self.progress = self._new_progress(bells)
         self.recorder = FlightRecorder()
         self.thread = threading.get_ident()
-        self.vigil = Vigil(self, StoreReach(store, peers, rank))
-        self.progress.vigil = self.vigil
         self.passes: Counter[str] = Counter()
         self.endings: list[Callable[[], None]] = []
         self.log = RankLog(rank)
-        self._call_log = CallLog(self.log) if get_debug_level() is DebugLevel.DETAIL else None
-        self._watchers: tuple[Watcher, ...] = ()
+        self.vigil = Vigil(self, StoreReach(store, peers, rank))
+        self.progress.vigil = self.vigil
         self._groups: list[ProcessGroup] = []
+        self._call_watchers: tuple[Watcher, ...] = ()
+        self._watchers: tuple[Watcher, ...] = ()
+        self._watch_calls(get_debug_level() is DebugLevel.DETAIL)
         self._shared: dict[tuple[tuple[int, ...], str], ProcessGroup] = {}
         self._names = GroupNames()
         self._premises: dict[str, list[Callable[[], str | None]]] = {}
@@ -193,11 +195,12 @@ class World:
             pg_options=group.pg_options,
         )
         options.check_premises()
+        self.log.info("group %r connects by backend %s", group.label, backend, extra={"group": group.label})
         return self._new_engine(backend, options)
 
     def log_calls(self, wanted: bool) -> None:
-        """Log every call of every group from now on, or none."""
-        self._call_log = CallLog(self.log) if wanted else None
+        """Log every call of every group from now on, and compare their order; or none."""
+        self._watch_calls(wanted)
         self._show_watchers()
         for group in self._groups:
             group.compare_shapes(wanted)
@@ -313,7 +316,10 @@ class World:
             group.detour.watch(*self._all_watchers())
 
     def _all_watchers(self) -> tuple[Watcher, ...]:
-        return self._watchers if self._call_log is None else (self._call_log, *self._watchers)
+        return (*self._call_watchers, *self._watchers)
+
+    def _watch_calls(self, wanted: bool) -> None:
+        self._call_watchers = (CallLog(self.log), CallOrder(self.store, self._groups)) if wanted else ()
 
     def _close_groups(self, what: str) -> None:
         with self._lock:
@@ -362,7 +368,7 @@ class World:
         self._groups.append(group)
         if watchers := self._all_watchers():
             group.detour.watch(*watchers)
-        if self._call_log is not None:
+        if self._call_watchers:
             group.compare_shapes(True)
         if self.log.isEnabledFor(logging.INFO):
             self.log.info("group %r is made: %s, backend %s", group.label, few(ranks), backend)

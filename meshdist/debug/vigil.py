@@ -8,21 +8,27 @@ over puts it into its error. So nothing of this exists before a rank waits for l
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshdist.deadline import Deadline
+from meshdist.debug.flight_recorder import COMPLETED, SEQUENCE, facts_in
 from meshdist.debug.rank_state import rank_state
 from meshdist.debug.reach import RECORDS_SENT, Reach
 from meshdist.errors import DistError
 
 if TYPE_CHECKING:
+    from meshdist.waiting import Waitable
     from meshdist.world import World
 
 _LONGEST_PATIENCE_S = 30.0
 _MOST_CHARACTERS = 3000
 _REFRESH_S = 10.0
+_SETTLE_S = 0.1
+# What is logged at debug level INFO.
+_SLOW_S = 1.0
 _LONGEST_BUDGET_S = 1.0
 
 
@@ -42,12 +48,21 @@ class Watch:
     Attributes:
         where: The call.
         timeout_s: What it has.
+        is_kept: Others are told of it.
     """
 
-    def __init__(self, vigil: Vigil, where: str, timeout_s: float) -> None:
+    def __init__(self, vigil: Vigil, where: str, deadline: Deadline, missing: str) -> None:
         self.where = where
-        self.timeout_s = timeout_s
+        self.timeout_s = deadline.timeout_s
+        self.is_kept = False
+        self._deadline = deadline
+        self._missing = missing
         self._vigil = vigil
+
+    @property
+    def lasts_s(self) -> float:
+        """How long the call has taken so far."""
+        return self._deadline.timeout_s - self._deadline.remaining_s()
 
     def story(self) -> str:
         """Return who waits for whom, as the end of the message of a timeout; empty where it cannot be found out."""
@@ -56,7 +71,10 @@ class Watch:
 
     def end(self) -> None:
         """Say that the wait is over."""
-        self._vigil.end(self)
+        if self.is_kept:
+            self._vigil.end(self)
+        if self._missing:
+            self._vigil.say_slow(self, self._missing)
 
 
 class Vigil:
@@ -69,6 +87,7 @@ class Vigil:
 
     def __init__(self, world: World, reach: Reach) -> None:
         self.reach = reach
+        self._log = world.log
         self._world = world
         self._lock = threading.Lock()
         self._watches: list[Watch] = []
@@ -83,17 +102,31 @@ class Vigil:
         """Whether there is a wait that lasts long."""
         return bool(self._watches)
 
-    def watch(self, where: str, deadline: Deadline) -> Watch | None:
-        """Look after a wait that lasts long, None where it does not yet; its `end` must be called.
+    def look(self, watch: Watch | None, where: str, deadline: Deadline, waitable: Waitable) -> Watch | None:
+        """Look after a wait, again and again; return None while there is nothing to look after.
 
         Args:
+            watch: What was returned before; its `end` must be called.
             where: The call.
-            deadline: Of the wait.
+            deadline: Of the call.
+            waitable: What it waits for.
         """
-        timeout_s = deadline.timeout_s
-        if timeout_s - deadline.remaining_s() < patience_s(timeout_s):
-            return None
-        watch = Watch(self, where, timeout_s)
+        patience = patience_s(deadline.timeout_s)
+        lasts_s = deadline.timeout_s - deadline.remaining_s()
+        if watch is None and lasts_s >= min(_SLOW_S, patience):
+            watch = Watch(self, where, deadline, waitable.missing() if self._log.isEnabledFor(logging.INFO) else "")
+        if watch is not None and not watch.is_kept and lasts_s >= patience:
+            self._begin(watch)
+        return watch
+
+    def say_slow(self, watch: Watch, missing: str) -> None:
+        """Log that a call has waited for long, and for whom."""
+        self._log.info(
+            "%s: has waited for %.1f s, for %s", watch.where, watch.lasts_s, missing, extra=self._open_call()
+        )
+
+    def _begin(self, watch: Watch) -> None:
+        watch.is_kept = True
         with self._lock:
             self._watches.append(watch)
             if self._thread is None:
@@ -103,7 +136,6 @@ class Vigil:
                     target=self._run, name=f"meshdist-vigil-{self._world.rank}", daemon=True
                 )
                 self._thread.start()
-        return watch
 
     @property
     def latest(self) -> str:
@@ -134,9 +166,12 @@ class Vigil:
     def _run(self) -> None:
         try:
             first = self._watches[0] if self._watches else None
+            refresh_s = _REFRESH_S if first is None else min(_REFRESH_S, patience_s(first.timeout_s))
+            # Those who began to wait at once get to know of each other, and that one of them leads.
+            self._news.wait(min(_SETTLE_S, refresh_s / 4))
             self._look(first)
             while self._goes_on():
-                rang = self._news.wait(_REFRESH_S)
+                rang = self._news.wait(refresh_s)
                 self._news.clear()
                 if self._asked.is_set() or not rang:
                     self._asked.clear()
@@ -145,7 +180,7 @@ class Vigil:
             self.reach.retract()
         except DistError as error:
             # The store is gone. That is no news: the calls that wait notice it themselves, where it matters to them.
-            self._world.log.debug("who waits for whom cannot be found out: %s", error)
+            self._log.debug("who waits for whom cannot be found out: %s", error)
             with self._lock:
                 self._thread = None
 
@@ -158,7 +193,6 @@ class Vigil:
 
     def _look(self, warned: Watch | None) -> None:
         """Find out who waits for whom; the first time, warn of the wait `warned`."""
-        began_s = time.monotonic()
         world = self._world
         self.reach.publish(rank_state(world, "waits for long", RECORDS_SENT), waits=True)
         timeout_s = min((watch.timeout_s for watch in list(self._watches)), default=0.0)
@@ -175,7 +209,15 @@ class Vigil:
         self.reach.tell(self._story)
         # They may all have come in this very moment.
         if warned is not None and warned in self._watches and (waits.absent or waits.cycle):
-            waited_s = patience_s(warned.timeout_s) + time.monotonic() - began_s
-            world.log.warning(
-                "%s: has waited for %.1f s, of %g s at most\n%s", warned.where, waited_s, warned.timeout_s, self._story
+            self._log.warning(
+                "%s: has waited for %.1f s, of %g s at most\n%s",
+                *(warned.where, warned.lasts_s, warned.timeout_s, self._story),
+                extra=self._open_call(),
             )
+
+    def _open_call(self) -> dict[str, Any]:
+        """Return the group and the number of the call that this rank waits for, for the log."""
+        for record in reversed(self._world.recorder.records()):
+            if not record[COMPLETED]:
+                return {"group": facts_in(record).label, "sequence": record[SEQUENCE]}
+        return {}

