@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from sys import _getframe
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from meshdist.arrays import Array, as_array, check_dtype, check_writable, pack
-from meshdist.backends.base import Incoming
-from meshdist.debug.flight_recorder import COMPLETED, Record, clock
+from meshdist.backends.base import Backend, Incoming
+from meshdist.debug.flight_recorder import COMPLETED, Record, clock, place_of, users
 from meshdist.detour import Announcement, Watcher, told
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.progress import Job, JobQueue, Progress
@@ -44,6 +45,8 @@ class Messages:
         self._closing = False
         self._recorder = group.recorder
         self.num_messages = 0
+        # The engine of arrays in host memory, while the group can be used.
+        self._engine: Backend | None = None
         # What has been found right before: dtypes, and peers by their global rank.
         self._dtypes: set[np.dtype[Any]] = set()
         self._peers: dict[int, int] = {}
@@ -84,10 +87,16 @@ class Messages:
             of: The function that the user called.
             is_prelude: Another message of the same call follows; this one is announced as the prelude that it is.
         """
+        is_simple = self._is_simple(tensor, tag)
+        if is_simple and self._engine is not None and self._engine.send_at_once(tensor, dst, tag):
+            self._keep_record(of, tensor, dst, tag)
+            return
         group = self._group
         where = group.where(of)
         backend = group.usable_backend(where, tensor)
-        array = tensor if self._is_simple(tensor, tag) else pack(self._array(where, tensor, tag))
+        array = tensor if is_simple else pack(self._array(where, tensor, tag))
+        if is_simple:
+            self._engine = backend
         record = self._begin_record(of, array, dst, tag)
         try:
             backend.wait(backend.send(array, dst, tag), where)
@@ -97,12 +106,19 @@ class Messages:
 
     def recv(self, tensor: Any, src: int | None, tag: int, of: str = "recv", *, is_prelude: bool = False) -> int:
         """Receive a message from rank `src`, or from any where it is None; return the sender. See `send`."""
+        is_simple = self._is_simple(tensor, tag)
+        engine = self._engine
+        if is_simple and src is not None and engine is not None and engine.receive_at_once(tensor, src, tag):
+            self._keep_record(of, tensor, src, tag)
+            return src
         group = self._group
         where = group.where(of)
         backend = group.usable_backend(where, tensor)
         array = packed = tensor
-        if not self._is_simple(tensor, tag):
+        if not is_simple:
             array, packed = self._output(where, tensor, tag)
+        else:
+            self._engine = backend
         if src is None:
             self._check_not_alone(where)
         record = self._begin_record(of, packed, src, tag)
@@ -146,6 +162,10 @@ class Messages:
         self._begin(work, where, ("from", src, tag), lambda: backend.recv(packed, src, tag), arrive, record)
         return work
 
+    def forget_engine(self) -> None:
+        """Have the next message ask the group whether it can be used, and by what."""
+        self._engine = None
+
     def drain(self) -> None:
         """Let the messages that are on their way arrive; those that do not come in time fail."""
         works = self._progress.works(list(self._queues.values()))
@@ -163,6 +183,15 @@ class Messages:
         self._group.check_usable(where)
         if self._closing:
             raise DistError(f"{where}: the group is destroyed, and the message has not come")
+
+    def _keep_record(self, of: str, array: Array, peer: int, tag: int) -> None:
+        # Of a message that was there at once: it has taken no time.
+        group = self._group
+        self.num_messages = sequence = self.num_messages + 1
+        facts = (of, group.name, group.label, array.dtype, array.shape, peer, tag, group.timeout_s)
+        code, instruction = place_of(users(_getframe(2)))
+        now = clock()
+        self._recorder.keep([facts, sequence, now, now, now, code, instruction])
 
     def _begin_record(self, of: str, array: Array, peer: int | None, tag: int) -> Record:
         # What is at hand; `facts_in` makes words of it.

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy import ndarray
 
 from meshdist import buffers
 from meshdist.arrays import as_buffers, check_apart
@@ -25,7 +26,6 @@ from meshdist.farewell import gave_up
 from meshdist.group_names import listed
 from meshdist.membership import Membership
 from meshdist.messages import Messages
-from meshdist.overlap import may_overlap
 from meshdist.plan_key import each, plan_key, simple_key
 from meshdist.progress import Job, JobQueue
 from meshdist.reduce_op import Op, PremulSum, as_reduce_op
@@ -141,11 +141,11 @@ class ProcessGroup(CollectiveMethods, Membership):
         """
         plan: Plan | None
         try:
-            if send is recv and type(recv) is np.ndarray:
+            if send is recv and type(recv) is ndarray:
                 plan = self._plans.get((collective, recv.dtype, recv.shape, op, root))
                 if plan is not None and not recv.flags.carray:
                     plan = None
-            elif type(recv) is np.ndarray and type(send) is np.ndarray:
+            elif type(recv) is ndarray and type(send) is ndarray:
                 plan = self._plans.get((collective, recv.dtype, recv.shape, send.dtype, send.shape, op, root, splits))
                 if plan is not None and not (
                     recv.flags.carray
@@ -155,7 +155,7 @@ class ProcessGroup(CollectiveMethods, Membership):
                     plan = None
             else:
                 plan = self._plans.get(simple_key(collective, send, recv, op, root, splits))
-                if plan is not None and recv is not None and may_overlap(send, recv, plan.apart):
+                if plan is not None and recv is not None and plan.known_apart.may_overlap(send, recv):
                     plan = None
         except TypeError:  # an op that cannot be looked up is none
             plan = None
@@ -163,7 +163,10 @@ class ProcessGroup(CollectiveMethods, Membership):
             return self._submit_prepared(collective, send, recv, op, root, async_op, splits, timeout_s)
         # The record, as `recorder.begin` would make it. Above this function are the collective, and in most cases the
         # user's code; which is known to be that if it was last time.
-        frame = _getframe(2)
+        try:
+            frame = _getframe(2)
+        except ValueError:  # a thread began with the collective itself
+            frame = _getframe(1)
         code = frame.f_code
         if code is not plan.caller:
             frame = users(frame)
@@ -193,6 +196,7 @@ class ProcessGroup(CollectiveMethods, Membership):
         """
         self._world.progress.drain(self._queue)
         self.messages.drain()
+        self.messages.forget_engine()
         self._plans.clear()
         self._engines.close()
         self._closed = self._closed or what
@@ -338,6 +342,7 @@ class ProcessGroup(CollectiveMethods, Membership):
     def ask_first(self, premise: Callable[[], str | None]) -> None:
         """Have the next call fail if `premise` is found broken: a function that returns how, or None."""
         self._engines.ask_first(premise)
+        self.messages.forget_engine()
         self._plans = {}  # a call that has one does not look for its engine
 
     def fail(self, error: BaseException, where: str, record: Record) -> BaseException:
@@ -358,6 +363,7 @@ class ProcessGroup(CollectiveMethods, Membership):
     def _give_up(self, cause: DistError) -> None:
         # Not the exception itself: its frames would keep the shared memory alive.
         self._broken = self._broken or DistError(str(cause), peer_failed=cause.peer_failed)
+        self.messages.forget_engine()
         self._plans.clear()
         self._engines.abort(str(self._broken))
 

@@ -11,6 +11,7 @@ from meshdist.arrays import Array
 from meshdist.call import Buffers, Call, Signature
 from meshdist.deadline import Deadline
 from meshdist.errors import DistBackendError
+from meshdist.overlap import KnownApart
 from meshdist.waiting import Doorbells, Waitable, wait_until
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Plan(ABC):
         where: How messages about the call begin.
         copies: Whether all that is sent is copied before anything is received.
         apart: Whether what is sent must not share memory with what is received.
+        known_apart: Looks whether the arrays of a call share memory that must not.
         facts: What the flight recorder tells of its calls.
         caller: The code that ran it last.
     """
@@ -101,6 +103,7 @@ class Plan(ABC):
         self.signature = call.signature()
         self.where = call.where
         self.apart = not (self.copies or call.collective.in_place)
+        self.known_apart = KnownApart(self.apart)
 
     @abstractmethod
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
@@ -162,6 +165,17 @@ class Backend:
         Messages from one rank with one tag keep their order, and go to the receipts in the order of these.
         """
         raise DistBackendError(f"{type(self).__name__} receives no messages")
+
+    def send_at_once(self, array: Array, dst: int, tag: int) -> bool:
+        """Send a message where `array` may be changed again at once; return False, and do nothing, where it may not."""
+        return False
+
+    def receive_at_once(self, array: Array, src: int, tag: int) -> bool:
+        """Receive a message that is there, or comes in a moment; return False, and do nothing, where none is.
+
+        It is a short way, for the messages that most programs send: `recv` has the others.
+        """
+        return False
 
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
         """Begin a collective that runs over send and recv: compare the ranks' signatures, by messages unless it can

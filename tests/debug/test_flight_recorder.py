@@ -1,7 +1,10 @@
 """The flight recorder: what it knows of calls, and the files that it leaves."""
 
+import _thread
 import json
 import threading
+import time
+from contextvars import copy_context
 
 import numpy as np
 import pytest
@@ -183,3 +186,17 @@ def test_records_keep_no_arrays_alive():
         return reference() is None
 
     assert dist.run(kept, 1) == [True]
+
+
+def test_a_thread_may_begin_with_a_collective():
+    def main():
+        x = np.ones(2)
+        dist.all_reduce(x)
+        _thread.start_new_thread(copy_context().run, (dist.all_reduce, x))
+        end = time.monotonic() + 20
+        while len(found := dist.flight_recorder()["records"]) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        return found[1]["text"]
+
+    assert dist.run(main, 1) == ["all_reduce(float64[2], op=sum)"]

@@ -140,8 +140,10 @@ class GlooBackend(Backend):
 
     def _make_mail(self) -> Mail:
         self._check_one_host()
-        self._mail = Mail(self)
-        return self._mail
+        self._mail = mail = Mail(self)
+        # Found in the instance before the method of the class, which is one step less for every message.
+        self.__dict__.update(send_at_once=mail.send_at_once, receive_at_once=mail.receive_at_once)
+        return mail
 
     def _check_one_host(self) -> None:
         peers = self.options.peers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,8 +24,8 @@ from meshdist.backends.gloo.channel import (
     WHOLE,
     Channel,
     Header,
+    as_bytes,
 )
-from meshdist.backends.gloo.outbox import as_bytes
 from meshdist.backends.gloo.peer import LEFT, Peer
 from meshdist.backends.gloo.published import Published, channel_key
 from meshdist.backends.gloo.segment import find
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 
 _LEFT_OUT = "sending a message"
+# How often a receiver looks, and then lets others run, before it posts a receipt, which a peer that comes late needs.
+_LOOKS, _YIELDS = 60, 200
 
 
 class Expected:
@@ -231,6 +234,29 @@ class Inbox:
     def tags_instead(self, tag: int) -> str:
         """Return what other tags messages have that nobody asked for, for the end of a message."""
         return self._expected.tags_instead(tag, self._src)
+
+    def take(self, array: Array, dtype_name: bytes, tag: int) -> bool:
+        """Read the next message into `array`, if it comes in a moment, fits, and nobody else waits for any."""
+        channel = self.channel
+        if channel is None:
+            return False
+        looks = _LOOKS
+        while channel.is_empty():
+            looks -= 1
+            if looks < 0:
+                os.sched_yield()
+                if looks < -_YIELDS:
+                    return False
+        if not self._moving.acquire(False):
+            return False
+        try:
+            with self._expected.lock:
+                taken = self._expected.matching.is_idle and channel.take(tag, dtype_name, array)
+        finally:
+            self._moving.release()
+        if taken and channel.sleepers():
+            self.peer.wake(channel)
+        return taken
 
     def farewell(self) -> str | None:
         """Return what the sender said as it closed the group, None where it has not; it may have failed."""

@@ -63,8 +63,8 @@ class SlotMove(OneStep):
     def take(self, recv: Any, use: int) -> None:
         place = self._takes[use]
         if type(place) is list:
-            for array, part in zip(recv, place, strict=True):
-                array[...] = part
+            for peer, part in enumerate(place):
+                recv[peer][...] = part
         elif place is not None:
             (recv if recv.shape == place.shape else recv.reshape(place.shape))[...] = place
 
@@ -72,8 +72,8 @@ class SlotMove(OneStep):
 def put(send: Any, place: Any) -> None:
     """Copy what is sent, an array or a list of them, to its place in a slot, if it has one."""
     if type(place) is list:
-        for part, array in zip(place, send, strict=True):
-            part[...] = array
+        for peer, part in enumerate(place):  # a strict zip takes longer
+            part[...] = send[peer]
     elif place is not None:
         place[...] = send
 
@@ -209,13 +209,13 @@ class AgreedMove(LockstepPlan):
         return use
 
     def _take(self, recv: Buffers, use: int) -> bool:
-        if self._host.table_bytes[use] != self._agreed:
+        if self._host.table_bytes[use].tobytes() != self._agreed:
             self._compare(use)
         if self._takes is None:
             return False
         blocks: Blocks = recv if isinstance(recv, list) else self._route.take(recv)
-        for block, place in zip(blocks, self._takes[use], strict=True):
-            block[...] = place  # type: ignore[index]
+        for peer, place in enumerate(self._takes[use]):
+            blocks[peer][...] = place  # type: ignore[index]
         return True
 
     def _compare(self, use: int) -> None:
