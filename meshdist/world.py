@@ -9,6 +9,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from meshdist.backends.base import Backend as Engine
 from meshdist.backends.base import BackendOptions, withdrawn_key
@@ -17,11 +18,9 @@ from meshdist.backends.registry import make_engine
 from meshdist.current import current_slot
 from meshdist.deadline import Deadline
 from meshdist.debug.call_log import CallLog
-from meshdist.debug.call_order import CallOrder
 from meshdist.debug.flight_recorder import DIRECTORY_VARIABLE, FlightRecorder
 from meshdist.debug.levels import DebugLevel, get_debug_level
 from meshdist.debug.log import RankLog
-from meshdist.debug.reach import StoreReach
 from meshdist.debug.vigil import Vigil
 from meshdist.detour import Watcher
 from meshdist.errors import DistError, DistStoreError
@@ -34,6 +33,9 @@ from meshdist.process_group import DESTROYED, ProcessGroup
 from meshdist.progress import Progress
 from meshdist.store import PrefixStore, Store, TCPStore
 from meshdist.waiting import Doorbells
+
+if TYPE_CHECKING:
+    from meshdist.debug.reach import Reach
 
 _LAST_GOODBYE_S = 5.0
 
@@ -82,7 +84,7 @@ class World:
         self.passes: Counter[str] = Counter()
         self.endings: list[Callable[[], None]] = []
         self.log = RankLog(rank)
-        self.vigil = Vigil(self, StoreReach(store, peers, rank))
+        self.vigil = Vigil(self, self._make_reach)
         self.progress.vigil = self.vigil
         self._groups: list[ProcessGroup] = []
         self._call_watchers: tuple[Watcher, ...] = ()
@@ -319,7 +321,16 @@ class World:
         return (*self._call_watchers, *self._watchers)
 
     def _watch_calls(self, wanted: bool) -> None:
-        self._call_watchers = (CallLog(self.log), CallOrder(self.store, self._groups)) if wanted else ()
+        self._call_watchers = ()
+        if wanted:
+            from meshdist.debug.call_order import CallOrder
+
+            self._call_watchers = CallLog(self.log), CallOrder(self.store, self._groups)
+
+    def _make_reach(self) -> Reach:
+        from meshdist.debug.reach import StoreReach
+
+        return StoreReach(self.store, self._peers, self.rank)
 
     def _close_groups(self, what: str) -> None:
         with self._lock:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from meshdist.current import current_world
 from meshdist.debug.flight_recorder import DIRECTORY_VARIABLE
-from meshdist.debug.rank_state import rank_state
 
 if TYPE_CHECKING:
     from meshdist.world import World
@@ -47,6 +46,8 @@ def flight_recorder(directory: str | os.PathLike[str] | None = None) -> dict[str
         >>> dist.run(main, 2)
         [['barrier()'], ['barrier()']]
     """
+    from meshdist.debug.rank_state import rank_state
+
     world = current_world()
     state = rank_state(world, "asked for by flight_recorder()")
     if directory is not None:
@@ -75,6 +76,8 @@ def write_state(state: dict[str, Any], directory: Path) -> Path:
 
 def dump_fault(world: World, reason: str) -> None:
     """Write the state of a rank whose call has failed, where the environment says to; never fail by that."""
+    from meshdist.debug.rank_state import rank_state
+
     directory = os.environ.get(DIRECTORY_VARIABLE)
     if not directory:
         return

@@ -37,21 +37,24 @@ class SignalWatch:
     def __init__(self, slot: WorldSlot) -> None:
         self._slot = slot
         self._pid = os.getpid()
-        self._before: dict[int, Any] = {}
+        # Of each signal, the handler before and ours.
+        self._handlers: dict[int, tuple[Any, Any]] = {}
         self._threads: dict[int, threading.Thread] = {}
         if threading.current_thread() is not threading.main_thread():
             return  # only the main thread may set handlers, and none other is interrupted
         for number, answer in ((signal.SIGURG, publish), (signal.SIGUSR1, show)):
             # None: something that is no Python code listens, such as faulthandler.
             if signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN):
-                self._before[number] = signal.signal(number, self._handler(answer))
+                handler = self._handler(answer)
+                self._handlers[number] = signal.signal(number, handler), handler
 
     def close(self) -> None:
         """Answer no more."""
         if threading.current_thread() is threading.main_thread():
-            for number, before in self._before.items():
-                signal.signal(number, before)
-        self._before.clear()
+            for number, (before, ours) in self._handlers.items():
+                if signal.getsignal(number) is ours:  # the script may have set one of its own since
+                    signal.signal(number, before)
+        self._handlers.clear()
         for thread in self._threads.values():
             thread.join(_LAST_S)
 

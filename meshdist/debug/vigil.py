@@ -11,15 +11,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from meshdist.deadline import Deadline
 from meshdist.debug.flight_recorder import COMPLETED, SEQUENCE, facts_in
-from meshdist.debug.rank_state import rank_state
-from meshdist.debug.reach import RECORDS_SENT, Reach
 from meshdist.errors import DistError
 
 if TYPE_CHECKING:
+    from meshdist.debug.reach import Reach
     from meshdist.waiting import Waitable
     from meshdist.world import World
 
@@ -82,11 +83,11 @@ class Vigil:
 
     Args:
         world: The rank's.
-        reach: How it reaches the others.
+        make_reach: Makes its way to the others, which is loaded when it is needed.
     """
 
-    def __init__(self, world: World, reach: Reach) -> None:
-        self.reach = reach
+    def __init__(self, world: World, make_reach: Callable[[], Reach]) -> None:
+        self.make_reach = make_reach
         self._log = world.log
         self._world = world
         self._lock = threading.Lock()
@@ -137,6 +138,11 @@ class Vigil:
                 )
                 self._thread.start()
 
+    @cached_property
+    def reach(self) -> Reach:
+        """The way of this rank to the states of the others."""
+        return self.make_reach()
+
     @property
     def latest(self) -> str:
         """What was found last; empty for nothing."""
@@ -178,9 +184,10 @@ class Vigil:
                     self._look(None)
                     self._answered.set()
             self.reach.retract()
-        except DistError as error:
-            # The store is gone. That is no news: the calls that wait notice it themselves, where it matters to them.
-            self._log.debug("who waits for whom cannot be found out: %s", error)
+        except Exception as error:  # the calls go on, whatever goes wrong in explaining them
+            # That the store is gone is no news: the calls that wait notice it themselves, where it matters to them.
+            level = logging.DEBUG if isinstance(error, DistError) else logging.WARNING
+            self._log.log(level, "who waits for whom cannot be found out: %s: %s", type(error).__name__, error)
             with self._lock:
                 self._thread = None
 
@@ -193,6 +200,9 @@ class Vigil:
 
     def _look(self, warned: Watch | None) -> None:
         """Find out who waits for whom; the first time, warn of the wait `warned`."""
+        from meshdist.debug.rank_state import rank_state
+        from meshdist.debug.reach import RECORDS_SENT
+
         world = self._world
         self.reach.publish(rank_state(world, "waits for long", RECORDS_SENT), waits=True)
         timeout_s = min((watch.timeout_s for watch in list(self._watches)), default=0.0)

@@ -6,17 +6,19 @@ import threading
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from operator import index
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshdist.backends.threads import ThreadStore
 from meshdist.current import WorldSlot, use_slot
 from meshdist.deadline import Deadline, Timeout, seconds
-from meshdist.debug.reach import ThreadsReach
 from meshdist.errors import DistError
 from meshdist.farewell import FINISHED
 from meshdist.start_and_end import enter_world
 from meshdist.waiting import Doorbells
 from meshdist.world import World
+
+if TYPE_CHECKING:
+    from meshdist.debug.reach import Reach
 
 T = TypeVar("T")
 
@@ -112,6 +114,11 @@ class _Rank:
         self._fn = fn
         self._args = args
 
+    def _make_reach(self) -> Reach:
+        from meshdist.debug.reach import ThreadsReach
+
+        return ThreadsReach(self._worlds, self.rank)
+
     def _worlds(self) -> dict[int, World]:
         return {number: rank.world for number, rank in self.others.items() if rank.world is not None}
 
@@ -124,7 +131,7 @@ class _Rank:
                 slot, self._store, self.rank, self._world_size, "threads", Doorbells(), Deadline(self._timeout_s)
             )
             self.world = world
-            world.vigil.reach = ThreadsReach(self._worlds, self.rank)
+            world.vigil.make_reach = self._make_reach
             self.result = self._fn(*self._args)
         except BaseException as error:  # handed to the caller of run
             self.error = error

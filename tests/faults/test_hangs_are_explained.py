@@ -285,6 +285,15 @@ def test_sigusr1_shows_where_the_rank_is(tmp_path):
     assert "its last call was all_reduce(float64[4], op=sum), call 1 on 'world', at script.py:7" in said
 
 
+def test_a_handler_that_the_script_sets_later_stays(tmp_path):
+    script = SCRIPT.replace('print("ready"', 'signal.signal(signal.SIGUSR1, signal.SIG_IGN)\nprint("ready"')
+    path = tmp_path / "script.py"
+    path.write_text(script.format(before="", after="signal.SIG_IGN"))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, str(path)], input="\n", capture_output=True, text=True, timeout=60, env=env)
+    assert done.stdout.endswith("True\n"), (done.stdout, done.stderr)
+
+
 def test_a_handler_of_the_script_is_left_alone(tmp_path):
     before = "def mine(*args): print('my own', file=sys.stderr, flush=True)\nsignal.signal(signal.SIGUSR1, mine)"
     assert signalled(tmp_path, before, after="mine") == "my own\n"
