@@ -60,7 +60,9 @@ from meshdist.collectives.tensor_coalesced import all_gather_into_tensor_coalesc
 from meshdist.current import is_initialized
 from meshdist.deadline import default_pg_timeout
 from meshdist.debug.breakpoint import breakpoint
+from meshdist.debug.dump import flight_recorder
 from meshdist.debug.levels import DebugLevel, get_debug_level, set_debug_level, set_debug_level_from_env
+from meshdist.debug.replicated import check_replicated
 from meshdist.device_mesh import DeviceMesh, get_current_mesh, init_device_mesh
 from meshdist.dry_run import dry_run
 from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistStoreError, DistTimeoutError
@@ -144,11 +146,13 @@ __all__ = [
     "broadcast_multigpu",
     "broadcast_object_list",
     "calibrate",
+    "check_replicated",
     "coalescing_manager",
     "default_pg_timeout",
     "destroy_process_group",
     "dry_run",
     "empty",
+    "flight_recorder",
     "full",
     "functional",
     "gather",

@@ -11,9 +11,11 @@ import json
 import os
 import platform
 import select
+import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -253,6 +255,16 @@ class Peers:
                 if watch is None:
                     watch = self._watches[rank] = Watch(card)
         return watch.ended()
+
+    def nudge(self, rank: int) -> bool:
+        """Ask a global rank by a signal to say what it is in; return whether it is of this host, and lives."""
+        card = self.card(rank)
+        if card.host != self.mine.host or card.pid == self.mine.pid or self.ended(rank):
+            return False
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(card.pid, signal.SIGURG)
+            return True
+        return False
 
     def describe(self, rank: int) -> str:
         """Return a global rank with its process and host, for messages."""

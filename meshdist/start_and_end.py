@@ -12,6 +12,7 @@ from meshdist.collectives.methods import CollectiveMethods
 from meshdist.current import WorldSlot, current_slot, current_world, resolve
 from meshdist.deadline import Deadline, Timeout
 from meshdist.debug.levels import begin_debugging, get_debug_level
+from meshdist.debug.signals import SignalWatch
 from meshdist.devices import check_device_id
 from meshdist.doorbells import SocketDoorbells
 from meshdist.errors import DistBackendError, DistNetworkError, DistTimeoutError
@@ -174,6 +175,8 @@ def enter_world(
         raise
     world = World(rank, world_size, backend, deadline.timeout_s, joined, peers, bells, store if own_store else None)
     slot.world = world
+    if world.ranks_are_processes:
+        world.endings.append(SignalWatch(slot).close)
     return world
 
 

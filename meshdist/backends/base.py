@@ -17,7 +17,11 @@ from meshdist.overlap import KnownApart
 from meshdist.waiting import Doorbells, Waitable, wait_until
 
 if TYPE_CHECKING:
+    from types import CodeType
+
     from meshdist.collectives.staging import Staging
+    from meshdist.debug.flight_recorder import CallFacts
+    from meshdist.debug.vigil import Vigil
     from meshdist.peers import Peers
     from meshdist.store import Store
 
@@ -41,6 +45,7 @@ class BackendOptions:
             return whether they did. Whoever takes more of the same has them try first.
         premises: Functions that say how something that the group rests on is broken, None where it is not; such as
             that the ranks made the same mesh. Asked while ranks are waited for that may never come.
+        vigil: Looks after waits that last long, where there is anybody to wait for.
         pg_options: What the user of the group gave for the backend.
         commons: What the engines of this rank's groups have in common, by name. Whoever needs something first puts it
             there; it is closed, by its method `close`, when the world ends.
@@ -57,6 +62,7 @@ class BackendOptions:
     peers: Peers
     leftovers: list[Callable[[], bool]]
     premises: Sequence[Callable[[], str | None]] = ()
+    vigil: Vigil | None = None
     pg_options: Any = None
     commons: dict[str, Any] = field(default_factory=dict)
 
@@ -93,9 +99,13 @@ class Plan(ABC):
         copies: Whether all that is sent is copied before anything is received.
         apart: Whether what is sent must not share memory with what is received.
         known_apart: Looks whether the arrays of a call share memory that must not.
+        facts: What the flight recorder tells of its calls.
+        caller: The code that ran it last.
     """
 
     copies = False
+    facts: CallFacts
+    caller: CodeType | None = None
 
     def __init__(self, backend: Backend, call: Call) -> None:
         self.backend = backend
@@ -208,7 +218,8 @@ class Backend:
         """Block until `waitable` is ready, at most until the deadline, or for the group's timeout."""
         if waitable.ready():
             return
-        wait_until(waitable, self.options.bells.mine(), deadline or Deadline(self.options.timeout_s), where)
+        options = self.options
+        wait_until(waitable, options.bells.mine(), deadline or Deadline(options.timeout_s), where, options.vigil)
 
     def require(self, call: Call) -> None:
         """Raise where `call` can never be carried out; asked before anything of it has begun.
