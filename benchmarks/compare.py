@@ -105,7 +105,8 @@ def main() -> int:
         table = report.table(columns.head(ranks), [*map(columns.row, results), *columns.means(results)], text_columns=2)
         title = f"Collectives, {ranks} ranks" + (", backend mpi" if columns.own is OVER_MPI else "")
         body = f"{METHOD.format(rounds=args.rounds, **words)}\n\n{table}"
-        report.publish(args, title, machine.describe(versions), body, everything)
+        described = machine.describe({library: versions[library] for library in libraries if library is not SHARED})
+        report.publish(args, title, described, body, everything)
     if args.plot:
         from sidebyside.drawing import draw  # matplotlib is heavy
 

@@ -35,7 +35,8 @@ class Columns:
             each = [(library.title, [library.name]) for library in self._others]
             for title, names in [*each, *[("the fastest other", everyone)] * (len(everyone) > 1)]:
                 self._ratios.append((f"{title} / {self.own.title}", names, self.own.name))
-                if SHARED in libraries and names != ["torch"]:
+                # They are for what is to be fastest of all: one library to compare with is enough, and the fastest.
+                if SHARED in libraries and (names == ["openmpi"] or names == everyone):
                     self._ratios.append((f"{title} / shared arrays", names, SHARED.name))
 
     def head(self, ranks: int) -> list[str]:

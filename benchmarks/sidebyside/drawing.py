@@ -68,7 +68,7 @@ def _panel(axes: Any, results: Sequence[dict[str, Any]], titles: Mapping[str, st
             sizes, times = zip(*points, strict=True)
             axes.loglog(sizes, times, line, color=color, linewidth=width, marker=".", markersize=4, label=title)
     sizes = sorted({each["nbytes"] for each in results})
-    axes.set_xticks(sizes, [report.size(nbytes) for nbytes in sizes], fontsize=7)
+    axes.set_xticks(sizes, [report.size(nbytes) for nbytes in sizes], fontsize=7, rotation=35, ha="right")
     axes.minorticks_off()
     axes.set_ylabel("us a call", fontsize=8)
     axes.tick_params(axis="y", labelsize=7)
