@@ -15,6 +15,7 @@ from meshdist.debug.levels import begin_debugging, get_debug_level
 from meshdist.debug.signals import SignalWatch
 from meshdist.devices import check_device_id
 from meshdist.doorbells import SocketDoorbells
+from meshdist.eager import connect_to_device
 from meshdist.errors import DistBackendError, DistNetworkError, DistTimeoutError
 from meshdist.init_urls import whole_number
 from meshdist.joining import join
@@ -82,6 +83,8 @@ def init_process_group(
     else:
         world = _meet(slot, init_method, rank, world_size, group_name, name, deadline)
     world.default_group.pg_options, world.default_group.device_id = pg_options, device_id
+    if device_id is not None:
+        _connect(slot, world)
     if not all(entry_of(each).is_ours for each in by_device(name).values()):
         _make_registered(slot, world, deadline)
 
@@ -123,6 +126,16 @@ def _meet(
         except BaseException:
             own.withdraw()
             raise
+
+
+def _connect(slot: WorldSlot, world: World) -> None:
+    try:
+        connect_to_device(world.default_group, "init_process_group")
+    except BaseException as error:
+        slot.world = None
+        world.abort(f"its init_process_group failed: {error}")
+        world.close()
+        raise
 
 
 def _make_registered(slot: WorldSlot, world: World, deadline: Deadline) -> None:

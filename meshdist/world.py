@@ -199,6 +199,7 @@ class World:
             vigil=self.vigil,
             pg_options=group.pg_options,
             commons=self._commons,
+            device_id=group.device_id,
         )
         options.check_premises()
         self.log.info("group %r connects by backend %s", group.label, backend, extra={"group": group.label})

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from meshdist.collectives.staging import Staging
     from meshdist.debug.flight_recorder import CallFacts
     from meshdist.debug.vigil import Vigil
+    from meshdist.device_calls import DeviceCalls
     from meshdist.peers import Peers
     from meshdist.store import Store
 
@@ -49,6 +50,7 @@ class BackendOptions:
         pg_options: What the user of the group gave for the backend.
         commons: What the engines of this rank's groups have in common, by name. Whoever needs something first puts it
             there; it is closed, by its method `close`, when the world ends.
+        device_id: The device that the user gave the group; None where it is that of the first array.
     """
 
     name: str
@@ -65,6 +67,7 @@ class BackendOptions:
     vigil: Vigil | None = None
     pg_options: Any = None
     commons: dict[str, Any] = field(default_factory=dict)
+    device_id: Any = None
 
     def check_premises(self) -> None:
         """Raise DistBackendError if something that the group rests on is broken."""
@@ -152,7 +155,10 @@ class Backend:
         options: What the group is.
         rank: This rank in the group.
         size: The number of ranks.
+        device_calls: Carries out the calls on arrays in the memory of a GPU; None for an engine of those on the CPU.
     """
+
+    device_calls: DeviceCalls | None = None
 
     def __init__(self, options: BackendOptions | None = None) -> None:
         if options is not None:
@@ -185,6 +191,17 @@ class Backend:
         It is a short way, for the messages that most programs send: `recv` has the others.
         """
         return False
+
+    @classmethod
+    def has_own(cls, native: str) -> bool:
+        """Return whether the engine has a form of its own of the collective whose native form has this name."""
+        return hasattr(cls, native)
+
+    def staged_calls(self) -> DeviceCalls:
+        """Return what carries out calls on arrays in the memory of a GPU by way of the CPU; see `device_calls`."""
+        from meshdist.backends.staged_devices import StagedCalls
+
+        return StagedCalls()
 
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
         """Begin a collective that runs over send and recv: compare the ranks' signatures, by messages unless it can
