@@ -29,6 +29,8 @@ def plan_key(
     if recv is None and send is None:
         return collective
     if isinstance(send, np.ndarray) and isinstance(recv, np.ndarray):
+        if collective.in_place:
+            return (collective, recv.dtype, recv.shape, op, root)
         return (collective, recv.dtype, recv.shape, send.dtype, send.shape, op, root, splits)
     return (collective, _shapes(recv), _shapes(send), op, root, splits)
 

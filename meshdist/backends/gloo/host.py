@@ -54,6 +54,7 @@ class Host:
             ended=lambda rank: peers.ended(ranks[rank]),
             ring=lambda rank, number: bells.ring(peers.card(ranks[rank]).bells, number),
             describe=lambda rank: peers.describe(ranks[rank]),
+            number=options.number,
         )
         self.backend = backend
         self.arena = Arena(segment, backend.size)
