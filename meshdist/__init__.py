@@ -85,8 +85,10 @@ from meshdist.launch.env import is_torchelastic_launched
 from meshdist.launch.spawn import ProcessExitedException, ProcessRaisedException, spawn
 from meshdist.launch.threads import run
 from meshdist.process_group import ProcessGroup
+from meshdist.profiler.profile import profile
 from meshdist.reduce_op import PremulSum, ReduceOp, premul_sum, reduce_op, supports_complex
 from meshdist.rendezvous import register_rendezvous_handler, rendezvous
+from meshdist.shared_arrays import empty, full, zeros
 from meshdist.shrink import SHRINK_ABORT, SHRINK_DEFAULT, shrink_group
 from meshdist.start_and_end import abort_process_group, destroy_process_group, init_process_group
 from meshdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore
@@ -149,7 +151,9 @@ __all__ = [
     "default_pg_timeout",
     "destroy_process_group",
     "dry_run",
+    "empty",
     "flight_recorder",
+    "full",
     "functional",
     "gather",
     "gather_object",
@@ -185,6 +189,7 @@ __all__ = [
     "new_subgroups_by_enumeration",
     "plan",
     "premul_sum",
+    "profile",
     "recv",
     "recv_object_list",
     "reduce",
@@ -208,6 +213,7 @@ __all__ = [
     "spawn",
     "split_group",
     "supports_complex",
+    "zeros",
 ]
 
 # Names that scripts call although torch has them private.
@@ -224,6 +230,10 @@ if not _typing.TYPE_CHECKING:  # for type checkers, a name that is not there is 
             from meshdist import topology
 
             return getattr(topology, name)
+        if name == "load_ipython_extension":  # which %load_ext meshdist asks for
+            from meshdist.notebook import magic
+
+            return magic.load_ipython_extension
         # Names of Python's own, such as __path__ or __wrapped__, are asked for in passing: nobody reads the reason.
         if name.startswith("__"):
             raise AttributeError(f"module 'meshdist' has no attribute {name!r}")

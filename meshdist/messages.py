@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from sys import _getframe
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from meshdist.arrays import Array, as_array, check_dtype, check_writable, pack
 from meshdist.backends.base import Backend, Incoming
 from meshdist.debug.flight_recorder import COMPLETED, Record, clock, place_of, users
 from meshdist.detour import Announcement, Watcher, told
+from meshdist.device_calls import DeviceCalls, Parcel
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.progress import Job, JobQueue, Progress
 from meshdist.waiting import Doorbell, Waitable
@@ -47,6 +49,8 @@ class Messages:
         self.num_messages = 0
         # The engine of arrays in host memory, while the group can be used.
         self._engine: Backend | None = None
+        # Those whose messages wait for the end of a block; None outside of one.
+        self._batches: list[DeviceCalls] | None = None
         # What has been found right before: dtypes, and peers by their global rank.
         self._dtypes: set[np.dtype[Any]] = set()
         self._peers: dict[int, int] = {}
@@ -94,6 +98,9 @@ class Messages:
         group = self._group
         where = group.where(of)
         backend = group.usable_backend(where, tensor)
+        if backend.device_calls is not None:
+            backend.device_calls.send(self._parcel(where, of, tensor, dst, tag))
+            return
         array = tensor if is_simple else pack(self._array(where, tensor, tag))
         if is_simple:
             self._engine = backend
@@ -114,6 +121,8 @@ class Messages:
         group = self._group
         where = group.where(of)
         backend = group.usable_backend(where, tensor)
+        if backend.device_calls is not None:
+            return backend.device_calls.recv(self._parcel(where, of, tensor, src, tag))
         array = packed = tensor
         if not is_simple:
             array, packed = self._output(where, tensor, tag)
@@ -137,17 +146,21 @@ class Messages:
         group = self._group
         where = group.where("isend")
         backend = group.usable_backend(where, tensor)
+        if backend.device_calls is not None:
+            return self._in_batch(backend.device_calls).isend(self._parcel(where, "isend", tensor, dst, tag))
         array = self._array(where, tensor, tag)
         work = Work(where, None)
         record = self._begin_record("isend", array, dst, tag)
         self._begin(work, where, ("to", dst), lambda: backend.send(pack(array), dst, tag), None, record)
         return work
 
-    def irecv(self, tensor: Any, src: int | None, tag: int) -> ReceiptWork:
+    def irecv(self, tensor: Any, src: int | None, tag: int) -> Work:
         """Begin to receive a message from rank `src`, or from any where it is None."""
         group = self._group
         where = group.where("irecv")
         backend = group.usable_backend(where, tensor)
+        if backend.device_calls is not None:
+            return self._in_batch(backend.device_calls).irecv(self._parcel(where, "irecv", tensor, src, tag))
         array, packed = self._output(where, tensor, tag)
         if src is None:
             self._check_not_alone(where)
@@ -165,6 +178,26 @@ class Messages:
     def forget_engine(self) -> None:
         """Have the next message ask the group whether it can be used, and by what."""
         self._engine = None
+
+    @contextmanager
+    def batched(self, of: str) -> Iterator[None]:
+        """Have the messages on arrays in the memory of a GPU that are begun in the block posted together at its end.
+
+        Args:
+            of: The function that the user called.
+        """
+        batches: list[DeviceCalls] = []
+        self._batches = batches
+        try:
+            yield
+        except BaseException:
+            for calls in batches:
+                calls.end_batch(self._group, None)
+            raise
+        finally:
+            self._batches = None
+        for calls in batches:
+            calls.end_batch(self._group, self._group.where(of))
 
     def drain(self) -> None:
         """Let the messages that are on their way arrive; those that do not come in time fail."""
@@ -237,17 +270,32 @@ class Messages:
         self._group.named(where, check_writable, array, "tensor")
         return array, pack(array, keep=False)
 
+    def _in_batch(self, calls: DeviceCalls) -> DeviceCalls:
+        if self._batches is not None and calls not in self._batches:
+            calls.begin_batch()
+            self._batches.append(calls)
+        return calls
+
+    def _parcel(self, where: str, of: str, tensor: Any, peer: int | None, tag: int) -> Parcel:
+        self._check_tag(where, tag)
+        if peer is None:
+            self._check_not_alone(where)
+        return Parcel(self._group, where, of, tensor, peer, tag)
+
     def _array(self, where: str, tensor: Any, tag: int) -> Array:
+        self._check_tag(where, tag)
+        array: Array = self._group.named(where, as_array, tensor, "tensor")
+        self._group.named(where, check_dtype, array, "tensor")
+        self._dtypes.add(array.dtype)
+        return array
+
+    def _check_tag(self, where: str, tag: int) -> None:
         if type(tag) is not int and not isinstance(tag, (int, np.integer)):
             raise TypeError(f"{where}: tag must be an integer, got {tag!r}")
         if tag < 0:
             raise ValueError(f"{where}: tag must not be negative, got {tag}")
         if tag >= _TAGS:
             raise ValueError(f"{where}: tag must be less than 2 ** 63, got {tag}")
-        array: Array = self._group.named(where, as_array, tensor, "tensor")
-        self._group.named(where, check_dtype, array, "tensor")
-        self._dtypes.add(array.dtype)
-        return array
 
     def _check_not_alone(self, where: str) -> None:
         if self._group.size() == 1:

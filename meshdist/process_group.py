@@ -20,6 +20,7 @@ from meshdist.collectives.methods import CollectiveMethods
 from meshdist.deadline import Deadline
 from meshdist.debug.flight_recorder import Record, clock, facts_of, users
 from meshdist.detour import Detour
+from meshdist.device_calls import Request
 from meshdist.engines import Engines
 from meshdist.errors import DistBackendError, DistError
 from meshdist.farewell import gave_up
@@ -236,6 +237,25 @@ class ProcessGroup(CollectiveMethods, Membership):
                 f"{where}: the group is broken since: {self._broken}", peer_failed=self._broken.peer_failed
             )
 
+    def carries(self, device: str) -> bool:
+        """Return whether a backend of the group carries arrays on a device type, "cpu" or "cuda"."""
+        return self._engines.carries(device)
+
+    def connect(self, device: str, of: str) -> None:
+        """Meet the other ranks now for the arrays on a device type, and not at the first call on them.
+
+        Raises:
+            DistBackendError: The backend cannot be used here, or the ranks cannot meet.
+            DistTimeoutError: Some ranks did not come.
+        """
+        where = self.where(of)
+        try:
+            engine = self._engines.engine_for(device)
+        except (DistBackendError, TypeError, ValueError) as error:
+            raise type(error)(f"{where}: {error}") from error.__cause__
+        if engine is not None and engine.device_calls is not None:
+            engine.device_calls.connect(where)
+
     def usable_backend(self, where: str, *buffers: Any) -> Backend:
         """Return what carries out a call on these arrays, or lists of them; raise if this rank cannot use it."""
         self.check_usable(where)
@@ -261,6 +281,9 @@ class ProcessGroup(CollectiveMethods, Membership):
     ) -> Any:
         where = self.where(collective.name)
         backend = self.usable_backend(where, send, recv)
+        if backend.device_calls is not None:
+            request = Request(self, where, collective, send, recv, op, root, async_op, splits, timeout_s)
+            return backend.device_calls.submit(request)
         given = self.named(where, as_buffers, send, collective.names[0], "send" in collective.lists)
         in_place, taken = collective.in_place and recv is send, given
         if not in_place:
@@ -345,8 +368,8 @@ class ProcessGroup(CollectiveMethods, Membership):
         self.messages.forget_engine()
         self._plans = {}  # a call that has one does not look for its engine
 
-    def fail(self, error: BaseException, where: str, record: Record) -> BaseException:
-        """Break the group: `error` ended the call of `record`. Return what the caller gets."""
+    def fail(self, error: BaseException, where: str, record: Record | None = None) -> BaseException:
+        """Break the group: `error` ended the call of `record`, if there is one. Return what the caller gets."""
         # A call that ended half way leaves the ranks out of step, so the group is of no more use.
         if isinstance(error, DistError):
             if not str(error).startswith(where):
@@ -355,7 +378,8 @@ class ProcessGroup(CollectiveMethods, Membership):
             cause = error
         else:
             cause = DistBackendError(f"{where}: {type(error).__name__}: {error}")
-        self.recorder.end(record, cause)
+        if record is not None:
+            self.recorder.end(record, cause)
         self._give_up(cause)
         self._world.note_fault(cause)
         return error

@@ -9,7 +9,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshdist.backends.base import Backend as Engine
 from meshdist.backends.base import BackendOptions, withdrawn_key
@@ -22,12 +22,13 @@ from meshdist.debug.flight_recorder import DIRECTORY_VARIABLE, FlightRecorder
 from meshdist.debug.levels import DebugLevel, get_debug_level
 from meshdist.debug.log import RankLog
 from meshdist.debug.vigil import Vigil
-from meshdist.detour import Watcher
+from meshdist.detour import Recorder, Watcher
 from meshdist.errors import DistError, DistStoreError
 from meshdist.exits import AtExit
 from meshdist.farewell import DESTROYED_GROUP, ENDED, LEFT_THE_WORLD, gave_up
 from meshdist.group_names import GroupNames, few
 from meshdist.joining import leave
+from meshdist.last_will import leave_will
 from meshdist.peers import Card, Peers
 from meshdist.process_group import DESTROYED, ProcessGroup
 from meshdist.progress import Progress
@@ -84,6 +85,7 @@ class World:
         self.passes: Counter[str] = Counter()
         self.endings: list[Callable[[], None]] = []
         self.log = RankLog(rank)
+        self._recorders: tuple[Recorder, ...] = ()
         self.vigil = Vigil(self, self._make_reach)
         self.progress.vigil = self.vigil
         self._groups: list[ProcessGroup] = []
@@ -95,6 +97,7 @@ class World:
         self._premises: dict[str, list[Callable[[], str | None]]] = {}
         self._mesh_numbers: dict[str, Iterator[int]] = {}
         self._leftovers: list[Callable[[], bool]] = []
+        self._commons: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._end: str | None = None
         card = peers.mine
@@ -195,6 +198,8 @@ class World:
             premises=self._premises.setdefault(group.name, []),
             vigil=self.vigil,
             pg_options=group.pg_options,
+            commons=self._commons,
+            device_id=group.device_id,
         )
         options.check_premises()
         self.log.info("group %r connects by backend %s", group.label, backend, extra={"group": group.label})
@@ -218,6 +223,14 @@ class World:
         with self._lock:
             self._watchers = tuple(other for other in self._watchers if other is not watcher)
             self._show_watchers()
+
+    def record(self, recorder: Recorder) -> None:
+        """Have `recorder` stand around every call of every group, those still to be made among them."""
+        self._set_recorders((*self._recorders, recorder))
+
+    def unrecord(self, recorder: Recorder) -> None:
+        """End what `record` began."""
+        self._set_recorders(tuple(other for other in self._recorders if other is not recorder))
 
     def drop(self, group: ProcessGroup, what: str = DESTROYED) -> None:
         """Close one group; `what` became of it."""
@@ -258,6 +271,8 @@ class World:
         if self._peers.farewell == DESTROYED_GROUP:
             self._peers.farewell = LEFT_THE_WORLD
         self._close_groups(what)
+        for common in self._commons.values():
+            common.close()
         try:
             leave(self.store, self.rank, self.size, self._peers.farewell)
         except DistError as error:
@@ -300,11 +315,15 @@ class World:
         self._close_groups("is of no more use: the world was shrunk, and its ranks have new numbers")
         self._peers.close()
         place = keep.index(self.rank), len(keep)
+        if peers.mine.bells:
+            leave_will(peers, store, place[0])
         group = self.default_group
         world = type(self)(*place, self.backend_name, group.timeout_s, store, peers, self._bells, self._own_store)
         world.endings = self.endings
+        world._commons = self._commons
         for watcher in self._watchers:
             world.watch(watcher)
+        world._set_recorders(self._recorders)
         return world
 
     def _new_progress(self, bells: Doorbells) -> Progress:
@@ -312,6 +331,12 @@ class World:
 
     def _new_engine(self, backend: str, options: BackendOptions) -> Engine:
         return make_engine(backend, options)
+
+    def _set_recorders(self, recorders: tuple[Recorder, ...]) -> None:
+        with self._lock:
+            self._recorders = recorders
+            for group in self._groups:
+                group.detour.record(*recorders)
 
     def _show_watchers(self) -> None:
         for group in self._groups:
@@ -379,6 +404,8 @@ class World:
         self._groups.append(group)
         if watchers := self._all_watchers():
             group.detour.watch(*watchers)
+        if self._recorders:
+            group.detour.record(*self._recorders)
         if self._call_watchers:
             group.compare_shapes(True)
         if self.log.isEnabledFor(logging.INFO):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from meshdist.arrays import Array
 from meshdist.call import Buffers, Call, Signature
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from meshdist.collectives.staging import Staging
     from meshdist.debug.flight_recorder import CallFacts
     from meshdist.debug.vigil import Vigil
+    from meshdist.device_calls import DeviceCalls
     from meshdist.peers import Peers
     from meshdist.store import Store
 
@@ -45,6 +48,9 @@ class BackendOptions:
             that the ranks made the same mesh. Asked while ranks are waited for that may never come.
         vigil: Looks after waits that last long, where there is anybody to wait for.
         pg_options: What the user of the group gave for the backend.
+        commons: What the engines of this rank's groups have in common, by name. Whoever needs something first puts it
+            there; it is closed, by its method `close`, when the world ends.
+        device_id: The device that the user gave the group; None where it is that of the first array.
     """
 
     name: str
@@ -60,11 +66,17 @@ class BackendOptions:
     premises: Sequence[Callable[[], str | None]] = ()
     vigil: Vigil | None = None
     pg_options: Any = None
+    commons: dict[str, Any] = field(default_factory=dict)
+    device_id: Any = None
 
     def check_premises(self) -> None:
         """Raise DistBackendError if something that the group rests on is broken."""
         for broken in filter(None, (premise() for premise in self.premises)):
             raise DistBackendError(broken, peer_failed=True)
+
+    def number(self, rank: int) -> int:
+        """Return the number of a rank in messages: that in the group, unless this is a part of one."""
+        return rank
 
     def gone(self, rank: int) -> str | None:
         """Return how a rank of the group went away without taking part in it; None where it did not."""
@@ -143,7 +155,10 @@ class Backend:
         options: What the group is.
         rank: This rank in the group.
         size: The number of ranks.
+        device_calls: Carries out the calls on arrays in the memory of a GPU; None for an engine of those on the CPU.
     """
+
+    device_calls: DeviceCalls | None = None
 
     def __init__(self, options: BackendOptions | None = None) -> None:
         if options is not None:
@@ -177,6 +192,17 @@ class Backend:
         """
         return False
 
+    @classmethod
+    def has_own(cls, native: str) -> bool:
+        """Return whether the engine has a form of its own of the collective whose native form has this name."""
+        return hasattr(cls, native)
+
+    def staged_calls(self) -> DeviceCalls:
+        """Return what carries out calls on arrays in the memory of a GPU by way of the CPU; see `device_calls`."""
+        from meshdist.backends.staged_devices import StagedCalls
+
+        return StagedCalls()
+
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
         """Begin a collective that runs over send and recv: compare the ranks' signatures, by messages unless it can
         do better.
@@ -191,6 +217,13 @@ class Backend:
         All ranks of the group do this together, so it may take until the last of them comes.
         """
         return iter(())
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return a new array of the kind that collectives are fastest on; where all are alike, an ordinary one.
+
+        Collectives take it as any other array.
+        """
+        return np.empty(shape, dtype)
 
     def close(self) -> None:
         """Give back what this backend holds. The group is at rest."""
