@@ -60,7 +60,9 @@ from meshdist.collectives.tensor_coalesced import all_gather_into_tensor_coalesc
 from meshdist.current import is_initialized
 from meshdist.deadline import default_pg_timeout
 from meshdist.debug.breakpoint import breakpoint
+from meshdist.debug.dump import flight_recorder
 from meshdist.debug.levels import DebugLevel, get_debug_level, set_debug_level, set_debug_level_from_env
+from meshdist.debug.replicated import check_replicated
 from meshdist.device_mesh import DeviceMesh, get_current_mesh, init_device_mesh
 from meshdist.dry_run import dry_run
 from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistStoreError, DistTimeoutError
@@ -86,6 +88,7 @@ from meshdist.process_group import ProcessGroup
 from meshdist.profiler.profile import profile
 from meshdist.reduce_op import PremulSum, ReduceOp, premul_sum, reduce_op, supports_complex
 from meshdist.rendezvous import register_rendezvous_handler, rendezvous
+from meshdist.shared_arrays import empty, full, zeros
 from meshdist.shrink import SHRINK_ABORT, SHRINK_DEFAULT, shrink_group
 from meshdist.start_and_end import abort_process_group, destroy_process_group, init_process_group
 from meshdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore
@@ -143,10 +146,14 @@ __all__ = [
     "broadcast_multigpu",
     "broadcast_object_list",
     "calibrate",
+    "check_replicated",
     "coalescing_manager",
     "default_pg_timeout",
     "destroy_process_group",
     "dry_run",
+    "empty",
+    "flight_recorder",
+    "full",
     "functional",
     "gather",
     "gather_object",
@@ -206,6 +213,7 @@ __all__ = [
     "spawn",
     "split_group",
     "supports_complex",
+    "zeros",
 ]
 
 # Names that scripts call although torch has them private.

@@ -22,6 +22,7 @@ from meshdist.backends.mpi.membership import new_communicator
 from meshdist.backends.mpi.offices import office_of
 from meshdist.call import Call, Signature, num_bytes
 from meshdist.deadline import Deadline
+from meshdist.device_calls import DeviceCalls
 from meshdist.errors import DistBackendError, DistError
 from meshdist.waiting import Waitable
 
@@ -62,6 +63,10 @@ class MpiBackend(Backend):
         assert self._meeting is not None, "connect comes before prepare"
         return self._meeting
 
+    @classmethod
+    def has_own(cls, native: str) -> bool:
+        return native in _PLANS
+
     def connect(self) -> Iterator[Waitable]:
         if self._meeting is None and self.size > 1:
             self.mail()
@@ -81,6 +86,11 @@ class MpiBackend(Backend):
             return plans.AllToAllVarying(self, call)
         plan: Plan = make(self, call)
         return plan
+
+    def staged_calls(self) -> DeviceCalls:
+        from meshdist.backends.mpi.passing import PassingCalls, is_cuda_aware
+
+        return PassingCalls(self) if is_cuda_aware(self.session) else super().staged_calls()
 
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
         if self.size > 1:
