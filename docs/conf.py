@@ -10,6 +10,7 @@ from meshdist._version import __version__  # noqa: E402
 
 project = "meshdist"
 author = "The meshdist developers"
+copyright = f"2026, {author}, Apache-2.0"
 release = version = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]

@@ -1,6 +1,7 @@
 """What is published: the wheel, the sdist, their metadata; that they work where they say they do, and are typed."""
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -122,3 +123,17 @@ def test_a_project_is_type_checked_against_it(environment, tmp_path):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHONPATH", "MYPY"))}
     done = subprocess.run(command, env=kept, cwd=PROJECT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_pyright_refuses_the_lines_that_are_wrong_and_no_others(environment):
+    if importlib.util.find_spec("basedpyright") is None:
+        pytest.skip('basedpyright is not installed: pip install -e ".[dev]"')
+    script = PROJECT / "uses_meshdist.py"
+    command = [sys.executable, "-m", "basedpyright", "--level", "error", "--outputjson"]
+    command += ["--pythonpath", environment(MINORS[0]) / "bin" / "python", script]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=200)
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    refused = {problem["range"]["start"]["line"] for problem in found}
+    # It reads comments for mypy only where it is told to.
+    wrong = {number for number, line in enumerate(script.read_text().splitlines()) if "# type: ignore[" in line}
+    assert refused == wrong, found
