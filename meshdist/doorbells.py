@@ -7,9 +7,12 @@ So a stranger who rings causes one look too many. Addresses are in Linux' abstra
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
+import select
 import socket
 import sys
+from collections import Counter
 
 from meshdist.errors import DistError
 from meshdist.waiting import Doorbell, Doorbells
@@ -24,8 +27,12 @@ class SocketDoorbell(Doorbell):
         self._address = address(base, number)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(self._address)
+        # Descriptors that end the sleep as well, and how often each was asked for.
+        self._watched: Counter[int] = Counter()
 
     def wait(self, timeout_s: float) -> bool:
+        if self._watched:
+            return self._wait_for_any(timeout_s)
         self._socket.settimeout(max(timeout_s, 1e-4))
         try:
             self._socket.recv(1)
@@ -33,11 +40,32 @@ class SocketDoorbell(Doorbell):
             return False
         return True
 
+    def watch(self, fd: int) -> None:
+        """Have the sleep end as well when `fd` can be read."""
+        self._watched[fd] += 1
+
+    def unwatch(self, fd: int) -> None:
+        """Take back `watch`."""
+        self._watched[fd] -= 1
+        if not self._watched[fd]:
+            del self._watched[fd]
+
     def ring(self) -> None:
         ring(self._ringer, self._address)
 
     def close(self) -> None:
         self._socket.close()
+
+    def _wait_for_any(self, timeout_s: float) -> bool:
+        poll = select.poll()
+        for fd in (self._socket.fileno(), *self._watched):
+            poll.register(fd, select.POLLIN)
+        ready = poll.poll(max(1, math.ceil(timeout_s * 1e3)))
+        if (self._socket.fileno(), select.POLLIN) in ready:
+            self._socket.settimeout(0.0)
+            with contextlib.suppress(BlockingIOError):
+                self._socket.recv(1)
+        return bool(ready)
 
 
 class SocketDoorbells(Doorbells):

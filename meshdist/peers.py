@@ -1,7 +1,8 @@
 """Peers: what a rank knows of the processes of the others, and whether they live.
 
 Every rank leaves a card in the store when it joins. Two ranks are on one host, and can share memory, when boot id,
-pid namespace and network namespace are equal; `MESHDIST_HOST_ID` overrides that.
+pid namespace and network namespace are equal; `MESHDIST_HOST_ID` overrides that, and `MESHDIST_DISABLE_SHM=1` makes
+every rank a host of its own.
 """
 
 from __future__ import annotations
@@ -10,17 +11,22 @@ import json
 import os
 import platform
 import select
+import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from meshdist.farewell import DESTROYED_GROUP
 
 if TYPE_CHECKING:
     from meshdist.store import Store
+
+
+NO_MEMORY_VARIABLE = "MESHDIST_DISABLE_SHM"
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,7 @@ class Card:
         pid: The process, in the pid namespace of the host.
         started: When the process started, in clock ticks; tells it from a later one of the same pid. 0 where unknown.
         bells: Base of the addresses of the rank's doorbells.
+        network: Equal for ranks that reach each other by loopback addresses.
     """
 
     host: str
@@ -40,6 +47,7 @@ class Card:
     pid: int
     started: int
     bells: str
+    network: str = ""
 
     def encode(self) -> str:
         """Return the card as it stands in the store."""
@@ -53,7 +61,10 @@ class Card:
 
 def my_card(bells: str) -> Card:
     """Return the card of this process."""
-    return Card(host_id(), platform.node(), os.getpid(), started_at(os.getpid()), bells)
+    pid, started = os.getpid(), started_at(os.getpid())
+    # Without shared memory, every rank is a host of its own.
+    alone = f" {pid} {started}" if os.environ.get(NO_MEMORY_VARIABLE) == "1" else ""
+    return Card(f"{host_id()}{alone}", platform.node(), pid, started, bells, network_id())
 
 
 def host_id() -> str:
@@ -61,21 +72,42 @@ def host_id() -> str:
     given = os.environ.get("MESHDIST_HOST_ID")
     if given:
         return given
+    return _machine("pid", "net")
+
+
+def network_id() -> str:
+    """Return what ranks have in common that reach each other by loopback addresses."""
+    return _machine("net")
+
+
+def _machine(*namespaces: str) -> str:
     if sys.platform != "linux":
         return platform.node()
-    namespaces = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net")]
-    return " ".join([Path("/proc/sys/kernel/random/boot_id").read_text().strip(), *namespaces])
+    own = [os.readlink(f"/proc/self/ns/{kind}") for kind in namespaces]
+    return " ".join([Path("/proc/sys/kernel/random/boot_id").read_text().strip(), *own])
 
 
 def started_at(pid: int) -> int:
     """Return when process `pid` started, in clock ticks since boot; 0 for no such process, or no way to know."""
+    fields = _fields_of(pid)
+    # Field 22 of all. A zombie has ended: only its exit status is still to be asked for.
+    return 0 if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+def _fields_of(pid: int) -> list[str]:
+    """Return what the kernel says of a process, from its state on; nothing where there is none, or no way to know."""
     try:
-        # Field 22; the second field, the name, is in parentheses and may hold anything.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        # A zombie has ended: only its exit status is still to be asked for.
-        return 0 if fields[0] in "ZX" else int(fields[19])
+        # The second field, the name, is in parentheses and may hold anything.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0
+        return []
+
+
+class Closable(Protocol):
+    """Something that has to be closed."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
 
 
 class Watch:
@@ -149,6 +181,9 @@ class Peers:
         self._watches: dict[int, Watch] = {}
         self._lock = threading.Lock()
         self._joined_as: Sequence[int] = range(num_ranks)
+        self._lost: set[int] = set()
+        self._shared: dict[str, Closable] = {}
+        self._making = threading.Lock()
 
     def renumbered(self, ranks: Sequence[int], store: Store) -> Peers:
         """Return what is known of some of the ranks, as the peers of a world of their own.
@@ -191,16 +226,57 @@ class Peers:
             self._cards.update(zip(unknown, map(Card.decode, texts), strict=True))
         return [self._cards[rank] for rank in ranks]
 
+    def are_elsewhere(self) -> bool:
+        """Return whether some are on other hosts; True as well where they are so many that they were not all met."""
+        return self.num_ranks > _MET_AT_ONCE or any(
+            card.host != self.mine.host for card in self.cards(range(self.num_ranks))
+        )
+
+    def once(self, name: str, make: Callable[[], Closable]) -> Any:
+        """Return what the groups of this world share under a name; made when it is first asked for, closed with it."""
+        shared = self._shared.get(name)
+        if shared is None:
+            with self._making:
+                shared = self._shared.get(name)
+                if shared is None:
+                    shared = self._shared[name] = make()
+        return shared
+
+    def report_end(self, rank: int) -> None:
+        """Learn that the process of a global rank on another host has ended."""
+        self._lost.add(rank)
+
     def ended(self, rank: int) -> bool:
-        """Return True once the process of a global rank on this host has ended."""
+        """Return True once the process of a global rank has ended: seen here on this host, reported of others."""
+        if rank in self._lost:
+            return True
         watch = self._watches.get(rank)
         if watch is None:
             card = self.card(rank)
+            if card.host != self.mine.host:
+                return False
             with self._lock:
                 watch = self._watches.get(rank)
                 if watch is None:
                     watch = self._watches[rank] = Watch(card)
         return watch.ended()
+
+    def nudge(self, rank: int) -> bool:
+        """Ask a global rank by a signal to say what it is in; return whether it is of this host, and lives."""
+        card = self.card(rank)
+        if card.host != self.mine.host or card.pid == self.mine.pid or self.ended(rank):
+            return False
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(card.pid, signal.SIGURG)
+            return True
+        return False
+
+    def why_silent(self, rank: int) -> str:
+        """Return what is known of a global rank on this host that does not answer to `nudge`."""
+        pid = self.card(rank).pid
+        if _fields_of(pid)[:1] in (["T"], ["t"]):
+            return f"is stopped by a signal; `kill -CONT {pid}` on {self.card(rank).host_name} lets it go on"
+        return "has not answered: it may be inside a library that does not come back to Python"
 
     def describe(self, rank: int) -> str:
         """Return a global rank with its process and host, for messages."""
@@ -208,7 +284,10 @@ class Peers:
         return f"rank {rank} (pid {card.pid} on {card.host_name})"
 
     def close(self) -> None:
-        """Give back what is held to watch the processes."""
+        """Give back what is held to talk to the processes, and to watch them."""
+        for shared in self._shared.values():
+            shared.close()
+        self._shared.clear()
         for watch in self._watches.values():
             watch.close()
         self._watches.clear()

@@ -12,12 +12,14 @@ from meshdist.collectives.methods import CollectiveMethods
 from meshdist.current import WorldSlot, current_slot, current_world, resolve
 from meshdist.deadline import Deadline, Timeout
 from meshdist.debug.levels import begin_debugging, get_debug_level
+from meshdist.debug.signals import SignalWatch
 from meshdist.devices import check_device_id
 from meshdist.doorbells import SocketDoorbells
 from meshdist.eager import connect_to_device
 from meshdist.errors import DistBackendError, DistNetworkError, DistTimeoutError
 from meshdist.init_urls import whole_number
 from meshdist.joining import join
+from meshdist.last_will import leave_will
 from meshdist.non_member import NonMember
 from meshdist.peers import Peers, my_card
 from meshdist.store import Store, TCPStore
@@ -41,9 +43,9 @@ def init_process_group(
     """Join the world: meet all other ranks, and make the default group.
 
     Args:
-        backend: "gloo" (shared memory), "mpi", "nccl" or another registered name, in any case; or pairs of device type
-            and name, as in "cpu:gloo,cuda:nccl". None means "gloo" and, where it can be used, "nccl" for arrays on a
-            GPU.
+        backend: "gloo" (shared memory, TCP between hosts), "mpi", "nccl" or another registered name, in any case; or
+            pairs of device type and name, as in "cpu:gloo,cuda:nccl". None means "gloo" and, for arrays on a GPU where
+            it can be used, "nccl".
         init_method: Where the ranks meet: "env://" (the default: MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE from the
             environment, as `meshrun` sets them), "tcp://host:port" or "file:///path". With a file, or where the host is
             a multicast address, the ranks find and number themselves if they give none. "mpi://", the default for
@@ -180,11 +182,15 @@ def enter_world(
         joined = join(store, rank, world_size, card, deadline, backend, objection)
         peers = Peers(joined, card, world_size)
         peers.meet()
+        if isinstance(bells, SocketDoorbells):
+            leave_will(peers, joined, rank)
     except BaseException:
         bells.close()
         raise
     world = World(rank, world_size, backend, deadline.timeout_s, joined, peers, bells, store if own_store else None)
     slot.world = world
+    if world.ranks_are_processes:
+        world.endings.append(SignalWatch(slot).close)
     return world
 
 

@@ -8,13 +8,21 @@ arming is visible everywhere, and naps are only cut to notice the death of a pee
 
 from __future__ import annotations
 
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from time import monotonic
+from typing import TYPE_CHECKING
 
 from meshdist.deadline import Deadline
 from meshdist.errors import DistError, DistTimeoutError
 
+if TYPE_CHECKING:
+    from meshdist.debug.vigil import Vigil, Watch
+
+# How long to look before going to sleep.
+LOOKING_S = 0.001
 FIRST_NAP_S = 0.001
 LONGEST_NAP_S = 0.1
 
@@ -109,19 +117,35 @@ def is_ready(waitable: Waitable) -> bool:
     return False
 
 
-def wait_until(waitable: Waitable, bell: Doorbell, deadline: Deadline, where: str) -> None:
-    """Block until `waitable` is ready.
+def look_a_while(waitable: Waitable, longest_s: float) -> bool:
+    """Look at `waitable` again and again, letting others run in between; return True once it is ready.
+
+    Waking up takes longer than most peers do. Spinning instead would keep a peer from coming that is on the same core.
+    It goes by the clock: on a busy machine, to let others run may take milliseconds.
+    """
+    end = monotonic() + longest_s
+    while not waitable.ready():
+        os.sched_yield()
+        if monotonic() > end:
+            return False
+    return True
+
+
+def wait_until(waitable: Waitable, bell: Doorbell, deadline: Deadline, where: str, vigil: Vigil | None = None) -> None:
+    """Block until `waitable` is ready; have `vigil` look after a wait that lasts long.
 
     Raises:
         DistTimeoutError: Not ready at the deadline; the message says where, and who is missing.
         DistError: What `waitable.check` raises.
     """
     nap_s, armed = FIRST_NAP_S, False
+    watch: Watch | None = None
     try:
         while not is_ready(waitable):
             if deadline.expired():
-                missing = waitable.missing()
-                raise DistTimeoutError(f"{where}: timed out after {deadline.timeout_s:g} s waiting for {missing}")
+                raise timed_out(where, deadline.timeout_s, waitable, watch)
+            if vigil is not None:
+                watch = vigil.look(watch, where, deadline, waitable)
             # Every time: looking may have found a new place to sleep at, such as a channel that a peer has made.
             waitable.arm(bell)
             armed = True
@@ -132,6 +156,15 @@ def wait_until(waitable: Waitable, bell: Doorbell, deadline: Deadline, where: st
     finally:
         if armed:
             waitable.disarm(bell)
+        if watch is not None:
+            watch.end()
+
+
+def timed_out(where: str, timeout_s: float, waitable: Waitable, watch: Watch | None) -> DistTimeoutError:
+    """Return the error of a wait whose time is over."""
+    missing = waitable.missing()  # now: while the story is found out, others may give up as well
+    story = "" if watch is None else watch.story()
+    return DistTimeoutError(f"{where}: timed out after {timeout_s:g} s waiting for {missing}{story}")
 
 
 def _has_news(waitable: Waitable) -> bool:

@@ -37,9 +37,17 @@ CALL_TIMEOUT_S = 30.0
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only")
 # Those of MPI are crews of their own: see mpi_worlds.py.
-BACKENDS = ("threads", "gloo", "gloo-slots")
+BACKENDS = ("threads", "gloo", "gloo-slots", "gloo-tcp", "gloo-hosts")
+# To save time, those that are not listed here run in worlds of all sizes.
+SIZES_OF = {"gloo-tcp": (2, 3), "gloo-hosts": (3, 4)}
 MPI_BACKENDS = ("mpi-openmpi", "mpi-mpich")
-VARIABLES = {"gloo": {}, "gloo-slots": {"MESHDIST_SINGLE_COPY": "0"}}
+VARIABLES = {
+    "gloo": {},
+    "gloo-slots": {"MESHDIST_SINGLE_COPY": "0"},
+    "gloo-tcp": {"MESHDIST_DISABLE_SHM": "1"},
+    # Ranks of even number share memory, and those of odd number.
+    "gloo-hosts": {"CREW_HOSTS": "2"},
+}
 
 
 class RankFailedError(AssertionError):
@@ -153,6 +161,11 @@ class Crew:
     @property
     def pids(self) -> list[int]:
         return [rank.pid for rank in self._ranks]
+
+    @property
+    def address(self) -> str:
+        """Where the store is, as host:port."""
+        return f"127.0.0.1:{self._store.port}"
 
     def join(self) -> None:
         """Initialise the default group on all ranks."""
@@ -410,5 +423,7 @@ def _answer(program: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
 
 def _join(port: int, size: int, timeout_s: float) -> None:
+    if "CREW_HOSTS" in os.environ:
+        os.environ["MESHDIST_HOST_ID"] = f"host {crew_rank() % int(os.environ['CREW_HOSTS'])}"
     store = meshdist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout_s)
     meshdist.init_process_group("gloo", store=store, rank=crew_rank(), world_size=size, timeout=timeout_s)

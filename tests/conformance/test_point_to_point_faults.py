@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(120)
 KIB = cases.KIB
 
 
-@pytest.fixture(params=["threads", "gloo", "gloo-slots", *(name for name, size in MPI_WORLDS if size == 2)])
+@pytest.fixture(params=["threads", "gloo", "gloo-slots", "gloo-tcp", *(name for name, size in MPI_WORLDS if size == 2)])
 def backend(request):
     return request.param
 

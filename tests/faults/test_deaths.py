@@ -20,7 +20,7 @@ pytestmark = [
 ]
 DETECTED_S = 1.0
 VICTIM = 1
-BOTH_PATHS = pytest.mark.parametrize("backend", ["gloo", "gloo-slots"])
+BOTH_PATHS = pytest.mark.parametrize("backend", ["gloo", "gloo-slots", "gloo-tcp", "gloo-hosts"])
 
 
 CALLS = {

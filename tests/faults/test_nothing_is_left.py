@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.timeout(60),
     pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only"),
 ]
-BOTH_PATHS = pytest.mark.parametrize("backend", ["gloo", "gloo-slots"])
+BOTH_PATHS = pytest.mark.parametrize("backend", ["gloo", "gloo-slots", "gloo-tcp", "gloo-hosts"])
 
 
 def do_everything():

@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from meshdist.backends.gloo.inbox import Expected, Inbox, Receipt
+from meshdist.backends.gloo.inbox import Expected, Receipt
 from meshdist.backends.gloo.published import Senders, fate
 from meshdist.farewell import nobody_left
 
 if TYPE_CHECKING:
     from meshdist.backends.base import Backend
+    from meshdist.backends.gloo.inbox import Inbox
+    from meshdist.backends.gloo.wire.inbox import WireInbox
 
 # The store is asked for every rank that has sent nothing: not more often than this.
 _PAUSE_S = 0.05
@@ -33,7 +35,7 @@ class Anybody:
     description = "any rank"
 
     def __init__(
-        self, backend: Backend, inboxes: dict[int, Inbox], make: Callable[[int], Inbox], expected: Expected
+        self, backend: Backend, inboxes: dict[int, Inbox | WireInbox], make: Callable[[int], object], expected: Expected
     ) -> None:
         self._options = backend.options
         self._inboxes = inboxes
@@ -64,7 +66,7 @@ class Anybody:
         unheard = []
         for rank in self._others:
             inbox = self._inboxes.get(rank)
-            if inbox is None or inbox.channel is None:
+            if inbox is None or not inbox.is_heard:
                 unheard.append(rank)
                 continue
             farewell = inbox.farewell()
@@ -86,7 +88,7 @@ class Anybody:
         for inbox in self.inboxes():
             inbox.look_again()
 
-    def inboxes(self) -> list[Inbox]:
+    def inboxes(self) -> list[Inbox | WireInbox]:
         """Return the inboxes there are."""
         return list(self._inboxes.values())
 

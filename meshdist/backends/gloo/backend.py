@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from meshdist.arrays import Array
 from meshdist.backends.base import Backend, BackendOptions, DefaultPlan, Incoming, Plan
@@ -12,23 +14,23 @@ from meshdist.backends.gloo.host import Host, shared_segment
 from meshdist.backends.gloo.lockstep import Arrival, OneStep
 from meshdist.backends.gloo.messages import Mail
 from meshdist.backends.gloo.movement import plan_movement
+from meshdist.backends.gloo.places import ranks_elsewhere
 from meshdist.backends.gloo.published import told_who_ended, withdraw
 from meshdist.backends.gloo.reduction import plan_reduction
+from meshdist.backends.gloo.windows import shared_memory
 from meshdist.backends.whereabouts import SetUpWait
 from meshdist.call import Buffers, Call, Signature
 from meshdist.deadline import Deadline
 from meshdist.doorbells import SocketDoorbells
-from meshdist.errors import DistBackendError
 from meshdist.farewell import DESTROYED_GROUP, gave_up
-from meshdist.waiting import Waitable
+from meshdist.waiting import LOOKING_S, Waitable, look_a_while
 
-# How often a rank lets others run between two looks before it sleeps, about a millisecond in all: waking up takes
-# longer than most peers do. Spinning instead would keep the peer from coming where it is on the same core.
-YIELDS = 1000
+if TYPE_CHECKING:
+    from meshdist.backends.gloo.network.plans import Network
 
 
 class GlooBackend(Backend):
-    """The CPU backend: shared memory between the ranks of a host.
+    """The CPU backend: shared memory between the ranks of a host, TCP between hosts.
 
     Memory is shared at the group's first collective, which all its ranks make; messages need only the two ranks.
     """
@@ -40,22 +42,39 @@ class GlooBackend(Backend):
         self._shared: Host | None = None
         self._met = False
         self._mail: Mail | None = None
+        self._network: Network | None = None
 
     def connect(self) -> Iterator[Waitable]:
-        if self._shared is None and self.size > 1:
+        if not self._met and self.size > 1:
             with told_who_ended(self.options):
-                self._check_one_host()
-                for waitable in self._set_up():
-                    yield SetUpWait(waitable, self.options)
+                if ranks_elsewhere(self.options):
+                    self._network = (self._mail or self._make_mail()).network()
+                    for waitable in self._network.connect():
+                        yield SetUpWait(waitable, self.options)
+                else:
+                    for waitable in self._set_up():
+                        yield SetUpWait(waitable, self.options)
             self._met = True
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        if self.options.peers.num_ranks == 1:
+            return super().empty(shape, dtype)
+        # Also for a group of one rank: other groups can make use of it as well.
+        return shared_memory(self.options).heap.empty(shape, dtype)
 
     def prepare(self, call: Call) -> Plan:
         # Alone there is nothing to share: the default algorithms have nobody to send to.
-        alone = self.size == 1 and call.collective.staging is None
-        return DefaultPlan(self, call) if alone else super().prepare(call)
+        if call.collective.staging is None:
+            if self._network is not None:
+                return self._network.plan(call) or DefaultPlan(self, call)
+            if self.size == 1:
+                return DefaultPlan(self, call)
+        return super().prepare(call)
 
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
-        if self.size > 1:
+        if self._network is not None:
+            yield from self._network.check_in(signature)
+        elif self.size > 1:
             lockstep = self._host.lockstep
             yield Arrival(lockstep, lockstep.post(signature.fingerprint), signature)
 
@@ -100,11 +119,14 @@ class GlooBackend(Backend):
         return (self._mail or self._make_mail()).recv(array, src, tag)
 
     def wait(self, waitable: Waitable, where: str, deadline: Deadline | None = None) -> None:
-        for _ in range(YIELDS):
-            if waitable.ready():
-                return
-            os.sched_yield()
-        super().wait(waitable, where, deadline)
+        deadline = deadline or Deadline(self.options.timeout_s)
+        if not look_a_while(waitable, LOOKING_S):
+            super().wait(waitable, where, deadline)
+
+    def check_here(self, signature: Signature) -> None:
+        """Raise DistBackendError if a rank that memory is shared with makes another call, has given up, or is dead."""
+        if self._shared is not None:
+            self._shared.lockstep.check_now(signature)
 
     def abort(self, reason: str) -> None:
         if self._shared is not None:
@@ -114,6 +136,8 @@ class GlooBackend(Backend):
             withdraw(self.options, self.rank, gave_up(reason))
         if self._mail is not None:
             self._mail.fail(reason)
+        if self._network is not None:
+            self._network.abort(reason)
 
     def close(self) -> None:
         farewell = self.options.peers.farewell
@@ -124,6 +148,8 @@ class GlooBackend(Backend):
         if self._mail is not None:
             self._mail.leave(farewell)
             self._mail = None
+        if self._network is not None:
+            self._network.close()
         # After the mail: whoever finds this stops to look for a message. Who leaves the world says so to all groups in
         # one place, but may take its time until then.
         if self.size > 1 and (not self._met or farewell == DESTROYED_GROUP):
@@ -139,18 +165,10 @@ class GlooBackend(Backend):
         yield from self._shared.meet()
 
     def _make_mail(self) -> Mail:
-        self._check_one_host()
-        self._mail = Mail(self)
-        return self._mail
-
-    def _check_one_host(self) -> None:
-        peers = self.options.peers
-        ranks = self.options.ranks
-        elsewhere = [rank for rank, card in zip(ranks, peers.cards(ranks), strict=True) if card.host != peers.mine.host]
-        if elsewhere:
-            raise DistBackendError(
-                f"backend 'gloo' works within one host so far; {peers.describe(elsewhere[0])} is on another"
-            )
+        self._mail = mail = Mail(self)
+        # Found in the instance before the method of the class, which is one step less for every message.
+        self.__dict__.update(send_at_once=mail.send_at_once, receive_at_once=mail.receive_at_once)
+        return mail
 
 
 class Barrier(OneStep):

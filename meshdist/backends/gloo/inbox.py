@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -23,8 +26,8 @@ from meshdist.backends.gloo.channel import (
     WHOLE,
     Channel,
     Header,
+    as_bytes,
 )
-from meshdist.backends.gloo.outbox import as_bytes
 from meshdist.backends.gloo.peer import LEFT, Peer
 from meshdist.backends.gloo.published import Published, channel_key
 from meshdist.backends.gloo.segment import find
@@ -38,6 +41,9 @@ if TYPE_CHECKING:
 
 
 _LEFT_OUT = "sending a message"
+# How often a receiver looks, and then how long, letting others run, before it posts a receipt, which a peer that comes
+# late needs.
+_LOOKS, _LOOKING_S = 60, 0.0002
 
 
 class Expected:
@@ -75,6 +81,16 @@ class Parcel:
         self.receipt: Receipt | None = None
 
 
+class Sleepable(Protocol):
+    """Something that rings a bell when a message has come."""
+
+    def arm(self, bell: Doorbell) -> bool:
+        """Ask for `bell` to be rung; return False, and do nothing, where nothing can come yet."""
+
+    def disarm(self, bell: Doorbell) -> None:
+        """Take back `arm`."""
+
+
 class Origin(Protocol):
     """Where a message comes from: one rank, or any.
 
@@ -93,11 +109,17 @@ class Origin(Protocol):
     def look_again(self) -> None:
         """Have the next `move` ask the store for new channels, however short ago that was done."""
 
-    def inboxes(self) -> list[Inbox]:
+    def inboxes(self) -> Sequence[Sleepable]:
         """Return the inboxes of the ranks that have sent something, and maybe of others."""
 
     def tags_instead(self, tag: int) -> str:
         """Return what other tags messages from there have that nobody asked for, for the end of a message."""
+
+
+class Described(Protocol):
+    """A rank as messages call it."""
+
+    description: str
 
 
 class Receipt(Incoming):
@@ -125,9 +147,9 @@ class Receipt(Incoming):
         self._tag = tag
         self._error: DistBackendError | None = None
         self._bell: Doorbell | None = None
-        self._armed: list[Inbox] = []
+        self._armed: list[Sleepable] = []
 
-    def fit(self, source: int, header: Header, peer: Peer) -> Array | None:
+    def fit(self, source: int, header: Header, peer: Described) -> Array | None:
         """Return the bytes of the array for a message; None where the message does not fit, which ends the receipt."""
         self.source = source
         num_bytes, dtype = header[2], header[5]
@@ -163,16 +185,12 @@ class Receipt(Incoming):
             # A channel that is found only later would not know that somebody sleeps.
             self._origin.look_again()
             self._origin.move(self)
-        self._armed = [inbox for inbox in self._origin.inboxes() if inbox.channel is not None]
-        for inbox in self._armed:
-            assert inbox.channel is not None
-            inbox.channel.sleep_on(bell.number)
+        self._armed = [inbox for inbox in self._origin.inboxes() if inbox.arm(bell)]
 
     def disarm(self, bell: Doorbell) -> None:
         self._bell = None
         for inbox in self._armed:
-            assert inbox.channel is not None
-            inbox.channel.wake_up(bell.number)
+            inbox.disarm(bell)
 
     def missing(self) -> str:
         return f"a message from {self._origin.description}{self._origin.tags_instead(self._tag)}"
@@ -231,6 +249,50 @@ class Inbox:
     def tags_instead(self, tag: int) -> str:
         """Return what other tags messages have that nobody asked for, for the end of a message."""
         return self._expected.tags_instead(tag, self._src)
+
+    def take(self, array: Array, dtype_name: bytes, tag: int) -> bool:
+        """Read the next message into `array`, if it comes in a moment, fits, and nobody else waits for any."""
+        channel = self.channel
+        if channel is None:
+            return False
+        looks, end = _LOOKS, 0.0
+        while channel.is_empty():
+            looks -= 1
+            if looks < 0:
+                end = end or monotonic() + _LOOKING_S
+                os.sched_yield()
+                if monotonic() > end:
+                    return False
+        if not self._moving.acquire(False):
+            return False
+        try:
+            with self._expected.lock:
+                taken = self._expected.matching.is_idle and channel.take(tag, dtype_name, array)
+        finally:
+            self._moving.release()
+        if taken and channel.sleepers():
+            self.peer.wake(channel)
+        return taken
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether the rank has been heard of."""
+        return self.channel is not None
+
+    def arm(self, bell: Doorbell) -> bool:
+        """Ask the sender to ring `bell`; return False where there is no channel yet."""
+        if self.channel is None:
+            return False
+        self.channel.sleep_on(bell.number)
+        return True
+
+    def disarm(self, bell: Doorbell) -> None:
+        """Take back `arm`."""
+        if self.channel is not None:
+            self.channel.wake_up(bell.number)
+
+    def asked(self, parcel: Parcel, receipt: Receipt) -> None:
+        """Do nothing for a parcel that is asked for before it is complete: it is on its way."""
 
     def farewell(self) -> str | None:
         """Return what the sender said as it closed the group, None where it has not; it may have failed."""

@@ -35,14 +35,19 @@ _LEFT_OUT = "making this call"
 
 
 class Members:
-    """The ranks of a group as their processes: whether they live, how they are woken, what they are called."""
+    """The ranks of a group as their processes: whether they live, how they are woken, what they are called.
+
+    `number` is what a rank is numbered in messages, which may be of a larger group.
+    """
 
     def __init__(
         self,
         ended: Callable[[int], bool],
         ring: Callable[[int, int], None],
         describe: Callable[[int], str],
+        number: Callable[[int], int] = int,
     ) -> None:
+        self.number = number
         self.ended = ended
         self.ring = ring
         self.describe = describe
@@ -181,8 +186,9 @@ class Lockstep:
         while silent and not deadline.expired():
             pause.wait(deadline.slice_s(0.001))
             silent = [peer for peer in silent if self._words[self.arena.line(peer, STATE)] != _DISAGREES]
-        calls = {peer: self.arena.text(peer) for peer in self.peers if peer not in silent}
-        return DistBackendError(disagreement({**calls, self.rank: mine}))
+        number = self.members.number
+        calls = {number(peer): self.arena.text(peer) for peer in self.peers if peer not in silent}
+        return DistBackendError(disagreement({**calls, number(self.rank): mine}))
 
 
 class Arrival(Waitable):

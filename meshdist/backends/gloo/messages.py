@@ -1,4 +1,4 @@
-"""send and recv between two ranks of a host.
+"""send and recv between two ranks: through shared memory where they are on one host, else over the wire.
 
 A message of up to the eager limit is copied into the channel's ring, and the sender goes on. A longer one is announced
 there; the receiver reads it straight out of the sender's array where it can (`READS`), else it comes piece by piece
@@ -17,15 +17,19 @@ from meshdist.arrays import Array
 from meshdist.backends.base import Incoming
 from meshdist.backends.gloo.anybody import Anybody
 from meshdist.backends.gloo.channel import RING_BYTES
-from meshdist.backends.gloo.inbox import Expected, Inbox, Receipt
+from meshdist.backends.gloo.inbox import Expected, Inbox, Origin, Receipt
 from meshdist.backends.gloo.outbox import Outbox
 from meshdist.backends.gloo.peer import FAILED, LEFT
+from meshdist.backends.gloo.remote_mail import remote_mail
 from meshdist.backends.matching import eager_bytes
 from meshdist.deadline import Deadline
 from meshdist.waiting import Waitable
 
 if TYPE_CHECKING:
     from meshdist.backends.base import Backend
+    from meshdist.backends.gloo.network.plans import Network
+    from meshdist.backends.gloo.wire.inbox import WireInbox
+    from meshdist.backends.gloo.wire.outbox import WireOutbox
 
 # An entry of up to half the ring finds room whatever was written before it.
 _LARGEST_ENTRY = RING_BYTES // 2 - 128
@@ -47,55 +51,101 @@ class Mail:
         self._backend = backend
         self._names = DtypeNames()
         self._eager_bytes = min(eager_bytes(), _LARGEST_ENTRY)
-        self._outboxes: dict[int, Outbox] = {}
-        self._inboxes: dict[int, Inbox] = {}
-        self._expected = Expected()
+        self._outboxes: dict[int, Outbox | WireOutbox] = {}
+        self._inboxes: dict[int, Inbox | WireInbox] = {}
+        self._remote = remote_mail(backend)
+        self._expected = Expected() if self._remote is None else self._remote.bag.expected
         self._anybody = Anybody(backend, self._inboxes, self._inbox, self._expected)
+        for rank in () if self._remote is None else self._remote.ranks:
+            self._inbox(rank)
 
     def send(self, array: Array, dst: int, tag: int) -> Waitable:
         """Post a message."""
         outbox = self._outboxes.get(dst)
         if outbox is None:
-            outbox = self._outboxes[dst] = Outbox(self._backend, dst)
+            outbox = self._outboxes[dst] = self._make_outbox(dst)
         return outbox.post(array, tag, self._names[array.dtype], self._eager_bytes)
 
     def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
         """Post the receipt of a message, from one rank or from any."""
         name = self._names[array.dtype]
-        if src is None:
-            receipt = Receipt(array, name, self._anybody, tag)
-        else:
-            receipt = Receipt(array, name, self._inboxes.get(src) or self._inbox(src), tag)
+        receipt = Receipt(array, name, self._origin(src, tag), tag)
         with self._expected.lock:
             parcel = self._expected.matching.ask(receipt, src, tag)
-            if parcel is None:
-                return receipt
-            parcel.receipt = receipt
-            complete = parcel.complete
-        if complete:
+            if parcel is not None:
+                parcel.receipt = receipt
+                complete = parcel.complete
+        if parcel is None:
+            if self._remote is not None:
+                self._remote.let_go_on(src)
+        elif complete:
             self._inbox(parcel.source).deliver(parcel, receipt)
+        else:
+            self._inbox(parcel.source).asked(parcel, receipt)
         return receipt
+
+    def send_at_once(self, array: Array, dst: int, tag: int) -> bool:
+        """Send a message that there is room for, behind all that were sent before; return whether it was."""
+        outbox = self._outboxes.get(dst)
+        return (
+            type(outbox) is Outbox
+            and array.nbytes <= self._eager_bytes
+            and outbox.post_at_once(array, tag, self._names[array.dtype])
+        )
+
+    def receive_at_once(self, array: Array, src: int, tag: int) -> bool:
+        """Receive the next message of a rank if it fits, and nothing else is expected; return whether it did."""
+        inbox = self._inboxes.get(src)
+        return type(inbox) is Inbox and inbox.take(array, self._names[array.dtype], tag)
+
+    def network(self) -> Network:
+        """Return the collectives of the group, which has ranks on other hosts."""
+        from meshdist.backends.gloo.network.plans import Network
+
+        assert self._remote is not None
+        return Network(self._backend, self._remote)
 
     def fail(self, reason: str) -> None:
         """Tell all with whom there is a channel that this rank gives up."""
         self._end(FAILED, reason)
+        if self._remote is not None:
+            self._remote.fail(reason)
 
     def leave(self, farewell: str) -> None:
         """Let what was sent be picked up, and end the channels."""
         deadline = Deadline(_DELIVERY_S)
         for outbox in self._outboxes.values():
-            outbox.deliver(deadline)
+            if isinstance(outbox, Outbox):
+                outbox.deliver(deadline)
         self._end(LEFT, farewell)
+        if self._remote is not None:
+            self._remote.leave(farewell)
 
-    def _inbox(self, src: int) -> Inbox:
+    def _origin(self, src: int | None, tag: int) -> Origin:
+        if src is None:
+            return self._anybody
+        if tag < 0 and self._remote is not None:
+            return self._remote.in_collective(src, self._inbox(src))
+        return self._inboxes.get(src) or self._inbox(src)
+
+    def _make_outbox(self, dst: int) -> Outbox | WireOutbox:
+        if self._remote is not None and dst in self._remote.ranks:
+            return self._remote.outbox(dst)
+        return Outbox(self._backend, dst)
+
+    def _inbox(self, src: int) -> Inbox | WireInbox:
         with self._expected.lock:
             inbox = self._inboxes.get(src)
             if inbox is None:
-                inbox = self._inboxes[src] = Inbox(self._backend, src, self._expected)
+                remote = self._remote
+                if remote is not None and src in remote.ranks:
+                    inbox = remote.inbox(src)
+                else:
+                    inbox = Inbox(self._backend, src, self._expected)
+                self._inboxes[src] = inbox
         return inbox
 
     def _end(self, state: int, text: str) -> None:
-        for outbox in list(self._outboxes.values()):
-            outbox.end(state, text)
-        for inbox in list(self._inboxes.values()):
-            inbox.end(state, text)
+        for box in (*self._outboxes.values(), *self._inboxes.values()):
+            if isinstance(box, (Outbox, Inbox)):
+                box.end(state, text)

@@ -1,0 +1,185 @@
+"""Door: where the peers of a rank come in, and nobody else.
+
+A thread of its own accepts connections and has each client prove that it is of this job before anything else of it is
+read. A client has a few seconds for that and two messages of fixed size, whatever it sends; strangers are not answered
+and cost the rank's own calls nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from meshdist.errors import DistNetworkError
+from meshdist.handshake import HANDSHAKE_TIMEOUT_S, ServerHandshake
+from meshdist.store.address import listen, tune
+
+PURPOSE = "rank's wire"
+TOKEN_BYTES = 8
+
+# The token of the listener, and the global rank of the client.
+_CLAIM = struct.Struct("<8sI")
+_MOST_CLIENTS = 256
+# Where no descriptor is left for another client.
+_PAUSE_S = 0.1
+_log = logging.getLogger("meshdist")
+
+
+def claim(token: bytes, rank: int) -> bytes:
+    """Return what a rank says of itself in the handshake: whom it looks for, and who it is."""
+    return _CLAIM.pack(token, rank)
+
+
+class _Client:
+    """Somebody who is about to prove who it is."""
+
+    def __init__(self, sock: socket.socket, name: str, secret: bytes) -> None:
+        self.sock = sock
+        self.name = name
+        self.handshake = ServerHandshake(secret, PURPOSE)
+        self.end_s = time.monotonic() + HANDSHAKE_TIMEOUT_S
+
+
+class Door:
+    """Lets peers in.
+
+    Args:
+        addresses: Those to listen at.
+        secret: The job's secret, empty where there is none.
+        num_ranks: How many ranks the world has.
+        admit: Called with the global rank of a peer and its socket, in the thread of the door.
+
+    Attributes:
+        token: What a client must know of this listener.
+        endpoints: Host and port of each address.
+
+    Raises:
+        DistNetworkError: An address cannot be listened at, or can be reached from outside and there is no secret.
+    """
+
+    def __init__(
+        self, addresses: list[str], secret: bytes, num_ranks: int, admit: Callable[[int, socket.socket], None]
+    ) -> None:
+        self.token = os.urandom(TOKEN_BYTES)
+        self._secret = secret
+        self._num_ranks = num_ranks
+        self._admit = admit
+        self._clients: dict[socket.socket, _Client] = {}
+        self._selector = selectors.DefaultSelector()
+        self._listeners: list[socket.socket] = []
+        self._ended, self._ender = socket.socketpair()
+        try:
+            for address in addresses:
+                self._listeners.append(_listen_at(address, secret))
+        except BaseException:
+            self._close_all()
+            raise
+        self.endpoints = [listener.getsockname()[:2] for listener in self._listeners]
+        for sock in (*self._listeners, self._ended):
+            self._selector.register(sock, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="meshdist-door", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self._ender.send(b"x")
+        self._thread.join()
+        self._close_all()
+
+    def _run(self) -> None:
+        while True:
+            for key, _ in self._selector.select(self._patience_s()):
+                sock = key.fileobj
+                assert isinstance(sock, socket.socket)
+                if sock is self._ended:
+                    return
+                client = self._clients.get(sock)
+                if client is None:
+                    self._accept(sock)
+                else:
+                    self._hear(client)
+            now_s = time.monotonic()
+            for client in [client for client in self._clients.values() if client.end_s <= now_s]:
+                self._drop(client, f"did not prove itself in {HANDSHAKE_TIMEOUT_S:g} s")
+
+    def _patience_s(self) -> float | None:
+        if not self._clients:
+            return None
+        return max(0.0, min(client.end_s for client in self._clients.values()) - time.monotonic())
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            sock, address = listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            _log.warning("no connection of a peer can be taken: %s", error)
+            threading.Event().wait(_PAUSE_S)
+            return
+        if len(self._clients) >= _MOST_CLIENTS:
+            # The one that has had the longest time so far.
+            self._drop(next(iter(self._clients.values())), "made room for others")
+        sock.setblocking(False)
+        client = self._clients[sock] = _Client(sock, str(address[0]), self._secret)
+        self._selector.register(client.sock, selectors.EVENT_READ)
+
+    def _hear(self, client: _Client) -> None:
+        handshake = client.handshake
+        try:
+            data = client.sock.recv(handshake.wanted)
+            # A peer has room for so few bytes; a stranger that has not is dropped.
+            client.sock.send(handshake.feed(data)) if data else None
+        except OSError as error:
+            self._drop(client, str(error))
+            return
+        if not data:
+            self._drop(client, "closed the connection")
+        elif handshake.refusal is not None:
+            self._drop(client, handshake.refusal)
+        elif handshake.trusted:
+            self._let_in(client)
+
+    def _let_in(self, client: _Client) -> None:
+        token, rank = _CLAIM.unpack_from(client.handshake.claim)
+        if token != self.token or rank >= self._num_ranks:
+            self._drop(client, "looks for another rank")
+            return
+        self._selector.unregister(client.sock)
+        del self._clients[client.sock]
+        tune(client.sock)
+        self._admit(rank, client.sock)
+
+    def _drop(self, client: _Client, why: str) -> None:
+        _log.info("refused a connection from %s: %s", client.name, why)
+        del self._clients[client.sock]
+        self._selector.unregister(client.sock)
+        client.sock.close()
+
+    def _close_all(self) -> None:
+        for sock in (*self._listeners, *self._clients, self._ended, self._ender):
+            with suppress(OSError):
+                sock.close()
+        self._selector.close()
+
+
+def _listen_at(address: str, secret: bytes) -> socket.socket:
+    # `listen` binds what is no loopback on all interfaces; a rank is heard where it says that it is, and only there.
+    from meshdist.store.address import is_loopback_only, require_secret, resolve
+
+    try:
+        found = resolve(address, 0)
+        if is_loopback_only(found):
+            return listen(address, 0, secret)
+        require_secret(address, 0, secret)
+        sock = socket.create_server(found[0].sockaddr[:2], family=found[0].family, backlog=1024)
+    except OSError as error:
+        raise DistNetworkError(f"{address} cannot be listened at: {error}") from error
+    sock.setblocking(False)
+    return sock

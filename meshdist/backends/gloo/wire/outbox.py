@@ -1,0 +1,105 @@
+"""Outbox: the messages of a group to one rank of another host, in order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meshdist.arrays import Array
+from meshdist.backends.gloo.channel import as_bytes
+from meshdist.backends.gloo.outbox import Sent
+from meshdist.backends.gloo.wire.bag import Bag
+from meshdist.backends.gloo.wire.connection import Outgoing
+from meshdist.backends.gloo.wire.frames import DATA, LONG, WHOLE, pack
+from meshdist.backends.gloo.wire.waiting import Inquiry, WireWait, check_rank
+from meshdist.waiting import Doorbell, Waitable
+
+if TYPE_CHECKING:
+    from meshdist.backends.base import Backend
+    from meshdist.backends.gloo.wire.wire import Wire
+
+_LEFT_OUT = "receiving the message"
+_NOTHING = memoryview(b"")
+
+
+class WireOutbox:
+    """The messages to one rank. Any thread may post.
+
+    A message of up to the eager limit, or of a collective, is sent at once, and is done when the system has it. A
+    longer one is announced, and sent when the receiver says that somebody takes it.
+    """
+
+    def __init__(self, backend: Backend, dst: int, wire: Wire, bag: Bag) -> None:
+        self.link = wire.link(backend.options.ranks[dst])
+        self.wire = wire
+        self.bag = bag
+        self.src = backend.rank
+        self._dst = dst
+        self._inquiry = Inquiry(backend.options, _LEFT_OUT)
+        self._sent = Sent()
+
+    def post(self, array: Array, tag: int, dtype_name: bytes, eager_bytes: int) -> Waitable:
+        """Append a message."""
+        if self._dst in self.bag.said:
+            self.check()
+        data, token = as_bytes(array).data, self.bag.token
+        if tag >= 0 and len(data) > eager_bytes:
+            return LongDispatch(self, data, tag, dtype_name)
+        outgoing = Outgoing(pack(WHOLE, self.src, token, tag, len(data), 0, dtype_name), data)
+        self.link.send(outgoing)
+        return self._sent if outgoing.done else WireDispatch(self, outgoing)
+
+    def check(self) -> None:
+        """Raise DistBackendError if the receiver takes no more."""
+        check_rank(self.bag, self.link, self._dst, _LEFT_OUT)
+        self._inquiry.check([self._dst])
+
+
+class WireDispatch(WireWait):
+    """A message on its way out: waits until the system has it."""
+
+    def __init__(self, outbox: WireOutbox, outgoing: Outgoing) -> None:
+        super().__init__(outbox.wire)
+        self._outbox = outbox
+        self._outgoing = outgoing
+
+    def is_done(self) -> bool:
+        """Return True once the array may be changed."""
+        return self._outgoing.done
+
+    def arm(self, bell: Doorbell) -> None:
+        self._outgoing.then = self.ring
+        super().arm(bell)
+
+    def check(self) -> None:
+        self._outbox.check()
+
+    def missing(self) -> str:
+        link = self._outbox.link
+        trouble = f" ({link.trouble})" if link.trouble else ""
+        return f"{link.description} to receive a message{trouble}"
+
+
+class LongDispatch(WireDispatch):
+    """A long message on its way out: waits until somebody asks for it, and then until the system has it."""
+
+    def __init__(self, outbox: WireOutbox, data: memoryview, tag: int, dtype_name: bytes) -> None:
+        link, src, token = outbox.link, outbox.src, outbox.bag.token
+        number = link.announce(self)
+        self._data = data
+        self._header = pack(DATA, src, token, tag, len(data), number, dtype_name)
+        super().__init__(outbox, Outgoing(pack(LONG, src, token, tag, len(data), number, dtype_name), _NOTHING))
+        self._is_let_go = False
+        link.send(self._outgoing)
+        # The answer may be behind something that nobody waited for.
+        link.go_on()
+
+    def is_done(self) -> bool:
+        """Return True once the array may be changed."""
+        return self._is_let_go and self._outgoing.done
+
+    def go(self) -> None:
+        """Send the bytes: the receiver has a place for them."""
+        self._outgoing = Outgoing(self._header, self._data)
+        self._outgoing.then = self.ring
+        self._is_let_go = True
+        self._outbox.link.send(self._outgoing)

@@ -1,0 +1,112 @@
+"""What waits for something of the wire, and what it looks at."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from meshdist.backends.gloo.published import check_withdrawn
+from meshdist.backends.gloo.wire.bag import Bag
+from meshdist.backends.gloo.wire.frames import LEFT
+from meshdist.backends.gloo.wire.link import Link
+from meshdist.doorbells import SocketDoorbell
+from meshdist.errors import DistBackendError
+from meshdist.farewell import ORDERLY, gave_up, peer_gone
+from meshdist.waiting import Doorbell, Waitable
+
+if TYPE_CHECKING:
+    from meshdist.backends.base import BackendOptions
+    from meshdist.backends.gloo.wire.wire import Wire
+
+
+# The store is another process, and all who wait may ask it.
+_PAUSE_S = 0.2
+
+
+class WireWait(Waitable):
+    """Something of the wire that is waited for."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._bell: Doorbell | None = None
+
+    @abstractmethod
+    def is_done(self) -> bool:
+        """Return True once there is nothing to wait for."""
+
+    def ready(self) -> bool:
+        if not self.is_done():
+            self._wire.drive()
+        return self.is_done()
+
+    def ring(self) -> None:
+        """Wake the thread that waits for this: another one may have moved the wire."""
+        if self._bell is not None:
+            self._bell.ring()
+
+    def arm(self, bell: Doorbell) -> None:
+        self._bell = bell
+        watch(self._wire, bell)
+
+    def disarm(self, bell: Doorbell) -> None:
+        self._bell = None
+        unwatch(self._wire, bell)
+
+
+def watch(wire: Wire, bell: Doorbell) -> None:
+    """Have whoever sleeps on `bell` wake up when the wire can be moved on."""
+    assert isinstance(bell, SocketDoorbell)
+    bell.watch(wire.fd)
+
+
+def unwatch(wire: Wire, bell: Doorbell) -> None:
+    """Take back `watch`."""
+    assert isinstance(bell, SocketDoorbell)
+    bell.unwatch(wire.fd)
+
+
+def check_rank(bag: Bag, link: Link, rank: int, left_out: str) -> None:
+    """Raise DistBackendError if a rank of a group, on another host, has said or shown that it is gone."""
+    said = bag.said.get(rank)
+    if said is not None:
+        state, text = said
+        raise peer_gone(link.description, text if state == LEFT else gave_up(text), left_out)
+    end = link.end()
+    if end is not None:
+        raise peer_gone(link.description, end, left_out)
+
+
+class Inquiry:
+    """Asks the store now and then whether a rank is gone: one that cannot be heard, or whose last word is held up.
+
+    Args:
+        options: The group's.
+        left_out: What the rank has not done where it is gone.
+    """
+
+    def __init__(self, options: BackendOptions, left_out: str) -> None:
+        self._options = options
+        self._left_out = left_out
+        self._next_s = 0.0
+        self._turn = 0
+
+    def check(self, ranks: Sequence[int]) -> None:
+        """Raise DistBackendError if a rank of the group is gone; not all of these are asked for every time."""
+        now_s = time.monotonic()
+        if ranks and now_s >= self._next_s:
+            self._next_s = now_s + _PAUSE_S
+            self._turn += 1
+            check_withdrawn(self._options, ranks[self._turn % len(ranks)], self._left_out)
+
+
+def check_all(options: BackendOptions, bag: Bag, wire: Wire) -> None:
+    """Raise DistBackendError if a collective cannot come to its end: a rank of the group gave it up, or has died."""
+    for rank, (state, text) in list(bag.said.items()):
+        if state != LEFT:
+            raise peer_gone(options.peers.describe(options.ranks[rank]), gave_up(text), "")
+    for link in wire.links_of(bag):
+        end = link.end()
+        if end is not None and end not in ORDERLY:
+            raise DistBackendError(f"{link.description} {end}", peer_failed=True)

@@ -1,0 +1,123 @@
+"""Frames over a connection: whole whatever pieces they come in, and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshdist.backends.gloo.wire.connection import Connection, Outgoing
+from meshdist.backends.gloo.wire.frames import DATA, GO, HEADER_BYTES, LEFT, WHOLE, FrameError, pack, pack_text, unpack
+
+KINDS = st.sampled_from([(WHOLE, True), (DATA, True), (GO, False), (LEFT, True)])
+SIZES = st.one_of(st.integers(0, 300), st.integers(60_000, 70_000), st.integers(200_000, 400_000))
+
+
+class Recorder:
+    """Takes all frames; holds the connection as often as it is told to."""
+
+    def __init__(self, holds=0):
+        self.frames, self.has_ended, self.holds = [], False, holds
+
+    def take(self, header, connection):
+        if self.holds:
+            self.holds -= 1
+            connection.hold()
+            return None, None
+        data = bytearray(header[4]) if header[0] != GO else bytearray()
+        return memoryview(data), lambda: self.frames.append((header[0], header[5], bytes(data)))
+
+    def over(self, connection):
+        self.has_ended = True
+
+
+def connection_of(sock, recorder):
+    sock.setblocking(False)
+    return Connection(sock, recorder, lambda reads, writes: None)
+
+
+@pytest.fixture
+def pair():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+@given(st.lists(st.tuples(KINDS, SIZES), max_size=6), st.integers(0, 3))
+def test_frames_come_whole_and_in_order(frames, holds):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        recorder = Recorder(holds)
+        sender, receiver = connection_of(ours, Recorder()), connection_of(theirs, recorder)
+        expected, outgoings = [], []
+        for number, ((kind, carries), size) in enumerate(frames):
+            size = min(size, 4096) if kind == LEFT else size
+            data = bytes(itertools.islice(itertools.cycle(range(251)), size)) if carries else b""
+            outgoings.append(Outgoing(pack(kind, 1, 2, num_bytes=len(data), number=number), memoryview(data)))
+            sender.send(outgoings[-1])
+            expected.append((kind, number, data))
+        while sender.has_unsent or len(recorder.frames) < len(expected):
+            sender.write()
+            receiver.read()
+            receiver.go_on()
+        assert recorder.frames == expected
+        assert all(outgoing.done for outgoing in outgoings)
+        sender.shut()
+        receiver.read()
+        assert receiver.ended == ""
+        assert recorder.has_ended
+
+
+@given(st.lists(st.integers(1, HEADER_BYTES + 20), min_size=1, max_size=8))
+def test_any_pieces_will_do(cuts):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        recorder = Recorder()
+        receiver = connection_of(theirs, recorder)
+        header, text = pack_text(LEFT, 3, 4, "farewell", word=5)
+        stream = (header + text) * 3
+        for cut in [*cuts, len(stream)]:
+            ours.sendall(stream[:cut])
+            stream = stream[cut:]
+            receiver.read()
+        assert recorder.frames == [(LEFT, 5, b"farewell")] * 3
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        bytes(HEADER_BYTES),
+        b"GET / HTTP/1.1".ljust(HEADER_BYTES),
+        pack(WHOLE, 0, 0, num_bytes=1 << 57),
+        pack(LEFT, 0, 0, num_bytes=1 << 20),
+        b"mf\x63" + bytes(HEADER_BYTES),
+    ],
+    ids=["zeros", "http", "too many bytes", "too long a text", "unknown kind"],
+)
+def test_what_is_no_frame_ends_the_connection(pair, garbage):
+    ours, theirs = pair
+    recorder = Recorder()
+    receiver = connection_of(theirs, recorder)
+    with pytest.raises(FrameError):
+        unpack(garbage, 0)
+    ours.sendall(garbage)
+    receiver.read()
+    assert "it sent a header" in receiver.ended
+    assert recorder.frames == []
+    assert recorder.has_ended
+
+
+def test_end_is_found_behind_what_was_sent_before(pair):
+    ours, theirs = pair
+    recorder = Recorder()
+    receiver = connection_of(theirs, recorder)
+    ours.sendall(pack(GO, 0, 0, number=9))
+    ours.close()
+    receiver.send(Outgoing(pack(GO, 0, 0), memoryview(b"")))  # in vain
+    receiver.read()
+    receiver.read()
+    assert recorder.frames == [(GO, 9, b"")]
+    assert receiver.ended == ""
