@@ -19,7 +19,6 @@ from meshdist.backends.nccl.reductions import Coalesced, Gathered, Reducing, red
 from meshdist.backends.nccl.works import DeviceWork
 from meshdist.call import Call
 from meshdist.cupy_arrays import as_device_array, as_device_buffers, cupy_module, device_of, outlines
-from meshdist.debug.flight_recorder import facts_of
 from meshdist.device_calls import DeviceCalls, Parcel, Request
 from meshdist.errors import DistBackendError, DistError
 from meshdist.overlap import must_copy
@@ -89,9 +88,8 @@ class NcclCalls(DeviceCalls):
             rank, size, root, compares = group.rank(), group.size(), request.root, request.compares
             call = Call(collective, where, rank, size, given, taken, op, root, request.splits, compares)
             collective.check(call)
-            made = self._plan_of(call)
-            made.facts = facts_of(call, group.name, group.label, group.timeout_s)
-            plan = self._plans[key] = made
+            made = self._plans[key] = self._plan_of(call)
+            plan = made
             if request.compares:
                 self._compare(request, call)
         if factor is not None:
@@ -163,7 +161,7 @@ class NcclCalls(DeviceCalls):
             group,
             where,
             lambda: self._backend.lane(where, device),
-            lambda lane: lane.launch(batch, batch.messages, None, where, group.timeout_s, works, batch.records()),
+            lambda lane: lane.launch(batch, batch.messages, None, where, group.timeout_s, works),
         )
 
     def _message(self, parcel: Parcel, *, is_send: bool) -> Work:
@@ -176,11 +174,7 @@ class NcclCalls(DeviceCalls):
         array = group.named(where, lambda: as_device_array(parcel.tensor, "tensor", written=not is_send))
         source = None if is_send else group.global_rank(parcel.peer)
         work = DeviceWork(where, None if is_send else parcel.tensor, source=source)
-        messages = group.messages
-        messages.num_messages += 1
-        facts = (parcel.of, group.name, group.label, array.dtype, array.shape, parcel.peer, parcel.tag, group.timeout_s)
-        record = group.recorder.begin(facts, messages.num_messages)
-        message = Message(array, parcel.peer, work, record, is_send=is_send)
+        message = Message(array, parcel.peer, work, is_send=is_send)
         if self._batch is not None:
             self._batch.messages.append(message)
             return work
@@ -207,18 +201,16 @@ class NcclCalls(DeviceCalls):
         self, request: Request, plan: Any, send: Any, recv: Any, device: int | None, timeout_s: float, works: Any
     ) -> Flight:
         group, where = request.group, request.where
-        group.num_calls += 1
-        record = group.recorder.begin(plan.facts, group.num_calls)
         try:
             lane = self._backend.lane(where, device)
-            flight: Flight = self._run(
-                lane, lambda lane: lane.launch(plan, send, recv, where, timeout_s, works, (record,))
-            )
-        except ValueError as error:  # the array is on the wrong GPU, and nothing was sent
-            group.recorder.end(record, error)
+        except ValueError:  # the array is on the wrong GPU, and nothing was sent
             raise
         except BaseException as error:
-            raise group.fail(error, where, record) from None
+            raise group.fail(error, where) from None
+        try:
+            flight: Flight = self._run(lane, lambda lane: lane.launch(plan, send, recv, where, timeout_s, works))
+        except BaseException as error:
+            raise group.fail(error, where) from None
         return flight
 
     def _run(self, where_to: Any, launch: Callable[[Any], Any]) -> Any:
@@ -257,9 +249,7 @@ class NcclCalls(DeviceCalls):
                     self._scratch = cupy_module().zeros(1, "uint8")
         except BaseException as error:
             raise group.fail(error, where) from None
-        plan = plans.Barrier(call)
-        plan.facts = facts_of(call, group.name, group.label, timeout_s)
-        self._launch(request, plan, self._scratch, self._scratch, None, timeout_s, (work,))
+        self._launch(request, plans.Barrier(call), self._scratch, self._scratch, None, timeout_s, (work,))
         if request.async_op:
             return work
         try:
@@ -297,12 +287,12 @@ class Scaled:
     """A reduction of arrays that are multiplied by this rank's factor first.
 
     Attributes:
-        apart, facts: Those of the reduction.
+        apart: That of the reduction.
     """
 
     def __init__(self, plan: Reducing | Gathered | Coalesced, factor: PremulSum) -> None:
         self._plan, self._factor = plan, factor
-        self.apart, self.facts = plan.apart, plan.facts
+        self.apart = plan.apart
 
     def launch(self, lane: Lane, send: Any, recv: Any) -> None:
         """Enqueue the call."""

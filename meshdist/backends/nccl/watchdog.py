@@ -76,7 +76,8 @@ class Watchdog:
     def _attend(self, lane: Lane) -> bool:
         landed = lane.landed()
         for flight in landed:
-            flight.end_with(None)
+            for work in flight.works:
+                work.settle(None)
             lane.reuse(flight)
         if lane.flights and not landed:
             self._look(lane)
