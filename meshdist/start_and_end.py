@@ -43,9 +43,9 @@ def init_process_group(
     """Join the world: meet all other ranks, and make the default group.
 
     Args:
-        backend: "gloo" (shared memory, TCP between hosts), "mpi", "nccl" or another registered name, in any case; or pairs
-            of device type and name, as in "cpu:gloo,cuda:nccl". None means "gloo" and, for arrays on a GPU where it can
-            be used, "nccl".
+        backend: "gloo" (shared memory, TCP between hosts), "mpi", "nccl" or another registered name, in any case; or
+            pairs of device type and name, as in "cpu:gloo,cuda:nccl". None means "gloo" and, for arrays on a GPU where
+            it can be used, "nccl".
         init_method: Where the ranks meet: "env://" (the default: MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE from the
             environment, as `meshrun` sets them), "tcp://host:port" or "file:///path". With a file, or where the host is
             a multicast address, the ranks find and number themselves if they give none. "mpi://", the default for
