@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # Of a message from any rank that has not come: no rank.
 _ANY = -1
+# The kinds of Work that are told when they are done.
+_SETTLED = (Work, ReceiptWork)
 
 
 class SyncCall(NamedTuple):
@@ -148,7 +150,10 @@ class Recording:
             if collective.is_prelude:
                 name = _name(collective)
             # As `call_site`, but that it costs a tenth and reads no line: above this function is the collective's.
-            frame = _getframe(2)
+            try:
+                frame = _getframe(2)
+            except ValueError:  # a thread began with the collective itself
+                frame = _getframe(1)
             code = frame.f_code
             while is_ours(code.co_filename) and frame.f_back is not None:
                 frame = frame.f_back
@@ -198,7 +203,9 @@ class Recording:
         return found
 
 
-def _followed(call: tuple[Any, ...], work: Work, group: ProcessGroup) -> AsyncCall:
+def _followed(call: tuple[Any, ...], work: Work, group: ProcessGroup) -> AsyncCall | tuple[Any, ...]:
+    if type(work) not in _SETTLED:
+        return call  # it goes on on a device, and this rank need not hear of its end
     followed = AsyncCall(call)
     if work.is_completed():
         followed.done(work, group)
