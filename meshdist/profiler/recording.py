@@ -8,6 +8,7 @@ from sys import _getframe
 from time import perf_counter_ns
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 
@@ -88,7 +89,6 @@ class GroupRecording:
     """The calls of one group.
 
     Attributes:
-        label: What messages call the group.
         name: Its name, the same on all its ranks and of no other group.
         ranks: Its global ranks.
         calls: The calls in the order in which they were made, sync ones in that in which they ended.
@@ -96,11 +96,20 @@ class GroupRecording:
     """
 
     def __init__(self, group: ProcessGroup) -> None:
-        self.label = group.label
+        self._group = ref(group)
+        self._label = group.label
         self.name = group.name
         self.ranks = group.ranks
         self.calls: list[Any] = []
         self.num_dropped = 0
+
+    @property
+    def label(self) -> str:
+        """What messages call the group: a mesh may give it another label later."""
+        group = self._group()
+        if group is not None:
+            self._label = group.label
+        return self._label
 
 
 class Recording:
@@ -199,7 +208,6 @@ class Recording:
         found = self.groups.get(group.name)
         if found is None:
             found = self.groups[group.name] = GroupRecording(group)
-        found.label = group.label
         return found
 
 
