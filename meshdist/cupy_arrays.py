@@ -103,6 +103,14 @@ def outlines(buffers: Any) -> Any:
     return None if buffers is None else outline(buffers)
 
 
+def plain(array: Any) -> Any:
+    """Return the array itself where its elements lie side by side, else a copy that is so, by the current stream.
+
+    It has the shape of the array, which `cupy.ascontiguousarray` may change for one without dims.
+    """
+    return array if array.flags.c_contiguous else array.copy()
+
+
 def device_of(arrays: Sequence[Any]) -> int | None:
     """Return the number of the GPU that the arrays are on; None where there are none.
 

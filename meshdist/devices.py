@@ -21,6 +21,8 @@ def device_type_of(value: Any) -> str:
     kind = type(value)
     if kind is np.ndarray:
         return "cpu"
+    if kind.__module__ == "cupy" and kind.__name__ == "ndarray":
+        return "cuda"
     # Looked for in the class: an array on the CPU may have the attribute and raise when it is read, as torch's do.
     if hasattr(kind, "__array_interface__"):
         return "cpu"
@@ -37,6 +39,8 @@ def common_device_type(buffers: tuple[Any, ...]) -> str | None:
     """
     if len(buffers) == 1 and type(buffers[0]) is np.ndarray:
         return "cpu"
+    if len(buffers) == 2 and buffers[0] is buffers[1] and hasattr(buffers[0], "dtype"):
+        return device_type_of(buffers[0])  # one array, in place
     kinds: set[type] = set()
     for buffer in buffers:
         if isinstance(buffer, (list, tuple)):

@@ -89,13 +89,18 @@ def _machine(*namespaces: str) -> str:
 
 def started_at(pid: int) -> int:
     """Return when process `pid` started, in clock ticks since boot; 0 for no such process, or no way to know."""
+    fields = _fields_of(pid)
+    # Field 22 of all. A zombie has ended: only its exit status is still to be asked for.
+    return 0 if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+def _fields_of(pid: int) -> list[str]:
+    """Return what the kernel says of a process, from its state on; nothing where there is none, or no way to know."""
     try:
-        # Field 22; the second field, the name, is in parentheses and may hold anything.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        # A zombie has ended: only its exit status is still to be asked for.
-        return 0 if fields[0] in "ZX" else int(fields[19])
+        # The second field, the name, is in parentheses and may hold anything.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0
+        return []
 
 
 class Closable(Protocol):
@@ -265,6 +270,13 @@ class Peers:
             os.kill(card.pid, signal.SIGURG)
             return True
         return False
+
+    def why_silent(self, rank: int) -> str:
+        """Return what is known of a global rank on this host that does not answer to `nudge`."""
+        pid = self.card(rank).pid
+        if _fields_of(pid)[:1] in (["T"], ["t"]):
+            return f"is stopped by a signal; `kill -CONT {pid}` on {self.card(rank).host_name} lets it go on"
+        return "has not answered: it may be inside a library that does not come back to Python"
 
     def describe(self, rank: int) -> str:
         """Return a global rank with its process and host, for messages."""

@@ -20,7 +20,7 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike = np.float64, group: Grou
     """Return a new array, of any content, that the other ranks of this host read and write where it lies.
 
     Where all ranks of a call give such arrays, or views of them, whose elements lie side by side, nothing is copied in
-    or out: all_reduce takes about half the time from some 100 KiB on. Else the call is what it is with other arrays.
+    or out: from some hundred KiB on, all_reduce takes about half the time. Else the call is what it is with others.
 
     To NumPy it is an ordinary array, whose copies and pickles are not shared. Its memory is given back with its last
     view, also after `destroy_process_group`. It is taken when the array is made, not when it is written first.

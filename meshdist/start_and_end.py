@@ -43,8 +43,9 @@ def init_process_group(
     """Join the world: meet all other ranks, and make the default group.
 
     Args:
-        backend: "gloo" (shared memory, TCP between hosts), "mpi" or another registered name, in any case. "gloo"
-            where None.
+        backend: "gloo" (shared memory, TCP between hosts), "mpi", "nccl" or another registered name, in any case; or
+            pairs of device type and name, as in "cpu:gloo,cuda:nccl". None means "gloo" and, for arrays on a GPU where
+            it can be used, "nccl".
         init_method: Where the ranks meet: "env://" (the default: MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE from the
             environment, as `meshrun` sets them), "tcp://host:port" or "file:///path". With a file, or where the host is
             a multicast address, the ranks find and number themselves if they give none. "mpi://", the default for
@@ -56,8 +57,8 @@ def init_process_group(
         store: A store that all ranks reach, instead of `init_method`; then rank and world_size are needed.
         group_name: Tells jobs apart that use the same file or multicast address; of no meaning elsewhere.
         pg_options: Handed to the backend, if it was registered with `extended_api=True`; the others have no options.
-        device_id: The device of this rank's arrays: "cuda:1", its index, or a device object. Of no meaning for CPU
-            backends.
+        device_id: The GPU of this rank's arrays: "cuda:1", its index, or a device object. With backend nccl the ranks
+            meet at once, and not at the first call. Of no meaning for CPU backends.
 
     Raises:
         ValueError: Called twice, an unknown backend, one that is not for ranks that are processes or that another rank

@@ -8,9 +8,11 @@ arming is visible everywhere, and naps are only cut to notice the death of a pee
 
 from __future__ import annotations
 
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from meshdist.deadline import Deadline
@@ -19,6 +21,8 @@ from meshdist.errors import DistError, DistTimeoutError
 if TYPE_CHECKING:
     from meshdist.debug.vigil import Vigil, Watch
 
+# How long to look before going to sleep.
+LOOKING_S = 0.001
 FIRST_NAP_S = 0.001
 LONGEST_NAP_S = 0.1
 
@@ -111,6 +115,20 @@ def is_ready(waitable: Waitable) -> bool:
             return True
         raise
     return False
+
+
+def look_a_while(waitable: Waitable, longest_s: float) -> bool:
+    """Look at `waitable` again and again, letting others run in between; return True once it is ready.
+
+    Waking up takes longer than most peers do. Spinning instead would keep a peer from coming that is on the same core.
+    It goes by the clock: on a busy machine, to let others run may take milliseconds.
+    """
+    end = monotonic() + longest_s
+    while not waitable.ready():
+        os.sched_yield()
+        if monotonic() > end:
+            return False
+    return True
 
 
 def wait_until(waitable: Waitable, bell: Doorbell, deadline: Deadline, where: str, vigil: Vigil | None = None) -> None:

@@ -22,13 +22,14 @@ from meshdist.debug.flight_recorder import DIRECTORY_VARIABLE, FlightRecorder
 from meshdist.debug.levels import DebugLevel, get_debug_level
 from meshdist.debug.log import RankLog
 from meshdist.debug.vigil import Vigil
-from meshdist.detour import Recorder, Watcher
+from meshdist.detour import Watcher
 from meshdist.errors import DistError, DistStoreError
 from meshdist.exits import AtExit
 from meshdist.farewell import DESTROYED_GROUP, ENDED, LEFT_THE_WORLD, gave_up
 from meshdist.group_names import GroupNames, few
 from meshdist.joining import leave
 from meshdist.last_will import leave_will
+from meshdist.listeners import Listeners
 from meshdist.peers import Card, Peers
 from meshdist.process_group import DESTROYED, ProcessGroup
 from meshdist.progress import Progress
@@ -85,13 +86,11 @@ class World:
         self.passes: Counter[str] = Counter()
         self.endings: list[Callable[[], None]] = []
         self.log = RankLog(rank)
-        self._recorders: tuple[Recorder, ...] = ()
         self.vigil = Vigil(self, self._make_reach)
         self.progress.vigil = self.vigil
         self._groups: list[ProcessGroup] = []
-        self._call_watchers: tuple[Watcher, ...] = ()
-        self._watchers: tuple[Watcher, ...] = ()
-        self._watch_calls(get_debug_level() is DebugLevel.DETAIL)
+        self.listeners = Listeners(self._groups, self._make_loggers)
+        self.listeners.log_calls(get_debug_level() is DebugLevel.DETAIL)
         self._shared: dict[tuple[tuple[int, ...], str], ProcessGroup] = {}
         self._names = GroupNames()
         self._premises: dict[str, list[Callable[[], str | None]]] = {}
@@ -205,33 +204,6 @@ class World:
         self.log.info("group %r connects by backend %s", group.label, backend, extra={"group": group.label})
         return self._new_engine(backend, options)
 
-    def log_calls(self, wanted: bool) -> None:
-        """Log every call of every group from now on, and compare their order; or none."""
-        self._watch_calls(wanted)
-        self._show_watchers()
-        for group in self._groups:
-            group.compare_shapes(wanted)
-
-    def watch(self, watcher: Watcher) -> None:
-        """Tell `watcher` of every call of every group, those still to be made among them."""
-        with self._lock:
-            self._watchers = (*self._watchers, watcher)
-            self._show_watchers()
-
-    def unwatch(self, watcher: Watcher) -> None:
-        """End what `watch` began."""
-        with self._lock:
-            self._watchers = tuple(other for other in self._watchers if other is not watcher)
-            self._show_watchers()
-
-    def record(self, recorder: Recorder) -> None:
-        """Have `recorder` stand around every call of every group, those still to be made among them."""
-        self._set_recorders((*self._recorders, recorder))
-
-    def unrecord(self, recorder: Recorder) -> None:
-        """End what `record` began."""
-        self._set_recorders(tuple(other for other in self._recorders if other is not recorder))
-
     def drop(self, group: ProcessGroup, what: str = DESTROYED) -> None:
         """Close one group; `what` became of it."""
         with self._lock:
@@ -321,9 +293,7 @@ class World:
         world = type(self)(*place, self.backend_name, group.timeout_s, store, peers, self._bells, self._own_store)
         world.endings = self.endings
         world._commons = self._commons
-        for watcher in self._watchers:
-            world.watch(watcher)
-        world._set_recorders(self._recorders)
+        self.listeners.move_to(world.listeners)
         return world
 
     def _new_progress(self, bells: Doorbells) -> Progress:
@@ -332,25 +302,10 @@ class World:
     def _new_engine(self, backend: str, options: BackendOptions) -> Engine:
         return make_engine(backend, options)
 
-    def _set_recorders(self, recorders: tuple[Recorder, ...]) -> None:
-        with self._lock:
-            self._recorders = recorders
-            for group in self._groups:
-                group.detour.record(*recorders)
+    def _make_loggers(self) -> tuple[Watcher, ...]:
+        from meshdist.debug.call_order import CallOrder
 
-    def _show_watchers(self) -> None:
-        for group in self._groups:
-            group.detour.watch(*self._all_watchers())
-
-    def _all_watchers(self) -> tuple[Watcher, ...]:
-        return (*self._call_watchers, *self._watchers)
-
-    def _watch_calls(self, wanted: bool) -> None:
-        self._call_watchers = ()
-        if wanted:
-            from meshdist.debug.call_order import CallOrder
-
-            self._call_watchers = CallLog(self.log), CallOrder(self.store, self._groups)
+        return CallLog(self.log), CallOrder(self.store, self._groups)
 
     def _make_reach(self) -> Reach:
         from meshdist.debug.reach import StoreReach
@@ -402,12 +357,7 @@ class World:
             raise ValueError(f"group {name!r} cannot be made: its world {self._end}; make groups and meshes anew")
         group = ProcessGroup(self, ranks, name, desc or name, backend, timeout_s)
         self._groups.append(group)
-        if watchers := self._all_watchers():
-            group.detour.watch(*watchers)
-        if self._recorders:
-            group.detour.record(*self._recorders)
-        if self._call_watchers:
-            group.compare_shapes(True)
+        self.listeners.listen_to(group)
         if self.log.isEnabledFor(logging.INFO):
             self.log.info("group %r is made: %s, backend %s", group.label, few(ranks), backend)
         return group

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.cupy_arrays import as_device_array, as_device_buffers, cupy_module
+from meshdist.cupy_arrays import as_device_array, as_device_buffers, cupy_module, plain
 from meshdist.device_calls import DeviceCalls, Parcel, Request
 from meshdist.errors import DistBackendError, DistError
 from meshdist.messages import Messages
@@ -127,8 +127,8 @@ class Copies:
                 stream = cuda.get_current_stream()
                 mine = [(array, room) for array, room, where in self._pairs if where == device and room.size]
                 # These live until the copies are there.
-                plain = [self._cupy.ascontiguousarray(array) for array, _ in mine]
-                for array, (_, room) in zip(plain, mine, strict=True):
+                packed = [plain(array) for array, _ in mine]
+                for array, (_, room) in zip(packed, mine, strict=True):
                     cuda.runtime.memcpyAsync(room.ctypes.data, array.data.ptr, room.nbytes, kind, stream.ptr)
                 stream.synchronize()
 
@@ -156,10 +156,10 @@ class Copies:
                 with stream:
                     for array, room in pairs:
                         if int(array.device.id) == device and room.size:
-                            plain = array if array.flags.c_contiguous else self._cupy.empty(array.shape, array.dtype)
-                            cuda.runtime.memcpyAsync(plain.data.ptr, room.ctypes.data, room.nbytes, kind, stream.ptr)
-                            if plain is not array:
-                                array[...] = plain
+                            there = array if array.flags.c_contiguous else self._cupy.empty(array.shape, array.dtype)
+                            cuda.runtime.memcpyAsync(there.data.ptr, room.ctypes.data, room.nbytes, kind, stream.ptr)
+                            if there is not array:
+                                array[...] = there
                 # The pinned memory is given back with the copies: nothing may still be reading it then.
                 stream.synchronize()
 

@@ -22,6 +22,8 @@ from meshdist.errors import DistError
 from meshdist.launch.spawn_context import ProcessException
 
 _DEFAULT_RANKS = 2
+# What a shell shows of a program that writes into a pipe whose reader has gone, such as `head`.
+_NOBODY_READS = 128 + 13
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,8 +45,9 @@ def main(arguments: list[str] | None = None) -> int:
             return max(dist.run(_measure_all, num_ranks, (options,)))
         dist.spawn(_exit_as_a_rank, (options,), nprocs=num_ranks)
     except ProcessException as error:
-        if getattr(error, "exit_code", None) == 1:
-            return 1  # a rank has said what is wrong
+        status = getattr(error, "exit_code", None)
+        if status in (1, _NOBODY_READS):
+            return int(status)  # a rank has said what is wrong, or nobody listens
         print(error, file=sys.stderr)
         return 1
     except DistError as error:
@@ -88,6 +91,9 @@ def _be_a_rank(rank: int, options: Namespace) -> int:
     dist.init_process_group(options.backend)
     try:
         return _measure_all(options)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its end
+        return _NOBODY_READS
     finally:
         dist.destroy_process_group()
 
@@ -165,10 +171,14 @@ def _about(options: Namespace, num_ranks: int) -> str:
     named = machine()
     where = "" if hosts == 1 else f" on {hosts} hosts"
     return (
-        f"meshdist {named.pop('meshdist')}, {num_ranks} ranks{where}, backend {options.backend}\n"
-        f"{named.pop('CPU')}, {named.pop('cores')} cores, {named.pop('kernel')}, "
+        f"meshdist {named.pop('meshdist')}, {_several(num_ranks, 'rank')}{where}, backend {options.backend}\n"
+        f"{named.pop('CPU')}, {_several(int(named.pop('cores')), 'core')}, {named.pop('kernel')}, "
         + ", ".join(f"{name} {value}" for name, value in named.items())
     )
+
+
+def _several(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def _title(name: str, setting: Setting) -> str:

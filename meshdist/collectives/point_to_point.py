@@ -38,7 +38,7 @@ class NamingSender(Receiving[P, int]):
         source = self.func(*args, **kwargs)
         place = self._place_of_group
         group: Any = args[place] if len(args) > place else kwargs.get("group")
-        return resolve(group).ranks[source]
+        return resolve(group).global_rank(source)
 
 
 @GroupFunction

@@ -63,7 +63,7 @@ def set_debug_level(level: DebugLevel) -> None:
         show_records(logging.DEBUG if level is DebugLevel.DETAIL else logging.INFO)
     world = current_slot().world
     if world is not None:
-        world.log_calls(level is DebugLevel.DETAIL)
+        world.listeners.log_calls(level is DebugLevel.DETAIL)
 
 
 def set_debug_level_from_env() -> None:

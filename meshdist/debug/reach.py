@@ -38,7 +38,7 @@ class Reach(ABC):
 
     @abstractmethod
     def gather(self, budget_s: float) -> tuple[dict[int, RankSeen], dict[int, str]]:
-        """Return the states of the ranks that can be reached in time, and what became of those that are gone."""
+        """Return the states of the ranks that answer in time, and what is known of those that are gone or silent."""
 
     @abstractmethod
     def leader(self) -> int | None:
@@ -87,8 +87,8 @@ class StoreReach(Reach):
             new = {rank: self._text(rank) for rank in silent}
             silent = [rank for rank in silent if new[rank] in (None, texts[rank])]
             texts.update((rank, text) for rank, text in new.items() if text is not None)
-        # Whom a signal does not find may have ended since.
-        gone.update((rank, what) for rank in silent if (what := self._gone(rank)) is not None)
+        # Whom a signal does not find may have ended since. What is there of an earlier time holds for those who wait.
+        gone.update((rank, self._gone(rank) or self._peers.why_silent(rank)) for rank in silent)
         states = {
             rank: parse_state(json.loads(text), f"the state of rank {rank} in the store")
             for rank, text in texts.items()

@@ -40,15 +40,19 @@ def stacks() -> dict[int, Stack]:
 
 
 def stack_of(frame: FrameType | None) -> Stack:
-    """Return the stack that ends in `frame`, without this package's code that asks for stacks."""
+    """Return the stack that ends in `frame`, without what began it, and this package's code that asks for stacks."""
     frames: list[FrameType] = []
     while frame is not None:
         frames.append(frame)
         if frame.f_code.co_filename in _ASKERS:
             frames.clear()
         frame = frame.f_back
-    own = _first(frames, lambda file: not is_ours(file) and not _is_librarys(file))
-    if own is None:
+    own = _first(frames, _is_own)
+    if own is not None:
+        # What has started the user's code is of no interest: the launcher, or threading.
+        while not _is_own(frames[-1].f_code.co_filename):
+            frames.pop()
+    else:
         own = _first(frames, lambda file: not is_ours(file))
     return Stack(
         lines=[_line(frame) for frame in frames[:_DEEPEST]][::-1],
@@ -63,6 +67,10 @@ def _first(frames: list[FrameType], wanted: Callable[[str], bool]) -> int | None
 
 def _line(frame: FrameType) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _is_own(file: str) -> bool:
+    return not is_ours(file) and not _is_librarys(file)
 
 
 def _is_librarys(file: str) -> bool:

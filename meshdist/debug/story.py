@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
 from meshdist.debug.states import CallSeen, RankSeen
-from meshdist.debug.waits import Difference, Waits, first_difference, who_waits
+from meshdist.debug.waits import Waits, first_difference, who_waits
 
 _MOST_LINES = 8
 _MOST_RANKS = 8
@@ -85,25 +85,12 @@ def _differing(waits: Waits, mine: int, theirs: int) -> str:
     if one is None or other is None:
         return ""
     difference = first_difference(one, other)
-    return "" if difference is None else f"; {difference_in_words(difference, mine, theirs)}"
-
-
-def difference_in_words(difference: Difference, mine: int, theirs: int) -> str:
-    """Return where two ranks stopped doing the same.
-
-    Args:
-        difference: Between two ranks.
-        mine: The global rank of the first.
-        theirs: That of the other.
-    """
+    if difference is None or difference.mine is None or difference.theirs is None:
+        return ""  # one has got further than the other, and that is said
     begin = "from the first call that they have in common on"
     if difference.before is not None:
         begin = f"after {difference.before.words}"
-    return f"{begin}, rank {mine} {_calls(difference.mine)} and rank {theirs} {_calls(difference.theirs)}"
-
-
-def _calls(call: CallSeen | None) -> str:
-    return "calls nothing more that both take part in" if call is None else f"calls {call.words}"
+    return f"; {begin}, rank {mine} calls {difference.mine.words} and rank {theirs} calls {difference.theirs.words}"
 
 
 def in_words(state: RankSeen) -> list[str]:

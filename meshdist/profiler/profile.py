@@ -34,13 +34,13 @@ class Profile:
     def start(self) -> None:
         """Begin to record."""
         self._begin_ns = perf_counter_ns()
-        self._world.record(self._recording)
+        self._world.listeners.record(self._recording)
 
     def stop(self) -> None:
         """End to record."""
         self._end_ns = perf_counter_ns()
         for world in {self._world, current_slot().world or self._world}:
-            world.unrecord(self._recording)
+            world.listeners.unrecord(self._recording)
 
     @property
     def events(self) -> list[Event]:

@@ -218,6 +218,16 @@ def test_options_that_do_not_fit_the_ranks(capsys, args, message):
     assert said.count("\n") == 1
 
 
+@needs_linux
+def test_a_reader_that_goes_ends_it_without_a_word():
+    command = [sys.executable, "-m", "meshdist.bench", "all", "-e", "1K", *FEW]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout.readline().startswith("meshdist ")
+        running.stdout.close()
+        assert running.stderr.read() == ""
+        assert running.wait(60) == 141
+
+
 @pytest.mark.parametrize(("variable", "option"), [("RANK", ["-n", "4"]), ("RANK", ["--backend", "threads"])])
 def test_what_is_not_for_ranks_that_a_launcher_started(capsys, monkeypatch, variable, option):
     monkeypatch.setenv(variable, "0")

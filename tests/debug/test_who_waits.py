@@ -34,9 +34,7 @@ def test_all_wait_for_the_one_that_has_not_come():
 
 def test_the_story_names_the_absent_rank_its_place_and_its_last_call():
     lines = story(who_waits(one_absent()), 3)
-    assert lines[0].startswith(
-        "rank 1 has not come to barrier(), call 2 on 'world', at train.py:20; after barrier(), call 1"
-    )
+    assert lines[0] == "rank 1 has not come to barrier(), call 2 on 'world', at train.py:20"
     assert "ranks 0, 2 are in barrier(), call 2 on 'world', at train.py:20, for 5.0 s, waiting for rank 1" in lines
     assert any(
         line.startswith("rank 1 is in no call, at data.py:57 in load, for 8.9 s; its last call was") for line in lines

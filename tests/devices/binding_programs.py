@@ -7,8 +7,6 @@ import json
 from typing import Any
 
 import standin_cupy
-from cupy import cuda
-from cupy.cuda import nccl
 from standin_nccl import StandInCommunicator, StandInLibrary
 
 from meshdist.backends.nccl import library
@@ -18,6 +16,8 @@ INVALID_ARGUMENT = 4
 
 
 def outcome(call: Any, *given: Any) -> str:
+    from cupy.cuda import nccl  # not where the tests are collected
+
     try:
         return f"returned {call(*given)!r}"
     except TypeError:
@@ -30,6 +30,8 @@ def outcome(call: Any, *given: Any) -> str:
 
 def arities() -> dict[str, list[str]]:
     """For each call of a communicator: what it makes of as many arguments as the stand-in's, of one less, one more."""
+    from cupy.cuda import nccl
+
     null = nccl.NcclCommunicator.__new__(nccl.NcclCommunicator)
     comm = library.CupyCommunicator(null, library.Supplement())
     found = {}
@@ -49,6 +51,9 @@ def arities() -> dict[str, list[str]]:
 
 
 def main() -> None:
+    from cupy import cuda
+    from cupy.cuda import nccl
+
     made = library.CupyLibrary()
     ids = [made.unique_id() for _ in range(2)]
     made.group_start()
@@ -93,6 +98,8 @@ def outcome_of_communicator(made: library.CupyLibrary, unique_id: bytes) -> str:
 
 
 def _num_gpus() -> int:
+    from cupy import cuda
+
     try:
         return cuda.runtime.getDeviceCount()
     except cuda.runtime.CUDARuntimeError:

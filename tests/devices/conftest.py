@@ -9,8 +9,32 @@ import standin_cupy
 import standin_nccl
 
 import meshdist as dist
+from meshdist.backends.nccl.environment import no_nccl
+from meshdist.backends.nccl.library import CupyLibrary
+from meshdist.launch.devices import num_gpus
 
 collect_ignore_glob = ["*conftest.py"]
+
+
+@pytest.fixture(scope="session")
+def gpus():
+    """Skip a test that needs more GPUs than there are: call it with how many."""
+
+    def need(number):
+        lacks = no_nccl()
+        if lacks is not None:
+            pytest.skip(f"no CUDA device to test on: {lacks}")
+        if num_gpus() < number:
+            pytest.skip(f"needs {number} GPUs, and there are {num_gpus()}")
+
+    return need
+
+
+@pytest.fixture
+def nccl_version(gpus):
+    """The version of the real NCCL."""
+    gpus(1)
+    return CupyLibrary().version()
 
 
 @pytest.fixture

@@ -133,7 +133,7 @@ class ndarray:
     def astype(self, dtype, copy: bool = True) -> ndarray:
         return made(lambda: self._host.astype(dtype), self.shape, dtype, [self])
 
-    def copy(self) -> ndarray:
+    def copy(self, order: str = "C") -> ndarray:
         return made(lambda: self._host, self.shape, self.dtype, [self])
 
     def get(self) -> np.ndarray:
@@ -173,10 +173,6 @@ def asarray(value, dtype=None) -> ndarray:
     return made(lambda: host, host.shape, host.dtype, [], "a copy from the host")
 
 
-def ascontiguousarray(array: ndarray) -> ndarray:
-    return array if array.flags.c_contiguous else array.copy()
-
-
 def elementwise(ufunc: np.ufunc):
     def call(one, other, out: ndarray | None = None) -> ndarray:
         given = [array for array in (one, other) if isinstance(array, ndarray)]
@@ -214,7 +210,6 @@ def module() -> types.ModuleType:
         ones=lambda shape, dtype=float: asarray(np.ones(shape, dtype)),
         array=asarray,
         asarray=asarray,
-        ascontiguousarray=ascontiguousarray,
         asnumpy=lambda array: array.get(),
         from_dlpack=from_dlpack,
     )

@@ -167,6 +167,27 @@ def test_64_ranks_that_are_stuck():
     assert "rank 17 is in no call" in first.message
 
 
+def wait_for_the_stopped():
+    group = dist.new_group(timeout=TIMEOUT_S, group_desc="short of time")
+    group.barrier()
+    if dist.get_rank() == 1:
+        tell("stop me")
+        time.sleep(60)
+        return None
+    return attempt(group.barrier)
+
+
+def test_a_stopped_rank_is_told_of_as_stopped(new_crew):
+    crew = new_crew(2)
+    crew.start(wait_for_the_stopped)
+    crew.told(1)
+    crew.signal(1, signal.SIGSTOP)
+    failure = crew.outcome(0)
+    assert failure.kind is dist.DistTimeoutError
+    assert "rank 1 has not come to barrier(), call 2 on 'short of time'" in failure.message
+    assert f"rank 1 is stopped by a signal; `kill -CONT {crew.pids[1]}` on " in failure.message
+
+
 def wait_and_answer():
     group = dist.new_group(timeout=20.0, group_desc="patient")
     group.barrier()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +23,10 @@ from meshdist.call import Buffers, Call, Signature
 from meshdist.deadline import Deadline
 from meshdist.doorbells import SocketDoorbells
 from meshdist.farewell import DESTROYED_GROUP, gave_up
-from meshdist.waiting import Waitable
+from meshdist.waiting import LOOKING_S, Waitable, look_a_while
 
 if TYPE_CHECKING:
     from meshdist.backends.gloo.network.plans import Network
-
-# How often a rank lets others run between two looks before it sleeps, about a millisecond in all: waking up takes
-# longer than most peers do. Spinning instead would keep the peer from coming where it is on the same core.
-YIELDS = 1000
 
 
 class GlooBackend(Backend):
@@ -124,11 +119,9 @@ class GlooBackend(Backend):
         return (self._mail or self._make_mail()).recv(array, src, tag)
 
     def wait(self, waitable: Waitable, where: str, deadline: Deadline | None = None) -> None:
-        for _ in range(YIELDS):
-            if waitable.ready():
-                return
-            os.sched_yield()
-        super().wait(waitable, where, deadline)
+        deadline = deadline or Deadline(self.options.timeout_s)
+        if not look_a_while(waitable, LOOKING_S):
+            super().wait(waitable, where, deadline)
 
     def check_here(self, signature: Signature) -> None:
         """Raise DistBackendError if a rank that memory is shared with makes another call, has given up, or is dead."""

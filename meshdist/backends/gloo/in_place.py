@@ -85,7 +85,7 @@ class SharedPlan(LockstepPlan):
 
     def _leave_sign(self, send: Buffers, recv: Buffers, use: int) -> bool:
         if self._gives and self.sharing.possible and self.shares(send, recv):
-            return self.sharing.leave_places(use, self.give(send))
+            return self.sharing.leave_places(use, send, self.give)
         self.sharing.leave(use, ORDINARY)
         return False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -40,8 +41,9 @@ if TYPE_CHECKING:
 
 
 _LEFT_OUT = "sending a message"
-# How often a receiver looks, and then lets others run, before it posts a receipt, which a peer that comes late needs.
-_LOOKS, _YIELDS = 60, 200
+# How often a receiver looks, and then how long, letting others run, before it posts a receipt, which a peer that comes
+# late needs.
+_LOOKS, _LOOKING_S = 60, 0.0002
 
 
 class Expected:
@@ -253,12 +255,13 @@ class Inbox:
         channel = self.channel
         if channel is None:
             return False
-        looks = _LOOKS
+        looks, end = _LOOKS, 0.0
         while channel.is_empty():
             looks -= 1
             if looks < 0:
+                end = end or monotonic() + _LOOKING_S
                 os.sched_yield()
-                if looks < -_YIELDS:
+                if monotonic() > end:
                     return False
         if not self._moving.acquire(False):
             return False

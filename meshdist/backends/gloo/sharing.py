@@ -7,7 +7,7 @@ places lie twice, for the two uses of the slots in turn: those of a call can be 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from meshdist.backends.gloo.arena import HEAP, OPENS_HEAPS, Arena
 from meshdist.backends.gloo.routes import Blocks
 from meshdist.backends.gloo.single_copy import address_of
 from meshdist.backends.gloo.windows import NOWHERE, Place, SharedMemory, Windows
+from meshdist.call import Buffers
 
 if TYPE_CHECKING:
     from meshdist.backends.base import BackendOptions
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 # Signs.
 ORDINARY, SHARED = 0, 1
 _YES, _NO = 1, 2
+_MOST_VIEWS = 256
 
 
 class Sharing:
@@ -40,6 +42,7 @@ class Sharing:
     """
 
     def __init__(self, options: BackendOptions, arena: Arena, memory: SharedMemory) -> None:
+        size = len(options.ranks)
         self.heap = memory.heap
         self._signs = [arena.signs(use) for use in (0, 1)]
         self._word = arena.words.__getitem__
@@ -50,6 +53,11 @@ class Sharing:
         self._global_ranks = options.ranks
         self._memory = memory
         self._arena = arena
+        # This rank's places, and what they were written for; of each peer, the place of what it gives to this rank.
+        self._mine = [arena.places(use, options.rank) for use in (0, 1)]
+        self._written_for: list[Any] = [None, None]
+        self._theirs = [[arena.places(use, peer)[options.rank] for peer in range(size)] for use in (0, 1)]
+        self._views: dict[Any, Array] = {}
         self._opened: set[int] = set()
         self._refused = False
 
@@ -71,17 +79,25 @@ class Sharing:
         """Return whether all of some ranks have left the sign of shared arrays."""
         return all(self._signs[use][rank] == SHARED for rank in ranks)
 
-    def leave_places(self, use: int, blocks: Blocks) -> bool:
-        """Leave the sign for these blocks, one for each rank; return whether all of them are in shared arrays."""
-        places = []
-        for block in blocks:
-            place = NOWHERE if block is None or block.size == 0 else self._place(block)
-            if place is None:
+    def leave_places(self, use: int, send: Buffers, give: Callable[[Buffers], Blocks]) -> bool:
+        """Leave the sign for what is sent, and the places of the blocks for each rank that `give` makes of it.
+
+        Returns:
+            Whether all of them are in shared arrays.
+        """
+        key = None
+        if isinstance(send, np.ndarray):
+            address = address_of(send)
+            extent = self.heap.find(address)
+            key = None if extent is None else (give, address, extent.begin)
+        if key is None or key != self._written_for[use]:
+            places = self._places(give(send))
+            if places is None:
                 self.leave(use, ORDINARY)
                 return False
-            places.append(place)
-        self._arena.places(use, self._rank)[:] = places
-        self._arena.words[self._arena.line(self._rank, HEAP)] = self.heap.fd or 0
+            self._mine[use][:] = places
+            self._written_for[use] = key
+            self._arena.words[self._arena.line(self._rank, HEAP)] = self.heap.fd or 0
         self.leave(use, SHARED)
         return True
 
@@ -108,13 +124,28 @@ class Sharing:
 
     def view(self, use: int, peer: int, dtype: np.dtype[Any], count: int) -> Array:
         """Return what a peer gives to this rank, a flat array of `count` elements over the peer's memory."""
-        place = Place(*self._arena.places(use, peer)[self._rank].tolist())
-        return self._windows(peer).view(self._heap_of(peer), place, dtype, count)
+        place = Place(*self._theirs[use][peer].tolist())
+        key = peer, place, dtype, count
+        view = self._views.get(key)
+        if view is None:
+            if len(self._views) == _MOST_VIEWS:
+                self._views.clear()
+            windows = self._windows(peer)
+            view = self._views[key] = windows.view(self._heap_of(peer), place, dtype, count)
+        return view
 
-    def _place(self, block: Array) -> Place | None:
-        address = address_of(block)
-        extent = self.heap.find(address)
-        return None if extent is None else Place(extent.begin, extent.num_bytes, address - extent.address)
+    def _places(self, blocks: Blocks) -> list[Place] | None:
+        places = []
+        for block in blocks:
+            place = NOWHERE
+            if block is not None and block.size:
+                address = address_of(block)
+                extent = self.heap.find(address)
+                if extent is None:
+                    return None
+                place = Place(extent.begin, extent.num_bytes, address - extent.address)
+            places.append(place)
+        return places
 
     def _heap_of(self, rank: int) -> int:
         return self._arena.words[self._arena.line(rank, HEAP)]

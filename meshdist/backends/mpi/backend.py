@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import threading
 from collections.abc import Iterator
@@ -24,10 +23,7 @@ from meshdist.call import Call, Signature, num_bytes
 from meshdist.deadline import Deadline
 from meshdist.device_calls import DeviceCalls
 from meshdist.errors import DistBackendError, DistError
-from meshdist.waiting import Waitable
-
-# How often a rank lets others run between two looks before it sleeps, about a millisecond in all.
-YIELDS = 1000
+from meshdist.waiting import LOOKING_S, Waitable, look_a_while
 
 
 class MpiBackend(Backend):
@@ -103,13 +99,12 @@ class MpiBackend(Backend):
         return (self._mail or self.mail()).recv(array, src, tag)
 
     def wait(self, waitable: Waitable, where: str, deadline: Deadline | None = None) -> None:
-        for _ in range(YIELDS):
-            if waitable.ready():
-                return
-            os.sched_yield()
+        own_deadline = deadline or Deadline(self.options.timeout_s)
+        if look_a_while(waitable, LOOKING_S):
+            return
         if isinstance(waitable, Coming) and deadline is not None:
             waitable.limit(deadline.timeout_s)
-        super().wait(waitable, where, deadline)
+        super().wait(waitable, where, own_deadline)
 
     def look(self) -> None:
         """Raise DistBackendError if another rank has failed, or what the group rests on is broken."""

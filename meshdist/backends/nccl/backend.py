@@ -128,7 +128,7 @@ class NcclBackend(Backend):
             self.options.store.set(_BROKEN, "")
         lanes = list(self._lanes.values())
         for lane in lanes:
-            lane.communicator.abort()
+            lane.abort()
         for lane in lanes:
             while lane.flights:
                 for work in lane.flights.popleft().works:
@@ -243,7 +243,7 @@ class NcclBackend(Backend):
             return
         self._next_look_s = now_s + _LOOK_S
         try:
-            lane.communicator.check_async_error()
+            lane.check_async_error()
         except Exception as error:  # what it is, NCCL's words say
             failure = self.library.failure(error, lane.communicator)
             raise DistBackendError(f"{flight.where}: {failure}", peer_failed=True) from None
@@ -282,7 +282,7 @@ class NcclBackend(Backend):
 
     def _give_up(self) -> None:
         for lane in self._lanes.values():
-            lane.communicator.abort()
+            lane.abort()
 
     def _withdraw(self, how: str) -> None:
         # The first word stands. Where there is no store any more, nobody waits either.

@@ -82,6 +82,8 @@ class Lane:
         self._keeping: deque[Flight] = deque()
         self._lock = threading.Lock()
         self._letting_go = threading.Lock()
+        self._ending = threading.Lock()
+        self._is_aborted = False
         self._start = cuda.Event(disable_timing=True)
         self._spare: list[Any] = []
 
@@ -129,6 +131,19 @@ class Lane:
             self._keeping.append(flight)
         self.let_go()
         return flight
+
+    def check_async_error(self) -> None:
+        """Raise where NCCL has failed since the last call."""
+        with self._ending:
+            if not self._is_aborted:
+                self.communicator.check_async_error()
+
+    def abort(self) -> None:
+        """End the communicator, and what is on its way."""
+        with self._ending:  # nobody may look at what is being taken down
+            if not self._is_aborted:
+                self._is_aborted = True
+                self.communicator.abort()
 
     def let_go(self) -> None:
         """Forget the arrays of operations that are done; memory must not wait for somebody to look."""

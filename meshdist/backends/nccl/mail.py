@@ -7,7 +7,7 @@ from typing import Any
 from meshdist.backends.nccl.lane import Lane
 from meshdist.backends.nccl.library import UINT8
 from meshdist.backends.nccl.works import DeviceWork
-from meshdist.cupy_arrays import cupy_module
+from meshdist.cupy_arrays import cupy_module, plain
 
 
 class Message:
@@ -45,14 +45,14 @@ class Batch:
             return
         cupy = cupy_module()
         with lane.stream:
-            plain = [
-                cupy.ascontiguousarray(message.array)
+            arrays = [
+                plain(message.array)
                 if message.is_send or message.array.flags.c_contiguous
                 else cupy.empty(message.array.shape, message.array.dtype)
                 for message in self.messages
             ]
-            self._go(lane, plain)
-            for message, array in zip(self.messages, plain, strict=True):
+            self._go(lane, arrays)
+            for message, array in zip(self.messages, arrays, strict=True):
                 if array is not message.array and not message.is_send:
                     message.array[...] = array
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshdist.backends.nccl.library import UINT8
 from meshdist.call import Call
-from meshdist.cupy_arrays import cupy_module
+from meshdist.cupy_arrays import cupy_module, plain
 
 if TYPE_CHECKING:
     from meshdist.backends.nccl.lane import Lane
@@ -62,9 +62,9 @@ class NcclPlan(ABC):
 
     def finish(self, received: Any, recv: Any) -> None:
         """Bring what was received where the user wants it."""
-        for plain, array in zip(each(received), each(recv), strict=True):
-            if plain is not array:
-                array[...] = plain
+        for room, array in zip(each(received), each(recv), strict=True):
+            if room is not array:
+                array[...] = room
 
 
 def is_plain(buffers: Any) -> bool:
@@ -83,10 +83,9 @@ def each(buffers: Any) -> list[Any]:
 
 def packed(buffers: Any) -> Any:
     """Return plain arrays: those given where they are, else copies, by the current stream."""
-    contiguous = cupy_module().ascontiguousarray
     if isinstance(buffers, list):
-        return [contiguous(array) for array in buffers]
-    return None if buffers is None else contiguous(buffers)
+        return [plain(array) for array in buffers]
+    return None if buffers is None else plain(buffers)
 
 
 def rooms_for(buffers: Any) -> Any:

@@ -10,7 +10,7 @@ from meshdist.backends.nccl.dtypes import Reduction, reduction_of
 from meshdist.backends.nccl.library import UINT8
 from meshdist.backends.nccl.plans import NcclPlan, each, is_plain
 from meshdist.call import Call
-from meshdist.cupy_arrays import cupy_module
+from meshdist.cupy_arrays import cupy_module, plain
 from meshdist.reduce_op import PremulSum
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Reducing(NcclPlan):
     def given(self, array: Any) -> Any:
         """Return a plain array of the dtype that NCCL reduces."""
         wide = self.reduction.wide
-        return cupy_module().ascontiguousarray(array if wide is None else array.astype(wide))
+        return plain(array if wide is None else array.astype(wide))
 
     def room(self, array: Any) -> Any:
         """Return where NCCL writes what goes to `array`."""
@@ -192,8 +192,8 @@ class Coalesced(Reducing):
             lane.library.group_end()
 
     def finish(self, received: Any, recv: Any) -> None:
-        for plain, array in zip(received, recv, strict=True):
-            self._single.finish(plain, array)
+        for room, array in zip(received, recv, strict=True):
+            self._single.finish(room, array)
 
 
 class Gathered(NcclPlan):
@@ -224,7 +224,7 @@ class Gathered(NcclPlan):
             self.finish(received, recv)
 
     def prepare(self, send: Any, recv: Any) -> tuple[Any, Any]:
-        sent = joined(send, None) if isinstance(send, list) else cupy_module().ascontiguousarray(send)
+        sent = joined(send, None) if isinstance(send, list) else plain(send)
         return sent, cupy_module().empty((self.size, sent.size), sent.dtype)
 
     def go(self, lane: Lane, sent: Any, received: Any) -> None:

@@ -14,6 +14,7 @@ from meshdist.backends.nccl.lane import Lane
 from meshdist.outcome import CarrierThread
 
 _SHORTEST_NAP_S, _LONGEST_NAP_S, _IDLE_S = 0.5e-3, 10e-3, 5.0
+_LAST_LOOKS = 20
 
 
 class Watchdog:
@@ -55,7 +56,7 @@ class Watchdog:
             self._thread.join()
 
     def _run(self) -> None:
-        nap_s = _SHORTEST_NAP_S
+        nap_s, looks = _SHORTEST_NAP_S, 0
         while not self._stopping:
             try:
                 moved = [self._attend(lane) for lane in self._lanes]
@@ -63,10 +64,13 @@ class Watchdog:
                 self._failed(error)
                 return
             nap_s = _SHORTEST_NAP_S if any(moved) else min(2 * nap_s, _LONGEST_NAP_S)
-            if any(lane.flights for lane in self._lanes):
+            looks = 0 if any(lane.flights for lane in self._lanes) else looks + 1
+            if looks < _LAST_LOOKS:
                 self._bell.wait(nap_s)
             else:
+                # Not at once: to be woken costs the caller more than these looks.
                 self._rest()
+                looks = 0
             self._bell.clear()
 
     def _attend(self, lane: Lane) -> bool:
