@@ -8,6 +8,7 @@ from sys import _getframe
 from time import perf_counter_ns
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 # Of a message from any rank that has not come: no rank.
 _ANY = -1
+# The kinds of Work that are told when they are done.
+_SETTLED = (Work, ReceiptWork)
 
 
 class SyncCall(NamedTuple):
@@ -86,7 +89,6 @@ class GroupRecording:
     """The calls of one group.
 
     Attributes:
-        label: What messages call the group.
         name: Its name, the same on all its ranks and of no other group.
         ranks: Its global ranks.
         calls: The calls in the order in which they were made, sync ones in that in which they ended.
@@ -94,11 +96,20 @@ class GroupRecording:
     """
 
     def __init__(self, group: ProcessGroup) -> None:
-        self.label = group.label
+        self._group = ref(group)
+        self._label = group.label
         self.name = group.name
         self.ranks = group.ranks
         self.calls: list[Any] = []
         self.num_dropped = 0
+
+    @property
+    def label(self) -> str:
+        """What messages call the group: a mesh may give it another label later."""
+        group = self._group()
+        if group is not None:
+            self._label = group.label
+        return self._label
 
 
 class Recording:
@@ -148,7 +159,10 @@ class Recording:
             if collective.is_prelude:
                 name = _name(collective)
             # As `call_site`, but that it costs a tenth and reads no line: above this function is the collective's.
-            frame = _getframe(2)
+            try:
+                frame = _getframe(2)
+            except ValueError:  # a thread began with the collective itself
+                frame = _getframe(1)
             code = frame.f_code
             while is_ours(code.co_filename) and frame.f_back is not None:
                 frame = frame.f_back
@@ -194,11 +208,12 @@ class Recording:
         found = self.groups.get(group.name)
         if found is None:
             found = self.groups[group.name] = GroupRecording(group)
-        found.label = group.label
         return found
 
 
-def _followed(call: tuple[Any, ...], work: Work, group: ProcessGroup) -> AsyncCall:
+def _followed(call: tuple[Any, ...], work: Work, group: ProcessGroup) -> AsyncCall | tuple[Any, ...]:
+    if type(work) not in _SETTLED:
+        return call  # it goes on on a device, and this rank need not hear of its end
     followed = AsyncCall(call)
     if work.is_completed():
         followed.done(work, group)
