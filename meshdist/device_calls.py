@@ -34,6 +34,7 @@ class Request:
         async_op: Return a Work at once.
         splits: Rows to and rows from each rank, for an all_to_all_single with split sizes.
         timeout_s: How long it may wait; the group's timeout where None.
+        compares: The ranks' calls are compared whatever that costs: so it is at debug level DETAIL.
     """
 
     group: ProcessGroup
@@ -46,6 +47,7 @@ class Request:
     async_op: bool
     splits: Splits | None
     timeout_s: float | None
+    compares: bool = False
 
 
 @dataclass(slots=True)
@@ -70,7 +72,13 @@ class Parcel:
 
 
 class DeviceCalls(ABC):
-    """Carries out the calls of one group on arrays in the memory of a GPU."""
+    """Carries out the calls of one group on arrays in the memory of a GPU.
+
+    Attributes:
+        device: The number of the GPU that the arrays of this rank must be on; None where it may be any.
+    """
+
+    device: int | None = None
 
     @abstractmethod
     def submit(self, request: Request) -> Any:

@@ -26,4 +26,6 @@ def connect_to_device(group: ProcessGroup, of: str) -> None:
     backend = by_device(group.backend_name).get("cuda")
     if cuda_number(group.device_id) is None or backend is None or "cuda" not in entry_of(backend).devices:
         return
-    group.connect("cuda", of)
+    calls = group.device_calls(of)
+    if calls is not None:
+        calls.connect(group.where(of))

@@ -9,6 +9,7 @@ from typing import Any
 from meshdist.backends.base import Backend as Engine
 from meshdist.backends.base import BackendOptions
 from meshdist.backends.device_backends import by_device, carrier_of, pairs_of
+from meshdist.backends.registry import entry_of
 from meshdist.device_calls import DeviceCalls
 from meshdist.devices import common_device_type
 from meshdist.errors import DistBackendError
@@ -91,9 +92,21 @@ class Engines:
                 self._made[backend] = self._make(backend)
             engine = self._made[backend]
             if device == "cuda" and engine.device_calls is None:
-                engine = _Stage(engine.options, engine.staged_calls())
+                engine = self._stage(backend, engine)
             self._found[device] = engine
         return engine
+
+    def _stage(self, backend: str, engine: Engine) -> Engine:
+        carrier = carrier_of(self._backend_name, "cpu")
+        # Of ours that is known from the names; but for dry runs, whose engines are all alike.
+        if carrier not in (None, backend) and not entry_of(backend).is_ours:
+            raise ValueError(
+                f"backend {backend!r} takes arrays on the CPU, so those on a GPU go by way of that, where the group has"
+                f" {carrier!r}; make the group with 'cpu:{backend},cuda:{backend}'"
+            )
+        if carrier is None:  # in a dry run, say: what carries the copies carries arrays on the CPU
+            self._found["cpu"] = engine
+        return _Stage(engine.options, engine.staged_calls())
 
     def _ask(self) -> None:
         while self._unasked:

@@ -20,7 +20,7 @@ from meshdist.collectives.methods import CollectiveMethods
 from meshdist.deadline import Deadline
 from meshdist.debug.flight_recorder import Record, clock, facts_of, users
 from meshdist.detour import Detour
-from meshdist.device_calls import Request
+from meshdist.device_calls import DeviceCalls, Request
 from meshdist.engines import Engines
 from meshdist.errors import DistBackendError, DistError
 from meshdist.farewell import gave_up
@@ -241,20 +241,17 @@ class ProcessGroup(CollectiveMethods, Membership):
         """Return whether a backend of the group carries arrays on a device type, "cpu" or "cuda"."""
         return self._engines.carries(device)
 
-    def connect(self, device: str, of: str) -> None:
-        """Meet the other ranks now for the arrays on a device type, and not at the first call on them.
+    def device_calls(self, of: str) -> DeviceCalls | None:
+        """Return what carries out the calls on arrays on a GPU; None where the group takes none.
 
         Raises:
-            DistBackendError: The backend cannot be used here, or the ranks cannot meet.
-            DistTimeoutError: Some ranks did not come.
+            DistBackendError: The group takes them, but its backend cannot be used here; says why.
         """
-        where = self.where(of)
         try:
-            engine = self._engines.engine_for(device)
+            engine = self._engines.engine_for("cuda")
         except (DistBackendError, TypeError, ValueError) as error:
-            raise type(error)(f"{where}: {error}") from error.__cause__
-        if engine is not None and engine.device_calls is not None:
-            engine.device_calls.connect(where)
+            raise type(error)(f"{self.where(of)}: {error}") from error.__cause__
+        return None if engine is None else engine.device_calls
 
     def usable_backend(self, where: str, *buffers: Any) -> Backend:
         """Return what carries out a call on these arrays, or lists of them; raise if this rank cannot use it."""
@@ -282,8 +279,8 @@ class ProcessGroup(CollectiveMethods, Membership):
         where = self.where(collective.name)
         backend = self.usable_backend(where, send, recv)
         if backend.device_calls is not None:
-            request = Request(self, where, collective, send, recv, op, root, async_op, splits, timeout_s)
-            return backend.device_calls.submit(request)
+            rest = (async_op, splits, timeout_s, self._compares_shapes)
+            return backend.device_calls.submit(Request(self, where, collective, send, recv, op, root, *rest))
         given = self.named(where, as_buffers, send, collective.names[0], "send" in collective.lists)
         in_place, taken = collective.in_place and recv is send, given
         if not in_place:

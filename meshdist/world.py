@@ -198,7 +198,7 @@ class World:
             vigil=self.vigil,
             pg_options=group.pg_options,
             commons=self._commons,
-            device_id=group.device_id,
+            device_id=group.device_id if group.device_id is not None else self.default_group.device_id,
         )
         options.check_premises()
         self.log.info("group %r connects by backend %s", group.label, backend, extra={"group": group.label})

@@ -50,7 +50,7 @@ class BackendOptions:
         pg_options: What the user of the group gave for the backend.
         commons: What the engines of this rank's groups have in common, by name. Whoever needs something first puts it
             there; it is closed, by its method `close`, when the world ends.
-        device_id: The device that the user gave the group; None where it is that of the first array.
+        device_id: The device that the user gave the group, or else the world; None where it is that of the first array.
     """
 
     name: str

@@ -26,8 +26,8 @@ def submit(
     """Carry out one call of `collective` on arrays on the CPU, whatever the group carries; see ProcessGroup.submit."""
     if members.carries("cpu"):
         return members.submit(collective, send, recv, op, root)
-    given = _on_gpu(send)
-    taken = given if recv is send else _on_gpu(recv)
+    given = _on_gpu(members, send)
+    taken = given if recv is send else _on_gpu(members, recv)
     members.submit(collective, given, taken, op, root)
     _bring_back(taken, recv)
     return recv
@@ -35,7 +35,7 @@ def submit(
 
 def send_array(members: ProcessGroup, array: Array, dst: int, of: str, *, is_prelude: bool = False) -> None:
     """Send an array on the CPU, as a part of the function `of`."""
-    tensor = array if members.carries("cpu") else _on_gpu(array)
+    tensor = array if members.carries("cpu") else _on_gpu(members, array)
     members.messages.send(tensor, dst, 0, of, is_prelude=is_prelude)
 
 
@@ -43,19 +43,20 @@ def receive_array(members: ProcessGroup, array: Array, src: int | None, of: str,
     """Receive an array on the CPU, as a part of the function `of`; return the sender."""
     if members.carries("cpu"):
         return members.messages.recv(array, src, 0, of, is_prelude=is_prelude)
-    taken = _on_gpu(array)
+    taken = _on_gpu(members, array)
     source = members.messages.recv(taken, src, 0, of, is_prelude=is_prelude)
     _bring_back(taken, array)
     return source
 
 
-def _on_gpu(buffers: Buffers) -> Any:
+def _on_gpu(members: ProcessGroup, buffers: Buffers) -> Any:
     from meshdist.cupy_arrays import cupy_module
 
-    cupy = cupy_module()
-    if isinstance(buffers, list):
-        return [cupy.asarray(array) for array in buffers]
-    return None if buffers is None else cupy.asarray(buffers)
+    cupy, calls = cupy_module(), members.device_calls("objects")
+    with cupy.cuda.Device(None if calls is None else calls.device):
+        if isinstance(buffers, list):
+            return [cupy.asarray(array) for array in buffers]
+        return None if buffers is None else cupy.asarray(buffers)
 
 
 def _bring_back(taken: Any, buffers: Buffers) -> None:

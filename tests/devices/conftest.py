@@ -53,4 +53,5 @@ def standin(cupy):
     """The stand-in for NCCL; backend "standin" is backend nccl on it."""
     dist.Backend.register_backend("standin", standin_nccl.engine, extended_api=True, devices="cuda")
     standin_nccl.STANDIN.clear()
-    return standin_nccl.STANDIN
+    yield standin_nccl.STANDIN
+    assert standin_nccl.STANDIN.problems == []

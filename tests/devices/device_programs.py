@@ -17,7 +17,9 @@ class Kept:
     """A CuPy array, the whole that it is a part of, and what must be in both."""
 
     def __init__(self, cupy, content, strided):
-        if strided and content.ndim:
+        if strided == "F":
+            self.value = self.whole = cupy.asarray(np.ascontiguousarray(content.T)).T
+        elif strided and content.ndim:
             whole = np.zeros((*content.shape[:-1], 2 * content.shape[-1]), content.dtype)
             self.whole = cupy.asarray(whole)
             self.value = self.whole[..., 1::2]
@@ -33,7 +35,10 @@ class Kept:
 
 
 def every_collective(cupy, group, dtype, shapes=SHAPES, *, strided=False, skipped=(), times=2):
-    """Make every call on arrays, of every shape; each signature twice, the second time as an async call."""
+    """Make every call on arrays, of every shape; each signature twice, the second time as an async call.
+
+    The elements of the arrays lie side by side; with `strided` apart, or where that is "F" in Fortran's order.
+    """
     rank, size = group.rank(), group.size()
     for shape, (number, name) in itertools.product(shapes, enumerate(calls.OF_ARRAYS)):
         if name in skipped or (name == "message" and size == 1):
@@ -148,6 +153,16 @@ def messages(cupy, group):
     assert [room[peer].tolist() for peer in range(size) if peer != rank] == [
         [peer + 10.0 * rank] * 2 for peer in range(size) if peer != rank
     ]
+    # Small ones are buffered: nobody has to receive first.
+    group.send(give, right)
+    give[...] = -1.0
+    assert group.recv(take, left) == left
+    assert take.tolist() == [float(left)] * 3
+    give[...] = float(rank)
+    group.send_object_list([{"from": rank}, rank], right)
+    objects = [None, None]
+    assert group.recv_object_list(objects, left) == left
+    assert objects == [{"from": left}, left]
     with dist.coalescing_manager(group, async_ops=True) as pending:
         group.isend(give, right)
         group.irecv(room[left], left) if room[left].size == 3 else group.irecv(take, left)

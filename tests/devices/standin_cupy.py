@@ -130,8 +130,12 @@ class ndarray:
     def view(self, dtype) -> ndarray:
         return self.seen_as(self._host.view(dtype))
 
+    @property
+    def T(self) -> ndarray:
+        return self.seen_as(self._host.T)
+
     def astype(self, dtype, copy: bool = True) -> ndarray:
-        return made(lambda: self._host.astype(dtype), self.shape, dtype, [self])
+        return in_order(self, lambda: self._host.astype(dtype), dtype, [self])
 
     def copy(self, order: str = "C") -> ndarray:
         return made(lambda: self._host, self.shape, self.dtype, [self])
@@ -163,6 +167,13 @@ def made(compute, shape, dtype, reads: list[ndarray], what: str = "a kernel") ->
     return array
 
 
+def in_order(first: ndarray, compute, dtype, reads: list[ndarray]) -> ndarray:
+    """Return what a kernel makes, in the order of its first input: CuPy keeps that of Fortran where it finds it."""
+    if first.flags.c_contiguous or not first._host.flags.f_contiguous:
+        return made(compute, first.shape, dtype, reads)
+    return made(lambda: compute().T, first.shape[::-1], dtype, reads).T
+
+
 def asarray(value, dtype=None) -> ndarray:
     if isinstance(value, ndarray):
         return value
@@ -178,7 +189,7 @@ def elementwise(ufunc: np.ufunc):
         given = [array for array in (one, other) if isinstance(array, ndarray)]
         hosts = [array._host if isinstance(array, ndarray) else array for array in (one, other)]
         if out is None:
-            return made(lambda: ufunc(*hosts), given[0].shape, given[0].dtype, given)
+            return in_order(given[0], lambda: ufunc(*hosts), given[0].dtype, given)
         kernel(lambda: ufunc(*hosts, out=out._host), given, [out])
         return out
 

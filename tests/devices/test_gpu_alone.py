@@ -26,7 +26,7 @@ def real(gpus):
     return cupy
 
 
-@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("strided", [False, True, "F"])
 @pytest.mark.parametrize("dtype", ["float32", "bool", "int16", "uint64", "complex128", "float16", "bfloat16"])
 def test_every_collective(group, real, dtype, strided):
     programs.every_collective(real, group, dtype, strided=strided, skipped=programs.OF_SEVERAL_GPUS)

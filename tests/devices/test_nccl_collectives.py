@@ -36,9 +36,10 @@ def test_every_collective(standin, cupy, size, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_arrays_whose_elements_lie_apart(standin, cupy, dtype):
-    skipped = programs.OF_SEVERAL_GPUS
-    run(programs.every_collective, cupy, 3, dtype, ((3,), (2, 3)), strided=True, skipped=skipped)
+@pytest.mark.parametrize("strided", [True, "F"])
+def test_arrays_whose_elements_lie_apart(standin, cupy, dtype, strided):
+    shapes, skipped = ((2, 3),) if strided == "F" else ((3,), (2, 3)), programs.OF_SEVERAL_GPUS
+    run(programs.every_collective, cupy, 3, dtype, shapes, strided=strided, skipped=skipped)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "int8", "int32", "uint16", "float16", "float64"])

@@ -145,21 +145,62 @@ def eagerly(cupy, standin):
     return num_made, x.tolist()
 
 
+def with_the_worlds_gpu(cupy, num_ranks):
+    rank = dist.get_rank()
+    dist.group.WORLD.device_id = rank  # as init_process_group does with its device_id
+    group = dist.new_group(backend="standin")
+    group.barrier()  # which has no array that would say where
+    objects = [None] * num_ranks
+    group.all_gather_object(objects, rank)
+    return objects
+
+
+def test_groups_have_the_gpu_of_their_world(standin, cupy):
+    assert dist.run(with_the_worlds_gpu, 2, (cupy, 2), timeout=20) == [[0, 1], [0, 1]]
+
+
 def test_a_group_that_is_given_a_device_meets_at_once(standin, cupy):
     assert dist.run(eagerly, 2, (cupy, standin), timeout=20) == [(1, [2.0, 2.0])] * 2
 
 
-def leave_early(cupy):
+def leave_early(cupy, have_met):
     group = on_own_gpu(cupy)
     group.all_reduce(cupy.zeros(1))
+    if have_met:
+        group.send(cupy.zeros(1), 1) if group.rank() == 0 else group.recv(cupy.zeros(1), 0)
     if group.rank() == 0:
-        group.isend(cupy.zeros(1), 1)  # which nobody receives
+        work = group.isend(cupy.zeros(1), 1)  # which nobody receives
     dist.destroy_process_group(group)
-    return True
+    return str(work.exception()) if group.rank() == 0 else None
 
 
-def test_messages_that_nobody_receives_do_not_keep_a_group_open(standin, cupy):
-    assert dist.run(leave_early, 2, (cupy,), timeout=30) == [True, True]
+@pytest.mark.parametrize("have_met", [False, True])
+def test_messages_that_nobody_receives_do_not_keep_a_group_open(standin, cupy, have_met):
+    words = dist.run(leave_early, 2, (cupy, have_met), timeout=30)[0]
+    assert "has destroyed the group" in words or "a message was not received" in words, words
+
+
+def disagree(cupy):
+    before = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        group = on_own_gpu(cupy)
+        for _ in range(3):
+            group.all_reduce(cupy.ones((2, 3)))
+            work = group.all_gather_into_tensor(cupy.zeros(4), cupy.zeros(2), async_op=True)
+            work.wait()
+        rank = group.rank()
+        return caught(lambda: group.all_reduce(cupy.ones((2, 3) if rank else (3, 2)), op="max" if rank else "sum"))
+    finally:
+        dist.set_debug_level(before)
+
+
+def test_calls_are_compared_at_level_detail(standin, cupy):
+    for words in dist.run(disagree, 2, (cupy,), timeout=20):
+        assert "all_reduce on group" in words
+        assert "rank 0 calls all_reduce(float64[6, shape (3, 2)], op=sum" in words
+        assert "rank 1 calls all_reduce(float64[6, shape (2, 3)], op=max" in words
+    assert len([entry for entry in standin.log if entry[0] == "all_reduce"]) == 6
 
 
 def test_a_default_group_of_both_kinds(standin, cupy):

@@ -10,6 +10,7 @@ import standin_cupy
 from standin_cupy import MACHINE
 
 import meshdist as dist
+from meshdist.backends import Wrapper
 from meshdist.cupy_arrays import as_device_array
 
 pytestmark = pytest.mark.timeout(60)
@@ -27,7 +28,7 @@ def on_own_gpu(program, size, cupy, *args, **how):
 
 
 @pytest.mark.filterwarnings("ignore::PendingDeprecationWarning")
-@pytest.mark.parametrize(("size", "dtype", "strided"), [(1, "float32", False), (2, "bool", True), (3, "int16", False)])
+@pytest.mark.parametrize(("size", "dtype", "strided"), [(1, "float32", "F"), (2, "bool", True), (3, "int16", False)])
 def test_every_collective(cupy, size, dtype, strided):
     on_own_gpu(programs.every_collective, size, cupy, dtype, ((3,), (), (0,), (2, 3)), strided=strided)
 
@@ -197,6 +198,23 @@ def test_a_backend_that_stages_may_be_named_for_gpus(cupy):
 def test_what_is_staged_goes_by_the_backend_of_the_cpu():
     with pytest.raises(ValueError, match=r"mpi carries arrays on 'cuda' by way of the CPU.*'cpu:mpi,cuda:mpi'"):
         dist.Backend("cpu:gloo,cuda:mpi")
+
+
+def test_an_engine_for_the_cpu_that_is_named_for_gpus_alone(cupy):
+    around = Wrapper.around("threads")
+    dist.Backend.register_backend("on_cards", around, extended_api=True, devices=["cpu", "cuda"])
+
+    def main():
+        with dist.new_group(backend="on_cards") as group:
+            assert group.all_reduce(cupy.ones(1)).tolist() == [2.0]
+        with dist.new_group(backend="cuda:on_cards") as group:
+            assert group.all_reduce(cupy.ones(1)).tolist() == [2.0]
+        with dist.new_group(backend="cpu:threads,cuda:on_cards") as group:
+            with pytest.raises(ValueError, match="make the group with 'cpu:on_cards,cuda:on_cards'"):
+                group.all_reduce(cupy.ones(1))
+            group.all_reduce(np.ones(1))
+
+    dist.run(main, 2, timeout=20)
 
 
 def test_a_mesh_of_gpus_over_a_backend_that_stages(cupy):

@@ -13,7 +13,7 @@ from meshdist.backends.base import Backend, BackendOptions, Plan, withdrawn_key
 from meshdist.backends.nccl.calls import CARRIED, NcclCalls
 from meshdist.backends.nccl.lane import Flight, Lane
 from meshdist.backends.nccl.library import CupyLibrary, Library
-from meshdist.backends.nccl.meeting import Counted, Meeting
+from meshdist.backends.nccl.meeting import Counted, Meeting, compare_calls
 from meshdist.backends.nccl.pairs import Pair
 from meshdist.backends.nccl.watchdog import Watchdog
 from meshdist.call import Call
@@ -53,12 +53,12 @@ class NcclBackend(Backend):
         self._pairs: dict[int, Pair] = {}
         self._lanes: dict[str, Lane] = {}  # all there are
         self._is_closing = False
-        self._making = threading.RLock()
+        self._making, self._pairing, self._taking = threading.Lock(), threading.Lock(), threading.Lock()
         self._failing = threading.Lock()
         self._watchdog = Watchdog(f"meshdist-nccl-{options.rank}", self._look, self._notice)
         self._next_look_s = 0.0
         self._looked_at = 0
-        self._num_meetings = 0
+        self._num_meetings = self._num_compared = 0
         self.device_calls = NcclCalls(self)
 
     @classmethod
@@ -98,7 +98,7 @@ class NcclBackend(Backend):
             ValueError: The array is on another GPU than those before.
         """
         self.check()
-        with self._making:
+        with self._pairing:  # and not the other: isend must not wait for ranks that meet for a collective
             self._take_device(where, device)
             pair = self._pairs.get(peer)
             if pair is None:
@@ -146,12 +146,25 @@ class NcclBackend(Backend):
         counted = Counted(self.options, store, tuple(range(self.size)), "", self._check_open)
         wait_until(counted, self.options.bells.mine(), Deadline(timeout_s), where)
 
+    def compare(self, call: Call, where: str) -> None:
+        """Have all ranks compare what they are about to call.
+
+        Raises:
+            DistBackendError: They call different things.
+            DistTimeoutError: Some ranks did not come.
+        """
+        self.check()
+        self._num_compared += 1
+        number, timeout_s = self._num_compared, self.options.timeout_s
+        compare_calls(self.options, number, call.signature(), where, timeout_s, self._check_open)
+
     def abort(self, reason: str) -> None:
         self.fail(DistBackendError(reason))
 
     def close(self) -> None:
-        self._await(lambda: any(pair.is_pending for pair in self._pairs.values()), _LAST_MESSAGES_S)
-        self._await(lambda: any(lane.flights for lane in list(self._lanes.values())), self.options.timeout_s)
+        lane = self._lane
+        self._await(lambda: lane is not None and bool(lane.flights), self.options.timeout_s)
+        self._drain_messages()
         self._is_closing = True
         self._watchdog.stop()
         if self.error is None and self._is_broken():
@@ -195,10 +208,25 @@ class NcclBackend(Backend):
         self._watchdog.watch(lane)
         return lane
 
-    def _await(self, busy: Callable[[], bool], timeout_s: float) -> None:
+    def _drain_messages(self) -> None:
+        pairs = self._pairs
+        # What is sent may take its time, as long as there is somebody to receive it; whether somebody is going to send
+        # what is received here is not known.
+        self._await(lambda: any(pair.is_busy() for pair in pairs.values()), _LAST_MESSAGES_S)
+        self._await(
+            lambda: any(
+                pair.is_busy(sends_alone=True) and self.options.gone(peer) is None for peer, pair in pairs.items()
+            ),
+            self.options.timeout_s,
+            nap_s=50e-3,
+        )
+        if self.error is None and any(pair.is_busy() for pair in pairs.values()):
+            self.fail(DistError("the group is destroyed, and a message was not received"))
+
+    def _await(self, busy: Callable[[], bool], timeout_s: float, nap_s: float = 1e-3) -> None:
         deadline = Deadline(timeout_s)
         while self.error is None and busy() and not deadline.expired():
-            time.sleep(1e-3)
+            time.sleep(nap_s)
 
     def _check_open(self) -> None:
         self.check()
@@ -206,9 +234,10 @@ class NcclBackend(Backend):
             raise DistError("the group is destroyed, and the other rank has not come")
 
     def _take_device(self, where: str, device: int | None) -> None:
-        if self.device is None:
-            self.device = self.cuda.runtime.getDevice() if device is None else device
-        elif device is not None and device != self.device:
+        with self._taking:
+            if self.device is None:
+                self.device = self.cuda.runtime.getDevice() if device is None else device
+        if device is not None and device != self.device:
             raise ValueError(
                 f"{where}: the array is on GPU {device}, and this rank's calls on the group are on GPU {self.device};"
                 " a rank has one GPU in a group: bring the array there"

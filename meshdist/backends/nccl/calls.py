@@ -7,8 +7,10 @@ makes it, and done when the device comes to it. What the ranks call is not compa
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from meshdist.backends.matching import eager_bytes
 from meshdist.backends.nccl import plans
 from meshdist.backends.nccl.landing import Landing
 from meshdist.backends.nccl.lane import Flight, Lane
@@ -58,12 +60,17 @@ class NcclCalls(DeviceCalls):
         self._plans: dict[Any, NcclPlan] = {}
         self._array = cupy_module().ndarray
         self._scratch: Any = None
+        self._eager_bytes = eager_bytes()
         self._batch: Batch | None = None
+
+    @property
+    def device(self) -> int | None:  # type: ignore[override]
+        return self._backend.device
 
     def submit(self, request: Request) -> Any:
         group, collective, where = request.group, request.collective, request.where
         send, recv = request.send, request.recv
-        if recv is send and type(recv) is self._array and recv.flags.c_contiguous:
+        if recv is send and type(recv) is self._array and recv.flags.c_contiguous and not request.compares:
             # One array, in place, as most are. Where there is a plan there is nothing to be said against it.
             known = self._plans.get((collective, (recv.dtype, recv.shape), None, request.op, request.root, None))
             if known is not None:
@@ -79,12 +86,15 @@ class NcclCalls(DeviceCalls):
         op = None if request.op is None else group.named(where, as_reduce_op, request.op)
         key = (collective, _shapes(taken), None if in_place else _shapes(given), op, request.root, request.splits)
         plan: NcclPlan | Scaled | None = self._plans.get(key)
-        if plan is None:
-            call = Call(collective, where, group.rank(), group.size(), given, taken, op, request.root, request.splits)
+        if plan is None or request.compares:
+            rank, size, root, compares = group.rank(), group.size(), request.root, request.compares
+            call = Call(collective, where, rank, size, given, taken, op, root, request.splits, compares)
             collective.check(call)
             made = self._plan_of(call)
             made.facts = facts_of(call, group.name, group.label, group.timeout_s)
             plan = self._plans[key] = made
+            if request.compares:
+                self._compare(request, call)
         if factor is not None:
             for array in each(given):
                 group.named(where, factor.check, array, names[0])
@@ -93,6 +103,12 @@ class NcclCalls(DeviceCalls):
         if plan.apart and not in_place and given is not None and taken is not None:
             given = self._apart(given, taken, group, op is not None)
         return self._carry_out(request, plan, given, taken, device)
+
+    def _compare(self, request: Request, call: Call) -> None:
+        try:
+            self._backend.compare(call, request.where)
+        except BaseException as error:
+            raise request.group.fail(error, request.where) from None
 
     def _carry_out(self, request: Request, plan: NcclPlan | Scaled, given: Any, taken: Any, device: int | None) -> Any:
         timeout_s = request.group.timeout_s if request.timeout_s is None else request.timeout_s
@@ -106,7 +122,14 @@ class NcclCalls(DeviceCalls):
         return request.recv
 
     def send(self, parcel: Parcel) -> None:
-        self.isend(parcel).wait()
+        array = parcel.group.named(parcel.where, lambda: as_device_array(parcel.tensor, "tensor"))
+        if array.nbytes > self._eager_bytes:
+            self.isend(parcel).wait()
+            return
+        # A copy, by the caller's stream, which then goes on: the lane keeps the copy until it is sent.
+        with self._backend.cuda.Device(int(array.device.id)):
+            buffered = array.copy()
+        self.isend(replace(parcel, tensor=buffered))
 
     def recv(self, parcel: Parcel) -> int:
         self.irecv(parcel).wait()

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from meshdist.backends.nccl.library import Communicator, Library
 from meshdist.backends.whereabouts import SetUpWait
+from meshdist.call import Signature
 from meshdist.deadline import Deadline
+from meshdist.debug.mismatch import disagreement
 from meshdist.errors import DistBackendError
 from meshdist.farewell import ORDERLY, peer_gone
 from meshdist.store import PrefixStore, Store
@@ -48,6 +50,7 @@ class Counted(Waitable):
         self._options, self._store, self._members, self._check = options, store, members, check
         self._absent = [rank for rank in members if rank != options.rank]
         self._next_look_s = 0.0
+        self._since_s = time.monotonic()
         store.set(f"here/{options.rank}", card)
         if store.add("num_here", 1) == len(members):
             store.set("all_here", "")
@@ -79,7 +82,8 @@ class Counted(Waitable):
         return ", ".join(f"rank {rank}" for rank in absent)
 
     def nap_s(self) -> float:
-        return 2e-3
+        # Nobody rings. Who waits long asks less often: thousands may be asking.
+        return min(max((time.monotonic() - self._since_s) / 8, 1e-3), 50e-3)
 
     def cards(self) -> list[Any]:
         """Return what the ranks say of themselves, once all are there."""
@@ -91,6 +95,36 @@ def check_there(options: BackendOptions, rank: int, left_out: str) -> None:
     how = options.gone(rank)
     if how is not None:
         raise peer_gone(f"rank {rank}", how, left_out)
+
+
+def compare_calls(
+    options: BackendOptions, number: int, signature: Signature, where: str, timeout_s: float, check: Callable[[], None]
+) -> None:
+    """Compare what the ranks are about to call, in the store; all ranks come to it as often.
+
+    Args:
+        options: The group's.
+        number: How often they have.
+        signature: What this rank calls.
+        where: How messages begin.
+        timeout_s: How long to wait for the others.
+        check: Raises where the engine has given up meanwhile.
+
+    Raises:
+        DistBackendError: They call different things; says who calls what.
+        DistTimeoutError: Some ranks did not come; says which.
+    """
+    members = tuple(range(len(options.ranks)))
+    store = PrefixStore(f"nccl/calls/{number}", options.store)
+    counted = Counted(options, store, members, json.dumps([signature.compared, signature.text]), check)
+    wait_until(counted, options.bells.mine(), Deadline(timeout_s), where)
+    calls = dict(zip(members, counted.cards(), strict=True))
+    # Who has come here has read what was left the time before.
+    before = PrefixStore(f"nccl/calls/{number - 1}", options.store)
+    for key in (f"here/{options.rank}", *(("num_here", "all_here") if options.rank == 0 else ())):
+        before.delete_key(key)
+    if len({compared for compared, _ in calls.values()}) > 1:
+        raise DistBackendError(disagreement({rank: text for rank, (_, text) in calls.items()}))
 
 
 class Meeting:

@@ -40,10 +40,16 @@ class Pair:
         self._waiting: list[tuple[bool, Batch, str, float, Sequence[DeviceWork], Any]] = []
         self._thread: threading.Thread | None = None
 
-    @property
-    def is_pending(self) -> bool:
-        """Whether messages wait for the lanes."""
-        return bool(self._waiting)
+    def is_busy(self, *, sends_alone: bool = False) -> bool:
+        """Return whether messages wait for the lanes, or are on their way.
+
+        Args:
+            sends_alone: Look at those alone that this rank sends.
+        """
+        if any(is_send or not sends_alone for is_send, *_ in list(self._waiting)):
+            return True
+        lanes = self._lanes or {}
+        return any(lane.flights for is_send, lane in lanes.items() if is_send or not sends_alone)
 
     def post(self, batch: Batch, where: str, timeout_s: float, works: Sequence[DeviceWork], *, is_send: bool) -> None:
         """Post messages of one direction, now or as soon as there is a lane. The current device is the pair's.
