@@ -104,7 +104,7 @@ class Messages:
         array = tensor if is_simple else pack(self._array(where, tensor, tag))
         if is_simple:
             self._engine = backend
-        record = self._begin_record(of, array, dst, tag)
+        record = self.begin_record(of, array, dst, tag)
         try:
             backend.wait(backend.send(array, dst, tag), where)
         except BaseException as error:
@@ -130,7 +130,7 @@ class Messages:
             self._engine = backend
         if src is None:
             self._check_not_alone(where)
-        record = self._begin_record(of, packed, src, tag)
+        record = self.begin_record(of, packed, src, tag)
         try:
             receipt = backend.recv(packed, src, tag)
             backend.wait(receipt, where)
@@ -150,7 +150,7 @@ class Messages:
             return self._in_batch(backend.device_calls).isend(self._parcel(where, "isend", tensor, dst, tag))
         array = self._array(where, tensor, tag)
         work = Work(where, None)
-        record = self._begin_record("isend", array, dst, tag)
+        record = self.begin_record("isend", array, dst, tag)
         self._begin(work, where, ("to", dst), lambda: backend.send(pack(array), dst, tag), None, record)
         return work
 
@@ -171,7 +171,7 @@ class Messages:
             if packed is not array:
                 array[...] = packed
 
-        record = self._begin_record("irecv", packed, src, tag)
+        record = self.begin_record("irecv", packed, src, tag)
         self._begin(work, where, ("from", src, tag), lambda: backend.recv(packed, src, tag), arrive, record)
         return work
 
@@ -226,7 +226,8 @@ class Messages:
         now = clock()
         self._recorder.keep([facts, sequence, now, now, now, code, instruction])
 
-    def _begin_record(self, of: str, array: Array, peer: int | None, tag: int) -> Record:
+    def begin_record(self, of: str, array: Array, peer: int | None, tag: int) -> Record:
+        """Return the flight recorder's record of a message that is about to be sent or asked for."""
         # What is at hand; `facts_in` makes words of it.
         group = self._group
         self.num_messages += 1

@@ -276,7 +276,11 @@ class Peers:
         pid = self.card(rank).pid
         if _fields_of(pid)[:1] in (["T"], ["t"]):
             return f"is stopped by a signal; `kill -CONT {pid}` on {self.card(rank).host_name} lets it go on"
-        return "has not answered: it may be inside a library that does not come back to Python"
+        from meshdist.debug.frozen import place_of_process
+
+        place = place_of_process(pid)
+        at = f", called at {place}" if place is not None else ""
+        return f"has not answered: it is inside something that does not come back to Python{at}"
 
     def describe(self, rank: int) -> str:
         """Return a global rank with its process and host, for messages."""

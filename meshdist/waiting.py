@@ -21,8 +21,6 @@ from meshdist.errors import DistError, DistTimeoutError
 if TYPE_CHECKING:
     from meshdist.debug.vigil import Vigil, Watch
 
-# How long to look before going to sleep.
-LOOKING_S = 0.001
 FIRST_NAP_S = 0.001
 LONGEST_NAP_S = 0.1
 
@@ -76,7 +74,13 @@ class EventDoorbell(Doorbell):
 
 
 class Waitable(ABC):
-    """Something a rank waits for: peers that arrive, a message, room in a buffer."""
+    """Something a rank waits for: peers that arrive, a message, room in a buffer.
+
+    Attributes:
+        looking_s: How long it pays to look, letting others run in between, before sleeping.
+    """
+
+    looking_s = 0.001
 
     @abstractmethod
     def ready(self) -> bool:
@@ -117,13 +121,13 @@ def is_ready(waitable: Waitable) -> bool:
     return False
 
 
-def look_a_while(waitable: Waitable, longest_s: float) -> bool:
-    """Look at `waitable` again and again, letting others run in between; return True once it is ready.
+def look_a_while(waitable: Waitable) -> bool:
+    """Look at `waitable` for its `looking_s`, letting others run in between; return True once it is ready.
 
     Waking up takes longer than most peers do. Spinning instead would keep a peer from coming that is on the same core.
     It goes by the clock: on a busy machine, to let others run may take milliseconds.
     """
-    end = monotonic() + longest_s
+    end = monotonic() + waitable.looking_s
     while not waitable.ready():
         os.sched_yield()
         if monotonic() > end:

@@ -17,7 +17,8 @@ from sidebyside.contender import COALESCED, OUTSTANDING, Array, Call, Contender
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (8, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
 _CHECKED_CALLS = 3
-_PART = 1 << 20
+_PART = 1 << 18
+_CHECKED_PARTS = 64
 
 
 class Case(NamedTuple):
@@ -170,10 +171,14 @@ def prepare(contender: Contender, case: Case) -> Call:
     return call
 
 
-def _columns(block: int, ranks: int) -> Iterator[Array]:
-    # A part of every block at a time, so that to check large arrays does not take the memory of many of them.
+def _columns(block: int, ranks: int, most: int | None = None) -> Iterator[Array]:
+    # A part of every block at a time, so that to check large arrays does not take the memory of many of them; with
+    # `most`, so many parts, from the first to the last.
     part = max(1, _PART // ranks)
-    for begin in range(0, block, part):
+    begins = np.arange(0, block, part)
+    if most is not None and len(begins) > most:
+        begins = begins[np.linspace(0, len(begins) - 1, most).astype(int)]
+    for begin in begins:
         yield np.arange(begin, min(block, begin + part))
 
 
@@ -190,7 +195,9 @@ def _values(rank: int, repeat: int, places: Array, dtype: np.dtype) -> Array:
 def _check(contender: Contender, case: Case, shape: Shape, take: Array, repeat: int) -> None:
     rank, ranks = contender.rank, contender.size
     lengths, first, wrong = lengths_of(case, shape, ranks), "", 0
-    for columns in _columns(lengths.block, ranks):
+    # All of small arrays. Of large ones on many ranks, every rank would make so many numbers for so many others that
+    # the check took longer than the measurement.
+    for columns in _columns(lengths.block, ranks, max(2, _CHECKED_PARTS // ranks)):
         given = _places(lengths.blocks_given, lengths.block, columns)
         taken = _places(lengths.blocks_taken, lengths.block, columns)
         due = shape.expected([_values(peer, repeat, given, take.dtype) for peer in range(ranks)], rank)

@@ -67,12 +67,16 @@ class StoreReach(Reach):
         self._peers = peers
         self._rank = rank
         self._pause = threading.Event()
+        self._has_told = False
 
     def publish(self, state: dict[str, Any], *, waits: bool) -> None:
         self._store.set(f"debug/state/{self._rank}", json.dumps({**state, "waits": waits}))
 
     def retract(self) -> None:
         self._store.delete_key(f"debug/state/{self._rank}")
+        if self._has_told:
+            self._has_told = False
+            self._store.delete_key(_STORY)  # of this wait; nobody shall take it for that of the next
 
     def gather(self, budget_s: float) -> tuple[dict[int, RankSeen], dict[int, str]]:
         deadline = Deadline(budget_s)
@@ -104,6 +108,7 @@ class StoreReach(Reach):
 
     def tell(self, story: str) -> None:
         self._store.set(_STORY, story)
+        self._has_told = True
 
     def told(self) -> str:
         return self._store.get(_STORY).decode() if self._store.check([_STORY]) else ""

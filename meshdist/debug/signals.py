@@ -18,6 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from meshdist.debug.flight_recorder import DIRECTORY_VARIABLE
+from meshdist.debug.frozen import StackFile
 from meshdist.errors import DistError
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class SignalWatch:
         # Of each signal, the handler before and ours.
         self._handlers: dict[int, tuple[Any, Any]] = {}
         self._threads: dict[int, threading.Thread] = {}
+        self._stack_file: StackFile | None = None
         if threading.current_thread() is not threading.main_thread():
             return  # only the main thread may set handlers, and none other is interrupted
         for number, answer in ((signal.SIGURG, publish), (signal.SIGUSR1, show)):
@@ -47,9 +49,15 @@ class SignalWatch:
             if signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN):
                 handler = self._handler(answer)
                 self._handlers[number] = signal.signal(number, handler), handler
+        if signal.SIGURG in self._handlers:
+            with suppress(OSError, AttributeError):  # where there is no such memory, ranks that are frozen stay silent
+                self._stack_file = StackFile(signal.SIGURG)
 
     def close(self) -> None:
         """Answer no more."""
+        if self._stack_file is not None and self._pid == os.getpid():
+            self._stack_file.close()
+            self._stack_file = None
         if threading.current_thread() is threading.main_thread():
             for number, (before, ours) in self._handlers.items():
                 if signal.getsignal(number) is ours:  # the script may have set one of its own since
@@ -60,6 +68,8 @@ class SignalWatch:
 
     def _handler(self, answer: Callable[[World], None]) -> Callable[[int, FrameType | None], None]:
         def handle(number: int, frame: FrameType | None) -> None:
+            if self._stack_file is not None:
+                self._stack_file.empty()  # who is here can answer
             world = self._slot.world
             busy = self._threads.get(number)
             if world is None or os.getpid() != self._pid or (busy is not None and busy.is_alive()):

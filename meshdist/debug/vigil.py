@@ -28,6 +28,7 @@ _LONGEST_PATIENCE_S = 30.0
 _MOST_CHARACTERS = 3000
 _REFRESH_S = 10.0
 _SETTLE_S = 0.3
+_MOST_PATIENT = 10
 # What is logged at debug level INFO.
 _SLOW_S = 1.0
 _LONGEST_BUDGET_S = 1.0
@@ -176,10 +177,14 @@ class Vigil:
             # Those who began to wait at once get to know of each other, and that one of them leads.
             self._news.wait(min(_SETTLE_S, refresh_s / 4))
             self._look(first)
+            num_patient = 0
             while self._goes_on():
-                rang = self._news.wait(refresh_s)
+                rang = self._news.wait(refresh_s if self._story else min(_SETTLE_S, refresh_s))
                 self._news.clear()
-                if self._asked.is_set() or not rang:
+                if not rang and not self._story and num_patient < _MOST_PATIENT:
+                    num_patient += 1
+                    self._story = self.reach.told()  # the leader is still at it
+                elif self._asked.is_set() or not rang:
                     self._asked.clear()
                     self._look(None)
                     self._answered.set()

@@ -62,6 +62,8 @@ def parse_options(line: str, before: CellOptions | None = None) -> CellOptions:
         raise ValueError(str(error) if str(error).startswith("%%mesh") else f"%%mesh: {error}") from None
     axes = None if given.axes is None else _axes(given.axes)
     num_ranks, axes = _shape(given.n, axes, before)
+    if given.timeout is not None and not given.timeout > 0:
+        raise ValueError(f"%%mesh: --timeout must be a positive number of seconds, got {given.timeout:g}")
     options = replace(
         before or CellOptions(num_ranks),
         num_ranks=num_ranks,

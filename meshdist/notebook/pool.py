@@ -139,14 +139,15 @@ class Pool:
             return
         self._is_joined = False
         problems = [
-            *(f"rank {rank}: {how}" for rank, how in outcome.ended.items()),
-            *(f"rank {rank}: {answer.summary}" for rank, answer in outcome.answers.items() if answer.summary),
+            *(f"rank {rank}: {how}" for rank, how in sorted(outcome.ended.items())),
+            *(f"rank {rank}: {answer.summary}" for rank, answer in sorted(outcome.answers.items()) if answer.summary),
         ]
         for rank in outcome.ended:
             self._workers.pop(rank).close()
         if outcome.interrupted:
             raise KeyboardInterrupt
-        raise DistError(f"the workers could not {what}: {'; '.join(problems)}")
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise DistError(f"the workers could not {what}: {problems[0]}{more}")
 
     def _ask_all(self, question: Any, is_interrupted: Callable[[], bool], deadline: Deadline | None = None) -> Outcome:
         for worker in self._workers.values():

@@ -106,6 +106,8 @@ def _event(group: GroupRecording, recorded: Any, number: int, now_ns: int) -> Ev
     call = SyncCall(*(recorded.call if is_async else recorded))
     begin_ns, end_ns, held_ns, wait_ns = call.begin_ns, call.end_ns, call.end_ns - call.begin_ns, None
     peer, failed = call.peer, call.failed
+    if call.was_async:
+        wait_ns = 0
     if is_async:
         end_ns = now_ns if recorded.end_ns is None else recorded.end_ns
         wait_ns, held_ns = recorded.blocked_ns, held_ns + recorded.blocked_ns
@@ -121,7 +123,7 @@ def _event(group: GroupRecording, recorded: Any, number: int, now_ns: int) -> Ev
         wait_ns=wait_ns,
         nbytes=call.nbytes,
         site=_line(call.code, call.instruction),
-        is_async=is_async,
+        is_async=is_async or call.was_async,
         failed=failed,
         peer=group.ranks[peer] if peer is not None and peer >= 0 else peer,
         tag=call.tag,

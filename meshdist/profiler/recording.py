@@ -8,6 +8,7 @@ from sys import _getframe
 from time import perf_counter_ns
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 # Of a message from any rank that has not come: no rank.
 _ANY = -1
+# The kinds of Work that are told when they are done.
+_SETTLED = (Work, ReceiptWork)
 
 
 class SyncCall(NamedTuple):
@@ -37,6 +40,7 @@ class SyncCall(NamedTuple):
         peer: Of a message, the other side as a rank of the group, -1 for any; None for a collective.
         tag: Of a message.
         failed: It raised a DistError.
+        was_async: It was async, and done before the caller could go on.
     """
 
     name: str
@@ -48,6 +52,7 @@ class SyncCall(NamedTuple):
     peer: int | None = None
     tag: int = 0
     failed: bool = False
+    was_async: bool = False
 
 
 class AsyncCall:
@@ -86,7 +91,6 @@ class GroupRecording:
     """The calls of one group.
 
     Attributes:
-        label: What messages call the group.
         name: Its name, the same on all its ranks and of no other group.
         ranks: Its global ranks.
         calls: The calls in the order in which they were made, sync ones in that in which they ended.
@@ -94,11 +98,20 @@ class GroupRecording:
     """
 
     def __init__(self, group: ProcessGroup) -> None:
-        self.label = group.label
+        self._group = ref(group)
+        self._label = group.label
         self.name = group.name
         self.ranks = group.ranks
         self.calls: list[Any] = []
         self.num_dropped = 0
+
+    @property
+    def label(self) -> str:
+        """What messages call the group: a mesh may give it another label later."""
+        group = self._group()
+        if group is not None:
+            self._label = group.label
+        return self._label
 
 
 class Recording:
@@ -115,90 +128,108 @@ class Recording:
 
     def around_submit(self, group: ProcessGroup, submit: Callable[..., Any]) -> Callable[..., Any]:
         """Return what is called instead of `submit`, with its arguments, for every collective of a group."""
-        recording = self._of(group)
-        calls, keep, limit, now = recording.calls, recording.calls.append, self._limit, perf_counter_ns
-        array = np.ndarray
-
-        def recorded(
-            collective: Collective[..., Any],
-            send: Any,
-            recv: Any,
-            op: Any = None,
-            root: int | None = None,
-            async_op: bool = False,
-            splits: Any = None,
-            timeout_s: float | None = None,
-        ) -> Any:
-            begin_ns = now()
-            try:
-                result = submit(collective, send, recv, op, root, async_op, splits, timeout_s)
-            except DistError:
-                size, name = max(_size(send), _size(recv)), _name(collective)
-                keep(SyncCall(name, begin_ns, now(), size, *_site(_getframe(1)), failed=True))
-                raise
-            end_ns = now()
-            if len(calls) >= limit:
-                recording.num_dropped += 1
-                return result
-            nbytes = send.nbytes if type(send) is array else _size(send)
-            if recv is not send:
-                taken = recv.nbytes if type(recv) is array else _size(recv)
-                nbytes = taken if taken > nbytes else nbytes
-            name = collective.name
-            if collective.is_prelude:
-                name = _name(collective)
-            # As `call_site`, but that it costs a tenth and reads no line: above this function is the collective's.
-            frame = _getframe(2)
-            code = frame.f_code
-            while is_ours(code.co_filename) and frame.f_back is not None:
-                frame = frame.f_back
-                code = frame.f_code
-            call = name, begin_ns, end_ns, nbytes, code, frame.f_lasti
-            keep(_followed(call, result, group) if async_op and isinstance(result, Work) else call)
-            return result
-
+        recorded = _recorded_submit(self._of(group), group, submit, self._limit)
         return recorded if self._ranges is None else _ranged(self._ranges, group, recorded)
 
     def around_message(self, group: ProcessGroup, name: str, begin: Callable[..., Any]) -> Callable[..., Any]:
         """Return what is called instead of `begin`, the function `name` of a group's messages."""
-        recording = self._of(group)
-        calls, keep, limit, now = recording.calls, recording.calls.append, self._limit, perf_counter_ns
-
-        def recorded(tensor: Any, peer: int | None, tag: int, of: str = name, *, is_prelude: bool = False) -> Any:
-            shown = f"{of} (sizes)" if is_prelude else of
-            other = _ANY if peer is None else peer
-            begin_ns = now()
-            try:
-                if of == name:
-                    result = begin(tensor, peer, tag)
-                else:
-                    result = begin(tensor, peer, tag, of, is_prelude=is_prelude)
-            except DistError:
-                site = _site(_getframe(1))
-                keep(SyncCall(shown, begin_ns, now(), _size(tensor), *site, other, tag, failed=True))
-                raise
-            end_ns = now()
-            if len(calls) >= limit:
-                recording.num_dropped += 1
-                return result
-            is_work = isinstance(result, Work)
-            # Who receives from any gets to know from whom.
-            source = result if name == "recv" else other
-            call = shown, begin_ns, end_ns, _size(tensor), *_site(_getframe(1)), source, tag
-            keep(_followed(call, result, group) if is_work else call)
-            return result
-
-        return recorded
+        return _recorded_message(self._of(group), group, name, begin, self._limit)
 
     def _of(self, group: ProcessGroup) -> GroupRecording:
         found = self.groups.get(group.name)
         if found is None:
             found = self.groups[group.name] = GroupRecording(group)
-        found.label = group.label
         return found
 
 
-def _followed(call: tuple[Any, ...], work: Work, group: ProcessGroup) -> AsyncCall:
+def _recorded_submit(
+    recording: GroupRecording, group: ProcessGroup, submit: Callable[..., Any], limit: int
+) -> Callable[..., Any]:
+    calls, keep, now, array = recording.calls, recording.calls.append, perf_counter_ns, np.ndarray
+
+    def recorded(
+        collective: Collective[..., Any],
+        send: Any,
+        recv: Any,
+        op: Any = None,
+        root: int | None = None,
+        async_op: bool = False,
+        splits: Any = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        begin_ns = now()
+        try:
+            result = submit(collective, send, recv, op, root, async_op, splits, timeout_s)
+        except DistError:
+            keep(_failed_call(_name(collective), begin_ns, max(_size(send), _size(recv))))
+            raise
+        end_ns = now()
+        if len(calls) >= limit:
+            recording.num_dropped += 1
+            return result
+        nbytes = send.nbytes if type(send) is array else _size(send)
+        if recv is not send:
+            taken = recv.nbytes if type(recv) is array else _size(recv)
+            nbytes = taken if taken > nbytes else nbytes
+        # As `_site`, which would be a call more: above this function is the collective's.
+        try:
+            frame = _getframe(2)
+        except ValueError:  # a thread began with the collective itself
+            frame = _getframe(1)
+        code = frame.f_code
+        while is_ours(code.co_filename) and frame.f_back is not None:
+            frame = frame.f_back
+            code = frame.f_code
+        name = _name(collective) if collective.is_prelude else collective.name
+        call = name, begin_ns, end_ns, nbytes, code, frame.f_lasti
+        keep(_followed(call, result, group) if async_op and isinstance(result, Work) else call)
+        return result
+
+    return recorded
+
+
+def _recorded_message(
+    recording: GroupRecording, group: ProcessGroup, name: str, begin: Callable[..., Any], limit: int
+) -> Callable[..., Any]:
+    calls, keep, now, array = recording.calls, recording.calls.append, perf_counter_ns, np.ndarray
+
+    def recorded(tensor: Any, peer: int | None, tag: int, of: str = name, *, is_prelude: bool = False) -> Any:
+        shown = f"{of} (sizes)" if is_prelude else of
+        other = _ANY if peer is None else peer
+        begin_ns = now()
+        try:
+            if of == name:
+                result = begin(tensor, peer, tag)
+            else:
+                result = begin(tensor, peer, tag, of, is_prelude=is_prelude)
+        except DistError:
+            keep(_failed_call(shown, begin_ns, _size(tensor), other, tag))
+            raise
+        end_ns = now()
+        if len(calls) >= limit:
+            recording.num_dropped += 1
+            return result
+        nbytes = tensor.nbytes if type(tensor) is array else _size(tensor)
+        code, instruction = _site(_getframe(1))
+        if not isinstance(result, Work):
+            # Who receives from any gets to know from whom.
+            keep((shown, begin_ns, end_ns, nbytes, code, instruction, result if name == "recv" else other, tag))
+        elif other >= 0 and type(result) in _SETTLED and result.is_success():
+            keep((shown, begin_ns, end_ns, nbytes, code, instruction, other, tag, False, True))
+        else:
+            keep(_followed((shown, begin_ns, end_ns, nbytes, code, instruction, other, tag), result, group))
+        return result
+
+    return recorded
+
+
+def _failed_call(name: str, begin_ns: int, nbytes: int, peer: int | None = None, tag: int = 0) -> SyncCall:
+    return SyncCall(name, begin_ns, perf_counter_ns(), nbytes, *_site(_getframe(2)), peer, tag, failed=True)
+
+
+def _followed(call: tuple[Any, ...], work: Work, group: ProcessGroup) -> AsyncCall | tuple[Any, ...]:
+    if type(work) not in _SETTLED:
+        return call  # it goes on on a device, and this rank need not hear of its end
     followed = AsyncCall(call)
     if work.is_completed():
         followed.done(work, group)

@@ -6,11 +6,14 @@
 # for two seconds at most, where a job has 30 minutes unless it says otherwise (`init_process_group(timeout=...)`).
 
 # %%
+import logging
 import time
 
 import numpy as np
 
 import meshdist as dist
+
+logging.getLogger("meshdist").setLevel("ERROR")  # shortly before a timeout it warns, of what the error then says
 
 
 def tell(program, ranks=3, seconds=2):
@@ -75,8 +78,8 @@ tell(program, ranks=2)
 # ## The same calls, in another order
 #
 # On one group that is a disagreement as above. On two groups it is a deadlock: rank 0 waits in the first group for
-# rank 1, which waits in the second one for rank 0. Nobody can know that this will not end, so it takes the timeout to
-# end it.
+# rank 1, which waits in the second one for rank 0. It takes the timeout to end it. Then the ranks look at each other,
+# and the error has the circle, and the first call in which they differ.
 
 
 # %% varies
@@ -89,7 +92,7 @@ def program():
         dist.all_reduce(x, group=group)
 
 
-tell(program, ranks=2, seconds=1)
+tell(program, ranks=2)
 
 # %% [markdown]
 # ## Everybody receives first
@@ -105,7 +108,7 @@ def program():
     dist.send(x, dst=(rank + 1) % size)
 
 
-tell(program, seconds=1)
+tell(program)
 
 # %% [markdown]
 # That everybody sends first is as wrong, but goes well as long as messages are small: up to 64 KiB they are buffered.
@@ -120,8 +123,8 @@ tell(program, seconds=1)
 # %% varies
 def program():
     if dist.get_rank() in (1, 3):
-        time.sleep(1.5)  # busy elsewhere
-    dist.monitored_barrier(timeout=1, wait_all_ranks=True)
+        time.sleep(3)  # busy elsewhere
+    dist.monitored_barrier(timeout=2, wait_all_ranks=True)
 
 
 tell(program, ranks=4)
@@ -186,6 +189,11 @@ axes = timeline.plot()
 # %% [markdown]
 # ## In a job
 #
+# - `python -m meshdist.debug attach` asks a running job who waits for whom, and `kill -USR1 PID` one rank.
+# - Every rank keeps its last calls; `MESHDIST_FLIGHT_RECORDER_DIR=folder` has them written when a job fails, and
+#   `python -m meshdist.debug report folder` makes a page of them.
 # - `MESHDIST_DEBUG=DETAIL` logs every call with its bytes and its line, and has shapes compared as well.
 # - `meshdist.breakpoint(rank=1)` opens a debugger on one rank, while the others wait for it.
 # - `init_process_group(timeout=60)` makes the wait for what never comes short while you look for it.
+#
+# More of it is in [when something goes wrong](../docs/debugging.md).

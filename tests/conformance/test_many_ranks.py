@@ -1,4 +1,4 @@
-"""More ranks than the slots of shared memory are made for: smaller slots, shares that do not divide."""
+"""More ranks than slots are made for, or than send to all at once: smaller slots, rounds, shares that do not divide."""
 
 import cases
 import numpy as np
@@ -34,7 +34,10 @@ def equal(actual, expected, what):
         raise AssertionError(f"{cases.where()}, {what}: got {actual}, expected {expected}")
 
 
-@pytest.mark.parametrize("backend", ["threads", "gloo", "gloo-slots", *(["mpi-mpich"] if RUNS_ALL else [])])
+@pytest.mark.parametrize(
+    "backend",
+    ["threads", *(f"gloo{way}" for way in ("", "-slots", "-tcp")), *(["mpi-mpich"] if RUNS_ALL else [])],
+)
 def test_every_collective_on_nine_ranks(worlds, backend):
     worlds.world(backend, SIZE).run(everything)
     if backend != "threads":

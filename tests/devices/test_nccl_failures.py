@@ -181,22 +181,23 @@ def test_messages_that_nobody_receives_do_not_keep_a_group_open(standin, cupy, h
 
 
 def disagree(cupy):
-    before = dist.get_debug_level()
-    dist.set_debug_level(dist.DebugLevel.DETAIL)
-    try:
-        group = on_own_gpu(cupy)
-        for _ in range(3):
-            group.all_reduce(cupy.ones((2, 3)))
-            work = group.all_gather_into_tensor(cupy.zeros(4), cupy.zeros(2), async_op=True)
-            work.wait()
-        rank = group.rank()
-        return caught(lambda: group.all_reduce(cupy.ones((2, 3) if rank else (3, 2)), op="max" if rank else "sum"))
-    finally:
-        dist.set_debug_level(before)
+    group = on_own_gpu(cupy)
+    for _ in range(3):
+        group.all_reduce(cupy.ones((2, 3)))
+        work = group.all_gather_into_tensor(cupy.zeros(4), cupy.zeros(2), async_op=True)
+        work.wait()
+    rank = group.rank()
+    return caught(lambda: group.all_reduce(cupy.ones((2, 3) if rank else (3, 2)), op="max" if rank else "sum"))
 
 
 def test_calls_are_compared_at_level_detail(standin, cupy):
-    for words in dist.run(disagree, 2, (cupy,), timeout=20):
+    before = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)  # here: the level is that of the process, and the ranks are threads
+    try:
+        said = dist.run(disagree, 2, (cupy,), timeout=20)
+    finally:
+        dist.set_debug_level(before)
+    for words in said:
         assert "all_reduce on group" in words
         assert "rank 0 calls all_reduce(float64[6, shape (3, 2)], op=sum" in words
         assert "rank 1 calls all_reduce(float64[6, shape (2, 3)], op=max" in words

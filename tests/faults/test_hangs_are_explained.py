@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
@@ -26,7 +27,7 @@ pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only"),
 ]
-TIMEOUT_S = 3.0
+TIMEOUT_S = 4.0
 
 
 def timed_out(*failures):
@@ -186,6 +187,30 @@ def test_a_stopped_rank_is_told_of_as_stopped(new_crew):
     assert failure.kind is dist.DistTimeoutError
     assert "rank 1 has not come to barrier(), call 2 on 'short of time'" in failure.message
     assert f"rank 1 is stopped by a signal; `kill -CONT {crew.pids[1]}` on " in failure.message
+
+
+def frozen_in_a_library():
+    library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(128)  # zeros: as PTHREAD_MUTEX_INITIALIZER
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
+
+
+def wait_for_the_frozen():
+    group = dist.new_group(timeout=TIMEOUT_S, group_desc="short of time")
+    group.barrier()
+    if dist.get_rank() == 1:
+        frozen_in_a_library()
+    return attempt(group.barrier)
+
+
+def test_a_rank_that_is_frozen_in_a_library_shows_the_line_that_called_it(new_crew):
+    crew = new_crew(2)
+    crew.start(wait_for_the_frozen)
+    failure = crew.outcome(0)
+    assert failure.kind is dist.DistTimeoutError
+    assert "rank 1 has not come to barrier(), call 2 on 'short of time'" in failure.message
+    words = r"rank 1 has not answered: it is inside something that does not come back to Python, called at .*"
+    assert re.search(words + r"test_hangs_are_explained.py:\d+ in frozen_in_a_library", failure.message), failure
 
 
 def wait_and_answer():

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.timeout(60),
     pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only"),
 ]
-BOTH_PATHS = pytest.mark.parametrize("backend", ["gloo", "gloo-slots", "gloo-tcp", "gloo-hosts"])
+BOTH_PATHS = pytest.mark.parametrize("backend", ["gloo", "gloo-slots", "gloo-tcp"])
 
 
 def do_everything():

@@ -38,6 +38,7 @@ def test_what_is_not_given_stays():
         ("--axes dp=2,dp=2", "%%mesh: --axes names an axis twice: 'dp=2,dp=2'"),
         ("-n 2 --get x.y", "%%mesh: --get takes names of variables, as in --get x,y, got 'x.y'"),
         ("-n 2 --colour red", "%%mesh: unrecognized arguments: --colour red"),
+        ("-n 2 --timeout 0", "%%mesh: --timeout must be a positive number of seconds, got 0"),
         ("-n '2", "%%mesh: No closing quotation"),
     ],
 )

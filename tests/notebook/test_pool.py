@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from meshdist import DistError
 from meshdist.notebook.pool import Pool
 
 pytestmark = [
@@ -189,9 +190,19 @@ def test_a_worker_that_does_not_hear_an_interrupt_is_killed(pool, shown):
     assert pool.run("dist.barrier()").is_good
 
 
+def test_workers_that_cannot_meet_say_why_once():
+    pool = Pool(2, "carrier-pigeon", 30.0, print)
+    try:
+        with pytest.raises(DistError, match="^the workers could not join their world: rank 0: ValueError: unknown"):
+            pool.run("pass")
+    finally:
+        pool.close()
+
+
 def test_workers_end_with_their_notebook():
     code = """
 import os, sys
+from meshdist import DistError
 from meshdist.notebook.pool import Pool
 pool = Pool(2, "gloo", 30.0, print)
 pool.run("pass")

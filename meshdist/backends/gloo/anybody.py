@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from meshdist.backends.base import Incoming
 from meshdist.backends.gloo.inbox import Expected, Receipt
 from meshdist.backends.gloo.published import Senders, fate
 from meshdist.farewell import nobody_left
@@ -33,6 +34,7 @@ class Anybody:
     """
 
     description = "any rank"
+    looking_s = Incoming.looking_s
 
     def __init__(
         self, backend: Backend, inboxes: dict[int, Inbox | WireInbox], make: Callable[[int], object], expected: Expected

@@ -23,7 +23,7 @@ from meshdist.call import Buffers, Call, Signature
 from meshdist.deadline import Deadline
 from meshdist.doorbells import SocketDoorbells
 from meshdist.farewell import DESTROYED_GROUP, gave_up
-from meshdist.waiting import LOOKING_S, Waitable, look_a_while
+from meshdist.waiting import Waitable, look_a_while
 
 if TYPE_CHECKING:
     from meshdist.backends.gloo.network.plans import Network
@@ -120,8 +120,12 @@ class GlooBackend(Backend):
 
     def wait(self, waitable: Waitable, where: str, deadline: Deadline | None = None) -> None:
         deadline = deadline or Deadline(self.options.timeout_s)
-        if not look_a_while(waitable, LOOKING_S):
+        if not look_a_while(waitable):
             super().wait(waitable, where, deadline)
+
+    def is_at_odds_here(self) -> bool:
+        """Return whether a rank that memory is shared with makes another call."""
+        return self._shared is not None and self._shared.lockstep.is_at_odds()
 
     def check_here(self, signature: Signature) -> None:
         """Raise DistBackendError if a rank that memory is shared with makes another call, has given up, or is dead."""

@@ -96,9 +96,11 @@ class Origin(Protocol):
 
     Attributes:
         description: What messages call it.
+        looking_s: How long it pays to look before sleeping.
     """
 
     description: str
+    looking_s: float
 
     def move(self, receipt: Receipt) -> None:
         """Read on until `receipt` has its message, or there is nothing more to read."""
@@ -141,6 +143,7 @@ class Receipt(Incoming):
     ) -> None:
         self.done = False
         self.source = -1
+        self.looking_s = origin.looking_s
         self._array = array
         self._dtype_name = dtype_name
         self._origin = origin
@@ -202,6 +205,7 @@ class Inbox:
     def __init__(self, backend: Backend, src: int, expected: Expected) -> None:
         self.peer = Peer(backend, src)
         self.description = self.peer.description
+        self.looking_s = Incoming.looking_s
         self.channel: Channel | None = None
         self._src = src
         self._expected = expected

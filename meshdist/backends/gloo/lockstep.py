@@ -128,6 +128,14 @@ class Lockstep:
                 self.check_states(word, signature)  # its last word may have come right after the look
                 raise peer_gone(self.members.describe(peer), DIED, _LEFT_OUT)
 
+    def is_at_odds(self) -> bool:
+        """Return whether a rank has posted another call than this one in its current step, or found that one has."""
+        words, word = self._words, self._word
+        posted = [words[index] for index in self._posts[word & 1]]
+        return any(other != word and (other ^ word) & _STEP == 0 for other in posted) or any(
+            words[self.arena.line(peer, STATE)] == _DISAGREES for peer in self.peers
+        )
+
     def check_states(self, word: int, signature: Signature) -> None:
         """Like `check`, by what the ranks have said: raise if one disagrees, has given up, or has left."""
         words = self._words

@@ -23,7 +23,7 @@ from meshdist.call import Call, Signature, num_bytes
 from meshdist.deadline import Deadline
 from meshdist.device_calls import DeviceCalls
 from meshdist.errors import DistBackendError, DistError
-from meshdist.waiting import LOOKING_S, Waitable, look_a_while
+from meshdist.waiting import Waitable, look_a_while
 
 
 class MpiBackend(Backend):
@@ -100,7 +100,7 @@ class MpiBackend(Backend):
 
     def wait(self, waitable: Waitable, where: str, deadline: Deadline | None = None) -> None:
         own_deadline = deadline or Deadline(self.options.timeout_s)
-        if look_a_while(waitable, LOOKING_S):
+        if look_a_while(waitable):
             return
         if isinstance(waitable, Coming) and deadline is not None:
             waitable.limit(deadline.timeout_s)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshdist.backends.matching import eager_bytes
 from meshdist.backends.nccl import plans
+from meshdist.backends.nccl.landing import Landing
 from meshdist.backends.nccl.lane import Flight, Lane
 from meshdist.backends.nccl.mail import Batch, Message
 from meshdist.backends.nccl.plans import NcclPlan, each
@@ -19,6 +20,7 @@ from meshdist.backends.nccl.reductions import Coalesced, Gathered, Reducing, red
 from meshdist.backends.nccl.works import DeviceWork
 from meshdist.call import Call
 from meshdist.cupy_arrays import as_device_array, as_device_buffers, cupy_module, device_of, outlines
+from meshdist.debug.flight_recorder import facts_of
 from meshdist.device_calls import DeviceCalls, Parcel, Request
 from meshdist.errors import DistBackendError, DistError
 from meshdist.overlap import must_copy
@@ -88,8 +90,9 @@ class NcclCalls(DeviceCalls):
             rank, size, root, compares = group.rank(), group.size(), request.root, request.compares
             call = Call(collective, where, rank, size, given, taken, op, root, request.splits, compares)
             collective.check(call)
-            made = self._plans[key] = self._plan_of(call)
-            plan = made
+            made = self._plan_of(call)
+            made.facts = facts_of(call, group.name, group.label, group.timeout_s)
+            plan = self._plans[key] = made
             if request.compares:
                 self._compare(request, call)
         if factor is not None:
@@ -175,6 +178,8 @@ class NcclCalls(DeviceCalls):
         source = None if is_send else group.global_rank(parcel.peer)
         work = DeviceWork(where, None if is_send else parcel.tensor, source=source)
         message = Message(array, parcel.peer, work, is_send=is_send)
+        record = group.messages.begin_record(parcel.of, array, parcel.peer, parcel.tag)
+        work.watch(lambda: group.recorder.end(record, work.exception()))
         if self._batch is not None:
             self._batch.messages.append(message)
             return work
@@ -201,16 +206,21 @@ class NcclCalls(DeviceCalls):
         self, request: Request, plan: Any, send: Any, recv: Any, device: int | None, timeout_s: float, works: Any
     ) -> Flight:
         group, where = request.group, request.where
+        group.num_calls += 1
+        recorder = group.recorder
+        record = recorder.begin(plan.facts, group.num_calls)
+        works = (*works, Landing(recorder, record))
         try:
             lane = self._backend.lane(where, device)
-        except ValueError:  # the array is on the wrong GPU, and nothing was sent
+        except ValueError as error:  # the array is on the wrong GPU, and nothing was sent
+            recorder.end(record, error)
             raise
         except BaseException as error:
-            raise group.fail(error, where) from None
+            raise group.fail(error, where, record) from None
         try:
             flight: Flight = self._run(lane, lambda lane: lane.launch(plan, send, recv, where, timeout_s, works))
         except BaseException as error:
-            raise group.fail(error, where) from None
+            raise group.fail(error, where, record) from None
         return flight
 
     def _run(self, where_to: Any, launch: Callable[[Any], Any]) -> Any:
@@ -249,7 +259,9 @@ class NcclCalls(DeviceCalls):
                     self._scratch = cupy_module().zeros(1, "uint8")
         except BaseException as error:
             raise group.fail(error, where) from None
-        self._launch(request, plans.Barrier(call), self._scratch, self._scratch, None, timeout_s, (work,))
+        barrier = plans.Barrier(call)
+        barrier.facts = facts_of(call, group.name, group.label, group.timeout_s)
+        self._launch(request, barrier, self._scratch, self._scratch, None, timeout_s, (work,))
         if request.async_op:
             return work
         try:
@@ -288,11 +300,13 @@ class Scaled:
 
     Attributes:
         apart: That of the reduction.
+        facts: Likewise.
     """
 
     def __init__(self, plan: Reducing | Gathered | Coalesced, factor: PremulSum) -> None:
         self._plan, self._factor = plan, factor
         self.apart = plan.apart
+        self.facts = plan.facts
 
     def launch(self, lane: Lane, send: Any, recv: Any) -> None:
         """Enqueue the call."""

@@ -17,6 +17,7 @@ from meshdist.backends.nccl.library import Communicator, Library
 from meshdist.deadline import Deadline
 
 if TYPE_CHECKING:
+    from meshdist.backends.nccl.landing import Landing
     from meshdist.backends.nccl.works import DeviceWork
 
 _MOST_SPARE = 64
@@ -37,12 +38,14 @@ class Flight:
         end: The event behind it on the lane's stream.
         arrays: What it reads and writes.
         deadline: When it must be done.
-        works: What callers hold; nothing for a sync call.
+        works: What callers hold, and the flight recorder.
     """
 
     __slots__ = ("arrays", "deadline", "end", "where", "works")
 
-    def __init__(self, where: str, end: Any, arrays: Any, timeout_s: float, works: Sequence[DeviceWork]) -> None:
+    def __init__(
+        self, where: str, end: Any, arrays: Any, timeout_s: float, works: Sequence[DeviceWork | Landing]
+    ) -> None:
         self.where = where
         self.end = end
         self.arrays = arrays
@@ -94,7 +97,7 @@ class Lane:
         recv: Any,
         where: str,
         timeout_s: float,
-        works: Sequence[DeviceWork],
+        works: Sequence[DeviceWork | Landing],
         start: Any = None,
     ) -> Flight:
         """Enqueue an operation, behind the current stream.
@@ -107,7 +110,7 @@ class Lane:
             recv: What is received.
             where: How messages about it begin.
             timeout_s: How long it may take.
-            works: What callers hold.
+            works: What callers hold, and the flight recorder.
             start: An event that it is enqueued behind, instead of what the current stream has been asked to do by now.
 
         Returns:

@@ -19,6 +19,7 @@ from meshdist.cupy_arrays import cupy_module, plain
 
 if TYPE_CHECKING:
     from meshdist.backends.nccl.lane import Lane
+    from meshdist.debug.flight_recorder import CallFacts
 
 # The address of a block, and its bytes.
 Block = tuple[int, int]
@@ -33,9 +34,11 @@ class NcclPlan(ABC):
     Attributes:
         computes: There is something to prepare or to finish whatever the arrays.
         apart: What is sent must not share memory with what is received.
+        facts: What the flight recorder tells of its calls.
     """
 
     computes = False
+    facts: CallFacts
 
     def __init__(self, call: Call) -> None:
         self.rank, self.size, self.root = call.rank, call.size, call.root

@@ -56,7 +56,7 @@ class Agreement:
         # What has been said may not be read yet.
         self.wire.drive()
         if self.bag.parts.is_at_odds():
-            raise self._disagree()
+            raise self.disagreement()
         check_all(self._options, self.bag, self.wire)
 
     def inquire(self) -> None:
@@ -64,7 +64,8 @@ class Agreement:
         # Of all: the last word of one that has sent all that is waited for may be behind what nobody waits for yet.
         self._inquiry.check(self._others)
 
-    def _disagree(self) -> DistBackendError:
+    def disagreement(self) -> DistBackendError:
+        """Tell all ranks what this one calls, hear what they call, and return the error that says all."""
         mine = f"{self.signature.text} at {call_site()}"
         header, text = pack_text(CALLED, self._backend.rank, self.bag.token, mine, self.word)
         for rank in self._others:

@@ -143,6 +143,9 @@ class Levels:
 
     def check(self) -> None:
         """Raise DistBackendError if a rank of either level has failed, or makes another call."""
+        if self.here is not None and self.here.is_at_odds_here():
+            # Those of the other hosts are to hear of it, and to be heard.
+            raise self.agreement.disagreement()
         self.agreement.check()
         self.agreement.inquire()
         if self.here is not None:
@@ -182,6 +185,7 @@ class Crossing(Waitable):
     """
 
     def __init__(self, waitable: Waitable, levels: Levels) -> None:
+        self.looking_s = waitable.looking_s
         self._waitable = waitable
         self._levels = levels
         self._num_checks = 0
@@ -190,8 +194,8 @@ class Crossing(Waitable):
         return self._waitable.ready()
 
     def check(self) -> None:
-        self._waitable.check()
         self._levels.check()
+        self._waitable.check()
         self._num_checks += 1
         if self._num_checks == _CHECKS_BEFORE_NOTE:
             with suppress(DistError):  # where the store is gone, others will say so

@@ -9,6 +9,7 @@ from meshdist.backends.base import Backend, Plan
 from meshdist.backends.gloo import cuts, routes
 from meshdist.backends.gloo.cuts import Cut
 from meshdist.backends.gloo.network.agreement import Agreement
+from meshdist.backends.gloo.network.doubling import plan_rounds
 from meshdist.backends.gloo.network.knowing import plan_knowing
 from meshdist.backends.gloo.network.levels import Levels
 from meshdist.backends.gloo.network.moves import FullExchange, FullMeeting
@@ -64,9 +65,10 @@ class Network:
         if self._levels is not None:
             return self._of_levels(self._levels, call)
         rail = self._rail
-        if rail is None or rail.size > MOST_AT_ONCE:
-            return None
+        assert rail is not None
         name = call.collective.native
+        if rail.size > MOST_AT_ONCE:
+            return plan_rounds(rail, self._agreement, self._backend, call) if name == "all_reduce" else None
         if name == "barrier":
             return FullMeeting(rail, self._agreement, self._backend, call)
         if name in _CUTS:

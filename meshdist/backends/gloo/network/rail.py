@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from meshdist.arrays import Array
 from meshdist.backends.base import Backend, Plan
 from meshdist.backends.gloo.channel import as_bytes
@@ -48,6 +50,13 @@ class Rail:
         self._rank = backend.rank
         self._links = [self.wire.link(backend.options.ranks[rank]) if rank != backend.rank else None for rank in ranks]
         self._unsent: list[tuple[int, Outgoing]] = []
+        self._scratch: Array | None = None
+
+    def scratch(self, rows: int, num_bytes: int) -> Array:
+        """Return memory for what is received and then added, in rows of bytes; the same for all collectives."""
+        if self._scratch is None or self._scratch.shape != (rows, num_bytes):
+            self._scratch = np.empty((rows, num_bytes), np.uint8)
+        return self._scratch
 
     def begin(self) -> None:
         """Forget what an earlier collective, which failed, has left to be sent."""

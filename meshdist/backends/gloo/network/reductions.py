@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # What is received, and then added, at a time: stays in the cache in between.
 CHUNK_BYTES = 256 << 10
 # Chunks of each peer that may come while one is added.
-_AHEAD = 2
+_AHEAD = 8
 
 
 class WholeReduce(RailPlan):
@@ -106,7 +106,7 @@ class Segments:
         self._longest = longest
         self._takers = takers
         self._chunk = max(1, CHUNK_BYTES // dtype.itemsize)
-        self._scratch = np.empty((_AHEAD, rail.size, min(self._chunk, longest)), dtype)
+        self._dtype = dtype
         self._run = quiet_runner()
 
     def reduce(self, give: Sequence[Array], take: Blocks) -> Iterator[Waitable]:
@@ -150,7 +150,9 @@ class Segments:
 
     def _expect(self, number: int, begin: int, own: Array) -> tuple[list[Slot], list[Array]]:
         rail, size = self._rail, min(self._chunk, own.size - begin)
-        parts = [self._scratch[number % _AHEAD, peer, :size] for peer in rail.others]
+        room = rail.scratch(_AHEAD * rail.size, CHUNK_BYTES)
+        first = number % _AHEAD * rail.size
+        parts = [room[first + peer, : size * own.itemsize].view(self._dtype) for peer in rail.others]
         return [rail.expect(peer, bytes_of(part)) for peer, part in zip(rail.others, parts, strict=True)], parts
 
     def _expect_finished(self, take: Blocks) -> list[Slot]:

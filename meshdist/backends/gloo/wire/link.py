@@ -167,7 +167,7 @@ class Link:
 
     def take(self, header: Header, connection: Connection) -> Place:
         """Take a header that has come; see `Sink`."""
-        kind, _, group, _, num_bytes, number, _ = header
+        kind, src, group, _, num_bytes, number, _ = header
         if kind == DATA:
             return self._data(number, num_bytes)
         if kind == BYE:
@@ -178,8 +178,10 @@ class Link:
             message = self._announced.pop(number, None)
             if message is not None:
                 message.go()
-        elif bag is None or not bag.is_open:
+        elif not bag.is_open:
             return _NOWHERE
+        elif bag.ranks and (src >= len(bag.ranks) or bag.ranks[src] != self.rank):
+            raise FrameError(f"a header of rank {src} in a group where it has another number")
         elif kind == PART:
             return bag.parts.take(self, header, connection)
         elif kind == WHOLE:

@@ -25,8 +25,15 @@ if TYPE_CHECKING:
 _PAUSE_S = 0.2
 
 
+# A peer that is under way takes some tens of microseconds. Who looks longer keeps others from computing,
+# and is given less of the processor when there is something to do.
+LOOKING_S = 0.0001
+
+
 class WireWait(Waitable):
     """Something of the wire that is waited for."""
+
+    looking_s = LOOKING_S
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire

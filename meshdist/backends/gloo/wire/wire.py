@@ -21,6 +21,7 @@ from meshdist.backends.gloo.wire.door import Door
 from meshdist.backends.gloo.wire.frames import BYE, group_token, pack
 from meshdist.backends.gloo.wire.interfaces import listen_addresses
 from meshdist.backends.gloo.wire.link import Link
+from meshdist.backends.gloo.wire.pacing import pace
 from meshdist.deadline import Deadline
 from meshdist.handshake import secret_from_environment
 
@@ -173,6 +174,7 @@ class Wire:
             if self._closing:
                 sock.close()
                 return
+            pace(sock)
             fd = sock.fileno()
             connection = Connection(sock, link, partial(self._watch, fd))
             self._by_fd[fd] = connection
