@@ -144,7 +144,7 @@ class NcclBackend(Backend):
         self._num_meetings += 1
         store = PrefixStore(f"nccl/monitored/{self._num_meetings}", self.options.store)
         counted = Counted(self.options, store, tuple(range(self.size)), "", self._check_open)
-        wait_until(counted, self.options.bells.mine(), Deadline(timeout_s), where)
+        wait_until(counted, self.options.bells.mine(), Deadline(timeout_s), where, self.options.vigil)
 
     def compare(self, call: Call, where: str) -> None:
         """Have all ranks compare what they are about to call.
