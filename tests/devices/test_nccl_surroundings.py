@@ -68,6 +68,35 @@ def test_calls_and_bytes_are_counted(standin, cupy):
     assert on_own_gpu(main, cupy, 2) == [32, 32]
 
 
+def test_the_flight_recorder_has_the_calls(standin, cupy):
+    def main():
+        rank = dist.get_rank()
+        group = dist.new_group(backend="standin", group_desc="on GPUs")
+        x = cupy.ones((2, 3))
+        for _ in range(2):
+            group.all_reduce(x)
+        group.all_reduce(x, op="max", async_op=True).wait()
+        group.send(x, 1) if rank == 0 else group.recv(x, 0)
+        with MACHINE.held(cupy.cuda.get_current_stream()):
+            group.broadcast(x, group_src=0)
+            pending = seen()
+        group.barrier()
+        dist.destroy_process_group(group)  # by then all are done, and known to be
+        return pending, seen()
+
+    def seen():
+        records = [record for record in dist.flight_recorder()["records"] if record["label"] == "on GPUs"]
+        return [(record["call"], record["state"], Path(record["site"].split(":")[0]).name) for record in records]
+
+    for rank, (pending, after) in enumerate(on_own_gpu(main, cupy, 2)):
+        message = ("send", "recv")[rank]
+        assert [call for call, _, _ in pending] == ["all_reduce"] * 3 + [message, "broadcast"]
+        assert pending[-1][1] == "started"
+        assert [call for call, _, _ in after] == ["all_reduce"] * 3 + [message, "broadcast", "barrier"]
+        assert {state for _, state, _ in after} == {"completed"}
+        assert {file for _, _, file in after} == {Path(__file__).name}
+
+
 @pytest.mark.parametrize("backend", ["nccl", "gloo", "cpu:gloo,cuda:nccl"])
 def test_a_dry_run_takes_arrays_on_a_gpu(cupy, backend):
     with dist.dry_run(world_size=8, rank=3):

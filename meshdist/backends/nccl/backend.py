@@ -131,8 +131,7 @@ class NcclBackend(Backend):
             lane.abort()
         for lane in lanes:
             while lane.flights:
-                for work in lane.flights.popleft().works:
-                    work.settle(self.error)
+                lane.flights.popleft().end_with(self.error)
 
     def monitored_barrier(self, where: str, timeout_s: float) -> None:
         """Meet the other ranks in the store, which knows who has come.
@@ -144,7 +143,7 @@ class NcclBackend(Backend):
         self._num_meetings += 1
         store = PrefixStore(f"nccl/monitored/{self._num_meetings}", self.options.store)
         counted = Counted(self.options, store, tuple(range(self.size)), "", self._check_open)
-        wait_until(counted, self.options.bells.mine(), Deadline(timeout_s), where)
+        wait_until(counted, self.options.bells.mine(), Deadline(timeout_s), where, self.options.vigil)
 
     def compare(self, call: Call, where: str) -> None:
         """Have all ranks compare what they are about to call.

@@ -117,7 +117,7 @@ def compare_calls(
     members = tuple(range(len(options.ranks)))
     store = PrefixStore(f"nccl/calls/{number}", options.store)
     counted = Counted(options, store, members, json.dumps([signature.compared, signature.text]), check)
-    wait_until(counted, options.bells.mine(), Deadline(timeout_s), where)
+    wait_until(counted, options.bells.mine(), Deadline(timeout_s), where, options.vigil)
     calls = dict(zip(members, counted.cards(), strict=True))
     # Who has come here has read what was left the time before.
     before = PrefixStore(f"nccl/calls/{number - 1}", options.store)
@@ -166,7 +166,7 @@ class Meeting:
         shares = os.environ.get(MULTI_RANK) == "1"
         card = json.dumps({"gpu": gpu, "version": library.version(), "shares": shares})
         counted = Counted(options, store, self._members, card, self._check)
-        wait_until(SetUpWait(counted, options), options.bells.mine(), Deadline(options.timeout_s), self._where)
+        self._wait(SetUpWait(counted, options))
         check_cards(dict(zip(self._members, counted.cards(), strict=True)))
         return bytes.fromhex(store.get("id").decode())
 
@@ -181,9 +181,13 @@ class Meeting:
         options = self._options
         making = _Making(make, options, self._members, self._check)
         threading.Thread(target=making.make, name=f"meshdist-nccl-{options.name}", daemon=True).start()
-        wait_until(making, options.bells.mine(), Deadline(options.timeout_s), self._where)
+        self._wait(making)
         assert making.made is not None
         return making.made
+
+    def _wait(self, waitable: Waitable) -> None:
+        options = self._options
+        wait_until(waitable, options.bells.mine(), Deadline(options.timeout_s), self._where, options.vigil)
 
 
 def check_cards(cards: dict[int, Any]) -> None:
