@@ -69,7 +69,10 @@ class Mail:
     def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
         """Post the receipt of a message, from one rank or from any."""
         name = self._names[array.dtype]
-        receipt = Receipt(array, name, self._origin(src, tag), tag)
+        if src is not None and self._remote is None:
+            receipt = Receipt(array, name, self._inboxes.get(src) or self._inbox(src), tag)
+        else:
+            receipt = Receipt(array, name, self._origin(src, tag), tag)
         with self._expected.lock:
             parcel = self._expected.matching.ask(receipt, src, tag)
             if parcel is not None:

@@ -131,8 +131,7 @@ class NcclBackend(Backend):
             lane.abort()
         for lane in lanes:
             while lane.flights:
-                for work in lane.flights.popleft().works:
-                    work.settle(self.error)
+                lane.flights.popleft().end_with(self.error)
 
     def monitored_barrier(self, where: str, timeout_s: float) -> None:
         """Meet the other ranks in the store, which knows who has come.

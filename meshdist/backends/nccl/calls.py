@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from meshdist.backends.matching import eager_bytes
 from meshdist.backends.nccl import plans
-from meshdist.backends.nccl.landing import Landing
 from meshdist.backends.nccl.lane import Flight, Lane
 from meshdist.backends.nccl.mail import Batch, Message
 from meshdist.backends.nccl.plans import NcclPlan, each
@@ -164,7 +163,7 @@ class NcclCalls(DeviceCalls):
             group,
             where,
             lambda: self._backend.lane(where, device),
-            lambda lane: lane.launch(batch, batch.messages, None, where, group.timeout_s, works),
+            lambda lane: lane.launch(batch, batch.messages, None, where, group.timeout_s, works, batch.records()),
         )
 
     def _message(self, parcel: Parcel, *, is_send: bool) -> Work:
@@ -177,9 +176,8 @@ class NcclCalls(DeviceCalls):
         array = group.named(where, lambda: as_device_array(parcel.tensor, "tensor", written=not is_send))
         source = None if is_send else group.global_rank(parcel.peer)
         work = DeviceWork(where, None if is_send else parcel.tensor, source=source)
-        message = Message(array, parcel.peer, work, is_send=is_send)
         record = group.messages.begin_record(parcel.of, array, parcel.peer, parcel.tag)
-        work.watch(lambda: group.recorder.end(record, work.exception()))
+        message = Message(array, parcel.peer, work, record, is_send=is_send)
         if self._batch is not None:
             self._batch.messages.append(message)
             return work
@@ -207,18 +205,15 @@ class NcclCalls(DeviceCalls):
     ) -> Flight:
         group, where = request.group, request.where
         group.num_calls += 1
-        recorder = group.recorder
-        record = recorder.begin(plan.facts, group.num_calls)
-        works = (*works, Landing(recorder, record))
+        record = group.recorder.begin(plan.facts, group.num_calls)
         try:
             lane = self._backend.lane(where, device)
+            flight: Flight = self._run(
+                lane, lambda lane: lane.launch(plan, send, recv, where, timeout_s, works, (record,))
+            )
         except ValueError as error:  # the array is on the wrong GPU, and nothing was sent
-            recorder.end(record, error)
+            group.recorder.end(record, error)
             raise
-        except BaseException as error:
-            raise group.fail(error, where, record) from None
-        try:
-            flight: Flight = self._run(lane, lambda lane: lane.launch(plan, send, recv, where, timeout_s, works))
         except BaseException as error:
             raise group.fail(error, where, record) from None
         return flight
@@ -259,9 +254,9 @@ class NcclCalls(DeviceCalls):
                     self._scratch = cupy_module().zeros(1, "uint8")
         except BaseException as error:
             raise group.fail(error, where) from None
-        barrier = plans.Barrier(call)
-        barrier.facts = facts_of(call, group.name, group.label, group.timeout_s)
-        self._launch(request, barrier, self._scratch, self._scratch, None, timeout_s, (work,))
+        plan = plans.Barrier(call)
+        plan.facts = facts_of(call, group.name, group.label, timeout_s)
+        self._launch(request, plan, self._scratch, self._scratch, None, timeout_s, (work,))
         if request.async_op:
             return work
         try:
@@ -299,14 +294,12 @@ class Scaled:
     """A reduction of arrays that are multiplied by this rank's factor first.
 
     Attributes:
-        apart: That of the reduction.
-        facts: Likewise.
+        apart, facts: Those of the reduction.
     """
 
     def __init__(self, plan: Reducing | Gathered | Coalesced, factor: PremulSum) -> None:
         self._plan, self._factor = plan, factor
-        self.apart = plan.apart
-        self.facts = plan.facts
+        self.apart, self.facts = plan.apart, plan.facts
 
     def launch(self, lane: Lane, send: Any, recv: Any) -> None:
         """Enqueue the call."""

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from meshdist.backends.nccl.library import Communicator, Library
 from meshdist.deadline import Deadline
+from meshdist.debug.flight_recorder import COMPLETED, Record, clock
 
 if TYPE_CHECKING:
-    from meshdist.backends.nccl.landing import Landing
     from meshdist.backends.nccl.works import DeviceWork
 
 _MOST_SPARE = 64
@@ -38,19 +38,36 @@ class Flight:
         end: The event behind it on the lane's stream.
         arrays: What it reads and writes.
         deadline: When it must be done.
-        works: What callers hold, and the flight recorder.
+        works: What callers hold; nothing for a sync call.
+        records: Those of the flight recorder that it is the end of.
     """
 
-    __slots__ = ("arrays", "deadline", "end", "where", "works")
+    __slots__ = ("arrays", "deadline", "end", "records", "where", "works")
 
     def __init__(
-        self, where: str, end: Any, arrays: Any, timeout_s: float, works: Sequence[DeviceWork | Landing]
+        self,
+        where: str,
+        end: Any,
+        arrays: Any,
+        timeout_s: float,
+        works: Sequence[DeviceWork],
+        records: Sequence[Record],
     ) -> None:
         self.where = where
         self.end = end
         self.arrays = arrays
         self.deadline = Deadline(timeout_s)
         self.works = works
+        self.records = records
+
+    def end_with(self, error: BaseException | None) -> None:
+        """Tell those who want to know that it is done, well or not."""
+        for record in self.records:
+            if error is not None:
+                record.append(f"{type(error).__name__}: {error}")
+            record[COMPLETED] = clock()
+        for work in self.works:
+            work.settle(error)
 
 
 class Lane:
@@ -97,7 +114,8 @@ class Lane:
         recv: Any,
         where: str,
         timeout_s: float,
-        works: Sequence[DeviceWork | Landing],
+        works: Sequence[DeviceWork],
+        records: Sequence[Record] = (),
         start: Any = None,
     ) -> Flight:
         """Enqueue an operation, behind the current stream.
@@ -110,7 +128,8 @@ class Lane:
             recv: What is received.
             where: How messages about it begin.
             timeout_s: How long it may take.
-            works: What callers hold, and the flight recorder.
+            works: What callers hold.
+            records: Those of the flight recorder that it is the end of.
             start: An event that it is enqueued behind, instead of what the current stream has been asked to do by now.
 
         Returns:
@@ -127,7 +146,7 @@ class Lane:
             plan.launch(self, send, recv)
             end = self._spare.pop() if self._spare else self.cuda.Event(disable_timing=True)
             end.record(self.stream)
-            flight = Flight(where, end, (send, recv), timeout_s, works)
+            flight = Flight(where, end, (send, recv), timeout_s, works, records)
             for work in works:
                 work.depart(self, flight)
             self.flights.append(flight)

@@ -8,6 +8,7 @@ from meshdist.backends.nccl.lane import Lane
 from meshdist.backends.nccl.library import UINT8
 from meshdist.backends.nccl.works import DeviceWork
 from meshdist.cupy_arrays import cupy_module, plain
+from meshdist.debug.flight_recorder import Record
 
 
 class Message:
@@ -18,12 +19,13 @@ class Message:
         peer: The other side, as a rank of the lane.
         work: What the caller holds.
         is_send: It goes to the other side.
+        record: That of the flight recorder.
     """
 
-    __slots__ = ("array", "is_send", "peer", "work")
+    __slots__ = ("array", "is_send", "peer", "record", "work")
 
-    def __init__(self, array: Any, peer: int, work: DeviceWork, *, is_send: bool) -> None:
-        self.array, self.peer, self.work, self.is_send = array, peer, work, is_send
+    def __init__(self, array: Any, peer: int, work: DeviceWork, record: Record, *, is_send: bool) -> None:
+        self.array, self.peer, self.work, self.is_send, self.record = array, peer, work, is_send, record
 
 
 class Batch:
@@ -37,6 +39,10 @@ class Batch:
 
     def __init__(self, messages: list[Message] | None = None) -> None:
         self.messages = messages or []
+
+    def records(self) -> list[Record]:
+        """Return the records of the messages."""
+        return [message.record for message in self.messages]
 
     def launch(self, lane: Lane, send: Any, recv: Any) -> None:
         """Enqueue them."""

@@ -59,7 +59,7 @@ class Pair:
         """
         with self._lock:
             if self._lanes is not None:
-                self._lanes[is_send].launch(batch, batch.messages, None, where, timeout_s, works)
+                self._lanes[is_send].launch(batch, batch.messages, None, where, timeout_s, works, batch.records())
                 return
             cuda = self._backend.cuda
             start = cuda.Event(disable_timing=True)
@@ -83,7 +83,7 @@ class Pair:
                 }
                 with self._lock:
                     for is_send, batch, of, timeout_s, works, start in self._waiting:
-                        lanes[is_send].launch(batch, batch.messages, None, of, timeout_s, works, start)
+                        lanes[is_send].launch(batch, batch.messages, None, of, timeout_s, works, batch.records(), start)
                     self._waiting.clear()
                     self._lanes = lanes
             self._backend.launched()

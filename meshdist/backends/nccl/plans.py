@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from meshdist.backends.nccl.library import UINT8
 from meshdist.call import Call
 from meshdist.cupy_arrays import cupy_module, plain
+from meshdist.debug.flight_recorder import CallFacts
 
 if TYPE_CHECKING:
     from meshdist.backends.nccl.lane import Lane
-    from meshdist.debug.flight_recorder import CallFacts
 
 # The address of a block, and its bytes.
 Block = tuple[int, int]
@@ -34,11 +34,11 @@ class NcclPlan(ABC):
     Attributes:
         computes: There is something to prepare or to finish whatever the arrays.
         apart: What is sent must not share memory with what is received.
-        facts: What the flight recorder tells of its calls.
+        facts: What the flight recorder keeps of its calls.
     """
 
     computes = False
-    facts: CallFacts
+    facts: CallFacts | None = None
 
     def __init__(self, call: Call) -> None:
         self.rank, self.size, self.root = call.rank, call.size, call.root

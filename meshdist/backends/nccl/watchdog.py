@@ -76,8 +76,7 @@ class Watchdog:
     def _attend(self, lane: Lane) -> bool:
         landed = lane.landed()
         for flight in landed:
-            for work in flight.works:
-                work.settle(None)
+            flight.end_with(None)
             lane.reuse(flight)
         if lane.flights and not landed:
             self._look(lane)

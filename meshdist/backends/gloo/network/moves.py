@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from meshdist.backends.base import Backend
 from meshdist.backends.gloo.network.agreement import Agreement
 from meshdist.backends.gloo.network.rail import Rail, RailPlan, bytes_of
 from meshdist.backends.gloo.routes import Route
 from meshdist.call import Buffers, Call
+from meshdist.debug.mismatch import compare_splits
 from meshdist.waiting import Waitable
 
 if TYPE_CHECKING:
@@ -51,9 +54,35 @@ class FullExchange(RailPlan):
         slots = [rail.expect(peer, _bytes(take[peer])) for peer in rail.others]
         for peer in rail.others:
             rail.send(peer, _bytes(give[peer]) if self._takers[peer] else _EMPTY)
-        own, kept = give[rail.place], take[rail.place]
-        if own is not None and kept is not None:
-            kept[...] = own
+        _keep_own(give[rail.place], take[rail.place])
+        yield rail.coming(slots)
+        yield from rail.flush()
+
+
+class AgreedExchange(RailPlan):
+    """An exchange whose sizes only the ranks together know: each tells all what it gives and expects.
+
+    What is given follows at once, and finds its place when all sizes are known to agree; all raise if two do not.
+    """
+
+    def __init__(self, rail: Rail, agreement: Agreement, backend: Backend, call: Call, route: Route) -> None:
+        super().__init__(rail, agreement, backend, call)
+        self._route = route
+        self._splits = call.splits
+
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
+        give, take = self._route.give(send), self._route.take(recv)
+        rail = self.begin()
+        sizes = np.empty((rail.size, 2, rail.size), np.int64)
+        sizes[rail.place] = self._splits or [[_size(block) for block in blocks] for blocks in (give, take)]
+        slots = [rail.expect(peer, bytes_of(sizes[peer])) for peer in rail.others]
+        for peer in rail.others:
+            rail.send(peer, bytes_of(sizes[rail.place]))
+            rail.send(peer, _bytes(give[peer]))
+        yield rail.coming(slots)
+        compare_splits(sizes[:, 0], sizes[:, 1], self._route.unit)
+        slots = [rail.expect(peer, _bytes(take[peer])) for peer in rail.others]
+        _keep_own(give[rail.place], take[rail.place])
         yield rail.coming(slots)
         yield from rail.flush()
 
@@ -68,6 +97,15 @@ class FullMeeting(RailPlan):
             rail.send(peer, _EMPTY)
         yield rail.coming(slots)
         yield from rail.flush()
+
+
+def _keep_own(own: Array | None, kept: Array | None) -> None:
+    if own is not None and kept is not None:
+        kept[...] = own
+
+
+def _size(block: Array | None) -> int:
+    return 0 if block is None else block.size
 
 
 def _bytes(block: Array | None) -> memoryview:

@@ -12,13 +12,14 @@ from meshdist.backends.gloo.network.agreement import Agreement
 from meshdist.backends.gloo.network.doubling import plan_rounds
 from meshdist.backends.gloo.network.knowing import plan_knowing
 from meshdist.backends.gloo.network.levels import Levels
-from meshdist.backends.gloo.network.moves import FullExchange, FullMeeting
+from meshdist.backends.gloo.network.moves import AgreedExchange, FullExchange, FullMeeting
 from meshdist.backends.gloo.network.rail import Rail, meet
 from meshdist.backends.gloo.network.reductions import SegmentReduce, WholeReduce
+from meshdist.backends.gloo.network.spreading import SPREAD_BYTES, SpreadBroadcast
 from meshdist.backends.gloo.network.two_levels import TwoLevelReduce
 from meshdist.backends.gloo.places import hosts_of
 from meshdist.backends.gloo.routes import Route
-from meshdist.call import Call, Signature
+from meshdist.call import Call, Signature, num_bytes
 from meshdist.waiting import Waitable
 
 if TYPE_CHECKING:
@@ -73,7 +74,11 @@ class Network:
             return FullMeeting(rail, self._agreement, self._backend, call)
         if name in _CUTS:
             return self._reduction(rail, call, _CUTS[name](call))
-        if name in _ROUTES and call.splits is None and name != "all_to_all":
+        if name == "all_to_all" or call.splits is not None:
+            return AgreedExchange(rail, self._agreement, self._backend, call, _ROUTES[name](call))
+        if name == "broadcast" and rail.size > 2 and num_bytes(call.recv) >= SPREAD_BYTES:
+            return SpreadBroadcast(rail, self._agreement, self._backend, call)
+        if name in _ROUTES:
             root = call.root if name == "gather" else None
             return FullExchange(
                 rail, self._agreement, self._backend, call, _ROUTES[name](call), lambda rank: root in (None, rank)
@@ -116,5 +121,6 @@ _ROUTES: dict[str, Callable[[Call], Route]] = {
     "all_gather_into_tensor": routes.all_gather,
     "gather": routes.gather,
     "scatter": routes.scatter,
+    "all_to_all": routes.all_to_all,
     "all_to_all_single": routes.all_to_all_single,
 }

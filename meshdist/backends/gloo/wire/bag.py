@@ -91,9 +91,10 @@ class Bag:
         else:
             self.said.setdefault(src, (kind, text.decode(errors="replace")))
 
-    def given(self, parcel: Parcel) -> None:
+    def given(self, parcel: WholeParcel) -> None:
         """Learn that a parcel has left the bag."""
-        self._kept_bytes -= parcel.header[2]
+        with self.expected.lock:
+            self._kept_bytes -= parcel.header[2]
 
     def completed(self, parcel: Parcel, link: Link) -> None:
         """Learn that a parcel is all there."""
@@ -104,10 +105,18 @@ class Bag:
             hand_over(parcel, receipt, link)
 
     def _keep(self, link: Link, header: Header) -> Place:
-        parcel = Parcel(header[1], _as_entry(header))
+        parcel = WholeParcel(self, header)
         self.expected.matching.keep(parcel, header[1], header[3])
         self._kept_bytes += header[4]
         return parcel.data.data, partial(self.completed, parcel, link)
+
+
+class WholeParcel(Parcel):
+    """A message that came unasked."""
+
+    def __init__(self, bag: Bag, header: Header) -> None:
+        super().__init__(header[1], _as_entry(header))
+        self.bag = bag
 
 
 class LongParcel(Parcel):
@@ -138,6 +147,8 @@ class LongParcel(Parcel):
 
 def hand_over(parcel: Parcel, receipt: Receipt, link: Link) -> None:
     """Give a message that was kept to the receipt that asks for it."""
+    if isinstance(parcel, WholeParcel):
+        parcel.bag.given(parcel)
     target = receipt.fit(parcel.source, parcel.header, link)
     if target is not None:
         target[...] = parcel.data
