@@ -70,7 +70,11 @@ def long_kernel(real):
 
 def test_a_sync_call_does_not_wait_for_the_device(group, real, long_kernel):
     x = real.ones(1000, "float32")
-    group.all_reduce(x)
+    # Kernels are compiled at their first use, which takes longer than the long one.
+    x *= 1
+    x += 0
+    group.all_reduce(x, op="avg")
+    group.broadcast(x, group_src=0)
     stream = real.cuda.Stream(non_blocking=True)
     real.cuda.Device().synchronize()
     with stream:
@@ -87,6 +91,8 @@ def test_a_sync_call_does_not_wait_for_the_device(group, real, long_kernel):
 
 def test_wait_makes_the_stream_wait_and_not_the_host(group, real, long_kernel):
     x, stream = real.ones(1000, "float32"), real.cuda.Stream(non_blocking=True)
+    x += 0
+    group.all_reduce(x)
     real.cuda.Device().synchronize()
     with stream:
         long_kernel()
@@ -104,9 +110,10 @@ def test_wait_makes_the_stream_wait_and_not_the_host(group, real, long_kernel):
 
 def test_memory_is_not_given_away_while_a_call_uses_it(group, real, long_kernel):
     whole = real.zeros(1 << 20, "float32")
+    group.all_gather_into_tensor(whole, real.full(1 << 20, 3, "float32"))
     real.cuda.Device().synchronize()
-    long_kernel()
     for _ in range(3):
+        long_kernel()
         part = real.full(1 << 20, 5, "float32")
         work = group.all_gather_into_tensor(whole, part, async_op=True)
         address = part.data.ptr
