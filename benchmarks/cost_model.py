@@ -124,7 +124,7 @@ def parse() -> argparse.Namespace:
     assert sizes[-1] == 64 * MIB
     add("--sizes", type=positives, default=sizes, metavar="BYTES,...", help="(default: powers of 2 to 64 MiB)")
     add("--collectives", type=names_from(COLLECTIVES), default=list(COLLECTIVES[:3]), metavar="NAME,...")
-    add("--rounds", type=positive, default=9, help="(default: %(default)s)")
+    add("--rounds", type=positive, default=15, help="(default: %(default)s)")
     add("--turn", type=positive_float, default=0.02, help="seconds of a case in a round (default: %(default)s)")
     add("--model", type=Path, metavar="PATH", help="keep the calibrated model in this TOML file")
     report.add_output_options(parser)

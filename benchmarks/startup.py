@@ -23,7 +23,7 @@ The median of {rounds} rounds and, in brackets, the shortest; in each round the 
 does not count. A ratio is the median of the rounds' ratios: above 1, meshdist is faster. An import is timed inside a \
 fresh interpreter; that of mpi4py.MPI starts MPI as well. A launch is timed from outside, from the start of the \
 library's own launcher to its end: {ranks} ranks join, make a 2-d mesh, call one all_reduce along an axis, and leave."""
-NUMPY = Library("numpy", "NumPy alone", "import numpy", "numpy.__version__", lambda ranks: [])
+NUMPY = Library("numpy", "NumPy alone", "import numpy", "numpy.__version__", lambda ranks: [], "")
 
 
 class StartError(RuntimeError):
@@ -33,7 +33,8 @@ class StartError(RuntimeError):
 def import_s(library: Library) -> float:
     """Return how long the import takes in a fresh interpreter."""
     run = python(
-        f"from time import perf_counter; begin = perf_counter()\n{library.import_line}\nprint(perf_counter() - begin)"
+        f"from time import perf_counter; begin = perf_counter()\n{library.import_line}\nprint(perf_counter() - begin)",
+        library.python(),
     )
     if run.returncode:
         raise StartError(f"{library.import_line!r} failed:\n{run.stderr}")
@@ -42,7 +43,7 @@ def import_s(library: Library) -> float:
 
 def launch_s(library: Library, ranks: int) -> float:
     """Return how long the whole run of the small job takes."""
-    script = str(BENCHMARKS / "sidebyside" / f"launch_{library.name}.py")
+    script = str(BENCHMARKS / "sidebyside" / f"launch_{library.script}.py")
     begin = perf_counter()
     run = subprocess.run(
         [*library.launcher(ranks), script], env=environment(), capture_output=True, text=True, timeout=120, check=False

@@ -2,9 +2,12 @@
 
     meshrun --nproc-per-node 4 examples/train_digits.py --mesh 2x2
     python examples/train_digits.py
+    meshrun --launcher mpi --nproc-per-node 4 examples/train_digits.py --backend mpi
+    meshrun --nproc-per-node gpu examples/train_digits.py --backend nccl --device cuda
 
-The first trains on four processes, the second on one. Both are the same run: weights, batches and, up to rounding,
-losses do not depend on the mesh. Each rank holds B/dp rows x of a batch of B images and H/tp of the H hidden units:
+The first trains on four processes, the second on one, the third over MPI, the last on GPUs. All are the same run:
+weights, batches and, up to rounding, losses do not depend on the mesh, nor on what carries it. Each rank holds B/dp
+rows x of a batch of B images and H/tp of the H hidden units:
 
     hidden = tanh(x @ w1 + b1)    x      (B/dp, 64)     w1 (64, H/tp)  b1 (H/tp,)    column-parallel: w1 cut by columns
     logits = hidden @ w2 + b2     hidden (B/dp, H/tp)   w2 (H/tp, 10)  b2 (10,)      row-parallel: w2 cut by rows
@@ -73,70 +76,85 @@ def first_weights(rng: np.random.Generator, tp_rank: int, tp_size: int) -> list[
     return [w1[:, units], np.zeros(len(units)), w2[units], np.zeros(CLASSES)]
 
 
-def forward(weights: list[Array], x: Array, sum_over_tp: Sum) -> tuple[Array, Array]:
+def array_module(device: str) -> Any:
+    """Return NumPy, or for "cuda" CuPy, with this rank's GPU as its device: what all arrays of the training are of."""
+    if device == "cpu":
+        return np
+    import cupy
+
+    cupy.cuda.Device(dist.get_node_local_rank(0)).use()
+    return cupy
+
+
+def forward(weights: list[Array], x: Array, sum_over_tp: Sum, xp: Any = np) -> tuple[Array, Array]:
     """Return this rank's hidden units (rows, H/tp) and the whole logits (rows, 10)."""
     w1, b1, w2, b2 = weights
     # tanh because it is smooth: at relu's kink a rounding error flips a gradient, and runs in float32 drift apart.
-    hidden = np.tanh(x @ w1 + b1)
+    hidden = xp.tanh(x @ w1 + b1)
     return hidden, sum_over_tp(hidden @ w2) + b2
 
 
-def loss_and_gradients(weights: list[Array], x: Array, y: Array, sum_over_tp: Sum) -> tuple[float, list[Array]]:
+def loss_and_gradients(
+    weights: list[Array], x: Array, y: Array, sum_over_tp: Sum, xp: Any = np
+) -> tuple[Array, list[Array]]:
     """Return the mean cross-entropy over these rows and its gradients with respect to this rank's weights."""
-    hidden, logits = forward(weights, x, sum_over_tp)
+    hidden, logits = forward(weights, x, sum_over_tp, xp)
     logits -= logits.max(axis=1, keepdims=True)
-    log_p = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    truth = np.arange(len(y)), y
-    d_logits = np.exp(log_p) / len(y)
+    log_p = logits - xp.log(xp.exp(logits).sum(axis=1, keepdims=True))
+    truth = xp.arange(len(y)), y
+    d_logits = xp.exp(log_p) / len(y)
     d_logits[truth] -= 1 / len(y)
     d_hidden = (d_logits @ weights[2].T) * (1 - hidden**2)
     return -log_p[truth].mean(), [x.T @ d_hidden, d_hidden.sum(axis=0), hidden.T @ d_logits, d_logits.sum(axis=0)]
 
 
 @contextmanager
-def timed(seconds: list[float]) -> Iterator[None]:
-    """Append the time that the block takes."""
+def timed(seconds: list[float], xp: Any) -> Iterator[None]:
+    """Append the time that the block takes; on a GPU, until all is done that was asked of it."""
+    finish = (lambda: None) if xp is np else xp.cuda.get_current_stream().synchronize
+    finish()
     started = perf_counter()
     yield
+    finish()
     seconds.append(perf_counter() - started)
 
 
-def train(mesh: dist.DeviceMesh, steps: int, dtype: str) -> dict[str, Any]:
+def train(mesh: dist.DeviceMesh, xp: Any, steps: int, dtype: str) -> dict[str, Any]:
     """Train, and return the loss of every global batch, the test accuracy and where the time went."""
     dp, tp, communication, training = mesh["dp"], mesh["tp"], list[float](), list[float]()
 
     def sum_over_tp(partial: Array) -> Array:
-        with timed(communication):
+        with timed(communication, xp):
             return tp.all_reduce(partial)
 
     rng = np.random.default_rng(SEED)  # the same on every rank: shuffles the images, then draws weights, then batches
-    images, labels = load_digits(rng, dtype)
+    images, labels = map(xp.asarray, load_digits(rng, dtype))
     shares = first_weights(rng, tp.get_local_rank(), tp.size())
-    flat = np.concatenate([share.ravel() for share in shares]).astype(dtype)
-    pieces = np.split(flat, np.cumsum([share.size for share in shares])[:-1])
+    flat = xp.asarray(np.concatenate([share.ravel() for share in shares]).astype(dtype))
+    pieces = xp.split(flat, np.cumsum([share.size for share in shares])[:-1].tolist())
     weights = [piece.reshape(share.shape) for piece, share in zip(pieces, shares, strict=True)]  # views into flat
-    velocity = np.zeros_like(flat)
-    averaged = np.empty(flat.size + 1, dtype)  # what a step averages along dp: all gradients and, last, the loss
+    velocity = xp.zeros_like(flat)
+    averaged = xp.empty(flat.size + 1, dtype)  # what a step averages along dp: all gradients and, last, the loss
     rows = np.split(np.arange(BATCH), dp.size())[dp.get_local_rank()]
     losses: list[float] = []
 
     dp.barrier()
     tp.barrier()  # a group connects at its first call, which must not count as training
-    with timed(training):
+    with timed(training, xp):
         for _ in progress(steps, losses) if mesh.get_rank() == 0 else range(steps):
-            batch = rng.integers(TRAIN_IMAGES, size=BATCH)[rows]
-            loss, gradients = loss_and_gradients(weights, images[batch], labels[batch], sum_over_tp)
-            np.concatenate([*(gradient.ravel() for gradient in gradients), [loss]], out=averaged)
-            with timed(communication):
+            batch = xp.asarray(rng.integers(TRAIN_IMAGES, size=BATCH)[rows])
+            loss, gradients = loss_and_gradients(weights, images[batch], labels[batch], sum_over_tp, xp)
+            xp.concatenate([*(gradient.ravel() for gradient in gradients), loss.reshape(1)], out=averaged)
+            with timed(communication, xp):
                 dp.all_reduce(averaged, op="avg")
             velocity = MOMENTUM * velocity + averaged[:-1]
             flat -= LEARNING_RATE * velocity
             losses.append(float(averaged[-1]))
-    comm_share = mesh.all_reduce(np.array([sum(communication) / sum(training)]), op="avg")[0]
+    comm_share = mesh.all_reduce(xp.array([sum(communication) / sum(training)]), op="avg")[0]
 
-    held_out = np.array_split(np.arange(TRAIN_IMAGES, len(labels)), dp.size())[dp.get_local_rank()]
-    guesses = forward(weights, images[held_out], sum_over_tp)[1].argmax(axis=1)
-    right = dp.all_reduce(np.array([np.count_nonzero(guesses == labels[held_out])]))[0]
+    held_out = xp.asarray(np.array_split(np.arange(TRAIN_IMAGES, len(labels)), dp.size())[dp.get_local_rank()])
+    guesses = forward(weights, images[held_out], sum_over_tp, xp)[1].argmax(axis=1)
+    right = dp.all_reduce(xp.array([int((guesses == labels[held_out]).sum())]))[0]
     quality = {"losses": losses, "test_accuracy": float(right) / (len(labels) - TRAIN_IMAGES)}
     speed = {"steps_per_s": steps / sum(training), "comm_share": float(comm_share)}
     return {"mesh": f"{dp.size()}x{tp.size()}", "dtype": dtype, **quality, **speed}
@@ -169,6 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a digit classifier on a 2-D mesh of ranks.")
     parser.add_argument("--mesh", metavar="DPxTP", help="ranks along dp and along tp (default: the most square split)")
     parser.add_argument("--backend", default="gloo", help="what carries the collectives (default: %(default)s)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the arrays (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=600, help="batches to train on (default: %(default)s)")
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32", help="(default: %(default)s)")
     parser.add_argument("--json", metavar="PATH", help="write losses, accuracy and timings to this file")
@@ -181,7 +200,9 @@ def main() -> None:
     alone: dict[str, Any] = {} if launched else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group(args.backend, **alone)
     shape = mesh_shape(args.mesh, dist.get_world_size())
-    run = train(dist.init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp")), args.steps, args.dtype)
+    xp = array_module(args.device)
+    mesh = dist.init_device_mesh(args.device, shape, mesh_dim_names=("dp", "tp"))
+    run = train(mesh, xp, args.steps, args.dtype)
     if dist.get_rank() == 0:
         run |= {"steps": args.steps, "backend": args.backend, "world_size": dist.get_world_size()}
         if args.json:

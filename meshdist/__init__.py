@@ -60,7 +60,9 @@ from meshdist.collectives.tensor_coalesced import all_gather_into_tensor_coalesc
 from meshdist.current import is_initialized
 from meshdist.deadline import default_pg_timeout
 from meshdist.debug.breakpoint import breakpoint
+from meshdist.debug.dump import flight_recorder
 from meshdist.debug.levels import DebugLevel, get_debug_level, set_debug_level, set_debug_level_from_env
+from meshdist.debug.replicated import check_replicated
 from meshdist.device_mesh import DeviceMesh, get_current_mesh, init_device_mesh
 from meshdist.dry_run import dry_run
 from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistStoreError, DistTimeoutError
@@ -83,8 +85,10 @@ from meshdist.launch.env import is_torchelastic_launched
 from meshdist.launch.spawn import ProcessExitedException, ProcessRaisedException, spawn
 from meshdist.launch.threads import run
 from meshdist.process_group import ProcessGroup
+from meshdist.profiler.profile import profile
 from meshdist.reduce_op import PremulSum, ReduceOp, premul_sum, reduce_op, supports_complex
 from meshdist.rendezvous import register_rendezvous_handler, rendezvous
+from meshdist.shared_arrays import empty, full, zeros
 from meshdist.shrink import SHRINK_ABORT, SHRINK_DEFAULT, shrink_group
 from meshdist.start_and_end import abort_process_group, destroy_process_group, init_process_group
 from meshdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore
@@ -142,10 +146,14 @@ __all__ = [
     "broadcast_multigpu",
     "broadcast_object_list",
     "calibrate",
+    "check_replicated",
     "coalescing_manager",
     "default_pg_timeout",
     "destroy_process_group",
     "dry_run",
+    "empty",
+    "flight_recorder",
+    "full",
     "functional",
     "gather",
     "gather_object",
@@ -181,6 +189,7 @@ __all__ = [
     "new_subgroups_by_enumeration",
     "plan",
     "premul_sum",
+    "profile",
     "recv",
     "recv_object_list",
     "reduce",
@@ -204,6 +213,7 @@ __all__ = [
     "spawn",
     "split_group",
     "supports_complex",
+    "zeros",
 ]
 
 # Names that scripts call although torch has them private.
@@ -220,6 +230,10 @@ if not _typing.TYPE_CHECKING:  # for type checkers, a name that is not there is 
             from meshdist import topology
 
             return getattr(topology, name)
+        if name == "load_ipython_extension":  # which %load_ext meshdist asks for
+            from meshdist.notebook import magic
+
+            return magic.load_ipython_extension
         # Names of Python's own, such as __path__ or __wrapped__, are asked for in passing: nobody reads the reason.
         if name.startswith("__"):
             raise AttributeError(f"module 'meshdist' has no attribute {name!r}")

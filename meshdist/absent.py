@@ -84,7 +84,6 @@ REASONS = {
     "config": "there is nothing to configure",
     "constants": "30 minutes is the default timeout",
     "distributed_c10d": "import its names from `meshdist`",
-    "flight_recorder": "an error names the calls of all ranks",
     "logging_handlers": "give the logger `meshdist` a handler",
     "remote_device": "of rpc",
     "utils": "helpers of torch modules",

@@ -152,8 +152,13 @@ def call_site() -> str:
     code, instruction = thread.site() if isinstance(thread, CarrierThread) else (None, 0)
     if code is None or code.co_filename == threading.__file__:  # where a thread of this package makes a call
         return "an async call"
+    return _file_and_line(code, line_of(code, instruction))
+
+
+def line_of(code: CodeType, instruction: int) -> int:
+    """Return the line of an instruction of a function, which a frame has as `f_lasti`."""
     lines = (line for begin, end, line in code.co_lines() if begin <= instruction < end and line is not None)
-    return _file_and_line(code, next(lines, code.co_firstlineno))
+    return next(lines, code.co_firstlineno)
 
 
 @cache

@@ -75,7 +75,8 @@ def current_world() -> World:
 def resolve(group: GroupLike = None) -> ProcessGroup:
     """Return the ProcessGroup that `group` means: itself, a mesh's, or the world's where it is None."""
     if group is None:
-        return current_world().default_group
+        world = _slot.get().world
+        return (world or current_world()).default_group  # which says why there is none
     try:
         return group.collective_group
     except AttributeError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from meshdist.call import Splits
@@ -51,6 +51,16 @@ class Announcement:
 Watcher: TypeAlias = "Callable[[Announcement], Callable[[], None] | None]"
 
 
+class Recorder(Protocol):
+    """Stands around the calls of groups to time them; unlike a watcher, it gets them as they come, which costs less."""
+
+    def around_submit(self, group: ProcessGroup, submit: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what is called instead of `submit`, with its arguments, for every collective of a group."""
+
+    def around_message(self, group: ProcessGroup, name: str, begin: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what is called instead of `begin`, the function `name` of a group's messages."""
+
+
 class Detour:
     """Leads the calls of a group to somebody else, or past those who look at them.
 
@@ -62,6 +72,7 @@ class Detour:
         self._group = group
         self._taker: Callable[..., Any] | None = None
         self._watchers: tuple[Watcher, ...] = ()
+        self._recorders: tuple[Recorder, ...] = ()
         self._message_taker: MessageTaker | None = None
 
     @contextmanager
@@ -94,14 +105,26 @@ class Detour:
         self._watchers = watchers
         self._lead()
 
+    def record(self, *recorders: Recorder) -> None:
+        """Have these, and nobody else, stand around every call and every message."""
+        self._recorders = recorders
+        self._lead()
+
     def _lead(self) -> None:
-        self._group.__dict__.pop("submit", None)
+        group = self._group
+        group.__dict__.pop("submit", None)
         if self._taker is not None:
-            self._group.submit = self._taker  # type: ignore[method-assign]
-        elif self._watchers:
-            self._group.submit = self._past(self._watchers)  # type: ignore[method-assign]
-        messages = self._group.messages
+            group.submit = self._taker  # type: ignore[method-assign]
+        else:
+            if self._watchers:
+                group.submit = self._past(self._watchers)  # type: ignore[method-assign]
+            for recorder in self._recorders:
+                group.submit = recorder.around_submit(group, group.submit)  # type: ignore[method-assign]
+        messages = group.messages
         messages.watch(*self._watchers)  # which takes away what was put there
+        for recorder in self._recorders:
+            for name in MESSAGE_CALLS:
+                setattr(messages, name, recorder.around_message(group, name, getattr(messages, name)))
         if self._message_taker is not None:
             for name in MESSAGE_CALLS:
                 setattr(messages, name, self._message_taker(name, getattr(messages, name)))

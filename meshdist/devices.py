@@ -21,6 +21,8 @@ def device_type_of(value: Any) -> str:
     kind = type(value)
     if kind is np.ndarray:
         return "cpu"
+    if kind.__module__ == "cupy" and kind.__name__ == "ndarray":
+        return "cuda"
     # Looked for in the class: an array on the CPU may have the attribute and raise when it is read, as torch's do.
     if hasattr(kind, "__array_interface__"):
         return "cpu"
@@ -37,6 +39,8 @@ def common_device_type(buffers: tuple[Any, ...]) -> str | None:
     """
     if len(buffers) == 1 and type(buffers[0]) is np.ndarray:
         return "cpu"
+    if len(buffers) == 2 and buffers[0] is buffers[1] and hasattr(buffers[0], "dtype"):
+        return device_type_of(buffers[0])  # one array, in place
     kinds: set[type] = set()
     for buffer in buffers:
         if isinstance(buffer, (list, tuple)):
@@ -69,3 +73,26 @@ def check_device_id(of: str, device_id: Any) -> None:
         raise TypeError(f"{of}: device_id must be a device, its index or its name, got {device_id!r}")
     if not well:
         raise ValueError(f"{of}: device_id must be an index from 0, 'cpu', 'cuda' or 'cuda:<index>', got {device_id!r}")
+
+
+def cuda_number(device_id: Any) -> int | None:
+    """Return the number of the GPU that a `device_id` names; None where it names none.
+
+    Args:
+        device_id: What `check_device_id` lets pass: a number, "cuda:1", or an object such as torch.device or
+            cupy.cuda.Device.
+
+    Example:
+        >>> cuda_number("cuda:1"), cuda_number(2), cuda_number("cpu")
+        (1, 2, None)
+    """
+    if isinstance(device_id, str):
+        kind, _, number = device_id.partition(":")
+        return int(number) if kind == "cuda" and number else None
+    if device_id is None or isinstance(device_id, int):
+        return device_id
+    if getattr(device_id, "type", "cuda") != "cuda":
+        return None
+    # torch.device has an index, CuPy's Device an id.
+    place = getattr(device_id, "index", None)
+    return place if isinstance(place, int) else getattr(device_id, "id", None)

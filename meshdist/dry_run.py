@@ -90,7 +90,7 @@ class DryRun:
         store = HashStore()
         peers = _DryPeers(store, range(self.world_size), self.rank, self.host_name)
         world = _DryWorld(self.rank, self.world_size, backend, timeout_s, store, peers, Doorbells())
-        world.watch(self.account)
+        world.listeners.watch(self.account)
         self._slot.world = world
         return world
 

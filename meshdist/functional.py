@@ -34,6 +34,7 @@ from meshdist.collectives.reduce_scatter import reduce_scatter as _reduce_scatte
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor as _reduce_scatter_tensor
 from meshdist.collectives.scatter import scatter as _scatter
 from meshdist.current import GroupLike, resolve
+from meshdist.devices import device_type_of
 from meshdist.reduce_op import Op, ReduceOp
 
 __all__ = [
@@ -51,26 +52,45 @@ __all__ = [
 ]
 
 
-def _copy(x: Any) -> Array:
-    copied: Array = as_array(x, "x").copy()
-    return copied
+def _taken(x: Any) -> Any:
+    """Return `x` as NumPy's array or, in the memory of a GPU, CuPy's."""
+    if type(x) is np.ndarray or device_type_of(x) == "cpu":
+        return as_array(x, "x")
+    from meshdist.cupy_arrays import as_device_array
+
+    return as_device_array(x, "x")
 
 
-def _blank(x: Any) -> Array:
-    array = as_array(x, "x")
-    return np.empty(array.shape, array.dtype)
+def _empty(shape: tuple[int, ...], like: Any) -> Any:
+    """Return a new array of the dtype of another, where that is."""
+    if type(like) is np.ndarray:
+        return np.empty(shape, like.dtype)
+    from meshdist.cupy_arrays import cupy_module
+
+    cupy = cupy_module()
+    with cupy.cuda.Device(like.device.id):
+        return cupy.empty(shape, like.dtype)
+
+
+def _copy(x: Any) -> Any:
+    return _taken(x).copy()
+
+
+def _blank(x: Any) -> Any:
+    array = _taken(x)
+    return _empty(array.shape, array)
 
 
 def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Array:
     """Return the reduction of `x` over the group, on all ranks."""
-    y = _copy(x)
+    y: Array = _copy(x)
     _all_reduce(y, op, group)
     return y
 
 
 def broadcast(x: Any, src: int | None = None, group: GroupLike = None, group_src: int | None = None) -> Array:
     """Return the array of the rank `src`; elsewhere `x` gives its shape and dtype."""
-    y = _copy(x)
+    y: Array = _copy(x)
     _broadcast(y, src, group, group_src=group_src)
     return y
 
@@ -79,7 +99,7 @@ def reduce(
     x: Any, dst: int | None = None, op: Op = ReduceOp.SUM, group: GroupLike = None, group_dst: int | None = None
 ) -> Array:
     """Return, on the rank `dst`, the reduction of `x` over the group; elsewhere a copy of `x`."""
-    y = _copy(x)
+    y: Array = _copy(x)
     _reduce(y, dst, op, group, group_dst=group_dst)
     return y
 
@@ -93,9 +113,9 @@ def all_gather(x: Any, group: GroupLike = None) -> list[Array]:
 
 def all_gather_into_tensor(x: Any, group: GroupLike = None) -> Array:
     """Return the arrays of all ranks concatenated along dim 0; 0-d arrays are stacked."""
-    array, size = as_array(x, "x"), resolve(group).size()
+    array, size = _taken(x), resolve(group).size()
     shape = (max(0, size) * array.shape[0], *array.shape[1:]) if array.ndim else (max(0, size),)
-    y: Array = np.empty(shape, array.dtype)
+    y: Array = _empty(shape, array)
     _all_gather_into_tensor(y, array, group)
     return y
 
@@ -117,7 +137,7 @@ def scatter(
     group_src: int | None = None,
 ) -> Array:
     """Return this rank's array out of the list of the rank `src`; `x` gives its shape and dtype."""
-    y = _blank(x)
+    y: Array = _blank(x)
     _scatter(y, scatter_list, src, group, group_src=group_src)
     return y
 
@@ -127,7 +147,7 @@ def reduce_scatter(x: Sequence[Any], op: Op = ReduceOp.SUM, group: GroupLike = N
     place = resolve(group).rank()
     if not 0 <= place < len(x):
         raise ValueError(f"reduce_scatter: x must hold an array for each rank, also for rank {place}, got {len(x)}")
-    y = _blank(x[place])
+    y: Array = _blank(x[place])
     _reduce_scatter(y, x, op, group)
     return y
 
@@ -138,10 +158,10 @@ def reduce_scatter_tensor(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None
     Raises:
         ValueError: Dim 0 of `x` is no multiple of the group's size.
     """
-    array, size = as_array(x, "x"), resolve(group).size()
+    array, size = _taken(x), resolve(group).size()
     if array.ndim == 0 or array.shape[0] % size:
         raise ValueError(f"reduce_scatter_tensor: dim 0 of x must be a multiple of {size} ranks, got {array.shape}")
-    y: Array = np.empty((array.shape[0] // size, *array.shape[1:]), array.dtype)
+    y: Array = _empty((array.shape[0] // size, *array.shape[1:]), array)
     _reduce_scatter_tensor(y, array, op, group)
     return y
 
@@ -163,8 +183,8 @@ def all_to_all_single(
     group: GroupLike = None,
 ) -> Array:
     """Return the rows that the ranks have for this one: as many as it gives, or as `output_split_sizes` says."""
-    array = as_array(x, "x")
+    array = _taken(x)
     rows = array.shape[:1] if output_split_sizes is None else (int(sum(output_split_sizes)),)
-    y: Array = np.empty((*rows, *array.shape[1:]), array.dtype)
+    y: Array = _empty((*rows, *array.shape[1:]), array)
     _all_to_all_single(y, array, output_split_sizes, input_split_sizes, group)
     return y

@@ -13,6 +13,7 @@ from meshdist.collectives.methods import CollectiveMethods
 from meshdist.current import GroupLike, current_slot, current_world, is_initialized, resolve
 from meshdist.deadline import Timeout, seconds
 from meshdist.devices import check_device_id
+from meshdist.eager import connect_to_device
 from meshdist.non_member import NonMember
 from meshdist.process_group import ProcessGroup
 
@@ -57,8 +58,8 @@ def new_group(
         pg_options: Handed to the backend, if it was registered with `extended_api=True`; the others have no options.
         use_local_synchronization: True or False is the same: nothing is synchronized, among members or all ranks.
         group_desc: What messages call the group; need not be the same on all ranks.
-        device_id: The device of the group's arrays: "cuda:1", its index, or a device object. Of no meaning for CPU
-            backends.
+        device_id: The GPU of the group's arrays: "cuda:1", its index, or a device object. With backend nccl the ranks
+            meet at once, and not at the first call. Of no meaning for CPU backends.
         sort_ranks: Number the members by global rank; False keeps the order of `ranks`.
 
     Returns:
@@ -90,6 +91,8 @@ def new_group(
         return GroupMember.NON_GROUP_MEMBER
     made = world.new_group(tuple(members), name, timeout_s, group_desc or "")
     made.pg_options, made.device_id = pg_options, device_id
+    if device_id is not None:
+        connect_to_device(made, "new_group")
     return made
 
 

@@ -61,6 +61,8 @@ class Membership:
             TypeError: It is no integer.
             ValueError: Both or none are given, or it is no member.
         """
+        if type(rank) is int and group_rank is None and rank in self._places:
+            return self._places[rank]
         if (rank is None) == (group_rank is None):
             given = "neither" if rank is None else "both"
             raise ValueError(

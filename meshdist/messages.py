@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from sys import _getframe
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from meshdist.arrays import Array, as_array, check_dtype, check_writable, pack
-from meshdist.backends.base import Incoming
+from meshdist.backends.base import Backend, Incoming
+from meshdist.debug.flight_recorder import COMPLETED, Record, clock, place_of, users
 from meshdist.detour import Announcement, Watcher, told
+from meshdist.device_calls import DeviceCalls, Parcel
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.progress import Job, JobQueue, Progress
 from meshdist.waiting import Doorbell, Waitable
@@ -31,6 +35,9 @@ class Messages:
 
     Messages keep no order with collectives, and those of other ranks or tags not with each other. So each peer that is
     sent to, and each source and tag that is received, has a queue of its own for what is on its way.
+
+    Attributes:
+        num_messages: How many this rank has sent or asked for.
     """
 
     def __init__(self, group: ProcessGroup, progress: Progress) -> None:
@@ -38,6 +45,12 @@ class Messages:
         self._progress = progress
         self._queues: WeakValueDictionary[Any, JobQueue] = WeakValueDictionary()
         self._closing = False
+        self._recorder = group.recorder
+        self.num_messages = 0
+        # The engine of arrays in host memory, while the group can be used.
+        self._engine: Backend | None = None
+        # Those whose messages wait for the end of a block; None outside of one.
+        self._batches: list[DeviceCalls] | None = None
         # What has been found right before: dtypes, and peers by their global rank.
         self._dtypes: set[np.dtype[Any]] = set()
         self._peers: dict[int, int] = {}
@@ -78,30 +91,52 @@ class Messages:
             of: The function that the user called.
             is_prelude: Another message of the same call follows; this one is announced as the prelude that it is.
         """
+        is_simple = self._is_simple(tensor, tag)
+        if is_simple and self._engine is not None and self._engine.send_at_once(tensor, dst, tag):
+            self._keep_record(of, tensor, dst, tag)
+            return
         group = self._group
         where = group.where(of)
         backend = group.usable_backend(where, tensor)
-        array = tensor if self._is_simple(tensor, tag) else pack(self._array(where, tensor, tag))
+        if backend.device_calls is not None:
+            backend.device_calls.send(self._parcel(where, of, tensor, dst, tag))
+            return
+        array = tensor if is_simple else pack(self._array(where, tensor, tag))
+        if is_simple:
+            self._engine = backend
+        record = self.begin_record(of, array, dst, tag)
         try:
             backend.wait(backend.send(array, dst, tag), where)
         except BaseException as error:
-            raise group.fail(error, where) from None
+            raise group.fail(error, where, record) from None
+        record[COMPLETED] = clock()
 
     def recv(self, tensor: Any, src: int | None, tag: int, of: str = "recv", *, is_prelude: bool = False) -> int:
         """Receive a message from rank `src`, or from any where it is None; return the sender. See `send`."""
+        is_simple = self._is_simple(tensor, tag)
+        engine = self._engine
+        if is_simple and src is not None and engine is not None and engine.receive_at_once(tensor, src, tag):
+            self._keep_record(of, tensor, src, tag)
+            return src
         group = self._group
         where = group.where(of)
         backend = group.usable_backend(where, tensor)
+        if backend.device_calls is not None:
+            return backend.device_calls.recv(self._parcel(where, of, tensor, src, tag))
         array = packed = tensor
-        if not self._is_simple(tensor, tag):
+        if not is_simple:
             array, packed = self._output(where, tensor, tag)
+        else:
+            self._engine = backend
         if src is None:
             self._check_not_alone(where)
+        record = self.begin_record(of, packed, src, tag)
         try:
             receipt = backend.recv(packed, src, tag)
             backend.wait(receipt, where)
         except BaseException as error:
-            raise group.fail(error, where) from None
+            raise group.fail(error, where, record) from None
+        record[COMPLETED] = clock()
         if packed is not array:
             array[...] = packed
         return receipt.source
@@ -111,16 +146,21 @@ class Messages:
         group = self._group
         where = group.where("isend")
         backend = group.usable_backend(where, tensor)
+        if backend.device_calls is not None:
+            return self._in_batch(backend.device_calls).isend(self._parcel(where, "isend", tensor, dst, tag))
         array = self._array(where, tensor, tag)
         work = Work(where, None)
-        self._begin(work, where, ("to", dst), lambda: backend.send(pack(array), dst, tag), None)
+        record = self.begin_record("isend", array, dst, tag)
+        self._begin(work, where, ("to", dst), lambda: backend.send(pack(array), dst, tag), None, record)
         return work
 
-    def irecv(self, tensor: Any, src: int | None, tag: int) -> ReceiptWork:
+    def irecv(self, tensor: Any, src: int | None, tag: int) -> Work:
         """Begin to receive a message from rank `src`, or from any where it is None."""
         group = self._group
         where = group.where("irecv")
         backend = group.usable_backend(where, tensor)
+        if backend.device_calls is not None:
+            return self._in_batch(backend.device_calls).irecv(self._parcel(where, "irecv", tensor, src, tag))
         array, packed = self._output(where, tensor, tag)
         if src is None:
             self._check_not_alone(where)
@@ -131,8 +171,33 @@ class Messages:
             if packed is not array:
                 array[...] = packed
 
-        self._begin(work, where, ("from", src, tag), lambda: backend.recv(packed, src, tag), arrive)
+        record = self.begin_record("irecv", packed, src, tag)
+        self._begin(work, where, ("from", src, tag), lambda: backend.recv(packed, src, tag), arrive, record)
         return work
+
+    def forget_engine(self) -> None:
+        """Have the next message ask the group whether it can be used, and by what."""
+        self._engine = None
+
+    @contextmanager
+    def batched(self, of: str) -> Iterator[None]:
+        """Have the messages on arrays in the memory of a GPU that are begun in the block posted together at its end.
+
+        Args:
+            of: The function that the user called.
+        """
+        batches: list[DeviceCalls] = []
+        self._batches = batches
+        try:
+            yield
+        except BaseException:
+            for calls in batches:
+                calls.end_batch(self._group, None)
+            raise
+        finally:
+            self._batches = None
+        for calls in batches:
+            calls.end_batch(self._group, self._group.where(of))
 
     def drain(self) -> None:
         """Let the messages that are on their way arrive; those that do not come in time fail."""
@@ -152,26 +217,44 @@ class Messages:
         if self._closing:
             raise DistError(f"{where}: the group is destroyed, and the message has not come")
 
-    def _begin(self, work: Work, where: str, key: Any, post: Any, arrive: Any) -> None:
+    def _keep_record(self, of: str, array: Array, peer: int, tag: int) -> None:
+        # Of a message that was there at once: it has taken no time.
+        group = self._group
+        self.num_messages = sequence = self.num_messages + 1
+        facts = (of, group.name, group.label, array.dtype, array.shape, peer, tag, group.timeout_s)
+        code, instruction = place_of(users(_getframe(2)))
+        now = clock()
+        self._recorder.keep([facts, sequence, now, now, now, code, instruction])
+
+    def begin_record(self, of: str, array: Array, peer: int | None, tag: int) -> Record:
+        """Return the flight recorder's record of a message that is about to be sent or asked for."""
+        # What is at hand; `facts_in` makes words of it.
+        group = self._group
+        self.num_messages += 1
+        facts = (of, group.name, group.label, array.dtype, array.shape, peer, tag, group.timeout_s)
+        return self._recorder.begin(facts, self.num_messages)
+
+    def _begin(self, work: Work, where: str, key: Any, post: Any, arrive: Any, record: Record) -> None:
         group = self._group
         try:
             waitable: Waitable = post()
             there = key not in self._queues and waitable.ready()
         except DistError as error:
-            work.settle(group.fail(error, where))
+            work.settle(group.fail(error, where, record))
             return
         except BaseException as error:
-            raise group.fail(error, where) from None
+            raise group.fail(error, where, record) from None
         if there:
             if arrive is not None:
                 arrive(waitable)
+            record[COMPLETED] = clock()
             work.settle(None)
             return
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = JobQueue()
         steps = partial(_steps, _Guarded(waitable, partial(self.check, where)), waitable, arrive)
-        self._progress.submit(queue, Job(steps, work, group.timeout_s, where, group.fail))
+        self._progress.submit(queue, Job(steps, work, group.timeout_s, where, group.fail, record))
 
     def _is_simple(self, tensor: Any, tag: int) -> bool:
         # The arguments of nearly all messages: nothing to be said against them, and nothing to be packed.
@@ -188,17 +271,32 @@ class Messages:
         self._group.named(where, check_writable, array, "tensor")
         return array, pack(array, keep=False)
 
+    def _in_batch(self, calls: DeviceCalls) -> DeviceCalls:
+        if self._batches is not None and calls not in self._batches:
+            calls.begin_batch()
+            self._batches.append(calls)
+        return calls
+
+    def _parcel(self, where: str, of: str, tensor: Any, peer: int | None, tag: int) -> Parcel:
+        self._check_tag(where, tag)
+        if peer is None:
+            self._check_not_alone(where)
+        return Parcel(self._group, where, of, tensor, peer, tag)
+
     def _array(self, where: str, tensor: Any, tag: int) -> Array:
+        self._check_tag(where, tag)
+        array: Array = self._group.named(where, as_array, tensor, "tensor")
+        self._group.named(where, check_dtype, array, "tensor")
+        self._dtypes.add(array.dtype)
+        return array
+
+    def _check_tag(self, where: str, tag: int) -> None:
         if type(tag) is not int and not isinstance(tag, (int, np.integer)):
             raise TypeError(f"{where}: tag must be an integer, got {tag!r}")
         if tag < 0:
             raise ValueError(f"{where}: tag must not be negative, got {tag}")
         if tag >= _TAGS:
             raise ValueError(f"{where}: tag must be less than 2 ** 63, got {tag}")
-        array: Array = self._group.named(where, as_array, tensor, "tensor")
-        self._group.named(where, check_dtype, array, "tensor")
-        self._dtypes.add(array.dtype)
-        return array
 
     def _check_not_alone(self, where: str) -> None:
         if self._group.size() == 1:

@@ -62,6 +62,10 @@ class NonMember(CollectiveMethods):
         """Return -1: this rank is no member."""
         return -1
 
+    def carries(self, device: str) -> bool:
+        """Return True: what calls do nothing with may be anywhere."""
+        return True
+
     def size(self) -> int:
         """Return -1: the size is known to the members."""
         return -1

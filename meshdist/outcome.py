@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from _thread import allocate_lock
 from collections.abc import Callable
+from time import perf_counter_ns
 from types import CodeType
 from typing import Any
 
@@ -29,7 +30,7 @@ class Outcome:
     more, and whoever settles says so first and then looks for watchers. One of them sees the other.
     """
 
-    __slots__ = ("_error", "_is_done", "_value", "_watchers")
+    __slots__ = ("_error", "_is_done", "_observer", "_value", "_watchers")
 
     def __init__(self) -> None:
         self._is_done = False
@@ -68,8 +69,16 @@ class Outcome:
         lock = allocate_lock()
         lock.acquire()
         self.watch(lock.release)
-        if not lock.acquire(True, -1 if limit_s is None else min(limit_s, threading.TIMEOUT_MAX)):
+        began_ns = perf_counter_ns()
+        is_done = lock.acquire(True, -1 if limit_s is None else min(limit_s, threading.TIMEOUT_MAX))
+        if hasattr(self, "_observer"):
+            self._observer(perf_counter_ns() - began_ns)
+        if not is_done:
             raise DistTimeoutError(f"{what}: not done after {limit_s:g} s; the call goes on, wait again")
+
+    def observe_waits(self, observer: Callable[[int], object]) -> None:
+        """Have `observer` told the nanoseconds of every wait that blocks from now on."""
+        self._observer = observer
 
     def _call_watcher(self) -> None:
         try:

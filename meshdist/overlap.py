@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
+from weakref import ref
 
 import numpy as np
 
@@ -63,6 +64,44 @@ def may_overlap(send: Any, recv: Any, apart: bool) -> bool:
         return False
     # Inputs may share memory with each other.
     return any(j >= len(gives) for _, j in _near(arrays))
+
+
+class KnownApart:
+    """Remembers the arrays of a call that `may_overlap` has found apart: most calls have those of the call before.
+
+    An array that is still the same object has still the same memory. Those of one call are remembered once they have
+    come twice in a row, and as long as all of them live.
+
+    Args:
+        apart: Whether outputs must not share memory with inputs either.
+    """
+
+    def __init__(self, apart: bool) -> None:
+        self._apart = apart
+        self._known: list[int] | None = None
+        self._last: list[int] | None = None
+        self._arrays: list[ref[Array]] = []
+
+    def may_overlap(self, send: Any, recv: Any) -> bool:
+        """Return False where no outputs share memory, and True wherever they might."""
+        arrays = recv if type(recv) is list else [recv]
+        if self._apart and send is not None:
+            arrays = arrays + send if type(send) is list else [*arrays, send]
+        ids = [*map(id, arrays)]
+        if ids == self._known:
+            return False
+        if may_overlap(send, recv, self._apart):
+            return True
+        if ids == self._last:
+            self._known = None
+            self._arrays = [ref(array, self._forget) for array in arrays]
+            self._known = ids
+        self._last = ids
+        return False
+
+    def _forget(self, dead: ref[Array]) -> None:
+        # Another array may get its id.
+        self._known = self._last = None
 
 
 def _own_their_memory(arrays: Sequence[Array]) -> bool:

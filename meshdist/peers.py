@@ -11,9 +11,11 @@ import json
 import os
 import platform
 import select
+import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -87,13 +89,18 @@ def _machine(*namespaces: str) -> str:
 
 def started_at(pid: int) -> int:
     """Return when process `pid` started, in clock ticks since boot; 0 for no such process, or no way to know."""
+    fields = _fields_of(pid)
+    # Field 22 of all. A zombie has ended: only its exit status is still to be asked for.
+    return 0 if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+def _fields_of(pid: int) -> list[str]:
+    """Return what the kernel says of a process, from its state on; nothing where there is none, or no way to know."""
     try:
-        # Field 22; the second field, the name, is in parentheses and may hold anything.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        # A zombie has ended: only its exit status is still to be asked for.
-        return 0 if fields[0] in "ZX" else int(fields[19])
+        # The second field, the name, is in parentheses and may hold anything.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0
+        return []
 
 
 class Closable(Protocol):
@@ -253,6 +260,27 @@ class Peers:
                 if watch is None:
                     watch = self._watches[rank] = Watch(card)
         return watch.ended()
+
+    def nudge(self, rank: int) -> bool:
+        """Ask a global rank by a signal to say what it is in; return whether it is of this host, and lives."""
+        card = self.card(rank)
+        if card.host != self.mine.host or card.pid == self.mine.pid or self.ended(rank):
+            return False
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(card.pid, signal.SIGURG)
+            return True
+        return False
+
+    def why_silent(self, rank: int) -> str:
+        """Return what is known of a global rank on this host that does not answer to `nudge`."""
+        pid = self.card(rank).pid
+        if _fields_of(pid)[:1] in (["T"], ["t"]):
+            return f"is stopped by a signal; `kill -CONT {pid}` on {self.card(rank).host_name} lets it go on"
+        from meshdist.debug.frozen import place_of_process
+
+        place = place_of_process(pid)
+        at = f", called at {place}" if place is not None else ""
+        return f"has not answered: it is inside something that does not come back to Python{at}"
 
     def describe(self, rank: int) -> str:
         """Return a global rank with its process and host, for messages."""

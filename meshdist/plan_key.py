@@ -6,14 +6,13 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy import ndarray
 
 from meshdist.arrays import Array
 from meshdist.call import Buffers
 
 if TYPE_CHECKING:
     from meshdist.collectives.definition import Collective
-
-_NOT_SIMPLE = "not simple"
 
 
 def each(buffers: Buffers) -> list[Array]:
@@ -30,6 +29,8 @@ def plan_key(
     if recv is None and send is None:
         return collective
     if isinstance(send, np.ndarray) and isinstance(recv, np.ndarray):
+        if collective.in_place:
+            return (collective, recv.dtype, recv.shape, op, root)
         return (collective, recv.dtype, recv.shape, send.dtype, send.shape, op, root, splits)
     return (collective, _shapes(recv), _shapes(send), op, root, splits)
 
@@ -44,27 +45,35 @@ def simple_key(
     """
     if recv is None and send is None:
         return collective
-    taken = _simple_shapes(recv, written=True)
-    if taken is _NOT_SIMPLE:
-        return None
-    given = _simple_shapes(send, written=False)
-    return None if given is _NOT_SIMPLE else (collective, taken, given, op, root, splits)
+    # As `plan_key`, in one go: this is the way of every call of lists.
+    taken: Hashable = None
+    if type(recv) is list:
+        shapes = []
+        for array in recv:
+            if type(array) is not ndarray or not array.flags.carray:
+                return None
+            shapes.append((array.dtype, array.shape))
+        taken = tuple(shapes)
+    elif recv is not None:
+        if type(recv) is not ndarray or not recv.flags.carray:
+            return None
+        taken = (None, recv.dtype, recv.shape)
+    given: Hashable = None
+    if type(send) is list:
+        shapes = []
+        for array in send:
+            if type(array) is not ndarray or not array.flags.c_contiguous:
+                return None
+            shapes.append((array.dtype, array.shape))
+        given = tuple(shapes)
+    elif send is not None:
+        if type(send) is not ndarray or not send.flags.c_contiguous:
+            return None
+        given = (None, send.dtype, send.shape)
+    return (collective, taken, given, op, root, splits)
 
 
 def _shapes(buffers: Buffers) -> Hashable:
     if type(buffers) is list:
         return tuple([(array.dtype, array.shape) for array in buffers])
     return None if buffers is None else (None, buffers.dtype, buffers.shape)  # type: ignore[union-attr]
-
-
-def _simple_shapes(buffers: Any, *, written: bool) -> Hashable:
-    # As `_shapes`, in one go: this is the way of every call of lists.
-    if buffers is None:
-        return None
-    shapes = []
-    is_list = type(buffers) is list
-    for array in buffers if is_list else (buffers,):
-        if type(array) is not np.ndarray or not (array.flags.carray if written else array.flags.c_contiguous):
-            return _NOT_SIMPLE
-        shapes.append((array.dtype, array.shape))
-    return tuple(shapes) if is_list else (None, *shapes[0])

@@ -9,22 +9,24 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy import ndarray
 
 from meshdist import buffers
 from meshdist.arrays import as_buffers, check_apart
 from meshdist.backends.base import Backend, Plan
-from meshdist.call import Call, Splits, is_ours
+from meshdist.call import Call, Splits
 from meshdist.collectives.definition import Collective
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.deadline import Deadline
+from meshdist.debug.flight_recorder import Record, clock, facts_of, users
 from meshdist.detour import Detour
+from meshdist.device_calls import DeviceCalls, Request
 from meshdist.engines import Engines
 from meshdist.errors import DistBackendError, DistError
 from meshdist.farewell import gave_up
 from meshdist.group_names import listed
 from meshdist.membership import Membership
 from meshdist.messages import Messages
-from meshdist.overlap import may_overlap
 from meshdist.plan_key import each, plan_key, simple_key
 from meshdist.progress import Job, JobQueue
 from meshdist.reduce_op import Op, PremulSum, as_reduce_op
@@ -49,6 +51,7 @@ class ProcessGroup(CollectiveMethods, Membership):
         name: The group's name, the same on all its ranks.
         label: What messages call it: `group_desc` of `new_group`, the name where there is none.
         messages: Sends and receives over the group.
+        num_calls: How many collectives this rank has called on it.
         detour: Leads calls elsewhere, or past those who watch them.
         backend_name: Its backends, in the spelling of `backend_name`.
         pg_options, device_id: What `new_group` was told of the backend and the device.
@@ -81,6 +84,9 @@ class ProcessGroup(CollectiveMethods, Membership):
         self._compares_shapes = False
         self._queue = JobQueue()
         self._queued = self._queue.jobs
+        self.recorder = world.recorder
+        self._keep = self.recorder.keep
+        self.num_calls = 0
         self._engines = Engines(backend, lambda name: world.make_engine(self, name))
         self._broken: DistError | None = None
         self._closed: str | None = None
@@ -136,7 +142,11 @@ class ProcessGroup(CollectiveMethods, Membership):
         """
         plan: Plan | None
         try:
-            if type(recv) is np.ndarray and type(send) is np.ndarray:
+            if send is recv and type(recv) is ndarray:
+                plan = self._plans.get((collective, recv.dtype, recv.shape, op, root))
+                if plan is not None and not recv.flags.carray:
+                    plan = None
+            elif type(recv) is ndarray and type(send) is ndarray:
                 plan = self._plans.get((collective, recv.dtype, recv.shape, send.dtype, send.shape, op, root, splits))
                 if plan is not None and not (
                     recv.flags.carray
@@ -146,18 +156,33 @@ class ProcessGroup(CollectiveMethods, Membership):
                     plan = None
             else:
                 plan = self._plans.get(simple_key(collective, send, recv, op, root, splits))
-                if plan is not None and recv is not None and may_overlap(send, recv, plan.apart):
+                if plan is not None and recv is not None and plan.known_apart.may_overlap(send, recv):
                     plan = None
         except TypeError:  # an op that cannot be looked up is none
             plan = None
         if plan is None or timeout_s is not None:
             return self._submit_prepared(collective, send, recv, op, root, async_op, splits, timeout_s)
+        # The record, as `recorder.begin` would make it. Above this function are the collective, and in most cases the
+        # user's code; which is known to be that if it was last time.
+        try:
+            frame = _getframe(2)
+        except ValueError:  # a thread began with the collective itself
+            frame = _getframe(1)
+        code = frame.f_code
+        if code is not plan.caller:
+            frame = users(frame)
+            plan.caller = code = frame.f_code
+        self.num_calls = sequence = self.num_calls + 1
+        now = clock()
+        record = [plan.facts, sequence, now, now, 0, code, frame.f_lasti]
+        self._keep(record)
         if async_op or self._queued:
-            return self._enqueue(plan.where, partial(self._plan_steps, plan, send, recv), recv, async_op)
+            return self._enqueue(plan.where, partial(self._plan_steps, plan, send, recv), recv, async_op, record)
         try:
             plan.run(send, recv)
         except BaseException as error:
-            raise self.fail(error, plan.where) from None
+            raise self.fail(error, plan.where, record) from None
+        record[4] = clock()  # COMPLETED; a name would have to be looked up
         return recv
 
     def relabel(self, label: str) -> None:
@@ -172,6 +197,7 @@ class ProcessGroup(CollectiveMethods, Membership):
         """
         self._world.progress.drain(self._queue)
         self.messages.drain()
+        self.messages.forget_engine()
         self._plans.clear()
         self._engines.close()
         self._closed = self._closed or what
@@ -211,6 +237,22 @@ class ProcessGroup(CollectiveMethods, Membership):
                 f"{where}: the group is broken since: {self._broken}", peer_failed=self._broken.peer_failed
             )
 
+    def carries(self, device: str) -> bool:
+        """Return whether a backend of the group carries arrays on a device type, "cpu" or "cuda"."""
+        return self._engines.carries(device)
+
+    def device_calls(self, of: str) -> DeviceCalls | None:
+        """Return what carries out the calls on arrays on a GPU; None where the group takes none.
+
+        Raises:
+            DistBackendError: The group takes them, but its backend cannot be used here; says why.
+        """
+        try:
+            engine = self._engines.engine_for("cuda")
+        except (DistBackendError, TypeError, ValueError) as error:
+            raise type(error)(f"{self.where(of)}: {error}") from error.__cause__
+        return None if engine is None else engine.device_calls
+
     def usable_backend(self, where: str, *buffers: Any) -> Backend:
         """Return what carries out a call on these arrays, or lists of them; raise if this rank cannot use it."""
         self.check_usable(where)
@@ -236,6 +278,9 @@ class ProcessGroup(CollectiveMethods, Membership):
     ) -> Any:
         where = self.where(collective.name)
         backend = self.usable_backend(where, send, recv)
+        if backend.device_calls is not None:
+            rest = (async_op, splits, timeout_s, self._compares_shapes)
+            return backend.device_calls.submit(Request(self, where, collective, send, recv, op, root, *rest))
         given = self.named(where, as_buffers, send, collective.names[0], "send" in collective.lists)
         in_place, taken = collective.in_place and recv is send, given
         if not in_place:
@@ -255,9 +300,13 @@ class ProcessGroup(CollectiveMethods, Membership):
         # A plan does not know the factor: it is that of the plain sum.
         key = plan_key(collective, sends, recvs, op if factor is None else reduce_op, root, splits)
         plans = self._plans  # which may be others when an async call begins
-        if key not in plans:
+        prepared = plans.get(key)
+        if prepared is None:
             collective.check(call)
             backend.require(call)
+            facts = facts_of(call, self.name, self.label, self.timeout_s)
+        else:
+            facts = prepared.facts
         if writes and isinstance(taken, list):
             self.named(where, check_apart, taken, collective.names[1])
 
@@ -267,6 +316,7 @@ class ProcessGroup(CollectiveMethods, Membership):
             plan = plans.get(key)
             if plan is None:
                 plan = plans[key] = backend.prepare(call)
+                plan.facts = facts
             copies = writes and plan.apart and buffers.must_be_copied(call)
             sent = buffers.packed(given, copies) if factor is None else buffers.scaled(factor, given)
             received = sent if in_place else buffers.packed(taken)
@@ -274,22 +324,20 @@ class ProcessGroup(CollectiveMethods, Membership):
             if writes:
                 buffers.unpack(received, taken)
 
-        if async_op or self._queued:
-            return self._enqueue(where, steps, recv, async_op, timeout_s)
-        self._drive(where, backend, steps, None if timeout_s is None else Deadline(timeout_s))
+        self.num_calls += 1
+        queued = async_op or bool(self._queued)
+        record = self.recorder.begin(facts, self.num_calls, started=not queued)
+        if queued:
+            return self._enqueue(where, steps, recv, async_op, record, timeout_s)
+        self._drive(where, backend, steps, None if timeout_s is None else Deadline(timeout_s), record)
         return recv
 
-    def _enqueue(self, where: str, steps: Any, recv: Any, async_op: bool, timeout_s: float | None = None) -> Any:
-        # Where the user's code is in most cases: above this function, `submit`, and the collective.
-        frame = _getframe(3)
-        code = frame.f_code
-        while is_ours(code.co_filename) and frame.f_back is not None:
-            frame = frame.f_back
-            code = frame.f_code
+    def _enqueue(
+        self, where: str, steps: Any, recv: Any, async_op: bool, record: Record, timeout_s: float | None = None
+    ) -> Any:
+        record[3] = 0  # it has not STARTED
         work = Work(where, recv)
-        job = Job(
-            steps, work, self.timeout_s if timeout_s is None else timeout_s, where, self.fail, code, frame.f_lasti
-        )
+        job = Job(steps, work, self.timeout_s if timeout_s is None else timeout_s, where, self.fail, record)
         self._world.progress.submit(self._queue, job)
         return work if async_op else work.result()
 
@@ -298,12 +346,13 @@ class ProcessGroup(CollectiveMethods, Membership):
             self.check_usable(plan.where)
         return plan.steps(send, recv)
 
-    def _drive(self, where: str, backend: Backend, steps: Any, deadline: Deadline | None) -> None:
+    def _drive(self, where: str, backend: Backend, steps: Any, deadline: Deadline | None, record: Record) -> None:
         try:
             for waitable in steps():
                 backend.wait(waitable, where, deadline)
         except BaseException as error:
-            raise self.fail(error, where) from None
+            raise self.fail(error, where, record) from None
+        self.recorder.end(record)
 
     def compare_shapes(self, wanted: bool) -> None:
         """Have calls from now on compare the shapes of what the ranks pass, or the numbers of elements alone."""
@@ -313,10 +362,11 @@ class ProcessGroup(CollectiveMethods, Membership):
     def ask_first(self, premise: Callable[[], str | None]) -> None:
         """Have the next call fail if `premise` is found broken: a function that returns how, or None."""
         self._engines.ask_first(premise)
+        self.messages.forget_engine()
         self._plans = {}  # a call that has one does not look for its engine
 
-    def fail(self, error: BaseException, where: str) -> BaseException:
-        """Break the group: `error` ended a call. Return what the caller gets."""
+    def fail(self, error: BaseException, where: str, record: Record | None = None) -> BaseException:
+        """Break the group: `error` ended the call of `record`, if there is one. Return what the caller gets."""
         # A call that ended half way leaves the ranks out of step, so the group is of no more use.
         if isinstance(error, DistError):
             if not str(error).startswith(where):
@@ -325,12 +375,16 @@ class ProcessGroup(CollectiveMethods, Membership):
             cause = error
         else:
             cause = DistBackendError(f"{where}: {type(error).__name__}: {error}")
+        if record is not None:
+            self.recorder.end(record, cause)
         self._give_up(cause)
+        self._world.note_fault(cause)
         return error
 
     def _give_up(self, cause: DistError) -> None:
         # Not the exception itself: its frames would keep the shared memory alive.
         self._broken = self._broken or DistError(str(cause), peer_failed=cause.peer_failed)
+        self.messages.forget_engine()
         self._plans.clear()
         self._engines.abort(str(self._broken))
 

@@ -11,12 +11,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
 from types import CodeType
+from typing import TYPE_CHECKING
 
 from meshdist.deadline import Deadline
-from meshdist.errors import DistTimeoutError
+from meshdist.debug.flight_recorder import CODE, COMPLETED, INSTRUCTION, STARTED, Record, clock
 from meshdist.outcome import CarrierThread
-from meshdist.waiting import LONGEST_NAP_S, Doorbell, Doorbells, Waitable, is_ready, wait_any
+from meshdist.waiting import LONGEST_NAP_S, Doorbell, Doorbells, Waitable, is_ready, timed_out, wait_any
 from meshdist.work import Work
+
+if TYPE_CHECKING:
+    from meshdist.debug.vigil import Vigil, Watch
 
 # How often the thread looks for what is ready before it sleeps: some tens of microseconds. It must not keep the
 # interpreter from the caller, who computes meanwhile.
@@ -31,8 +35,8 @@ class Job:
         work: What the user holds.
         timeout_s: From when it is next.
         where: How messages about it begin.
-        failed: Told what the call fails with; returns what the user gets.
-        code, instruction: Where the user made the call; its line is only found where somebody wants to read it.
+        failed: Told what the call fails with, and its record; returns what the user gets.
+        record: The flight recorder's, which knows where the user made the call.
     """
 
     __slots__ = (
@@ -41,11 +45,11 @@ class Job:
         "_steps",
         "_timeout_s",
         "_where",
-        "code",
         "deadline",
         "error",
-        "instruction",
+        "record",
         "waiting_for",
+        "watch",
         "work",
     )
 
@@ -55,12 +59,11 @@ class Job:
         work: Work,
         timeout_s: float,
         where: str,
-        failed: Callable[[BaseException, str], BaseException],
-        code: CodeType | None = None,
-        instruction: int = 0,
+        failed: Callable[[BaseException, str, Record], BaseException],
+        record: Record,
     ) -> None:
-        self.code = code
-        self.instruction = instruction
+        self.record = record
+        self.watch: Watch | None = None
         self.work = work
         self.waiting_for: Waitable | None = None
         self.deadline: Deadline | None = None
@@ -71,28 +74,32 @@ class Job:
         self._where = where
         self._failed = failed
 
-    def advance(self, check: bool) -> bool:
+    def advance(self, check: bool, vigil: Vigil | None = None) -> bool:
         """Go as far as possible without waiting; return True when the call is done, well or not.
 
         Args:
             check: Look as well whether what is waited for can still come, and the deadline; which takes longer.
+            vigil: Looks after a call that waits for long.
         """
         try:
             steps = self._steps
             if steps is None:
+                self.record[STARTED] = clock()
                 steps = self._steps = self._make_steps()
             waitable = self.waiting_for
             while waitable is None or waitable.ready() or (check and is_ready(waitable)):
                 waitable = self.waiting_for = next(steps, None)
                 if waitable is None:
+                    self.record[COMPLETED] = clock()
                     return True
             if self.deadline is None:
                 self.deadline = Deadline(self._timeout_s)
             elif check and self.deadline.expired():
-                missing = waitable.missing()
-                raise DistTimeoutError(f"{self._where}: timed out after {self._timeout_s:g} s waiting for {missing}")
+                raise timed_out(self._where, self._timeout_s, waitable, self.watch)
+            elif check and vigil is not None:
+                self.watch = vigil.look(self.watch, self._where, self.deadline, waitable)
         except BaseException as error:  # whatever it is, it belongs to whoever waits for this work
-            self.error = self._failed(error, self._where)
+            self.error = self._failed(error, self._where, self.record)
             return True
         return False
 
@@ -111,9 +118,14 @@ class JobQueue:
 
 
 class Progress:
-    """The progress thread of one rank."""
+    """The progress thread of one rank.
+
+    Attributes:
+        vigil: Looks after calls that wait for long.
+    """
 
     def __init__(self, bells: Doorbells, name: str) -> None:
+        self.vigil: Vigil | None = None
         self._bells = bells
         self._name = name
         self._lock = threading.Lock()
@@ -167,7 +179,7 @@ class Progress:
 
     def _site(self) -> tuple[CodeType | None, int]:
         job = self._carried
-        return (None, 0) if job is None else (job.code, job.instruction)
+        return (None, 0) if job is None else (job.record[CODE], job.record[INSTRUCTION])
 
     def _wake(self) -> None:
         bell = self._asleep_on
@@ -194,8 +206,10 @@ class Progress:
         while jobs:
             job = jobs[0]
             self._carried = job
-            if not job.advance(check):
+            if not job.advance(check, self.vigil):
                 return moved
+            if job.watch is not None:
+                job.watch.end()
             moved = True
             # Whoever waits may make the next call at once: it must find the queue without this one.
             self._settling = job.work

@@ -34,7 +34,7 @@ class PremulSum:
 
     def __init__(self, factor: Any) -> None:
         # A copy: the call may be carried out after the caller has changed its array.
-        self.factor = np.array(factor)
+        self.factor = np.array(factor.get() if hasattr(factor, "__cuda_array_interface__") else factor)
         if self.factor.dtype.kind not in "biufcV":
             raise TypeError(f"premul_sum: factor must be a number or an array, got {type(factor).__name__}")
 

@@ -12,8 +12,10 @@ from meshdist.collectives.methods import CollectiveMethods
 from meshdist.current import WorldSlot, current_slot, current_world, resolve
 from meshdist.deadline import Deadline, Timeout
 from meshdist.debug.levels import begin_debugging, get_debug_level
+from meshdist.debug.signals import SignalWatch
 from meshdist.devices import check_device_id
 from meshdist.doorbells import SocketDoorbells
+from meshdist.eager import connect_to_device
 from meshdist.errors import DistBackendError, DistNetworkError, DistTimeoutError
 from meshdist.init_urls import whole_number
 from meshdist.joining import join
@@ -41,8 +43,9 @@ def init_process_group(
     """Join the world: meet all other ranks, and make the default group.
 
     Args:
-        backend: "gloo" (shared memory, TCP between hosts), "mpi" or another registered name, in any case. "gloo"
-            where None.
+        backend: "gloo" (shared memory, TCP between hosts), "mpi", "nccl" or another registered name, in any case; or
+            pairs of device type and name, as in "cpu:gloo,cuda:nccl". None means "gloo" and, for arrays on a GPU where
+            it can be used, "nccl".
         init_method: Where the ranks meet: "env://" (the default: MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE from the
             environment, as `meshrun` sets them), "tcp://host:port" or "file:///path". With a file, or where the host is
             a multicast address, the ranks find and number themselves if they give none. "mpi://", the default for
@@ -54,8 +57,8 @@ def init_process_group(
         store: A store that all ranks reach, instead of `init_method`; then rank and world_size are needed.
         group_name: Tells jobs apart that use the same file or multicast address; of no meaning elsewhere.
         pg_options: Handed to the backend, if it was registered with `extended_api=True`; the others have no options.
-        device_id: The device of this rank's arrays: "cuda:1", its index, or a device object. Of no meaning for CPU
-            backends.
+        device_id: The GPU of this rank's arrays: "cuda:1", its index, or a device object. With backend nccl the ranks
+            meet at once, and not at the first call. Of no meaning for CPU backends.
 
     Raises:
         ValueError: Called twice, an unknown backend, one that is not for ranks that are processes or that another rank
@@ -81,6 +84,8 @@ def init_process_group(
     else:
         world = _meet(slot, init_method, rank, world_size, group_name, name, deadline)
     world.default_group.pg_options, world.default_group.device_id = pg_options, device_id
+    if device_id is not None:
+        _connect(slot, world)
     if not all(entry_of(each).is_ours for each in by_device(name).values()):
         _make_registered(slot, world, deadline)
 
@@ -122,6 +127,16 @@ def _meet(
         except BaseException:
             own.withdraw()
             raise
+
+
+def _connect(slot: WorldSlot, world: World) -> None:
+    try:
+        connect_to_device(world.default_group, "init_process_group")
+    except BaseException as error:
+        slot.world = None
+        world.abort(f"its init_process_group failed: {error}")
+        world.close()
+        raise
 
 
 def _make_registered(slot: WorldSlot, world: World, deadline: Deadline) -> None:
@@ -174,6 +189,8 @@ def enter_world(
         raise
     world = World(rank, world_size, backend, deadline.timeout_s, joined, peers, bells, store if own_store else None)
     slot.world = world
+    if world.ranks_are_processes:
+        world.endings.append(SignalWatch(slot).close)
     return world
 
 

@@ -8,12 +8,18 @@ arming is visible everywhere, and naps are only cut to notice the death of a pee
 
 from __future__ import annotations
 
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from time import monotonic
+from typing import TYPE_CHECKING
 
 from meshdist.deadline import Deadline
 from meshdist.errors import DistError, DistTimeoutError
+
+if TYPE_CHECKING:
+    from meshdist.debug.vigil import Vigil, Watch
 
 FIRST_NAP_S = 0.001
 LONGEST_NAP_S = 0.1
@@ -71,10 +77,10 @@ class Waitable(ABC):
     """Something a rank waits for: peers that arrive, a message, room in a buffer.
 
     Attributes:
-        num_looks: How often it pays to look, letting others run in between, before sleeping.
+        looking_s: How long it pays to look, letting others run in between, before sleeping.
     """
 
-    num_looks = 1000
+    looking_s = 0.001
 
     @abstractmethod
     def ready(self) -> bool:
@@ -115,19 +121,35 @@ def is_ready(waitable: Waitable) -> bool:
     return False
 
 
-def wait_until(waitable: Waitable, bell: Doorbell, deadline: Deadline, where: str) -> None:
-    """Block until `waitable` is ready.
+def look_a_while(waitable: Waitable) -> bool:
+    """Look at `waitable` for its `looking_s`, letting others run in between; return True once it is ready.
+
+    Waking up takes longer than most peers do. Spinning instead would keep a peer from coming that is on the same core.
+    It goes by the clock: on a busy machine, to let others run may take milliseconds.
+    """
+    end = monotonic() + waitable.looking_s
+    while not waitable.ready():
+        os.sched_yield()
+        if monotonic() > end:
+            return False
+    return True
+
+
+def wait_until(waitable: Waitable, bell: Doorbell, deadline: Deadline, where: str, vigil: Vigil | None = None) -> None:
+    """Block until `waitable` is ready; have `vigil` look after a wait that lasts long.
 
     Raises:
         DistTimeoutError: Not ready at the deadline; the message says where, and who is missing.
         DistError: What `waitable.check` raises.
     """
     nap_s, armed = FIRST_NAP_S, False
+    watch: Watch | None = None
     try:
         while not is_ready(waitable):
             if deadline.expired():
-                missing = waitable.missing()
-                raise DistTimeoutError(f"{where}: timed out after {deadline.timeout_s:g} s waiting for {missing}")
+                raise timed_out(where, deadline.timeout_s, waitable, watch)
+            if vigil is not None:
+                watch = vigil.look(watch, where, deadline, waitable)
             # Every time: looking may have found a new place to sleep at, such as a channel that a peer has made.
             waitable.arm(bell)
             armed = True
@@ -138,6 +160,15 @@ def wait_until(waitable: Waitable, bell: Doorbell, deadline: Deadline, where: st
     finally:
         if armed:
             waitable.disarm(bell)
+        if watch is not None:
+            watch.end()
+
+
+def timed_out(where: str, timeout_s: float, waitable: Waitable, watch: Watch | None) -> DistTimeoutError:
+    """Return the error of a wait whose time is over."""
+    missing = waitable.missing()  # now: while the story is found out, others may give up as well
+    story = "" if watch is None else watch.story()
+    return DistTimeoutError(f"{where}: timed out after {timeout_s:g} s waiting for {missing}{story}")
 
 
 def _has_news(waitable: Waitable) -> bool:

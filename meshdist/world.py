@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from meshdist.backends.base import Backend as Engine
 from meshdist.backends.base import BackendOptions, withdrawn_key
@@ -16,8 +18,10 @@ from meshdist.backends.registry import make_engine
 from meshdist.current import current_slot
 from meshdist.deadline import Deadline
 from meshdist.debug.call_log import CallLog
+from meshdist.debug.flight_recorder import DIRECTORY_VARIABLE, FlightRecorder
 from meshdist.debug.levels import DebugLevel, get_debug_level
 from meshdist.debug.log import RankLog
+from meshdist.debug.vigil import Vigil
 from meshdist.detour import Watcher
 from meshdist.errors import DistError, DistStoreError
 from meshdist.exits import AtExit
@@ -25,11 +29,15 @@ from meshdist.farewell import DESTROYED_GROUP, ENDED, LEFT_THE_WORLD, gave_up
 from meshdist.group_names import GroupNames, few
 from meshdist.joining import leave
 from meshdist.last_will import leave_will
-from meshdist.peers import Peers
+from meshdist.listeners import Listeners
+from meshdist.peers import Card, Peers
 from meshdist.process_group import DESTROYED, ProcessGroup
 from meshdist.progress import Progress
 from meshdist.store import PrefixStore, Store, TCPStore
 from meshdist.waiting import Doorbells
+
+if TYPE_CHECKING:
+    from meshdist.debug.reach import Reach
 
 _LAST_GOODBYE_S = 5.0
 
@@ -46,6 +54,9 @@ class World:
         default_group: The group of all ranks.
         progress: Carries out async calls.
         log: The `meshdist` logger, with this rank in each record.
+        recorder: What this rank has called of late.
+        vigil: Looks after waits that last long.
+        thread: The thread that the rank's calls come from, in most cases: that in which it joined.
         passes: How often each `breakpoint` was reached, by its line.
         endings: Called when this world ends: what was begun for it elsewhere.
     """
@@ -70,17 +81,22 @@ class World:
         self._peers = peers
         self._bells = bells
         self.progress = self._new_progress(bells)
+        self.recorder = FlightRecorder()
+        self.thread = threading.get_ident()
         self.passes: Counter[str] = Counter()
         self.endings: list[Callable[[], None]] = []
         self.log = RankLog(rank)
-        self._call_log = CallLog(self.log) if get_debug_level() is DebugLevel.DETAIL else None
-        self._watchers: tuple[Watcher, ...] = ()
+        self.vigil = Vigil(self, self._make_reach)
+        self.progress.vigil = self.vigil
         self._groups: list[ProcessGroup] = []
+        self.listeners = Listeners(self._groups, self._make_loggers)
+        self.listeners.log_calls(get_debug_level() is DebugLevel.DETAIL)
         self._shared: dict[tuple[tuple[int, ...], str], ProcessGroup] = {}
         self._names = GroupNames()
         self._premises: dict[str, list[Callable[[], str | None]]] = {}
         self._mesh_numbers: dict[str, Iterator[int]] = {}
         self._leftovers: list[Callable[[], bool]] = []
+        self._commons: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._end: str | None = None
         card = peers.mine
@@ -114,6 +130,33 @@ class World:
     def hosts(self, ranks: Sequence[int]) -> list[str]:
         """Return what tells the hosts of some global ranks apart."""
         return [card.host for card in self._peers.cards(ranks)]
+
+    @property
+    def card(self) -> Card:
+        """What the others know of this rank's process."""
+        return self._peers.mine
+
+    @property
+    def ranks_are_processes(self) -> bool:
+        """Whether this rank has its process for itself; it may be a thread instead, or none but a dry run."""
+        return bool(self._bells.base)
+
+    @property
+    def groups(self) -> list[ProcessGroup]:
+        """The groups that this rank holds."""
+        with self._lock:
+            return list(self._groups)
+
+    def farewell_of(self, rank: int) -> str | None:
+        """Return what a rank said as it left this world; None while it is there, or if it died without a word."""
+        return self._peers.farewell_of(rank)
+
+    def note_fault(self, cause: DistError) -> None:
+        """Leave word of what this rank was doing as a call failed, where that is asked for."""
+        if os.environ.get(DIRECTORY_VARIABLE):
+            from meshdist.debug.dump import dump_fault
+
+            dump_fault(self, str(cause))
 
     def num_groups(self) -> int:
         """Return how many groups this rank holds, that of all ranks among them."""
@@ -152,29 +195,14 @@ class World:
             peers=self._peers,
             leftovers=self._leftovers,
             premises=self._premises.setdefault(group.name, []),
+            vigil=self.vigil,
             pg_options=group.pg_options,
+            commons=self._commons,
+            device_id=group.device_id if group.device_id is not None else self.default_group.device_id,
         )
         options.check_premises()
+        self.log.info("group %r connects by backend %s", group.label, backend, extra={"group": group.label})
         return self._new_engine(backend, options)
-
-    def log_calls(self, wanted: bool) -> None:
-        """Log every call of every group from now on, or none."""
-        self._call_log = CallLog(self.log) if wanted else None
-        self._show_watchers()
-        for group in self._groups:
-            group.compare_shapes(wanted)
-
-    def watch(self, watcher: Watcher) -> None:
-        """Tell `watcher` of every call of every group, those still to be made among them."""
-        with self._lock:
-            self._watchers = (*self._watchers, watcher)
-            self._show_watchers()
-
-    def unwatch(self, watcher: Watcher) -> None:
-        """End what `watch` began."""
-        with self._lock:
-            self._watchers = tuple(other for other in self._watchers if other is not watcher)
-            self._show_watchers()
 
     def drop(self, group: ProcessGroup, what: str = DESTROYED) -> None:
         """Close one group; `what` became of it."""
@@ -215,6 +243,8 @@ class World:
         if self._peers.farewell == DESTROYED_GROUP:
             self._peers.farewell = LEFT_THE_WORLD
         self._close_groups(what)
+        for common in self._commons.values():
+            common.close()
         try:
             leave(self.store, self.rank, self.size, self._peers.farewell)
         except DistError as error:
@@ -224,6 +254,7 @@ class World:
             if isinstance(self._own_store, TCPStore) and self._own_store.is_master:
                 self._wait_for_leavers()
             self._own_store.close()
+        self.vigil.close()
         self._peers.close()
         self._bells.close()
         for end in self.endings:
@@ -252,6 +283,7 @@ class World:
         leave(self.store, self.rank, self.size, LEFT_THE_WORLD)
         # The ranks that are excluded will not leave; those that stay may join anew with the store, and another size.
         self.store.set("over", "")
+        self.vigil.close()
         self._close_groups("is of no more use: the world was shrunk, and its ranks have new numbers")
         self._peers.close()
         place = keep.index(self.rank), len(keep)
@@ -260,8 +292,8 @@ class World:
         group = self.default_group
         world = type(self)(*place, self.backend_name, group.timeout_s, store, peers, self._bells, self._own_store)
         world.endings = self.endings
-        for watcher in self._watchers:
-            world.watch(watcher)
+        world._commons = self._commons
+        self.listeners.move_to(world.listeners)
         return world
 
     def _new_progress(self, bells: Doorbells) -> Progress:
@@ -270,12 +302,15 @@ class World:
     def _new_engine(self, backend: str, options: BackendOptions) -> Engine:
         return make_engine(backend, options)
 
-    def _show_watchers(self) -> None:
-        for group in self._groups:
-            group.detour.watch(*self._all_watchers())
+    def _make_loggers(self) -> tuple[Watcher, ...]:
+        from meshdist.debug.call_order import CallOrder
 
-    def _all_watchers(self) -> tuple[Watcher, ...]:
-        return self._watchers if self._call_log is None else (self._call_log, *self._watchers)
+        return CallLog(self.log), CallOrder(self.store, self._groups)
+
+    def _make_reach(self) -> Reach:
+        from meshdist.debug.reach import StoreReach
+
+        return StoreReach(self.store, self._peers, self.rank)
 
     def _close_groups(self, what: str) -> None:
         with self._lock:
@@ -322,10 +357,7 @@ class World:
             raise ValueError(f"group {name!r} cannot be made: its world {self._end}; make groups and meshes anew")
         group = ProcessGroup(self, ranks, name, desc or name, backend, timeout_s)
         self._groups.append(group)
-        if watchers := self._all_watchers():
-            group.detour.watch(*watchers)
-        if self._call_log is not None:
-            group.compare_shapes(True)
+        self.listeners.listen_to(group)
         if self.log.isEnabledFor(logging.INFO):
             self.log.info("group %r is made: %s, backend %s", group.label, few(ranks), backend)
         return group

@@ -162,6 +162,11 @@ class Crew:
     def pids(self) -> list[int]:
         return [rank.pid for rank in self._ranks]
 
+    @property
+    def address(self) -> str:
+        """Where the store is, as host:port."""
+        return f"127.0.0.1:{self._store.port}"
+
     def join(self) -> None:
         """Initialise the default group on all ranks."""
         self.start(_join, self._store.port, self.size, self._timeout_s)

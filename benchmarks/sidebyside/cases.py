@@ -7,7 +7,7 @@ four elements, even where less was asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,10 @@ import numpy as np
 from sidebyside.contender import COALESCED, OUTSTANDING, Array, Call, Contender
 
 KIB, MIB = 1 << 10, 1 << 20
+SIZES = (8, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
 _CHECKED_CALLS = 3
+_PART = 1 << 18
+_CHECKED_PARTS = 64
 
 
 class Case(NamedTuple):
@@ -55,7 +58,7 @@ class Shape(NamedTuple):
     takes_block: bool
     in_place: bool
     expected: Callable[[list[Array], int], Array]
-    sizes: tuple[int, ...] = (8, 16 * MIB)
+    sizes: tuple[int, ...] = SIZES
     exchanges: bool = False
     takers: int | None = None
 
@@ -69,9 +72,7 @@ def _block_of_sum(everyone: list[Array], rank: int) -> Array:
 
 
 COLLECTIVES: dict[str, Shape | None] = {
-    "all_reduce": Shape(
-        False, False, True, lambda all_, rank: sum(all_[1:], all_[0]), (8, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
-    ),
+    "all_reduce": Shape(False, False, True, lambda all_, rank: sum(all_[1:], all_[0])),
     "broadcast": Shape(False, False, True, lambda all_, rank: all_[0]),
     "reduce": Shape(False, False, True, lambda all_, rank: sum(all_[1:], all_[0]), takers=1),
     "all_gather_into_tensor": Shape(True, False, False, lambda all_, rank: np.concatenate(all_)),
@@ -100,50 +101,113 @@ def cases_of(collective: str, sizes: list[int] | None, dtype: str) -> list[Case]
     return [Case(collective, nbytes, dtype) for nbytes in sizes or shape.sizes]
 
 
+class Lengths(NamedTuple):
+    """How many elements the arrays of a case have on some ranks.
+
+    Attributes:
+        gives, takes: What a rank gives and takes.
+        blocks_given, blocks_taken: In how many blocks.
+        block: Elements of a block.
+    """
+
+    gives: int
+    takes: int
+    blocks_given: int
+    blocks_taken: int
+    block: int
+
+
+def lengths_of(case: Case, shape: Shape, ranks: int) -> Lengths:
+    """Return the lengths of the arrays of a case."""
+    count = max(1, case.nbytes // np.dtype(case.dtype).itemsize)
+    if not (shape.gives_block or shape.takes_block or shape.exchanges):
+        return Lengths(count, count, 1, 1, count)
+    block = max(1, count // ranks)
+    given, taken = (1 if shape.gives_block else ranks), (1 if shape.takes_block else ranks)
+    return Lengths(given * block, taken * block, given, taken, block)
+
+
+def fits(case: Case, ranks: int, jobs: int) -> bool:
+    """Return whether the arrays of a case, of so many ranks of each of so many jobs, leave memory free on this host."""
+    shape = COLLECTIVES[case.collective]
+    if shape is None:
+        return True
+    lengths = lengths_of(case, shape, ranks)
+    arrays = lengths.gives if shape.in_place else lengths.gives + lengths.takes
+    needed = jobs * ranks * arrays * np.dtype(case.dtype).itemsize
+    with open("/proc/meminfo") as file:
+        available = next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
+    return needed < 0.7 * available
+
+
 def prepare(contender: Contender, case: Case) -> Call:
     """Return the call to time, after it was called a few times and its results found right.
 
     Raises:
         ArithmeticError: The library's result is wrong.
     """
-    shape, rank, size = COLLECTIVES[case.collective], contender.rank, contender.size
+    shape, rank = COLLECTIVES[case.collective], contender.rank
     if shape is None:
         call: Call = getattr(contender, case.collective)()
         call()
         return call
     dtype = np.dtype(case.dtype)
-    block = max(1, case.nbytes // dtype.itemsize // size)
-    divided = shape.gives_block or shape.takes_block or shape.exchanges
-    whole = block * size if divided else max(1, case.nbytes // dtype.itemsize)
-    gives, takes = (block if shape.gives_block else whole), (block if shape.takes_block else whole)
-    give = np.empty(gives, dtype)
-    take = give if shape.in_place else np.full(takes, -1, dtype)
+    lengths = lengths_of(case, shape, contender.size)
+    give = contender.array(lengths.gives, dtype)
+    take = give if shape.in_place else contender.array(lengths.takes, dtype)
+    take.fill(-1)
     method = getattr(contender, case.collective)
     call = method(take) if shape.in_place else method(give, take)
     # With other values each time: what is timed is the repeated call, which may take another path than the first.
     for repeat in range(_CHECKED_CALLS):
-        give[:] = _values(rank, repeat, gives, dtype)
+        for places in _columns(lengths.gives, 1):
+            give[places] = _values(rank, repeat, places, dtype)
         call()
         if shape.takers is None or rank < shape.takers:
-            everyone = [_values(peer, repeat, gives, dtype) for peer in range(size)]
-            _check(contender, case, take, shape.expected(everyone, rank))
+            _check(contender, case, shape, take, repeat)
     # Zeros stay zeros however often they are summed. They are written, so that they are memory of their own.
     give.fill(0)
     take.fill(0)
     return call
 
 
-def _values(rank: int, repeat: int, elements: int, dtype: np.dtype) -> Array:
+def _columns(block: int, ranks: int, most: int | None = None) -> Iterator[Array]:
+    # A part of every block at a time, so that to check large arrays does not take the memory of many of them; with
+    # `most`, so many parts, from the first to the last.
+    part = max(1, _PART // ranks)
+    begins = np.arange(0, block, part)
+    if most is not None and len(begins) > most:
+        begins = begins[np.linspace(0, len(begins) - 1, most).astype(int)]
+    for begin in begins:
+        yield np.arange(begin, min(block, begin + part))
+
+
+def _places(blocks: int, block: int, columns: Array) -> Array:
+    return (block * np.arange(blocks)[:, None] + columns).reshape(-1)
+
+
+def _values(rank: int, repeat: int, places: Array, dtype: np.dtype) -> Array:
     # Small integers, whose sums are exact in any dtype, and no zeros, so that a rank left out of a sum shows in every
     # element. 61 is prime, so that no two blocks look alike.
-    return ((np.arange(elements) + 7 * rank + 11 * repeat) % 61 + 1).astype(dtype)
+    return ((places + 7 * rank + 11 * repeat) % 61 + 1).astype(dtype)
 
 
-def _check(contender: Contender, case: Case, found: Array, expected: Array) -> None:
-    wrong = np.flatnonzero(found != expected)
-    if len(wrong):
-        at = wrong[0]
+def _check(contender: Contender, case: Case, shape: Shape, take: Array, repeat: int) -> None:
+    rank, ranks = contender.rank, contender.size
+    lengths, first, wrong = lengths_of(case, shape, ranks), "", 0
+    # All of small arrays. Of large ones on many ranks, every rank would make so many numbers for so many others that
+    # the check took longer than the measurement.
+    for columns in _columns(lengths.block, ranks, max(2, _CHECKED_PARTS // ranks)):
+        given = _places(lengths.blocks_given, lengths.block, columns)
+        taken = _places(lengths.blocks_taken, lengths.block, columns)
+        due = shape.expected([_values(peer, repeat, given, take.dtype) for peer in range(ranks)], rank)
+        at = np.flatnonzero(take[taken] != due)
+        if len(at) and not wrong:
+            place = taken[at[0]]
+            first = f"element {place} must be {due[at[0]]}, got {take[place]}"
+        wrong += len(at)
+    if wrong:
         raise ArithmeticError(
-            f"{case.collective} of {case.nbytes} bytes of {case.dtype}, rank {contender.rank} of {contender.size}: "
-            f"{len(wrong)} of {len(found)} elements are wrong; element {at} must be {expected[at]}, got {found[at]}"
+            f"{case.collective} of {case.nbytes} bytes of {case.dtype}, rank {rank} of {ranks}: "
+            f"{wrong} of {lengths.takes} elements are wrong; {first}"
         )

@@ -30,6 +30,10 @@ class Contender(ABC):
     rank: int
     size: int
 
+    def array(self, count: int, dtype: np.dtype) -> Array:
+        """Return a new array, as a user of the library would make one for it."""
+        return np.empty(count, dtype)
+
     @abstractmethod
     def barrier(self) -> Call:
         """Wait for all ranks."""

@@ -1,4 +1,4 @@
-"""A rank of Open MPI through mpi4py's buffer methods, those with a capital letter."""
+"""A rank of an MPI library through mpi4py's buffer methods, those with a capital letter."""
 
 # ruff: noqa: D102 - Contender says what each method does
 

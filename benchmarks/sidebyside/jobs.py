@@ -81,7 +81,7 @@ class Job:
             listener.bind(address)
             listener.listen(self.ranks)
             listener.settimeout(0.2)
-            command = [*self.library.launcher(self.ranks), "-m", "sidebyside.rank", self.library.name, address]
+            command = [*self.library.launcher(self.ranks), "-m", "sidebyside.rank", self.library.script, address]
             # In a session of its own, so that Ctrl-C comes to the driver, which ends all jobs in good order.
             self._launcher = subprocess.Popen(command, env=environment(), start_new_session=True)
             deadline = monotonic() + START_S

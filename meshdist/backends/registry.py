@@ -30,12 +30,15 @@ class Entry:
         make: Makes the engine of a group.
         missing: Says why it cannot be used here; None where it can.
         is_ours: It comes with the package, so its name is taken.
+        stages: The device types whose arrays it carries by way of the CPU, where the group has no other backend for
+            them.
     """
 
     devices: tuple[str, ...]
     make: Maker
     missing: Callable[[], str | None]
     is_ours: bool = True
+    stages: tuple[str, ...] = ()
 
 
 def entry_of(name: str) -> Entry:
@@ -188,19 +191,6 @@ def _only_dry() -> str | None:
     return None if current_slot().dry is not None else "it is for dry runs: `with meshdist.dry_run(world_size, rank):`"
 
 
-def _planned(of: str, *needs: Callable[[], str | None]) -> Callable[[], str | None]:
-    """Return a test for a backend whose engine is a module that may not be part of this version."""
-
-    def missing() -> str | None:
-        from importlib.util import find_spec
-
-        if find_spec(of) is None:
-            return "this version of meshdist has no engine for it"
-        return next((reason for need in needs if (reason := need()) is not None), None)
-
-    return missing
-
-
 def _without_engine(reason: str, *devices: str) -> Entry:
     """Return the entry of a backend of torch's that this package does not have."""
 
@@ -210,17 +200,11 @@ def _without_engine(reason: str, *devices: str) -> Entry:
     return Entry(devices, make, lambda: reason)
 
 
-def no_cuda() -> str | None:
-    """Return what CUDA arrays lack here: CuPy, or a GPU; None where both are there."""
-    from importlib.util import find_spec
+def no_nccl() -> str | None:
+    """Return what NCCL lacks here: CuPy, a GPU, or its library; None where all are there."""
+    from meshdist.backends.nccl.environment import no_nccl
 
-    from meshdist.launch.devices import num_gpus
-
-    if find_spec("cupy") is None:
-        return "CuPy is not installed"
-    if num_gpus() == 0:
-        return "this process sees no CUDA GPU (driver missing, or hidden by CUDA_VISIBLE_DEVICES)"
-    return None
+    return no_nccl()
 
 
 def no_mpi() -> str | None:
@@ -234,15 +218,15 @@ _GLOO = "meshdist.backends.gloo.backend"
 _THREADS = "meshdist.backends.threads"
 _FAKE = "meshdist.backends.fake"
 _MPI = "meshdist.backends.mpi.backend"
-_NCCL = "meshdist.backends.nccl"
+_NCCL = "meshdist.backends.nccl.backend"
 
 # What users add here holds for the whole process, as a function's name does: a table of its own, no part of a World.
 _ENTRIES: dict[str, Entry] = {
-    "gloo": Entry(("cpu",), _built_in(_GLOO, "GlooBackend"), _always),
-    "threads": Entry(("cpu",), _built_in(_THREADS, "ThreadsBackend"), _always),
+    "gloo": Entry(("cpu",), _built_in(_GLOO, "GlooBackend"), _always, stages=("cuda",)),
+    "threads": Entry(("cpu",), _built_in(_THREADS, "ThreadsBackend"), _always, stages=("cuda",)),
     "fake": Entry(("cpu", "cuda"), _built_in(_FAKE, "FakeBackend"), _only_dry),
-    "mpi": Entry(("cpu",), _built_in(_MPI, "MpiBackend"), no_mpi),
-    "nccl": Entry(("cuda",), _built_in(_NCCL, "NcclBackend"), _planned(_NCCL, no_cuda)),
+    "mpi": Entry(("cpu",), _built_in(_MPI, "MpiBackend"), no_mpi, stages=("cuda",)),
+    "nccl": Entry(("cuda",), _built_in(_NCCL, "NcclBackend"), no_nccl),
     "ucc": _without_engine("meshdist has no UCC engine", "cpu", "cuda"),
     "xccl": _without_engine("meshdist has no engine for Intel GPUs"),
 }

@@ -10,6 +10,7 @@ from meshdist.backends.base import Backend, BackendOptions, Incoming, Plan
 from meshdist.backends.registry import make_engine
 from meshdist.call import Call, Signature
 from meshdist.deadline import Deadline
+from meshdist.device_calls import DeviceCalls
 from meshdist.waiting import Waitable
 
 
@@ -27,6 +28,7 @@ class Wrapper(Backend):
     def __init__(self, inner: Backend, options: BackendOptions) -> None:
         super().__init__(options)
         self.inner = inner
+        self.device_calls = inner.device_calls
 
     @classmethod
     def around(cls, name: str) -> Callable[[BackendOptions, Any], Wrapper]:
@@ -41,6 +43,9 @@ class Wrapper(Backend):
 
     def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
         return self.inner.recv(array, src, tag)
+
+    def staged_calls(self) -> DeviceCalls:
+        return self.inner.staged_calls()
 
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
         return self.inner.check_in(signature)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
+
 from meshdist.collectives.point_to_point import irecv, isend
-from meshdist.current import GroupLike
+from meshdist.current import GroupLike, resolve
+from meshdist.devices import device_type_of
 from meshdist.work import Work
 
 
@@ -82,4 +86,10 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     for number, op in enumerate(ops):
         if not isinstance(op, P2POp):
             raise TypeError(f"batch_isend_irecv: p2p_op_list[{number}] must be a P2POp, got {type(op).__name__}")
-    return [op.op(op.tensor, op.peer, op.group, op.tag, op.group_peer) for op in ops]
+    with ExitStack() as batches:
+        # On a GPU, messages that are not posted together may wait for each other.
+        groups = [op.group for op in ops if type(op.tensor) is not np.ndarray and device_type_of(op.tensor) != "cpu"]
+        for members in {id(members): members for members in map(resolve, groups)}.values():
+            if members.rank() >= 0:
+                batches.enter_context(members.messages.batched("batch_isend_irecv"))
+        return [op.op(op.tensor, op.peer, op.group, op.tag, op.group_peer) for op in ops]

@@ -164,6 +164,6 @@ def coalescing_manager(
         yield calls
         calls.end(members, async_ops)
         return
-    with members.detour.redirect(calls.add, calls.take_message):
+    with members.messages.batched("coalescing_manager"), members.detour.redirect(calls.add, calls.take_message):
         yield calls
     calls.end(members, async_ops)

@@ -8,8 +8,8 @@ name to look for, the default algorithm, and the checks, which run once per plan
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from copy import copy
 from functools import partial, update_wrapper
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from meshdist.waiting import Waitable
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from meshdist.call import Buffers, Call
     from meshdist.collectives.methods import CollectiveMethods
     from meshdist.collectives.staging import Staging
+    from meshdist.process_group import ProcessGroup
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,7 +31,17 @@ Algorithm = Callable[["Backend", "Call", "Buffers", "Buffers"], Iterator[Waitabl
 _ROOTS = ("src", "dst")
 
 
-class GroupFunction(Generic[P, R]):
+# Called by C code: a Python method that hands on *args and **kwargs would take longer than the rest of the way.
+if TYPE_CHECKING:
+
+    class _Calling:
+        def __new__(cls, function: Any, *args: Any, **kwargs: Any) -> Any: ...
+        def __init__(self, function: Any) -> None: ...
+else:
+    _Calling = partial
+
+
+class GroupFunction(_Calling, Generic[P, R]):
     """A function with a `group` parameter that is a method of groups and meshes as well.
 
     Called, it is the flat function: `src` and `dst` are global ranks. Found on a ProcessGroup or a DeviceMesh it is
@@ -40,14 +51,24 @@ class GroupFunction(Generic[P, R]):
     # What a method passes for a rank of the group that is not given.
     absent_root: int | None = None
 
+    if TYPE_CHECKING:
+        func: Callable[P, R]
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+            """Call the flat function."""
+            raise NotImplementedError
+
+    else:
+
+        def __new__(cls, function, *args, **kwargs):  # noqa: D102 - the arguments of __init__
+            return super().__new__(cls, function)
+
     def __init__(self, function: Callable[P, R]) -> None:
         update_wrapper(self, function)
         self.name = function.__name__
-        self._function = function
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the flat function."""
-        return self._function(*args, **kwargs)
+    def __reduce__(self) -> str:
+        return self.name  # found in its module
 
     def __repr__(self) -> str:
         return f"<meshdist.{self.name}>"
@@ -59,14 +80,14 @@ class GroupFunction(Generic[P, R]):
     def __get__(self, owner: CollectiveMethods | None, cls: type) -> Any:
         if owner is None:
             return self
-        method = _bind(self._function, owner, self.absent_root)
+        method = _bind(self.func, owner, self.absent_root)
         # From now on found in the instance, before the class: binding costs once.
         owner.__dict__[self.name] = method
         return method
 
 
 def _bind(function: Callable[..., R], owner: CollectiveMethods, absent_root: int | None) -> Callable[..., R]:
-    call = partial(function, group=owner.collective_group)
+    call = _with_group(function, owner.collective_group)
     code = function.__code__
     names = [name for name in code.co_varnames[: code.co_argcount] if name != "group"]
     root = next((name for name in _ROOTS if name in names), None)
@@ -82,6 +103,17 @@ def _bind(function: Callable[..., R], owner: CollectiveMethods, absent_root: int
         return call(**kwargs)
 
     return update_wrapper(rooted, function)
+
+
+def _with_group(function: Callable[..., R], group: ProcessGroup) -> Callable[..., R]:
+    """Return a function with another default for its group: called faster than a partial that names the group."""
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount]
+    defaults = list(function.__defaults__ or ())
+    defaults[names.index("group") - len(names)] = group
+    bound = FunctionType(code, function.__globals__, function.__name__, tuple(defaults), function.__closure__)
+    bound.__kwdefaults__ = function.__kwdefaults__
+    return update_wrapper(bound, function)
 
 
 def written_everywhere(call: Call) -> bool:
@@ -137,7 +169,8 @@ class Collective(GroupFunction[P, R]):
 
         Messages, and what the ranks compare, then speak of the function that the user called.
         """
-        disguised = copy(self)
+        disguised: Collective[P, R] = type(self).__new__(type(self), self.func)
+        disguised.__dict__.update(self.__dict__)
         disguised.name = name
         disguised.agreed = agreed
         disguised.is_prelude = is_prelude

@@ -20,6 +20,7 @@ from meshdist.collectives.all_to_all import all_to_all
 from meshdist.collectives.broadcast import broadcast
 from meshdist.collectives.definition import GroupFunction
 from meshdist.collectives.gather import gather
+from meshdist.collectives.object_arrays import receive_array, send_array, submit
 from meshdist.collectives.point_to_point import NamingSender, source_of
 from meshdist.collectives.scatter import scatter
 from meshdist.current import GroupLike, resolve
@@ -116,10 +117,10 @@ def broadcast_object_list(
     is_root = members.rank() == root
     pickles = _pickled(members.where("broadcast_object_list"), objects) if is_root else []
     sizes = _sizes(pickles) if is_root else np.zeros(len(objects), np.int64)
-    if members.submit(_broadcast_sizes, sizes, sizes, None, root) is None:
+    if submit(members, _broadcast_sizes, sizes, sizes, None, root) is None:
         return
     data = np.concatenate([*_empty(1), *pickles]) if is_root else np.empty(int(sizes.sum()), np.uint8)
-    members.submit(_broadcast_bytes, data, data, None, root)
+    submit(members, _broadcast_bytes, data, data, None, root)
     # No bytes come where there are no objects, or, in a dry run, nobody to send them: the list stays as it is.
     if data.size and not is_root:
         objects[:] = [_unpickled(part) for part in _cut(data, sizes)]
@@ -146,10 +147,10 @@ def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None)
     objects = _list(where, "object_list", object_list, size)
     (data,) = _pickled(where, [obj])
     sizes = np.empty(len(objects), np.int64)
-    if members.submit(_all_gather_sizes, _sizes([data]), sizes) is None:
+    if submit(members, _all_gather_sizes, _sizes([data]), sizes) is None:
         return
     blocks = [np.empty(count, np.uint8) for count in sizes.tolist()]
-    members.submit(_all_gather_bytes, data, blocks)
+    submit(members, _all_gather_bytes, data, blocks)
     objects[:] = [_unpickled(block) for block in blocks]
 
 
@@ -180,15 +181,15 @@ def gather_object(
     rank, size = members.rank(), members.size()
     root = members.root_or_first(of, "dst", dst, group_dst)
     if rank < 0:
-        members.submit(_gather_sizes, None, None)
+        submit(members, _gather_sizes, None, None)
         return
     objects = _list_of_root(members.where(of), "object_gather_list", object_gather_list, size, rank, root)
     (data,) = _pickled(members.where(of), [obj])
     counts = [np.empty(1, np.int64) for _ in objects]
-    members.submit(_gather_sizes, _sizes([data]), counts or None, None, root)
+    submit(members, _gather_sizes, _sizes([data]), counts or None, None, root)
     give, take = _empty(size), [np.empty(int(count[0]), np.uint8) for count in counts] or _empty(size)
     give[root] = data
-    members.submit(_gather_bytes, give, take)
+    submit(members, _gather_bytes, give, take)
     objects[:] = [_unpickled(block) for block in take[: len(objects)]]
 
 
@@ -220,7 +221,7 @@ def scatter_object_list(
     rank, size = members.rank(), members.size()
     root = members.root_or_first(of, "src", src, group_src)
     if rank < 0:
-        members.submit(_scatter_sizes, None, None)
+        submit(members, _scatter_sizes, None, None)
         return
     output = _list(members.where(of), "scatter_object_output_list", scatter_object_output_list)
     if not output:
@@ -231,10 +232,10 @@ def scatter_object_list(
         _list(members.where(of), "scatter_object_input_list", scatter_object_input_list, size) if rank == root else []
     )
     pickles, count = _pickled(members.where(of), inputs), np.empty(1, np.int64)
-    members.submit(_scatter_sizes, [_sizes([data]) for data in pickles] or None, count, None, root)
+    submit(members, _scatter_sizes, [_sizes([data]) for data in pickles] or None, count, None, root)
     take = _empty(size)
     take[root] = np.empty(int(count[0]), np.uint8)
-    members.submit(_scatter_bytes, pickles or _empty(size), take)
+    submit(members, _scatter_bytes, pickles or _empty(size), take)
     output[0] = _unpickled(take[root])
 
 
@@ -280,8 +281,8 @@ def send_object_list(
     peer = members.messages.peer(of, "dst", dst, group_dst)
     where = members.where(of)
     pickles = _pickled(where, _list(where, "object_list", object_list))
-    members.messages.send(_sizes(pickles), peer, 0, of, is_prelude=True)
-    members.messages.send(np.concatenate([*_empty(1), *pickles]), peer, 0, of)
+    send_array(members, _sizes(pickles), peer, of, is_prelude=True)
+    send_array(members, np.concatenate([*_empty(1), *pickles]), peer, of)
 
 
 @NamingSender
@@ -319,9 +320,9 @@ def recv_object_list(
     source = source_of(members, of, src, group_src)
     objects = _list(members.where(of), "object_list", object_list)
     sizes = np.zeros(len(objects), np.int64)
-    source = members.messages.recv(sizes, source, 0, of, is_prelude=True)
+    source = receive_array(members, sizes, source, of, is_prelude=True)
     data = np.empty(int(sizes.sum()), np.uint8)
-    members.messages.recv(data, source, 0, of)
+    receive_array(members, data, source, of)
     if objects:
         objects[:] = [_unpickled(part) for part in _cut(data, sizes)]
     return source

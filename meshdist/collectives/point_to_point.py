@@ -35,7 +35,7 @@ class NamingSender(Receiving[P, int]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> int:
         """Call the flat function."""
-        source = self._function(*args, **kwargs)
+        source = self.func(*args, **kwargs)
         place = self._place_of_group
         group: Any = args[place] if len(args) > place else kwargs.get("group")
         return resolve(group).global_rank(source)

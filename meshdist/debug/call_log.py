@@ -24,4 +24,7 @@ class CallLog:
                 for what, size, buffers in (("gives", given, call.send), ("takes", taken, call.recv))
                 if buffers is not None
             )
-        self._log.debug("%s: %s, at %s", call.where, volume or "no data", call_site())
+        group = call.group
+        number = group.messages.num_messages if call.collective is None else group.num_calls
+        extra = {"group": group.label, "sequence": number + 1}
+        self._log.debug("%s: %s, at %s", call.where, volume or "no data", call_site(), extra=extra)

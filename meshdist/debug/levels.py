@@ -19,9 +19,10 @@ VARIABLES = ("MESHDIST_DEBUG", "TORCH_DISTRIBUTED_DEBUG")
 class DebugLevel(IntEnum):
     """How much is logged.
 
-    OFF logs warnings. INFO logs set-up, groups and their end as well, and DETAIL every call: its group, its bytes, and
-    the line that makes it. At DETAIL, collectives of arrays with as many elements and other shapes disagree as well;
-    for that all ranks have to be at it.
+    OFF logs warnings. INFO logs set-up, groups, their connections and their end as well, and calls that wait for more
+    than a second. DETAIL logs every call: its group, its bytes, and the line that makes it. At DETAIL, collectives of
+    arrays with as many elements and other shapes disagree as well, and so do ranks that call groups which share ranks
+    in different orders; for both, all ranks have to be at it.
 
     Example:
         >>> DebugLevel.INFO < DebugLevel.DETAIL
@@ -62,7 +63,7 @@ def set_debug_level(level: DebugLevel) -> None:
         show_records(logging.DEBUG if level is DebugLevel.DETAIL else logging.INFO)
     world = current_slot().world
     if world is not None:
-        world.log_calls(level is DebugLevel.DETAIL)
+        world.listeners.log_calls(level is DebugLevel.DETAIL)
 
 
 def set_debug_level_from_env() -> None:

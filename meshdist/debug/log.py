@@ -20,13 +20,16 @@ LOGGER_NAME = "meshdist"
 class RankLog(_Adapter):
     """The `meshdist` logger, which says in each record, as `record.rank`, which global rank speaks.
 
+    Records about one call have its group, as messages call it, as `record.group`, and the number of the call in the
+    group as `record.sequence`; in all others these are None.
+
     Args:
         rank: The rank; that of the current world where None, and None in the record where there is no world.
 
     Example:
         >>> with_rank = logging.Formatter("%(rank)s: %(message)s")
         >>> RankLog(3).process("ready", {})
-        ('ready', {'extra': {'rank': 3}})
+        ('ready', {'extra': {'rank': 3, 'group': None, 'sequence': None}})
     """
 
     def __init__(self, rank: int | None = None) -> None:
@@ -37,7 +40,8 @@ class RankLog(_Adapter):
         """Add the rank to a record."""
         world = current_slot().world
         rank = self._rank if self._rank is not None or world is None else world.rank
-        return msg, {**kwargs, "extra": {"rank": rank, **(kwargs.get("extra") or {})}}
+        extra = {"rank": rank, "group": None, "sequence": None, **(kwargs.get("extra") or {})}
+        return msg, {**kwargs, "extra": extra}
 
 
 class StderrHandler(logging.Handler):

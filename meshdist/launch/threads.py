@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextvars import Context
 from operator import index
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshdist.backends.threads import ThreadStore
 from meshdist.current import WorldSlot, use_slot
@@ -15,6 +15,10 @@ from meshdist.errors import DistError
 from meshdist.farewell import FINISHED
 from meshdist.start_and_end import enter_world
 from meshdist.waiting import Doorbells
+from meshdist.world import World
+
+if TYPE_CHECKING:
+    from meshdist.debug.reach import Reach
 
 T = TypeVar("T")
 
@@ -62,6 +66,9 @@ def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, time
     store = ThreadStore()
     timeout_s = seconds(timeout, DEFAULT_RUN_TIMEOUT_S)
     ranks = [_Rank(rank, world_size, store, timeout_s, fn, args) for rank in range(world_size)]
+    everyone = {rank.rank: rank for rank in ranks}
+    for rank in ranks:
+        rank.others = everyone
     threads = [
         threading.Thread(target=Context().run, args=(rank.run,), name=f"rank-{rank.rank}", daemon=True)
         for rank in ranks
@@ -99,20 +106,32 @@ class _Rank:
         self.rank = rank
         self.result: Any = None
         self.error: BaseException | None = None
+        self.world: World | None = None
+        self.others: dict[int, _Rank] = {}
         self._world_size = world_size
         self._store = store
         self._timeout_s = timeout_s
         self._fn = fn
         self._args = args
 
+    def _make_reach(self) -> Reach:
+        from meshdist.debug.reach import ThreadsReach
+
+        return ThreadsReach(self._worlds, self.rank)
+
+    def _worlds(self) -> dict[int, World]:
+        return {number: rank.world for number, rank in self.others.items() if rank.world is not None}
+
     def run(self) -> None:
         slot = WorldSlot()
         use_slot(slot)
         end = FINISHED
         try:
-            enter_world(
+            world = enter_world(
                 slot, self._store, self.rank, self._world_size, "threads", Doorbells(), Deadline(self._timeout_s)
             )
+            self.world = world
+            world.vigil.make_reach = self._make_reach
             self.result = self._fn(*self._args)
         except BaseException as error:  # handed to the caller of run
             self.error = error

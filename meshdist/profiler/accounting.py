@@ -187,8 +187,8 @@ def accounting(world: World, mesh: MeshState) -> Iterator[Account]:
     """Count the calls of the block; see `DeviceMesh.account`."""
     hosts = mesh._hosts()
     account = Account(_axes_of(mesh), None if hosts is None else hosts.of_group)
-    world.watch(account)
+    world.listeners.watch(account)
     try:
         yield account
     finally:
-        world.unwatch(account)
+        world.listeners.unwatch(account)

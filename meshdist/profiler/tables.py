@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -16,17 +17,26 @@ _MOST_BYTES = 9999
 
 def volume_table(volumes: dict[str, dict[str, Volume]], total: Volume) -> str:
     """Return a table with a row for each axis and collective, and one for all."""
-    rows = _rows(volumes, total)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(_aligned(row, widths)).rstrip() for row in rows)
+    return text_table(_rows(volumes, total))
 
 
 def volume_html(volumes: dict[str, dict[str, Volume]], total: Volume) -> str:
     """Return the same table as HTML."""
-    head, *rows = _rows(volumes, total)
-    lines = ["".join(f'<th style="text-align:{_side(k)}">{escape(cell)}</th>' for k, cell in enumerate(head))]
+    return html_table(_rows(volumes, total))
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows, the first of which is the head, as text: two columns to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(_aligned(row, widths)).rstrip() for row in rows)
+
+
+def html_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return the same as HTML."""
+    head, *others = rows
+    lines = ["".join(f'<th style="text-align:{side(k)}">{escape(cell)}</th>' for k, cell in enumerate(head))]
     lines += [
-        "".join(f'<td style="text-align:{_side(k)}">{escape(cell)}</td>' for k, cell in enumerate(r)) for r in rows
+        "".join(f'<td style="text-align:{side(k)}">{escape(cell)}</td>' for k, cell in enumerate(row)) for row in others
     ]
     return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
@@ -61,7 +71,8 @@ def _rows(volumes: dict[str, dict[str, Volume]], total: Volume) -> list[tuple[st
     return [*rows, ("all", "", *_cells(total))]
 
 
-def _side(column: int) -> str:
+def side(column: int) -> str:
+    """Return to which side a column of a table is aligned."""
     return "left" if column < 2 else "right"
 
 
@@ -69,7 +80,7 @@ def _cells(volume: Volume) -> tuple[str, str, str, str]:
     return str(volume.calls), *map(bytes_text, (volume.nbytes, volume.inside, volume.between))  # type: ignore[return-value]
 
 
-def _aligned(row: tuple[str, ...], widths: list[int]) -> list[str]:
+def _aligned(row: Sequence[str], widths: list[int]) -> list[str]:
     return [
         cell.ljust(width) if column < 2 else cell.rjust(width)
         for column, (cell, width) in enumerate(zip(row, widths, strict=True))

@@ -55,7 +55,8 @@ def calibrate(seconds: float = 10.0, topology: Any = "auto", *, max_bytes: int =
     Args:
         seconds: How long to measure; making the groups comes on top. At least one round is run.
         topology: Where the ranks are; anything that `Topology.of` takes.
-        max_bytes: The largest size; every rank needs twice as much memory.
+        max_bytes: The largest size; every rank needs four times as much memory, as each size is measured in
+            arrays of its own.
 
     Returns:
         The model, on every rank. Its curves are the same on all.
@@ -147,35 +148,61 @@ def spread_note(rounds: Any) -> str:
     )
 
 
+class Arrays:
+    """Arrays of float32 zeros, made once: they stay what they are however often they are added.
+
+    Each is one of its own, as in a program. A part of a larger array would lie in larger pages, where the same call
+    takes up to half as long.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, int], Any] = {}
+
+    def given(self, size: int) -> Any:
+        """Return the array of `size` elements that calls read."""
+        return self._array("given", size)
+
+    def taken(self, size: int) -> Any:
+        """Return the array of `size` elements that calls write."""
+        return self._array("taken", size)
+
+    def _array(self, use: str, size: int) -> Any:
+        array = self._made.get((use, size))
+        if array is None:
+            array = self._made[use, size] = np.empty(size, np.float32)
+            array.fill(0)  # written, so that its pages are there
+        return array
+
+
 class Call(NamedTuple):
-    """How a collective is called on buffers of `size` elements on the larger side, and what the model calls it."""
+    """What the model calls a collective, and how it is called with `size` elements on the larger side."""
 
     name: str
-    prepare: Callable[[ProcessGroup, Any, Any, int], Callable[[], Any]]
+    prepare: Callable[[ProcessGroup, Arrays, int], Callable[[], Any]]
 
 
-def _all_reduce(group: ProcessGroup, one: Any, other: Any, size: int) -> Callable[[], Any]:
-    array = one[:size]
+def _all_reduce(group: ProcessGroup, arrays: Arrays, size: int) -> Callable[[], Any]:
+    array = arrays.taken(size)
     return lambda: group.all_reduce(array)
 
 
-def _broadcast(group: ProcessGroup, one: Any, other: Any, size: int) -> Callable[[], Any]:
-    array = one[:size]
+def _broadcast(group: ProcessGroup, arrays: Arrays, size: int) -> Callable[[], Any]:
+    array = arrays.taken(size)
     return lambda: group.broadcast(array, 0)
 
 
-def _all_gather(group: ProcessGroup, one: Any, other: Any, size: int) -> Callable[[], Any]:
-    whole, part = one[:size], other[: size // group.size()]
+def _all_gather(group: ProcessGroup, arrays: Arrays, size: int) -> Callable[[], Any]:
+    whole, part = arrays.taken(size), arrays.given(size // group.size())
     return lambda: group.all_gather_into_tensor(whole, part)
 
 
-def _reduce_scatter(group: ProcessGroup, one: Any, other: Any, size: int) -> Callable[[], Any]:
-    whole, part = one[:size], other[: size // group.size()]
+def _reduce_scatter(group: ProcessGroup, arrays: Arrays, size: int) -> Callable[[], Any]:
+    whole, part = arrays.given(size), arrays.taken(size // group.size())
     return lambda: group.reduce_scatter_tensor(part, whole)
 
 
-def _all_to_all(group: ProcessGroup, one: Any, other: Any, size: int) -> Callable[[], Any]:
-    given, taken = one[:size], other[:size]
+def _all_to_all(group: ProcessGroup, arrays: Arrays, size: int) -> Callable[[], Any]:
+    given, taken = arrays.given(size), arrays.taken(size)
     return lambda: group.all_to_all_single(taken, given)
 
 
@@ -203,11 +230,7 @@ class _Stopwatch:
         self._everyone = everyone
         self._mine = mine
         self._cells = cells
-        largest = max(cell.nbytes for cell in cells) // 4
-        # Zeros, so that they stay what they are however often they are added; written, so that the pages are there.
-        self._one, self._other = np.empty(largest, np.float32), np.empty(largest, np.float32)
-        self._one.fill(0)
-        self._other.fill(0)
+        self._arrays = Arrays()
 
     def run(self, seconds: float) -> tuple[dict[Cell, float], str]:
         """Return the time of one call of each cell, measured for about so long, and what is to be said of it."""
@@ -244,7 +267,7 @@ class _Stopwatch:
         return spent
 
     def _time(self, group: ProcessGroup, cell: Cell, num_calls: int) -> float:
-        call = CALLS[cell.collective].prepare(group, self._one, self._other, cell.nbytes // 4)
+        call = CALLS[cell.collective].prepare(group, self._arrays, cell.nbytes // 4)
         for _ in range(1 + num_calls // 10):
             call()
         group.barrier()

@@ -192,3 +192,53 @@ def on_two_groups():
 
 def test_messages_of_two_groups_do_not_meet(world_of_several):
     world_of_several.run(on_two_groups)
+
+
+TRAFFIC_DTYPES = ("bool", "int8", "float16", "float32", "float64", "complex128", "longdouble")
+TRAFFIC_SHAPES = ((), (1,), (3,), (0,), (7, 5), (1000,), (9001,), (33, 17, 2))
+
+
+def random_traffic(seed):
+    """Bursts of messages from one rank to one other, which takes those of each tag in order, and the tags as it likes.
+
+    Each rank knows all messages, so it knows what has to come.
+    """
+    rng, rank, ranks = np.random.default_rng(seed), dist.get_rank(), dist.get_world_size()
+    for burst in range(60 if ranks > 1 else 0):
+        src, dst = (int(each) for each in rng.permutation(ranks)[:2])
+        messages = []
+        for number in range(rng.integers(1, 7)):
+            dtype, shape = rng.choice(TRAFFIC_DTYPES), TRAFFIC_SHAPES[rng.integers(len(TRAFFIC_SHAPES))]
+            content = rng.integers(0, 100, shape).astype(dtype)
+            messages.append((int(rng.integers(3)), content, bool(rng.integers(4)), f"message {number} of {burst}"))
+        taken = sorted(messages, key=lambda message: (message[0] * int(rng.integers(3)), message[0]))
+        asynchronous = rng.integers(0, 2, len(messages)).tolist()
+        if rank == src:
+            works = []
+            for (tag, content, waits, _), later in zip(messages, asynchronous, strict=True):
+                if later and waits:
+                    works.append(dist.isend(content, dst, tag=tag))
+                else:
+                    dist.send(content, dst, tag=tag)
+            for work in works:
+                work.wait()
+        elif rank == dst:
+            in_order = {tag: iter([m for m in messages if m[0] == tag]) for tag in range(3)}
+            expected = [next(in_order[tag]) for tag, *_ in taken]
+            works = []
+            for (tag, content, waits, what), later in zip(expected, asynchronous, strict=True):
+                output = np.full_like(content, 1)
+                if later:
+                    works.append((dist.irecv(output, src if waits else None, tag=tag), output, content, what))
+                else:
+                    dist.recv(output, src if waits else None, tag=tag)
+                    np.testing.assert_array_equal(output, content, err_msg=what)
+            for work, output, content, what in works:
+                work.wait()
+                np.testing.assert_array_equal(output, content, err_msg=what)
+        dist.barrier()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_traffic(world, seed):
+    world.run(random_traffic, seed)

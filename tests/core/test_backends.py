@@ -15,7 +15,7 @@ from backend_programs import (
 from worlds import Crew
 
 import meshdist as dist
-from meshdist.backends import Engine
+from meshdist.backends import Engine, Wrapper
 
 pytestmark = pytest.mark.timeout(60)
 FORM = "write a name, such as 'gloo', or pairs of device type and name, such as 'cpu:gloo,cuda:nccl'"
@@ -118,10 +118,11 @@ def test_wrong_device_strings(name):
     ("given", "words"),
     [
         ("cpu:nccl", "nccl does not carry arrays on 'cpu'; those that do: .*gloo"),
-        ("cuda:gloo", "gloo does not carry arrays on 'cuda'; those that do: .*nccl"),
+        ("cuda:on_cpu", "on_cpu does not carry arrays on 'cuda'; those that do: .*nccl"),
     ],
 )
 def test_backends_on_devices_that_they_do_not_carry(given, words):
+    dist.Backend.register_backend("on_cpu", lambda *given: Engine(), devices="cpu")
     with pytest.raises(ValueError, match=words):
         dist.Backend(given)
 
@@ -141,19 +142,21 @@ def test_groups_and_meshes_read_device_strings():
 
 
 def arrays_on_cards():
-    where = "on group 'world' (rank 0 of 1)"
+    dist.Backend.register_backend("threads_on_cpu", Wrapper.around("threads"), extended_api=True, devices="cpu")
+    group = dist.new_group(backend="threads_on_cpu", group_desc="on the CPU")
+    where = "on group 'on the CPU' (rank 0 of 1)"
     for name, call in {
-        "all_reduce": lambda: dist.all_reduce(OnCard()),
-        "all_gather": lambda: dist.all_gather([OnCard()], OnCard()),
+        "all_reduce": lambda: group.all_reduce(OnCard()),
+        "all_gather": lambda: group.all_gather([OnCard()], OnCard()),
     }.items():
         with pytest.raises(ValueError, match="backend") as caught:
             call()
         assert str(caught.value).startswith(
-            f"{name} {where}: the array is on device type 'cuda', and the group's backends are cpu:threads; "
+            f"{name} {where}: the array is on device type 'cuda', and the group's backends are cpu:threads_on_cpu; "
         )
     with pytest.raises(ValueError, match="all_gather .*several device types, cpu, cuda"):
-        dist.all_gather([OnCard()], np.zeros(3))
-    assert dist.all_reduce(np.ones(1)).item() == 1.0  # refused before anything was sent: nothing is broken
+        group.all_gather([OnCard()], np.zeros(3))
+    assert group.all_reduce(np.ones(1)).item() == 1.0  # refused before anything was sent: nothing is broken
 
 
 def test_an_array_that_no_backend_of_the_group_carries():
@@ -161,10 +164,12 @@ def test_an_array_that_no_backend_of_the_group_carries():
 
 
 def messages_on_cards():
-    for call in (dist.send, dist.recv, dist.isend, dist.irecv):
+    dist.Backend.register_backend("threads_on_cpu", Wrapper.around("threads"), extended_api=True, devices="cpu")
+    group = dist.new_group(backend="threads_on_cpu")
+    for call in (group.send, group.recv, group.isend, group.irecv):
         with pytest.raises(ValueError, match=rf"{call.__name__} on group .* device type 'cuda', and the group's"):
             call(OnCard(), 1 - dist.get_rank())
-    dist.barrier()
+    group.barrier()
 
 
 def test_messages_that_no_backend_of_the_group_carries():

@@ -149,10 +149,12 @@ def test_at_info_set_up_and_groups_are_logged(monkeypatch):
         assert mine[1:] == [
             "group 'world' is made: ranks 0, 1, backend threads",
             "group 'pair' is made: ranks 0, 1, backend threads",
+            "group 'pair' connects by backend threads",
+            "group 'world' connects by backend threads",
             "group 'pair' has been destroyed",
             "left the world of 2 ranks",
         ]
-    assert len(records) == 10
+    assert len(records) == 14
 
 
 def test_at_detail_every_call_is_logged_with_its_group_bytes_and_line(monkeypatch):
@@ -250,5 +252,6 @@ def test_where_records_are_seen(when, before, after):
     assert lines[1:] == [
         f"{before}group 'world' is made: ranks 0, backend gloo",
         f"{after}barrier on group 'world' (rank 0 of 1): no data, at <string>:9",
+        f"{after}group 'world' connects by backend gloo",
         f"{after}left the world of 1 ranks",
     ]

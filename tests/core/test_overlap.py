@@ -1,13 +1,14 @@
 """Which arrays lie over each other, and which inputs must be copied for it."""
 
 import itertools
+import weakref
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshdist.overlap import must_copy, repeats_elements, shared_pair
+from meshdist.overlap import KnownApart, must_copy, repeats_elements, shared_pair
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -69,3 +70,42 @@ def test_what_must_be_copied():
     assert not must_copy(np.zeros(4), out, 0, 3, False)
     assert not must_copy(out[::2], out[1::2], 0, 1, False), "they lie between each other"
     assert not must_copy(out[:0], out, 1, 3, False)
+
+
+def test_arrays_that_were_apart_are_looked_at_again_when_others_take_their_places():
+    memory = np.zeros(8)
+    known = KnownApart(apart=True)
+    give, take = [memory[:2], memory[2:4]], [memory[4:6], memory[6:]]
+    for _ in range(3):
+        assert not known.may_overlap(give, take)
+    assert known.may_overlap(give, [take[0], memory[5:7]])
+    assert known.may_overlap(take, take)
+    take[1] = memory[4:6]
+    assert known.may_overlap(give, take)
+    assert known.may_overlap([give[0], take[0]], take[:1])
+
+
+def test_an_array_in_the_place_of_one_that_is_gone_is_looked_at():
+    memory = np.zeros(8)
+    known = KnownApart(apart=False)
+    first = memory[:4]
+    # New arrays often get the ids of those that were freed right before.
+    for begin in [4] * 5 + [3] * 5 + [4] * 5:
+        assert known.may_overlap(None, [first, memory[begin:]]) == (begin == 3)
+
+
+def test_inputs_count_only_where_they_must_be_apart():
+    x = np.zeros(4)
+    for _ in range(3):
+        assert not KnownApart(apart=False).may_overlap(x[:3], [x[:2], x[2:]])
+        assert KnownApart(apart=True).may_overlap(x[:3], [x[:2], x[2:]])
+
+
+def test_remembered_arrays_are_not_kept_alive():
+    known = KnownApart(apart=True)
+    arrays = [np.zeros(2), np.zeros(2)]
+    gone = [weakref.ref(array) for array in arrays]
+    for _ in range(3):
+        assert not known.may_overlap(None, arrays)
+    arrays.clear()
+    assert [found() for found in gone] == [None, None]

@@ -64,12 +64,13 @@ def call_in_a_real_world():
 def test_real_worlds(world):
     size = world.size
     cost = round(sent_bytes("all_reduce", 32, size))
-    spans_hosts = world.backend in ("gloo-tcp", "gloo-hosts")
-    for account in world.run(call_in_a_real_world):
-        found = account["dp"]["all_reduce"]
-        assert (found["between"] > 0) == spans_hosts
-        found["inside"], found["between"] = found["inside"] + found["between"], 0
-        assert account == {"dp": {"all_reduce": counted(1, 32, cost), "barrier": counted(1, 0, 0)}}
+    want = {"dp": {"all_reduce": counted(1, 32, cost), "barrier": counted(1, 0, 0)}}
+    found = world.run(call_in_a_real_world)
+    for counts in found:  # some of these worlds make several hosts of this one
+        reduced = counts["dp"]["all_reduce"]
+        reduced["inside"] += reduced["between"]
+        reduced["between"] = 0
+    assert found == [want] * size
 
 
 def test_sizes_of_all_collectives():

@@ -34,7 +34,7 @@ class Anybody:
     """
 
     description = "any rank"
-    num_looks = Incoming.num_looks
+    looking_s = Incoming.looking_s
 
     def __init__(
         self, backend: Backend, inboxes: dict[int, Inbox | WireInbox], make: Callable[[int], object], expected: Expected

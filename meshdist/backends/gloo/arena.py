@@ -3,6 +3,8 @@
 lines   a line of flags for each rank: its posts, its state, how long its text is
 bells   a byte for each rank: the number of the doorbell it sleeps on, 0 while it is awake
 table   for each rank, what it has for each other rank: address, bytes to it, bytes from it; twice
+signs   a byte for each rank: 1 where what it gives is in shared arrays; twice
+places  for each rank, where in its shared arrays that is, for each other rank: see Place; twice
 texts   what a rank that gives up says
 slots   where ranks put data for the others; two for each rank, used in turn
 """
@@ -22,6 +24,7 @@ PAGE = 4096
 # Two cache lines each: processors fetch them in pairs.
 LINE_WORDS = 16
 TABLE_WORDS = 3
+PLACE_WORDS = 3
 TEXT_BYTES = PAGE
 LARGEST_SLOT = 256 << 10
 # All slots of a group together; large groups get smaller ones.
@@ -29,7 +32,7 @@ SLOTS_BYTES = 4 << 20
 SMALLEST_SLOT = 8 << 10
 
 # Words of a rank's line. The posts of even and odd steps come first.
-STATE, TEXT_LENGTH, TOKEN, SINGLE_COPY = 2, 3, 4, 5
+STATE, TEXT_LENGTH, TOKEN, SINGLE_COPY, HEAP, OPENS_HEAPS = 2, 3, 4, 5, 6, 7
 
 
 def slot_bytes(num_ranks: int) -> int:
@@ -98,6 +101,26 @@ class Arena:
         begin = self._sizes.table + use * num_bytes
         return self._bytes[begin : begin + num_bytes]
 
+    def signs(self, use: int) -> memoryview:
+        """Return, of one of the two, the bytes by which the ranks say whether they give shared arrays."""
+        begin = self._sizes.signs + use * _up(self._num_ranks, WORD)
+        return self._bytes[begin : begin + self._num_ranks]
+
+    def sign_words(self, use: int) -> list[int]:
+        """Return the indices in `words` of these bytes, eight to a word."""
+        num_bytes = _up(self._num_ranks, WORD)
+        begin = self._sizes.signs + use * num_bytes
+        return list(range(begin // WORD, (begin + num_bytes) // WORD))
+
+    def places(self, use: int, rank: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return, of one of the two, where what a rank gives is in its shared arrays: a row for each other rank."""
+        words = self._num_ranks * PLACE_WORDS
+        offset = self._sizes.places + (use * self._num_ranks + rank) * words * WORD
+        view: np.ndarray[Any, np.dtype[np.int64]] = np.ndarray(
+            (self._num_ranks, PLACE_WORDS), np.dtype(np.int64), self._segment.memory, offset
+        )
+        return view
+
     def write_text(self, rank: int, text: str) -> None:
         """Put what a rank says where the others can read it."""
         data = text.encode()[:TEXT_BYTES]
@@ -140,11 +163,13 @@ class Arena:
 class _Sizes:
     def __init__(self, num_ranks: int) -> None:
         self.bells = num_ranks * LINE_WORDS * WORD
-        self.table = self.bells + -(-num_ranks // WORD) * WORD
-        self.texts = _up(self.table + 2 * num_ranks * num_ranks * TABLE_WORDS * WORD)
+        self.table = self.bells + _up(num_ranks, WORD)
+        self.signs = self.table + 2 * num_ranks * num_ranks * TABLE_WORDS * WORD
+        self.places = self.signs + 2 * _up(num_ranks, WORD)
+        self.texts = _up(self.places + 2 * num_ranks * num_ranks * PLACE_WORDS * WORD, PAGE)
         self.slots = self.texts + num_ranks * TEXT_BYTES
         self.end = self.slots + 2 * num_ranks * slot_bytes(num_ranks)
 
 
-def _up(offset: int) -> int:
-    return -(-offset // PAGE) * PAGE
+def _up(offset: int, unit: int) -> int:
+    return -(-offset // unit) * unit

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from meshdist.arrays import Array
 from meshdist.backends.base import Backend, BackendOptions, DefaultPlan, Incoming, Plan
@@ -16,12 +17,13 @@ from meshdist.backends.gloo.movement import plan_movement
 from meshdist.backends.gloo.places import ranks_elsewhere
 from meshdist.backends.gloo.published import told_who_ended, withdraw
 from meshdist.backends.gloo.reduction import plan_reduction
+from meshdist.backends.gloo.windows import shared_memory
 from meshdist.backends.whereabouts import SetUpWait
 from meshdist.call import Buffers, Call, Signature
 from meshdist.deadline import Deadline
 from meshdist.doorbells import SocketDoorbells
 from meshdist.farewell import DESTROYED_GROUP, gave_up
-from meshdist.waiting import Waitable
+from meshdist.waiting import Waitable, look_a_while
 
 if TYPE_CHECKING:
     from meshdist.backends.gloo.network.plans import Network
@@ -53,6 +55,12 @@ class GlooBackend(Backend):
                     for waitable in self._set_up():
                         yield SetUpWait(waitable, self.options)
             self._met = True
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        if self.options.peers.num_ranks == 1:
+            return super().empty(shape, dtype)
+        # Also for a group of one rank: other groups can make use of it as well.
+        return shared_memory(self.options).heap.empty(shape, dtype)
 
     def prepare(self, call: Call) -> Plan:
         # Alone there is nothing to share: the default algorithms have nobody to send to.
@@ -111,13 +119,9 @@ class GlooBackend(Backend):
         return (self._mail or self._make_mail()).recv(array, src, tag)
 
     def wait(self, waitable: Waitable, where: str, deadline: Deadline | None = None) -> None:
-        # By default about a millisecond in all: waking up takes longer than most peers do. Spinning instead would keep
-        # the peer from coming where it is on the same core.
-        for _ in range(waitable.num_looks):
-            if waitable.ready():
-                return
-            os.sched_yield()
-        super().wait(waitable, where, deadline)
+        deadline = deadline or Deadline(self.options.timeout_s)
+        if not look_a_while(waitable):
+            super().wait(waitable, where, deadline)
 
     def is_at_odds_here(self) -> bool:
         """Return whether a rank that memory is shared with makes another call."""
@@ -165,8 +169,10 @@ class GlooBackend(Backend):
         yield from self._shared.meet()
 
     def _make_mail(self) -> Mail:
-        self._mail = Mail(self)
-        return self._mail
+        self._mail = mail = Mail(self)
+        # Found in the instance before the method of the class, which is one step less for every message.
+        self.__dict__.update(send_at_once=mail.send_at_once, receive_at_once=mail.receive_at_once)
+        return mail
 
 
 class Barrier(OneStep):

@@ -34,6 +34,7 @@ UNKNOWN, READS, STREAMS = 0, 1, 2
 
 # What it is, tag, bytes, address, number, name of the dtype.
 _HEADER = struct.Struct("<5q16s")
+_HEADER_BYTES = _HEADER.size
 Header = tuple[int, int, int, int, int, bytes]
 
 
@@ -51,27 +52,33 @@ class Channel:
         self._bytes = memoryview(segment.memory).cast("B")
         self.words = self._bytes[:_TEXTS].cast("Q")
         self._ring: Array = np.ndarray((RING_BYTES,), np.uint8, segment.memory, _RING)
+        self._rings: dict[np.dtype[Any], Array] = {}
         self._lock = threading.Lock()
         self._side = side
         self._other = RECEIVER - side
 
     def write(self, header: Header, payload: Array) -> bool:
-        """Append an entry; return False, and do nothing, where there is no room for it."""
+        """Append an entry; return False, and do nothing, where there is no room for it.
+
+        Args:
+            header: What it is; its number of bytes is that of the payload, or of what is to come.
+            payload: A plain array.
+        """
         words = self.words
         head = words[HEAD]
         place = head % RING_BYTES
-        length = _HEADER.size + _padded(payload.size)
+        length = _HEADER_BYTES + (payload.nbytes + 7 & -8)
         skipped = RING_BYTES - place if place + length > RING_BYTES else 0
         if head + skipped + length - words[TAIL] > RING_BYTES:
             return False
         if skipped:
             # Headers are written at multiples of 8; where not even one fits, the reader skips by itself.
-            if skipped >= _HEADER.size:
+            if skipped >= _HEADER_BYTES:
                 _HEADER.pack_into(self._bytes, _RING + place, SKIP, 0, 0, 0, 0, b"")
             place = 0
         _HEADER.pack_into(self._bytes, _RING + place, *header)
-        begin = place + _HEADER.size
-        self._ring[begin : begin + payload.size] = payload
+        elements = _elements(payload)
+        self._room(place + _HEADER_BYTES, elements)[...] = elements
         words[HEAD] = head + skipped + length
         return True
 
@@ -86,18 +93,33 @@ class Channel:
         while words[HEAD] != tail:
             place = tail % RING_BYTES
             left = RING_BYTES - place
-            if left >= _HEADER.size:
+            if left >= _HEADER_BYTES:
                 header: Any = _HEADER.unpack_from(self._bytes, _RING + place)
                 if header[0] != SKIP:
-                    begin = place + _HEADER.size
+                    begin = place + _HEADER_BYTES
                     size = header[2] if header[0] in CARRYING else 0
                     return header, self._ring[begin : begin + size]
             tail = words[TAIL] = tail + left
         return None
 
+    def take(self, tag: int, dtype_name: bytes, array: Array) -> bool:
+        """Read the next entry into `array` if it is a whole message that fits; else return False, and do nothing."""
+        words = self.words
+        tail = words[TAIL]
+        place = tail % RING_BYTES
+        if words[HEAD] == tail or place > RING_BYTES - _HEADER_BYTES:
+            return False
+        kind, its_tag, num_bytes, _, _, its_dtype = _HEADER.unpack_from(self._bytes, _RING + place)
+        if kind != WHOLE or its_tag != tag or num_bytes != array.nbytes or its_dtype != dtype_name:
+            return False
+        elements = _elements(array)
+        elements[...] = self._room(place + _HEADER_BYTES, elements)
+        words[TAIL] = tail + _HEADER_BYTES + (num_bytes + 7 & -8)
+        return True
+
     def drop(self, payload: Array) -> None:
         """Give back the room of the entry that `peek` returned."""
-        self.words[TAIL] += _HEADER.size + _padded(payload.size)
+        self.words[TAIL] += _HEADER_BYTES + (payload.size + 7 & -8)
 
     def sleep_on(self, number: int) -> None:
         """Say that a thread of this side sleeps on doorbell `number`.
@@ -140,11 +162,28 @@ class Channel:
             errors="replace"
         )
 
+    def _room(self, begin: int, elements: Array) -> Array:
+        # What is in the ring from `begin` on, as such elements, as many.
+        dtype = elements.dtype
+        ring = self._rings.get(dtype)
+        if ring is None:
+            ring = self._rings[dtype] = np.ndarray((RING_BYTES // dtype.itemsize,), dtype, self.segment.memory, _RING)
+        begin //= dtype.itemsize
+        return ring[begin : begin + elements.size]
+
 
 # What an entry is: nothing, a whole message, the announcement of a long one, or a piece of such.
 SKIP, WHOLE, LONG, PIECE = 1, 2, 3, 4
 CARRYING = (WHOLE, PIECE)
 
 
-def _padded(num_bytes: int) -> int:
-    return -(-num_bytes // 8) * 8
+def as_bytes(array: Array) -> Array:
+    """Return the bytes of a plain array, flat."""
+    return (array if array.ndim == 1 else array.reshape(-1)).view(np.uint8)
+
+
+def _elements(array: Array) -> Array:
+    # A plain array, flat, as elements whose size divides that of a word: the ring has them at their places.
+    if array.itemsize in (8, 4, 2, 1):
+        return array if array.ndim == 1 else array.reshape(-1)
+    return as_bytes(array)

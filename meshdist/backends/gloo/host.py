@@ -14,7 +14,9 @@ from meshdist.backends.gloo.arena import SINGLE_COPY, TOKEN, Arena
 from meshdist.backends.gloo.lockstep import Arrival, Lockstep, Members, lockstep_class
 from meshdist.backends.gloo.published import Published, check_withdrawn, publish
 from meshdist.backends.gloo.segment import Segment, create, find
+from meshdist.backends.gloo.sharing import Sharing
 from meshdist.backends.gloo.single_copy import Reader, address_of, allow_peers, may_read
+from meshdist.backends.gloo.windows import shared_memory
 from meshdist.call import Signature
 from meshdist.doorbells import SocketDoorbells
 from meshdist.errors import DistBackendError
@@ -41,6 +43,7 @@ class Host:
         single_copy: Whether all ranks can read each other's memory.
         table_bytes, table_rows: Each of the two tables as bytes, and cut into the ranks' parts.
         byte_slots: For each of the two uses, every rank's slot as bytes.
+        sharing: The shared arrays of the ranks.
     """
 
     def __init__(self, backend: Backend, segment: Segment) -> None:
@@ -65,6 +68,7 @@ class Host:
         self._areas: dict[tuple[np.dtype[Any], int], list[list[list[Array]]]] = {}
         self._scratch: Array | None = None
         self._reserved = 0
+        self.sharing = Sharing(options, self.arena, shared_memory(options))
 
     def meet(self) -> Iterator[Waitable]:
         """Meet the other ranks for the first time, and find out whether all can read each other's memory."""
@@ -86,11 +90,12 @@ class Host:
             self.arena.reserve_slots(self.backend.rank, num_bytes)
             self._reserved = num_bytes
 
-    def scratch(self, dtype: np.dtype[Any]) -> Array:
-        """Return memory of this rank alone for a piece of data."""
+    def scratch(self, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+        """Return memory of this rank alone for two pieces of data."""
         if self._scratch is None:
-            self._scratch = np.empty(SCRATCH_BYTES, np.uint8)
-        return self._scratch.view(dtype)
+            self._scratch = np.empty((2, SCRATCH_BYTES), np.uint8)
+        first, second = self._scratch.view(dtype)
+        return first, second
 
     def areas(self, dtype: np.dtype[Any], count: int) -> list[list[list[Array]]]:
         """Return, for each of the two uses and the slot of each rank, the areas of `count` elements for each rank."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -24,8 +26,8 @@ from meshdist.backends.gloo.channel import (
     WHOLE,
     Channel,
     Header,
+    as_bytes,
 )
-from meshdist.backends.gloo.outbox import as_bytes
 from meshdist.backends.gloo.peer import LEFT, Peer
 from meshdist.backends.gloo.published import Published, channel_key
 from meshdist.backends.gloo.segment import find
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
 
 
 _LEFT_OUT = "sending a message"
+# How often a receiver looks, and then how long, letting others run, before it posts a receipt, which a peer that comes
+# late needs.
+_LOOKS, _LOOKING_S = 60, 0.0002
 
 
 class Expected:
@@ -91,11 +96,11 @@ class Origin(Protocol):
 
     Attributes:
         description: What messages call it.
-        num_looks: How often it pays to look before sleeping.
+        looking_s: How long it pays to look before sleeping.
     """
 
     description: str
-    num_looks: int
+    looking_s: float
 
     def move(self, receipt: Receipt) -> None:
         """Read on until `receipt` has its message, or there is nothing more to read."""
@@ -138,7 +143,7 @@ class Receipt(Incoming):
     ) -> None:
         self.done = False
         self.source = -1
-        self.num_looks = origin.num_looks
+        self.looking_s = origin.looking_s
         self._array = array
         self._dtype_name = dtype_name
         self._origin = origin
@@ -200,7 +205,7 @@ class Inbox:
     def __init__(self, backend: Backend, src: int, expected: Expected) -> None:
         self.peer = Peer(backend, src)
         self.description = self.peer.description
-        self.num_looks = Incoming.num_looks
+        self.looking_s = Incoming.looking_s
         self.channel: Channel | None = None
         self._src = src
         self._expected = expected
@@ -248,6 +253,30 @@ class Inbox:
     def tags_instead(self, tag: int) -> str:
         """Return what other tags messages have that nobody asked for, for the end of a message."""
         return self._expected.tags_instead(tag, self._src)
+
+    def take(self, array: Array, dtype_name: bytes, tag: int) -> bool:
+        """Read the next message into `array`, if it comes in a moment, fits, and nobody else waits for any."""
+        channel = self.channel
+        if channel is None:
+            return False
+        looks, end = _LOOKS, 0.0
+        while channel.is_empty():
+            looks -= 1
+            if looks < 0:
+                end = end or monotonic() + _LOOKING_S
+                os.sched_yield()
+                if monotonic() > end:
+                    return False
+        if not self._moving.acquire(False):
+            return False
+        try:
+            with self._expected.lock:
+                taken = self._expected.matching.is_idle and channel.take(tag, dtype_name, array)
+        finally:
+            self._moving.release()
+        if taken and channel.sleepers():
+            self.peer.wake(channel)
+        return taken
 
     @property
     def is_heard(self) -> bool:

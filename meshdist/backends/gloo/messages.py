@@ -87,6 +87,20 @@ class Mail:
             self._inbox(parcel.source).asked(parcel, receipt)
         return receipt
 
+    def send_at_once(self, array: Array, dst: int, tag: int) -> bool:
+        """Send a message that there is room for, behind all that were sent before; return whether it was."""
+        outbox = self._outboxes.get(dst)
+        return (
+            type(outbox) is Outbox
+            and array.nbytes <= self._eager_bytes
+            and outbox.post_at_once(array, tag, self._names[array.dtype])
+        )
+
+    def receive_at_once(self, array: Array, src: int, tag: int) -> bool:
+        """Receive the next message of a rank if it fits, and nothing else is expected; return whether it did."""
+        inbox = self._inboxes.get(src)
+        return type(inbox) is Inbox and inbox.take(array, self._names[array.dtype], tag)
+
     def network(self) -> Network:
         """Return the collectives of the group, which has ranks on other hosts."""
         from meshdist.backends.gloo.network.plans import Network

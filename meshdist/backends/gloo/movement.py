@@ -1,8 +1,9 @@
 """Data movement: the plans that carry out a route.
 
-Few bytes go through the slots in one step. Many go through the slots in chunks or, where peers' memory can be read, in
-one copy straight from the giver's array into the taker's: the ranks tell each other in the table where their blocks
-lie, meet, read, and meet again before anyone may change its array.
+What fits into the slots goes through them in one step, more in chunks. Still more goes, where peers' memory can be
+read, in one copy straight from the giver's array into the taker's: the ranks tell each other in the table where their
+blocks lie, meet, read, and meet again before anyone may change its array. Out of shared arrays it needs no kernel: see
+in_place.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from meshdist.arrays import Array
 from meshdist.backends.base import Plan
+from meshdist.backends.gloo.in_place import SharedMove
 from meshdist.backends.gloo.lockstep import Arrival, LockstepPlan, OneStep
 from meshdist.backends.gloo.routes import Blocks, Route
 from meshdist.backends.gloo.single_copy import address_of
@@ -24,9 +26,11 @@ from meshdist.errors import DistBackendError
 if TYPE_CHECKING:
     from meshdist.backends.gloo.host import Host
 
-# Up to here data moves through the slots in one step. Measured on 2 ranks: from about here on, one copy by the kernel
-# takes less than two by the processor.
-SLOT_MOVE_BYTES = 32 << 10
+# The longest block that moves through the slots where the kernel could copy it: it takes longer to find the pages of a
+# block than the processor to copy it twice, as long as the slots stay in the cache, and while one rank copies in the
+# next chunk the others copy out the last. Measured on 2 and 4 ranks. A block for one rank alone is copied in by a giver
+# that has as many more of them, so what is longest shrinks with the square of the number of ranks.
+CHUNKED_BYTES = 4 << 20
 
 _NOTHING = np.empty(0, np.uint8)
 
@@ -35,18 +39,17 @@ def plan_movement(host: Host, call: Call, route: Route) -> Plan:
     """Return the plan that carries out `route` fastest."""
     if route.longest is None:
         return AgreedMove(host, call, route)
-    if route.put_bytes is not None and route.put_bytes <= min(SLOT_MOVE_BYTES, host.arena.slot_bytes):
+    if route.put_bytes is not None and route.put_bytes <= host.arena.slot_bytes:
         host.reserve(route.put_bytes)
         return SlotMove(host, call, route)
-    return plan_bulk(host, call, route)
+    way = ChunkedMove if moves_in_chunks(host, route, route.longest) else SingleCopyMove
+    return SharedMove(host, call, route, way(host, call, route))
 
 
-def plan_bulk(host: Host, call: Call, route: Route) -> BulkMove:
-    """Return the plan that carries out `route` fastest when the blocks are long."""
-    if host.single_copy:
-        return SingleCopyMove(host, call, route)
-    host.reserve(host.arena.slot_bytes)
-    return ChunkedMove(host, call, route)
+def moves_in_chunks(host: Host, route: Route, longest: int) -> bool:
+    """Return whether blocks of up to `longest` bytes are moved fastest in chunks through the slots."""
+    size = host.backend.size
+    return not host.single_copy or longest <= CHUNKED_BYTES // (1 if route.shared else size * size)
 
 
 class SlotMove(OneStep):
@@ -63,8 +66,8 @@ class SlotMove(OneStep):
     def take(self, recv: Any, use: int) -> None:
         place = self._takes[use]
         if type(place) is list:
-            for array, part in zip(recv, place, strict=True):
-                array[...] = part
+            for peer, part in enumerate(place):
+                recv[peer][...] = part
         elif place is not None:
             (recv if recv.shape == place.shape else recv.reshape(place.shape))[...] = place
 
@@ -72,8 +75,8 @@ class SlotMove(OneStep):
 def put(send: Any, place: Any) -> None:
     """Copy what is sent, an array or a list of them, to its place in a slot, if it has one."""
     if type(place) is list:
-        for part, array in zip(place, send, strict=True):
-            part[...] = array
+        for peer, part in enumerate(place):  # a strict zip takes longer
+            part[...] = send[peer]
     elif place is not None:
         place[...] = send
 
@@ -141,6 +144,10 @@ class SingleCopyMove(BulkMove):
 class ChunkedMove(BulkMove):
     """Many bytes through the slots: chunk by chunk, using the two slots in turn."""
 
+    def __init__(self, host: Host, call: Call, route: Route) -> None:
+        super().__init__(host, call, route)
+        host.reserve(host.arena.slot_bytes)
+
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Arrival]:
         give, take = self.route.give(send), self.route.take(recv)
         _keep_own(give[self.rank], take[self.rank])
@@ -174,8 +181,10 @@ class AgreedMove(LockstepPlan):
         give, take = route.give(call.send), route.take(call.recv)
         assert all(block is not None for block in (*give, *take))
         self._host, self._route, self._rank = host, route, call.rank
-        self._limit = min(SLOT_MOVE_BYTES, host.arena.slot_bytes)
-        self._bulk = plan_bulk(host, call, route)
+        self._limit = host.arena.slot_bytes
+        ways = SingleCopyMove, ChunkedMove
+        self._bulks = [SharedMove(host, call, route, way(host, call, route)) for way in ways]
+        self._bulk = self._bulks[0]
         self._dtype = give[0].dtype  # type: ignore[union-attr]
         # A list's arrays are copied as they are: to make them flat costs more than to copy a few bytes.
         self._shapes = [block.shape for block in (call.recv if isinstance(call.recv, list) else take)]  # type: ignore[union-attr]
@@ -209,13 +218,13 @@ class AgreedMove(LockstepPlan):
         return use
 
     def _take(self, recv: Buffers, use: int) -> bool:
-        if self._host.table_bytes[use] != self._agreed:
+        if self._host.table_bytes[use].tobytes() != self._agreed:
             self._compare(use)
         if self._takes is None:
             return False
         blocks: Blocks = recv if isinstance(recv, list) else self._route.take(recv)
-        for block, place in zip(blocks, self._takes[use], strict=True):
-            block[...] = place  # type: ignore[index]
+        for peer, place in enumerate(self._takes[use]):
+            blocks[peer][...] = place  # type: ignore[index]
         return True
 
     def _compare(self, use: int) -> None:
@@ -225,7 +234,9 @@ class AgreedMove(LockstepPlan):
         given, expected = sizes[:, :, 1], sizes[:, :, 2]
         compare_splits(given // row_bytes, expected // row_bytes, self._route.unit)
         self._agreed = bytes(table)
-        self._bulk.longest = int(given.max())
+        longest = int(given.max())
+        self._bulk = self._bulks[moves_in_chunks(self._host, self._route, longest)]
+        self._bulk.longest = longest
         self._takes = None
         if given.sum(axis=1).max() <= self._limit:
             begins = given[:, : self._rank].sum(axis=1).tolist()

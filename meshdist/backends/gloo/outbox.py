@@ -24,6 +24,7 @@ from meshdist.backends.gloo.channel import (
     WHOLE,
     Channel,
     Header,
+    as_bytes,
 )
 from meshdist.backends.gloo.peer import Peer
 from meshdist.backends.gloo.published import check_withdrawn, publish_channel
@@ -72,13 +73,26 @@ class Outbox:
                 header: Header = (LONG, tag, num_bytes, address_of(array), self._numbered, dtype_name)
             else:
                 header = (WHOLE, tag, num_bytes, 0, self._numbered, dtype_name)
-                if not self._waiting and self.channel.write(header, as_bytes(array)):
+                if not self._waiting and self.channel.write(header, array):
                     self._after_write()
                     return self._sent
             dispatch = Dispatch(self, array, header)
             self._waiting.append(dispatch)
             self._write()
         return dispatch
+
+    def post_at_once(self, array: Array, tag: int, dtype_name: bytes) -> bool:
+        """Append a message if it has room in the ring; return whether it had."""
+        channel = self.channel
+        with self._lock:
+            if self._waiting or channel.has_said():
+                return False
+            if not channel.write((WHOLE, tag, array.nbytes, 0, self._numbered + 1, dtype_name), array):
+                return False
+            self._numbered += 1
+        if channel.sleepers():
+            self.peer.wake(channel)
+        return True
 
     def check(self) -> None:
         """Raise DistBackendError if the receiver takes no more."""
@@ -199,8 +213,3 @@ class Dispatch(Waitable):
 
     def missing(self) -> str:
         return f"{self._outbox.peer.description} to receive a message"
-
-
-def as_bytes(array: Array) -> Array:
-    """Return the bytes of a plain array, flat."""
-    return (array if array.ndim == 1 else array.reshape(-1)).view(np.uint8)

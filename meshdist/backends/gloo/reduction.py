@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from meshdist.arrays import Array
 from meshdist.backends.base import Plan
 from meshdist.backends.gloo.cuts import Cut
+from meshdist.backends.gloo.in_place import SharedReduce
 from meshdist.backends.gloo.lockstep import Arrival, LockstepPlan, OneStep
 from meshdist.backends.gloo.movement import TablePlan, put
 from meshdist.call import Buffers, Call
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from meshdist.backends.gloo.host import Host
 
 
-# Up to here, over all ranks, every rank reduces for itself in one step. Measured on 2 ranks, as is the next.
-REDUCE_ALONE_BYTES = 128 << 10
+# Up to here, over all ranks, every rank reduces for itself in one step. Measured on 2 and 4 ranks, as is the next.
+REDUCE_ALONE_BYTES = 1 << 20
 # From here on ranks read each other's memory instead of going through the slots.
 SINGLE_COPY_REDUCE_BYTES = 4 << 20
 
@@ -35,9 +36,9 @@ def plan_reduction(host: Host, call: Call, cut: Cut) -> Plan:
         host.reserve(cut.put_bytes)
         return SlotReduce(host, call, cut)
     if host.single_copy and cut.in_place and cut.put_bytes >= SINGLE_COPY_REDUCE_BYTES:
-        return SingleCopyReduce(host, call, cut)
+        return SharedReduce(host, call, cut, SingleCopyReduce(host, call, cut))
     host.reserve(host.arena.slot_bytes)
-    return ChunkedReduce(host, call, cut)
+    return SharedReduce(host, call, cut, ChunkedReduce(host, call, cut))
 
 
 class SlotReduce(OneStep):
@@ -136,7 +137,7 @@ class SingleCopyReduce(TablePlan):
         yield self.arrive()
         total = take[self.rank]
         assert total is not None
-        self._reduce(give[self.rank], total, [(peer, int(tables[peer][self.rank, 0])) for peer in self.others()])
+        self._reduce(give[self.rank], total, [int(table[self.rank, 0]) for table in tables])
         yield self.arrive()
         if not self._cut.keeps:
             for peer in self.others():
@@ -145,14 +146,19 @@ class SingleCopyReduce(TablePlan):
                     self.read(peer, int(tables[peer][peer, 0]), wanted)
             yield self.arrive()
 
-    def _reduce(self, own: Array, total: Array, sources: list[tuple[int, int]]) -> None:
+    def _reduce(self, own: Array, total: Array, addresses: list[int]) -> None:
         run, combine = self._run, self._op.ufunc
-        scratch = self.host.scratch(own.dtype)
-        for begin in range(0, own.size, scratch.size):
-            so_far, part = own[begin : begin + scratch.size], total[begin : begin + scratch.size]
-            piece = scratch[: part.size]
-            for peer, address in sources:
-                self.read(peer, address + begin * own.itemsize, piece)
-                run(combine, so_far, piece, out=part)
-                so_far = part
+        # In rank order, as everywhere: the result does not depend on the way. What comes before this rank's own is
+        # summed in the first piece of scratch, and the other pieces are read into the second.
+        first, second = self.host.scratch(own.dtype)
+        for begin in range(0, own.size, first.size):
+            mine, part = own[begin : begin + first.size], total[begin : begin + first.size]
+            so_far: Array | None = None
+            for peer, address in enumerate(addresses):
+                piece = mine
+                if peer != self.rank:
+                    piece = (first if so_far is None else second)[: part.size]
+                    self.read(peer, address + begin * own.itemsize, piece)
+                room = part if peer >= self.rank else first[: part.size]
+                so_far = piece if so_far is None else run(combine, so_far, piece, out=room)
             run(self._op.finish, part, self.size)

@@ -35,6 +35,7 @@ class Route:
         put_bytes: The most that a rank would put into its slot, were all to go there at once; None if unknown.
         puts: Where in its slot a rank puts what it sends: an array of the same shape, or a list of such.
         takes: Where a rank finds what it receives; an array may be of another shape with the same elements.
+        giver: The one rank that gives something; None where all do.
         row_bytes, unit: What messages count blocks in, where the ranks compare them.
     """
 
@@ -45,6 +46,7 @@ class Route:
     put_bytes: int | None
     puts: Places
     takes: Places
+    giver: int | None = None
     row_bytes: int = 1
     unit: str = "bytes"
 
@@ -76,6 +78,7 @@ def broadcast(call: Call) -> Route:
         put_bytes=array.nbytes,
         puts=at_root if rank == root else nothing,
         takes=nothing if rank == root else at_root,
+        giver=root,
     )
 
 
@@ -143,6 +146,7 @@ def scatter(call: Call) -> Route:
         put_bytes=size * num_bytes,
         puts=puts,
         takes=lambda arena, use: arena.slot(use, root, dtype, shape, rank * num_bytes),
+        giver=root,
     )
 
 

@@ -38,7 +38,7 @@ class Segment:
     """
 
     def __init__(self, fd: int, num_bytes: int, place: str, *, is_file: bool = False) -> None:
-        self.memory = _map(fd, num_bytes)
+        self.memory = map_for_good(fd, 0, num_bytes)
         self.place = place
         self._fd: int | None = fd
         self._is_file = is_file
@@ -50,7 +50,7 @@ class Segment:
             DistBackendError: There is not enough.
         """
         begin = offset - offset % mmap.PAGESIZE
-        problem = _populate(self.memory, begin, offset + num_bytes - begin)
+        problem = populate(self.memory, begin, offset + num_bytes - begin)
         if problem not in (0, errno.EINVAL):
             raise _no_memory(num_bytes, problem)
 
@@ -79,7 +79,7 @@ def create(num_bytes: int, peer_pids: Sequence[int]) -> Segment:
         fd, place = tempfile.mkstemp(prefix="meshdist-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
     os.ftruncate(fd, num_bytes)
     segment = Segment(fd, num_bytes, place, is_file=not anonymous)
-    if _populate(segment.memory, 0, mmap.PAGESIZE) == errno.EINVAL:
+    if populate(segment.memory, 0, mmap.PAGESIZE) == errno.EINVAL:
         try:
             os.posix_fallocate(fd, 0, num_bytes)
         except OSError as error:
@@ -109,21 +109,35 @@ def _may_look_into(pid: int) -> bool:
     return os.access(f"/proc/{pid}/fd", os.R_OK | os.X_OK) or not os.path.exists(f"/proc/{pid}")
 
 
-def _map(fd: int, num_bytes: int) -> Any:
-    # mmap.mmap would keep a descriptor of its own open for every segment (until Python 3.13 lets one say no).
+def map_shared(fd: int, begin: int, num_bytes: int) -> tuple[Any, int]:
+    """Map a part of a file; whoever calls this unmaps it.
+
+    Returns:
+        An object with the buffer protocol, and its address.
+
+    Raises:
+        DistBackendError: The kernel has no room for it.
+    """
+    # mmap.mmap would keep a descriptor of its own open for every mapping (until Python 3.13 lets one say no).
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
-    address = libc.mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, 0)
+    address = libc.mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, begin)
     if address == _MAP_FAILED:
         raise _no_memory(num_bytes, ctypes.get_errno())
-    memory = (ctypes.c_ubyte * num_bytes).from_address(address)
-    unmap = weakref.finalize(memory, libc.munmap, ctypes.c_void_p(address), ctypes.c_size_t(num_bytes))
+    return (ctypes.c_ubyte * num_bytes).from_address(address), address
+
+
+def map_for_good(fd: int, begin: int, num_bytes: int) -> Any:
+    """Like `map_shared`, and unmap it when the last array that shows it has died."""
+    memory, address = map_shared(fd, begin, num_bytes)
+    unmap = weakref.finalize(memory, ctypes.CDLL(None).munmap, ctypes.c_void_p(address), ctypes.c_size_t(num_bytes))
     unmap.atexit = False  # the process's end unmaps, and arrays may live until then
     return memory
 
 
-def _populate(memory: Any, begin: int, num_bytes: int) -> int:
+def populate(memory: Any, begin: int, num_bytes: int) -> int:
+    """Put pages behind a part of a mapping; return an error number, 0 where they are there."""
     libc = ctypes.CDLL(None, use_errno=True)
     address = ctypes.c_void_p(ctypes.addressof(memory) + begin)
     return ctypes.get_errno() if libc.madvise(address, ctypes.c_size_t(num_bytes), _MADV_POPULATE_WRITE) else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import threading
 from collections.abc import Iterator
@@ -22,11 +21,9 @@ from meshdist.backends.mpi.membership import new_communicator
 from meshdist.backends.mpi.offices import office_of
 from meshdist.call import Call, Signature, num_bytes
 from meshdist.deadline import Deadline
+from meshdist.device_calls import DeviceCalls
 from meshdist.errors import DistBackendError, DistError
-from meshdist.waiting import Waitable
-
-# How often a rank lets others run between two looks before it sleeps, about a millisecond in all.
-YIELDS = 1000
+from meshdist.waiting import Waitable, look_a_while
 
 
 class MpiBackend(Backend):
@@ -62,6 +59,10 @@ class MpiBackend(Backend):
         assert self._meeting is not None, "connect comes before prepare"
         return self._meeting
 
+    @classmethod
+    def has_own(cls, native: str) -> bool:
+        return native in _PLANS
+
     def connect(self) -> Iterator[Waitable]:
         if self._meeting is None and self.size > 1:
             self.mail()
@@ -82,6 +83,11 @@ class MpiBackend(Backend):
         plan: Plan = make(self, call)
         return plan
 
+    def staged_calls(self) -> DeviceCalls:
+        from meshdist.backends.mpi.passing import PassingCalls, is_cuda_aware
+
+        return PassingCalls(self) if is_cuda_aware(self.session) else super().staged_calls()
+
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
         if self.size > 1:
             yield from self.meeting.steps(word_of(signature, may_block=False), signature)
@@ -93,13 +99,12 @@ class MpiBackend(Backend):
         return (self._mail or self.mail()).recv(array, src, tag)
 
     def wait(self, waitable: Waitable, where: str, deadline: Deadline | None = None) -> None:
-        for _ in range(YIELDS):
-            if waitable.ready():
-                return
-            os.sched_yield()
+        own_deadline = deadline or Deadline(self.options.timeout_s)
+        if look_a_while(waitable):
+            return
         if isinstance(waitable, Coming) and deadline is not None:
             waitable.limit(deadline.timeout_s)
-        super().wait(waitable, where, deadline)
+        super().wait(waitable, where, own_deadline)
 
     def look(self) -> None:
         """Raise DistBackendError if another rank has failed, or what the group rests on is broken."""

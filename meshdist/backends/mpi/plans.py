@@ -209,7 +209,7 @@ class AllGather(Movement):
     """Into one array."""
 
     def mpi_steps(self, send: Any, recv: Any) -> Iterator[Step]:
-        if np.may_share_memory(send, recv):
+        if isinstance(send, np.ndarray) and np.may_share_memory(send, recv):
             send = send.copy()  # it is the block of this rank already; MPI wants all ranks to do it so, or none
         yield "Allgather", (self.message(send), self.message(recv))
 

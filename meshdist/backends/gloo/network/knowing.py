@@ -14,9 +14,9 @@ import numpy as np
 
 from meshdist.arrays import Array
 from meshdist.backends.base import Backend, Plan
+from meshdist.backends.gloo.channel import as_bytes
 from meshdist.backends.gloo.network.levels import Levels
 from meshdist.backends.gloo.network.rail import bytes_of
-from meshdist.backends.gloo.outbox import as_bytes
 from meshdist.call import Buffers, Call, num_bytes
 from meshdist.collectives.algorithms.blocks import blocks_of, flat
 from meshdist.collectives.all_gather import all_gather

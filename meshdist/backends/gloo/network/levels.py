@@ -185,7 +185,7 @@ class Crossing(Waitable):
     """
 
     def __init__(self, waitable: Waitable, levels: Levels) -> None:
-        self.num_looks = waitable.num_looks
+        self.looking_s = waitable.looking_s
         self._waitable = waitable
         self._levels = levels
         self._num_checks = 0

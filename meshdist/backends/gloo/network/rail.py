@@ -8,8 +8,8 @@ import numpy as np
 
 from meshdist.arrays import Array
 from meshdist.backends.base import Backend, Plan
+from meshdist.backends.gloo.channel import as_bytes
 from meshdist.backends.gloo.network.agreement import LEFT_OUT, Agreement
-from meshdist.backends.gloo.outbox import as_bytes
 from meshdist.backends.gloo.wire.connection import Outgoing
 from meshdist.backends.gloo.wire.frames import PART, pack
 from meshdist.backends.gloo.wire.parts import Slot

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from meshdist.arrays import Array
 from meshdist.backends.base import Backend
+from meshdist.backends.gloo.channel import as_bytes
 from meshdist.backends.gloo.network.agreement import Agreement
 from meshdist.backends.gloo.network.rail import Rail, RailPlan, bytes_of
-from meshdist.backends.gloo.outbox import as_bytes
 from meshdist.backends.gloo.wire.parts import Slot
 from meshdist.call import Buffers, Call
 from meshdist.collectives.algorithms.blocks import flat, shares_of

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from meshdist.backends.gloo.inbox import Inbox, Parcel, Receipt
 from meshdist.backends.gloo.wire.bag import Bag, LongParcel, hand_over
 from meshdist.backends.gloo.wire.frames import LEFT
-from meshdist.backends.gloo.wire.waiting import NUM_LOOKS, Inquiry, check_all, check_rank, unwatch, watch
+from meshdist.backends.gloo.wire.waiting import LOOKING_S, Inquiry, check_all, check_rank, unwatch, watch
 from meshdist.waiting import Doorbell
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class WireInbox:
     def __init__(self, backend: Backend, src: int, wire: Wire, bag: Bag) -> None:
         self.link = wire.link(backend.options.ranks[src])
         self.description = self.link.description
-        self.num_looks = NUM_LOOKS
+        self.looking_s = LOOKING_S
         self._inquiry = Inquiry(backend.options, _LEFT_OUT)
         self._src = src
         self._wire = wire
@@ -91,7 +91,7 @@ class InCollective:
 
     def __init__(self, backend: Backend, inbox: Inbox | WireInbox, wire: Wire, bag: Bag) -> None:
         self.description = inbox.description
-        self.num_looks = inbox.num_looks
+        self.looking_s = inbox.looking_s
         self._options = backend.options
         self._inbox = inbox
         self._wire = wire

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshdist.arrays import Array
-from meshdist.backends.gloo.outbox import Sent, as_bytes
+from meshdist.backends.gloo.channel import as_bytes
+from meshdist.backends.gloo.outbox import Sent
 from meshdist.backends.gloo.wire.bag import Bag
 from meshdist.backends.gloo.wire.connection import Outgoing
 from meshdist.backends.gloo.wire.frames import DATA, LONG, WHOLE, pack

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 _PAUSE_S = 0.2
 
 
-# A look takes some microseconds, and a peer that is under way some tens. Who looks longer keeps others from computing,
+# A peer that is under way takes some tens of microseconds. Who looks longer keeps others from computing,
 # and is given less of the processor when there is something to do.
-NUM_LOOKS = 40
+LOOKING_S = 0.0001
 
 
 class WireWait(Waitable):
     """Something of the wire that is waited for."""
 
-    num_looks = NUM_LOOKS
+    looking_s = LOOKING_S
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire

@@ -1,0 +1,84 @@
+"""What a call of backend nccl costs the host, over CuPy's own call of NCCL.
+
+python benchmarks/nccl_overhead.py                                        # one rank, one GPU
+meshrun --nproc-per-node gpu benchmarks/nccl_overhead.py                  # a rank for each GPU
+
+The host enqueues and does not wait, so what is measured is the enqueueing: the raw `NcclCommunicator.allReduce`, the
+sync `dist.all_reduce`, and an async call with its `wait()`. They take turns, and the device is idle before each turn; a
+turn is short enough that the queue of the device never fills. The overhead is the difference within a round, and the
+table gives the median round. The goal is 10 us.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import meshdist as dist
+
+GOAL_US = 10.0
+
+
+def raw_call(cupy: Any, x: Any) -> Callable[[], object]:
+    """Return CuPy's own all_reduce of `x`, on a communicator and a stream of its own."""
+    from cupy.cuda import nccl
+
+    unique_id = [nccl.get_unique_id() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(unique_id, 0)
+    comm = nccl.NcclCommunicator(dist.get_world_size(), unique_id[0], dist.get_rank())
+    stream = cupy.cuda.Stream(non_blocking=True)
+    return lambda: comm.allReduce(x.data.ptr, x.data.ptr, x.size, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, stream.ptr)
+
+
+def turn(cupy: Any, call: Callable[[], object], calls: int) -> float:
+    """Return the microseconds that a call takes to enqueue."""
+    cupy.cuda.Device().synchronize()
+    dist.barrier()
+    begin = time.perf_counter()
+    for _ in range(calls):
+        call()
+    took = time.perf_counter() - begin
+    cupy.cuda.Device().synchronize()
+    return took / calls * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What a call of backend nccl costs over CuPy's own.")
+    parser.add_argument("--rounds", type=int, default=50, help="rounds of turns (default: %(default)s)")
+    parser.add_argument("--calls", type=int, default=100, help="calls in a turn (default: %(default)s)")
+    args = parser.parse_args()
+
+    import cupy
+
+    device = int(os.environ.get("LOCAL_RANK", "0"))
+    cupy.cuda.Device(device).use()
+    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device, **alone)
+    lines = [f"{'bytes':>10}  {'raw':>8}  {'sync':>8}  {'async':>8}  {'sync - raw':>10}"]
+    worst = 0.0
+    for nbytes in (8, 1 << 10, 1 << 20):
+        x = cupy.zeros(nbytes // 4, np.float32)
+        ways = [raw_call(cupy, x), lambda x=x: dist.all_reduce(x), lambda x=x: dist.all_reduce(x, async_op=True).wait()]
+        for way in ways:
+            turn(cupy, way, args.calls)
+        rounds = [[turn(cupy, way, args.calls) for way in ways] for _ in range(args.rounds)]
+        raw, sync, with_work = (statistics.median(times) for times in zip(*rounds, strict=True))
+        over = statistics.median(times[1] - times[0] for times in rounds)
+        worst = max(worst, over)
+        lines.append(f"{nbytes:>10}  {raw:>8.2f}  {sync:>8.2f}  {with_work:>8.2f}  {over:>10.2f}")
+    if dist.get_rank() == 0:
+        name = cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
+        print(f"{dist.get_world_size()} ranks, {name}, CuPy {cupy.__version__}; microseconds a call")
+        print("\n".join(lines))
+        print(f"the overhead is at most {worst:.2f} us; the goal is {GOAL_US:g} us")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

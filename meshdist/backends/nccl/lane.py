@@ -1,0 +1,197 @@
+"""Lane: a communicator, the stream that its operations are enqueued on, and what is on its way there.
+
+An operation of a caller begins behind what the caller's current stream has been asked to do, and the caller's stream
+goes on behind the operation: events say so to the device, and the host waits for neither. The caller may drop its
+arrays meanwhile. CuPy's pool would give their memory to whoever asks next on the stream that they were made on, which
+knows nothing of the lane; so the lane keeps them until the operation is done.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from meshdist.backends.nccl.library import Communicator, Library
+from meshdist.deadline import Deadline
+from meshdist.debug.flight_recorder import COMPLETED, Record, clock
+
+if TYPE_CHECKING:
+    from meshdist.backends.nccl.works import DeviceWork
+
+_MOST_SPARE = 64
+
+
+class Launchable(Protocol):
+    """What is enqueued on a lane."""
+
+    def launch(self, lane: Lane, send: Any, recv: Any, /) -> None:
+        """Enqueue it, with what is sent and what is received."""
+
+
+class Flight:
+    """An operation on its way.
+
+    Attributes:
+        where: How messages about it begin.
+        end: The event behind it on the lane's stream.
+        arrays: What it reads and writes.
+        deadline: When it must be done.
+        works: What callers hold; nothing for a sync call.
+        records: Those of the flight recorder that it is the end of.
+    """
+
+    __slots__ = ("arrays", "deadline", "end", "records", "where", "works")
+
+    def __init__(
+        self,
+        where: str,
+        end: Any,
+        arrays: Any,
+        timeout_s: float,
+        works: Sequence[DeviceWork],
+        records: Sequence[Record],
+    ) -> None:
+        self.where = where
+        self.end = end
+        self.arrays = arrays
+        self.deadline = Deadline(timeout_s)
+        self.works = works
+        self.records = records
+
+    def end_with(self, error: BaseException | None) -> None:
+        """Tell those who want to know that it is done, well or not."""
+        for record in self.records:
+            if error is not None:
+                record.append(f"{type(error).__name__}: {error}")
+            record[COMPLETED] = clock()
+        for work in self.works:
+            work.settle(error)
+
+
+class Lane:
+    """One communicator of this rank and its stream.
+
+    Args:
+        library: NCCL.
+        cuda: The module cupy.cuda.
+        communicator: Made on `device`.
+        device: The number of the GPU.
+        stream: The stream of its operations, which no other stream waits for by itself.
+        check: Raises what the engine has given up for.
+
+    Attributes:
+        flights: What is on its way, in order.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        cuda: Any,
+        communicator: Communicator,
+        device: int,
+        stream: Any,
+        check: Callable[[], None],
+    ) -> None:
+        self.library, self.cuda, self.communicator = library, cuda, communicator
+        self.device, self.stream, self.check = device, stream, check
+        self.stream_address = int(stream.ptr)
+        self.flights: deque[Flight] = deque()
+        # Flights whose arrays are kept.
+        self._keeping: deque[Flight] = deque()
+        self._lock = threading.Lock()
+        self._letting_go = threading.Lock()
+        self._ending = threading.Lock()
+        self._is_aborted = False
+        self._start = cuda.Event(disable_timing=True)
+        self._spare: list[Any] = []
+
+    def launch(
+        self,
+        plan: Launchable,
+        send: Any,
+        recv: Any,
+        where: str,
+        timeout_s: float,
+        works: Sequence[DeviceWork],
+        records: Sequence[Record] = (),
+        start: Any = None,
+    ) -> Flight:
+        """Enqueue an operation, behind the current stream.
+
+        The current device is the lane's.
+
+        Args:
+            plan: The operation.
+            send: What is sent.
+            recv: What is received.
+            where: How messages about it begin.
+            timeout_s: How long it may take.
+            works: What callers hold.
+            records: Those of the flight recorder that it is the end of.
+            start: An event that it is enqueued behind, instead of what the current stream has been asked to do by now.
+
+        Returns:
+            What is on its way.
+
+        Raises:
+            BaseException: What NCCL or CuPy raised; parts of the operation may be on their way.
+        """
+        with self._lock:
+            if start is None:
+                start = self._start
+                start.record(self.cuda.get_current_stream())
+            self.stream.wait_event(start)
+            plan.launch(self, send, recv)
+            end = self._spare.pop() if self._spare else self.cuda.Event(disable_timing=True)
+            end.record(self.stream)
+            flight = Flight(where, end, (send, recv), timeout_s, works, records)
+            for work in works:
+                work.depart(self, flight)
+            self.flights.append(flight)
+            self._keeping.append(flight)
+        self.let_go()
+        return flight
+
+    def check_async_error(self) -> None:
+        """Raise where NCCL has failed since the last call."""
+        with self._ending:
+            if not self._is_aborted:
+                self.communicator.check_async_error()
+
+    def abort(self) -> None:
+        """End the communicator, and what is on its way."""
+        with self._ending:  # nobody may look at what is being taken down
+            if not self._is_aborted:
+                self._is_aborted = True
+                self.communicator.abort()
+
+    def let_go(self) -> None:
+        """Forget the arrays of operations that are done; memory must not wait for somebody to look."""
+        if not self._letting_go.acquire(blocking=False):
+            return  # another thread is at it
+        try:
+            while self._keeping and self._keeping[0].end.done:
+                self._keeping.popleft().arrays = None
+        finally:
+            self._letting_go.release()
+
+    def keeps_arrays(self) -> bool:
+        """Return whether arrays of operations are kept that are not done."""
+        self.let_go()
+        return bool(self._keeping)
+
+    def landed(self) -> list[Flight]:
+        """Return the operations that are done, and forget them; for one thread."""
+        done = []
+        while self.flights and self.flights[0].end.done:
+            done.append(self.flights.popleft())
+        if done:
+            self.let_go()
+        return done
+
+    def reuse(self, flight: Flight) -> None:
+        """Take the event of an operation that is done for another; who still waits for it waits a bit longer."""
+        if len(self._spare) < _MOST_SPARE:
+            self._spare.append(flight.end)

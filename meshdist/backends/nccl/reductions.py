@@ -1,0 +1,284 @@
+"""The reductions of backend `nccl`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshdist.backends.nccl.dtypes import Reduction, reduction_of
+from meshdist.backends.nccl.library import UINT8
+from meshdist.backends.nccl.plans import NcclPlan, each, is_plain
+from meshdist.call import Call
+from meshdist.cupy_arrays import cupy_module, plain
+from meshdist.reduce_op import PremulSum
+
+if TYPE_CHECKING:
+    from meshdist.backends.nccl.lane import Lane
+
+
+class Reducing(NcclPlan):
+    """What reductions by NCCL have in common.
+
+    Args:
+        call: The call.
+        reduction: How NCCL does it.
+    """
+
+    def __init__(self, call: Call, reduction: Reduction) -> None:
+        super().__init__(call)
+        self.reduction = reduction
+        self.op = reduction.op
+        self.computes = reduction.wide is not None or reduction.is_parity
+
+    def launch_scaled(self, lane: Lane, send: Any, recv: Any, factor: PremulSum) -> None:
+        """Enqueue the call for arrays that are multiplied by a factor first: a PREMUL_SUM."""
+        if factor.factor.ndim or not self.reduction.takes_factor:
+            with lane.stream:
+                self._run(lane, scaled(send, factor), send, recv)
+            return
+        dtype = each(send)[0].dtype
+        comm = lane.communicator
+        op = comm.premul_sum(factor.factor.astype(dtype).tobytes(), self.reduction.dtype)
+        try:
+            if is_plain(send) and is_plain(recv) and not self.computes:
+                self.enqueue(lane, send, recv, op)
+                return
+            with lane.stream:
+                sent, received = self.prepare(send, recv)
+                self.enqueue(lane, sent, received, op)
+                self.finish(received, recv)
+        finally:
+            comm.drop_op(op)
+
+    def go(self, lane: Lane, sent: Any, received: Any) -> None:
+        self.enqueue(lane, sent, received, self.op)
+
+    def enqueue(self, lane: Lane, sent: Any, received: Any, op: int) -> None:
+        """Enqueue NCCL's operation."""
+        raise NotImplementedError
+
+    def prepare(self, send: Any, recv: Any) -> tuple[Any, Any]:
+        sent = self.given(send)
+        if recv is send:
+            return sent, sent
+        return sent, self.room(recv)
+
+    def given(self, array: Any) -> Any:
+        """Return a plain array of the dtype that NCCL reduces."""
+        wide = self.reduction.wide
+        return plain(array if wide is None else array.astype(wide))
+
+    def room(self, array: Any) -> Any:
+        """Return where NCCL writes what goes to `array`."""
+        wide = self.reduction.wide
+        if wide is None and array.flags.c_contiguous:
+            return array
+        return cupy_module().empty(array.shape, wide or array.dtype)
+
+    def finish(self, received: Any, recv: Any) -> None:
+        if self.reduction.is_parity:
+            bits = received.view(np.uint8)
+            cupy_module().bitwise_and(bits, np.uint8(1), out=bits)
+        if received is not recv:
+            recv[...] = received if received.dtype == recv.dtype else received.astype(recv.dtype)
+
+    def _run(self, lane: Lane, given: Any, send: Any, recv: Any) -> None:
+        sent, received = self.prepare(given, given if recv is send else recv)
+        self.enqueue(lane, sent, received, self.op)
+        self.finish(received, recv)
+
+
+def scaled(buffers: Any, factor: PremulSum) -> Any:
+    """Return new arrays: those given times the factor, by the current stream."""
+    cupy = cupy_module()
+
+    def product(array: Any) -> Any:
+        number = factor.factor.astype(array.dtype)
+        return cupy.multiply(array, cupy.asarray(number) if number.ndim else number[()])
+
+    return [product(array) for array in buffers] if isinstance(buffers, list) else product(buffers)
+
+
+class AllReduce(Reducing):
+    """In place."""
+
+    def enqueue(self, lane: Lane, sent: Any, received: Any, op: int) -> None:
+        count = sent.size * self.reduction.parts
+        if count:
+            lane.communicator.all_reduce(
+                sent.data.ptr, received.data.ptr, count, self.reduction.dtype, op, lane.stream_address
+            )
+
+
+class Reduce(Reducing):
+    """In place on the root; the arrays of the others stay as they are."""
+
+    def enqueue(self, lane: Lane, sent: Any, received: Any, op: int) -> None:
+        count, root = sent.size * self.reduction.parts, self.root or 0
+        if count:
+            target = received.data.ptr if self.rank == root else 0
+            lane.communicator.reduce(sent.data.ptr, target, count, self.reduction.dtype, op, root, lane.stream_address)
+
+    def finish(self, received: Any, recv: Any) -> None:
+        if self.rank == self.root:
+            super().finish(received, recv)
+
+
+class ReduceScatter(Reducing):
+    """The blocks of one array, each to its rank."""
+
+    def enqueue(self, lane: Lane, sent: Any, received: Any, op: int) -> None:
+        count = received.size * self.reduction.parts
+        if count:
+            lane.communicator.reduce_scatter(
+                sent.data.ptr, received.data.ptr, count, self.reduction.dtype, op, lane.stream_address
+            )
+
+
+class ReduceScatterList(ReduceScatter):
+    """The arrays of a list, all of one size, each to its rank: by way of one array."""
+
+    def __init__(self, call: Call, reduction: Reduction) -> None:
+        super().__init__(call, reduction)
+        self.computes = True
+
+    def given(self, array: Any) -> Any:
+        return joined(array, self.reduction.wide)
+
+
+class ReduceScatterVarying(Reducing):
+    """The arrays of a list, of several sizes, each to its rank: a reduction to each."""
+
+    def given(self, array: Any) -> Any:
+        return [super(ReduceScatterVarying, self).given(block) for block in array]
+
+    def enqueue(self, lane: Lane, sent: Any, received: Any, op: int) -> None:
+        library, comm = lane.library, lane.communicator
+        library.group_start()
+        try:
+            for root, block in enumerate(sent):
+                target = received.data.ptr if root == self.rank else 0
+                count = block.size * self.reduction.parts
+                if count:
+                    comm.reduce(block.data.ptr, target, count, self.reduction.dtype, op, root, lane.stream_address)
+        finally:
+            library.group_end()
+
+
+class Coalesced(Reducing):
+    """Several reductions of one kind, as one operation.
+
+    Args:
+        call: The call.
+        reduction: How NCCL does it.
+        single: That of one array.
+    """
+
+    def __init__(self, call: Call, reduction: Reduction, single: Reducing) -> None:
+        super().__init__(call, reduction)
+        self._single = single
+
+    def prepare(self, send: Any, recv: Any) -> tuple[Any, Any]:
+        pairs = [self._single.prepare(given, taken) for given, taken in zip(send, recv, strict=True)]
+        return [sent for sent, _ in pairs], [received for _, received in pairs]
+
+    def enqueue(self, lane: Lane, sent: Any, received: Any, op: int) -> None:
+        lane.library.group_start()
+        try:
+            for given, taken in zip(sent, received, strict=True):
+                self._single.enqueue(lane, given, taken, op)
+        finally:
+            lane.library.group_end()
+
+    def finish(self, received: Any, recv: Any) -> None:
+        for room, array in zip(received, recv, strict=True):
+            self._single.finish(room, array)
+
+
+class Gathered(NcclPlan):
+    """A reduction that NCCL does not have: every rank gets all arrays, and reduces them by itself, in rank order."""
+
+    computes = True
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call)
+        assert call.op is not None
+        self._op = call.op
+        self._scatters = call.collective.native.startswith("reduce_scatter")
+        sizes = [block.size for block in call.send] if isinstance(call.send, list) else None
+        first = each(call.send)[0]
+        even = first.size // call.size if self._scatters else first.size
+        if not self._scatters:
+            self._part = slice(0, first.size)
+        elif sizes is None:
+            self._part = slice(call.rank * even, (call.rank + 1) * even)
+        else:
+            self._part = slice(sum(sizes[: call.rank]), sum(sizes[: call.rank + 1]))
+
+    def launch_scaled(self, lane: Lane, send: Any, recv: Any, factor: PremulSum) -> None:
+        """Enqueue a PREMUL_SUM."""
+        with lane.stream:
+            sent, received = self.prepare(scaled(send, factor), recv)
+            self.go(lane, sent, received)
+            self.finish(received, recv)
+
+    def prepare(self, send: Any, recv: Any) -> tuple[Any, Any]:
+        sent = joined(send, None) if isinstance(send, list) else plain(send)
+        return sent, cupy_module().empty((self.size, sent.size), sent.dtype)
+
+    def go(self, lane: Lane, sent: Any, received: Any) -> None:
+        if sent.nbytes:
+            lane.communicator.all_gather(sent.data.ptr, received.data.ptr, sent.nbytes, UINT8, lane.stream_address)
+
+    def finish(self, received: Any, recv: Any) -> None:
+        if self.root not in (None, self.rank):
+            return
+        combine = getattr(cupy_module(), self._op.ufunc.__name__)
+        total = received[0][self._part]
+        for rank in range(1, self.size):
+            combine(total, received[rank][self._part], out=total)
+        recv[...] = total.reshape(recv.shape)
+
+
+def joined(arrays: list[Any], wide: np.dtype[Any] | None) -> Any:
+    """Return the elements of all arrays as one flat array, converted to a dtype, by the current stream."""
+    whole = cupy_module().empty(sum(array.size for array in arrays), wide or arrays[0].dtype)
+    begin = 0
+    for array in arrays:
+        if array.size:
+            whole[begin : begin + array.size].reshape(array.shape)[...] = array
+        begin += array.size
+    return whole
+
+
+_SINGLE = {"all_reduce": AllReduce, "reduce": Reduce, "reduce_scatter_tensor": ReduceScatter}
+_COALESCED = {"all_reduce_coalesced": AllReduce, "reduce_scatter_tensor_coalesced": ReduceScatter}
+
+
+def reduction_plan(call: Call) -> Reducing | Gathered:
+    """Return the plan of a reduction.
+
+    Raises:
+        TypeError: NCCL does not reduce the dtype, and CuPy cannot either.
+    """
+    assert call.op is not None
+    dtype = each(call.send)[0].dtype
+    reduction, name = reduction_of(dtype, call.op), call.collective.name
+    if name in _COALESCED:
+        if reduction is None:
+            raise TypeError(
+                f"{call.where}: NCCL does not reduce {dtype} by {call.op.name}; call it for each array by itself"
+            )
+        return Coalesced(call, reduction, _COALESCED[name](call, reduction))
+    if reduction is None:
+        if dtype.kind not in "biufc":
+            raise TypeError(
+                f"{call.where}: neither NCCL nor CuPy reduces {dtype} by {call.op.name}; convert it to float32 before"
+            )
+        return Gathered(call)
+    if call.collective.native != "reduce_scatter":
+        return _SINGLE[call.collective.native](call, reduction)
+    assert isinstance(call.send, list)
+    is_even = len({block.size for block in call.send}) == 1
+    return (ReduceScatterList if is_even else ReduceScatterVarying)(call, reduction)

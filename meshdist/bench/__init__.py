@@ -1,0 +1,1 @@
+"""bench: how long collectives take here, and whether they are right. `python -m meshdist.bench --help`."""

@@ -1,0 +1,212 @@
+"""What `python -m meshdist.bench` does: it finds its ranks or starts them, measures, and shows what came out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from contextlib import redirect_stderr
+from io import StringIO
+from typing import Any
+
+import meshdist as dist
+from meshdist.bench.measuring import Effort, Row, measure
+from meshdist.bench.operations import NEVER, OPERATIONS, Setting, elements
+from meshdist.bench.options import parse
+from meshdist.bench.plot import draw
+from meshdist.bench.sizes import series, show_size
+from meshdist.bench.table import LEGEND, head, line, machine, write_csv, write_json
+from meshdist.cluster.place import find_place
+from meshdist.current import current_world
+from meshdist.errors import DistError
+from meshdist.launch.spawn_context import ProcessException
+
+_DEFAULT_RANKS = 2
+# What a shell shows of a program that writes into a pipe whose reader has gone, such as `head`.
+_NOBODY_READS = 128 + 13
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure as the arguments say (those of this process if None), and return the exit status."""
+    rank, launched = _place()
+    if rank != 0:  # the first rank says what is wrong
+        with redirect_stderr(StringIO()):
+            options = parse(arguments)
+    else:
+        options = parse(arguments)
+    problem = _problem_with(options, launched)
+    if problem is not None:
+        return _complain(problem) if rank == 0 else 2
+    if launched:
+        return _be_a_rank(rank, options)
+    num_ranks = options.ranks or _DEFAULT_RANKS
+    try:
+        if options.backend == "threads":
+            return max(dist.run(_measure_all, num_ranks, (options,)))
+        dist.spawn(_exit_as_a_rank, (options,), nprocs=num_ranks)
+    except ProcessException as error:
+        status = getattr(error, "exit_code", None)
+        if status in (1, _NOBODY_READS):
+            return int(status)  # a rank has said what is wrong, or nobody listens
+        print(error, file=sys.stderr)
+        return 1
+    except DistError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _place() -> tuple[int, bool]:
+    """Return this process's rank, and whether a launcher has started it as one."""
+    place = find_place()
+    rank = os.environ.get("RANK", "0") if place is None else place.rank
+    return int(rank), place is not None or "RANK" in os.environ
+
+
+def _problem_with(options: Namespace, launched: bool) -> str | None:
+    if launched and options.ranks is not None:
+        return "-n is for ranks that are started here, and a launcher has started these; leave it out"
+    if launched and options.backend == "threads":
+        return "--backend threads starts its own ranks; start it without a launcher"
+    num_ranks = options.ranks or _DEFAULT_RANKS
+    if not launched and options.backend == "mpi":
+        return f"--backend mpi needs mpirun: mpirun -n {num_ranks} python -m meshdist.bench --backend mpi"
+    if not launched and options.root >= num_ranks:
+        return f"--root must be one of the ranks 0 to {num_ranks - 1}, got {options.root}"
+    return None
+
+
+def _complain(problem: str) -> int:
+    print(f"python -m meshdist.bench: {problem}; see --help", file=sys.stderr)
+    return 2
+
+
+def _exit_as_a_rank(rank: int, options: Namespace) -> None:
+    status = _be_a_rank(rank, options)
+    if status:
+        raise SystemExit(status)
+
+
+def _be_a_rank(rank: int, options: Namespace) -> int:
+    dist.init_process_group(options.backend)
+    try:
+        return _measure_all(options)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python writes at its end
+        return _NOBODY_READS
+    finally:
+        dist.destroy_process_group()
+
+
+def _measure_all(options: Namespace) -> int:
+    """Measure on this rank; return the exit status, the same on all ranks."""
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    setting = Setting(rank, num_ranks, options.dtype, options.op, options.root, options.in_place, options.shared)
+    says = rank == 0
+    # As the first rank sees it: of memory, the others may see more or less.
+    problem = [_misfit(options, setting) if says else None]
+    dist.broadcast_object_list(problem, 0)
+    if problem[0] is not None:
+        return _complain(problem[0]) if says else 2
+    effort = Effort(options.iterations, options.seconds, options.warmup, not options.no_check)
+    rows: list[Row] = []
+    if says:
+        print(_about(options, num_ranks))
+    for name in options.collectives:
+        if says:
+            print("\n" + head(_title(name, setting)), flush=True)
+        for num_bytes in _sizes(name, options, setting):
+            rows.append(measure(name, OPERATIONS[name], num_bytes, setting, effort))
+            if says:
+                print(line(rows[-1]), flush=True)
+    wrong = sum(row.wrong or 0 for row in rows)
+    if says:
+        print(f"\n{LEGEND}\n" + ("" if options.no_check else f"{wrong} wrong elements.\n"), end="")
+        _write(options, rows, setting)
+    return 1 if wrong else 0
+
+
+def _sizes(name: str, options: Namespace, setting: Setting) -> list[int]:
+    operation = OPERATIONS[name]
+    if operation.gives is None:
+        return [0]
+    # Of sizes that are rounded to the same number of elements, one is enough.
+    sizes = series(options.begin, options.end, options.factor)
+    return list({elements(operation, size, setting): size for size in reversed(sizes)}.values())[::-1]
+
+
+def _misfit(options: Namespace, setting: Setting) -> str | None:
+    if options.root >= setting.num_ranks:
+        return f"--root must be one of the ranks 0 to {setting.num_ranks - 1}, got {options.root}"
+    if "send_recv" in options.collectives and setting.num_ranks < 2:
+        return "send_recv needs two ranks at least; start more, or leave it out"
+    needed = max(_needed_bytes(name, options, setting) for name in options.collectives)
+    available = _available_bytes()
+    if available is not None and needed > available:
+        return (
+            f"-e {show_size(options.end)} needs {needed / 1e9:.1f} GB on this host, which has {available / 1e9:.1f} GB"
+            " left; choose a smaller -e, or fewer ranks"
+        )
+    return None
+
+
+def _needed_bytes(name: str, options: Namespace, setting: Setting) -> int:
+    gives, takes, _ = elements(OPERATIONS[name], options.end, setting)
+    hosts = current_world().default_group.hosts()
+    both = OPERATIONS[name].in_place == "always"
+    count = max(gives, takes) if both else gives + takes
+    return int(count * setting.dtype.itemsize * hosts.count(hosts[setting.rank]))
+
+
+def _available_bytes() -> int | None:
+    try:
+        with open("/proc/meminfo") as file:
+            return next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None
+
+
+def _about(options: Namespace, num_ranks: int) -> str:
+    hosts = len(set(current_world().default_group.hosts()))
+    named = machine()
+    where = "" if hosts == 1 else f" on {hosts} hosts"
+    return (
+        f"meshdist {named.pop('meshdist')}, {_several(num_ranks, 'rank')}{where}, backend {options.backend}\n"
+        f"{named.pop('CPU')}, {_several(int(named.pop('cores')), 'core')}, {named.pop('kernel')}, "
+        + ", ".join(f"{name} {value}" for name, value in named.items())
+    )
+
+
+def _several(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+def _title(name: str, setting: Setting) -> str:
+    operation = OPERATIONS[name]
+    words = [] if operation.gives is None else [str(setting.dtype)]
+    words += [setting.op.value] * operation.reduces
+    words += [f"root {setting.root}"] * operation.rooted
+    words += ["in place"] * (operation.in_place == "always" or (setting.in_place and operation.in_place != NEVER))
+    words += ["shared arrays"] * (setting.shared and operation.gives is not None)
+    words += ["half of there and back"] * (operation.trips == 2)
+    return f"{name}{': ' if words else ''}{', '.join(words)}"
+
+
+def _write(options: Namespace, rows: list[Row], setting: Setting) -> None:
+    job: dict[str, Any] = {
+        "ranks": setting.num_ranks,
+        "backend": options.backend,
+        "dtype": str(setting.dtype),
+        "op": setting.op.value,
+        "root": setting.root,
+        "in_place": setting.in_place,
+        "shared": setting.shared,
+    }
+    for path, write in ((options.csv, write_csv), (options.json, write_json)):
+        if path is not None:
+            write(path, rows, job)
+    if options.plot is not None:
+        draw(options.plot, rows, f"{setting.num_ranks} ranks, {options.backend}, {setting.dtype}")
+    for path in (options.csv, options.json, options.plot):
+        if path is not None:
+            print(f"wrote {path}")

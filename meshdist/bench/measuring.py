@@ -1,0 +1,135 @@
+"""The measurement of one operation at one size, on all ranks together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
+
+import meshdist as dist
+from meshdist.arrays import Array
+from meshdist.bench.operations import Operation, Setting, arrays, elements
+from meshdist.bench.values import Values
+from meshdist.collectives.volume import sent_bytes
+
+FEWEST, MOST = 5, 20_000
+_GROWTH = 4
+# With other values each time: the repeated call may take another path than the first.
+_CHECKED_CALLS = 3
+
+
+class Effort(NamedTuple):
+    """How much is measured.
+
+    Attributes:
+        iterations: Calls that are timed; as many as fit into `seconds` where None.
+        seconds: See above.
+        warmup: Calls before those; a tenth as many where None.
+        checks: Whether results are compared with what they must be.
+    """
+
+    iterations: int | None
+    seconds: float
+    warmup: int | None
+    checks: bool
+
+
+class Row(NamedTuple):
+    """What was measured.
+
+    Attributes:
+        collective: The operation.
+        num_bytes: The size, of the longer of what a rank gives and takes.
+        elements: How many that are.
+        iterations: Calls that were timed.
+        median_us, min_us, p99_us: Microseconds of a call on the slowest rank.
+        algorithm_gbps: Size by median time, in 10^9 bytes a second.
+        bus_gbps: The same of the bytes that the busiest rank must send.
+        wrong: Elements that were not what they must be, on all ranks; None where nobody looked.
+    """
+
+    collective: str
+    num_bytes: int
+    elements: int
+    iterations: int
+    median_us: float
+    min_us: float
+    p99_us: float
+    algorithm_gbps: float
+    bus_gbps: float
+    wrong: int | None
+
+
+def measure(name: str, operation: Operation, num_bytes: int, setting: Setting, effort: Effort) -> Row:
+    """Measure an operation at about this size; all ranks do it together, and get the same."""
+    gives, takes, _ = elements(operation, num_bytes, setting)
+    give, take = arrays(operation, num_bytes, setting)
+    call = operation.prepare(setting, give, take)
+    wrong = _wrong(operation, num_bytes, setting, call, (give, take)) if effort.checks else None
+    # Zeros stay zeros however often they are summed.
+    give.fill(0)
+    take.fill(0)
+    iterations = effort.iterations or _iterations_for(call, effort.seconds)
+    warmup = max(1, iterations // 10) if effort.warmup is None else effort.warmup
+    times = _on_slowest(_times(call, iterations, warmup)) / operation.trips
+    count = max(gives, takes)
+    size, median = count * setting.dtype.itemsize, float(np.median(times))
+    sent = sent_bytes(operation.volume, size, setting.num_ranks)
+    least, late = float(times.min()), float(np.percentile(times, 99))
+    micros = (1e6 * median, 1e6 * least, 1e6 * late)
+    return Row(name, size, count, iterations, *micros, 1e-9 * size / median, 1e-9 * sent / median, wrong)
+
+
+def _wrong(
+    operation: Operation,
+    num_bytes: int,
+    setting: Setting,
+    call: Callable[[], object],
+    both: tuple[Array, Array],
+) -> int:
+    give, take = both
+    values = Values(setting.dtype, setting.num_ranks, setting.op)
+    block = elements(operation, num_bytes, setting)[2]
+    wrong = 0
+    for salt in range(_CHECKED_CALLS):
+        take.fill(0)
+        for begin in range(0, give.size, 1 << 20):
+            end = min(give.size, begin + (1 << 20))
+            give[begin:end] = values.of(setting.rank, begin, end, salt)
+        call()
+        if operation.takes_there(setting):
+            wrong += values.wrong(take, operation.due(setting, block), salt)
+    total = np.array(wrong)
+    dist.all_reduce(total)
+    return int(total)
+
+
+def _iterations_for(call: Callable[[], object], seconds: float) -> int:
+    calls = 1
+    while True:
+        times = _on_slowest(_times(call, calls, 0))
+        spent_s = float(times.sum())
+        # By the median: one call that another process holds up says nothing about the next.
+        if spent_s > seconds / 10 or calls >= MOST:
+            return int(min(MOST, max(FEWEST, seconds / max(1e-9, float(np.median(times))))))
+        calls *= _GROWTH
+
+
+def _times(call: Callable[[], object], iterations: int, warmup: int) -> Array:
+    for _ in range(warmup):
+        call()
+    dist.barrier()
+    stamps = [perf_counter()]
+    stamp = stamps.append
+    for _ in range(iterations):
+        call()
+        stamp(perf_counter())
+    dist.barrier()
+    return np.diff(stamps)
+
+
+def _on_slowest(times: Array) -> Array:
+    dist.all_reduce(times, "max")
+    return times

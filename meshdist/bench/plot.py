@@ -1,0 +1,47 @@
+"""The measurement as a picture: time and bus bandwidth by size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from meshdist.bench.measuring import Row
+from meshdist.bench.sizes import show_size
+
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def problem_with(path: Path) -> str | None:
+    """Return why no picture can be written there, and what to do; None where one can."""
+    if find_spec("matplotlib") is None:
+        return "needs matplotlib: pip install matplotlib"
+    if path.suffix not in FORMATS:
+        return f"must end in {', '.join(FORMATS)}, got {str(path)!r}"
+    return None
+
+
+def draw(path: Path, rows: Sequence[Row], title: str) -> None:
+    """Draw time and bus bandwidth by size, a line for each operation; both on logarithmic scales."""
+    from matplotlib.figure import Figure  # heavy, and wanted by few
+
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    figure.suptitle(title, fontsize=11)
+    time, speed = figure.subplots(1, 2)
+    names = list(dict.fromkeys(row.collective for row in rows if row.num_bytes))
+    for name in names:
+        mine = [row for row in rows if row.collective == name]
+        sizes = [row.num_bytes for row in mine]
+        time.loglog(sizes, [row.median_us for row in mine], marker="o", markersize=3, label=name)
+        time.fill_between(sizes, [row.min_us for row in mine], [row.p99_us for row in mine], alpha=0.15)
+        speed.loglog(sizes, [row.bus_gbps for row in mine], marker="o", markersize=3, label=name)
+    for axes, label in ((time, "time of a call, us (median; band: min to p99)"), (speed, "bus bandwidth, GB/s")):
+        axes.set_xlabel("size")
+        axes.set_title(label, fontsize=10)
+        axes.grid(visible=True, which="major", alpha=0.3)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda size, _: show_size(int(size)))
+        axes.tick_params(axis="x", labelrotation=45)
+    if names:
+        time.legend(fontsize=8)
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,71 @@
+"""python -m meshdist.debug: what the ranks of a job are in, or what went wrong in one that has ended."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from meshdist.debug.report import read_dumps, report_on
+from meshdist.debug.states import RankSeen
+from meshdist.debug.waits import who_waits
+from meshdist.errors import DistError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m meshdist.debug", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    told = commands.add_parser("report", help="say in a page what went wrong, from the files of the flight recorders")
+    told.add_argument("directory", type=Path, help="where the ranks wrote them: MESHDIST_FLIGHT_RECORDER_DIR")
+    asked = commands.add_parser("attach", help="say what the ranks of a running job are in, and who waits for whom")
+    asked.add_argument(
+        "--store",
+        required=True,
+        metavar="HOST:PORT",
+        help="the job's store: MASTER_ADDR and MASTER_PORT of its ranks; the secret is taken from MESHDIST_SECRET or"
+        " MESHDIST_SECRET_FILE, as the ranks do",
+    )
+    for command in (told, asked):
+        command.add_argument("--draw", type=Path, metavar="FILE", help="draw who waits for whom (.png, .svg, .pdf)")
+        command.add_argument("--stacks", action="store_true", help="show where each rank is, frame by frame")
+    given = parser.parse_args(arguments)
+    try:
+        states: Mapping[int, RankSeen]
+        gone: Mapping[int, str] = {}
+        if given.command == "report":
+            states = read_dumps(given.directory)
+        else:
+            from meshdist.debug.attach import attach
+
+            states, gone, _ = attach(given.store)
+        print(report_on(states, gone), end="")
+        if given.stacks:
+            print(f"\n{stacks_of(states)}")
+        if given.draw is not None:
+            _draw(states, gone, given.draw)
+    except (ValueError, OSError, ImportError, DistError) as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def stacks_of(states: Mapping[int, RankSeen]) -> str:
+    """Return the stack of each rank; ranks with the same one together."""
+    from meshdist.debug.story import ranks_in_words
+
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for rank, state in sorted(states.items()):
+        alike.setdefault(state.stack, []).append(rank)
+    return "\n".join("\n  ".join([f"Stack of {ranks_in_words(ranks)}", *stack]) for stack, ranks in alike.items())
+
+
+def _draw(states: Mapping[int, RankSeen], gone: Mapping[int, str], path: Path) -> None:
+    from meshdist.debug.drawing import draw_waits
+
+    draw_waits(who_waits(states, gone)).figure.savefig(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

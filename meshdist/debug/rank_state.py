@@ -1,0 +1,114 @@
+"""rank_state: all that can be said of one rank at this moment, as it stands in a dump and goes to other ranks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from meshdist._version import __version__
+from meshdist.debug.flight_recorder import (
+    COMPLETED,
+    CREATED,
+    ERROR,
+    SEQUENCE,
+    STARTED,
+    Record,
+    clock,
+    facts_in,
+    site_in,
+)
+from meshdist.debug.stacks import Stack, stacks
+
+if TYPE_CHECKING:
+    from meshdist.world import World
+
+FORMAT = 1
+
+
+def rank_state(world: World, reason: str, most: int | None = None) -> dict[str, Any]:
+    """Return what a rank does and has done, as plain data.
+
+    Args:
+        world: The rank's.
+        reason: Why it is asked for.
+        most: How many of the last calls to tell of; all in the ring where None. Those not done are told always.
+    """
+    # Records have times of a clock that only ever goes on, and people want those of theirs.
+    offset = time.time_ns() - clock()
+    records = world.recorder.records()
+    if most is not None and len(records) > most:
+        records = [record for record in records[:-most] if not record[COMPLETED]] + records[-most:]
+    card = world.card
+    found = stacks()
+    mine = found.get(world.thread) or Stack([], None, False)
+    return {
+        "format": FORMAT,
+        "meshdist": __version__,
+        "reason": reason,
+        "rank": world.rank,
+        "world_size": world.size,
+        "host": card.host_name,
+        "pid": card.pid,
+        "time_s": time.time_ns() / 1e9,
+        "groups": {
+            group.name: {
+                "label": group.label,
+                "ranks": list(group.ranks),
+                "backend": group.backend_name,
+                "calls": group.num_calls,
+                "messages": group.messages.num_messages,
+            }
+            for group in world.groups
+        },
+        "records": [_told(record, offset) for record in records],
+        "stack": mine.lines,
+        "place": mine.place,
+        "in_call": mine.in_call,
+        "other_threads": {
+            thread.name: found[thread.ident].lines
+            for thread in threading.enumerate()
+            if thread.ident in found and thread.ident != world.thread
+        }
+        if world.ranks_are_processes
+        else {},
+    }
+
+
+def _told(record: Record, offset: int) -> dict[str, Any]:
+    facts = facts_in(record)
+    site, function = site_in(record)
+    told = {
+        "group": facts.group,
+        "label": facts.label,
+        "sequence": record[SEQUENCE],
+        "call": facts.name,
+        "kind": "message" if facts.is_message else "collective",
+        "text": facts.text,
+        "sent": [[dtype, list(shape)] for dtype, shape in facts.sent],
+        "received": [[dtype, list(shape)] for dtype, shape in facts.received],
+        "root": facts.root,
+        "tag": facts.tag,
+        "created_s": _seconds(record[CREATED], offset),
+        "started_s": _seconds(record[STARTED], offset),
+        "completed_s": _seconds(record[COMPLETED], offset),
+        "timeout_s": facts.timeout_s if facts.timeout_s != float("inf") else None,
+        "state": _state(record),
+        "site": site,
+        "function": function,
+    }
+    if len(record) > ERROR:
+        told["error"] = record[ERROR]
+    return told
+
+
+def _state(record: Record) -> str:
+    if len(record) > ERROR:
+        return "failed"
+    if record[COMPLETED]:
+        return "completed"
+    return "started" if record[STARTED] else "queued"
+
+
+def _seconds(time_ns: int, offset: int) -> float | None:
+    return (time_ns + offset) / 1e9 if time_ns else None

@@ -1,0 +1,125 @@
+"""The report: a page on what went wrong, from the dumps of the ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from meshdist.debug.states import CallSeen, RankSeen, read_states
+from meshdist.debug.story import ranks_in_words, story
+from meshdist.debug.waits import who_waits
+
+_MOST_SHOWN = 5
+_LATE_S = 0.001
+
+
+def read_dumps(directory: Path) -> dict[int, RankSeen]:
+    """Return the states in the files that the ranks' flight recorders left in a directory.
+
+    Raises:
+        ValueError: There are none, or a file is something else.
+        OSError: The directory cannot be read.
+    """
+    paths = sorted(path for path in directory.iterdir() if path.suffix == ".json" and path.name[0] != ".")
+    if not paths:
+        raise ValueError(
+            f"{directory} has no files of the flight recorder (rank_0.json and so on); they are written there by"
+            f" ranks whose calls fail if MESHDIST_FLIGHT_RECORDER_DIR={directory} is set"
+        )
+    return read_states(paths)
+
+
+def report_on(states: Mapping[int, RankSeen], gone: Mapping[int, str] | None = None) -> str:
+    """Return a page on what went wrong, from the states of some ranks and what became of others."""
+    if not states:
+        return "No rank has answered, and there are no records.\n" + "".join(
+            f"  rank {rank} {what}\n" for rank, what in sorted((gone or {}).items())
+        )
+    size = next(iter(states.values())).world_size
+    silent = [rank for rank in range(size) if rank not in states and rank not in (gone or {})]
+    there = f"{len(states)} of {size} ranks" if len(states) < size else f"all {size} ranks"
+    parts = [
+        [f"Flight records of {there}, on {ranks_hosts(states.values())}."],
+        ["What went wrong", *_faults(states)],
+        ["First call in which the ranks disagree", *_first_disagreement(states)],
+        ["Who waits for whom", *story(who_waits(states, gone), size)],
+        ["Who comes last", *_latecomers(states)],
+    ]
+    if silent:
+        words = (
+            f"{ranks_in_words(silent)}: killed, or in no call that failed. SIGUSR1 makes a rank write its file where"
+            " MESHDIST_FLIGHT_RECORDER_DIR is set."
+        )
+        parts.insert(1, ["Ranks without a record", words])
+    return "\n\n".join("\n".join([part[0], *(f"  {line}" for line in part[1:])]) for part in parts) + "\n"
+
+
+def ranks_hosts(states: Iterable[RankSeen]) -> str:
+    """Return on which hosts some ranks are, in words."""
+    hosts = sorted({state.host for state in states})
+    return f"host {hosts[0]}" if len(hosts) == 1 else f"{len(hosts)} hosts: {', '.join(hosts)}"
+
+
+def _faults(states: Mapping[int, RankSeen]) -> list[str]:
+    found: dict[str, list[tuple[float, RankSeen, CallSeen]]] = {}
+    for state in states.values():
+        for call in state.calls:
+            if call.error is not None:
+                found.setdefault(call.error.partition("\n")[0], []).append((call.completed_s or 0.0, state, call))
+    if not found:
+        return ["no call failed"]
+    ordered = sorted((min(failures, key=lambda one: one[0]), text) for text, failures in found.items())
+    start_s = ordered[0][0][0]
+    lines = [
+        f"{failed_s - start_s:+.3f} s, {state.who} at {call.site}: {text}"
+        for (failed_s, state, call), text in ordered[:_MOST_SHOWN]
+    ]
+    if len(ordered) > _MOST_SHOWN:
+        lines.append(f"and {len(ordered) - _MOST_SHOWN} more")
+    return lines
+
+
+def _first_disagreement(states: Mapping[int, RankSeen]) -> list[str]:
+    made: dict[tuple[str, int], dict[int, CallSeen]] = {}
+    for rank, state in states.items():
+        for call in state.calls:
+            if not call.is_message:
+                made.setdefault((call.group, call.sequence), {})[rank] = call
+    wrong = [calls for calls in made.values() if len({call.text for call in calls.values()}) > 1]
+    if not wrong:
+        return ["none: where ranks made the same call of a group, they made it in the same way"]
+    calls = min(wrong, key=lambda calls: min(call.created_s for call in calls.values()))
+    one = next(iter(calls.values()))
+    by_words: dict[str, list[int]] = {}
+    for rank, call in calls.items():
+        by_words.setdefault(f"{call.text} at {call.site}", []).append(rank)
+    return [
+        f"call {one.sequence} on {one.label!r}:",
+        *(f"  {ranks_in_words(ranks)}: {words}" for words, ranks in by_words.items()),
+    ]
+
+
+def _latecomers(states: Mapping[int, RankSeen]) -> list[str]:
+    made: dict[tuple[str, int], dict[int, float]] = {}
+    for rank, state in states.items():
+        for call in state.calls:
+            if not call.is_message and call.state == "completed":
+                made.setdefault((call.group, call.sequence), {})[rank] = call.created_s
+    late: Counter[int] = Counter()
+    lost_s: dict[int, float] = {}
+    for times in made.values():
+        if len(times) > 1:
+            last = max(times, key=lambda rank: times[rank])
+            late[last] += 1
+            lost_s[last] = lost_s.get(last, 0.0) + times[last] - min(times.values())
+    num_calls = sum(late.values())
+    order = sorted(lost_s, key=lambda rank: -lost_s[rank])
+    worst = [rank for rank in order[:_MOST_SHOWN] if lost_s[rank] / late[rank] > _LATE_S]
+    if not worst:
+        return ["nobody: the ranks come to their calls together, within a millisecond"]
+    return [
+        f"rank {rank} came last to {late[rank]} of {num_calls} calls,"
+        f" {1e3 * lost_s[rank] / late[rank]:.1f} ms after the first on average"
+        for rank in worst
+    ]

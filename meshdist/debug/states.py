@@ -1,0 +1,182 @@
+"""The states of ranks as they are read back: from their dumps, or from what they leave in the store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from meshdist.debug.rank_state import FORMAT
+
+
+@dataclass(frozen=True)
+class CallSeen:
+    """One call in the records of a rank; see `flight_recorder` for the attributes that both have.
+
+    Attributes:
+        peer: Of a message, the other side as a rank of the group; None for any.
+    """
+
+    group: str
+    label: str
+    sequence: int
+    text: str
+    is_message: bool
+    is_receipt: bool
+    peer: int | None
+    created_s: float
+    completed_s: float | None
+    state: str
+    site: str
+    function: str
+    error: str | None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is still waited for."""
+        return self.state in ("queued", "started")
+
+    @property
+    def words(self) -> str:
+        """The call as messages name it."""
+        kind = "message" if self.is_message else "call"
+        return f"{self.text}, {kind} {self.sequence} on {self.label!r}, at {PurePath(self.site).name}"
+
+
+@dataclass(frozen=True)
+class GroupSeen:
+    """What a rank knows of one of its groups.
+
+    Attributes:
+        label: What it calls the group.
+        ranks: The global ranks.
+        calls: How many collectives it has called.
+    """
+
+    label: str
+    ranks: tuple[int, ...]
+    calls: int
+
+
+@dataclass(frozen=True)
+class RankSeen:
+    """The state of one rank: see `flight_recorder`.
+
+    Attributes:
+        calls: Its calls, the oldest first.
+        groups: By name.
+        place: The line of its own code that it is in; None where that is not known.
+        place: The innermost line of its own code that it is in; None where that is not known.
+        in_call: Whether that line waits for a call to end. It may have async calls on their way if it does not.
+    """
+
+    rank: int
+    world_size: int
+    host: str
+    pid: int
+    time_s: float
+    reason: str
+    groups: dict[str, GroupSeen]
+    calls: tuple[CallSeen, ...]
+    place: str | None
+    in_call: bool
+    stack: tuple[str, ...]
+
+    @property
+    def who(self) -> str:
+        """The rank as messages name it."""
+        return f"rank {self.rank} (pid {self.pid} on {self.host})"
+
+    @property
+    def open_calls(self) -> list[CallSeen]:
+        """The calls that it waits for: those that are not done, and those that it gave up and called nothing since."""
+        last_s = self.calls[-1].created_s if self.calls else 0.0
+        return [
+            call
+            for call in self.calls
+            if call.is_open or (call.state == "failed" and last_s <= (call.completed_s or last_s))
+        ]
+
+    def calls_on(self, group: str) -> int:
+        """Return how many collectives it has called on a group; 0 where it does not know the group."""
+        return self.groups[group].calls if group in self.groups else 0
+
+
+def parse_state(data: Any, source: str) -> RankSeen:
+    """Return the state of a rank from what `rank_state` has made.
+
+    Args:
+        data: As JSON gives it.
+        source: Where it is from, for messages.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    try:
+        if data["format"] != FORMAT:
+            raise ValueError(f"{source}: expected format {FORMAT}, got {data['format']}; read it with its own meshdist")
+        groups = {
+            name: GroupSeen(group["label"], tuple(map(int, group["ranks"])), int(group["calls"]))
+            for name, group in data["groups"].items()
+        }
+        return RankSeen(
+            rank=int(data["rank"]),
+            world_size=int(data["world_size"]),
+            host=data["host"],
+            pid=int(data["pid"]),
+            time_s=float(data["time_s"]),
+            reason=data["reason"],
+            groups=groups,
+            calls=tuple(_parse_call(record) for record in data["records"]),
+            place=data["place"],
+            in_call=bool(data["in_call"]),
+            stack=tuple(map(str, data["stack"])),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{source} is no file of the flight recorder: {type(error).__name__} {error}; expected what"
+            " meshdist.flight_recorder() writes"
+        ) from None
+
+
+def _parse_call(record: dict[str, Any]) -> CallSeen:
+    is_message = record["kind"] == "message"
+    return CallSeen(
+        group=record["group"],
+        label=record["label"],
+        sequence=int(record["sequence"]),
+        text=record["text"],
+        is_message=is_message,
+        is_receipt=is_message and "recv" in record["call"],
+        peer=record["root"] if is_message else None,
+        created_s=float(record["created_s"]),
+        completed_s=record["completed_s"],
+        state=record["state"],
+        site=record["site"],
+        function=record["function"],
+        error=record.get("error"),
+    )
+
+
+def read_states(paths: Iterable[Path]) -> dict[int, RankSeen]:
+    """Return the states in some files, by rank; of several of one rank the last.
+
+    Raises:
+        ValueError: A file is none of the flight recorder, or they are of different worlds.
+        OSError: A file cannot be read.
+    """
+    states: dict[int, RankSeen] = {}
+    for path in paths:
+        try:
+            data = json.loads(path.read_text())
+        except ValueError as error:
+            raise ValueError(f"{path} is no JSON: {error}") from None
+        state = parse_state(data, str(path))
+        if state.rank not in states or states[state.rank].time_s < state.time_s:
+            states[state.rank] = state
+    sizes = {state.world_size for state in states.values()}
+    if len(sizes) > 1:
+        raise ValueError(f"the files are of worlds of different sizes, {sorted(sizes)}: give those of one job")
+    return states

@@ -1,0 +1,160 @@
+"""The words for who waits for whom: what each rank is in, since when, at which line, and what the cause is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import PurePath
+
+from meshdist.debug.states import CallSeen, RankSeen
+from meshdist.debug.waits import Waits, first_difference, who_waits
+
+_MOST_LINES = 8
+_MOST_RANKS = 8
+_MOST_STACKS, _MOST_FRAMES = 2, 5
+
+
+def story(waits: Waits, world_size: int, *, now_s: float | None = None) -> list[str]:
+    """Return some lines that say what the ranks are in and what they wait for, the cause first.
+
+    Args:
+        waits: Who waits for whom.
+        world_size: The number of ranks; those that nothing is known of are counted.
+        now_s: The time that ages refer to, in seconds since 1970; when each rank said what it does where None.
+    """
+    lines = causes(waits)
+    parts: dict[tuple[str, ...], list[RankSeen]] = {}
+    for _, state in sorted(waits.states.items()):
+        if state.rank not in waits.gone:
+            parts.setdefault(tuple(_doing(waits, state)), []).append(state)
+    alike = sorted(parts.items(), key=lambda part: part[1][0].rank)
+    for doing, states in alike[:_MOST_LINES]:
+        ages = [(now_s or state.time_s) - _since_s(state) for state in states]
+        verb = "is" if len(states) == 1 else "are"
+        lines.append(f"{ranks_in_words(state.rank for state in states)} {verb} {doing[0]}{_age(ages)}{doing[1]}")
+    if len(alike) > _MOST_LINES:
+        rest = sum(len(states) for _, states in alike[_MOST_LINES:])
+        lines.append(f"{rest} more ranks are in other places")
+    lines += [
+        f"rank {rank} stands at {' > '.join(_short(line) for line in waits.states[rank].stack[-_MOST_FRAMES:])}"
+        for rank in waits.absent[:_MOST_STACKS]
+        if rank in waits.states and waits.states[rank].stack
+    ]
+    lines += [f"rank {rank} {what}" for rank, what in sorted(waits.gone.items())][:_MOST_LINES]
+    silent = [rank for rank in range(world_size) if rank not in waits.states and rank not in waits.gone]
+    if silent:
+        lines.append(f"{ranks_in_words(silent)} {'has' if len(silent) == 1 else 'have'} not said what goes on there")
+    return lines
+
+
+def causes(waits: Waits) -> list[str]:
+    """Return the sentences that name what keeps the ranks waiting, as far as the graph shows it."""
+    found = []
+    if waits.cycle:
+        found.append(_cycle_in_words(waits))
+    if waits.absent:
+        found.append(f"{ranks_in_words(waits.absent)} {_absence_in_words(waits)}")
+    if found:
+        return found
+    if any(state.open_calls for state in waits.states.values()):
+        return ["all ranks have come to the calls that are waited for, and these are on their way"]
+    return ["no rank waits for another"]
+
+
+def _cycle_in_words(waits: Waits) -> str:
+    steps = []
+    for number, rank in enumerate(waits.cycle[:_MOST_RANKS]):
+        following = waits.cycle[(number + 1) % len(waits.cycle)]
+        steps.append(f"rank {rank} waits for rank {following} in {waits.graph.edges[rank, following]['call'].words}")
+    return f"the ranks wait for each other: {'; '.join(steps)}{_differing(waits, *waits.cycle[:2])}"
+
+
+def _absence_in_words(waits: Waits) -> str:
+    first = waits.absent[0]
+    calls: dict[str, int] = {}
+    for _, _, call in waits.graph.in_edges(first, data="call"):
+        calls[call.words] = calls.get(call.words, 0) + 1
+    most = max(calls, key=lambda words: calls[words])
+    verb = "has" if len(waits.absent) == 1 else "have"
+    pair = next(iter(waits.graph.predecessors(first))), first
+    return f"{verb} not come to {most}{_differing(waits, *pair)}"
+
+
+def _differing(waits: Waits, mine: int, theirs: int) -> str:
+    """Return the first call in which two ranks disagree."""
+    one, other = waits.states.get(mine), waits.states.get(theirs)
+    if one is None or other is None:
+        return ""
+    difference = first_difference(one, other)
+    if difference is None or difference.mine is None or difference.theirs is None:
+        return ""  # one has got further than the other, and that is said
+    begin = "from the first call that they have in common on"
+    if difference.before is not None:
+        begin = f"after {difference.before.words}"
+    return f"; {begin}, rank {mine} calls {difference.mine.words} and rank {theirs} calls {difference.theirs.words}"
+
+
+def in_words(state: RankSeen) -> list[str]:
+    """Return what one rank does, as lines: its call or place, and its stack."""
+    doing = _doing(who_waits({state.rank: state}), state)
+    return [f"it is {doing[0]}{_age([state.time_s - _since_s(state)])}{doing[1]}", *state.stack]
+
+
+def _doing(waits: Waits, state: RankSeen) -> tuple[str, str]:
+    """Return what a rank does, in words before and after its age."""
+    call = _waiting(state)
+    if call is not None:
+        awaited = sorted(waits.graph.successors(state.rank)) if state.rank in waits.graph else []
+        whom = f", waiting for {ranks_in_words(awaited)}" if awaited else ""
+        return f"in {call.words}{' (given up)' if call.state == 'failed' else ''}", whom
+    place = f"at {_short(state.place)}" if state.place else "at a place that is not known"
+    last = next((call for call in reversed(state.calls) if call.state == "completed"), None)
+    after = "; it has made no call" if last is None else f"; its last call was {last.words}"
+    if state.open_calls:
+        after += f"; {len(state.open_calls)} async calls are on their way"
+    return f"in no call, {place}", after
+
+
+def _waiting(state: RankSeen) -> CallSeen | None:
+    """Return the call that a rank is in: of several on their way, the last that has begun."""
+    begun = [call for call in state.open_calls if call.state != "queued"]
+    return begun[-1] if begun and state.in_call else None
+
+
+def _short(line: str) -> str:
+    return PurePath(line).name if not line.startswith("<") else line
+
+
+def _since_s(state: RankSeen) -> float:
+    call = _waiting(state)
+    if call is not None:
+        return call.created_s
+    return max((call.completed_s for call in state.calls if call.completed_s is not None), default=state.time_s)
+
+
+def _age(ages_s: Sequence[float]) -> str:
+    least, most = max(0.0, min(ages_s)), max(0.0, max(ages_s))
+    if most - least < 0.1 * most + 0.1:
+        return f", for {most:.1f} s"
+    return f", for {least:.1f} to {most:.1f} s"
+
+
+def ranks_in_words(ranks: Iterable[int]) -> str:
+    """Return some ranks in words; runs of them are shortened.
+
+    Example:
+        >>> ranks_in_words([0, 1, 2, 3, 7])
+        'ranks 0-3, 7'
+        >>> ranks_in_words([5])
+        'rank 5'
+    """
+    numbers = sorted(ranks)
+    runs: list[list[int]] = []
+    for rank in numbers:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    parts = [str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a}-{b}" for a, b in runs]
+    if len(parts) > _MOST_RANKS:
+        parts = [*parts[:_MOST_RANKS], f"and so on, {len(numbers)} in all"]
+    return f"rank{'' if len(numbers) == 1 else 's'} {', '.join(parts)}"

@@ -1,0 +1,157 @@
+"""What of this machine meshdist stands on: memory that processes share, limits, processors."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from meshdist._version import __version__
+from meshdist.backends.gloo.single_copy import Reader, address_of, may_read
+from meshdist.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
+
+_MIB = 1 << 20
+_FEWEST_FILES = 1024
+_FEWEST_PROCESSES = 4096
+_LEAST_SHM = 64 * _MIB
+
+
+def versions() -> Iterator[Finding]:
+    """Python, NumPy and this package."""
+    text = f"meshdist {__version__}, NumPy {np.__version__}, Python {platform.python_version()}, {platform.platform()}"
+    yield Finding("versions", OK, text)
+    if sys.platform != "linux":
+        yield Finding(
+            "system",
+            ERROR,
+            f"{sys.platform}; backend gloo is for Linux",
+            "use meshdist.run, with ranks as threads, here",
+        )
+
+
+def processors() -> Iterator[Finding]:
+    """As many as there are ranks of this host."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    threads = int(os.environ.get("OMP_NUM_THREADS") or 0)
+    if ranks > count:
+        yield Finding(
+            "processors",
+            WARNING,
+            f"{count} for {ranks} ranks: ranks that wait and ranks that compute take turns",
+            f"start at most {count} ranks per host (--nproc-per-node)",
+        )
+    elif threads * ranks > count:
+        yield Finding(
+            "processors",
+            WARNING,
+            f"{count} for {ranks} ranks of {threads} threads each (OMP_NUM_THREADS)",
+            f"set OMP_NUM_THREADS={max(1, count // ranks)}",
+        )
+    else:
+        yield Finding("processors", OK, f"{count} that this process may use")
+
+
+def shared_memory() -> Iterator[Finding]:
+    """Memory without a name, or else space in /dev/shm."""
+    space = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
+    free = space.f_bavail * space.f_frsize if space is not None else 0
+    try:
+        with open(os.memfd_create("meshdist-doctor"), "wb", buffering=0) as file:
+            os.posix_fallocate(file.fileno(), 0, _MIB)
+        yield Finding("shared memory", OK, "memfd_create works; /dev/shm is not needed")
+        return
+    except (OSError, AttributeError) as error:
+        why = (
+            f"memfd_create does not work here ({error}); files in /dev/shm are used, {free // _MIB} MiB are free there"
+        )
+    if free < _LEAST_SHM:
+        yield Finding("shared memory", ERROR, why, "start the container with --shm-size=1g, or allow memfd_create")
+    else:
+        yield Finding("shared memory", WARNING, why, "allow memfd_create in the sandbox or container")
+
+
+def single_copy() -> Iterator[Finding]:
+    """Reading the memory of a peer."""
+    if not may_read():
+        yield Finding("process_vm_readv", NOTE, "forbidden by MESHDIST_SINGLE_COPY=0: large arrays are copied twice")
+        return
+    source, target = np.arange(8), np.zeros(8, dtype=int)
+    cure = "in a container: --cap-add=SYS_PTRACE, or a seccomp profile that allows process_vm_readv"
+    works = Reader(os.getpid(), "this process").try_read(address_of(source), target)
+    if not works or not np.array_equal(source, target):
+        yield Finding("process_vm_readv", WARNING, "does not work here: large arrays are copied twice", cure)
+        return
+    yama = Path("/proc/sys/kernel/yama/ptrace_scope")
+    scope = yama.read_text().strip() if yama.exists() else "0"
+    if scope in ("2", "3") and os.geteuid() != 0:
+        text = f"kernel.yama.ptrace_scope is {scope}, which forbids it between ranks: large arrays are copied twice"
+        yield Finding("process_vm_readv", WARNING, text, "sysctl kernel.yama.ptrace_scope=1")
+    else:
+        yield Finding("process_vm_readv", OK, "works: large arrays are copied once")
+
+
+def watching() -> Iterator[Finding]:
+    """How the end of a peer is noticed."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (OSError, AttributeError) as error:
+        text = f"does not work here ({error}): the end of a rank is looked up in /proc"
+        yield Finding("pidfd_open", NOTE, text)
+    else:
+        yield Finding("pidfd_open", OK, "works: the end of a rank is noticed at once")
+
+
+def limits() -> Iterator[Finding]:
+    """How many files and processes there may be, and how much memory may be locked."""
+    yield _limit("open files", resource.RLIMIT_NOFILE, _FEWEST_FILES, "ulimit -n 65536, or LimitNOFILE= of the service")
+    if hasattr(resource, "RLIMIT_NPROC"):
+        yield _limit("processes and threads", resource.RLIMIT_NPROC, _FEWEST_PROCESSES, "ulimit -u 65536")
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    if locked == resource.RLIM_INFINITY:
+        yield Finding("locked memory", OK, "unlimited")
+    else:
+        text = f"at most {locked // 1024} KiB: enough for gloo; MPI and NCCL over InfiniBand need more"
+        yield Finding("locked memory", NOTE, text, "ulimit -l unlimited, where these are used")
+
+
+def _limit(name: str, number: int, fewest: int, cure: str) -> Finding:
+    soft, hard = resource.getrlimit(number)
+    if soft == resource.RLIM_INFINITY:
+        return Finding(name, OK, "unlimited")
+    most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
+    if soft < fewest:
+        return Finding(name, WARNING, f"at most {soft} (hard limit {most})", cure)
+    return Finding(name, OK, f"at most {soft}")
+
+
+def memory() -> Iterator[Finding]:
+    """What a control group leaves to the job."""
+    for path in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
+        text = path.read_text().strip() if path.exists() else "max"
+        if text.isdigit() and int(text) < 1 << 50:
+            yield Finding("memory", OK, f"{int(text) // _MIB} MiB, the limit of the control group; all ranks share it")
+            return
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    yield Finding("memory", OK, f"{pages // _MIB} MiB")
+
+
+def clock() -> Iterator[Finding]:
+    """What time is read from; a slow one costs every call."""
+    path = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+    if not path.exists():
+        return
+    source = path.read_text().strip()
+    if source in ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"):
+        yield Finding("clock", OK, source)
+    else:
+        text = f"{source}, whose reading is a system call: every call takes a microsecond more"
+        yield Finding("clock", WARNING, text, "boot with clocksource=tsc, where the processor has a steady one")
+
+
+CHECKS = (versions, processors, memory, shared_memory, single_copy, watching, limits, clock)

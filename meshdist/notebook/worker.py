@@ -1,0 +1,212 @@
+"""A worker: a process that is a rank of a notebook, and runs the cells that it is sent.
+
+    python -m meshdist.notebook.worker FD PARENT_PID
+
+It is asked through the socket FD, and ends when that is closed. What cells print goes to its standard output.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import linecache
+import os
+import pickle
+import signal
+import sys
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from types import FrameType, ModuleType
+from typing import Any
+
+import meshdist
+from meshdist.call import is_ours
+from meshdist.launch.worker import die_with_parent, follows_from_peer, write_whole_lines
+from meshdist.notebook.options import Axes
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a worker is asked to run.
+
+    Attributes:
+        name: What tracebacks call it.
+        source: Its text.
+        axes: Of the mesh that it finds as `mesh`.
+        sent: Variables for it, pickled; None for none.
+        get: Variables that are asked back.
+    """
+
+    name: str
+    source: str
+    axes: Axes
+    sent: bytes | None
+    get: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Joining:
+    """What a worker needs to join its world.
+
+    Attributes:
+        number: How many worlds there were before.
+        world_size: The number of ranks.
+        backend: Its backend.
+        timeout_s: How long its calls may wait.
+    """
+
+    number: int
+    world_size: int
+    backend: str
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a worker says when it has done what it was asked.
+
+    Attributes:
+        status: "done", "raised" or "interrupted".
+        text: What was raised, as a traceback.
+        summary: The last line of it.
+        is_consequence: It was raised because another rank failed.
+        values: The variables that were asked for, pickled.
+    """
+
+    status: str
+    text: str = ""
+    summary: str = ""
+    is_consequence: bool = False
+    values: bytes | None = None
+
+
+class Worker:
+    """Runs cells, each in the variables of those before.
+
+    Args:
+        connection: Through which it is asked.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._is_running = False
+        self._store: meshdist.Store | None = None
+        self._mesh_axes: Axes = ()
+        self._main = ModuleType("__main__")  # functions of cells are pickled as those of a script
+        sys.modules["__main__"] = self._main
+        vars(self._main).update(dist=meshdist, np=sys.modules["numpy"])
+
+    def serve(self) -> None:
+        """Do what is asked until nobody asks any more."""
+        signal.signal(signal.SIGINT, self._interrupt)
+        with contextlib.suppress(EOFError, ConnectionError):
+            while True:
+                asked = pickle.loads(self._connection.recv_bytes())
+                self._connection.send_bytes(pickle.dumps(self._answer(asked)))
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._is_running:  # one that comes too late is for no cell
+            self._is_running = False
+            raise KeyboardInterrupt
+
+    def _answer(self, asked: Cell | Joining | list[str]) -> Answer:
+        try:
+            try:
+                self._is_running = True
+                values = self._do(asked)
+            finally:
+                self._is_running = False
+            return Answer("done", values=values)
+        except KeyboardInterrupt:
+            return self._failed(Answer("interrupted", summary="KeyboardInterrupt"))
+        except BaseException as error:  # whatever it is, the notebook shows it
+            text = _text(error)
+            summary = traceback.format_exception_only(type(error), error)[-1].strip()
+            return self._failed(Answer("raised", text, summary, follows_from_peer(error)))
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+    def _failed(self, answer: Answer) -> Answer:
+        # The others may wait for this rank.
+        if meshdist.is_initialized():
+            meshdist.abort_process_group()
+        return answer
+
+    def _do(self, asked: Cell | Joining | list[str]) -> bytes | None:
+        if isinstance(asked, list):
+            sys.path[:] = asked
+        elif isinstance(asked, Joining):
+            self._join(asked)
+        else:
+            return self._run(asked)
+        return None
+
+    def _join(self, joining: Joining) -> None:
+        if meshdist.is_initialized():
+            meshdist.abort_process_group()
+        if self._store is None:
+            place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            self._store = meshdist.TCPStore(*place, is_master=False)
+        store = meshdist.PrefixStore(f"world/{joining.number}", self._store)
+        rank = int(os.environ["RANK"])
+        meshdist.init_process_group(
+            joining.backend, store=store, rank=rank, world_size=joining.world_size, timeout=joining.timeout_s
+        )
+        self._mesh_axes = ()
+        vars(self._main).update(rank=rank, world_size=joining.world_size)
+        vars(self._main).pop("mesh", None)
+
+    def _run(self, cell: Cell) -> bytes | None:
+        variables = vars(self._main)
+        if cell.sent is not None:
+            variables.update(pickle.loads(cell.sent))
+        if cell.axes and cell.axes != self._mesh_axes:
+            names, sizes = zip(*cell.axes, strict=True)
+            variables["mesh"] = meshdist.init_device_mesh("cpu", sizes, mesh_dim_names=names)
+            self._mesh_axes = cell.axes
+        linecache.cache[cell.name] = len(cell.source), None, cell.source.splitlines(keepends=True), cell.name
+        body = ast.parse(cell.source, cell.name)
+        last = body.body.pop() if body.body and isinstance(body.body[-1], ast.Expr) else None
+        exec(compile(body, cell.name, "exec"), variables)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), cell.name, "eval"), variables)
+            if value is not None:
+                print(repr(value))
+        return _pickled(variables, cell.get) if cell.get else None
+
+
+def _pickled(variables: dict[str, Any], names: tuple[str, ...]) -> bytes:
+    import cloudpickle
+
+    missing = [name for name in names if name not in variables]
+    if missing:
+        raise NameError(f"%%mesh --get: this rank has no variable {', '.join(missing)}")
+    pickled: bytes = cloudpickle.dumps({name: variables[name] for name in names})
+    return pickled
+
+
+def _text(error: BaseException) -> str:
+    """Return an exception as the user reads it: without the frames of this package, which say nothing of the cell."""
+    described = traceback.TracebackException.from_exception(error)
+    described.stack = traceback.StackSummary.from_list(
+        [frame for frame in described.stack if not is_ours(frame.filename)]
+    )
+    return "".join(described.format())
+
+
+def main() -> None:
+    """Be a worker of the process that started this one."""
+    fd, parent_pid = map(int, sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until there is a cell to interrupt
+    die_with_parent(parent_pid)
+    write_whole_lines()
+    Worker(Connection(fd)).serve()
+
+
+if __name__ == "__main__":
+    # As the module that others import by name: what is pickled to and from the notebook is of that one.
+    from meshdist.notebook.worker import main as main_of_the_module
+
+    main_of_the_module()

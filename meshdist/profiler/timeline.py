@@ -1,0 +1,126 @@
+"""Timeline: the recorded calls of one rank or of all, as a table, a trace and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from os import PathLike
+from typing import Any
+
+from meshdist.profiler.event import Event, Track
+from meshdist.profiler.report import rows, sentences
+from meshdist.profiler.tables import html_table, text_table
+from meshdist.profiler.totals import Slowest, Total, slowest_rank, totals
+
+
+class Timeline:
+    """What the ranks were at, by one clock: `print` it, or look at it in Perfetto.
+
+    Attributes:
+        tracks: One for each rank, in rank order.
+
+    Example:
+        >>> import numpy as np
+        >>> import meshdist as dist
+        >>> def main():
+        ...     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        ...     with dist.profile() as p:
+        ...         mesh["tp"].all_reduce(np.zeros(1000))
+        ...     return p.merged()
+        >>> timeline = dist.run(main, 4)[0]
+        >>> [(event.name, event.group, event.nbytes) for event in timeline.tracks[3].events]
+        [('all_reduce', 'tp', 8000)]
+        >>> timeline.totals()["tp"]["all_reduce"].calls
+        4
+    """
+
+    def __init__(self, tracks: Sequence[Track]) -> None:
+        self.tracks = list(tracks)
+
+    def __iter__(self) -> Iterator[Event]:
+        """Give the calls of all ranks, rank by rank."""
+        return (event for track in self.tracks for event in track.events)
+
+    @property
+    def seconds(self) -> float:
+        """How long recording took, from the first rank that began to the last that ended."""
+        return (max(track.end_ns for track in self.tracks) - min(track.begin_ns for track in self.tracks)) / 1e9
+
+    @property
+    def communication_share(self) -> float:
+        """The share of the time for which calls held up the ranks, on average: from 0 to 1 with one thread a rank."""
+        return sum(track.share for track in self.tracks) / len(self.tracks)
+
+    def totals(self) -> dict[str, dict[str, Total]]:
+        """Return what the calls came to, by label of the group and name; the longest first."""
+        return totals(self.tracks)
+
+    def slowest(self) -> Slowest | None:
+        """Return the rank for which the others waited most; None where nobody did, or of one rank alone."""
+        return slowest_rank(self.tracks)
+
+    def chrome_trace(self) -> dict[str, Any]:
+        """Return the trace as `export_chrome_trace` writes it."""
+        from meshdist.profiler.chrome_trace import chrome_trace
+
+        return chrome_trace(self.tracks)
+
+    def export_chrome_trace(self, path: str | PathLike[str]) -> None:
+        """Write a trace that https://ui.perfetto.dev and chrome://tracing show.
+
+        Args:
+            path: The JSON file.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        import json
+
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(self.chrome_trace(), file)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the calls of each rank against time, with matplotlib: a bar for each, hatched while it waited.
+
+        Args:
+            ax: The matplotlib Axes to draw in; those of a new figure where None.
+
+        Returns:
+            The Axes.
+
+        Raises:
+            ImportError: matplotlib is not installed; says how to install it.
+        """
+        from meshdist.profiler.timeline_plot import plot_timeline
+
+        return plot_timeline(self.tracks, ax)
+
+    def show(self) -> None:
+        """Print the table and what there is to say of it; in colour where the package rich is installed."""
+        try:
+            from rich.console import Console
+            from rich.table import Table
+        except ImportError:
+            print(self)
+            return
+        from meshdist.profiler.tables import side
+
+        head, *others = rows(self.tracks, self.totals())
+        table = Table()
+        for column, name in enumerate(head):
+            table.add_column(
+                name, justify="left" if side(column) == "left" else "right", style="" if column else "bold"
+            )
+        for row in others:
+            table.add_row(*row)
+        console = Console()
+        console.print(table)
+        console.print("\n".join(sentences(self.tracks, self.slowest())), highlight=False)
+
+    def __str__(self) -> str:
+        return "\n".join([text_table(rows(self.tracks, self.totals())), *sentences(self.tracks, self.slowest())])
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        lines = "<br>".join(map(escape, sentences(self.tracks, self.slowest())))
+        return f"{html_table(rows(self.tracks, self.totals()))}<p>{lines}</p>"

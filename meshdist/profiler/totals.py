@@ -1,0 +1,79 @@
+"""Totals: what the recorded calls of all ranks come to, by group and name, and who was waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshdist.profiler.event import Track
+
+
+@dataclass(frozen=True)
+class Total:
+    """What the calls of one name on the groups of one label came to, on all ranks that were recorded together.
+
+    Attributes:
+        calls: How many; a collective of four ranks counts four times.
+        nbytes: Their bytes.
+        held_s: For how long they held up their callers, in seconds.
+        wait_s: How much of that went by before the other ranks had come; None where that is not known.
+        longest_s: The longest call.
+    """
+
+    calls: int = 0
+    nbytes: int = 0
+    held_s: float = 0.0
+    wait_s: float | None = None
+    longest_s: float = 0.0
+
+
+def totals(tracks: Sequence[Track]) -> dict[str, dict[str, Total]]:
+    """Return the totals by label of the group and name of the call, those first that held up their callers longest."""
+    found: dict[str, dict[str, Total]] = {}
+    for track in tracks:
+        for event in track.events:
+            of_group = found.setdefault(event.group, {})
+            before = of_group.get(event.name, Total())
+            wait_s = before.wait_s
+            if event.wait_ns is not None:
+                wait_s = (wait_s or 0.0) + event.wait_ns / 1e9
+            of_group[event.name] = Total(
+                before.calls + 1,
+                before.nbytes + event.nbytes,
+                before.held_s + event.held_ns / 1e9,
+                wait_s,
+                max(before.longest_s, (event.end_ns - event.begin_ns) / 1e9),
+            )
+    return {
+        label: dict(sorted(of_group.items(), key=lambda item: -item[1].held_s))
+        for label, of_group in sorted(found.items(), key=lambda item: -sum(one.held_s for one in item[1].values()))
+    }
+
+
+@dataclass(frozen=True)
+class Slowest:
+    """The rank for which the others waited most.
+
+    Attributes:
+        rank: Its global rank.
+        wait_s: For how long they did, all of them together, in seconds.
+        calls: In how many of their calls.
+    """
+
+    rank: int
+    wait_s: float
+    calls: int
+
+
+def slowest_rank(tracks: Sequence[Track]) -> Slowest | None:
+    """Return the rank for which the others waited most; None where nobody waited for anybody, or it is not known."""
+    waits: dict[int, tuple[int, int]] = {}
+    for track in tracks:
+        for event in track.events:
+            if event.waits_for is not None and event.wait_ns is not None:
+                nanoseconds, calls = waits.get(event.waits_for, (0, 0))
+                waits[event.waits_for] = nanoseconds + event.wait_ns, calls + 1
+    if not waits:
+        return None
+    rank = max(waits, key=lambda other: waits[other])
+    return Slowest(rank, waits[rank][0] / 1e9, waits[rank][1])

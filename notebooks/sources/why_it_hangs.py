@@ -1,0 +1,199 @@
+# %% [markdown]
+# # Why it hangs, and what the library says
+#
+# A distributed program hangs when one rank waits for another that never comes. This notebook makes the usual mistakes,
+# one after the other, and prints what each rank is told. The ranks are threads of this notebook; the calls may wait
+# for two seconds at most, where a job has 30 minutes unless it says otherwise (`init_process_group(timeout=...)`).
+
+# %%
+import logging
+import time
+
+import numpy as np
+
+import meshdist as dist
+
+logging.getLogger("meshdist").setLevel("ERROR")  # shortly before a timeout it warns, of what the error then says
+
+
+def tell(program, ranks=3, seconds=2):
+    """Run `program` on ranks that are threads, and print what became of each."""
+
+    def main():
+        try:
+            program()
+        except (dist.DistError, ValueError) as error:
+            # What it ends with is enough here; a script that raises it ends, and the other ranks with it.
+            return f"{type(error).__name__}: {error}"
+        return "fine"
+
+    for rank, what in enumerate(dist.run(main, ranks, timeout=seconds)):
+        print(f"rank {rank}: {what}\n")
+
+
+# %% [markdown]
+# ## A call that not all ranks make
+#
+# The most common mistake: a collective inside of `if rank == 0`. Who leaves without the call has it said in the
+# others' error, at once, long before the timeout.
+
+
+# %%
+def program():
+    x = np.ones(4)
+    if dist.get_rank() != 2:  # a log, a checkpoint, an early return
+        dist.all_reduce(x)
+
+
+tell(program)
+
+# %% [markdown]
+# ## Calls that disagree
+#
+# Ranks compare their calls while they wait for each other: the name, the dtype, the number of elements, the op, the
+# root. What elsewhere is garbage or a hang is an error that shows both calls, with the lines where they stand.
+
+
+# %% varies
+def program():
+    x = np.ones(1000, np.float32 if dist.get_rank() == 0 else np.int32)
+    dist.all_reduce(x)
+
+
+tell(program, ranks=2)
+
+
+# %% varies
+def program():
+    x = np.ones(1000)
+    if dist.get_rank() == 0:
+        dist.all_reduce(x)
+    else:
+        dist.broadcast(x, src=0)
+
+
+tell(program, ranks=2)
+
+# %% [markdown]
+# ## The same calls, in another order
+#
+# On one group that is a disagreement as above. On two groups it is a deadlock: rank 0 waits in the first group for
+# rank 1, which waits in the second one for rank 0. It takes the timeout to end it. Then the ranks look at each other,
+# and the error has the circle, and the first call in which they differ.
+
+
+# %% varies
+def program():
+    one, other = dist.new_group([0, 1], group_desc="one"), dist.new_group([0, 1], group_desc="other")
+    x = np.ones(4)
+    for group in (one, other):
+        dist.all_reduce(x, group=group)  # both are there, and know each other
+    for group in (one, other) if dist.get_rank() == 0 else (other, one):
+        dist.all_reduce(x, group=group)
+
+
+tell(program, ranks=2)
+
+# %% [markdown]
+# ## Everybody receives first
+#
+# A ring in which all ranks receive before they send. `irecv` and `isend`, or one rank that begins with the other, are
+# the way out.
+
+
+# %% varies
+def program():
+    rank, size, x = dist.get_rank(), dist.get_world_size(), np.ones(4)
+    dist.recv(x, src=(rank - 1) % size)
+    dist.send(x, dst=(rank + 1) % size)
+
+
+tell(program)
+
+# %% [markdown]
+# That everybody sends first is as wrong, but goes well as long as messages are small: up to 64 KiB they are buffered.
+# `MESHDIST_EAGER_LIMIT=0` makes every `send` wait until it is received, and so finds such programs before they grow.
+#
+# ## Who is missing?
+#
+# `monitored_barrier` is a barrier that says who did not come; `wait_all_ranks` has it name them all. Put one where you
+# suspect that ranks part ways.
+
+
+# %% varies
+def program():
+    if dist.get_rank() in (1, 3):
+        time.sleep(3)  # busy elsewhere
+    dist.monitored_barrier(timeout=2, wait_all_ranks=True)
+
+
+tell(program, ranks=4)
+
+# %% [markdown]
+# ## A rank that fails
+#
+# A rank that raises ends the job: `meshrun` ends the others, and shows its traceback, once. Here the others are told
+# who it was and what it raised; `meshdist.run` raises the cause itself, and not what follows from it.
+
+
+# %%
+def program():
+    if dist.get_rank() == 1:
+        raise FileNotFoundError("batch-17.npz")
+    dist.barrier()
+
+
+try:
+    dist.run(program, 3)
+except FileNotFoundError as error:
+    print(f"{type(error).__name__}: {error}")
+    print(*getattr(error, "__notes__", ["raised on rank 1 of 3 by meshdist.run"]))
+
+# %% [markdown]
+# ## Meshes that differ
+#
+# Making a mesh is a step in which all ranks take part, too. A rank that makes another one is told so, with both.
+
+
+# %% varies
+def program():
+    shape = (2, 2) if dist.get_rank() != 3 else (4, 1)
+    mesh = dist.init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
+    mesh["tp"].all_reduce(np.ones(2))
+
+
+tell(program, ranks=4)
+
+# %% [markdown]
+# ## It does not hang, it is slow
+#
+# Then some rank is waited for. A profile names it:
+
+
+# %%
+def program():
+    x = np.ones(1000)
+    dist.barrier()
+    with dist.profile() as p:
+        for _ in range(20):
+            if dist.get_rank() == 1:
+                np.linalg.svd(np.ones((150, 150)))  # something that the others do not have to do
+            dist.all_reduce(x)
+    return p.merged()
+
+
+timeline = dist.run(program, 3)[0]
+print("slowest: rank", timeline.slowest().rank)
+axes = timeline.plot()
+
+# %% [markdown]
+# ## In a job
+#
+# - `python -m meshdist.debug attach` asks a running job who waits for whom, and `kill -USR1 PID` one rank.
+# - Every rank keeps its last calls; `MESHDIST_FLIGHT_RECORDER_DIR=folder` has them written when a job fails, and
+#   `python -m meshdist.debug report folder` makes a page of them.
+# - `MESHDIST_DEBUG=DETAIL` logs every call with its bytes and its line, and has shapes compared as well.
+# - `meshdist.breakpoint(rank=1)` opens a debugger on one rank, while the others wait for it.
+# - `init_process_group(timeout=60)` makes the wait for what never comes short while you look for it.
+#
+# More of it is in [when something goes wrong](../docs/debugging.md).

@@ -1,0 +1,116 @@
+"""python -m meshdist.debug report: a page from the files of the ranks."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from states_made_up import data, record, waiting
+
+import meshdist as dist
+from meshdist.debug.__main__ import main
+from meshdist.debug.report import read_dumps, report_on
+
+pytestmark = pytest.mark.timeout(60)
+WORLD = {"world": [0, 1, 2]}
+
+
+def write(directory, *states):
+    for state in states:
+        (directory / f"rank_{state['rank']}.json").write_text(json.dumps(state))
+
+
+def page_of(tmp_path, capsys, *states):
+    write(tmp_path, *states)
+    assert main(["report", str(tmp_path)]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_page_names_the_call_in_which_ranks_disagree(tmp_path, capsys):
+    page = page_of(
+        tmp_path,
+        capsys,
+        data(0, [record("world", 1, 9.0), record("world", 2, 5.0, "all_reduce(float32[4], op=sum)")], WORLD, size=3),
+        data(1, [record("world", 1, 9.0), record("world", 2, 5.0, "all_reduce(float32[8], op=sum)")], WORLD, size=3),
+        data(2, [record("world", 1, 9.0), record("world", 2, 5.0, "all_reduce(float32[4], op=sum)")], WORLD, size=3),
+    )
+    assert "all 3 ranks, on host node1" in page
+    assert "call 2 on 'world':" in page
+    assert "ranks 0, 2: all_reduce(float32[4], op=sum) at /home/me/train.py:20" in page
+    assert "rank 1: all_reduce(float32[8], op=sum)" in page
+
+
+def test_the_page_names_faults_in_the_order_in_which_they_came(tmp_path, capsys):
+    page = page_of(
+        tmp_path,
+        capsys,
+        data(0, [record("world", 1, 5.0, state="failed", error="DistBackendError: second")], WORLD),
+        data(1, [record("world", 1, 6.0, state="failed", error="ValueError: first\nmore")], WORLD),
+    )
+    assert page.index("+0.000 s, rank 1 (pid 1001 on node1)") < page.index("+1.000 s, rank 0")
+    assert "ValueError: first\n" in page
+    assert "more\n" not in page
+
+
+def test_the_page_names_ranks_without_a_file(tmp_path, capsys):
+    page = page_of(tmp_path, capsys, data(0, [waiting("world", 2, 5.0)], WORLD, size=3))
+    assert "1 of 3 ranks" in page
+    assert "Ranks without a record\n  ranks 1, 2: killed, or in no call that failed." in page
+    assert "ranks 1, 2 have not come to barrier(), call 2 on 'world'" in page
+
+
+def test_the_page_names_who_comes_last(tmp_path, capsys):
+    states = [
+        data(rank, [record("world", n, 9.0 - n + (0.25 if rank != 2 else 0.0)) for n in range(1, 5)], WORLD, size=3)
+        for rank in range(3)
+    ]
+    page = page_of(tmp_path, capsys, *states)
+    assert "rank 2 came last to 4 of 4 calls, 250.0 ms after the first on average" in page
+
+
+def test_a_page_of_real_ranks(tmp_path):
+    def program():
+        dist.barrier()
+        dist.all_reduce(np.ones(2))
+        dist.flight_recorder(tmp_path)
+
+    dist.run(program, 3)
+    page = report_on(read_dumps(tmp_path))
+    assert "no call failed" in page
+    assert "no rank waits for another" in page
+
+
+def test_the_command_line(tmp_path):
+    write(tmp_path, data(0, [waiting("world", 2, 5.0)], WORLD, size=3))
+    command = [sys.executable, "-m", "meshdist.debug", "report", "--stacks", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert "Stack of rank 0\n  /home/me/train.py:3 in <module>\n" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("rank_0.json", "{}", "is no file of the flight recorder: KeyError 'format'"),
+        ("rank_0.json", "{", "is no JSON"),
+        ("notes.txt", "", "has no files of the flight recorder"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, capsys, name, text, message):
+    (tmp_path / name).write_text(text)
+    assert main(["report", str(tmp_path)]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_files_of_several_jobs_are_refused(tmp_path, capsys):
+    write(tmp_path, data(0, [], WORLD, size=3), data(1, [], WORLD, size=4))
+    assert main(["report", str(tmp_path)]) == 1
+    assert "worlds of different sizes, [3, 4]" in capsys.readouterr().err
+
+
+def test_the_graph_can_be_drawn(tmp_path, capsys):
+    pytest.importorskip("matplotlib").use("Agg")
+    write(tmp_path, data(0, [waiting("world", 2, 5.0)], WORLD, size=3))
+    assert main(["report", str(tmp_path), "--draw", str(tmp_path / "waits.png")]) == 0
+    assert (tmp_path / "waits.png").read_bytes().startswith(b"\x89PNG")

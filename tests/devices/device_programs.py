@@ -1,0 +1,184 @@
+"""What ranks run whose arrays are on a GPU, with CuPy or the stand-in for it: every call, as data (see calls.py)."""
+
+import contextlib
+import itertools
+
+import calls
+import numpy as np
+
+import meshdist as dist
+
+# What one rank per GPU has no use for.
+OF_SEVERAL_GPUS = [name for name in calls.OF_ARRAYS if name.endswith("multigpu")]
+SHAPES = ((3,), (), (0,), (2, 3), (257,))
+
+
+class Kept:
+    """A CuPy array, the whole that it is a part of, and what must be in both."""
+
+    def __init__(self, cupy, content, strided):
+        if strided == "F":
+            self.value = self.whole = cupy.asarray(np.ascontiguousarray(content.T)).T
+        elif strided and content.ndim:
+            whole = np.zeros((*content.shape[:-1], 2 * content.shape[-1]), content.dtype)
+            self.whole = cupy.asarray(whole)
+            self.value = self.whole[..., 1::2]
+            self.value[...] = cupy.asarray(content)
+        else:
+            self.value = self.whole = cupy.asarray(content)
+
+    def check(self, content, what):
+        assert self.value.dtype == content.dtype, what
+        np.testing.assert_array_equal(self.value.get(), content, err_msg=what)
+        if self.whole is not self.value:
+            assert not self.whole[..., ::2].get().any(), f"{what}: beside it"
+
+
+def every_collective(cupy, group, dtype, shapes=SHAPES, *, strided=False, skipped=(), times=2):
+    """Make every call on arrays, of every shape; each signature twice, the second time as an async call.
+
+    The elements of the arrays lie side by side; with `strided` apart, or where that is "F" in Fortran's order.
+    """
+    rank, size = group.rank(), group.size()
+    for shape, (number, name) in itertools.product(shapes, enumerate(calls.OF_ARRAYS)):
+        if name in skipped or (name == "message" and size == 1):
+            continue
+        cut = shape if len(shape) and name != "all_to_all_single" else (*shape, 2)[:2]
+        rows = tuple(tuple((k + 2 * j) % 3 for j in range(size)) for k in range(size)) if cut == (2, 3) else None
+        for salt in range(times):
+            case = calls.Case(
+                name,
+                dtype,
+                cut,
+                root=number % size,
+                rows=rows if name == "all_to_all_single" else None,
+                stacked=len(shape) == 0,
+                async_op=bool(salt),
+                salt=salt,
+            )
+            check(cupy, group, case, strided, f"rank {rank} of {size}, {case}")
+
+
+def check(cupy, group, case, strided, what):
+    """Make one call, and look at what it made of its arrays."""
+    made = calls.make(case, group.rank(), group.size())
+    give = [Kept(cupy, array, strided) for array in made.give]
+    take = [Kept(cupy, array, strided) for array in made.take]
+    returned = made.call([kept.value for kept in give], [kept.value for kept in take], group=group, **made.how)
+    if isinstance(returned, dist.Work):
+        assert returned.wait() is True
+        assert isinstance(returned.result(), (type(None), list, cupy.ndarray))
+    for kept, content in zip(give, made.give, strict=True):
+        kept.check(content, f"{what}, an input")
+    for kept, want in zip(take, made.want, strict=True):
+        kept.check(want, f"{what}, an output")
+
+
+def every_op(cupy, group, dtype):
+    """Reduce by every op that the dtype has, in all ways to reduce."""
+    ops = [op for op in calls.UFUNCS if calls.is_defined(op, calls.dtype_of(dtype))]
+    reducing = [name for name in calls.REDUCING if name not in OF_SEVERAL_GPUS]
+    for op, name in itertools.product(ops, reducing):
+        case = calls.Case(name, dtype, (5,), op=op, root=group.size() - 1)
+        if name.endswith("coalesced") and op.startswith("b") and dtype != "bool":
+            with contextlib.suppress(TypeError):  # an engine may not have it, and says so before anything is sent
+                check(cupy, group, case, False, f"{case}")
+            continue
+        check(cupy, group, case, False, f"{case}")
+
+
+def every_other_call(cupy, group):
+    """Barriers, objects, and lists of arrays of several sizes."""
+    rank, size = group.rank(), group.size()
+    for number, name in enumerate(calls.COLLECTIVES):
+        if name in calls.OF_ARRAYS:
+            continue
+        made = calls.make(calls.Case(name, root=number % size), rank, size)
+        assert made.call([], [], group=group, **made.how) == made.result, name
+    varying(cupy, group)
+
+
+def varying(cupy, group):
+    rank, size = group.rank(), group.size()
+    taken = [cupy.zeros(peer) for peer in range(size)]
+    group.all_gather(taken, cupy.asarray(np.full(rank, 1.0 + rank)))
+    assert [array.tolist() for array in taken] == [[1.0 + peer] * peer for peer in range(size)]
+    given = [cupy.asarray(np.full(place, 1.0 + rank)) for place in range(size)]
+    out = cupy.zeros(rank)
+    group.reduce_scatter(out, given)
+    assert out.tolist() == [float(sum(range(1, size + 1)))] * rank
+    taken = [cupy.zeros(rank + peer) for peer in range(size)]
+    group.all_to_all(taken, [cupy.asarray(np.full(rank + peer, float(10 * rank + peer))) for peer in range(size)])
+    assert [array.tolist() for array in taken] == [[10.0 * peer + rank] * (rank + peer) for peer in range(size)]
+
+
+def factors(cupy, group):
+    """PREMUL_SUM with the ranks' own factors, numbers and arrays, for dtypes that NCCL scales and others."""
+    rank, size = group.rank(), group.size()
+    total = sum(range(1, size + 1))
+    for dtype in ("float32", "float64", "int32", "int16", "complex64"):
+        x = cupy.ones(3, dtype)
+        assert group.all_reduce(x, op=dist.premul_sum(rank + 1)) is x
+        assert x.tolist() == [total] * 3
+        y = cupy.ones((3, 2), dtype)[:, 0]
+        group.all_reduce(y, op=dist.premul_sum(np.array([1, 2, 3]) * (rank + 1)))
+        assert y.tolist() == [total, 2 * total, 3 * total]
+        out = cupy.zeros(2, dtype)
+        group.reduce_scatter_tensor(out, cupy.ones(2 * size, dtype), op=dist.premul_sum(rank + 1))
+        assert out.tolist() == [total] * 2
+    xs = [cupy.ones(2), cupy.ones(3)]
+    group.all_reduce_coalesced(xs, op=dist.premul_sum(rank + 0.5))
+    assert [x.tolist() for x in xs] == [[total - size / 2] * 2, [total - size / 2] * 3]
+
+
+def messages(cupy, group):
+    """Messages in every way: both ranks send first, in batches, in a ring."""
+    rank, size = group.rank(), group.size()
+    right, left = (rank + 1) % size, (rank - 1) % size
+    give, take = cupy.asarray(np.full(3, float(rank))), cupy.zeros((3, 2))[:, 1]
+    sent, received = group.isend(give, right), group.irecv(take, left)
+    assert sent.wait()
+    assert received.wait()
+    assert received.source_rank() == group.ranks[left]
+    assert take.tolist() == [float(left)] * 3
+    room = [cupy.zeros(2) for _ in range(size)]
+    ops = [dist.P2POp(dist.irecv, room[peer], group=group, group_peer=peer) for peer in range(size) if peer != rank]
+    ops += [
+        dist.P2POp(dist.isend, cupy.asarray(np.full(2, rank + 10.0 * peer)), group=group, group_peer=peer)
+        for peer in range(size)
+        if peer != rank
+    ]
+    works = dist.batch_isend_irecv(ops)
+    assert all(work.wait() for work in works)
+    assert [room[peer].tolist() for peer in range(size) if peer != rank] == [
+        [peer + 10.0 * rank] * 2 for peer in range(size) if peer != rank
+    ]
+    # Small ones are buffered: nobody has to receive first.
+    group.send(give, right)
+    give[...] = -1.0
+    assert group.recv(take, left) == left
+    assert take.tolist() == [float(left)] * 3
+    give[...] = float(rank)
+    group.send_object_list([{"from": rank}, rank], right)
+    objects = [None, None]
+    assert group.recv_object_list(objects, left) == left
+    assert objects == [{"from": left}, left]
+    with dist.coalescing_manager(group, async_ops=True) as pending:
+        group.isend(give, right)
+        group.irecv(room[left], left) if room[left].size == 3 else group.irecv(take, left)
+    pending.wait()
+    assert take.tolist() == [float(left)] * 3
+
+
+def without_change(cupy, group):
+    """The functional forms."""
+    from meshdist import functional
+
+    rank, size = group.rank(), group.size()
+    x = cupy.asarray(np.arange(size, dtype=np.float32) + rank)
+    assert functional.all_reduce(x, group=group).tolist() == [float(size * k + sum(range(size))) for k in range(size)]
+    assert functional.all_gather_into_tensor(x[:1], group=group).tolist() == [float(k) for k in range(size)]
+    assert [y.tolist() for y in functional.all_gather(x[:1], group=group)] == [[float(k)] for k in range(size)]
+    assert functional.reduce_scatter_tensor(x, group=group).tolist() == [float(size * rank + sum(range(size)))]
+    assert functional.all_to_all_single(x, group=group).tolist() == [float(k + rank) for k in range(size)]
+    assert x.tolist() == [float(k + rank) for k in range(size)]

@@ -1,0 +1,244 @@
+"""A stand-in for CuPy, on machines without a GPU: streams, events and arrays in "device memory", which is the host's.
+
+What is enqueued on a stream is done later, in the order of the stream and behind the events that it waits for, and what
+is held back stays undone: so a test sees whether anybody waits for the device who should not. Every access to memory is
+compared with those before it. Two of them of which one writes, and that no event or wait of the host puts in order, are
+a race; so is memory that is given back to the pool of its stream while another stream still uses it. Both are found
+whatever the order in which things happened to be done.
+
+It stands for what CuPy's documentation says of the functions that meshdist calls, and for nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+import types
+from collections.abc import Iterator
+
+import numpy as np
+from standin_gpu import MACHINE, Device, Event, Op, RaceError, Stream, get_current_stream
+
+__all__ = ["MACHINE", "RaceError", "installed", "module"]
+
+byte_bounds = getattr(np.lib, "array_utils", np).byte_bounds  # NumPy 2 has it there
+
+
+# ---- cupy.cuda
+
+
+def alloc_pinned_memory(size: int) -> np.ndarray:
+    room = np.empty(size, np.uint8)
+    MACHINE.allocate(room, room, None)
+    return room
+
+
+def num_copies() -> int:
+    """Return how many copies between device and host have been asked for."""
+    return MACHINE.num_copies
+
+
+def memcpy_async(dst: int, src: int, size: int, kind: int, stream: int) -> None:
+    assert kind in (1, 2, 3)
+    MACHINE.num_copies += kind != 3
+    assert kind == 2 or MACHINE.is_live(dst, size)
+    assert kind == 1 or MACHINE.is_live(src, size)
+    MACHINE.enqueue(
+        MACHINE.stream_at(stream),
+        Op(lambda: ctypes.memmove(dst, src, size)),
+        reads=[(src, size)],
+        writes=[(dst, size)],
+        what=f"a copy of {size} bytes",
+    )
+
+
+runtime = types.SimpleNamespace(
+    memcpyHostToDevice=1,
+    memcpyDeviceToHost=2,
+    memcpyDeviceToDevice=3,
+    memcpyAsync=memcpy_async,
+    getDevice=MACHINE.device,
+    getDeviceCount=lambda: MACHINE.num_devices,
+    deviceGetPCIBusId=lambda device: f"0000:{device:02X}:00.0",
+)
+
+
+# ---- cupy
+
+
+class Memory:
+    """An allocation: the arrays that lie in it keep it."""
+
+
+class ndarray:
+    """An array in "device memory". The host sees its elements through `get` alone."""
+
+    def __init__(self, shape, dtype=float, host=None, owner=None, device=None) -> None:
+        self.device = types.SimpleNamespace(id=MACHINE.device() if device is None else device)
+        if host is None:
+            nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            owner, room = Memory(), np.empty(max(1, nbytes), np.uint8)
+            MACHINE.allocate(owner, room, MACHINE.current(self.device.id))
+            host = room[:nbytes].view(np.dtype(dtype)).reshape(shape)
+        self._host, self._owner = host, owner
+        self.dtype, self.shape, self.strides = host.dtype, host.shape, host.strides
+        self.size, self.ndim, self.nbytes, self.itemsize = host.size, host.ndim, host.nbytes, host.itemsize
+        self.flags = types.SimpleNamespace(c_contiguous=host.flags.c_contiguous)
+        self.data = types.SimpleNamespace(ptr=host.ctypes.data if host.size else 0)
+
+    def __array__(self, *given: object) -> None:
+        raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
+
+    def __array_ufunc__(self, ufunc, method: str, *given, out: tuple = ()) -> ndarray:
+        assert method == "__call__"
+        return elementwise(ufunc)(*given, out=out[0] if out else None)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self.device.id
+
+    @property
+    def __cuda_array_interface__(self) -> dict:
+        return {**self._host.__array_interface__, "stream": None}
+
+    def __len__(self) -> int:
+        return len(self._host)
+
+    def span(self) -> list[tuple[int, int]]:
+        low, high = byte_bounds(self._host) if self.size else (0, 0)
+        return [(low, high - low)]
+
+    def seen_as(self, host: np.ndarray) -> ndarray:
+        return ndarray(None, None, host, self._owner, self.device.id)
+
+    def __getitem__(self, place) -> ndarray:
+        found = self._host[place]
+        return self.seen_as(found if isinstance(found, np.ndarray) else self._host[place, ...])
+
+    def __setitem__(self, place, value) -> None:
+        part = self[place]
+        given = [value] if isinstance(value, ndarray) else []
+        values = value._host if given else value
+        kernel(lambda: part._host.__setitem__(..., values), given, [part], "an assignment")
+
+    def reshape(self, *shape) -> ndarray:
+        view = self._host.reshape(*shape)
+        assert view.base is not None
+        assert not self.size or np.shares_memory(view, self._host), "a reshape that copies"
+        return self.seen_as(view)
+
+    def view(self, dtype) -> ndarray:
+        return self.seen_as(self._host.view(dtype))
+
+    @property
+    def T(self) -> ndarray:
+        return self.seen_as(self._host.T)
+
+    def astype(self, dtype, copy: bool = True) -> ndarray:
+        return in_order(self, lambda: self._host.astype(dtype), dtype, [self])
+
+    def copy(self, order: str = "C") -> ndarray:
+        return made(lambda: self._host, self.shape, self.dtype, [self])
+
+    def get(self) -> np.ndarray:
+        stream = MACHINE.current(self.device.id)
+        found: list[np.ndarray] = []
+        kernel(lambda: found.append(self._host.copy()), [self], [], "a read by the host", stream)
+        stream.synchronize()
+        return found[0]
+
+    def item(self):
+        return self.get().item()
+
+    def tolist(self):
+        return self.get().tolist()
+
+
+def kernel(run, reads, writes, what: str = "a kernel", stream: Stream | None = None) -> None:
+    arrays = [*reads, *writes]
+    stream = stream or MACHINE.current(arrays[0].device.id)
+    spans = [[span for array in group for span in array.span()] for group in (reads, writes)]
+    MACHINE.enqueue(stream, Op(run), *spans, what)
+
+
+def made(compute, shape, dtype, reads: list[ndarray], what: str = "a kernel") -> ndarray:
+    array = ndarray(shape, dtype, device=reads[0].device.id if reads else None)
+    kernel(lambda: array._host.__setitem__(..., compute()), reads, [array], what)
+    return array
+
+
+def in_order(first: ndarray, compute, dtype, reads: list[ndarray]) -> ndarray:
+    """Return what a kernel makes, in the order of its first input: CuPy keeps that of Fortran where it finds it."""
+    if first.flags.c_contiguous or not first._host.flags.f_contiguous:
+        return made(compute, first.shape, dtype, reads)
+    return made(lambda: compute().T, first.shape[::-1], dtype, reads).T
+
+
+def asarray(value, dtype=None) -> ndarray:
+    if isinstance(value, ndarray):
+        return value
+    if hasattr(type(value), "__cuda_array_interface__"):
+        holder = types.SimpleNamespace(__array_interface__=value.__cuda_array_interface__)
+        return ndarray(None, None, np.asarray(holder), value, 0)
+    host = np.array(value, dtype)
+    return made(lambda: host, host.shape, host.dtype, [], "a copy from the host")
+
+
+def elementwise(ufunc: np.ufunc):
+    def call(one, other, out: ndarray | None = None) -> ndarray:
+        given = [array for array in (one, other) if isinstance(array, ndarray)]
+        hosts = [array._host if isinstance(array, ndarray) else array for array in (one, other)]
+        if out is None:
+            return in_order(given[0], lambda: ufunc(*hosts), given[0].dtype, given)
+        kernel(lambda: ufunc(*hosts, out=out._host), given, [out])
+        return out
+
+    return call
+
+
+def from_dlpack(value) -> ndarray:
+    raise BufferError("the stand-in takes no DLPack")
+
+
+def module() -> types.ModuleType:
+    """Return the stand-in as a module, to be put into `sys.modules` as `cupy`."""
+    cupy, cuda = types.ModuleType("cupy"), types.ModuleType("cupy.cuda")
+    cuda.__dict__.update(
+        Stream=Stream,
+        Event=Event,
+        Device=Device,
+        get_current_stream=get_current_stream,
+        alloc_pinned_memory=alloc_pinned_memory,
+        runtime=runtime,
+    )
+    names = ["add", "multiply", "minimum", "maximum", "bitwise_and", "bitwise_or", "bitwise_xor"]
+    cupy.__dict__.update(
+        {name: elementwise(getattr(np, name)) for name in names},
+        cuda=cuda,
+        ndarray=ndarray,
+        empty=lambda shape, dtype=float: ndarray(shape, dtype),
+        zeros=lambda shape, dtype=float: asarray(np.zeros(shape, dtype)),
+        ones=lambda shape, dtype=float: asarray(np.ones(shape, dtype)),
+        array=asarray,
+        asarray=asarray,
+        asnumpy=lambda array: array.get(),
+        from_dlpack=from_dlpack,
+    )
+    return cupy
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[types.ModuleType]:
+    """Have `import cupy` find the stand-in in this process until the block ends, for all threads that want it."""
+    with MACHINE.changed:
+        MACHINE.users += 1
+        if MACHINE.users == 1:
+            cupy = module()
+            sys.modules.update({"cupy": cupy, "cupy.cuda": cupy.cuda})
+    try:
+        yield sys.modules["cupy"]
+    finally:
+        with MACHINE.changed:
+            MACHINE.users -= 1
+            if MACHINE.users == 0:
+                del sys.modules["cupy"], sys.modules["cupy.cuda"]

@@ -1,0 +1,221 @@
+"""Backend nccl on the stand-in: what fails is said, on every rank, and nobody waits without end."""
+
+import logging
+
+import numpy as np
+import pytest
+from standin_cupy import MACHINE
+
+import meshdist as dist
+from meshdist.backends.nccl.meeting import check_cards
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(autouse=True)
+def _two_gpus(standin):
+    MACHINE.num_devices = 2
+
+
+def on_own_gpu(cupy, **how):
+    cupy.cuda.Device(dist.get_rank()).use()
+    return dist.new_group(backend="standin", **how)
+
+
+def caught(call):
+    with pytest.raises(dist.DistError) as error:
+        call()
+    return str(error.value)
+
+
+def come_late(cupy, done):
+    group = on_own_gpu(cupy, timeout=0.5)
+    group.all_reduce(cupy.zeros(1))
+    words = None
+    if group.rank() == 0:
+        work = group.all_reduce(cupy.zeros(3), async_op=True)
+        words = [caught(lambda: work.wait(20.0)), caught(work.wait), str(work.exception())]
+        words.append(caught(lambda: group.all_reduce(cupy.zeros(3))))
+    dist.barrier()  # of the world, which has another backend
+    return words
+
+
+def test_a_rank_that_does_not_come_is_missed_at_the_deadline(standin, cupy, caplog):
+    with caplog.at_level(logging.ERROR, "meshdist"):
+        words = dist.run(come_late, 2, (cupy, None), timeout=20)[0]
+    assert all("all_reduce on group" in text and "timed out after 0.5 s" in text for text in words)
+    assert standin.aborts == 2  # once on each rank
+    assert "is broken: all_reduce on group" in caplog.text
+
+
+def meet_in_vain(cupy):
+    group = on_own_gpu(cupy, timeout=0.5)
+    words = caught(lambda: group.all_reduce(cupy.zeros(3))) if group.rank() == 0 else None
+    dist.barrier()
+    return words
+
+
+def test_a_rank_that_never_makes_its_first_call_is_named(standin, cupy):
+    words = dist.run(meet_in_vain, 2, (cupy,), timeout=20)[0]
+    assert "all_reduce on group" in words
+    assert "timed out after 0.5 s waiting for rank 1" in words
+
+
+def give_up(cupy):
+    group = on_own_gpu(cupy)
+    group.all_reduce(cupy.zeros(1))
+    if group.rank() == 1:
+        group.abort("it has had enough")
+        words = caught(lambda: group.all_reduce(cupy.zeros(1)))
+    else:
+        work = group.all_reduce(cupy.zeros(1), async_op=True)
+        words = caught(lambda: work.wait(30.0))
+    dist.barrier()
+    return words
+
+
+def test_a_rank_that_gives_up_is_noticed(standin, cupy):
+    words = dist.run(give_up, 2, (cupy,), timeout=20)
+    assert "rank 1 gave up: it has had enough" in words[0]
+    assert "it has had enough" in words[1]
+    assert standin.aborts == 2
+
+
+def fail_inside(cupy, standin):
+    group = on_own_gpu(cupy)
+    group.all_reduce(cupy.zeros(1))
+    with MACHINE.held(cupy.cuda.get_current_stream()):
+        work = group.all_reduce(cupy.zeros(1), async_op=True)
+        standin.async_status = 6
+        return caught(lambda: work.wait(20.0))
+
+
+def test_errors_of_nccl_come_in_its_words(standin, cupy):
+    for words in dist.run(fail_inside, 2, (cupy, standin), timeout=20):
+        assert "NCCL says: status 6" in words
+        assert "all_reduce on group" in words
+    assert standin.aborts == 2
+
+
+def share(cupy):
+    cupy.cuda.Device(0).use()
+    group = dist.new_group(backend="standin")
+    return caught(lambda: group.all_reduce(cupy.zeros(1)))
+
+
+def test_two_ranks_on_one_gpu(standin, cupy):
+    for words in dist.run(share, 2, (cupy,), timeout=20):
+        assert "ranks 0 and 1 use one GPU, 0000:00:00.0 on " in words
+        assert "cupy.cuda.Device(local_rank).use()" in words
+    assert standin.log == []
+
+
+def share_well(cupy):
+    cupy.cuda.Device(0).use()
+    # Threads of one process share the default stream, on which one rank would wait behind the other.
+    with dist.new_group(backend="standin") as group, cupy.cuda.Stream(non_blocking=True):
+        x = cupy.ones(2)
+        group.all_reduce(x)
+        return x.tolist()
+
+
+def test_two_ranks_on_one_gpu_where_nccl_lets_them(standin, cupy, monkeypatch):
+    monkeypatch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
+    assert "use one GPU" in dist.run(share, 2, (cupy,), timeout=20)[0]
+    standin.version = 23003
+    assert dist.run(share_well, 2, (cupy,), timeout=20) == [[2.0, 2.0]] * 2
+
+
+def test_different_versions_of_nccl():
+    cards = {rank: {"gpu": [f"gpu {rank}", ""], "version": 22703 + rank, "shares": False} for rank in (0, 1)}
+    with pytest.raises(dist.DistBackendError, match=r"several versions of NCCL, 2.27.3 \(rank 0\), 2.27.4 \(rank 1\)"):
+        check_cards(cards)
+
+
+def eagerly(cupy, standin):
+    rank = dist.get_rank()
+    group = dist.new_group(backend="standin", device_id=f"cuda:{rank}")
+    dist.barrier()
+    num_made = len(standin.shared)
+    with cupy.cuda.Device(rank):
+        x = cupy.ones(2)
+        group.all_reduce(x)
+    with pytest.raises(dist.DistBackendError, match=r"no GPU 7 here \(device_id\), this process sees 2"):
+        dist.new_group(backend="standin", device_id=7)
+    return num_made, x.tolist()
+
+
+def with_the_worlds_gpu(cupy, num_ranks):
+    rank = dist.get_rank()
+    dist.group.WORLD.device_id = rank  # as init_process_group does with its device_id
+    group = dist.new_group(backend="standin")
+    group.barrier()  # which has no array that would say where
+    objects = [None] * num_ranks
+    group.all_gather_object(objects, rank)
+    return objects
+
+
+def test_groups_have_the_gpu_of_their_world(standin, cupy):
+    assert dist.run(with_the_worlds_gpu, 2, (cupy, 2), timeout=20) == [[0, 1], [0, 1]]
+
+
+def test_a_group_that_is_given_a_device_meets_at_once(standin, cupy):
+    assert dist.run(eagerly, 2, (cupy, standin), timeout=20) == [(1, [2.0, 2.0])] * 2
+
+
+def leave_early(cupy, have_met):
+    group = on_own_gpu(cupy)
+    group.all_reduce(cupy.zeros(1))
+    if have_met:
+        group.send(cupy.zeros(1), 1) if group.rank() == 0 else group.recv(cupy.zeros(1), 0)
+    if group.rank() == 0:
+        work = group.isend(cupy.zeros(1), 1)  # which nobody receives
+    dist.destroy_process_group(group)
+    return str(work.exception()) if group.rank() == 0 else None
+
+
+@pytest.mark.parametrize("have_met", [False, True])
+def test_messages_that_nobody_receives_do_not_keep_a_group_open(standin, cupy, have_met):
+    words = dist.run(leave_early, 2, (cupy, have_met), timeout=30)[0]
+    assert "has destroyed the group" in words or "a message was not received" in words, words
+
+
+def disagree(cupy):
+    group = on_own_gpu(cupy)
+    for _ in range(3):
+        group.all_reduce(cupy.ones((2, 3)))
+        work = group.all_gather_into_tensor(cupy.zeros(4), cupy.zeros(2), async_op=True)
+        work.wait()
+    rank = group.rank()
+    return caught(lambda: group.all_reduce(cupy.ones((2, 3) if rank else (3, 2)), op="max" if rank else "sum"))
+
+
+def test_calls_are_compared_at_level_detail(standin, cupy):
+    before = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)  # here: the level is that of the process, and the ranks are threads
+    try:
+        said = dist.run(disagree, 2, (cupy,), timeout=20)
+    finally:
+        dist.set_debug_level(before)
+    for words in said:
+        assert "all_reduce on group" in words
+        assert "rank 0 calls all_reduce(float64[6, shape (3, 2)], op=sum" in words
+        assert "rank 1 calls all_reduce(float64[6, shape (2, 3)], op=max" in words
+    assert len([entry for entry in standin.log if entry[0] == "all_reduce"]) == 6
+
+
+def test_a_default_group_of_both_kinds(standin, cupy):
+    def both():
+        cupy.cuda.Device(dist.get_rank()).use()
+        group = dist.new_group(backend="cpu:threads,cuda:standin")
+        assert dist.get_backend_config(group) == "cpu:threads,cuda:standin"
+        x, y = np.ones(2), cupy.ones(2)
+        group.all_reduce(x)
+        group.all_reduce(y)
+        objects = [None, None]
+        group.all_gather_object(objects, dist.get_rank())
+        group.barrier()
+        return x.tolist(), y.tolist(), objects
+
+    assert dist.run(both, 2, timeout=20) == [([2.0, 2.0], [2.0, 2.0], [0, 1])] * 2
+    assert {kind for kind, *_ in standin.log} == {"all_reduce"}

@@ -1,0 +1,202 @@
+"""Backend nccl on the stand-in: what waits for what, and how long arrays live."""
+
+import gc
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+import standin_cupy
+from standin_cupy import MACHINE
+
+import meshdist as dist
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def group(standin, cupy):
+    """A group of this rank alone, on backend nccl, which has met."""
+    dist.init_process_group("cpu:gloo,cuda:standin", store=dist.HashStore(), rank=0, world_size=1)
+    group = dist.new_group(backend="standin")
+    group.all_reduce(cupy.zeros(1))
+    yield group
+    dist.destroy_process_group()
+
+
+def test_a_sync_call_waits_for_the_stream_and_the_host_does_not(group, cupy):
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream, MACHINE.held(stream):
+        x = cupy.zeros(3)
+        x[...] = 5.0
+        waited = MACHINE.host_waits
+        assert group.all_reduce(x, op="avg") is x
+        group.broadcast(x, group_src=0)
+        group.all_gather_into_tensor(cupy.zeros(3), x)
+        x[...] = 7.0
+        assert MACHINE.host_waits == waited
+        assert not stream.done
+    with stream:
+        assert x.tolist() == [7.0] * 3
+
+
+def test_what_is_enqueued_behind_a_sync_call_finds_its_result(group, cupy):
+    x, y = cupy.asarray(np.arange(3.0)), cupy.zeros(3)
+    group.all_gather_into_tensor(y, x)
+    y[...] = cupy.add(y, 1.0)
+    assert y.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_wait_makes_the_current_stream_wait_and_not_the_host(group, cupy):
+    x, stream = cupy.zeros(3), cupy.cuda.get_current_stream()
+    with MACHINE.held(stream):
+        work = group.all_reduce(x, async_op=True)
+        waited = MACHINE.host_waits
+        assert not work.is_completed()
+        assert not work.is_success()
+        assert work.wait() is True
+        x[...] = 1.0
+        assert MACHINE.host_waits == waited
+        with pytest.raises(dist.DistTimeoutError, match=r"all_reduce on group .*not done after 0.01 s.*wait again"):
+            work.wait(0.01)
+    assert work.wait(20.0) is True
+    assert work.is_success()
+    assert work.exception() is None
+    assert work.result() is x
+
+
+def test_who_does_not_wait_races(group, cupy):
+    x = cupy.zeros(3)
+    with MACHINE.held(cupy.cuda.get_current_stream()):
+        work = group.all_reduce(x, async_op=True)
+        with pytest.raises(standin_cupy.RaceError, match="an assignment and NCCL's all_reduce"):
+            x[...] = 1.0
+        work.wait()
+        x[...] = 1.0
+
+
+def test_waiting_on_another_stream(group, cupy):
+    x, other = cupy.zeros(3), cupy.cuda.Stream(non_blocking=True)
+    with MACHINE.held(cupy.cuda.get_current_stream()):
+        work = group.all_reduce(x, async_op=True)
+        with other:
+            work.wait()
+            x[...] = 3.0
+        with pytest.raises(standin_cupy.RaceError):
+            x[...] = 4.0  # on the first stream, which has waited for nothing
+    with other:
+        assert x.tolist() == [3.0] * 3
+    other.synchronize()
+
+
+def forgotten(group, cupy, async_op):
+    """Make a call on arrays that nobody keeps, behind a kernel that runs long; return how to see them go."""
+    x, y = cupy.zeros(5), cupy.zeros(5)
+    seen = [weakref.ref(x), weakref.ref(y)]
+    group.all_gather_into_tensor(y, x, async_op=async_op)
+    return seen
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_arrays_live_until_the_call_is_done(group, cupy, async_op):
+    with MACHINE.held(cupy.cuda.get_current_stream()):
+        seen = forgotten(group, cupy, async_op)
+        gc.collect()
+        assert all(ref() is not None for ref in seen)
+    deadline = time.monotonic() + 20.0
+    while any(ref() is not None for ref in seen) and time.monotonic() < deadline:
+        gc.collect()
+    assert all(ref() is None for ref in seen)
+
+
+def test_memory_of_another_stream_is_not_given_back_early(group, cupy):
+    # Made on one stream, used by a call on another: the pool knows of the first alone.
+    other = cupy.cuda.Stream(non_blocking=True)
+    with other:
+        x = cupy.zeros(4)
+        made = other.record()
+    cupy.cuda.get_current_stream().wait_event(made)
+    with MACHINE.held(cupy.cuda.get_current_stream()):
+        group.all_reduce(x)
+        del x
+        gc.collect()
+        MACHINE.advance()
+    group.barrier()
+    group.all_reduce(cupy.zeros(1))
+    assert MACHINE.races == []
+
+
+def test_callbacks_come_when_the_device_is_done(group, cupy):
+    x, called = cupy.ones(2), threading.Event()
+    with MACHINE.held(cupy.cuda.get_current_stream()):
+        future = group.all_reduce(x, async_op=True).get_future()
+        future.add_done_callback(lambda done: called.set())
+        assert not future.done()
+        assert not called.is_set()
+    assert future.wait()[0] is x
+    assert called.wait(20.0)
+
+
+def test_a_barrier_makes_the_host_wait(group, cupy):
+    with MACHINE.held(cupy.cuda.get_current_stream()):
+        work = group.barrier(async_op=True)
+        assert not work.is_completed()
+        with pytest.raises(dist.DistTimeoutError, match="barrier on group"):
+            work.wait(0.01)
+    assert work.wait()
+    assert work.is_completed()
+    assert group.barrier() is None
+    dist.monitored_barrier(group)
+
+
+def test_calls_from_another_current_device(group, cupy):
+    x = cupy.zeros(2)
+    with cupy.cuda.Device(1):
+        assert group.all_reduce(x) is x
+        assert cupy.cuda.runtime.getDevice() == 1
+        work = group.all_reduce(x, async_op=True)
+        work.wait()
+    assert x.tolist() == [0.0, 0.0]
+
+
+def test_a_group_of_operations_is_ended_when_one_of_them_is_refused(group, cupy, standin, monkeypatch):
+    import standin_nccl
+
+    def refuse(*given):
+        raise standin_nccl.StandInError(5)
+
+    monkeypatch.setattr(standin_nccl.StandInCommunicator, "all_reduce", refuse)
+    with pytest.raises(dist.DistBackendError, match=r"all_reduce_coalesced on group .*NCCL says: status 5"):
+        group.all_reduce_coalesced([cupy.zeros(1), cupy.zeros(2)])
+    assert standin.local.depth == 0
+    assert standin.aborts == 1
+    with pytest.raises(dist.DistBackendError, match="the group is broken since: all_reduce_coalesced"):
+        group.all_reduce(cupy.zeros(1))
+
+
+def test_messages_are_waited_for_after_their_batch(group, cupy):
+    with pytest.raises(dist.DistError, match="begins with the other messages when the block ends"), _two() as pair:
+        pair()
+
+
+class _two:
+    """Two ranks that wait for a message inside of the block that posts it."""
+
+    def __enter__(self):
+        return self._run
+
+    def __exit__(self, *exc):
+        return False
+
+    def _run(self):
+        dist.run(_wait_inside, 2, timeout=20)
+
+
+def _wait_inside():
+    import cupy
+
+    cupy.cuda.Device(dist.get_rank()).use()
+    group = dist.new_group(backend="standin")
+    with dist.coalescing_manager(group):
+        group.isend(cupy.zeros(1), 1 - dist.get_rank()).wait()

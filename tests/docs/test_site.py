@@ -1,0 +1,60 @@
+"""The site of the documents: Sphinx makes it without a warning, and the reference has every public name."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import meshdist
+
+pytestmark = pytest.mark.timeout(250)
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+# What a page says of them in words, as they are values.
+IN_WORDS = {"SHRINK_ABORT", "SHRINK_DEFAULT", "__version__", "default_pg_timeout", "functional", "group", "reduce_op"}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    for package in ("sphinx", "myst_parser", "furo"):
+        if find_spec(package) is None:
+            pytest.skip(f'{package} is not installed: pip install -e ".[docs]"')
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-d", folder / "doctrees", DOCS, folder / "site"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return folder / "site"
+
+
+def test_every_page_is_made(site):
+    assert {path.stem for path in site.glob("*.html")} >= {path.stem for path in DOCS.glob("*.md")}
+
+
+def test_the_reference_has_every_public_name(site):
+    reference = (site / "api.html").read_text()
+    documented = set(re.findall(r'id="meshdist\.(\w+)"', reference))
+    assert sorted(set(meshdist.__all__) - documented - IN_WORDS) == []
+    assert "Reduce <code" in reference  # the docstring of all_reduce
+
+
+def test_the_results_of_measurements_are_those_of_the_benchmarks(site):
+    performance = (site / "performance.html").read_text()
+    headings = re.findall(r"^## (.*)$", (ROOT / "benchmarks" / "RESULTS.md").read_text(), re.MULTILINE)
+    assert len(headings) > 3
+    assert [heading for heading in headings if heading not in performance] == []
+
+
+def test_every_page_is_in_the_index():
+    index = (DOCS / "index.md").read_text()
+    listed = [line for block in re.findall(r"```{toctree}\n(.*?)```", index, re.DOTALL) for line in block.split()]
+    missing = sorted(path.stem for path in DOCS.glob("*.md") if path.stem not in listed and path.stem != "index")
+    assert missing == [], "list them under a toctree of docs/index.md"

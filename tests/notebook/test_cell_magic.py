@@ -1,0 +1,137 @@
+"""`%%mesh` in IPython, and in the kernel of a notebook."""
+
+import atexit
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("IPython", reason="IPython is not installed")
+pytest.importorskip("cloudpickle", reason="cloudpickle is not installed")
+
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only"),
+]
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory):
+    os.environ["IPYTHONDIR"] = str(tmp_path_factory.mktemp("ipython"))
+    shell = InteractiveShell()
+    shell.extension_manager.load_extension("meshdist")
+    yield shell
+    shell.run_line_magic("mesh", "stop")
+    shell.atexit_operations()
+    atexit.unregister(shell.atexit_operations)
+    InteractiveShell.clear_instance()
+    del os.environ["IPYTHONDIR"]
+
+
+def test_a_cell_prints_by_rank(shell, capsys):
+    shell.run_cell_magic("mesh", "-n 4 --axes dp=2,tp=2", "mesh.get_coordinate()")
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] (0, 0)", "[1] (0, 1)", "[2] (1, 0)", "[3] (1, 1)"]
+
+
+def test_options_stay_and_variables_go_both_ways(shell, capsys):
+    shell.push({"scale": 3})
+    source = "scaled = rank * scale\ndef square(x): return x * x"
+    shell.run_cell_magic("mesh", "--send scale --get scaled,square", source)
+    assert shell.user_ns["scaled"] == [0, 3, 6, 9]
+    assert [square(3) for square in shell.user_ns["square"]] == [9] * 4
+    shell.run_line_magic("mesh", "")
+    assert capsys.readouterr().out.startswith("4 workers, backend gloo, mesh: dp=2, tp=2; pids [")
+
+
+def test_an_error_is_that_of_the_rank_that_made_it(shell):
+    with pytest.raises(RuntimeError) as raised:
+        shell.run_cell_magic("mesh", "", "if rank == 2:\n    1 / 0\ndist.barrier()")
+    assert raised.value._render_traceback_() == [
+        "[2] Traceback (most recent call last):",
+        *(line for line in str(raised.value).splitlines()[1:-2]),
+        "[2] ZeroDivisionError: division by zero",
+        "The workers keep their variables and meet in a new world; make groups and meshes anew.",
+    ]
+    assert "1 / 0" in str(raised.value)
+    assert "DistBackendError" not in str(raised.value)
+
+
+def test_a_worker_that_ends_is_said(shell, capsys):
+    with pytest.raises(RuntimeError) as raised:
+        shell.run_cell_magic("mesh", "", "import os\nif rank == 1: os._exit(3)\ndist.barrier()")
+    assert str(raised.value).splitlines() == [
+        "rank 1 ended in the cell (exit status 3); a new process takes its place, without the variables of the old one",
+        "The workers keep their variables and meet in a new world; make groups and meshes anew.",
+    ]
+    shell.run_cell_magic("mesh", "", "dist.barrier()")
+
+
+def test_other_workers_take_the_place_of_those_before(shell, capsys):
+    shell.run_cell_magic("mesh", "-n 2", "world_size")
+    assert capsys.readouterr().out.splitlines()[0] == "new workers take the place of 4, whose variables are gone"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("-n nobody", "it is used as in %%mesh -n 4"),
+        ("--send no_such", "%%mesh --send: the notebook has no variable no_such"),
+        ("--send unpicklable", "%%mesh --send unpicklable: cannot be pickled"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(shell, line, message):
+    shell.push({"unpicklable": sys._getframe()})
+    with pytest.raises(UsageError) as raised:
+        shell.run_cell_magic("mesh", line, "pass")
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_without_cloudpickle_it_says_what_to_install(shell, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(UsageError, match=r'^%%mesh needs the package cloudpickle: pip install "meshdist\[notebook\]"$'):
+        shell.run_cell_magic("mesh", "-n 2", "pass")
+
+
+def test_a_notebook_interrupts_its_workers(tmp_path, monkeypatch):
+    jupyter_client = pytest.importorskip("jupyter_client", reason="jupyter_client is not installed")
+    pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+    for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+    monkeypatch.setenv("JUPYTER_PATH", str(Path(sys.prefix) / "share" / "jupyter"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
+    manager, client = jupyter_client.manager.start_new_kernel(kernel_name="python3")
+    try:
+        assert run(client, "%load_ext meshdist")[0] == "ok"
+        source = "%%mesh -n 2\nprint('begun')\nwhile True: pass"
+        status, shown = run(client, source, until=2 * "begun", then=manager.interrupt_kernel)
+        assert status == "error"
+        assert "The cell was interrupted." in shown
+        status, shown = run(client, "%%mesh\nint(dist.all_reduce(np.array(rank + 1)))")
+        assert (status, sorted(shown.split("\n"))) == ("ok", ["", "[0] 3", "[1] 3"])
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def run(client, source, until=None, then=None):
+    """Run a cell in a kernel; return its status and all that it shows. Call `then` once it has shown `until`."""
+    shown = ""
+
+    def take(message):
+        nonlocal shown, then
+        content = message["content"]
+        shown += content.get("text", "") + "\n".join(content.get("traceback", ()))
+        if then is not None and until in "".join(re.findall("begun", shown)):
+            then()
+            then = None
+
+    reply = client.execute_interactive(source, timeout=40, output_hook=take)
+    return reply["content"]["status"], shown

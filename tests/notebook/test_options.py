@@ -1,0 +1,48 @@
+"""The options of `%%mesh`."""
+
+import pytest
+
+from meshdist.notebook.options import CellOptions, parse_options
+
+
+@pytest.mark.parametrize(
+    ("line", "num_ranks", "axes"),
+    [
+        ("-n 4", 4, ()),
+        ("--nproc 3", 3, ()),
+        ("-n 4 --axes dp=2,tp=2", 4, (("dp", 2), ("tp", 2))),
+        ("--axes x=3", 3, (("x", 3),)),
+    ],
+)
+def test_workers_and_mesh(line, num_ranks, axes):
+    options = parse_options(line)
+    assert (options.num_ranks, options.axes) == (num_ranks, axes)
+
+
+def test_what_is_not_given_stays():
+    first = parse_options("--axes a=2,b=3 --backend threads --timeout 5 --send x --get y,z --restart")
+    assert (first.send, first.get, first.restart) == (("x",), ("y", "z"), True)
+    assert parse_options("", first) == CellOptions(6, (("a", 2), ("b", 3)), "threads", 5.0)
+    assert parse_options("-n 6", first).axes == (("a", 2), ("b", 3))
+    assert parse_options("-n 2", first).axes == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "%%mesh: say on how many workers the cell is to run, as in %%mesh -n 4, or --axes dp=2,tp=2"),
+        ("-n 0", "%%mesh: -n must be at least 1, got 0"),
+        ("-n four", "%%mesh: argument -n/--nproc: invalid int value: 'four'; it is used as in %%mesh -n 4"),
+        ("-n 3 --axes dp=2,tp=2", "%%mesh: --axes has 2 x 2 = 4 ranks, but -n says 3"),
+        ("--axes dp", "%%mesh: --axes takes names and sizes, as in --axes dp=2,tp=2, got 'dp'"),
+        ("--axes dp=2,dp=2", "%%mesh: --axes names an axis twice: 'dp=2,dp=2'"),
+        ("-n 2 --get x.y", "%%mesh: --get takes names of variables, as in --get x,y, got 'x.y'"),
+        ("-n 2 --colour red", "%%mesh: unrecognized arguments: --colour red"),
+        ("-n 2 --timeout 0", "%%mesh: --timeout must be a positive number of seconds, got 0"),
+        ("-n '2", "%%mesh: No closing quotation"),
+    ],
+)
+def test_what_makes_no_sense_is_said(line, message):
+    with pytest.raises(ValueError, match="^%%mesh: ") as raised:
+        parse_options(line)
+    assert str(raised.value).startswith(message)

@@ -1,0 +1,333 @@
+"""Profiles: which calls are recorded, how ranks are merged, what the table and the trace say of them."""
+
+import gc
+import itertools
+import json
+import sys
+import threading
+import types
+import weakref
+from time import perf_counter_ns
+
+import numpy as np
+import pytest
+
+import meshdist as dist
+from meshdist.profiler.clocks import clock_offset_ns
+from meshdist.profiler.event import Event, Track
+from meshdist.profiler.matching import with_waits
+from meshdist.profiler.timeline import Timeline
+
+pytestmark = pytest.mark.timeout(60)
+MS = 10**6
+
+
+def make_calls():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    mesh = dist.init_device_mesh("cpu", (size,), mesh_dim_names=("ring",))
+    x = np.zeros(100)
+    dist.barrier()  # before the block
+    with dist.profile() as p:
+        dist.all_reduce(x)
+        mesh.all_gather_into_tensor(np.empty(100 * size), x)
+        dist.all_gather([np.empty(100) for _ in range(size)], x)
+        dist.new_group(range(size), group_desc="all of them").broadcast(x, src=0)
+        work = dist.all_reduce(x, async_op=True)
+        work.wait()
+        dist.all_gather_object([None] * size, rank)
+        mesh.isend(x[:10], dst=(rank + 1) % size, tag=3)
+        dist.recv(np.empty(10), src=(rank - 1) % size, tag=3)
+        with dist.coalescing_manager():
+            for half in np.split(x, 2):
+                dist.all_reduce(half)
+    dist.barrier()  # after the block
+    return p.events, p.merged(dst=size - 1)
+
+
+@pytest.mark.parametrize("backend", ["threads", "gloo"])
+def test_every_call_of_the_block_is_an_event(worlds, backend):
+    if backend == "gloo" and sys.platform != "linux":
+        pytest.skip("backend gloo shares memory on Linux only")
+    results = worlds.world(backend, 3).run(make_calls)
+    for rank, (events, _) in enumerate(results):
+        assert [(event.name, event.nbytes) for event in events] == [
+            ("all_reduce", 800),
+            ("all_gather_into_tensor", 2400),
+            ("all_gather", 2400),
+            ("broadcast", 800),
+            ("all_reduce", 800),
+            ("all_gather_object (sizes)", 24),
+            ("all_gather_object", events[6].nbytes),
+            ("isend", 80),
+            ("recv", 80),
+            ("all_reduce_coalesced", 800),
+        ]
+        assert [event.name for event in events if event.is_async] == ["all_reduce", "isend"]
+        assert [event.peer for event in events if event.is_message] == [(rank + 1) % 3, (rank - 1) % 3]
+        assert {event.site.rpartition(":")[0] for event in events} == {"test_profile.py"}
+        assert {event.group for event in events} == {events[0].group, "all of them"}
+        for event in events:
+            assert event.begin_ns <= event.end_ns
+            assert event.held_ns >= 0
+            assert not event.failed
+    assert [merged is None for _, merged in results] == [True, True, False]
+    timeline = results[2][1]
+    assert [track.rank for track in timeline.tracks] == [0, 1, 2]
+    for track, (events, _) in zip(timeline.tracks, results, strict=True):
+        assert [event.name for event in track.events] == [event.name for event in events]
+        assert all(event.wait_ns is not None for event in track.events)
+        sync = [event for event in track.events if not event.is_async]  # who waited for a Work also had to wake up
+        assert all(0 <= event.wait_ns <= event.end_ns - event.begin_ns for event in sync)
+    check_trace(timeline.chrome_trace(), num_messages=3)
+
+
+def check_trace(trace, num_messages):
+    """Assert that slices of a line contain each other or are apart, and that arrows begin and end inside of slices."""
+    assert json.loads(json.dumps(trace)) == trace
+    lines = {}
+    for event in trace["traceEvents"]:
+        if event["ph"] == "X":
+            lines.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    for slices in lines.values():
+        slices.sort(key=lambda ends: (ends[0], -ends[1]))
+        for (_, end), (begin, other_end) in itertools.pairwise(slices):
+            assert begin >= end - 1e-3 or other_end <= end + 1e-3
+    arrows = {}
+    for event in trace["traceEvents"]:
+        if event["ph"] in "sf":
+            arrows.setdefault(event["id"], {})[event["ph"]] = event
+            slices = lines[event["pid"], event["tid"]]
+            assert any(begin <= event["ts"] <= end for begin, end in slices)
+    assert len(arrows) == num_messages
+    assert all(arrow.keys() == {"s", "f"} for arrow in arrows.values())
+
+
+def test_the_trace_is_a_file(tmp_path):
+    def main():
+        with dist.profile() as p:
+            dist.all_reduce(np.zeros(3))
+        p.export_chrome_trace(tmp_path / f"{dist.get_rank()}.json")
+
+    dist.run(main, 2)
+    trace = json.loads((tmp_path / "1.json").read_text())
+    check_trace(trace, num_messages=0)
+    assert {event["pid"] for event in trace["traceEvents"]} == {1}
+
+
+def test_what_goes_wrong_is_recorded_and_the_arguments_that_are_refused_are_not():
+    def main():
+        with dist.profile() as p:
+            with pytest.raises(TypeError):
+                dist.all_reduce("none")
+            with pytest.raises(dist.DistError):
+                dist.all_reduce(np.zeros(3, "f4" if dist.get_rank() else "i4"))
+        return [(event.name, event.failed) for event in p.events]
+
+    assert dist.run(main, 2) == [[("all_reduce", True)]] * 2
+
+
+def test_a_block_that_raises_ends_recording():
+    def main():
+        profiles = []
+
+        def block():
+            with dist.profile() as p:
+                profiles.append(p)
+                dist.barrier()
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            block()
+        dist.barrier()
+        return [event.name for event in profiles[0].events]
+
+    assert dist.run(main, 2) == [["barrier"]] * 2
+
+
+def test_only_so_many_calls_are_kept():
+    def main():
+        with dist.profile(limit=2) as p:
+            for _ in range(5):
+                dist.barrier()
+        return len(p.events), str(p).splitlines()[-1]
+
+    assert dist.run(main, 1) == [(2, "rank 0: 3 calls more were not kept")]
+
+
+def test_arrays_are_not_kept():
+    def main():
+        with dist.profile() as p:
+            arrays = [np.zeros(4), np.zeros(4)]
+            dist.all_reduce(arrays[0])
+            dist.all_reduce(arrays[1], async_op=True).wait()
+            dist.barrier(async_op=True).wait()  # the progress thread keeps the last call
+            gone = [weakref.ref(array) for array in arrays]
+            arrays.clear()
+            gc.collect()
+            return [ref() is None for ref in gone], len(p.events)
+
+    assert dist.run(main, 2) == [([True, True], 3)] * 2
+
+
+def test_profiles_may_be_inside_of_each_other():
+    def main():
+        with dist.profile() as outer:
+            dist.barrier()
+            with dist.profile() as inner:
+                dist.barrier()
+            dist.barrier()
+        return len(outer.events), len(inner.events)
+
+    assert dist.run(main, 2) == [(3, 1)] * 2
+
+
+def test_where_there_is_no_world_it_says_so():
+    with pytest.raises(ValueError, match="init_process_group"), dist.profile():
+        pass
+
+
+@pytest.mark.parametrize(("limit", "error"), [(-1, ValueError), ("many", TypeError)])
+def test_a_wrong_limit_is_refused(limit, error):
+    with dist.dry_run(1, 0):
+        dist.init_process_group()
+        with pytest.raises(error), dist.profile(limit):
+            pass
+
+
+def test_where_cupy_is_loaded_calls_are_nvtx_ranges(monkeypatch):
+    said = []
+    nvtx = types.SimpleNamespace(RangePush=said.append, RangePop=lambda: said.append("end"))
+    stand_in = types.SimpleNamespace(cuda=types.SimpleNamespace(nvtx=nvtx))
+    monkeypatch.setitem(sys.modules, "cupy", stand_in)
+    with dist.dry_run(4, 0):
+        dist.init_process_group()
+        x = np.zeros(3)
+        with dist.profile():
+            dist.broadcast(x, src=0)
+            with pytest.raises(TypeError):
+                dist.all_reduce("none")
+        dist.all_reduce(x)
+    assert said == ["broadcast world", "end", "all_reduce world", "end"]
+
+
+def test_clocks_of_other_hosts_are_found_out():
+    hosts = ["a", "b", "a", "b", "c"]
+    behind_s = {"a": 0, "b": -1000, "c": 5}
+    store, found = dist.HashStore(), {}
+
+    def measure(rank):
+        ahead_ns = -behind_s[hosts[rank]] * 10**9
+        found[rank] = clock_offset_ns(store, rank, hosts, lambda: perf_counter_ns() + ahead_ns)
+
+    threads = [threading.Thread(target=measure, args=(rank,)) for rank in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [round(found[rank] / 10**9) for rank in range(5)] == [behind_s[host] for host in hosts]
+    assert found[1] == found[3]
+    assert found[0] == found[2] == 0
+
+
+# Of calls that are made up, what is found is known.
+
+
+def made_up(name, begin_ms, end_ms, key, peer=None, group="tp", is_async=False):
+    begin, end = round(begin_ms * MS), round(end_ms * MS)
+    held = 1 * MS if is_async else end - begin
+    wait = 0 if is_async else None
+    return Event(name, group, (0, 1, 2), begin, end, held, wait, 1000, "x.py:1", is_async, False, peer, 0, ("g", key))
+
+
+def timeline():
+    tracks = [
+        Track(0, "here", 0, 100 * MS, [made_up("all_reduce", 10, 31, 0), made_up("recv", 40, 70, -1, peer=1)]),
+        Track(
+            1,
+            "here",
+            0,
+            100 * MS,
+            [
+                made_up("all_reduce", 20, 31, 0),
+                made_up("isend", 60, 71, -1, peer=0, is_async=True),
+                made_up("isend", 65, 72, -1, peer=2, is_async=True),
+            ],
+        ),
+        Track(2, "there", 0, 100 * MS, [made_up("all_reduce", 30, 31, 0), made_up("recv", 80, 81, -1, peer=1)]),
+    ]
+    return Timeline(with_waits(tracks))
+
+
+def test_who_waited_for_whom():
+    waits = [(event.wait_ns / MS, event.waits_for) for event in timeline()]
+    assert waits == [(20, 2), (20, 1), (10, 2), (0, None), (0, None), (0, None), (0, None)]
+    slowest = timeline().slowest()
+    assert (slowest.rank, slowest.wait_s, slowest.calls) == (2, pytest.approx(0.03), 2)
+
+
+def test_a_sender_that_is_still_there_waited_for_the_receiver():
+    def sent(end_ms):
+        sender = Track(0, "here", 0, 100 * MS, [made_up("send", 10, end_ms, -1, peer=1)])
+        receiver = Track(1, "here", 0, 100 * MS, [made_up("recv", 50, 60, -1, peer=0)])
+        return with_waits([sender, receiver])[0].events[0]
+
+    assert (sent(61).wait_ns, sent(61).waits_for) == (40 * MS, 1)
+    assert (sent(12).wait_ns, sent(12).waits_for) == (0, None)  # it was buffered
+
+
+def test_the_table():
+    assert str(timeline()).splitlines() == [
+        "group  call        calls   bytes     time  of it waiting  share     mean  longest      bytes/s",
+        "tp     all_reduce      1  1000 B    11 ms          10 ms  11.0%    11 ms    21 ms  88.78 KiB/s",
+        "tp     recv          0.7   667 B  10.3 ms        6.67 ms  10.3%  15.5 ms    30 ms  63.00 KiB/s",
+        "tp     isend         0.7   667 B   667 us              0   0.7%     1 ms    11 ms    977 KiB/s",
+        "in communication: 22.0% of 100 ms, on average of 3 ranks; least on rank 2 (2.0%), most on rank 0 (51.0%)",
+        "slowest: rank 2; the others waited 30 ms for it, in 2 of their calls",
+    ]
+
+
+def test_the_trace_of_what_overlaps():
+    trace = timeline().chrome_trace()
+    check_trace(trace, num_messages=2)
+    named = [(event["pid"], event["tid"], event["name"]) for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert named == [
+        (0, 0, "all_reduce tp"),
+        (0, 0, "waits for rank 2"),
+        (0, 0, "recv tp"),
+        (0, 0, "waits for rank 1"),
+        (1, 0, "all_reduce tp"),
+        (1, 0, "waits for rank 2"),
+        (1, 1, "isend tp"),
+        (1, 2, "isend tp"),
+        (2, 0, "all_reduce tp"),
+        (2, 0, "recv tp"),
+    ]
+
+
+def test_show_prints_the_same_without_rich(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    timeline().show()
+    assert capsys.readouterr().out == f"{timeline()}\n"
+
+
+def test_show_prints_a_table_with_rich(capsys, monkeypatch):
+    pytest.importorskip("rich", reason="rich is not installed")
+    monkeypatch.setenv("COLUMNS", "200")
+    timeline().show()
+    printed = capsys.readouterr().out
+    assert "all_reduce" in printed
+    assert "slowest: rank 2" in printed
+
+
+def test_the_picture():
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from matplotlib.figure import Figure
+
+    ax = timeline().plot(Figure().subplots())
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["rank 0", "rank 1", "rank 2"]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["tp", "of it waiting"]
+    assert ax.get_xlabel() == "ms"
+
+
+def test_a_notebook_shows_a_table():
+    assert timeline()._repr_html_().startswith("<table><tr><th")
