@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from meshdist.backends.base import Backend
@@ -11,15 +12,16 @@ from meshdist.backends.gloo.wire.frames import CALLED, pack_text
 from meshdist.backends.gloo.wire.parts import NUMBER
 from meshdist.backends.gloo.wire.waiting import Inquiry, check_all
 from meshdist.call import Signature, call_site
+from meshdist.deadline import Deadline
 from meshdist.debug.mismatch import disagreement
-from meshdist.errors import DistBackendError
+from meshdist.errors import DistBackendError, DistError
 
 if TYPE_CHECKING:
     from meshdist.backends.gloo.wire.wire import Wire
 
 # How long a rank whose call disagrees waits for the others to say what theirs is.
 _EXPLAIN_S = 0.8
-_PAUSE_S = 0.002
+_PAUSE_S = 0.005
 LEFT_OUT = "making this call"
 
 
@@ -60,20 +62,36 @@ class Agreement:
         check_all(self._options, self.bag, self.wire)
 
     def inquire(self) -> None:
-        """Raise DistBackendError if the store says that a rank is gone; not all are asked for every time."""
-        # Of all: the last word of one that has sent all that is waited for may be behind what nobody waits for yet.
-        self._inquiry.check(self._others)
+        """Raise DistBackendError if the store says that a rank is gone, or at odds with another."""
+        if self._inquiry.is_due():
+            if self._options.store.check([self._key("any")]):
+                raise self.disagreement()
+            # Of all: the last word of one that has sent all that is waited for may be behind what nobody waits for yet.
+            self._inquiry.ask(self._others)
 
     def disagreement(self) -> DistBackendError:
         """Tell all ranks what this one calls, hear what they call, and return the error that says all."""
         mine = f"{self.signature.text} at {call_site()}"
-        header, text = pack_text(CALLED, self._backend.rank, self.bag.token, mine, self.word)
-        for rank in self._others:
-            self.wire.link(self._options.ranks[rank]).say(header, text)
-        calls, end_s = self.bag.parts.calls, time.monotonic() + _EXPLAIN_S
-        while time.monotonic() < end_s and not all(rank in calls for rank in self._others):
-            time.sleep(_PAUSE_S)
+        store, rank, number = self._options.store, self._backend.rank, self.word & NUMBER
+        calls: dict[int, str] = {rank: mine}
+        with suppress(DistError):  # without a store, those that are connected are heard
+            store.set(self._key(rank), mine)
+            store.set(self._key("any"), "")
+        header, text = pack_text(CALLED, rank, self.bag.token, mine, self.word)
+        for link in self.wire.links_of(self.bag):
+            if link.is_connected:
+                link.say(header, text)
+        deadline = Deadline(_EXPLAIN_S)
+        while len(calls) <= len(self._others) and not deadline.expired():
             self.wire.drive()
-        number = self.word & NUMBER
-        theirs = {rank: words for rank, (word, words) in calls.items() if word & NUMBER == number}
-        return DistBackendError(disagreement({**theirs, self._backend.rank: mine}))
+            told = self.bag.parts.calls.items()
+            calls.update((other, words) for other, (word, words) in told if word & NUMBER == number)
+            with suppress(DistError):
+                for other in [other for other in self._others if other not in calls]:
+                    if store.check([self._key(other)]):
+                        calls[other] = store.get(self._key(other)).decode()
+            time.sleep(_PAUSE_S)
+        return DistBackendError(disagreement(calls))
+
+    def _key(self, rank: object) -> str:
+        return f"calls/{self.word & NUMBER}/{rank}"

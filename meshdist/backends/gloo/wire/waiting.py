@@ -99,13 +99,23 @@ class Inquiry:
         self._next_s = 0.0
         self._turn = 0
 
-    def check(self, ranks: Sequence[int]) -> None:
-        """Raise DistBackendError if a rank of the group is gone; not all of these are asked for every time."""
+    def is_due(self) -> bool:
+        """Return True now and then: it is time to ask."""
         now_s = time.monotonic()
-        if ranks and now_s >= self._next_s:
-            self._next_s = now_s + _PAUSE_S
-            self._turn += 1
-            check_withdrawn(self._options, ranks[self._turn % len(ranks)], self._left_out)
+        if now_s < self._next_s:
+            return False
+        self._next_s = now_s + _PAUSE_S
+        return True
+
+    def ask(self, ranks: Sequence[int]) -> None:
+        """Raise DistBackendError if a rank of the group is gone; not all of these are asked for every time."""
+        self._turn += 1
+        check_withdrawn(self._options, ranks[self._turn % len(ranks)], self._left_out)
+
+    def check(self, ranks: Sequence[int]) -> None:
+        """Ask if it is time."""
+        if self.is_due():
+            self.ask(ranks)
 
 
 def check_all(options: BackendOptions, bag: Bag, wire: Wire) -> None:
