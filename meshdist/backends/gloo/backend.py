@@ -66,7 +66,7 @@ class GlooBackend(Backend):
         # Alone there is nothing to share: the default algorithms have nobody to send to.
         if call.collective.staging is None:
             if self._network is not None:
-                return self._network.plan(call) or DefaultPlan(self, call)
+                return self._network.plan(call)
             if self.size == 1:
                 return DefaultPlan(self, call)
         return super().prepare(call)
@@ -135,13 +135,13 @@ class GlooBackend(Backend):
     def abort(self, reason: str) -> None:
         if self._shared is not None:
             self._shared.lockstep.fail(reason)
+        if self._network is not None:
+            self._network.abort(reason)
         if self.size > 1:
             # Also where memory is shared: a peer may wait for a message channel, which is found through the store.
             withdraw(self.options, self.rank, gave_up(reason))
         if self._mail is not None:
             self._mail.fail(reason)
-        if self._network is not None:
-            self._network.abort(reason)
 
     def close(self) -> None:
         farewell = self.options.peers.farewell

@@ -84,7 +84,7 @@ class RemoteMail:
     def _say(self, kind: int, text: str) -> None:
         from meshdist.backends.gloo.wire.frames import pack_text
 
-        self.wire.shut(self.bag, *pack_text(kind, self._backend.rank, self.bag.token, text))
+        self.wire.shut(self.bag, *pack_text(kind, self._backend.rank, self.bag.token, text, self.bag.parts.completed))
 
 
 def remote_mail(backend: Backend) -> RemoteMail | None:

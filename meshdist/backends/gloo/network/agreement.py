@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from meshdist.backends.base import Backend
+from meshdist.backends.base import Backend, Plan
 from meshdist.backends.gloo.wire.bag import Bag
 from meshdist.backends.gloo.wire.frames import CALLED, pack_text
 from meshdist.backends.gloo.wire.parts import NUMBER
 from meshdist.backends.gloo.wire.waiting import Inquiry, check_all
-from meshdist.call import Signature, call_site
+from meshdist.call import Buffers, Signature, call_site
 from meshdist.deadline import Deadline
 from meshdist.debug.mismatch import disagreement
 from meshdist.errors import DistBackendError, DistError
+from meshdist.waiting import Waitable
 
 if TYPE_CHECKING:
     from meshdist.backends.gloo.wire.wire import Wire
 
 # How long a rank whose call disagrees waits for the others to say what theirs is.
-_EXPLAIN_S = 0.8
+_EXPLAIN_S = 0.6
 _PAUSE_S = 0.005
 LEFT_OUT = "making this call"
 
@@ -44,6 +46,7 @@ class Agreement:
         self._backend = backend
         self._options = backend.options
         self._others = [rank for rank in range(backend.size) if rank != backend.rank]
+        self._turn = 0
         self._inquiry = Inquiry(backend.options, LEFT_OUT)
         self.signature = Signature("nothing")
 
@@ -67,7 +70,28 @@ class Agreement:
             if self._options.store.check([self._key("any")]):
                 raise self.disagreement()
             # Of all: the last word of one that has sent all that is waited for may be behind what nobody waits for yet.
-            self._inquiry.ask(self._others)
+            self._turn += 1
+            rank = self._others[self._turn % len(self._others)]
+            if not self._is_through(rank):
+                self._inquiry.ask([rank])
+
+    def conclude(self) -> None:
+        """End the current collective: it is completed here."""
+        self.bag.parts.completed = self.word & NUMBER
+
+    def leave_word(self) -> None:
+        """Say in the store which collectives this rank has completed, before it says that it gives up."""
+        with suppress(DistError):
+            self._options.store.set(_through_key(self._backend.rank), str(self.bag.parts.completed))
+
+    def _is_through(self, rank: int) -> bool:
+        """Return whether a rank that has given up did so after its part in the current collective."""
+        if rank not in self.bag.through:
+            key = _through_key(rank)
+            if not self._options.store.check([key]):
+                return False
+            self.bag.through[rank] = int(self._options.store.get(key))
+        return self.bag.through[rank] >= self.word & NUMBER
 
     def disagreement(self) -> DistBackendError:
         """Tell all ranks what this one calls, hear what they call, and return the error that says all."""
@@ -95,3 +119,26 @@ class Agreement:
 
     def _key(self, rank: object) -> str:
         return f"calls/{self.word & NUMBER}/{rank}"
+
+
+def _through_key(rank: int) -> str:
+    return f"through/{rank}"
+
+
+class Concluded(Plan):
+    """A plan of a collective, which is known to be completed when it is.
+
+    Args:
+        plan: The plan.
+        agreement: Where it is known.
+    """
+
+    def __init__(self, plan: Plan, agreement: Agreement) -> None:
+        self.backend, self.signature, self.where = plan.backend, plan.signature, plan.where
+        self.copies, self.apart = plan.copies, plan.apart
+        self._plan = plan
+        self._agreement = agreement
+
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
+        yield from self._plan.steps(send, recv)
+        self._agreement.conclude()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from meshdist.backends.base import Backend, Plan
+from meshdist.backends.base import Backend, DefaultPlan, Plan
 from meshdist.backends.gloo import cuts, routes
 from meshdist.backends.gloo.cuts import Cut
-from meshdist.backends.gloo.network.agreement import Agreement
+from meshdist.backends.gloo.network.agreement import Agreement, Concluded
 from meshdist.backends.gloo.network.doubling import plan_rounds
 from meshdist.backends.gloo.network.knowing import plan_knowing
 from meshdist.backends.gloo.network.levels import Levels
@@ -55,6 +55,7 @@ class Network:
 
     def abort(self, reason: str) -> None:
         """Tell the ranks of this host that this one gives up; those of others are told by mail."""
+        self._agreement.leave_word()
         if self._levels is not None:
             self._levels.abort(reason)
 
@@ -63,7 +64,11 @@ class Network:
         if self._levels is not None:
             self._levels.close()
 
-    def plan(self, call: Call) -> Plan | None:
+    def plan(self, call: Call) -> Plan:
+        """Return the plan of a call."""
+        return Concluded(self._native(call) or DefaultPlan(self._backend, call), self._agreement)
+
+    def _native(self, call: Call) -> Plan | None:
         """Return the plan of a call; None where the default algorithm is to carry it out."""
         if self._levels is not None:
             return self._of_levels(self._levels, call)

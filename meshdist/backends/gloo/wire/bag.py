@@ -26,6 +26,7 @@ class Bag:
         parts: The parts of collectives.
         expected: The receipts of the group and the messages that have come, of the ranks of this host as well.
         said: For each rank that has left the group or given it up, which of the two, and a text.
+        through: For each of these, how many collectives it had completed: its part in them is done.
         ranks: The global ranks of the group; empty as long as this rank has not used it.
         last_words: The frame in which this rank said that it has closed the group, or given it up; who connects later
             hears it then.
@@ -36,6 +37,7 @@ class Bag:
         self.parts = Parts()
         self.expected = Expected()
         self.said: dict[int, tuple[int, str]] = {}
+        self.through: dict[int, int] = {}
         self.ranks: tuple[int, ...] = ()
         self.is_open = True
         self.last_words: tuple[bytes, bytes] | None = None
@@ -90,6 +92,7 @@ class Bag:
             self.parts.say(src, word, text)
         else:
             self.said.setdefault(src, (kind, text.decode(errors="replace")))
+            self.through[src] = word
 
     def given(self, parcel: WholeParcel) -> None:
         """Learn that a parcel has left the bag."""

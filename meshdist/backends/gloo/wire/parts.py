@@ -88,11 +88,13 @@ class Parts:
 
     Attributes:
         word: That of this rank's last collective.
+        completed: The number of the last collective that this rank has completed.
         calls: For each rank that is at odds with another one, the word of its call and the call in words.
     """
 
     def __init__(self) -> None:
         self.word = 0
+        self.completed = 0
         self.calls: dict[int, tuple[int, str]] = {}
         self._is_at_odds = False
         self._expected: dict[int, deque[Slot]] = {}

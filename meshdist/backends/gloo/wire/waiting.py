@@ -11,6 +11,7 @@ from meshdist.backends.gloo.published import check_withdrawn
 from meshdist.backends.gloo.wire.bag import Bag
 from meshdist.backends.gloo.wire.frames import LEFT
 from meshdist.backends.gloo.wire.link import Link
+from meshdist.backends.gloo.wire.parts import NUMBER
 from meshdist.doorbells import SocketDoorbell
 from meshdist.errors import DistBackendError
 from meshdist.farewell import ORDERLY, gave_up, peer_gone
@@ -121,7 +122,8 @@ class Inquiry:
 def check_all(options: BackendOptions, bag: Bag, wire: Wire) -> None:
     """Raise DistBackendError if a collective cannot come to its end: a rank of the group gave it up, or has died."""
     for rank, (state, text) in list(bag.said.items()):
-        if state != LEFT:
+        # What one does after its part in this collective does not keep the others from completing it.
+        if state != LEFT and bag.through.get(rank, 0) < bag.parts.word & NUMBER:
             raise peer_gone(options.peers.describe(options.ranks[rank]), gave_up(text), "")
     for link in wire.links_of(bag):
         end = link.end()
