@@ -12,7 +12,7 @@ from meshdist.backends.gloo.wire.bag import Bag
 from meshdist.backends.gloo.wire.frames import CALLED, pack_text
 from meshdist.backends.gloo.wire.parts import NUMBER
 from meshdist.backends.gloo.wire.waiting import Inquiry, check_all
-from meshdist.call import Buffers, Signature, call_site
+from meshdist.call import Buffers, Call, Signature, call_site
 from meshdist.deadline import Deadline
 from meshdist.debug.mismatch import disagreement
 from meshdist.errors import DistBackendError, DistError
@@ -130,12 +130,14 @@ class Concluded(Plan):
 
     Args:
         plan: The plan.
+        backend: The backend of the group.
+        call: The call.
         agreement: Where it is known.
     """
 
-    def __init__(self, plan: Plan, agreement: Agreement) -> None:
-        self.backend, self.signature, self.where = plan.backend, plan.signature, plan.where
-        self.copies, self.apart = plan.copies, plan.apart
+    def __init__(self, plan: Plan, backend: Backend, call: Call, agreement: Agreement) -> None:
+        self.copies = plan.copies
+        super().__init__(backend, call)
         self._plan = plan
         self._agreement = agreement
 

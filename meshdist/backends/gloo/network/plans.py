@@ -66,7 +66,8 @@ class Network:
 
     def plan(self, call: Call) -> Plan:
         """Return the plan of a call."""
-        return Concluded(self._native(call) or DefaultPlan(self._backend, call), self._agreement)
+        backend = self._backend
+        return Concluded(self._native(call) or DefaultPlan(backend, call), backend, call, self._agreement)
 
     def _native(self, call: Call) -> Plan | None:
         """Return the plan of a call; None where the default algorithm is to carry it out."""
