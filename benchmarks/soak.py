@@ -80,7 +80,8 @@ def section(done: list[dict[str, object]], seed: int, seconds: float) -> str:
     num_async, num_bytes = (sum(int(one[name]) for one in done) for name in ("async", "bytes"))  # type: ignore[call-overload]
     text = (
         f"Seed {seed}: {done[0]['programs']:,} programs in {seconds:.0f} s, {calls.total():,} calls of a rank, "
-        f"{num_async:,} of them async, with {num_bytes / (1 << 30):.1f} GiB of arrays. No value was wrong, no call failed."
+        f"{num_async:,} of them async, with {num_bytes / (1 << 30):.1f} GiB of arrays. "
+        "No value was wrong, no call failed."
     )
     return text + "\n\n" + table(("call", "times"), [(kind, f"{count:,}") for kind, count in sorted(calls.items())])
 

@@ -56,14 +56,16 @@ class Player:
 
     Attributes:
         seed: Of the programs.
-        around: Called before every call, with its step and this rank's side of it; None to pass it over.
+        start: Makes the world, once more where it was destroyed.
+        around: Called before every call, with its step and this rank's side of it, and returns which to take.
         num_calls: How many calls were made, by kind.
         num_async: How many of them were async.
         num_bytes: What the arrays of all these calls held.
     """
 
     seed: int
-    around: Callable[[Step, kinds.Side], kinds.Side | None] = lambda step, side: side
+    start: Callable[[], None]
+    around: Callable[[Step, kinds.Side], kinds.Side] = lambda step, side: side
     num_calls: Counter[str] = field(default_factory=Counter)
     num_async: int = 0
     num_bytes: int = 0
@@ -80,7 +82,7 @@ class Player:
         local = np.random.default_rng([self.seed, number, rank])
         if program.begins_anew:
             dist.destroy_process_group()
-            dist.init_process_group()
+            self.start()
         groups = self._groups(program, local)
         pending: list[Begun] = []
         for step in program.steps:
@@ -120,8 +122,6 @@ class Player:
         take: list[Placed] = []
         for turn in range(step.rounds):
             now = self.around(step, kinds.Side(step, side.members, side.rank, (*side.key, turn)))
-            if now is None:
-                return
             made = kinds.make(now)
             if not turn:
                 give, take = self._placed(made.give, local), self._placed(made.take, local)

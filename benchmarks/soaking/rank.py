@@ -26,8 +26,13 @@ def main(rank: int, seed: int, first: int, seconds: float, steps: int, timeout_s
         timeout_s: Of the groups: what waits longer has hung.
         folder: Where the file goes.
     """
-    dist.init_process_group("gloo", timeout=timeout_s)
-    player = Player(seed)
+
+
+    def start() -> None:
+        dist.init_process_group("gloo", timeout=timeout_s)
+
+    start()
+    player = Player(seed, start)
     began = time.monotonic()
     number = first
     more = np.array([True])
