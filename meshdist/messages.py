@@ -287,7 +287,8 @@ class Messages:
         self._check_tag(where, tag)
         array: Array = self._group.named(where, as_array, tensor, "tensor")
         self._group.named(where, check_dtype, array, "tensor")
-        self._dtypes.add(array.dtype)
+        if array.dtype.isnative:  # of others the bytes have to be swapped
+            self._dtypes.add(array.dtype)
         return array
 
     def _check_tag(self, where: str, tag: int) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.all_reduce import all_reduce
 from meshdist.collectives.all_reduce_coalesced import all_reduce_coalesced
@@ -125,13 +127,19 @@ class CoalescedCalls:
         coalesced = dict(_COALESCED)[collective]
         by_dtype: dict[str, list[tuple[Any, Any]]] = {}
         for pair in self._pairs:
-            by_dtype.setdefault(str(getattr(pair[0], "dtype", None)), []).append(pair)
+            by_dtype.setdefault(_dtype_name(pair[0]), []).append(pair)
         for pairs in by_dtype.values():
             sends, recvs = [send for send, _ in pairs], [recv for _, recv in pairs]
             sent = recvs if collective is all_reduce else sends
             work = group.submit(coalesced, sent, recvs, op, None, async_ops)
             if async_ops:
                 self.works.append(work)
+
+
+def _dtype_name(array: Any) -> str:
+    # Byte order is a rank's own affair: with others in it, ranks would put together different calls.
+    dtype = getattr(array, "dtype", None)
+    return str(dtype.newbyteorder("=") if isinstance(dtype, np.dtype) else dtype)
 
 
 @contextmanager

@@ -479,3 +479,11 @@ def test_times_and_sizes_are_readable(sidebyside):
         "16 MiB",
         "3 GiB",
     ]
+
+
+@pytest.mark.parametrize("way", [[], ["--tcp"], ["--hosts", "2"]], ids=["shared memory", "tcp", "hosts"])
+def test_soak_finds_no_wrong_value(script, way):
+    done = script("soak.py", "--seconds", "0.3", "--seed", "5", "--steps", "20", *way)
+    assert done.returncode == 0, done.stderr
+    assert "No value was wrong" in done.stdout
+    assert "| all_reduce |" in done.stdout

@@ -86,6 +86,21 @@ def test_coalescing_manager(world, async_ops):
     world.run(managed, async_ops)
 
 
+def managed_in_other_byte_orders():
+    """The ranks' arrays lie in other byte orders: on one all alike, on the others not."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    x = np.full(3, rank, np.float32 if rank else np.dtype(np.float32).newbyteorder("S"))
+    y = np.full(3, rank, np.float32)
+    with dist.coalescing_manager():
+        dist.all_reduce(x)
+        dist.all_reduce(y)
+    cases.same((x.tolist(), y.tolist()), ([float(sum(range(size)))] * 3,) * 2, "byte orders, managed")
+
+
+def test_byte_orders_in_a_manager(world):
+    world.run(managed_in_other_byte_orders)
+
+
 def messages_inside(async_ops):
     rank, size = dist.get_rank(), dist.get_world_size()
     following, previous = (rank + 1) % size, (rank - 1) % size

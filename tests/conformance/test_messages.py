@@ -242,3 +242,21 @@ def random_traffic(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_random_traffic(world, seed):
     world.run(random_traffic, seed)
+
+
+def in_other_byte_orders(count):
+    """Every message is of other dtypes to NumPy on its two sides, and of one to meshdist."""
+    rank = dist.get_rank()
+    for number in range(count):
+        for src, dst in pairs():
+            swapped = np.dtype(np.int32).newbyteorder("S" if (rank == src) == (number % 2 == 0) else "=")
+            x = np.full(5, 1000 * number + src if rank == src else 0, swapped)
+            if rank == src:
+                dist.send(x, dst)
+            elif rank == dst:
+                dist.recv(x, src)
+                assert x.tolist() == [1000 * number + src] * 5
+
+
+def test_byte_orders_message_by_message(world):
+    world.run(in_other_byte_orders, 4)

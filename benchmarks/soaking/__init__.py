@@ -1,0 +1,1 @@
+"""Random programs for soak.py and soak_faults.py."""
