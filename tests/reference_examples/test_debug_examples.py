@@ -61,7 +61,9 @@ def test_barrier_names_the_missing_rank(initialised, name):
 
 def missing_ranks(error):
     """Return the ranks that an error says have not come."""
-    return [int(rank) for rank in re.findall(r"rank (\d+) \(pid", str(error).rpartition("waiting for")[2])]
+    return [
+        int(rank) for rank in re.findall(r"rank (\d+) \(pid", str(error).partition("waiting for")[2].partition("\n")[0])
+    ]
 
 
 def all_but_one_missing():
