@@ -27,7 +27,6 @@ def main(rank: int, seed: int, first: int, seconds: float, steps: int, timeout_s
         folder: Where the file goes.
     """
 
-
     def start() -> None:
         dist.init_process_group("gloo", timeout=timeout_s)
 
