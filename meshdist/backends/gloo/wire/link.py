@@ -85,7 +85,7 @@ class Link:
 
     def is_waited_for(self) -> bool:
         """Return whether this rank waits for anything of the peer."""
-        return bool(self._announced) or self._wire.asks(self)
+        return bool(self._announced or self._expected) or self._wire.asks(self)
 
     def end(self) -> str | None:
         """Return what became of the peer, None as long as it can be talked to."""
@@ -120,6 +120,7 @@ class Link:
     def expect(self, number: int, place: memoryview, then: Callable[[], None], bag: Bag) -> None:
         """Have the bytes of a long message of the peer go to `place`."""
         self._expected[number] = (place, then, bag)
+        self.go_on()  # they may be behind what nobody asks for
 
     def go_on(self) -> None:
         """Take what was held back until this rank waits for something of the peer."""
