@@ -99,7 +99,7 @@ def receive_then_sum():
 
 
 def test_a_long_message_is_not_held_up_by_a_collective_that_its_receiver_comes_to_later(tcp_crew):
-    """Between the announcement of the message and its bytes come those of the collective, which nobody has asked for."""
+    """Between the announcement of the message and its bytes come those of the collective, which nobody asked for."""
     crew = tcp_crew(2, timeout_s=8.0)
     for _ in range(5):
         crew.start(send_then_sum, ranks=[0])
