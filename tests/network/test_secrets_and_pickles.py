@@ -80,6 +80,14 @@ class Bomb:
         return pathlib.Path.touch, (self.path,)
 
 
+def say(address, words):
+    """Say something as a stranger, and wait until the other end hangs up."""
+    with socket.create_connection(address, timeout=30) as stranger, contextlib.suppress(ConnectionError):
+        stranger.sendall(words)
+        while stranger.recv(4096):
+            pass
+
+
 def meet():
     return dist.all_reduce(np.ones(3)).tolist()
 
@@ -93,11 +101,7 @@ def test_no_pickle_of_a_stranger_is_read(tcp_crew, tmp_path):
     store = ("127.0.0.1", int(crew.address.rpartition(":")[2]))
     for address in (store, listening_at(crew.pids[0])[0]):
         for greeting in (b"", b"MESHDIST\x01\x00\x00\x00"):
-            with socket.create_connection(address, timeout=30) as stranger:
-                with contextlib.suppress(ConnectionError):
-                    stranger.sendall((greeting + bomb).ljust(92, b"\0"))
-                    while stranger.recv(4096):
-                        pass
+            say(address, (greeting + bomb).ljust(92, b"\0"))
     # Of a member the store takes bytes, and gives them back as they are.
     with socket.create_connection(store, timeout=30) as member:
         connect_handshake(member, os.environ.get("MESHDIST_SECRET", "").encode(), "store", "the store")
