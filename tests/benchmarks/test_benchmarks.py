@@ -502,3 +502,10 @@ def test_faults_are_noticed(script, way):
     assert done.returncode == 0, done.stderr
     assert "3 faults" in done.stdout
     assert all(f"| {fault} | 1 |" in done.stdout for fault in faults)
+
+
+def test_who_raises_is_named_by_those_that_it_never_met(script):
+    trial = ["--seed", "3801853", "--first", "26", "--trials", "1", "--seconds", "60"]
+    done = script("soak_faults.py", "--tcp", "--timeout", "40", "--slack", "15", *trial)
+    assert done.returncode == 0, done.stderr
+    assert "| raise | 1 |" in done.stdout

@@ -93,6 +93,10 @@ class Link:
             return None
         return self._end
 
+    def farewell(self) -> str | None:
+        """Return what the peer said in the store as it left the world; None where it has not."""
+        return self._wire.farewell_of(self.rank)
+
     def send(self, outgoing: Outgoing) -> None:
         """Send, over a connection that is made if there is none."""
         with self.lock:
