@@ -82,14 +82,13 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="soak") as folder:
             times, wrong = attempt(trial, args, Path(folder))
         for sentence in wrong:
-            again = f"--seed {seed} --first {number}"
-            print(f"soak_faults.py: {trial} ({again} makes it again): {sentence}", file=sys.stderr)
+            print(f"soak_faults.py: {trial} (--seed {seed} --first {number}): {sentence}", file=sys.stderr)
         noticed[trial.fault] += times
         trials[trial.fault] += 1
         num_wrong += bool(wrong)
         number += 1
-    spent_s = time.monotonic() - began
-    text = f"Seed {seed}: {number - args.first:,} faults in {spent_s:.0f} s, {num_wrong} of them not as due."
+    seconds = time.monotonic() - began
+    text = f"Seed {seed}: {number - args.first:,} faults in {seconds:.0f} s, {num_wrong} of them not as due."
     rows = [
         (fault, f"{trials[fault]:,}", *((duration(median(times)), duration(max(times))) if times else ("", "")))
         for fault, times in sorted(noticed.items())

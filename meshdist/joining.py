@@ -179,6 +179,11 @@ def _leave_card(world: Store, rank: int, card: Card) -> bytes:
 
 def leave(world: Store, rank: int, world_size: int, farewell: str) -> None:
     """Say that this rank has left the world, and how, so that it may join the next generation."""
-    world.set(f"left/{rank}", farewell)
+    say_farewell(world, rank, farewell)
     if world.add("gone", 1) == world_size:
         world.set("over", "")
+
+
+def say_farewell(world: Store, rank: int, farewell: str) -> None:
+    """Say how this rank leaves the world, to those who ask the store."""
+    world.set(f"left/{rank}", farewell)

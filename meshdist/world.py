@@ -27,7 +27,7 @@ from meshdist.errors import DistError, DistStoreError
 from meshdist.exits import AtExit
 from meshdist.farewell import DESTROYED_GROUP, ENDED, LEFT_THE_WORLD, gave_up
 from meshdist.group_names import GroupNames, few
-from meshdist.joining import leave
+from meshdist.joining import leave, say_farewell
 from meshdist.last_will import leave_will
 from meshdist.listeners import Listeners
 from meshdist.peers import Card, Peers
@@ -348,6 +348,9 @@ class World:
         self._peers.farewell = ENDED
         if error is not None:
             self.abort(f"it raised {type(error).__name__}: {error}")
+            # At once, for those who have no other way to hear of it: what is on its way may take a while to arrive.
+            with contextlib.suppress(DistError):
+                say_farewell(self.store, self.rank, self._peers.farewell)
         elif self.rank == 0 and not any(group.is_broken for group in self._groups):
             self.log.warning("the process ends without destroy_process_group(); call it when the ranks are done")
         self.close()

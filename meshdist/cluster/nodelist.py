@@ -9,7 +9,7 @@ from collections.abc import Iterator
 _MOST_NODES = 1_000_000
 _ITEM = re.compile(r"(?:[^\[\],]|\[[^\[\]]*\])+")
 _PART = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
 
 def expand_nodelist(text: str) -> list[str]:

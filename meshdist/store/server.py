@@ -271,6 +271,8 @@ class StoreServer:
         if op is Op.JOIN:
             self._join(session, args, timeout_s)
         elif op is Op.BEQUEATH:
+            if len(args) % 2:  # now, and not when nobody is left to be told
+                raise ValueError(f"not a request: a last will of {len(args)} keys and values")
             session.last_will = args
             session.reply(Status.OK)
         elif op in BLOCKING and (missing := self._table.missing(args)):

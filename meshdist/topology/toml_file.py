@@ -62,7 +62,7 @@ def _read(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     with open(path, "rb") as file:
         try:
             table: Mapping[str, Any] = toml.load(file)
-        except toml.TOMLDecodeError as error:
+        except (toml.TOMLDecodeError, UnicodeDecodeError) as error:
             raise TomlError(f"{os.fspath(path)}: this is no TOML: {error}") from None
     return table
 

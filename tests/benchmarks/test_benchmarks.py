@@ -481,9 +481,31 @@ def test_times_and_sizes_are_readable(sidebyside):
     ]
 
 
-@pytest.mark.parametrize("way", [[], ["--tcp"], ["--hosts", "2"]], ids=["shared memory", "tcp", "hosts"])
+# The programs of the last begin with messages while the group's first collective is on its way, in another thread.
+@pytest.mark.parametrize(
+    "way",
+    [["--seed", "5"], ["--tcp", "--seed", "5"], ["--hosts", "2", "--seed", "1747188", "--first", "19"]],
+    ids=["shared memory", "tcp", "hosts"],
+)
 def test_soak_finds_no_wrong_value(script, way):
-    done = script("soak.py", "--seconds", "0.3", "--seed", "5", "--steps", "20", *way)
+    done = script("soak.py", "--seconds", "0.3", "--steps", "12", "--timeout", "20", *way)
     assert done.returncode == 0, done.stderr
     assert "No value was wrong" in done.stdout
     assert "| all_reduce |" in done.stdout
+
+
+@pytest.mark.parametrize("way", [[], ["--hosts", "2"]], ids=["shared memory", "hosts"])
+def test_faults_are_noticed(script, way):
+    faults = ["kill", "raise", "mismatch"]
+    limits = ["--trials", "3", "--seconds", "60", "--slack", "15"]
+    done = script("soak_faults.py", "--seed", "3", "--faults", ",".join(faults), *limits, *way)
+    assert done.returncode == 0, done.stderr
+    assert "3 faults" in done.stdout
+    assert all(f"| {fault} | 1 |" in done.stdout for fault in faults)
+
+
+def test_who_raises_is_named_by_those_that_it_never_met(script):
+    trial = ["--seed", "3801853", "--first", "26", "--trials", "1", "--seconds", "60"]
+    done = script("soak_faults.py", "--tcp", "--timeout", "40", "--slack", "15", *trial)
+    assert done.returncode == 0, done.stderr
+    assert "| raise | 1 |" in done.stdout

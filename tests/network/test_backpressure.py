@@ -18,6 +18,8 @@ pytestmark = [
 MESSAGE_BYTES = 64 << 10
 # More than what is kept and what the system's largest buffers hold.
 NUM_MESSAGES = 1600
+# Bytes of many times what the system buffers.
+LONG_COUNT = 400_000
 MOST_GROWTH_KB = 60 << 10
 
 
@@ -81,3 +83,25 @@ def test_what_is_waited_for_comes_past_any_number_of_others(tcp_crew):
     crew = tcp_crew(2, timeout_s=60.0)
     crew.start(cross)
     crew.gather()
+
+
+def send_then_sum():
+    sent = dist.isend(np.full(LONG_COUNT, 7.0), 1)
+    total = dist.all_reduce(np.ones(LONG_COUNT))
+    sent.wait()
+    return set(total)
+
+
+def receive_then_sum():
+    message = np.zeros(LONG_COUNT)
+    dist.recv(message, 0)
+    return set(message) | set(dist.all_reduce(np.ones(LONG_COUNT)))
+
+
+def test_a_long_message_is_not_held_up_by_a_collective_that_its_receiver_comes_to_later(tcp_crew):
+    """Between the announcement of the message and its bytes come those of the collective, which nobody asked for."""
+    crew = tcp_crew(2, timeout_s=8.0)
+    for _ in range(5):
+        crew.start(send_then_sum, ranks=[0])
+        crew.start(receive_then_sum, ranks=[1])
+        assert [crew.outcome(rank) for rank in range(2)] == [{2.0}, {7.0, 2.0}]

@@ -74,6 +74,15 @@ def test_four_ranks(worlds, backend, kinds, collective):
     assert worlds.world(backend, 4).run(wrong_outputs, Example(case, kinds, kinds)) == [[]] * 4
 
 
+@pytest.mark.parametrize("op", ["sum", "avg"])
+@pytest.mark.parametrize("collective", OF_BLOCKS)
+def test_some_shared_on_one_of_two_hosts(worlds, collective, op):
+    """What the ranks of a host do of a call is compared as that call, whichever of its ways a rank has taken."""
+    kinds = (SHARED, ORDINARY, SHARED, SHARED)
+    case = calls.Case(collective, "float64", (300_007,), op, root=1)
+    assert worlds.world("gloo-hosts", 4).run(wrong_outputs, Example(case, kinds, kinds)) == [[]] * 4
+
+
 @pytest.mark.parametrize("backend", ["gloo", "gloo-slots"])
 @pytest.mark.parametrize("count", [5000, 100_003, 1_200_001])
 def test_sums_of_floats_do_not_depend_on_where_they_lie(worlds, backend, count):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ class GlooBackend(Backend):
             raise ValueError("backend 'gloo' is for ranks that are processes; this rank is a thread of meshdist.run")
         self._shared: Host | None = None
         self._met = False
+        self._opening = threading.Lock()
         self._mail: Mail | None = None
         self._network: Network | None = None
 
@@ -169,9 +171,13 @@ class GlooBackend(Backend):
         yield from self._shared.meet()
 
     def _make_mail(self) -> Mail:
-        self._mail = mail = Mail(self)
-        # Found in the instance before the method of the class, which is one step less for every message.
-        self.__dict__.update(send_at_once=mail.send_at_once, receive_at_once=mail.receive_at_once)
+        # A thread that carries out an async collective may be the first to need it, just as the caller's is.
+        with self._opening:
+            mail = self._mail
+            if mail is None:
+                self._mail = mail = Mail(self)
+                # Found in the instance before the method of the class, which is one step less for every message.
+                self.__dict__.update(send_at_once=mail.send_at_once, receive_at_once=mail.receive_at_once)
         return mail
 
 

@@ -16,7 +16,7 @@ from meshdist.backends.gloo.cuts import Cut
 from meshdist.backends.gloo.lockstep import Arrival, LockstepPlan
 from meshdist.backends.gloo.routes import Blocks, Route
 from meshdist.backends.gloo.sharing import ORDINARY
-from meshdist.call import Buffers, Call
+from meshdist.call import Buffers, Call, Signature
 from meshdist.quiet import quiet_runner
 
 if TYPE_CHECKING:
@@ -51,6 +51,11 @@ class SharedPlan(LockstepPlan):
         self.otherwise = otherwise
         self._givers = givers
         self._gives = call.rank in givers
+
+    def stand_for(self, signature: Signature) -> None:
+        super().stand_for(signature)
+        # Ranks with shared arrays and ranks without meet in the first step.
+        self.otherwise.stand_for(signature)
 
     @abstractmethod
     def straight(self, send: Buffers, recv: Buffers, use: int) -> None:

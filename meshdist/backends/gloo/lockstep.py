@@ -235,6 +235,14 @@ class LockstepPlan(Plan):
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Arrival]:
         """Carry out the call, yielding whenever all ranks have to come."""
 
+    def stand_for(self, signature: Signature) -> None:
+        """Be a part of another call: who compares calls, and reads of one that differs, is to find what the user calls.
+
+        Args:
+            signature: That of the user's call.
+        """
+        self.signature, self.fingerprint = signature, signature.fingerprint
+
     def run(self, send: Buffers, recv: Buffers) -> None:
         await_all = self.lockstep.await_all
         for arrival in self.steps(send, recv):

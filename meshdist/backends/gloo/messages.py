@@ -9,6 +9,7 @@ Messages that no receipt asks for, because of their tag, are kept aside until on
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,6 +53,7 @@ class Mail:
         self._names = DtypeNames()
         self._eager_bytes = min(eager_bytes(), _LARGEST_ENTRY)
         self._outboxes: dict[int, Outbox | WireOutbox] = {}
+        self._opening = threading.Lock()
         self._inboxes: dict[int, Inbox | WireInbox] = {}
         self._remote = remote_mail(backend)
         self._expected = Expected() if self._remote is None else self._remote.bag.expected
@@ -61,9 +63,7 @@ class Mail:
 
     def send(self, array: Array, dst: int, tag: int) -> Waitable:
         """Post a message."""
-        outbox = self._outboxes.get(dst)
-        if outbox is None:
-            outbox = self._outboxes[dst] = self._make_outbox(dst)
+        outbox = self._outboxes.get(dst) or self._outbox(dst)
         return outbox.post(array, tag, self._names[array.dtype], self._eager_bytes)
 
     def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
@@ -131,10 +131,18 @@ class Mail:
             return self._remote.in_collective(src, self._inbox(src))
         return self._inboxes.get(src) or self._inbox(src)
 
-    def _make_outbox(self, dst: int) -> Outbox | WireOutbox:
-        if self._remote is not None and dst in self._remote.ranks:
-            return self._remote.outbox(dst)
-        return Outbox(self._backend, dst)
+    def _outbox(self, dst: int) -> Outbox | WireOutbox:
+        # Of two that two threads make at once, the receiver would find one.
+        with self._opening:
+            outbox = self._outboxes.get(dst)
+            if outbox is None:
+                remote = self._remote
+                if remote is not None and dst in remote.ranks:
+                    outbox = remote.outbox(dst)
+                else:
+                    outbox = Outbox(self._backend, dst)
+                self._outboxes[dst] = outbox
+        return outbox
 
     def _inbox(self, src: int) -> Inbox | WireInbox:
         with self._expected.lock:

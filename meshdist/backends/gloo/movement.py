@@ -19,7 +19,7 @@ from meshdist.backends.gloo.in_place import SharedMove
 from meshdist.backends.gloo.lockstep import Arrival, LockstepPlan, OneStep
 from meshdist.backends.gloo.routes import Blocks, Route
 from meshdist.backends.gloo.single_copy import address_of
-from meshdist.call import Buffers, Call
+from meshdist.call import Buffers, Call, Signature
 from meshdist.debug.mismatch import compare_splits
 from meshdist.errors import DistBackendError
 
@@ -197,6 +197,11 @@ class AgreedMove(LockstepPlan):
         # What the table showed when it was last found right, and where the short blocks are then.
         self._agreed = b""
         self._takes: list[list[Array]] | None = None
+
+    def stand_for(self, signature: Signature) -> None:
+        super().stand_for(signature)
+        for bulk in self._bulks:
+            bulk.stand_for(signature)
 
     def run(self, send: Buffers, recv: Buffers) -> None:
         use = self._put(send)

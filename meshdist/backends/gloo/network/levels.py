@@ -127,8 +127,7 @@ class Levels:
         inner = replace(call, collective=collective, rank=self.place, size=len(self.mine), **values)
         plan = self.here.prepare(inner)
         if isinstance(plan, LockstepPlan):
-            # Who compares calls, and reads of one that differs, is to find what the user calls.
-            plan.signature, plan.fingerprint = outer, outer.fingerprint
+            plan.stand_for(outer)
         return plan
 
     def run_here(self, plan: Plan | None, send: Buffers, recv: Buffers) -> Iterator[Waitable]:

@@ -216,15 +216,19 @@ class Connection:
         staging, begin, end = self._staging, self._begin, self._end
         while end - begin >= HEADER_BYTES:
             header = unpack(staging, begin)
-            place, then = self._sink.take(header, self)
+            size = follows(header)
+            try:
+                place, then = self._sink.take(header, self)
+                if place is None and size and not self._held:
+                    place = memoryview(bytearray(size))
+            except (MemoryError, OverflowError):
+                raise FrameError(f"a frame of {size} bytes, which there is no memory for") from None
             if self._held or self.ended is not None:
                 break
             begin += HEADER_BYTES
-            size = follows(header)
             if size:
+                assert place is not None
                 there = min(size, end - begin)
-                if place is None:
-                    place = memoryview(bytearray(size))
                 place[:there] = staging[begin : begin + there]
                 begin += there
                 if there < size:

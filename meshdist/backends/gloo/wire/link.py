@@ -85,13 +85,17 @@ class Link:
 
     def is_waited_for(self) -> bool:
         """Return whether this rank waits for anything of the peer."""
-        return bool(self._announced) or self._wire.asks(self)
+        return bool(self._announced or self._expected) or self._wire.asks(self)
 
     def end(self) -> str | None:
         """Return what became of the peer, None as long as it can be talked to."""
         if self._end is None or (self._connections and time.monotonic() - self._since_s < _LAST_WORDS_S):
             return None
         return self._end
+
+    def farewell(self) -> str | None:
+        """Return what the peer said in the store as it left the world; None where it has not."""
+        return self._wire.farewell_of(self.rank)
 
     def send(self, outgoing: Outgoing) -> None:
         """Send, over a connection that is made if there is none."""
@@ -120,6 +124,7 @@ class Link:
     def expect(self, number: int, place: memoryview, then: Callable[[], None], bag: Bag) -> None:
         """Have the bytes of a long message of the peer go to `place`."""
         self._expected[number] = (place, then, bag)
+        self.go_on()  # they may be behind what nobody asks for
 
     def go_on(self) -> None:
         """Take what was held back until this rank waits for something of the peer."""

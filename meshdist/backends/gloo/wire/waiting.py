@@ -83,7 +83,8 @@ def check_rank(bag: Bag, link: Link, rank: int, left_out: str) -> None:
         raise peer_gone(link.description, text if state == LEFT else gave_up(text), left_out)
     end = link.end()
     if end is not None:
-        raise peer_gone(link.description, end, left_out)
+        # Who fails says so in the groups that it has used, and to the store; the end of its connections says little.
+        raise peer_gone(link.description, (end in ORDERLY and link.farewell()) or end, left_out)
 
 
 class Inquiry:

@@ -11,6 +11,7 @@ import os
 import select
 import socket
 import threading
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from meshdist.backends.gloo.wire.interfaces import listen_addresses
 from meshdist.backends.gloo.wire.link import Link
 from meshdist.backends.gloo.wire.pacing import pace
 from meshdist.deadline import Deadline
+from meshdist.errors import DistError
 from meshdist.handshake import secret_from_environment
 
 if TYPE_CHECKING:
@@ -132,6 +134,12 @@ class Wire:
     def links_of(self, bag: Bag) -> list[Link]:
         """Return the links with ranks of a group that there are."""
         return [self._links[rank] for rank in bag.ranks if rank in self._links]
+
+    def farewell_of(self, rank: int) -> str | None:
+        """Return what a global rank said in the store as it left the world; None where it has not, or nobody knows."""
+        with suppress(DistError):  # the store may be gone as well
+            return self._peers.farewell_of(rank)
+        return None
 
     def lost(self, rank: int) -> None:
         """Learn that the process of a global rank has ended without a word."""
