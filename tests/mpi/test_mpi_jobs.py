@@ -189,7 +189,7 @@ def test_meshrun_becomes_mpirun(library, script):
     assert failing.returncode != 0
     refused = run([*meshrun[:-2], "--log-dir", "logs", script(text)])
     assert refused.returncode == 2
-    assert "--log-dir is of no use with --launcher mpi" in refused.stderr
+    assert "--log-dir is of no use with --launcher mpi: mpirun has options for it" in refused.stderr
 
 
 SERIALIZED = """
