@@ -48,7 +48,7 @@ def script(tmp_path):
 
 STARTS = """
     import sys, threading
-    before = sys.excepthook, threading.excepthook
+    before = sys.excepthook, threading.excepthook, sys.exit
     for backend in ("mpi", "MPI", "cpu:mpi"):
         dist.init_process_group(backend)
         assert sys.excepthook is not before[0]
@@ -58,7 +58,7 @@ STARTS = """
         mine = dist.new_group([0])
         assert dist.get_pg_count() == 1 + (rank == 0)
         dist.destroy_process_group()
-        assert (sys.excepthook, threading.excepthook) == before
+        assert (sys.excepthook, threading.excepthook, sys.exit) == before
     say(f"rank {rank} of {size} is done")
 """
 
@@ -114,6 +114,58 @@ def test_a_rank_that_raises_ends_the_job(library, script, how):
     assert done.returncode != 0
     assert "the cat sat on the cable" in done.stderr
     assert "Traceback" in done.stderr
+
+
+EXITS = """
+    import sys
+    dist.init_process_group("mpi", timeout=600)
+    try:
+        sys.exit(7)
+    except SystemExit as error:
+        assert error.code == 7
+    dist.barrier()
+    if dist.get_rank() == 1:
+        {how}
+    dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("how", ["sys.exit(3)", "import argparse; argparse.ArgumentParser().exit(3)"])
+def test_a_rank_that_exits_ends_the_job_with_its_status(library, script, how):
+    done = job(library, 2, script(EXITS.format(how=how)))
+    assert done.returncode == 3, done.stderr
+    assert "rank 1 of 2 in MPI exits with status 3, without destroy_process_group()" in done.stderr
+    assert "has destroyed the group" not in done.stderr
+
+
+def test_a_rank_that_ends_too_early_is_said_to_have_ended(one_library, script):
+    done = job(one_library, 2, script(EXITS.format(how="sys.exit()")))
+    assert done.returncode != 0
+    assert "rank 1 has ended without destroy_process_group()" in done.stderr
+
+
+EXITS_THAT_ARE_CAUGHT = """
+    import sys, threading
+    dist.init_process_group("mpi")
+
+    def leave():
+        try:
+            sys.exit("not here")
+        except SystemExit:
+            pass
+
+    leave()
+    thread = threading.Thread(target=sys.exit, args=[4])
+    thread.start()
+    thread.join()
+    dist.barrier()
+    say("well")
+"""
+
+
+def test_an_exit_that_is_caught_ends_nothing(library, script):
+    done = job(library, 2, script(EXITS_THAT_ARE_CAUGHT))
+    assert (done.returncode, done.stdout.split()) == (0, ["well"] * 2), done.stderr
 
 
 ARGUMENTS_THAT_ARE_WRONG = """
