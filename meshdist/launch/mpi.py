@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 
 # What the launchers of MPI libraries are called, and where they say whose they are.
 _NAMES = ("mpirun", "mpiexec")
@@ -116,10 +117,12 @@ def exec_mpirun(kind: str, command: list[str], num_ranks: int) -> int:
     except (OSError, subprocess.TimeoutExpired) as error:
         print(f"meshrun: cannot start the job: {error}", file=sys.stderr)
         return 1
-    python = {"script": [sys.executable], "module": [sys.executable, "-m"], "program": []}[kind]
+    # Run by mpi4py, a rank that raises before it has called meshdist ends the job as well, if it has started MPI.
+    python = [sys.executable, *(["-m", "mpi4py"] if find_spec("mpi4py") is not None else [])]
+    words = {"script": python, "module": [*python, "-m"], "program": []}[kind]
     # As meshrun does: libraries of arithmetic share the processors, unless the user says otherwise.
     threads = max(1, len(os.sched_getaffinity(0)) // num_ranks)
     environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
     sys.stdout.flush()
     sys.stderr.flush()
-    return os.execve(launcher[0], [*launcher, *python, *command], environment)
+    return os.execve(launcher[0], [*launcher, *words, *command], environment)

@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+from pathlib import Path
 
 import mpi_worlds
 import pytest
@@ -195,6 +196,25 @@ def test_a_rank_that_does_not_come_is_named(one_library, script, absent, said):
     done = job(one_library, 2, script(RANK + textwrap.dedent(ABSENT.format(absent=absent))))
     assert done.returncode != 0
     assert said in done.stderr
+    assert "ends the job only where `python -m mpi4py` runs the script" in done.stderr
+
+
+RAISES_BEFORE = """
+    from mpi4py import MPI
+    if MPI.COMM_WORLD.rank == 1:
+        raise RuntimeError("too early")
+    dist.init_process_group("mpi", timeout=600)
+"""
+
+
+@pytest.mark.parametrize("how", ["script", "module"])
+def test_under_meshrun_a_rank_that_raises_before_it_joins_ends_the_job(library, script, how):
+    python, path = str(mpi_worlds.environment(library)), Path(script(RAISES_BEFORE))
+    command = [str(path)] if how == "script" else ["-m", path.stem]
+    meshrun = [python, "-m", "meshdist.launch", "--launcher", "mpi", "--nproc-per-node", "2"]
+    done = run([*meshrun, *command], cwd=path.parent)
+    assert done.returncode == 1
+    assert "RuntimeError: too early" in done.stderr
 
 
 def test_without_a_launcher(one_library, script):
@@ -258,7 +278,7 @@ def test_meshrun_becomes_mpirun(library, script):
     done = run([*meshrun, script(text), "--x", "1"])
     assert (done.returncode, done.stdout.splitlines()) == (0, ["3 ['--x', '1']"] * 3), done.stderr
     failing = run([*meshrun, script("raise SystemExit(3)")])
-    assert failing.returncode != 0
+    assert failing.returncode == 3
     refused = run([*meshrun[:-2], "--log-dir", "logs", script(text)])
     assert refused.returncode == 2
     assert "--log-dir is of no use with --launcher mpi: mpirun has options for it" in refused.stderr

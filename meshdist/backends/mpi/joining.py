@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from meshdist.world import World
 
 URL = "mpi://"
+UNSEEN = (
+    "a rank that raised an exception before it did so ends the job only where `python -m mpi4py` runs the script, as it"
+    " does under `meshrun --launcher mpi`"
+)
 _NOTICE_BYTES = 2048
 _CONNECT_S = 10.0
 _LOOPBACK = "127.0.0.1"
@@ -144,4 +148,4 @@ class Notice(Polled):
         return
 
     def missing(self) -> str:
-        return "rank 0 to call init_process_group"
+        return f"rank 0 to call init_process_group ({UNSEEN})"
