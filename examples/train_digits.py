@@ -80,9 +80,15 @@ def array_module(device: str) -> Any:
     """Return NumPy, or for "cuda" CuPy, with this rank's GPU as its device: what all arrays of the training are of."""
     if device == "cpu":
         return np
-    import cupy
-
-    cupy.cuda.Device(dist.get_node_local_rank(0)).use()
+    try:
+        import cupy
+    except ImportError as error:
+        sys.exit(f"train_digits.py: --device cuda needs CuPy: `pip install 'meshdist[cuda]'` ({error})")
+    try:
+        num_gpus = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        sys.exit(f"train_digits.py: --device cuda needs a GPU and its driver, CuPy finds none here ({error})")
+    cupy.cuda.Device(dist.get_node_local_rank(0) % num_gpus).use()
     return cupy
 
 
@@ -196,11 +202,11 @@ def main() -> None:
     if args.steps < 1:
         parser.error(f"--steps must be at least 1, got {args.steps}")
 
+    xp = array_module(args.device)
     launched = any(name in os.environ for name in LAUNCHED)
     alone: dict[str, Any] = {} if launched else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group(args.backend, **alone)
     shape = mesh_shape(args.mesh, dist.get_world_size())
-    xp = array_module(args.device)
     mesh = dist.init_device_mesh(args.device, shape, mesh_dim_names=("dp", "tp"))
     run = train(mesh, xp, args.steps, args.dtype)
     if dist.get_rank() == 0:

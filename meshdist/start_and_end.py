@@ -118,11 +118,15 @@ def _meet(
             own.close()
             if deadline.expired():
                 raise
-        except DistTimeoutError:
+        except DistTimeoutError as error:
             if isinstance(own, TCPStore) and own.is_master:
                 # The others' time ends about now; without the store they could not say who is missing.
                 threading.Event().wait(_LAST_WORDS_S)
             own.withdraw()
+            if url.startswith("mpi://"):
+                from meshdist.backends.mpi.joining import UNSEEN
+
+                raise DistTimeoutError(f"{error}; {UNSEEN}") from None
             raise
         except BaseException:
             own.withdraw()

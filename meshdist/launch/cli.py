@@ -78,11 +78,11 @@ def main(arguments: list[str] | None = None) -> int:
     if problem is not None:
         _complain(problem)
     if parsed.launcher == "mpi":
-        from meshdist.launch.mpi import exec_mpirun, refused_options
+        from meshdist.launch.mpi import exec_mpirun, refusal
 
-        refused = refused_options(options)
-        if refused:
-            _complain(f"{refused} is of no use with --launcher mpi: mpirun starts the ranks and watches over them")
+        refused = refusal(options, parsed.nnodes)
+        if refused is not None:
+            _complain(refused)
         return exec_mpirun(kind, command, parsed.nproc_per_node)
     try:
         settings = _settings(parsed, kind, command)

@@ -1,4 +1,4 @@
-"""mpirun: which there is, and the options that it needs here."""
+"""mpirun: which there is, the options that it needs here, and those of meshrun that it has no use for."""
 
 from __future__ import annotations
 
@@ -6,12 +6,33 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 
 # What the launchers of MPI libraries are called, and where they say whose they are.
 _NAMES = ("mpirun", "mpiexec")
 _VERSION_S = 30.0
-# Options of meshrun that are about ranks that it starts itself.
-_OWN = ("--log-dir", "--grace", "--master-addr", "--master-port")
+# The options of meshrun that mpirun is told, or that say what is so anyway.
+_KEPT = ("--launcher", "--nproc-per-node", "--nnodes", "--standalone", "-m", "--module", "--no-python")
+_NO_ADDRESS = "rank 0 tells the others through MPI where they meet; leave it out"
+_OUTPUT = "mpirun has options for it (Open MPI: --output tag, --output dir=DIR; MPICH: -prepend-rank, -outfile-pattern)"
+_WATCHED = "mpirun ends the other ranks when one has failed, in its own time; leave it out"
+_HOSTS = "one mpirun starts the ranks of all hosts: mpirun -n RANKS --hostfile FILE python script.py"
+# All others would be dropped; what is to be used instead of them.
+_INSTEAD = {
+    "--node-rank": _HOSTS,
+    "--rdzv-endpoint": _NO_ADDRESS,
+    "--rdzv-id": _NO_ADDRESS,
+    "--rdzv-backend": _NO_ADDRESS,
+    "--rdzv-timeout": _NO_ADDRESS,
+    "--master-addr": _NO_ADDRESS,
+    "--master-port": _NO_ADDRESS,
+    "--max-restarts": "MPI cannot start ranks again: start the job again, or use meshrun's own ranks and backend gloo",
+    "--monitor-interval": _WATCHED,
+    "--grace": _WATCHED,
+    "--log-dir": _OUTPUT,
+    "--redirects": _OUTPUT,
+    "--tee": _OUTPUT,
+}
 
 
 def find_mpirun(python: str = sys.executable) -> str | None:
@@ -61,10 +82,26 @@ def _is_open_mpi(mpirun: str) -> bool:
     return any(name in words for name in ("Open MPI", "OpenRTE", "PRRTE", "prterun"))
 
 
-def refused_options(options: list[str]) -> str:
-    """Return the first of meshrun's options that mpirun could not keep to, empty where there is none."""
-    names = (option.partition("=")[0] for option in options)
-    return next((name for name in names if name in _OWN), "")
+def refusal(options: list[str], num_nodes: int) -> str | None:
+    """Return why mpirun cannot keep to meshrun's options, and what to use instead; None where it can.
+
+    Args:
+        options: As they were given, spelled with dashes.
+        num_nodes: How many hosts they say.
+
+    Example:
+        >>> refusal(["--nproc-per-node", "4", "--nnodes=1"], 1)
+        >>> print(refusal(["--nnodes", "2"], 2))
+        --nnodes 2 is of no use with --launcher mpi: one mpirun starts the ranks of all hosts: \
+mpirun -n RANKS --hostfile FILE python script.py
+    """
+    if num_nodes > 1:
+        return f"--nnodes {num_nodes} is of no use with --launcher mpi: {_HOSTS}"
+    for option in options:
+        name = option.partition("=")[0]
+        if name.startswith("-") and name not in _KEPT:
+            return f"{name} is of no use with --launcher mpi: {_INSTEAD.get(name, 'mpirun has no such option')}"
+    return None
 
 
 def exec_mpirun(kind: str, command: list[str], num_ranks: int) -> int:
@@ -80,10 +117,12 @@ def exec_mpirun(kind: str, command: list[str], num_ranks: int) -> int:
     except (OSError, subprocess.TimeoutExpired) as error:
         print(f"meshrun: cannot start the job: {error}", file=sys.stderr)
         return 1
-    python = {"script": [sys.executable], "module": [sys.executable, "-m"], "program": []}[kind]
+    # Run by mpi4py, a rank that raises before it has called meshdist ends the job as well, if it has started MPI.
+    python = [sys.executable, *(["-m", "mpi4py"] if find_spec("mpi4py") is not None else [])]
+    words = {"script": python, "module": [*python, "-m"], "program": []}[kind]
     # As meshrun does: libraries of arithmetic share the processors, unless the user says otherwise.
     threads = max(1, len(os.sched_getaffinity(0)) // num_ranks)
     environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
     sys.stdout.flush()
     sys.stderr.flush()
-    return os.execve(launcher[0], [*launcher, *python, *command], environment)
+    return os.execve(launcher[0], [*launcher, *words, *command], environment)

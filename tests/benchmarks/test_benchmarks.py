@@ -99,6 +99,17 @@ def test_between_hosts_measures(script):
     assert "| 2 x 2 ranks | size | meshdist |" in done.stdout
 
 
+def test_the_start_on_two_hosts_is_timed(script, tmp_path):
+    path = tmp_path / "out.json"
+    done = script("start_between_hosts.py", "--per-host", "2", "--rounds", "1", "--json", path)
+    if "start_between_hosts.py: ip" in done.stderr or "needs the program ip" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    assert "| all ranks have met |" in done.stdout
+    results = json.loads(path.read_text())["results"]
+    assert results["met"] < results["called"] < results["ended"]
+
+
 @pytest.mark.parametrize("library", ["meshdist", "torch", "openmpi", "mpich"])
 def test_compare_measures_every_collective(script, tmp_path, library):
     if not is_installed(library):

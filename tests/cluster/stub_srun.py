@@ -1,11 +1,13 @@
 """Stands for srun: starts the tasks of a step on this machine, with the variables that Slurm sets.
 
-It takes them from the #SBATCH lines that it is told of by STUB_TASKS_PER_NODE, on nodes called as STUB_NODES says.
+It takes them from the #SBATCH lines that it is told of by STUB_TASKS_PER_NODE, on nodes called as STUB_NODES says, and
+writes its own options to the file STUB_OPTIONS.
 """
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 
 def main():
@@ -13,6 +15,8 @@ def main():
     options = []
     while words[0].startswith("-"):
         options.append(words.pop(0))
+    if "STUB_OPTIONS" in os.environ:
+        Path(os.environ["STUB_OPTIONS"]).write_text("\n".join(options))
     nodes, per_node = os.environ["STUB_NODES"], int(os.environ["STUB_TASKS_PER_NODE"])
     num_tasks = per_node * len(nodes.split(","))
     tasks = []

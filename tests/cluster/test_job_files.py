@@ -96,6 +96,34 @@ def test_slurm_meshrun_sbatch(tools, tmp_path):
     assert sorted(path.name for path in logs.glob("*.stdout.log")) == [f"rank{rank}.stdout.log" for rank in range(4)]
 
 
+@pytest.mark.parametrize("name", ["slurm_gpus.sbatch", "slurm_mpi.sbatch"])
+def test_slurm_starts_a_script_of_ones_own(tools, tmp_path, name):
+    if name == "slurm_mpi.sbatch":
+        pytest.importorskip("mpi4py", reason="needs mpi4py, which runs the script")
+    (tmp_path / "place.py").write_text(PLACE)
+    status, out, err = run(["bash", str(FOLDER / name), "place.py"], tmp_path, **tools, **job(1, 2))
+    assert (status, err) == (0, "")
+    assert sorted(out.splitlines()) == [f"{rank} 2 {rank} 1" for rank in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("slurm.sbatch", set()),
+        ("slurm_meshrun.sbatch", {"--cpus-per-task=6"}),
+        ("slurm_gpus.sbatch", {"--cpus-per-task=6"}),
+        ("slurm_mpi.sbatch", {"--mpi=pmix"}),
+    ],
+)
+def test_what_srun_is_told(tools, tmp_path, name, options):
+    (tmp_path / "empty.py").touch()
+    told = tmp_path / "told"
+    variables = {**tools, **job(1, 1), "STUB_OPTIONS": str(told), "SLURM_CPUS_PER_TASK": "6", "RANKS_PER_NODE": "1"}
+    run(["bash", str(FOLDER / name), "empty.py"], tmp_path, **variables)
+    # A rank that fails ends the others; ranks of one task have its processors.
+    assert set(told.read_text().splitlines()) == {"--kill-on-bad-exit=1", *options}
+
+
 def test_batch_script_that_forgets_srun_is_told_so(tools, tmp_path):
     (tmp_path / "place.py").write_text(PLACE)
     status, _, err = run([sys.executable, "place.py"], tmp_path, **job(2, 2))
@@ -117,9 +145,8 @@ def open_mpi():
 
 def test_mpirun_sh(tools, tmp_path, open_mpi):
     (tmp_path / "place.py").write_text(PLACE)
-    root = ["--allow-run-as-root"] if os.getuid() == 0 else []
     variables = {**tools, "MPIRUN": open_mpi}
-    options = ["-n", "3", "--oversubscribe", *root]
+    options = ["-n", "3", "--oversubscribe"]
     status, out, err = run([str(FOLDER / "mpirun.sh"), *options, "place.py"], tmp_path, **variables)
     assert (status, err) == (0, "")
     ranks, sizes, local_ranks, totals = zip(*sorted(line.split() for line in out.splitlines()), strict=True)
@@ -133,6 +160,42 @@ def test_mpirun_sh(tools, tmp_path, open_mpi):
     )
     assert (status, err) == (0, "")
     assert out.startswith(f"3 {BEGIN}")
+
+
+@pytest.fixture
+def fake_mpirun(tmp_path):
+    path = tmp_path / "fake_mpirun"
+    path.write_text('#!/bin/sh\necho "${MASTER_ADDR-nowhere}" "$@"\n')
+    path.chmod(0o755)
+    return {"MPIRUN": str(path)}
+
+
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [
+        ("-n 2", "nowhere"),
+        ("-n 2 --hostfile hosts", "node7"),
+        ("--hostfile=hosts -n 2", "node7"),
+        ("-f hosts -n 2", "node7"),
+        ("-machinefile hosts", "node7"),
+        ("--host node3:4,node4:4", "node3"),
+        ("-host=node3,node4", "node3"),
+        ("-H node3", "node3"),
+        ("--hostfile hosts --host node8", "node8"),
+    ],
+)
+@pytest.mark.parametrize("command", ["x.py --steps 3", "-m package.train --host y"])
+def test_mpirun_sh_knows_the_first_host(tools, tmp_path, fake_mpirun, options, first, command):
+    (tmp_path / "hosts").write_text("# two\n\nnode7 slots=4\nnode8 slots=4\n")
+    words = [str(FOLDER / "mpirun.sh"), *options.split(), *command.split()]
+    assert run(words, tmp_path, **tools, **fake_mpirun) == (0, f"{first} {options} python3 {command}\n", "")
+
+
+@pytest.mark.parametrize(("options", "said"), [("-n 2", "expected a script.py, or -m"), ("--host", "needs a value")])
+def test_mpirun_sh_without_a_script(tools, tmp_path, fake_mpirun, options, said):
+    status, out, err = run([str(FOLDER / "mpirun.sh"), *options.split()], tmp_path, **tools, **fake_mpirun)
+    assert (status, out) == (2, "")
+    assert said in err
 
 
 def test_mpirun_sh_without_mpirun(tools, tmp_path):

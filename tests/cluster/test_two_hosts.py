@@ -1,12 +1,10 @@
 """meshrun and the stores between two hosts, which are two network namespaces."""
 
-import re
-import subprocess
 import sys
 import time
 
 import pytest
-from two_hosts import MESHRUN, ROOT, clean_environment
+from two_hosts import MESHRUN, ROOT
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -18,7 +16,7 @@ if store.add("there", 1) == size:
     store.set("all", "")
 store.wait(["all"])
 if rank == 0:
-    print("met", time.time(), flush=True)
+    print("met", flush=True)
 """
 
 
@@ -27,37 +25,17 @@ def finish(process, timeout_s=60):
     return process.returncode, out, err
 
 
-def start_both(hosts, tmp_path, *arguments, secret="s", variables=None):
+def start_both(hosts, tmp_path, *arguments, secret="s"):
     where = ["--nnodes", "2", "--rdzv-endpoint", f"{hosts.addresses[0]}:29400"]
-    variables = {**(variables or {}), **({"MESHDIST_SECRET": secret} if secret else {})}
+    variables = {"MESHDIST_SECRET": secret} if secret else {}
     return [hosts.start(host, [*MESHRUN, *where, *arguments], tmp_path, **variables) for host in (0, 1)]
 
 
-def seconds_to_import(tmp_path, num_processes, variables):
-    """Return how long it takes now, on this machine, until so many processes have imported meshdist."""
-    command = [sys.executable, "-c", "import meshdist"]
-    began = time.time()
-    processes = [
-        subprocess.Popen(command, cwd=tmp_path, env=clean_environment(**variables)) for _ in range(num_processes)
-    ]
-    assert [process.wait(60) for process in processes] == [0] * num_processes
-    return time.time() - began
-
-
-def test_two_times_eight_ranks_have_met_within_three_seconds(two_hosts, tmp_path):
+def test_two_times_eight_ranks_meet(two_hosts, tmp_path):
     (tmp_path / "script.py").write_text(MEET)
-    # As installed: compiled once. The first process does that here, whatever the tests run under.
-    compiled = {"PYTHONPYCACHEPREFIX": str(tmp_path / "compiled"), "PYTHONDONTWRITEBYTECODE": ""}
-    seconds_to_import(tmp_path, 1, compiled)
-    importing_s = seconds_to_import(tmp_path, 16, compiled)
-    began = time.time()
-    both = start_both(two_hosts, tmp_path, "--nproc-per-node", "8", "script.py", variables=compiled)
-    ended = [finish(process) for process in both]
+    ended = [finish(process) for process in start_both(two_hosts, tmp_path, "--nproc-per-node", "8", "script.py")]
     assert [(status, err) for status, _, err in ended] == [(0, "")] * 2
-    met = float(re.search(r"met ([\d.]+)", ended[0][1] + ended[1][1])[1]) - began
-    print(f"started in {met:.2f} s; 16 imports alone take {importing_s:.2f} s now")
-    # A machine that is busy with other things takes longer for the imports alone, which are most of it.
-    assert met < max(3.0, 1.0 + 2.0 * importing_s), f"{met:.2f} s, of which importing took {importing_s:.2f} s"
+    assert "met" in ended[0][1]  # how soon is what benchmarks/start_between_hosts.py says
 
 
 def test_host_with_the_address_keeps_the_store_and_has_rank_0(two_hosts, tmp_path):

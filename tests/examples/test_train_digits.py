@@ -244,6 +244,31 @@ def test_bad_number_of_steps_is_explained():
     assert "Traceback" not in done.stderr
 
 
+NO_CUPY = "raise ImportError('no CuPy here')"
+NO_DRIVER = """
+from types import SimpleNamespace
+def getDeviceCount():
+    raise CUDARuntimeError("cudaErrorInsufficientDriver")
+class CUDARuntimeError(RuntimeError):
+    pass
+cuda = SimpleNamespace(runtime=SimpleNamespace(getDeviceCount=getDeviceCount, CUDARuntimeError=CUDARuntimeError))
+"""
+
+
+@pytest.mark.parametrize(
+    ("cupy", "said"),
+    [
+        (NO_CUPY, "--device cuda needs CuPy: `pip install 'meshdist[cuda]'` (no CuPy here)"),
+        (NO_DRIVER, "--device cuda needs a GPU and its driver, CuPy finds none here (cudaErrorInsufficientDriver)"),
+    ],
+)
+def test_a_machine_without_gpus_is_told_so_in_a_sentence(tmp_path, monkeypatch, cupy, said):
+    (tmp_path / "cupy.py").write_text(cupy)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = start("--backend", "gloo", "--device", "cuda")
+    assert (done.returncode, done.stderr) == (1, f"train_digits.py: {said}\n")
+
+
 def test_unknown_backend_is_named():
     done = start("--backend", "carrier-pigeon")
     assert done.returncode != 0

@@ -18,11 +18,11 @@ def environment(**more: str) -> dict[str, str]:
     return {**mpi_worlds.variables(), "PYTHONPATH": str(Path(meshdist.__file__).resolve().parents[1]), **more}
 
 
-def run(command: list[str], **more: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
+def run(command: list[str], cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, here or in another directory."""
     pipe = subprocess.PIPE
     process = subprocess.Popen(
-        command, env=environment(**more), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
+        command, cwd=cwd, env=environment(**more), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True
     )
     try:
         out, err = process.communicate(timeout=JOB_S)

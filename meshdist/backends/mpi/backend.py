@@ -132,7 +132,7 @@ class MpiBackend(Backend):
 
     def close(self) -> None:
         if self.size > 1:
-            self._withdraw("has destroyed the group")
+            self._withdraw(self.options.peers.farewell)
         if self._mail is not None:
             self._mail.close()
             self._mail = None

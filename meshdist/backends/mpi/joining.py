@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshdist.backends.mpi.aborting import abort_on_exceptions
 from meshdist.backends.mpi.environment import NOT_LAUNCHED, is_launched, local_size
+from meshdist.backends.mpi.launchers import wrong_launcher
 from meshdist.backends.mpi.library import Polled, Requests, Session, session
 from meshdist.backends.mpi.offices import open_offices
 from meshdist.deadline import Deadline
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from meshdist.world import World
 
 URL = "mpi://"
+UNSEEN = (
+    "a rank that raised an exception before it did so ends the job only where `python -m mpi4py` runs the script, as it"
+    " does under `meshrun --launcher mpi`"
+)
 _NOTICE_BYTES = 2048
 _CONNECT_S = 10.0
 _LOOPBACK = "127.0.0.1"
@@ -34,7 +39,7 @@ def rendezvous_mpi(text: str, rank: int, world_size: int, timeout_s: float) -> t
     Rank 0 hosts the store, and tells the others through MPI where it is, and the secret that they need.
 
     Raises:
-        DistBackendError: No launcher of MPI started this process.
+        DistBackendError: No launcher of MPI started this process, or that of another MPI library.
         ValueError: A rank or a world size is given that is not the one in MPI.
         DistTimeoutError: Rank 0 did not come.
     """
@@ -43,6 +48,9 @@ def rendezvous_mpi(text: str, rank: int, world_size: int, timeout_s: float) -> t
         raise DistBackendError(f"backend 'mpi': {NOT_LAUNCHED}")
     mine = session()
     abort_on_exceptions(mine)
+    problem = wrong_launcher(mine.mpi) if url.world_size != 1 else None
+    if problem is not None:
+        raise DistBackendError(f"backend 'mpi': {problem}")
     for name, given, found in (("rank", url.rank, mine.rank), ("world_size", url.world_size, mine.size)):
         if given not in (-1, found):
             raise ValueError(
@@ -140,4 +148,4 @@ class Notice(Polled):
         return
 
     def missing(self) -> str:
-        return "rank 0 to call init_process_group"
+        return f"rank 0 to call init_process_group ({UNSEEN})"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshdist.backends.mpi.environment import NO_LIBRARY, has_cores_for_all
+from meshdist.backends.mpi.launchers import warn_of_other_library
 from meshdist.errors import DistBackendError
 from meshdist.waiting import Doorbell, Waitable
 
@@ -86,6 +88,8 @@ class Once:
 
 
 def _start() -> Session:
+    if "mpi4py.MPI" not in sys.modules:
+        warn_of_other_library()
     try:
         # By default the import starts MPI, with all threads let in, and has it ended when the process ends.
         from mpi4py import MPI

@@ -1,0 +1,51 @@
+"""meshrun --launcher mpi: what mpirun cannot keep to is an error, never dropped."""
+
+import re
+
+import pytest
+
+from meshdist.launch.cli import main
+
+VALUES = {"--node-rank": "0", "--rdzv-endpoint": "node1:29400", "--redirects": "0", "--tee": "3", "--master-addr": "a"}
+# These say how many ranks there are and what they run, or what is so anyway.
+KEPT = {"--nproc-per-node", "--launcher", "--module", "--no-python", "--standalone", "--nnodes", "--help"}
+
+
+@pytest.fixture
+def refused(tmp_path, capsys):
+    """Run meshrun with an MPI launcher and some options; return what it says as it refuses them."""
+    script = tmp_path / "script.py"
+    script.touch()
+
+    def run(*options):
+        with pytest.raises(SystemExit) as error:
+            main(["--launcher", "mpi", *options, str(script)])
+        assert error.value.code == 2
+        return capsys.readouterr().err
+
+    return run
+
+
+def options_of_meshrun(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    return set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", capsys.readouterr().out, re.MULTILINE))
+
+
+def test_every_option_that_would_be_dropped_is_refused(refused, capsys):
+    dropped = options_of_meshrun(capsys) - KEPT
+    assert len(dropped) == 13, dropped
+    for option in sorted(dropped):
+        values = [VALUES.get(option, "static" if option == "--rdzv-backend" else "1")]
+        for words in ([option, *values], [f"{option.replace('-', '_').replace('__', '--', 1)}={values[0]}"]):
+            said = refused(*words)
+            assert said.startswith(f"meshrun: {option} is of no use with --launcher mpi: "), said
+            # What to do, and not only that it does not work.
+            assert re.search("mpirun (-n|has options)|leave it out|start the job again", said), said
+
+
+def test_several_hosts_are_those_of_mpiruns_host_file(refused):
+    said = refused("--nnodes", "2", "--nproc-per-node", "2")
+    assert "--nnodes 2 is of no use" in said
+    assert "mpirun -n RANKS --hostfile FILE" in said
+    assert "--rdzv-id is of no use" in refused("--nnodes", "1", "--rdzv-id", "x")
