@@ -138,7 +138,10 @@ class ndarray:
         return in_order(self, lambda: self._host.astype(dtype), dtype, [self])
 
     def copy(self, order: str = "C") -> ndarray:
-        return made(lambda: self._host, self.shape, self.dtype, [self])
+        # It lies on the current device, wherever the array does.
+        array = ndarray(self.shape, self.dtype)
+        kernel(lambda: array._host.__setitem__(..., self._host), [self], [array])
+        return array
 
     def get(self) -> np.ndarray:
         stream = MACHINE.current(self.device.id)

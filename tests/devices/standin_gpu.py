@@ -62,6 +62,8 @@ class Machine:
         self.together: list[Callable[[list[Op]], list[Op]]] = []
 
     def enqueue(self, stream: Stream, op: Op, reads: list = (), writes: list = (), what: str = "a kernel") -> Op:
+        if stream is NULL:
+            stream = self.null(self.device())
         with self.changed:
             self.take_freed()
             merge(stream.clock, self.host)
@@ -210,6 +212,7 @@ class Stream:
             MACHINE.streams[self.number] = self
 
     def __enter__(self) -> Stream:
+        self._check_device()
         self._before.append(MACHINE.chosen().get(self.device_id))
         MACHINE.chosen()[self.device_id] = self
         return self
@@ -222,8 +225,13 @@ class Stream:
             MACHINE.chosen()[self.device_id] = before
 
     def use(self) -> Stream:
+        self._check_device()
         MACHINE.chosen()[self.device_id] = self
         return self
+
+    def _check_device(self) -> None:
+        if self.device_id != MACHINE.device():
+            raise RuntimeError("the stream was created on another device than the current one")
 
     def wait_event(self, event: Event) -> None:
         marker = event.marker
@@ -247,12 +255,36 @@ class Stream:
         MACHINE.learn(clock)
 
 
+class NullStream:
+    """The one object that CuPy has for the default streams of all devices: what is asked of it, that of the current
+    device is asked."""
+
+    ptr, device_id = 0, -1
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(MACHINE.null(MACHINE.device()), name)
+
+    def __enter__(self) -> Stream:
+        return MACHINE.null(MACHINE.device()).__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        MACHINE.null(MACHINE.device()).__exit__(*exc)
+
+
+NULL = NullStream()
+
+
 class Event:
     def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
         self.marker: Op | None = None
+        self.device_id = MACHINE.device()
 
-    def record(self, stream: Stream | None = None) -> None:
-        self.marker = MACHINE.enqueue(stream or MACHINE.current(MACHINE.device()), Op())
+    def record(self, stream: Stream | NullStream | None = None) -> None:
+        stream = stream or MACHINE.current(MACHINE.device())
+        where = MACHINE.device() if stream is NULL else stream.device_id
+        if where != self.device_id:
+            raise RuntimeError("cudaErrorInvalidResourceHandle: an event and a stream of different devices")
+        self.marker = MACHINE.enqueue(stream, Op())
 
     @property
     def done(self) -> bool:
@@ -288,5 +320,5 @@ class Device:
         return self
 
 
-def get_current_stream(device_id: int = -1) -> Stream:
-    return MACHINE.current(MACHINE.device() if device_id == -1 else device_id)
+def get_current_stream(device_id: int = -1) -> Stream | NullStream:
+    return MACHINE.chosen().get(MACHINE.device() if device_id == -1 else device_id) or NULL

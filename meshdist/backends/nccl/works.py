@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from meshdist.cupy_arrays import on_current_stream
 from meshdist.deadline import Deadline, Timeout
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.work import Work
@@ -64,7 +65,7 @@ class DeviceWork(Work):
             return super().wait(None)
         lane.check()
         if deadline is None and not self._waits_on_host:
-            lane.cuda.get_current_stream(lane.device).wait_event(flight.end)
+            on_current_stream(lane.device, lambda stream: stream.wait_event(flight.end))
             return True
 
         def is_done() -> bool:
