@@ -233,8 +233,9 @@ class NcclCalls(DeviceCalls):
             if not isinstance(failure, DistError):
                 failure = DistBackendError(f"{type(error).__name__}: {error}")
             backend.fail(failure)
+            # A call that is ended because the engine gave up fails for that reason, and not for what NCCL says of it.
+            backend.check()
             raise failure from error
-        backend.launched()
         return result
 
     def _barrier(self, request: Request) -> Any:
