@@ -49,6 +49,8 @@ class Machine:
         self.host_waits = self.num_copies = 0
         self.streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
         self.nulls: dict[int, Stream] = {}  # by device
+        self.events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
+        self.fault = 0  # what CUDA answers from now on: a kernel has done what it must not
         self.busy: dict[int, Stream] = {}  # those that have something to do
         self.users = 0  # of the installed stand-in
         self.numbers = itertools.count(1)
@@ -136,7 +138,8 @@ class Machine:
         clock = dict(self.host)
         if stream is not None:
             merge(clock, stream.clock)  # who gets the memory next uses it behind what the stream has now
-        self.freed.append((address, nbytes, stream, room, clock))
+        # A device that is broken uses no memory any more.
+        self.freed.append((address, nbytes, stream, room, None if self.fault else clock))
 
     def take_freed(self) -> None:
         while self.freed:
@@ -145,7 +148,8 @@ class Machine:
                 # What is enqueued there already may use it: the pool does not give it to anybody before that is done.
                 stream.ops.append(Op(lambda room=room: None))
             try:
-                self.check(address, address + nbytes, True, clock, "who gets the memory next")
+                if clock is not None:
+                    self.check(address, address + nbytes, True, clock, "who gets the memory next")
             except RaceError as race:
                 self.races.append(str(race))
             self.accesses = [
@@ -278,6 +282,9 @@ class Event:
     def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
         self.marker: Op | None = None
         self.device_id = MACHINE.device()
+        self.ptr = next(MACHINE.numbers)
+        with MACHINE.changed:
+            MACHINE.events[self.ptr] = self
 
     def record(self, stream: Stream | NullStream | None = None) -> None:
         stream = stream or MACHINE.current(MACHINE.device())
@@ -288,17 +295,31 @@ class Event:
 
     @property
     def done(self) -> bool:
-        if self.marker is None:
-            return True
-        if self.marker.is_done:
-            MACHINE.learn(self.marker.clock)
-        return self.marker.is_done
+        return event_query(self.ptr) == 0  # as CuPy has it: an error is not seen
 
     def synchronize(self) -> None:
         marker = self.marker
         if marker is not None:
             MACHINE.wait(lambda: marker.is_done)
             MACHINE.learn(marker.clock)
+
+
+def event_query(address: int) -> int:
+    """Return 0 for an event that is done, 600 for one that is not, anything else for an error, which is not raised."""
+    if MACHINE.fault:
+        return MACHINE.fault
+    marker = MACHINE.events[address].marker
+    if marker is None:
+        return 0
+    if marker.is_done:
+        MACHINE.learn(marker.clock)
+    return 0 if marker.is_done else 600
+
+
+class CUDARuntimeError(RuntimeError):
+    def __init__(self, status: int) -> None:
+        super().__init__(f"cudaError {status}")
+        self.status = status
 
 
 class Device:

@@ -1,5 +1,6 @@
 """Backend nccl on the stand-in: what fails is said, on every rank, and nobody waits without end."""
 
+import gc
 import logging
 
 import numpy as np
@@ -169,6 +170,24 @@ def test_errors_of_nccl_come_in_its_words(standin, cupy):
         assert "NCCL says: status 6" in words
         assert "all_reduce on group" in words
     assert standin.aborts == 2
+
+
+def break_the_gpu(cupy):
+    group = on_own_gpu(cupy)
+    group.all_reduce(cupy.zeros(1))
+    with MACHINE.held(cupy.cuda.get_current_stream()):
+        works = [group.all_reduce(cupy.zeros(1), async_op=True), group.barrier(async_op=True)]
+        MACHINE.fault = 700
+        words = [caught(lambda: works[0].wait(20.0)), caught(works[1].wait)]
+        dist.destroy_process_group(group)
+    return words
+
+
+def test_errors_of_cuda_are_no_waiting(standin, cupy):
+    for words in dist.run(break_the_gpu, 1, (cupy,), timeout=20)[0]:
+        assert "CUDA says: cudaError 700" in words
+        assert "all_reduce on group" in words or "barrier on group" in words
+    gc.collect()  # while the GPU is broken
 
 
 def share(cupy):

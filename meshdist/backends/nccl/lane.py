@@ -18,9 +18,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from meshdist.backends.nccl.events import has_come
 from meshdist.backends.nccl.library import Communicator, Library
 from meshdist.deadline import Deadline
 from meshdist.debug.flight_recorder import COMPLETED, Record, clock
+from meshdist.errors import DistBackendError
 
 if TYPE_CHECKING:
     from meshdist.backends.nccl.works import DeviceWork
@@ -63,6 +65,19 @@ class Flight:
         self.deadline = Deadline(timeout_s)
         self.works = works
         self.records = records
+
+    def is_done(self, cuda: Any) -> bool:
+        """Return whether the device has done it.
+
+        Raises:
+            DistBackendError: The device is broken.
+        """
+        if self.end is None:
+            return False
+        try:
+            return has_come(cuda, self.end)
+        except DistBackendError as error:
+            raise DistBackendError(f"{self.where}: {error}") from None
 
     def end_with(self, error: BaseException | None) -> None:
         """Tell those who want to know that it is done, well or not."""
@@ -187,8 +202,10 @@ class Lane:
         if not self._letting_go.acquire(blocking=False):
             return  # another thread is at it
         try:
-            while self._keeping and self._keeping[0].end.done:
+            while self._keeping and has_come(self.cuda, self._keeping[0].end):
                 self._keeping.popleft().arrays = None
+        except DistBackendError:  # who looks for the end of an operation is told; the device uses no memory any more
+            self._keeping.clear()
         finally:
             self._letting_go.release()
 
@@ -200,7 +217,7 @@ class Lane:
     def landed(self) -> list[Flight]:
         """Return the operations that are done, and forget them; for one thread."""
         done = []
-        while self.flights and self.flights[0].end is not None and self.flights[0].end.done:
+        while self.flights and self.flights[0].is_done(self.cuda):
             done.append(self.flights.popleft())
         if done:
             self.let_go()

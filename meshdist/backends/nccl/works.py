@@ -70,7 +70,7 @@ class DeviceWork(Work):
 
         def is_done() -> bool:
             lane.check()
-            return bool(flight.end.done)
+            return flight.is_done(lane.cuda)
 
         self._wait_until(is_done, deadline)
         # What NCCL has aborted is done as well.
@@ -78,8 +78,13 @@ class DeviceWork(Work):
         return True
 
     def is_completed(self) -> bool:
-        """Return True once the call is done, well or not."""
-        return self._is_done or (self._flight is not None and bool(self._flight.end.done))
+        """Return True once the call is done, well or not.
+
+        Raises:
+            DistBackendError: The device is broken.
+        """
+        lane, flight = self._lane, self._flight
+        return self._is_done or (lane is not None and flight is not None and flight.is_done(lane.cuda))
 
     def is_success(self) -> bool:
         """Return True once the call is done and did not fail."""
