@@ -6,7 +6,7 @@ CuPy is looked for where it is loaded already. Only who has an array on a GPU, a
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from itertools import pairwise
 from typing import Any
@@ -123,6 +123,23 @@ def device_of(arrays: Sequence[Any]) -> int | None:
             f"the arrays are on several GPUs, {', '.join(map(str, sorted(found)))}; a rank has one: bring them there"
         )
     return found.pop() if found else None
+
+
+def on_current_stream(device: int, use: Callable[[Any], object]) -> None:
+    """Call `use` with the current stream of a GPU, while that is the current device.
+
+    CuPy has one object for the default streams of all GPUs, and CUDA takes it as that of the current one.
+
+    Args:
+        device: The number of the GPU.
+        use: What is to be done with the stream.
+    """
+    cuda = cupy_module().cuda
+    if cuda.runtime.getDevice() == device:
+        use(cuda.get_current_stream())
+        return
+    with cuda.Device(device):
+        use(cuda.get_current_stream())
 
 
 def _lie_apart(arrays: list[Any]) -> bool:

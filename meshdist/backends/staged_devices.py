@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.cupy_arrays import as_device_array, as_device_buffers, cupy_module, plain
+from meshdist.cupy_arrays import as_device_array, as_device_buffers, cupy_module, on_current_stream, plain
 from meshdist.device_calls import DeviceCalls, Parcel, Request
 from meshdist.errors import DistBackendError, DistError
 from meshdist.messages import Messages
@@ -135,7 +135,7 @@ class Copies:
     def settle_devices(self) -> None:
         """Wait for what the current streams have been asked to do: it may still use what is going to be written."""
         for device in self._devices():
-            self._cupy.cuda.get_current_stream(device).synchronize()
+            on_current_stream(device, lambda stream: stream.synchronize())
 
     def bring(self, buffers: Any, rooms: Any, *, aside: bool = False) -> None:
         """Copy to the GPU what has been received, and wait for it.

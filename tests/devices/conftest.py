@@ -44,6 +44,7 @@ def cupy(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setitem(sys.modules, "cupy.cuda", module.cuda)
     standin_cupy.MACHINE.races.clear()
+    standin_cupy.MACHINE.fault = 0
     yield module
     assert standin_cupy.MACHINE.races == []
 

@@ -18,7 +18,17 @@ import types
 from collections.abc import Iterator
 
 import numpy as np
-from standin_gpu import MACHINE, Device, Event, Op, RaceError, Stream, get_current_stream
+from standin_gpu import (
+    MACHINE,
+    CUDARuntimeError,
+    Device,
+    Event,
+    Op,
+    RaceError,
+    Stream,
+    event_query,
+    get_current_stream,
+)
 
 __all__ = ["MACHINE", "RaceError", "installed", "module"]
 
@@ -58,6 +68,8 @@ runtime = types.SimpleNamespace(
     memcpyDeviceToHost=2,
     memcpyDeviceToDevice=3,
     memcpyAsync=memcpy_async,
+    eventQuery=event_query,
+    CUDARuntimeError=CUDARuntimeError,
     getDevice=MACHINE.device,
     getDeviceCount=lambda: MACHINE.num_devices,
     deviceGetPCIBusId=lambda device: f"0000:{device:02X}:00.0",
@@ -138,7 +150,10 @@ class ndarray:
         return in_order(self, lambda: self._host.astype(dtype), dtype, [self])
 
     def copy(self, order: str = "C") -> ndarray:
-        return made(lambda: self._host, self.shape, self.dtype, [self])
+        # It lies on the current device, wherever the array does.
+        array = ndarray(self.shape, self.dtype)
+        kernel(lambda: array._host.__setitem__(..., self._host), [self], [array])
+        return array
 
     def get(self) -> np.ndarray:
         stream = MACHINE.current(self.device.id)

@@ -49,6 +49,8 @@ class Machine:
         self.host_waits = self.num_copies = 0
         self.streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
         self.nulls: dict[int, Stream] = {}  # by device
+        self.events: weakref.WeakValueDictionary[int, Event] = weakref.WeakValueDictionary()
+        self.fault = 0  # what CUDA answers from now on: a kernel has done what it must not
         self.busy: dict[int, Stream] = {}  # those that have something to do
         self.users = 0  # of the installed stand-in
         self.numbers = itertools.count(1)
@@ -62,6 +64,8 @@ class Machine:
         self.together: list[Callable[[list[Op]], list[Op]]] = []
 
     def enqueue(self, stream: Stream, op: Op, reads: list = (), writes: list = (), what: str = "a kernel") -> Op:
+        if stream is NULL:
+            stream = self.null(self.device())
         with self.changed:
             self.take_freed()
             merge(stream.clock, self.host)
@@ -134,7 +138,8 @@ class Machine:
         clock = dict(self.host)
         if stream is not None:
             merge(clock, stream.clock)  # who gets the memory next uses it behind what the stream has now
-        self.freed.append((address, nbytes, stream, room, clock))
+        # A device that is broken uses no memory any more.
+        self.freed.append((address, nbytes, stream, room, None if self.fault else clock))
 
     def take_freed(self) -> None:
         while self.freed:
@@ -143,7 +148,8 @@ class Machine:
                 # What is enqueued there already may use it: the pool does not give it to anybody before that is done.
                 stream.ops.append(Op(lambda room=room: None))
             try:
-                self.check(address, address + nbytes, True, clock, "who gets the memory next")
+                if clock is not None:
+                    self.check(address, address + nbytes, True, clock, "who gets the memory next")
             except RaceError as race:
                 self.races.append(str(race))
             self.accesses = [
@@ -210,6 +216,7 @@ class Stream:
             MACHINE.streams[self.number] = self
 
     def __enter__(self) -> Stream:
+        self._check_device()
         self._before.append(MACHINE.chosen().get(self.device_id))
         MACHINE.chosen()[self.device_id] = self
         return self
@@ -222,8 +229,13 @@ class Stream:
             MACHINE.chosen()[self.device_id] = before
 
     def use(self) -> Stream:
+        self._check_device()
         MACHINE.chosen()[self.device_id] = self
         return self
+
+    def _check_device(self) -> None:
+        if self.device_id != MACHINE.device():
+            raise RuntimeError("the stream was created on another device than the current one")
 
     def wait_event(self, event: Event) -> None:
         marker = event.marker
@@ -247,26 +259,67 @@ class Stream:
         MACHINE.learn(clock)
 
 
+class NullStream:
+    """The one object that CuPy has for the default streams of all devices: what is asked of it, that of the current
+    device is asked."""
+
+    ptr, device_id = 0, -1
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(MACHINE.null(MACHINE.device()), name)
+
+    def __enter__(self) -> Stream:
+        return MACHINE.null(MACHINE.device()).__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        MACHINE.null(MACHINE.device()).__exit__(*exc)
+
+
+NULL = NullStream()
+
+
 class Event:
     def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
         self.marker: Op | None = None
+        self.device_id = MACHINE.device()
+        self.ptr = next(MACHINE.numbers)
+        with MACHINE.changed:
+            MACHINE.events[self.ptr] = self
 
-    def record(self, stream: Stream | None = None) -> None:
-        self.marker = MACHINE.enqueue(stream or MACHINE.current(MACHINE.device()), Op())
+    def record(self, stream: Stream | NullStream | None = None) -> None:
+        stream = stream or MACHINE.current(MACHINE.device())
+        where = MACHINE.device() if stream is NULL else stream.device_id
+        if where != self.device_id:
+            raise RuntimeError("cudaErrorInvalidResourceHandle: an event and a stream of different devices")
+        self.marker = MACHINE.enqueue(stream, Op())
 
     @property
     def done(self) -> bool:
-        if self.marker is None:
-            return True
-        if self.marker.is_done:
-            MACHINE.learn(self.marker.clock)
-        return self.marker.is_done
+        return event_query(self.ptr) == 0  # as CuPy has it: an error is not seen
 
     def synchronize(self) -> None:
         marker = self.marker
         if marker is not None:
             MACHINE.wait(lambda: marker.is_done)
             MACHINE.learn(marker.clock)
+
+
+def event_query(address: int) -> int:
+    """Return 0 for an event that is done, 600 for one that is not, anything else for an error, which is not raised."""
+    if MACHINE.fault:
+        return MACHINE.fault
+    marker = MACHINE.events[address].marker
+    if marker is None:
+        return 0
+    if marker.is_done:
+        MACHINE.learn(marker.clock)
+    return 0 if marker.is_done else 600
+
+
+class CUDARuntimeError(RuntimeError):
+    def __init__(self, status: int) -> None:
+        super().__init__(f"cudaError {status}")
+        self.status = status
 
 
 class Device:
@@ -288,5 +341,5 @@ class Device:
         return self
 
 
-def get_current_stream(device_id: int = -1) -> Stream:
-    return MACHINE.current(MACHINE.device() if device_id == -1 else device_id)
+def get_current_stream(device_id: int = -1) -> Stream | NullStream:
+    return MACHINE.chosen().get(MACHINE.device() if device_id == -1 else device_id) or NULL

@@ -63,6 +63,8 @@ class Shared:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        # Who has come to its first collective, or its first message to or from another rank.
+        self.come: set[tuple] = set()
         self.ends: dict[int, StandInCommunicator] = {}
         self.all_there = threading.Event()
         self.lock = threading.Lock()
@@ -86,6 +88,7 @@ class StandIn:
         self.numbers = itertools.count(1)
         self.local = threading.local()
         self.version = 22703
+        self.came = threading.Condition()
         # Raised by the next check of an asynchronous error, once it is set.
         self.async_status = 0
         MACHINE.together.append(self.choose)
@@ -117,6 +120,7 @@ class StandIn:
         for part, stream in pending:
             by_lane.setdefault((id(part.comm), stream), []).append(part)
         pending.clear()
+        self.connect([part for parts in by_lane.values() for part in parts])
         assert len({comm for comm, _ in by_lane}) == len(by_lane), "a group uses one communicator on two streams"
         for (_, stream), parts in by_lane.items():
             comm = parts[0].comm
@@ -134,6 +138,32 @@ class StandIn:
             fused = Fused(parts)
             fused.run = lambda parts=parts: carry_out(parts)
             MACHINE.enqueue(where, fused, reads, writes, f"NCCL's {', '.join(part.kind for part in parts)}")
+
+    def connect(self, parts: list[Part]) -> None:
+        """Block the host until the ranks that these are the first calls with have come to theirs, without a deadline.
+
+        So NCCL does, in the call or at the end of its group: connections are made when they are first used. All that
+        ends it early is that the communicator is aborted.
+        """
+        wanted = []
+        with self.came:
+            for part in parts:
+                shared, rank = part.comm.shared, part.comm.rank
+                if part.kind in ("send", "recv"):
+                    peer, other = part.rest["peer"], "recv" if part.kind == "send" else "send"
+                    shared.come.add((part.kind, rank, peer))
+                    wanted.append((shared.come, (other, peer, rank)))
+                else:
+                    shared.come.add(("collective", rank))
+                    wanted += [(shared.come, ("collective", other)) for other in range(shared.size)]
+            self.came.notify_all()
+
+            def is_over() -> bool:
+                return all(one in come for come, one in wanted) or any(part.comm.is_aborted for part in parts)
+
+            assert self.came.wait_for(is_over, WAIT_S), "NCCL waits for ranks that do not come"
+        if any(part.comm.is_aborted for part in parts):
+            raise StandInError(3)
 
     def choose(self, heads: list[Op]) -> list[Op]:
         """Return the operations that can be carried out: all those they need are the first of their streams."""
@@ -353,6 +383,8 @@ class StandInCommunicator:
         assert not self.is_over, "aborted twice, or after its end"
         self.is_aborted = self.is_over = True
         self._standin.aborts += 1
+        with self._standin.came:
+            self._standin.came.notify_all()
         MACHINE.advance()
 
 

@@ -1,5 +1,6 @@
 """Backend nccl on the stand-in: what fails is said, on every rank, and nobody waits without end."""
 
+import gc
 import logging
 
 import numpy as np
@@ -61,6 +62,80 @@ def test_a_rank_that_never_makes_its_first_call_is_named(standin, cupy):
     assert "timed out after 0.5 s waiting for rank 1" in words
 
 
+def stay_away(cupy):
+    rank = dist.get_rank()
+    cupy.cuda.Device(rank).use()
+    group = dist.new_group(backend="standin", timeout=0.5, device_id=rank)
+    words = None
+    if rank == 0:
+        words = [caught(lambda: group.all_reduce(cupy.zeros(3))), caught(lambda: group.all_reduce(cupy.zeros(3)))]
+    dist.barrier()
+    return words
+
+
+def test_a_first_call_that_nccl_blocks_the_host_in_ends_at_the_deadline(standin, cupy):
+    words = dist.run(stay_away, 2, (cupy,), timeout=20)[0]
+    assert all("all_reduce on group" in text and "timed out after 0.5 s" in text for text in words), words
+    assert standin.aborts == 2  # once on each rank
+
+
+def swap_first(cupy):
+    group = on_own_gpu(cupy, timeout=10)
+    peer, found = 1 - group.rank(), []
+    for number in range(2):
+        mine, theirs = cupy.ones(3), cupy.zeros(3)
+        mine[...] = float(group.rank() + number)
+        works = [group.isend(mine, peer), group.irecv(theirs, peer)]
+        for work in works:
+            work.wait()
+        found.append(theirs.tolist())
+    dist.destroy_process_group(group)
+    return found
+
+
+def test_two_ranks_whose_first_messages_are_both_sent(standin, cupy):
+    assert dist.run(swap_first, 2, (cupy,), timeout=20) == [
+        [[1.0] * 3, [2.0] * 3],
+        [[0.0] * 3, [1.0] * 3],
+    ]
+    assert standin.aborts == 0
+
+
+def turn_around(cupy):
+    group = on_own_gpu(cupy, timeout=10)
+    x = cupy.ones(3)
+    group.send(x, 1) if group.rank() == 0 else group.recv(x, 0)
+    words = None
+    if group.rank() == 1:
+        work = group.isend(x, 0)  # the first that goes this way; received later
+        words = caught(lambda: work.wait(0.1))
+    dist.barrier()
+    group.recv(x, 1) if group.rank() == 0 else work.wait()
+    dist.destroy_process_group(group)
+    return words
+
+
+def test_the_first_message_the_other_way_does_not_block_the_host(standin, cupy):
+    words = dist.run(turn_around, 2, (cupy,), timeout=20)[1]
+    assert "isend on group" in words
+    assert "not done after 0.1 s" in words
+
+
+def batch_alone(cupy):
+    group = on_own_gpu(cupy, timeout=0.5)
+    group.barrier()
+    words = None
+    if group.rank() == 0:
+        batch = [dist.P2POp(dist.isend, cupy.zeros(3), group=group, group_peer=1)]
+        words = caught(lambda: dist.batch_isend_irecv(batch))
+    dist.barrier()
+    return words
+
+
+def test_a_batch_that_nobody_answers_ends_at_the_deadline(standin, cupy):
+    assert "timed out after 0.5 s" in dist.run(batch_alone, 2, (cupy,), timeout=20)[0]
+
+
 def give_up(cupy):
     group = on_own_gpu(cupy)
     group.all_reduce(cupy.zeros(1))
@@ -95,6 +170,24 @@ def test_errors_of_nccl_come_in_its_words(standin, cupy):
         assert "NCCL says: status 6" in words
         assert "all_reduce on group" in words
     assert standin.aborts == 2
+
+
+def break_the_gpu(cupy):
+    group = on_own_gpu(cupy)
+    group.all_reduce(cupy.zeros(1))
+    with MACHINE.held(cupy.cuda.get_current_stream()):
+        works = [group.all_reduce(cupy.zeros(1), async_op=True), group.barrier(async_op=True)]
+        MACHINE.fault = 700
+        words = [caught(lambda: works[0].wait(20.0)), caught(works[1].wait)]
+        dist.destroy_process_group(group)
+    return words
+
+
+def test_errors_of_cuda_are_no_waiting(standin, cupy):
+    for words in dist.run(break_the_gpu, 1, (cupy,), timeout=20)[0]:
+        assert "CUDA says: cudaError 700" in words
+        assert "all_reduce on group" in words or "barrier on group" in words
+    gc.collect()  # while the GPU is broken
 
 
 def share(cupy):

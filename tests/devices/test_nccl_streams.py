@@ -160,6 +160,36 @@ def test_calls_from_another_current_device(group, cupy):
     assert x.tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("way", ["sync", "wait", "message"])
+def test_the_default_stream_of_a_gpu_that_is_not_the_current_one(standin, cupy, way):
+    # CuPy has one object for the default streams of all GPUs, and CUDA takes it as that of the current one.
+    MACHINE.num_devices = 3
+
+    def main():
+        mine = dist.get_rank() + 1
+        group = dist.new_group(backend="standin", device_id=mine)
+        assert cupy.cuda.runtime.getDevice() == 0
+        with cupy.cuda.Device(mine):
+            x, y = cupy.ones(3), cupy.ones(3)
+            default = MACHINE.null(mine)
+        with MACHINE.held(default):
+            if way == "sync":
+                group.all_reduce(x)
+                group.all_gather_into_tensor(y.reshape(3)[:2], y[1:2])  # which has to be copied first
+            elif way == "wait":
+                group.all_reduce(x, async_op=True).wait()
+            else:
+                works = [group.isend(y, 1 - group.rank()), group.irecv(x, 1 - group.rank())]
+                for work in works:
+                    work.wait()
+            with cupy.cuda.Device(mine):
+                x[...] = 2.0
+        with cupy.cuda.Device(mine):
+            return x.tolist()
+
+    assert dist.run(main, 2, timeout=20) == [[2.0] * 3] * 2
+
+
 def test_a_group_of_operations_is_ended_when_one_of_them_is_refused(group, cupy, standin, monkeypatch):
     import standin_nccl
 

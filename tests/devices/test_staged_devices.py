@@ -80,6 +80,27 @@ def test_the_host_waits_for_what_the_stream_was_asked_to_do(cupy):
     assert dist.run(main, 1, timeout=20) == [[2.0] * 3]
 
 
+def test_what_is_received_is_not_written_under_the_default_stream_of_another_gpu(cupy):
+    MACHINE.num_devices = 2
+
+    def main():
+        if dist.get_rank() == 1:
+            dist.barrier()
+            dist.send(np.ones(3), 0)
+            return
+        with cupy.cuda.Device(1):
+            x = cupy.zeros(3)
+            asked = dict(MACHINE.null(1).clock)
+        work = dist.irecv(x, 1)  # while GPU 0 is the current one
+        number = MACHINE.null(1).number
+        assert MACHINE.host[number] >= asked[number]
+        dist.barrier()
+        work.wait()
+        assert x.tolist() == [1.0] * 3
+
+    dist.run(main, 2, timeout=20)
+
+
 def test_a_call_on_a_stream_of_its_own(cupy):
     def main():
         with cupy.cuda.Stream(non_blocking=True):

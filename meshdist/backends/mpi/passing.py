@@ -18,7 +18,7 @@ from meshdist.backends.mpi import plans
 from meshdist.backends.mpi.library import Session
 from meshdist.backends.staged_devices import StagedCalls
 from meshdist.call import Call
-from meshdist.cupy_arrays import cupy_module, outline
+from meshdist.cupy_arrays import on_current_stream, outline
 from meshdist.deadline import Deadline
 from meshdist.device_calls import Request
 from meshdist.reduce_op import ReduceOp, as_reduce_op
@@ -90,7 +90,7 @@ class PassingCalls(StagedCalls):
             return super().submit(request)
         group, where = request.group, request.where
         given, taken = self.named_buffers(request)
-        cupy_module().cuda.get_current_stream(int(given.device.id)).synchronize()
+        on_current_stream(int(given.device.id), lambda stream: stream.synchronize())
         try:
             plan.run(given, taken)
         except BaseException as error:

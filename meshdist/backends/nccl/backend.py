@@ -105,10 +105,6 @@ class NcclBackend(Backend):
                 pair = self._pairs[peer] = Pair(self, peer, device)
             return pair
 
-    def launched(self) -> None:
-        """Learn that something is on its way."""
-        self._watchdog.wake()
-
     def check(self) -> None:
         """Raise what the engine has given up for."""
         error = self.error
@@ -203,7 +199,8 @@ class NcclBackend(Backend):
             raise library.failure(error) from None
         priority = -1 if getattr(self.options.pg_options, "is_high_priority_stream", False) else None
         stream = self.cuda.Stream(non_blocking=True, priority=priority)
-        lane = self._lanes[place] = Lane(library, self.cuda, communicator, device, stream, self.check)
+        wake = self._watchdog.wake
+        lane = self._lanes[place] = Lane(library, self.cuda, communicator, device, stream, self.check, wake)
         self._watchdog.watch(lane)
         return lane
 

@@ -18,7 +18,7 @@ from meshdist.backends.nccl.plans import NcclPlan, each
 from meshdist.backends.nccl.reductions import Coalesced, Gathered, Reducing, reduction_plan
 from meshdist.backends.nccl.works import DeviceWork
 from meshdist.call import Call
-from meshdist.cupy_arrays import as_device_array, as_device_buffers, cupy_module, device_of, outlines
+from meshdist.cupy_arrays import as_device_array, as_device_buffers, cupy_module, device_of, on_current_stream, outlines
 from meshdist.debug.flight_recorder import facts_of
 from meshdist.device_calls import DeviceCalls, Parcel, Request
 from meshdist.errors import DistBackendError, DistError
@@ -117,7 +117,8 @@ class NcclCalls(DeviceCalls):
             return work
         flight = self._launch(request, plan, given, taken, device, timeout_s, ())
         # The caller's stream goes on behind the call, and the host goes on at once.
-        self._backend.cuda.get_current_stream(self._backend.device).wait_event(flight.end)
+        assert self._backend.device is not None
+        on_current_stream(self._backend.device, lambda stream: stream.wait_event(flight.end))
         return request.recv
 
     def send(self, parcel: Parcel) -> None:
@@ -232,8 +233,9 @@ class NcclCalls(DeviceCalls):
             if not isinstance(failure, DistError):
                 failure = DistBackendError(f"{type(error).__name__}: {error}")
             backend.fail(failure)
+            # A call that is ended because the engine gave up fails for that reason, and not for what NCCL says of it.
+            backend.check()
             raise failure from error
-        backend.launched()
         return result
 
     def _barrier(self, request: Request) -> Any:
@@ -287,7 +289,8 @@ class NcclCalls(DeviceCalls):
             return given
         if not must_copy(outlines(given), outlines(taken), group.rank(), group.size(), reduces):
             return given
-        return [array.copy() for array in given] if isinstance(given, list) else given.copy()
+        with self._backend.cuda.Device(int(each(given)[0].device.id)):  # a copy lies on the current device
+            return [array.copy() for array in given] if isinstance(given, list) else given.copy()
 
 
 class Scaled:

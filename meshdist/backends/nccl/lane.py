@@ -4,18 +4,25 @@ An operation of a caller begins behind what the caller's current stream has been
 goes on behind the operation: events say so to the device, and the host waits for neither. The caller may drop its
 arrays meanwhile. CuPy's pool would give their memory to whoever asks next on the stream that they were made on, which
 knows nothing of the lane; so the lane keeps them until the operation is done.
+
+But NCCL makes a connection when it is first used, and blocks the host until the other side comes to it, without a
+deadline. So an operation is known to who looks after the lane before NCCL is called, and what ends that call is that
+the communicator is aborted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from meshdist.backends.nccl.events import has_come
 from meshdist.backends.nccl.library import Communicator, Library
 from meshdist.deadline import Deadline
 from meshdist.debug.flight_recorder import COMPLETED, Record, clock
+from meshdist.errors import DistBackendError
 
 if TYPE_CHECKING:
     from meshdist.backends.nccl.works import DeviceWork
@@ -35,7 +42,7 @@ class Flight:
 
     Attributes:
         where: How messages about it begin.
-        end: The event behind it on the lane's stream.
+        end: The event behind it on the lane's stream; None as long as it is being enqueued.
         arrays: What it reads and writes.
         deadline: When it must be done.
         works: What callers hold; nothing for a sync call.
@@ -47,18 +54,30 @@ class Flight:
     def __init__(
         self,
         where: str,
-        end: Any,
         arrays: Any,
         timeout_s: float,
         works: Sequence[DeviceWork],
         records: Sequence[Record],
     ) -> None:
         self.where = where
-        self.end = end
+        self.end: Any = None
         self.arrays = arrays
         self.deadline = Deadline(timeout_s)
         self.works = works
         self.records = records
+
+    def is_done(self, cuda: Any) -> bool:
+        """Return whether the device has done it.
+
+        Raises:
+            DistBackendError: The device is broken.
+        """
+        if self.end is None:
+            return False
+        try:
+            return has_come(cuda, self.end)
+        except DistBackendError as error:
+            raise DistBackendError(f"{self.where}: {error}") from None
 
     def end_with(self, error: BaseException | None) -> None:
         """Tell those who want to know that it is done, well or not."""
@@ -80,6 +99,7 @@ class Lane:
         device: The number of the GPU.
         stream: The stream of its operations, which no other stream waits for by itself.
         check: Raises what the engine has given up for.
+        wake: Tells who looks after the lane that there is something on its way.
 
     Attributes:
         flights: What is on its way, in order.
@@ -93,9 +113,10 @@ class Lane:
         device: int,
         stream: Any,
         check: Callable[[], None],
+        wake: Callable[[], None],
     ) -> None:
         self.library, self.cuda, self.communicator = library, cuda, communicator
-        self.device, self.stream, self.check = device, stream, check
+        self.device, self.stream, self.check, self._wake = device, stream, check, wake
         self.stream_address = int(stream.ptr)
         self.flights: deque[Flight] = deque()
         # Flights whose arrays are kept.
@@ -139,17 +160,26 @@ class Lane:
             BaseException: What NCCL or CuPy raised; parts of the operation may be on their way.
         """
         with self._lock:
-            if start is None:
-                start = self._start
-                start.record(self.cuda.get_current_stream())
-            self.stream.wait_event(start)
-            plan.launch(self, send, recv)
-            end = self._spare.pop() if self._spare else self.cuda.Event(disable_timing=True)
-            end.record(self.stream)
-            flight = Flight(where, end, (send, recv), timeout_s, works, records)
+            self.check()
+            flight = Flight(where, (send, recv), timeout_s, works, records)
+            # In this order: who finds nothing on its way, and is about to rest, is woken.
+            self.flights.append(flight)
+            self._wake()
+            try:
+                if start is None:
+                    start = self._start
+                    start.record(self.cuda.get_current_stream())
+                self.stream.wait_event(start)
+                plan.launch(self, send, recv)
+                end = self._spare.pop() if self._spare else self.cuda.Event(disable_timing=True)
+                end.record(self.stream)
+            except BaseException:
+                with contextlib.suppress(ValueError):  # who gave up meanwhile has taken it away
+                    self.flights.remove(flight)
+                raise
+            flight.end = end
             for work in works:
                 work.depart(self, flight)
-            self.flights.append(flight)
             self._keeping.append(flight)
         self.let_go()
         return flight
@@ -172,8 +202,10 @@ class Lane:
         if not self._letting_go.acquire(blocking=False):
             return  # another thread is at it
         try:
-            while self._keeping and self._keeping[0].end.done:
+            while self._keeping and has_come(self.cuda, self._keeping[0].end):
                 self._keeping.popleft().arrays = None
+        except DistBackendError:  # who looks for the end of an operation is told; the device uses no memory any more
+            self._keeping.clear()
         finally:
             self._letting_go.release()
 
@@ -185,7 +217,7 @@ class Lane:
     def landed(self) -> list[Flight]:
         """Return the operations that are done, and forget them; for one thread."""
         done = []
-        while self.flights and self.flights[0].end.done:
+        while self.flights and self.flights[0].is_done(self.cuda):
             done.append(self.flights.popleft())
         if done:
             self.let_go()

@@ -72,3 +72,21 @@ class Batch:
                     enqueue(array.data.ptr, array.nbytes, UINT8, message.peer, stream)
         finally:
             library.group_end()
+
+
+class Greeting:
+    """The first message on a lane between two ranks, of a byte: with it NCCL connects them.
+
+    Args:
+        byte: What is sent, or received in.
+        is_send: Whether this rank sends; the sender is the first on the lane.
+    """
+
+    def __init__(self, byte: Any, *, is_send: bool) -> None:
+        self._byte, self._is_send = byte, is_send
+
+    def launch(self, lane: Lane, send: Any, recv: Any) -> None:
+        """Enqueue it; blocks the host until the other side has come."""
+        comm = lane.communicator
+        enqueue = comm.send if self._is_send else comm.recv
+        enqueue(self._byte.data.ptr, 1, UINT8, int(self._is_send), lane.stream_address)

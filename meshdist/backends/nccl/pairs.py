@@ -4,6 +4,9 @@ NCCL carries messages on a communicator, which the two ranks have to make togeth
 wait for that: in a ring every rank would wait for the next. So a thread meets the other rank, and what is begun
 meanwhile is posted as soon as there is a lane. There is a lane for each direction: two ranks that both send before they
 receive do not wait for each other.
+
+The first message on a communicator blocks the host until the other side comes to it. So the thread passes a byte over
+each lane before anything else, which the other rank's does too: the messages of the program find all connected.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from meshdist.backends.nccl.lane import Lane
-from meshdist.backends.nccl.mail import Batch
+from meshdist.backends.nccl.mail import Batch, Greeting
 from meshdist.backends.nccl.works import DeviceWork
+from meshdist.cupy_arrays import cupy_module
 from meshdist.errors import DistError
 
 if TYPE_CHECKING:
@@ -81,12 +85,18 @@ class Pair:
                     src == mine: self._backend.new_lane(f"{src}-{dst}", (src, dst), where)
                     for src, dst in ((self._low, self._high), (self._high, self._low))
                 }
+                # In the same order on both ranks.
+                for is_send in (self._low == mine, self._low != mine):
+                    lane = lanes[is_send]
+                    with lane.stream:  # and behind nothing of anybody's
+                        byte = cupy_module().empty(1, "uint8")
+                        greeting = Greeting(byte, is_send=is_send)
+                        lane.launch(greeting, byte, None, where, self._backend.options.timeout_s, (), ())
                 with self._lock:
                     for is_send, batch, of, timeout_s, works, start in self._waiting:
                         lanes[is_send].launch(batch, batch.messages, None, of, timeout_s, works, batch.records(), start)
                     self._waiting.clear()
                     self._lanes = lanes
-            self._backend.launched()
         except BaseException as error:  # it belongs to those who wait for the messages
             failure = self._backend.library.failure(error)
             if isinstance(failure, DistError) and not str(failure).startswith(where):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from meshdist.cupy_arrays import on_current_stream
 from meshdist.deadline import Deadline, Timeout
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.work import Work
@@ -64,12 +65,12 @@ class DeviceWork(Work):
             return super().wait(None)
         lane.check()
         if deadline is None and not self._waits_on_host:
-            lane.cuda.get_current_stream(lane.device).wait_event(flight.end)
+            on_current_stream(lane.device, lambda stream: stream.wait_event(flight.end))
             return True
 
         def is_done() -> bool:
             lane.check()
-            return bool(flight.end.done)
+            return flight.is_done(lane.cuda)
 
         self._wait_until(is_done, deadline)
         # What NCCL has aborted is done as well.
@@ -77,8 +78,13 @@ class DeviceWork(Work):
         return True
 
     def is_completed(self) -> bool:
-        """Return True once the call is done, well or not."""
-        return self._is_done or (self._flight is not None and bool(self._flight.end.done))
+        """Return True once the call is done, well or not.
+
+        Raises:
+            DistBackendError: The device is broken.
+        """
+        lane, flight = self._lane, self._flight
+        return self._is_done or (lane is not None and flight is not None and flight.is_done(lane.cuda))
 
     def is_success(self) -> bool:
         """Return True once the call is done and did not fail."""
