@@ -14,12 +14,31 @@ from meshdist.call import Buffers
 if TYPE_CHECKING:
     from meshdist.collectives.definition import Collective
 
+# How many plans a group keeps.
+MOST_PLANS = 4096
+
 
 def each(buffers: Buffers) -> list[Array]:
     """Return the arrays of what is sent or received as a list."""
     if buffers is None:
         return []
     return buffers if isinstance(buffers, list) else [buffers]
+
+
+def remember(plans: dict[Any, Any], key: Hashable, plan: Any) -> None:
+    """Keep a plan; where there are too many, the older half of them is forgotten, and made again when it is needed.
+
+    A program whose shapes never come again, as those of pickled objects, would keep a plan for each.
+
+    Args:
+        plans: Those that are kept.
+        key: That of the new one.
+        plan: The new one.
+    """
+    if len(plans) >= MOST_PLANS:
+        for old in list(plans)[: MOST_PLANS // 2]:
+            plans.pop(old, None)
+    plans[key] = plan
 
 
 def plan_key(

@@ -27,7 +27,7 @@ from meshdist.farewell import gave_up
 from meshdist.group_names import listed
 from meshdist.membership import Membership
 from meshdist.messages import Messages
-from meshdist.plan_key import each, plan_key, simple_key
+from meshdist.plan_key import each, plan_key, remember, simple_key
 from meshdist.progress import Job, JobQueue
 from meshdist.reduce_op import Op, PremulSum, as_reduce_op
 from meshdist.waiting import Waitable
@@ -315,8 +315,9 @@ class ProcessGroup(CollectiveMethods, Membership):
             yield from backend.connect()
             plan = plans.get(key)
             if plan is None:
-                plan = plans[key] = backend.prepare(call)
+                plan = backend.prepare(call)
                 plan.facts = facts
+                remember(plans, key, plan)
             copies = writes and plan.apart and buffers.must_be_copied(call)
             sent = buffers.packed(given, copies) if factor is None else buffers.scaled(factor, given)
             received = sent if in_place else buffers.packed(taken)

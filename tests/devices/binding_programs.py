@@ -45,7 +45,8 @@ def arities() -> dict[str, list[str]]:
     found["check_async_error"] = [outcome(comm.check_async_error)]
     found["premul_sum"] = [outcome(comm.premul_sum, b"\0\0\0\0", library.FLOAT32)]
     found["drop_op"] = [outcome(comm.drop_op, 7)]
-    found["finish"] = [outcome(comm.finish)]
+    found["finalize"] = [outcome(comm.finalize)]
+    found["destroy"] = [outcome(comm.destroy)]
     found["abort"] = [outcome(comm.abort)]
     return found
 

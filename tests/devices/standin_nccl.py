@@ -372,7 +372,10 @@ class StandInCommunicator:
         if self._standin.async_status:
             raise StandInError(self._standin.async_status)
 
-    def finish(self) -> None:
+    def finalize(self) -> None:
+        assert not self.is_over, "ended twice"
+
+    def destroy(self) -> None:
         assert not self.is_over, "ended twice"
         if self._ops:
             self._standin.problems.append("ops that were not given back")
@@ -380,12 +383,21 @@ class StandInCommunicator:
         self._standin.ends += 1
 
     def abort(self) -> None:
+        """End the communicator, and wait for the kernels that run on its device: those of others as well."""
         assert not self.is_over, "aborted twice, or after its end"
+        assert MACHINE.device() == self.device
         self.is_aborted = self.is_over = True
         self._standin.aborts += 1
         with self._standin.came:
             self._standin.came.notify_all()
         MACHINE.advance()
+        with MACHINE.changed:
+            if not MACHINE.changed.wait_for(self._no_kernel_runs, WAIT_S):
+                self._standin.problems.append("an abort waits for the kernel of a communicator that nobody aborts")
+
+    def _no_kernel_runs(self) -> bool:
+        mine = [stream for stream in MACHINE.busy.values() if stream.device_id == self.device]
+        return not any(isinstance(stream.ops[0], Fused) for stream in mine)
 
 
 STANDIN = StandIn()

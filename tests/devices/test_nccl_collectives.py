@@ -1,5 +1,8 @@
 """Backend nccl on the stand-in: every call on arrays in device memory, and what is enqueued for it."""
 
+import gc
+import weakref
+
 import device_programs as programs
 import numpy as np
 import pytest
@@ -7,6 +10,7 @@ from standin_cupy import MACHINE
 
 import meshdist as dist
 from meshdist.backends.nccl import library as nccl
+from meshdist.backends.nccl import reductions
 
 pytestmark = pytest.mark.timeout(60)
 DTYPES = ("float32", "bool", "int16", "complex128", "bfloat16", "uint64")
@@ -133,6 +137,26 @@ def test_a_block_in_its_place_is_not_copied(standin, cupy):
         assert whole.tolist() == [1.0, 1.0, 2.0] * 2
 
     enqueued(standin, cupy, calls)
+
+
+def test_shapes_that_never_come_again_keep_no_memory(standin, cupy, monkeypatch):
+    monkeypatch.setattr("meshdist.plan_key.MOST_PLANS", 8)
+    made = []
+
+    def count(call):
+        made.append(weakref.ref(plan := reductions.reduction_plan(call)))
+        return plan
+
+    monkeypatch.setattr("meshdist.backends.nccl.calls.reduction_plan", count)
+
+    def churn(cupy, group):
+        for number in range(1, 101):
+            group.all_reduce(cupy.zeros(number))
+            group.all_reduce(cupy.zeros(100))
+        gc.collect()
+        assert 2 <= sum(ref() is not None for ref in made) <= 20
+
+    run(churn, cupy, 1)
 
 
 # ---- What is refused

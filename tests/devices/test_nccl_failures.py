@@ -1,6 +1,5 @@
 """Backend nccl on the stand-in: what fails is said, on every rank, and nobody waits without end."""
 
-import gc
 import logging
 
 import numpy as np
@@ -121,6 +120,24 @@ def test_the_first_message_the_other_way_does_not_block_the_host(standin, cupy):
     assert "not done after 0.1 s" in words
 
 
+def wait_on_two_lanes(cupy):
+    group = on_own_gpu(cupy, timeout=0.5)
+    x, words = cupy.zeros(3), None
+    group.all_reduce(x)
+    group.send(x, 1) if group.rank() == 0 else group.recv(x, 0)
+    if group.rank() == 0:
+        works = [group.irecv(cupy.zeros(3), 1), group.all_reduce(x, async_op=True)]
+        words = [caught(lambda work=work: work.wait(20.0)) for work in works]
+    dist.barrier()
+    return words
+
+
+def test_communicators_are_aborted_together(standin, cupy):
+    words = dist.run(wait_on_two_lanes, 2, (cupy,), timeout=20)[0]
+    assert all("timed out after 0.5 s" in text for text in words), words
+    assert standin.aborts >= 3  # that of the group and two of the pair
+
+
 def batch_alone(cupy):
     group = on_own_gpu(cupy, timeout=0.5)
     group.barrier()
@@ -187,7 +204,9 @@ def test_errors_of_cuda_are_no_waiting(standin, cupy):
     for words in dist.run(break_the_gpu, 1, (cupy,), timeout=20)[0]:
         assert "CUDA says: cudaError 700" in words
         assert "all_reduce on group" in words or "barrier on group" in words
-    gc.collect()  # while the GPU is broken
+    MACHINE.fault = 0
+    for stream in list(MACHINE.streams.values()):
+        stream.synchronize()
 
 
 def share(cupy):

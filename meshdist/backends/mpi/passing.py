@@ -21,6 +21,7 @@ from meshdist.call import Call
 from meshdist.cupy_arrays import on_current_stream, outline
 from meshdist.deadline import Deadline
 from meshdist.device_calls import Request
+from meshdist.plan_key import remember
 from meshdist.reduce_op import ReduceOp, as_reduce_op
 
 if TYPE_CHECKING:
@@ -109,9 +110,11 @@ class PassingCalls(StagedCalls):
             return None
         op = None if request.op is None else group.named(request.where, as_reduce_op, request.op)
         key = (collective, taken.dtype, taken.shape, given.dtype, given.shape, op, request.root)
-        if key not in self._plans:
-            self._plans[key] = self._made(request, given, taken, op)
-        return self._plans[key]
+        if key in self._plans:
+            return self._plans[key]
+        plan = self._made(request, given, taken, op)
+        remember(self._plans, key, plan)
+        return plan
 
     def _made(self, request: Request, given: Any, taken: Any, op: ReduceOp | None) -> Plan | None:
         group, collective, backend = request.group, request.collective, self._backend

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from meshdist.backends.base import Backend, BackendOptions, Plan, withdrawn_key
+from meshdist.backends.nccl.aborting import Aborting
 from meshdist.backends.nccl.calls import CARRIED, NcclCalls
 from meshdist.backends.nccl.lane import Flight, Lane
 from meshdist.backends.nccl.library import CupyLibrary, Library
@@ -30,7 +31,7 @@ _BROKEN = "nccl/broken"
 # After how long an operation that is on its way is wondered about, and how often then.
 _PATIENCE_S, _LOOK_S = 1.0, 0.5
 _LOOKED_AFTER = 16
-_LAST_WORDS_S, _LAST_MESSAGES_S, _LAST_ARRAYS_S = 10.0, 5.0, 1.0
+_LAST_WORDS_S, _LAST_MESSAGES_S, _LAST_ARRAYS_S, _ABORT_S = 10.0, 5.0, 1.0, 10.0
 
 
 class NcclBackend(Backend):
@@ -55,8 +56,7 @@ class NcclBackend(Backend):
         self._is_closing = False
         self._making, self._pairing, self._taking = threading.Lock(), threading.Lock(), threading.Lock()
         self._failing = threading.Lock()
-        self._watchdog = Watchdog(f"meshdist-nccl-{options.rank}", self._look, self._notice)
-        self._next_look_s = 0.0
+        self._watchdog = Watchdog(f"meshdist-nccl-{options.rank}", self._look, self._notice, self._use_device)
         self._looked_at = 0
         self._num_meetings = self._num_compared = 0
         self.device_calls = NcclCalls(self)
@@ -118,16 +118,19 @@ class NcclBackend(Backend):
             if self.error is not None:
                 return
             failure = self.library.failure(error)
-            self.error = failure if isinstance(failure, DistError) else DistBackendError(_in_words(error))
+            told = failure if isinstance(failure, DistError) else DistBackendError(_in_words(error))
+            for lane in list(self._lanes.values()):
+                for flight in lane.flights.copy():
+                    flight.record_end(told)
+            self.error = told
         self._withdraw(gave_up(str(self.error)))
         with contextlib.suppress(DistError):
             self.options.store.set(_BROKEN, "")
-        lanes = list(self._lanes.values())
-        for lane in lanes:
-            lane.abort()
-        for lane in lanes:
-            while lane.flights:
-                lane.flights.popleft().end_with(self.error)
+        aborting = Aborting(list(self._lanes.values()), self.options.label)
+        # Not after it: it may take its time. And what is begun in this moment afterwards.
+        self._fail_flights()
+        aborting.wait(_ABORT_S)
+        self._fail_flights()
 
     def monitored_barrier(self, where: str, timeout_s: float) -> None:
         """Meet the other ranks in the store, which knows who has come.
@@ -167,6 +170,8 @@ class NcclBackend(Backend):
         if self.error is None:
             self._withdraw(DESTROYED_GROUP)
             _in_time(self._finish, self._give_up)
+        if self.error is not None:  # the thread that gave up may not have come so far
+            self._fail_flights()
         # What was aborted may not have ended on the device yet, and its arrays live until then.
         deadline = Deadline(_LAST_ARRAYS_S)
         while any(lane.keeps_arrays() for lane in self._lanes.values()) and not deadline.expired():
@@ -202,7 +207,17 @@ class NcclBackend(Backend):
         wake = self._watchdog.wake
         lane = self._lanes[place] = Lane(library, self.cuda, communicator, device, stream, self.check, wake)
         self._watchdog.watch(lane)
+        if self.error is not None:  # it may have come too late to be aborted with the others
+            self._give_up()
+            self.check()
         return lane
+
+    def _fail_flights(self) -> None:
+        for lane in list(self._lanes.values()):
+            while lane.flights:
+                lane.flights.popleft().end_with(self.error)
+        for pair in list(self._pairs.values()):
+            pair.fail(self.error)
 
     def _drain_messages(self) -> None:
         pairs = self._pairs
@@ -239,6 +254,10 @@ class NcclBackend(Backend):
                 " a rank has one GPU in a group: bring the array there"
             )
 
+    def _use_device(self) -> None:
+        # A thread that asks CUDA anything makes a context on its current device: without this, all on GPU 0.
+        self.cuda.Device(self.device).use()
+
     def _named_device(self) -> int | None:
         number = cuda_number(self.options.device_id)
         there = int(self.cuda.runtime.getDeviceCount())
@@ -264,9 +283,9 @@ class NcclBackend(Backend):
                 " out their part, or for what this rank's stream was asked to do before"
             )
         now_s = time.monotonic()
-        if now_s < self._next_look_s:
+        if now_s < lane.next_look_s:
             return
-        self._next_look_s = now_s + _LOOK_S
+        lane.next_look_s = now_s + _LOOK_S
         try:
             lane.check_async_error()
         except Exception as error:  # what it is, NCCL's words say
@@ -299,15 +318,13 @@ class NcclBackend(Backend):
         # Ranks end the same lanes in the same order: NCCL may wait for those of the host.
         for place in sorted(self._lanes):
             try:
-                with self.cuda.Device(self.device):
-                    self._lanes[place].communicator.finish()
+                self._lanes[place].finish()
             except Exception as error:  # all calls are done: nothing is lost with it
                 words = self.library.failure(error)
                 logging.getLogger("meshdist").warning("the end of group %r: %s", self.options.label, words)
 
     def _give_up(self) -> None:
-        for lane in self._lanes.values():
-            lane.abort()
+        Aborting(list(self._lanes.values()), self.options.label).wait(_ABORT_S)
 
     def _withdraw(self, how: str) -> None:
         # The first word stands. Where there is no store any more, nobody waits either.

@@ -23,6 +23,7 @@ from meshdist.debug.flight_recorder import facts_of
 from meshdist.device_calls import DeviceCalls, Parcel, Request
 from meshdist.errors import DistBackendError, DistError
 from meshdist.overlap import must_copy
+from meshdist.plan_key import remember
 from meshdist.reduce_op import PremulSum, as_reduce_op
 from meshdist.work import Work
 
@@ -91,7 +92,8 @@ class NcclCalls(DeviceCalls):
             collective.check(call)
             made = self._plan_of(call)
             made.facts = facts_of(call, group.name, group.label, group.timeout_s)
-            plan = self._plans[key] = made
+            plan = made
+            remember(self._plans, key, made)
             if request.compares:
                 self._compare(request, call)
         if factor is not None:

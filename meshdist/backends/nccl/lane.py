@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from meshdist.backends.nccl.works import DeviceWork
 
 _MOST_SPARE = 64
+_LAUNCH_S = 0.2
 
 
 class Launchable(Protocol):
@@ -79,12 +80,17 @@ class Flight:
         except DistBackendError as error:
             raise DistBackendError(f"{self.where}: {error}") from None
 
-    def end_with(self, error: BaseException | None) -> None:
-        """Tell those who want to know that it is done, well or not."""
-        for record in self.records:
+    def record_end(self, error: BaseException | None) -> None:
+        """Have its records say that it is done, well or not."""
+        records, self.records = self.records, ()
+        for record in records:
             if error is not None:
                 record.append(f"{type(error).__name__}: {error}")
             record[COMPLETED] = clock()
+
+    def end_with(self, error: BaseException | None) -> None:
+        """Tell those who want to know that it is done, well or not."""
+        self.record_end(error)
         for work in self.works:
             work.settle(error)
 
@@ -103,6 +109,7 @@ class Lane:
 
     Attributes:
         flights: What is on its way, in order.
+        next_look_s: When what is on its way is looked at again.
     """
 
     def __init__(
@@ -119,12 +126,13 @@ class Lane:
         self.device, self.stream, self.check, self._wake = device, stream, check, wake
         self.stream_address = int(stream.ptr)
         self.flights: deque[Flight] = deque()
+        self.next_look_s = 0.0
         # Flights whose arrays are kept.
         self._keeping: deque[Flight] = deque()
         self._lock = threading.Lock()
         self._letting_go = threading.Lock()
         self._ending = threading.Lock()
-        self._is_aborted = False
+        self._is_over = False
         self._start = cuda.Event(disable_timing=True)
         self._spare: list[Any] = []
 
@@ -187,15 +195,34 @@ class Lane:
     def check_async_error(self) -> None:
         """Raise where NCCL has failed since the last call."""
         with self._ending:
-            if not self._is_aborted:
+            if not self._is_over:
                 self.communicator.check_async_error()
 
+    def finish(self) -> None:
+        """End the communicator once what was enqueued is done; may wait for the other ranks, until `abort`."""
+        if self._is_over:
+            return
+        with self.cuda.Device(self.device):
+            self.communicator.finalize()
+            if self._is_ours_to_end():
+                self.communicator.destroy()
+
     def abort(self) -> None:
-        """End the communicator, and what is on its way."""
+        """End the communicator, and what is on its way; waits for what runs on the GPU."""
+        # Who calls NCCL is about to return, or waits for ranks that do not come: then this is what ends it.
+        launches = self._lock.acquire(timeout=_LAUNCH_S)
+        try:
+            if self._is_ours_to_end():
+                with self.cuda.Device(self.device):
+                    self.communicator.abort()
+        finally:
+            if launches:
+                self._lock.release()
+
+    def _is_ours_to_end(self) -> bool:
         with self._ending:  # nobody may look at what is being taken down
-            if not self._is_aborted:
-                self._is_aborted = True
-                self.communicator.abort()
+            is_over, self._is_over = self._is_over, True
+        return not is_over
 
     def let_go(self) -> None:
         """Forget the arrays of operations that are done; memory must not wait for somebody to look."""
@@ -217,7 +244,8 @@ class Lane:
     def landed(self) -> list[Flight]:
         """Return the operations that are done, and forget them; for one thread."""
         done = []
-        while self.flights and self.flights[0].is_done(self.cuda):
+        # What is aborted is done as well, but not in order: who gave up says so.
+        while self.flights and self.flights[0].is_done(self.cuda) and not self._is_over:
             done.append(self.flights.popleft())
         if done:
             self.let_go()

@@ -69,8 +69,11 @@ class Communicator(Protocol):
     def check_async_error(self) -> None:
         """Raise what `Library.failure` reads where NCCL has failed since the last call."""
 
-    def finish(self) -> None:
-        """End the communicator once what was enqueued is done; may wait for the other ranks of the host."""
+    def finalize(self) -> None:
+        """Let the communicator come to rest once what was enqueued is done; may wait for the other ranks."""
+
+    def destroy(self) -> None:
+        """End a communicator that has come to rest."""
 
     def abort(self) -> None:
         """End the communicator at once, and what it has enqueued."""
@@ -169,11 +172,14 @@ class CupyCommunicator:
         """Give an op of `premul_sum` back; calls that were enqueued with it are not touched."""
         self._supplement.drop_op(op, self._made.comm)
 
-    def finish(self) -> None:
-        """End the communicator once what was enqueued is done; may wait for the other ranks of the host."""
+    def finalize(self) -> None:
+        """Let the communicator come to rest once what was enqueued is done; may wait for the other ranks."""
         if self._made.comm:
             self._supplement.finalize(self._made.comm)
-            self._made.destroy()
+
+    def destroy(self) -> None:
+        """End a communicator that has come to rest."""
+        self._made.destroy()
 
 
 class Supplement:

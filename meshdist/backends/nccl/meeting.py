@@ -181,7 +181,11 @@ class Meeting:
         options = self._options
         making = _Making(make, options, self._members, self._check)
         threading.Thread(target=making.make, name=f"meshdist-nccl-{options.name}", daemon=True).start()
-        self._wait(making)
+        try:
+            self._wait(making)
+        except BaseException:
+            making.leave()
+            raise
         assert making.made is not None
         return making.made
 
@@ -234,16 +238,29 @@ class _Making(Waitable):
         self._others = [rank for rank in members if rank != options.rank][:_LOOKED_AFTER]
         self._bell: Doorbell | None = None
         self._error: BaseException | None = None
+        self._leaving, self._is_left = threading.Lock(), False
         self.made: Communicator | None = None
 
     def make(self) -> None:
         try:
-            self.made = self._make()
+            made = self._make()
+            with self._leaving:
+                if not self._is_left:
+                    self.made = made
+            if self.made is None:
+                made.abort()  # nobody would ever end it
         except BaseException as error:  # it belongs to whoever waits
             self._error = error
         bell = self._bell
         if bell is not None:
             bell.ring()
+
+    def leave(self) -> None:
+        """Have what was made, or will be, aborted: nobody takes it."""
+        with self._leaving:
+            self._is_left, made = True, self.made
+        if made is not None:
+            threading.Thread(target=made.abort, name="meshdist-nccl-abort", daemon=True).start()
 
     def ready(self) -> bool:
         if self._error is not None:

@@ -77,6 +77,12 @@ class Pair:
                 self._thread = threading.Thread(target=run, args=(self._make, where), name=name, daemon=True)
                 self._thread.start()
 
+    def fail(self, error: DistError | None) -> None:
+        """Have the messages that wait for the lanes fail."""
+        for _, _, _, _, works, _ in list(self._waiting):
+            for work in works:
+                work.settle(error)
+
     def _make(self, where: str) -> None:
         mine = self._backend.rank
         try:
@@ -102,7 +108,4 @@ class Pair:
             if isinstance(failure, DistError) and not str(failure).startswith(where):
                 failure.args = (f"{where}: {failure}",)
             self._backend.fail(failure)
-            for _, _, _, _, works, _ in self._waiting:
-                for work in works:
-                    work.settle(self._backend.error)
-            self._waiting.clear()
+            self.fail(self._backend.error)

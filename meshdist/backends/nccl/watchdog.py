@@ -24,10 +24,17 @@ class Watchdog:
         name: Of the thread.
         look: Called now and then while something is on its way, with the lane: raises where that can never be done.
         failed: Told of what `look` raises, or the device.
+        begin: Called by the thread before anything else.
     """
 
-    def __init__(self, name: str, look: Callable[[Lane], None], failed: Callable[[BaseException], None]) -> None:
-        self._name, self._look, self._failed = name, look, failed
+    def __init__(
+        self,
+        name: str,
+        look: Callable[[Lane], None],
+        failed: Callable[[BaseException], None],
+        begin: Callable[[], None],
+    ) -> None:
+        self._name, self._look, self._failed, self._begin = name, look, failed, begin
         self._lanes: tuple[Lane, ...] = ()
         self._thread: CarrierThread | None = None
         self._is_idle = False
@@ -57,6 +64,7 @@ class Watchdog:
 
     def _run(self) -> None:
         nap_s, looks = _SHORTEST_NAP_S, 0
+        self._begin()
         while not self._stopping:
             try:
                 moved = [self._attend(lane) for lane in self._lanes]

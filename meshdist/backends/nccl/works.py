@@ -90,6 +90,15 @@ class DeviceWork(Work):
         """Return True once the call is done and did not fail."""
         return self.is_completed() and self._error is None
 
+    def exception(self) -> BaseException | None:
+        """Return what the call failed with, None where it did not, or not yet."""
+        if not self._is_done and self._lane is not None:
+            try:
+                self._lane.check()
+            except DistError as error:  # which is what `wait` raises, a moment before all calls are told
+                return error
+        return super().exception()
+
     def source_rank(self) -> int:
         """Return the global rank of the sender of an `irecv`; nothing else has one."""
         if self._source is None:
