@@ -25,13 +25,15 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory):
     os.environ["IPYTHONDIR"] = str(tmp_path_factory.mktemp("ipython"))
-    shell = InteractiveShell()
+    program = sys.modules["__main__"]
+    shell = InteractiveShell()  # which takes the place of the program, and does not give it back
     shell.extension_manager.load_extension("meshdist")
     yield shell
     shell.run_line_magic("mesh", "stop")
     shell.atexit_operations()
     atexit.unregister(shell.atexit_operations)
     InteractiveShell.clear_instance()
+    sys.modules["__main__"] = program
     del os.environ["IPYTHONDIR"]
 
 
