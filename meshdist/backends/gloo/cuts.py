@@ -25,7 +25,6 @@ class Cut:
         give: From what is sent, the flat segment that each rank reduces.
         take: From what is received, where each rank's finished segment goes; None for those not wanted here.
         keeps: Each rank keeps its finished segment, and no other rank takes it.
-        in_place: Every rank has room for its finished segment in what it receives.
         dtype: Of all segments.
         longest: Elements of the longest segment.
         put_bytes: What a rank would put into its slot, were all to go there at once.
@@ -36,7 +35,6 @@ class Cut:
     give: Callable[[Buffers], list[Array]]
     take: Callable[[Buffers], Blocks]
     keeps: bool
-    in_place: bool
     dtype: np.dtype[Any]
     longest: int
     put_bytes: int
@@ -46,12 +44,12 @@ class Cut:
 
 def all_reduce(call: Call) -> Cut:
     """All want all segments."""
-    return _whole(call, wanted=True, in_place=True)
+    return _whole(call, wanted=True)
 
 
 def reduce(call: Call) -> Cut:
     """The root wants all segments, the others none."""
-    return _whole(call, wanted=call.rank == call.root, in_place=False)
+    return _whole(call, wanted=call.rank == call.root)
 
 
 def reduce_scatter(call: Call) -> Cut:
@@ -72,7 +70,6 @@ def reduce_scatter(call: Call) -> Cut:
         give=lambda send: blocks_of(send, size),
         take=lambda recv: [flat(recv) if peer == rank else None for peer in range(size)],
         keeps=True,
-        in_place=True,
         dtype=dtype,
         longest=max(block.size for block in blocks),
         put_bytes=begins[-1],
@@ -81,7 +78,7 @@ def reduce_scatter(call: Call) -> Cut:
     )
 
 
-def _whole(call: Call, *, wanted: bool, in_place: bool) -> Cut:
+def _whole(call: Call, *, wanted: bool) -> Cut:
     rank, size = call.rank, call.size
     array = array_of(call.recv)
     dtype, shape = array.dtype, array.shape
@@ -89,7 +86,6 @@ def _whole(call: Call, *, wanted: bool, in_place: bool) -> Cut:
         give=lambda send: shares_of(flat(send), size),
         take=lambda recv: shares_of(flat(recv), size) if wanted else [None] * size,
         keeps=False,
-        in_place=in_place,
         dtype=dtype,
         longest=-(-array.size // size),
         put_bytes=array.nbytes,

@@ -90,12 +90,11 @@ class Host:
             self.arena.reserve_slots(self.backend.rank, num_bytes)
             self._reserved = num_bytes
 
-    def scratch(self, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-        """Return memory of this rank alone for two pieces of data."""
+    def scratch(self, dtype: np.dtype[Any]) -> Array:
+        """Return memory of this rank alone for a piece of data."""
         if self._scratch is None:
-            self._scratch = np.empty((2, SCRATCH_BYTES), np.uint8)
-        first, second = self._scratch.view(dtype)
-        return first, second
+            self._scratch = np.empty(SCRATCH_BYTES, np.uint8)
+        return self._scratch.view(dtype)
 
     def areas(self, dtype: np.dtype[Any], count: int) -> list[list[list[Array]]]:
         """Return, for each of the two uses and the slot of each rank, the areas of `count` elements for each rank."""

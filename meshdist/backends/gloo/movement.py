@@ -81,16 +81,41 @@ def put(send: Any, place: Any) -> None:
         place[...] = send
 
 
-class TablePlan(LockstepPlan):
-    """A plan whose ranks tell each other in the table where their blocks lie."""
+class BulkMove(LockstepPlan):
+    """What carrying out a route by chunks or by single copies has in common.
 
-    def __init__(self, host: Host, call: Call) -> None:
+    Attributes:
+        longest: Bytes of the longest block of any rank.
+    """
+
+    def __init__(self, host: Host, call: Call, route: Route) -> None:
         super().__init__(host.lockstep, host.backend, call)
         self.host = host
         self.rank = call.rank
         self.size = call.size
+        self.route = route
+        self.longest = route.longest or 0
 
-    def announce(self, give: Blocks, take: Blocks) -> int:
+    def others(self) -> list[int]:
+        """Return the other ranks, beginning with the next, so that not all turn to one at once."""
+        return [(self.rank + step) % self.size for step in range(1, self.size)]
+
+
+class SingleCopyMove(BulkMove):
+    """Many bytes, one copy: read straight from the giver's array."""
+
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Arrival]:
+        give, take = self.route.give(send), self.route.take(recv)
+        use = self._announce(give, take)
+        yield self.arrive()
+        _keep_own(give[self.rank], take[self.rank])
+        for peer in self.others():
+            block = take[peer]
+            if block is not None:
+                self._read(peer, int(self.host.arena.table(use, peer)[self.rank, 0]), block)
+        yield self.arrive()
+
+    def _announce(self, give: Blocks, take: Blocks) -> int:
         """Write into the table where this rank's blocks are and how long; return which of the two tables."""
         use = self.lockstep.flip()
         table = self.host.arena.table(use, self.rank)
@@ -99,7 +124,7 @@ class TablePlan(LockstepPlan):
             table[peer] = address, num_bytes, 0 if taken is None else taken.nbytes
         return use
 
-    def read(self, peer: int, address: int, into: Array) -> None:
+    def _read(self, peer: int, address: int, into: Array) -> None:
         """Read a peer's memory."""
         try:
             self.host.readers[peer].read(address, into)
@@ -107,38 +132,6 @@ class TablePlan(LockstepPlan):
             # A rank that has given up has said why, before its arrays went.
             self.lockstep.check_now(self.signature)
             raise
-
-    def others(self) -> list[int]:
-        """Return the other ranks, beginning with the next, so that not all turn to one at once."""
-        return [(self.rank + step) % self.size for step in range(1, self.size)]
-
-
-class BulkMove(TablePlan):
-    """What carrying out a route by chunks or by single copies has in common.
-
-    Attributes:
-        longest: Bytes of the longest block of any rank.
-    """
-
-    def __init__(self, host: Host, call: Call, route: Route) -> None:
-        super().__init__(host, call)
-        self.route = route
-        self.longest = route.longest or 0
-
-
-class SingleCopyMove(BulkMove):
-    """Many bytes, one copy: read straight from the giver's array."""
-
-    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Arrival]:
-        give, take = self.route.give(send), self.route.take(recv)
-        use = self.announce(give, take)
-        yield self.arrive()
-        _keep_own(give[self.rank], take[self.rank])
-        for peer in self.others():
-            block = take[peer]
-            if block is not None:
-                self.read(peer, int(self.host.arena.table(use, peer)[self.rank, 0]), block)
-        yield self.arrive()
 
 
 class ChunkedMove(BulkMove):

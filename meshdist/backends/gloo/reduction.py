@@ -15,7 +15,7 @@ from meshdist.backends.base import Plan
 from meshdist.backends.gloo.cuts import Cut
 from meshdist.backends.gloo.in_place import SharedReduce
 from meshdist.backends.gloo.lockstep import Arrival, LockstepPlan, OneStep
-from meshdist.backends.gloo.movement import TablePlan, put
+from meshdist.backends.gloo.movement import put
 from meshdist.call import Buffers, Call
 from meshdist.quiet import quiet_runner
 from meshdist.reduce_op import ReduceOp
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from meshdist.backends.gloo.host import Host
 
 
-# Up to here, over all ranks, every rank reduces for itself in one step. Measured on 2 and 4 ranks, as is the next.
+# Up to here, over all ranks, every rank reduces for itself in one step. Measured on 2 and 4 ranks. More goes through
+# the slots, at every size: to read the others' memory instead took a third longer on 2 ranks, and as long on 4.
 REDUCE_ALONE_BYTES = 1 << 20
-# From here on ranks read each other's memory instead of going through the slots.
-SINGLE_COPY_REDUCE_BYTES = 4 << 20
 
 
 def plan_reduction(host: Host, call: Call, cut: Cut) -> Plan:
@@ -35,8 +34,6 @@ def plan_reduction(host: Host, call: Call, cut: Cut) -> Plan:
     if cut.put_bytes <= min(REDUCE_ALONE_BYTES // call.size, host.arena.slot_bytes):
         host.reserve(cut.put_bytes)
         return SlotReduce(host, call, cut)
-    if host.single_copy and cut.in_place and cut.put_bytes >= SINGLE_COPY_REDUCE_BYTES:
-        return SharedReduce(host, call, cut, SingleCopyReduce(host, call, cut))
     host.reserve(host.arena.slot_bytes)
     return SharedReduce(host, call, cut, ChunkedReduce(host, call, cut))
 
@@ -114,51 +111,3 @@ class ChunkedReduce(LockstepPlan):
         for source in sources[2:]:
             run(combine, total, source, out=total)
         run(self._op.finish, total, self._size)
-
-
-class SingleCopyReduce(TablePlan):
-    """Many bytes: each rank reads its segment of the others' arrays piece by piece, and adds it to its own.
-
-    A piece stays in the cache between being read and being added. In an all_reduce the segments are reduced in place
-    (nobody else reads this rank's own), and then each rank reads the finished ones.
-    """
-
-    def __init__(self, host: Host, call: Call, cut: Cut) -> None:
-        super().__init__(host, call)
-        assert call.op is not None
-        self._cut = cut
-        self._op = call.op
-        self._run = quiet_runner()
-
-    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Arrival]:
-        give, take = self._cut.give(send), self._cut.take(recv)
-        use = self.announce(give, take)
-        tables = [self.host.arena.table(use, peer) for peer in range(self.size)]
-        yield self.arrive()
-        total = take[self.rank]
-        assert total is not None
-        self._reduce(give[self.rank], total, [int(table[self.rank, 0]) for table in tables])
-        yield self.arrive()
-        if not self._cut.keeps:
-            for peer in self.others():
-                wanted = take[peer]
-                if wanted is not None:
-                    self.read(peer, int(tables[peer][peer, 0]), wanted)
-            yield self.arrive()
-
-    def _reduce(self, own: Array, total: Array, addresses: list[int]) -> None:
-        run, combine = self._run, self._op.ufunc
-        # In rank order, as everywhere: the result does not depend on the way. What comes before this rank's own is
-        # summed in the first piece of scratch, and the other pieces are read into the second.
-        first, second = self.host.scratch(own.dtype)
-        for begin in range(0, own.size, first.size):
-            mine, part = own[begin : begin + first.size], total[begin : begin + first.size]
-            so_far: Array | None = None
-            for peer, address in enumerate(addresses):
-                piece = mine
-                if peer != self.rank:
-                    piece = (first if so_far is None else second)[: part.size]
-                    self.read(peer, address + begin * own.itemsize, piece)
-                room = part if peer >= self.rank else first[: part.size]
-                so_far = piece if so_far is None else run(combine, so_far, piece, out=room)
-            run(self._op.finish, part, self.size)
