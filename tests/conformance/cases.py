@@ -41,8 +41,8 @@ SMALL = [
     ((2, 3, 4), "Fortran"),
 ]
 KIB = 1024
-# Bytes that take each way there is: a few KiB in one step, then chunks through slots, then one copy out of the memory
-# of the peer; just below, at and above where the ways change; several chunks.
+# Bytes that take each way there is but the longest: in one step, then chunks through slots; just below, at and above
+# where the ways change; several chunks.
 LARGE_BYTES = (
     6 * KIB,
     8 * KIB,
@@ -50,6 +50,8 @@ LARGE_BYTES = (
     32 * KIB,
     32 * KIB + 16,
     100 * KIB,
+    256 * KIB,
+    256 * KIB + 16,
     512 * KIB - 16,
     512 * KIB + 16,
     1536 * KIB,

@@ -28,9 +28,11 @@ if TYPE_CHECKING:
 
 # The longest block that moves through the slots where the kernel could copy it: it takes longer to find the pages of a
 # block than the processor to copy it twice, as long as the slots stay in the cache, and while one rank copies in the
-# next chunk the others copy out the last. Measured on 2 and 4 ranks. A block for one rank alone is copied in by a giver
-# that has as many more of them, so what is longest shrinks with the square of the number of ranks.
-CHUNKED_BYTES = 4 << 20
+# next chunk the others copy out the last. Measured on 2 and 4 ranks, on 2 cores.
+CHUNKED_BYTES = 16 << 20
+# Of blocks for one rank each, where all ranks give and where one does, times the cube of the number of ranks: that many
+# more there are, they share the slots, and here the cores.
+CHUNKED_BYTES_OF_ALL, CHUNKED_BYTES_OF_ONE = 64 << 20, 8 << 20
 
 _NOTHING = np.empty(0, np.uint8)
 
@@ -48,8 +50,11 @@ def plan_movement(host: Host, call: Call, route: Route) -> Plan:
 
 def moves_in_chunks(host: Host, route: Route, longest: int) -> bool:
     """Return whether blocks of up to `longest` bytes are moved fastest in chunks through the slots."""
-    size = host.backend.size
-    return not host.single_copy or longest <= CHUNKED_BYTES // (1 if route.shared else size * size)
+    if not host.single_copy:
+        return True
+    if route.shared:
+        return longest <= CHUNKED_BYTES
+    return longest * host.backend.size**3 <= (CHUNKED_BYTES_OF_ALL if route.giver is None else CHUNKED_BYTES_OF_ONE)
 
 
 class SlotMove(OneStep):
