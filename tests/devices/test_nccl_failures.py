@@ -178,6 +178,7 @@ def fail_inside(cupy, standin):
     group.all_reduce(cupy.zeros(1))
     with MACHINE.held(cupy.cuda.get_current_stream()):
         work = group.all_reduce(cupy.zeros(1), async_op=True)
+        dist.barrier()  # the status is that of both, and would fail a call that is still to be made
         standin.async_status = 6
         return caught(lambda: work.wait(20.0))
 
