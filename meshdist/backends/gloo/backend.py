@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from meshdist.backends.whereabouts import SetUpWait
 from meshdist.call import Buffers, Call, Signature
 from meshdist.deadline import Deadline
 from meshdist.doorbells import SocketDoorbells
+from meshdist.errors import DistBackendError
 from meshdist.farewell import DESTROYED_GROUP, gave_up
 from meshdist.waiting import Waitable, look_a_while
 
@@ -124,6 +125,11 @@ class GlooBackend(Backend):
         deadline = deadline or Deadline(self.options.timeout_s)
         if not look_a_while(waitable):
             super().wait(waitable, where, deadline)
+
+    def explain_by(self, explain: Callable[[], DistBackendError]) -> None:
+        """Have `explain` find out what the calls are where those of ranks that memory is shared with disagree."""
+        if self._shared is not None:
+            self._shared.lockstep.explain = explain
 
     def is_at_odds_here(self) -> bool:
         """Return whether a rank that memory is shared with makes another call."""

@@ -59,7 +59,11 @@ class Lockstep:
     Attributes:
         step: The number of the last step that this rank has posted.
         use: Which of the two slots the current call uses, 0 or 1.
+        explain: Finds out what the calls are that disagree, where these ranks are some of a larger group, all of which
+            are to hear of it, and to be heard.
     """
+
+    explain: Callable[[], DistBackendError] | None = None
 
     def __init__(self, arena: Arena, rank: int, num_ranks: int, members: Members) -> None:
         self.step = 0
@@ -186,6 +190,8 @@ class Lockstep:
                 self.members.ring(peer, number)
 
     def _disagree(self, signature: Signature) -> DistBackendError:
+        if self.explain is not None:
+            return self.explain()
         mine = f"{signature.text} at {call_site()}"
         self._say(_DISAGREES, mine)
         deadline = Deadline(_EXPLAIN_S)

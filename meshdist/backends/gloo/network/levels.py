@@ -97,6 +97,7 @@ class Levels:
         """Set up what the ranks of this host share."""
         if self.here is not None:
             yield from self.crossing(self.here.connect())
+            self.here.explain_by(self.agreement.disagreement)
 
     def meet(self, signature: Signature) -> Iterator[Waitable]:
         """Wait until all ranks of the group have begun this collective, and compare their calls."""
