@@ -21,25 +21,18 @@ from collections import Counter
 from pathlib import Path
 
 from sidebyside.machine import describe
-from sidebyside.options import positive, positive_float
-from sidebyside.report import add_output_options, publish, table
+from sidebyside.options import positive
+from sidebyside.report import publish, table
 from soaking import rank
+from soaking.options import add_options
 
 import meshdist as dist
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Run random programs and compare them with NumPy.")
-    parser.add_argument("--seconds", type=positive_float, default=60.0, help="(default: %(default)g)")
-    parser.add_argument("--seed", type=int, help="of all programs (default: one that is printed)")
-    parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first program (default: 0)")
+    add_options(parser, "program", timeout_s=60.0)
     parser.add_argument("--steps", type=positive, default=40, help="calls of a program (default: %(default)s)")
-    parser.add_argument("--ranks", type=positive, default=4, help="(default: %(default)s)")
-    parser.add_argument("--timeout", type=positive_float, default=60.0, help="of a call, s (default: %(default)g)")
-    paths = parser.add_mutually_exclusive_group()
-    paths.add_argument("--tcp", action="store_true", help="no memory is shared: every rank is a host of its own")
-    paths.add_argument("--hosts", type=positive, default=1, help="on how many hosts the ranks believe to be")
-    add_output_options(parser)
     return parser.parse_args()
 
 

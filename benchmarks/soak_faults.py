@@ -21,26 +21,19 @@ from statistics import median
 
 from sidebyside.machine import describe
 from sidebyside.options import names_from, positive, positive_float
-from sidebyside.report import add_output_options, duration, publish, table
+from sidebyside.report import duration, publish, table
 from soaking.faults import FAULTS, Ranks, Trial, draw, verdict
+from soaking.options import add_options
 
 _END_S = 20.0
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Inject faults into random programs.")
-    parser.add_argument("--seconds", type=positive_float, default=60.0, help="(default: %(default)g)")
-    parser.add_argument("--seed", type=int, help="of all trials (default: one that is printed)")
-    parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first trial (default: 0)")
+    add_options(parser, "trial", timeout_s=4.0)
     parser.add_argument("--trials", type=positive, default=1 << 30, metavar="N", help="at most so many")
     parser.add_argument("--faults", type=names_from(FAULTS), default=list(FAULTS), help="(default: all)")
-    parser.add_argument("--ranks", type=positive, default=4, help="(default: %(default)s)")
-    parser.add_argument("--timeout", type=positive_float, default=4.0, help="of the groups, s (default: %(default)g)")
     parser.add_argument("--slack", type=positive_float, default=1.0, help="added to every bound, s; for a busy machine")
-    paths = parser.add_mutually_exclusive_group()
-    paths.add_argument("--tcp", action="store_true", help="no memory is shared: every rank is a host of its own")
-    paths.add_argument("--hosts", type=positive, default=1, help="on how many hosts the ranks believe to be")
-    add_output_options(parser)
     return parser.parse_args()
 
 

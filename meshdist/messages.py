@@ -18,7 +18,7 @@ from meshdist.detour import Announcement, Watcher, told
 from meshdist.device_calls import DeviceCalls, Parcel
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.progress import Job, JobQueue, Progress
-from meshdist.waiting import Doorbell, Waitable
+from meshdist.waiting import Waitable, Wrapped
 from meshdist.work import ReceiptWork, Work
 
 if TYPE_CHECKING:
@@ -304,31 +304,16 @@ class Messages:
             raise ValueError(f"{where}: there is no other rank in the group to receive from")
 
 
-class _Guarded(Waitable):
+class _Guarded(Wrapped):
     """What is waited for, as long as its group is well: another call may break it meanwhile."""
 
     def __init__(self, waitable: Waitable, check: Any) -> None:
-        self._waitable = waitable
+        super().__init__(waitable)
         self._check = check
-
-    def ready(self) -> bool:
-        return self._waitable.ready()
 
     def check(self) -> None:
         self._check()
-        self._waitable.check()
-
-    def arm(self, bell: Doorbell) -> None:
-        self._waitable.arm(bell)
-
-    def disarm(self, bell: Doorbell) -> None:
-        self._waitable.disarm(bell)
-
-    def missing(self) -> str:
-        return self._waitable.missing()
-
-    def nap_s(self) -> float:
-        return self._waitable.nap_s()
+        super().check()
 
 
 def _steps(guarded: Waitable, waitable: Waitable, arrive: Any) -> Iterator[Waitable]:

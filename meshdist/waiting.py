@@ -107,6 +107,32 @@ class Waitable(ABC):
         return LONGEST_NAP_S
 
 
+class Wrapped(Waitable):
+    """Stands for another waitable; what derives from it adds to what that one does."""
+
+    def __init__(self, waitable: Waitable) -> None:
+        self.looking_s = waitable.looking_s
+        self.waitable = waitable
+
+    def ready(self) -> bool:
+        return self.waitable.ready()
+
+    def check(self) -> None:
+        self.waitable.check()
+
+    def arm(self, bell: Doorbell) -> None:
+        self.waitable.arm(bell)
+
+    def disarm(self, bell: Doorbell) -> None:
+        self.waitable.disarm(bell)
+
+    def missing(self) -> str:
+        return self.waitable.missing()
+
+    def nap_s(self) -> float:
+        return self.waitable.nap_s()
+
+
 def is_ready(waitable: Waitable) -> bool:
     """Return `waitable.ready()`; where it is not, raise if it can never be."""
     if waitable.ready():

@@ -17,8 +17,8 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import pytest
 import worlds
+from environments import install_step
 
 import meshdist
 from meshdist.launch.mpi import mpirun_command
@@ -26,7 +26,7 @@ from meshdist.launch.worker import die_with_parent
 
 LIBRARIES = ("openmpi", "mpich")
 VARIABLE = "MESHDIST_MPI_WORLDS"
-INSTALL_S, START_S, END_S = 300.0, 60.0, 5.0
+START_S, END_S = 60.0, 5.0
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -55,26 +55,16 @@ def environment(library: str) -> Path:
     python = folder / "bin" / "python"
     if not (folder / "complete").exists():
         shutil.rmtree(folder, ignore_errors=True)
-        _run(library, sys.executable, "-m", "venv", "--without-pip", str(folder))
+        step = functools.partial(install_step, f"mpi4py and {library}")
+        step(sys.executable, "-m", "venv", "--without-pip", str(folder))
         pip = (sys.executable, "-m", "pip", "--python", str(python))
-        _run(library, *pip, "install", "-q", "mpi4py>=4.0", library)
-        _run(library, str(python), "-c", "import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI")
+        step(*pip, "install", "-q", "mpi4py>=4.0", library)
+        step(str(python), "-c", "import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI")
         (folder / "complete").touch()
     # All else comes from here, and behind what the environment has itself.
     packages = next(folder.glob("lib/python*/site-packages"))
     (packages / "tests.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("-packages")))
     return python
-
-
-def _run(library: str, *command: str) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
-        problem = done.stderr if done.returncode else None
-    except (OSError, subprocess.TimeoutExpired) as error:
-        problem = str(error)
-    if problem is not None:
-        last = (problem.strip().splitlines() or ["no reason given"])[-1]
-        pytest.skip(f"no environment with mpi4py and {library} can be made here: {last}")
 
 
 def variables() -> dict[str, str]:

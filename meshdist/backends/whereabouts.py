@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from meshdist.errors import DistError
 from meshdist.group_names import few
-from meshdist.waiting import Doorbell, Waitable
+from meshdist.waiting import Waitable, Wrapped
 
 if TYPE_CHECKING:
     from meshdist.backends.base import BackendOptions
@@ -22,7 +22,7 @@ _PATIENCE_S = 1.0
 _MOST_ASKED = 16
 
 
-class SetUpWait(Waitable):
+class SetUpWait(Wrapped):
     """What a rank waits for in the set-up of a group, and the word that it leaves meanwhile.
 
     Args:
@@ -31,13 +31,13 @@ class SetUpWait(Waitable):
     """
 
     def __init__(self, waitable: Waitable, options: BackendOptions) -> None:
-        self._waitable = waitable
+        super().__init__(waitable)
         self._options = options
         self._since_s = time.monotonic()
         self._said = False
 
     def ready(self) -> bool:
-        if not self._waitable.ready():
+        if not super().ready():
             return False
         if self._said:
             self._said = False
@@ -46,7 +46,7 @@ class SetUpWait(Waitable):
         return True
 
     def check(self) -> None:
-        self._waitable.check()
+        super().check()
         if not self._said and time.monotonic() - self._since_s > _PATIENCE_S:
             self._said = True
             options = self._options
@@ -54,17 +54,11 @@ class SetUpWait(Waitable):
             with suppress(DistError):  # a favour to others: what becomes of this wait does not hang on it
                 options.world_store.set(_key(options.ranks[options.rank]), f"{options.name}\n{text}")
 
-    def arm(self, bell: Doorbell) -> None:
-        self._waitable.arm(bell)
-
-    def disarm(self, bell: Doorbell) -> None:
-        self._waitable.disarm(bell)
-
     def missing(self) -> str:
         # Where the store is gone, who is missing is still to be said.
         with suppress(DistError):
-            return f"{self._waitable.missing()}{self._elsewhere()}"
-        return self._waitable.missing()
+            return f"{super().missing()}{self._elsewhere()}"
+        return super().missing()
 
     def _elsewhere(self) -> str:
         options, found = self._options, []

@@ -56,7 +56,6 @@ class GroupFunction(_Calling, Generic[P, R]):
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
             """Call the flat function."""
-            raise NotImplementedError
 
     else:
 

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from environments import install_step
 
 VARIABLE = "MESHDIST_CUPY"
 PACKAGES = ("cupy-cuda12x>=14", "nvidia-nccl-cu12>=2.20")
-INSTALL_S = 600.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -29,8 +29,8 @@ def python() -> str:
     made = folder / "bin" / "python"
     if not (folder / "complete").exists():
         shutil.rmtree(folder, ignore_errors=True)
-        _run(sys.executable, "-m", "venv", "--without-pip", str(folder))
-        _run(sys.executable, "-m", "pip", "--python", str(made), "install", "-q", *PACKAGES)
+        install_step("CuPy", sys.executable, "-m", "venv", "--without-pip", str(folder))
+        install_step("CuPy", sys.executable, "-m", "pip", "--python", str(made), "install", "-q", *PACKAGES)
         (folder / "complete").touch()
     return str(made)
 
@@ -50,14 +50,3 @@ def run(script: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def _run(*command: str) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S, check=False)
-        problem = done.stderr if done.returncode else None
-    except (OSError, subprocess.TimeoutExpired) as error:
-        problem = str(error)
-    if problem is not None:
-        last = (problem.strip().splitlines() or ["no reason given"])[-1]
-        pytest.skip(f"no environment with CuPy can be made here: {last}")

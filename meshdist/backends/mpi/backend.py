@@ -11,6 +11,7 @@ from typing import Any
 
 from meshdist.arrays import Array
 from meshdist.backends.base import Backend, BackendOptions, DefaultPlan, Incoming, Plan, withdrawn_key
+from meshdist.backends.counting_in import check_there
 from meshdist.backends.mpi import plans
 from meshdist.backends.mpi.arithmetic import Arithmetic
 from meshdist.backends.mpi.environment import NOT_LAUNCHED, is_launched
@@ -117,9 +118,7 @@ class MpiBackend(Backend):
 
     def check_there(self, rank: int) -> None:
         """Raise DistBackendError if a rank has gone away."""
-        how = self.options.gone(rank)
-        if how is not None:
-            raise DistBackendError(f"rank {rank} {how}", peer_failed=True)
+        check_there(self.options, rank, "making this call")
 
     def abort(self, reason: str) -> None:
         self._is_broken = True

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from meshdist.backends.base import Backend, BackendOptions, Plan, withdrawn_key
+from meshdist.backends.counting_in import Counted
 from meshdist.backends.nccl.aborting import Aborting
 from meshdist.backends.nccl.calls import CARRIED, NcclCalls
 from meshdist.backends.nccl.lane import Flight, Lane
 from meshdist.backends.nccl.library import CupyLibrary, Library
-from meshdist.backends.nccl.meeting import Counted, Meeting, compare_calls
+from meshdist.backends.nccl.meeting import Meeting, compare_calls
 from meshdist.backends.nccl.pairs import Pair
 from meshdist.backends.nccl.watchdog import Watchdog
 from meshdist.call import Call

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,9 +56,9 @@ class Reducing(NcclPlan):
     def go(self, lane: Lane, sent: Any, received: Any) -> None:
         self.enqueue(lane, sent, received, self.op)
 
+    @abstractmethod
     def enqueue(self, lane: Lane, sent: Any, received: Any, op: int) -> None:
         """Enqueue NCCL's operation."""
-        raise NotImplementedError
 
     def prepare(self, send: Any, recv: Any) -> tuple[Any, Any]:
         sent = self.given(send)
@@ -252,8 +254,15 @@ def joined(arrays: list[Any], wide: np.dtype[Any] | None) -> Any:
     return whole
 
 
-_SINGLE = {"all_reduce": AllReduce, "reduce": Reduce, "reduce_scatter_tensor": ReduceScatter}
-_COALESCED = {"all_reduce_coalesced": AllReduce, "reduce_scatter_tensor_coalesced": ReduceScatter}
+_SINGLE: Mapping[str, Callable[[Call, Reduction], Reducing]] = {
+    "all_reduce": AllReduce,
+    "reduce": Reduce,
+    "reduce_scatter_tensor": ReduceScatter,
+}
+_COALESCED: Mapping[str, Callable[[Call, Reduction], Reducing]] = {
+    "all_reduce_coalesced": AllReduce,
+    "reduce_scatter_tensor_coalesced": ReduceScatter,
+}
 
 
 def reduction_plan(call: Call) -> Reducing | Gathered:
@@ -280,5 +289,6 @@ def reduction_plan(call: Call) -> Reducing | Gathered:
     if call.collective.native != "reduce_scatter":
         return _SINGLE[call.collective.native](call, reduction)
     assert isinstance(call.send, list)
-    is_even = len({block.size for block in call.send}) == 1
-    return (ReduceScatterList if is_even else ReduceScatterVarying)(call, reduction)
+    if len({block.size for block in call.send}) == 1:
+        return ReduceScatterList(call, reduction)
+    return ReduceScatterVarying(call, reduction)

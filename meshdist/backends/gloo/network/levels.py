@@ -14,7 +14,7 @@ from meshdist.backends.gloo.network.rail import Rail, meet
 from meshdist.call import Buffers, Call, Signature
 from meshdist.errors import DistError
 from meshdist.store import PrefixStore
-from meshdist.waiting import Doorbell, Waitable
+from meshdist.waiting import Waitable, Wrapped
 
 if TYPE_CHECKING:
     from meshdist.backends.gloo.backend import GlooBackend
@@ -177,7 +177,7 @@ class Levels:
             self.here.close()
 
 
-class Crossing(Waitable):
+class Crossing(Wrapped):
     """A wait of one level that ends as well when the other one has failed.
 
     Who is waited for may itself wait for another rank, of its host or of another; so ranks that have waited for a while
@@ -185,36 +185,23 @@ class Crossing(Waitable):
     """
 
     def __init__(self, waitable: Waitable, levels: Levels) -> None:
-        self.looking_s = waitable.looking_s
-        self._waitable = waitable
+        super().__init__(waitable)
         self._levels = levels
         self._num_checks = 0
 
-    def ready(self) -> bool:
-        return self._waitable.ready()
-
     def check(self) -> None:
         self._levels.check()
-        self._waitable.check()
+        super().check()
         self._num_checks += 1
         if self._num_checks == _CHECKS_BEFORE_NOTE:
             with suppress(DistError):  # where the store is gone, others will say so
                 self._levels.note()
 
-    def arm(self, bell: Doorbell) -> None:
-        self._waitable.arm(bell)
-
-    def disarm(self, bell: Doorbell) -> None:
-        self._waitable.disarm(bell)
-
     def missing(self) -> str:
         with suppress(DistError):
             self._levels.note()
-            return ", ".join(self._levels.absent()) or self._waitable.missing()
-        return self._waitable.missing()
-
-    def nap_s(self) -> float:
-        return self._waitable.nap_s()
+            return ", ".join(self._levels.absent()) or super().missing()
+        return super().missing()
 
 
 def _note_key(rank: int) -> str:

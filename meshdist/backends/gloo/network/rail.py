@@ -13,7 +13,7 @@ from meshdist.backends.gloo.network.agreement import LEFT_OUT, Agreement
 from meshdist.backends.gloo.wire.connection import Outgoing
 from meshdist.backends.gloo.wire.frames import PART, pack
 from meshdist.backends.gloo.wire.parts import Slot
-from meshdist.backends.gloo.wire.waiting import WireWait, check_rank
+from meshdist.backends.gloo.wire.waiting import OutgoingWait, WireWait, check_rank
 from meshdist.call import Call
 from meshdist.waiting import Doorbell, Waitable
 
@@ -137,22 +137,13 @@ class Coming(WireWait):
         return sorted({self._rail.ranks.index(slot.src) for slot in self._slots if not slot.done})
 
 
-class Going(WireWait):
+class Going(OutgoingWait):
     """A part on its way out."""
 
     def __init__(self, rail: Rail, place: int, outgoing: Outgoing) -> None:
-        super().__init__(rail.wire)
+        super().__init__(rail.wire, outgoing)
         self._rail = rail
         self._place = place
-        self._outgoing = outgoing
-
-    def is_done(self) -> bool:
-        """Return True once the system has it."""
-        return self._outgoing.done
-
-    def arm(self, bell: Doorbell) -> None:
-        self._outgoing.then = self.ring
-        super().arm(bell)
 
     def check(self) -> None:
         self._rail.check([self._place])

@@ -10,8 +10,8 @@ from meshdist.backends.gloo.outbox import Sent
 from meshdist.backends.gloo.wire.bag import Bag
 from meshdist.backends.gloo.wire.connection import Outgoing
 from meshdist.backends.gloo.wire.frames import DATA, LONG, WHOLE, pack
-from meshdist.backends.gloo.wire.waiting import Inquiry, WireWait, check_rank
-from meshdist.waiting import Doorbell, Waitable
+from meshdist.backends.gloo.wire.waiting import Inquiry, OutgoingWait, check_rank
+from meshdist.waiting import Waitable
 
 if TYPE_CHECKING:
     from meshdist.backends.base import Backend
@@ -54,21 +54,12 @@ class WireOutbox:
         self._inquiry.check([self._dst])
 
 
-class WireDispatch(WireWait):
-    """A message on its way out: waits until the system has it."""
+class WireDispatch(OutgoingWait):
+    """A message on its way out."""
 
     def __init__(self, outbox: WireOutbox, outgoing: Outgoing) -> None:
-        super().__init__(outbox.wire)
+        super().__init__(outbox.wire, outgoing)
         self._outbox = outbox
-        self._outgoing = outgoing
-
-    def is_done(self) -> bool:
-        """Return True once the array may be changed."""
-        return self._outgoing.done
-
-    def arm(self, bell: Doorbell) -> None:
-        self._outgoing.then = self.ring
-        super().arm(bell)
 
     def check(self) -> None:
         self._outbox.check()
@@ -89,17 +80,17 @@ class LongDispatch(WireDispatch):
         self._header = pack(DATA, src, token, tag, len(data), number, dtype_name)
         super().__init__(outbox, Outgoing(pack(LONG, src, token, tag, len(data), number, dtype_name), _NOTHING))
         self._is_let_go = False
-        link.send(self._outgoing)
+        link.send(self.outgoing)
         # The answer may be behind something that nobody waited for.
         link.go_on()
 
     def is_done(self) -> bool:
         """Return True once the array may be changed."""
-        return self._is_let_go and self._outgoing.done
+        return self._is_let_go and self.outgoing.done
 
     def go(self) -> None:
         """Send the bytes: the receiver has a place for them."""
-        self._outgoing = Outgoing(self._header, self._data)
-        self._outgoing.then = self.ring
+        self.outgoing = Outgoing(self._header, self._data)
+        self.outgoing.then = self.ring
         self._is_let_go = True
-        self._outbox.link.send(self._outgoing)
+        self._outbox.link.send(self.outgoing)

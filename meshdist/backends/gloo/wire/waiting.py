@@ -19,6 +19,7 @@ from meshdist.waiting import Doorbell, Waitable
 
 if TYPE_CHECKING:
     from meshdist.backends.base import BackendOptions
+    from meshdist.backends.gloo.wire.connection import Outgoing
     from meshdist.backends.gloo.wire.wire import Wire
 
 
@@ -61,6 +62,27 @@ class WireWait(Waitable):
     def disarm(self, bell: Doorbell) -> None:
         self._bell = None
         unwatch(self._wire, bell)
+
+
+class OutgoingWait(WireWait):
+    """Something on its way out: waits until the system has it.
+
+    Args:
+        wire: The wire.
+        outgoing: What is on its way.
+    """
+
+    def __init__(self, wire: Wire, outgoing: Outgoing) -> None:
+        super().__init__(wire)
+        self.outgoing = outgoing
+
+    def is_done(self) -> bool:
+        """Return True once the array that it is sent from may be changed."""
+        return self.outgoing.done
+
+    def arm(self, bell: Doorbell) -> None:
+        self.outgoing.then = self.ring
+        super().arm(bell)
 
 
 def watch(wire: Wire, bell: Doorbell) -> None:
