@@ -28,5 +28,6 @@ napoleon_use_rtype = False
 
 html_theme = "furo"
 html_title = f"meshdist {version}"
-html_static_path: list[str] = []
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_theme_options = {"navigation_with_keys": True}
