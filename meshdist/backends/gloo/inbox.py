@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from time import monotonic
@@ -34,6 +33,7 @@ from meshdist.backends.gloo.segment import find
 from meshdist.backends.gloo.single_copy import Reader, may_read
 from meshdist.backends.matching import Matching, there_are
 from meshdist.errors import DistBackendError
+from meshdist.systems import let_others_run
 from meshdist.waiting import Doorbell
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ class Inbox:
             looks -= 1
             if looks < 0:
                 end = end or monotonic() + _LOOKING_S
-                os.sched_yield()
+                let_others_run()
                 if monotonic() > end:
                     return False
         if not self._moving.acquire(False):
