@@ -330,7 +330,7 @@ def test_cells_of_a_notebook_are_timed(script, tmp_path):
     assert all(0 < begun <= over for rounds in times.values() for begun, over in rounds)
 
 
-def test_the_way_from_a_clone_to_a_model_is_that_of_the_readme(sidebyside):
+def test_the_way_from_a_clone_to_a_model_is_that_of_the_readme():
     # What it times is what .ci/run does; here only that it finds the parts of the line.
     commands = subprocess.run([ROOT / ".ci" / "run", "--commands"], capture_output=True, text=True, check=True).stdout
     assert [part.split()[0] for part in commands.splitlines()[0].split(" && ")] == [
