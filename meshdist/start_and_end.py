@@ -47,9 +47,9 @@ def init_process_group(
         backend: "gloo" (shared memory, TCP between hosts), "mpi", "nccl" or another registered name, in any case; or
             pairs of device type and name, as in "cpu:gloo,cuda:nccl". None means "gloo" and, for arrays on a GPU where
             it can be used, "nccl".
-        init_method: Where the ranks meet: "env://" (the default: MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE from the
-            environment, as `meshrun` sets them), "tcp://host:port" or "file:///path". With a file, or where the host is
-            a multicast address, the ranks find and number themselves if they give none. "mpi://", the default for
+        init_method: Where the ranks meet: `env://` (the default: MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE from the
+            environment, as `meshrun` sets them), `tcp://host:port` or `file:///path`. With a file, or where the host is
+            a multicast address, the ranks find and number themselves if they give none. `mpi://`, the default for
             backend "mpi": the ranks are those of the MPI job that `mpirun` started.
         timeout: How long to wait for the others, and how long any call of this world may wait: seconds or a timedelta.
             30 minutes where None.
