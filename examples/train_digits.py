@@ -6,17 +6,10 @@
     meshrun --nproc-per-node gpu examples/train_digits.py --backend nccl --device cuda
 
 The first trains on four processes, the second on one, the third over MPI, the last on GPUs. All are the same run:
-weights, batches and, up to rounding, losses do not depend on the mesh, nor on what carries it. Each rank holds B/dp
-rows x of a batch of B images and H/tp of the H hidden units:
+weights, batches and, up to rounding, losses do not depend on the mesh, nor on what carries it. The network, and what of
+it each rank has, is in digits_network.py; what surrounds a training is in digits_tools.py.
 
-    hidden = tanh(x @ w1 + b1)    x      (B/dp, 64)     w1 (64, H/tp)  b1 (H/tp,)    column-parallel: w1 cut by columns
-    logits = hidden @ w2 + b2     hidden (B/dp, H/tp)   w2 (H/tp, 10)  b2 (10,)      row-parallel: w2 cut by rows
-
-Forward, the column-parallel layer makes some of its outputs from all of its inputs, without communication. The
-row-parallel layer takes just these; what it makes are parts of a sum, which one all_reduce along "tp" completes. b2 is
-whole on every rank and added once, after the sum. Backward, every rank of a "tp" group has the whole logits, so the
-gradients of its own weights are local; only the gradient of x would be a sum along "tp", and no layer below needs it.
-What remains is the mean over the batch: one all_reduce along "dp" averages all gradients, laid out in one flat array.
+There are two calls in a step: along "tp" the parts of the logits are summed, along "dp" all gradients are averaged.
 """
 
 import argparse
@@ -24,23 +17,27 @@ import json
 import math
 import os
 import re
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
+from digits_network import (
+    BATCH,
+    HIDDEN,
+    LEARNING_RATE,
+    MOMENTUM,
+    TRAIN_IMAGES,
+    Array,
+    first_weights,
+    forward,
+    load_digits,
+    loss_and_gradients,
+)
+from digits_tools import array_module, plot, progress, timed
 
 import meshdist as dist
 
-Array = np.ndarray
-Sum = Callable[[Array], Array]
-
-PIXELS, HIDDEN, CLASSES = 64, 120, 10
-BATCH, TRAIN_IMAGES = 240, 1437  # images in a global batch; images to train on: the other 360 are held out for the test
-LEARNING_RATE, MOMENTUM, SEED = 0.1, 0.9, 0
+SEED = 0
 LAUNCHED = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")  # by meshrun, Open MPI, MPICH, Slurm
 
 
@@ -58,71 +55,6 @@ def mesh_shape(text: str | None, world_size: int) -> tuple[int, int]:
     if BATCH % dp or HIDDEN % tp:
         raise ValueError(f"--mesh {text}: dp must divide the {BATCH} images of a batch, tp the {HIDDEN} hidden units")
     return dp, tp
-
-
-def load_digits(rng: np.random.Generator, dtype: str) -> tuple[Array, Array]:
-    """Return the images as rows (1797, 64) of values from 0 to 1, and their labels (1797,), shuffled."""
-    with np.load(Path(__file__).parent / "data" / "digits.npz") as digits:
-        images, labels = digits["images"].reshape(-1, PIXELS), digits["labels"]
-    order = rng.permutation(len(labels))
-    return (images[order] / 16).astype(dtype), labels[order]
-
-
-def first_weights(rng: np.random.Generator, tp_rank: int, tp_size: int) -> list[Array]:
-    """Draw all weights, the same on every rank, and return this rank's w1, b1, w2 and b2."""
-    w1 = rng.standard_normal((PIXELS, HIDDEN)) / math.sqrt(PIXELS)
-    w2 = rng.standard_normal((HIDDEN, CLASSES)) / math.sqrt(HIDDEN)
-    units = np.split(np.arange(HIDDEN), tp_size)[tp_rank]
-    return [w1[:, units], np.zeros(len(units)), w2[units], np.zeros(CLASSES)]
-
-
-def array_module(device: str) -> Any:
-    """Return NumPy, or for "cuda" CuPy, with this rank's GPU as its device: what all arrays of the training are of."""
-    if device == "cpu":
-        return np
-    try:
-        import cupy
-    except ImportError as error:
-        sys.exit(f"train_digits.py: --device cuda needs CuPy: `pip install 'meshdist[cuda]'` ({error})")
-    try:
-        num_gpus = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        sys.exit(f"train_digits.py: --device cuda needs a GPU and its driver, CuPy finds none here ({error})")
-    cupy.cuda.Device(dist.get_node_local_rank(0) % num_gpus).use()
-    return cupy
-
-
-def forward(weights: list[Array], x: Array, sum_over_tp: Sum, xp: Any = np) -> tuple[Array, Array]:
-    """Return this rank's hidden units (rows, H/tp) and the whole logits (rows, 10)."""
-    w1, b1, w2, b2 = weights
-    # tanh because it is smooth: at relu's kink a rounding error flips a gradient, and runs in float32 drift apart.
-    hidden = xp.tanh(x @ w1 + b1)
-    return hidden, sum_over_tp(hidden @ w2) + b2
-
-
-def loss_and_gradients(
-    weights: list[Array], x: Array, y: Array, sum_over_tp: Sum, xp: Any = np
-) -> tuple[Array, list[Array]]:
-    """Return the mean cross-entropy over these rows and its gradients with respect to this rank's weights."""
-    hidden, logits = forward(weights, x, sum_over_tp, xp)
-    logits -= logits.max(axis=1, keepdims=True)
-    log_p = logits - xp.log(xp.exp(logits).sum(axis=1, keepdims=True))
-    truth = xp.arange(len(y)), y
-    d_logits = xp.exp(log_p) / len(y)
-    d_logits[truth] -= 1 / len(y)
-    d_hidden = (d_logits @ weights[2].T) * (1 - hidden**2)
-    return -log_p[truth].mean(), [x.T @ d_hidden, d_hidden.sum(axis=0), hidden.T @ d_logits, d_logits.sum(axis=0)]
-
-
-@contextmanager
-def timed(seconds: list[float], xp: Any) -> Iterator[None]:
-    """Append the time that the block takes; on a GPU, until all is done that was asked of it."""
-    finish = (lambda: None) if xp is np else xp.cuda.get_current_stream().synchronize
-    finish()
-    started = perf_counter()
-    yield
-    finish()
-    seconds.append(perf_counter() - started)
 
 
 def train(mesh: dist.DeviceMesh, xp: Any, steps: int, dtype: str) -> dict[str, Any]:
@@ -164,29 +96,6 @@ def train(mesh: dist.DeviceMesh, xp: Any, steps: int, dtype: str) -> dict[str, A
     quality = {"losses": losses, "test_accuracy": float(right) / (len(labels) - TRAIN_IMAGES)}
     speed = {"steps_per_s": steps / sum(training), "comm_share": float(comm_share)}
     return {"mesh": f"{dp.size()}x{tp.size()}", "dtype": dtype, **quality, **speed}
-
-
-def progress(steps: int, losses: list[float]) -> Iterator[int]:
-    """Count the steps and show the newest loss: as a bar on a terminal, in at most five lines elsewhere."""
-    count: Any = range(1, steps + 1)
-    if terminal := sys.stderr.isatty():
-        from tqdm import tqdm
-
-        count = tqdm(count, unit="step")
-    for step in count:
-        yield step
-        if terminal:
-            count.set_postfix_str(f"loss {losses[-1]:.4f}", refresh=False)
-        elif step % math.ceil(steps / 5) == 0:
-            print(f"step {step} of {steps}: loss {losses[-1]:.4f}", flush=True)
-
-
-def plot(run: dict[str, Any], path: str) -> None:
-    from matplotlib.figure import Figure  # without pyplot: drawn by Agg, no display needed
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    figure.add_subplot(title=f"mesh {run['mesh']}", xlabel="step", ylabel="loss", yscale="log").plot(run["losses"])
-    figure.savefig(path, dpi=150)
 
 
 def main() -> None:

@@ -5,8 +5,8 @@
 # the hidden units cut in two (tensor parallel, "tp"), and with both on a mesh of 2 x 2. It is one program, and its
 # loss does not depend on the mesh.
 #
-# The functions of the network are those of [examples/train_digits.py](../examples/train_digits.py), which is the same
-# as a script.
+# The functions of the network are those of [examples/digits_network.py](../examples/digits_network.py);
+# [examples/train_digits.py](../examples/train_digits.py) is the same as a script.
 
 # %%
 import sys
@@ -17,7 +17,7 @@ from matplotlib import pyplot
 import meshdist as dist
 
 sys.path.insert(0, "../examples")
-import train_digits as digits
+import digits_network as digits
 
 images, labels = digits.load_digits(np.random.default_rng(0), "float64")
 figure, axes = pyplot.subplots(1, 10, figsize=(8, 1.2), layout="constrained")

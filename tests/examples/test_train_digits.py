@@ -26,7 +26,11 @@ LAUNCH = ["-m", "meshdist.launch", "--nproc-per-node"]
 def example():
     spec = importlib.util.spec_from_file_location("train_digits", SCRIPT)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(SCRIPT.parent))  # where its network is
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(SCRIPT.parent))
     return module
 
 
