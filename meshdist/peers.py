@@ -117,7 +117,7 @@ class Watch:
         self._card = card
         self._fd: int | None = None
         self._ended = False
-        if hasattr(os, "pidfd_open"):
+        if sys.platform == "linux" and hasattr(os, "pidfd_open"):
             try:
                 self._fd = os.pidfd_open(card.pid)
             except ProcessLookupError:
@@ -132,7 +132,7 @@ class Watch:
         """Return True once the process has ended."""
         if self._ended:
             return True
-        if self._fd is not None:
+        if sys.platform != "win32" and self._fd is not None:
             poll = select.poll()  # a new one: another thread may look at the same time
             poll.register(self._fd, select.POLLIN)
             self._ended = bool(poll.poll(0))
@@ -264,7 +264,7 @@ class Peers:
     def nudge(self, rank: int) -> bool:
         """Ask a global rank by a signal to say what it is in; return whether it is of this host, and lives."""
         card = self.card(rank)
-        if card.host != self.mine.host or card.pid == self.mine.pid or self.ended(rank):
+        if sys.platform == "win32" or card.host != self.mine.host or card.pid == self.mine.pid or self.ended(rank):
             return False
         with suppress(ProcessLookupError, PermissionError):
             os.kill(card.pid, signal.SIGURG)

@@ -7,7 +7,6 @@ a receipt or a message without a partner, the end of a peer.
 
 from __future__ import annotations
 
-from os import sched_yield
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from meshdist.backends.gloo.channel import (
     entry_bytes,
     kind_of,
 )
+from meshdist.systems import let_others_run
 
 if TYPE_CHECKING:
     from meshdist.backends.gloo.inbox import Inbox
@@ -94,7 +94,7 @@ def express_from(inbox: Inbox, tag: int, dtype: np.dtype[Any], shape: tuple[int,
             looks -= 1
             if looks < 0:
                 end = end or monotonic() + _LOOKING_S
-                sched_yield()
+                let_others_run()
                 if monotonic() > end:
                     return False
         if not moving.acquire(False):

@@ -14,7 +14,6 @@ import platform
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from os import sched_yield
 
 from meshdist.backends.base import Backend, Plan
 from meshdist.backends.gloo.arena import STATE, Arena
@@ -23,6 +22,7 @@ from meshdist.deadline import Deadline
 from meshdist.debug.mismatch import disagreement
 from meshdist.errors import DistBackendError
 from meshdist.farewell import DIED, gave_up, peer_gone
+from meshdist.systems import let_others_run
 from meshdist.waiting import Doorbell, Waitable
 
 _STEP = 0xFFFFFFFF
@@ -109,7 +109,7 @@ class Lockstep:
                     if looks < -_TURNS:
                         plan.wait(Arrival(self, word, plan.signature))
                         return
-                    sched_yield()
+                    let_others_run()
         if looks < 0:
             self._looks = max(most >> 1, _FEWEST_LOOKS)
         elif most < LOOKS and looks < most:
