@@ -284,8 +284,12 @@ class Peers:
 
     def describe(self, rank: int) -> str:
         """Return a global rank with its process and host, for messages."""
+        return f"rank {rank} ({self.process(rank)})"
+
+    def process(self, rank: int) -> str:
+        """Return the process of a global rank, for messages."""
         card = self.card(rank)
-        return f"rank {rank} (pid {card.pid} on {card.host_name})"
+        return f"pid {card.pid} on {card.host_name}"
 
     def close(self) -> None:
         """Give back what is held to talk to the processes, and to watch them."""

@@ -39,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             from meshdist.debug.attach import attach
 
-            states, gone, _ = attach(given.store)
+            found = attach(given.store)
+            states, gone = found.states, found.gone
+            print(found.note(), end="")
         print(report_on(states, gone), end="")
         if given.stacks:
             print(f"\n{stacks_of(states)}")

@@ -78,9 +78,10 @@ class StoreReach(Reach):
             self._has_told = False
             self._store.delete_key(_STORY)  # of this wait; nobody shall take it for that of the next
 
-    def gather(self, budget_s: float) -> tuple[dict[int, RankSeen], dict[int, str]]:
+    def gather(self, budget_s: float, ranks: Sequence[int] | None = None) -> tuple[dict[int, RankSeen], dict[int, str]]:
+        """Return what `Reach.gather` does, of some ranks; of all where None."""
         deadline = Deadline(budget_s)
-        ranks = range(min(self._peers.num_ranks, _MOST_RANKS))
+        ranks = range(min(self._peers.num_ranks, _MOST_RANKS)) if ranks is None else ranks
         texts = {rank: self._text(rank) for rank in ranks}
         gone = {rank: what for rank in ranks if (what := self._gone(rank)) is not None}
         # What a rank says that computes is of the moment when it was asked.

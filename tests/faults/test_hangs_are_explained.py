@@ -256,6 +256,66 @@ def test_attach_by_the_command_line(new_crew):
     assert "in wait_and_answer" in done.stdout
 
 
+def shrink_twice_and_wait():
+    rank = dist.get_rank()
+    if rank in (0, 2):
+        tell("excluded")
+        return
+    dist.shrink_group([2])
+    dist.shrink_group([0])
+    tell(dist.get_rank())
+    if rank == 3:
+        end = time.monotonic() + 60
+        while time.monotonic() < end and not os.environ.get("NEVER"):
+            sum(range(1000))
+    dist.new_group(timeout=20.0, group_desc="patient").barrier()
+
+
+def test_attach_finds_a_world_that_was_shrunk(new_crew, capsys):
+    from meshdist.debug.__main__ import main
+
+    crew = new_crew(5, timeout_s=20.0)
+    crew.start(shrink_twice_and_wait)
+    assert [crew.told(rank) for rank in range(5)] == ["excluded", 0, "excluded", 1, 2]
+    for rank in (1, 4):
+        crew.until_asleep(rank)
+    found = attach(crew.address)
+    assert sorted(found.states) == [0, 1, 2]
+    assert (found.world_size, found.gone, list(found.joined_as)) == (3, {}, [1, 3, 4])
+    assert [found.states[rank].pid for rank in range(3)] == [crew.pids[rank] for rank in (1, 3, 4)]
+    assert main(["attach", "--store", crew.address]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("The world was shrunk: its ranks 0 to 2 joined as ranks 1, 3, 4.\n")
+    assert "rank 1 has not come to barrier(), call 1 on 'patient'" in said
+    crew.signal(4, signal.SIGKILL)
+    assert crew.ended(4)
+    assert attach(crew.address).gone == {2: "has died"}
+
+
+def shrink_by_some():
+    if dist.get_rank() == 2:
+        tell("late")
+        end = time.monotonic() + 60
+        while time.monotonic() < end and not os.environ.get("NEVER"):
+            sum(range(1000))
+    if dist.get_rank() != 1:
+        dist.shrink_group([1])
+        tell("shrunk")
+        dist.barrier()
+
+
+def test_attach_says_who_has_not_come_to_shrink_the_world(new_crew):
+    crew = new_crew(3, timeout_s=20.0)
+    crew.start(shrink_by_some)
+    assert (crew.told(0), crew.told(2)) == ("shrunk", "late")
+    crew.until_asleep(0)
+    found = attach(crew.address)
+    assert sorted(found.states) == [0]
+    assert re.search(
+        r"has not come to shrink_group: as rank 2, it is in no call, at .*:\d+ in shrink_by_some", found.gone[1]
+    )
+
+
 @pytest.mark.parametrize(
     ("address", "message"),
     [("nowhere", "must be host:port"), ("127.0.0.1:1", "no store answered at 127.0.0.1:1")],

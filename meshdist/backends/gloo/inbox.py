@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
@@ -118,12 +118,6 @@ class Origin(Protocol):
         """Return what other tags messages from there have that nobody asked for, for the end of a message."""
 
 
-class Described(Protocol):
-    """A rank as messages call it."""
-
-    description: str
-
-
 class Receipt(Incoming):
     """A message that is asked for.
 
@@ -152,15 +146,21 @@ class Receipt(Incoming):
         self._bell: Doorbell | None = None
         self._armed: list[Sleepable] = []
 
-    def fit(self, source: int, header: Header, peer: Described) -> Array | None:
-        """Return the bytes of the array for a message; None where the message does not fit, which ends the receipt."""
+    def fit(self, source: int, header: Header, describe: Callable[[], str]) -> Array | None:
+        """Return the bytes of the array for a message; None where the message does not fit, which ends the receipt.
+
+        Args:
+            source: The rank in the group that sent it.
+            header: What it says of itself.
+            describe: Returns what messages call that rank.
+        """
         self.source = source
         num_bytes, dtype = header[2], header[5]
         if num_bytes == self._array.nbytes and dtype == self._dtype_name:
             return as_bytes(self._array)
         name = dtype.rstrip(bytes(1)).decode()
         self._error = DistBackendError(
-            f"the message from {peer.description} is {num_bytes} bytes of {name},"
+            f"the message from {describe()} is {num_bytes} bytes of {name},"
             f" the array to receive it is {describe_array(self._array)}, {self._array.nbytes} bytes"
         )
         self.finish()
@@ -311,7 +311,7 @@ class Inbox:
 
     def deliver(self, parcel: Parcel, receipt: Receipt) -> None:
         """Give a message that was kept to the receipt that asks for it."""
-        target = receipt.fit(self._src, parcel.header, self.peer)
+        target = receipt.fit(self._src, parcel.header, self.peer.describe)
         if target is not None:
             target[...] = parcel.data
             receipt.finish()
@@ -365,7 +365,7 @@ class Inbox:
                 parcel = Parcel(self._src, header)
                 expected.matching.keep(parcel, self._src, header[1])
                 return parcel, parcel.data
-        target = receipt.fit(self._src, header, self.peer)
+        target = receipt.fit(self._src, header, self.peer.describe)
         return (None, None) if target is None else (receipt, target)
 
     def _piece(self, channel: Channel, payload: Array) -> None:
