@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -314,6 +315,52 @@ def test_attach_says_who_has_not_come_to_shrink_the_world(new_crew):
     assert re.search(
         r"has not come to shrink_group: as rank 2, it is in no call, at .*:\d+ in shrink_by_some", found.gone[1]
     )
+
+
+RANK = """
+import sys, time
+import meshdist as dist
+dist.init_process_group(timeout=60)
+print("ready", flush=True)
+sys.stdin.readline()
+dist.destroy_process_group()
+"""
+
+
+def test_attach_to_the_job_of_a_process(tmp_path, monkeypatch, capsys):
+    from meshdist.debug.__main__ import main
+
+    (tmp_path / "secret").write_text("nobody knows")
+    (tmp_path / "secret").chmod(0o600)
+    monkeypatch.delenv("MESHDIST_SECRET", raising=False)
+    for name in ("MESHDIST_SECRET", "MESHDIST_SECRET_FILE", "MESHDIST_INSECURE"):
+        monkeypatch.setenv(name, "")  # so that what attach sets is taken back
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environment = {**os.environ, **place, "MESHDIST_SECRET_FILE": "secret"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", RANK], cwd=tmp_path, env=environment, **pipes) as rank:
+        try:
+            assert rank.stdout.readline() == "ready\n"
+            assert main(["attach", "--pid", str(rank.pid)]) == 0
+            assert "Flight records of all 1 ranks" in capsys.readouterr().out
+            rank.communicate("go on\n", timeout=30)
+        finally:
+            rank.kill()
+    assert main(["attach", "--pid", str(rank.pid)]) == 1
+    assert f"there is no process {rank.pid} on this host" in capsys.readouterr().err
+
+
+def test_attach_to_a_process_that_is_no_rank(capsys):
+    from meshdist.debug.__main__ import main
+
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
+    with subprocess.Popen(["sleep", "60"], env=variables) as sleeper:
+        assert main(["attach", "--pid", str(sleeper.pid)]) == 1
+        sleeper.kill()
+    assert "has no MASTER_ADDR and MASTER_PORT in its environment" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
