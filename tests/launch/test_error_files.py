@@ -4,6 +4,7 @@ import datetime
 import json
 import os
 import signal
+import socket
 import stat
 import time
 
@@ -182,3 +183,55 @@ def test_link_in_the_place_of_a_file_is_not_followed(tmp_path):
     meshrun(tmp_path, "--error-dir", "errors", "script.py")
     assert (tmp_path / "precious").read_text() == "kept"
     assert read(tmp_path / "errors")["rank0.error.json"]["exit_status"] == 3
+
+
+def test_launchers_of_two_hosts_say_the_same_of_the_first_failure(tmp_path):
+    body = """
+tell(f"pid{rank}", os.getpid())
+if rank == 1:
+    hear("pid0")
+    raise ValueError("on the other host")
+time.sleep(60)
+"""
+    write_script(tmp_path, body)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        where = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{probe.getsockname()[1]}", "--error-dir", "errors"]
+    launchers = [start_meshrun(tmp_path, *where, "--node-rank", str(node), "script.py") for node in range(2)]
+    said = [finish(launcher) for launcher in launchers]
+    assert [launcher.returncode for launcher in launchers] == [1, 1]
+    for rank in range(2):
+        assert said[rank].splitlines()[-1] == f"meshrun: error file of rank {rank}: errors/rank{rank}.error.json"
+    ended, failed = (read(tmp_path / "errors")[f"rank{rank}.error.json"] for rank in range(2))
+    assert (failed["node"], failed["is_first"], failed["message"]) == (1, True, "on the other host")
+    assert (ended["node"], ended["failed"], ended["signal"]) == (0, False, "SIGTERM")
+    assert (ended["first_failure"]["node"], ended["first_failure"]["rank"]) == (1, 1)
+    assert ended["first_failure"]["time_s"] == failed["time_s"]
+    assert ended["run_id"] == failed["run_id"]
+
+
+def test_ranks_are_started_again_out_of_the_middle_of_their_calls(tmp_path):
+    body = """
+import numpy as np
+import meshdist as dist
+count = int(os.environ["RESTART_COUNT"])
+dist.init_process_group(timeout=60)
+x = np.full(50_000, float(rank))
+for step in range(60):
+    if count < 3 and rank == count and step == 20 + count:
+        os.kill(os.getpid(), [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT][count])
+    dist.all_reduce(x, op="max")
+tell(f"done{rank}", x[-1])
+dist.destroy_process_group()
+"""
+    write_script(tmp_path, body)
+    arguments = ["--nproc-per-node", "4", "--max-restarts", "3", "--error-dir", "errors", "script.py"]
+    status, _, err = meshrun(tmp_path, *arguments)
+    assert status == 0, err
+    assert [told(tmp_path, f"done{rank}") for rank in range(4)] == ["3.0"] * 4
+    first = [said for said in read(tmp_path / "errors").values() if said["is_first"]]
+    assert sorted((said["restart"], said["rank"], said["signal"]) for said in first) == [
+        (0, 0, "SIGKILL"),
+        (1, 1, "SIGSEGV"),
+        (2, 2, "SIGABRT"),
+    ]
