@@ -271,10 +271,14 @@ class Peers:
             return True
         return False
 
+    def is_stopped(self, rank: int) -> bool:
+        """Return whether the process of a global rank on this host is stopped by a signal, and answers nothing."""
+        return _fields_of(self.card(rank).pid)[:1] in (["T"], ["t"])
+
     def why_silent(self, rank: int) -> str:
         """Return what is known of a global rank on this host that does not answer to `nudge`."""
         pid = self.card(rank).pid
-        if _fields_of(pid)[:1] in (["T"], ["t"]):
+        if self.is_stopped(rank):
             return f"is stopped by a signal; `kill -CONT {pid}` on {self.card(rank).host_name} lets it go on"
         from meshdist.debug.frozen import place_of_process
 
@@ -284,8 +288,12 @@ class Peers:
 
     def describe(self, rank: int) -> str:
         """Return a global rank with its process and host, for messages."""
+        return f"rank {rank} ({self.process(rank)})"
+
+    def process(self, rank: int) -> str:
+        """Return the process of a global rank, for messages."""
         card = self.card(rank)
-        return f"rank {rank} (pid {card.pid} on {card.host_name})"
+        return f"pid {card.pid} on {card.host_name}"
 
     def close(self) -> None:
         """Give back what is held to talk to the processes, and to watch them."""

@@ -14,6 +14,7 @@ from meshdist.call import Buffers, Call, Signature
 from meshdist.deadline import Deadline
 from meshdist.errors import DistBackendError
 from meshdist.overlap import KnownApart
+from meshdist.rank_words import call_process, call_rank
 from meshdist.waiting import Doorbells, Waitable, wait_until
 
 if TYPE_CHECKING:
@@ -82,6 +83,19 @@ class BackendOptions:
     def number(self, rank: int) -> int:
         """Return the number of a rank in messages: that in the group, unless this is a part of one."""
         return rank
+
+    @property
+    def ranks_in_messages(self) -> tuple[int, ...]:
+        """The global ranks that `number` is of."""
+        return self.ranks
+
+    def call(self, rank: int) -> str:
+        """Return what messages call a rank of the group."""
+        return call_rank(self.number(rank), self.ranks_in_messages)
+
+    def describe(self, rank: int) -> str:
+        """Return what messages call a rank of the group that is a process."""
+        return call_process(self.number(rank), self.ranks_in_messages, self.peers.process(self.ranks[rank]))
 
     def gone(self, rank: int) -> str | None:
         """Return how a rank of the group went away without taking part in it; None where it did not."""

@@ -141,7 +141,7 @@ class Inbox:
 
     def deliver(self, parcel: Parcel, receipt: Receipt) -> None:
         """Give a message that was kept to the receipt that asks for it."""
-        target = receipt.fit(self._src, parcel.header, self.peer)
+        target = receipt.fit(self._src, parcel.header, self.peer.describe)
         if target is not None:
             target[...] = parcel.data
             receipt.finish()
@@ -212,7 +212,7 @@ class Inbox:
                 parcel = Parcel(self._src, header)
                 expected.matching.keep(parcel, self._src, header.tag)
                 return parcel, parcel.data
-        target = receipt.fit(self._src, header, self.peer)
+        target = receipt.fit(self._src, header, self.peer.describe)
         return (None, None) if target is None else (receipt, target)
 
     def _complete(self, channel: Channel, header: Header, owner: Receipt | Parcel | None) -> None:

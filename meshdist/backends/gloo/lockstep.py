@@ -13,7 +13,7 @@ from __future__ import annotations
 import platform
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from meshdist.backends.base import Backend, Plan
 from meshdist.backends.gloo.arena import STATE, Arena
@@ -40,7 +40,7 @@ _LEFT_OUT = "making this call"
 class Members:
     """The ranks of a group as their processes: whether they live, how they are woken, what they are called.
 
-    `number` is what a rank is numbered in messages, which may be of a larger group.
+    `number` is what a rank is numbered in messages, which may be of a larger group, whose global ranks are `ranks`.
     """
 
     def __init__(
@@ -48,8 +48,10 @@ class Members:
         ended: Callable[[int], bool],
         ring: Callable[[int, int], None],
         describe: Callable[[int], str],
-        number: Callable[[int], int] = int,
+        number: Callable[[int], int],
+        ranks: Sequence[int],
     ) -> None:
+        self.ranks = ranks
         self.number = number
         self.ended = ended
         self.ring = ring
@@ -212,7 +214,7 @@ class Lockstep:
             silent = [peer for peer in silent if self._words[self.arena.line(peer, STATE)] != _DISAGREES]
         number = self.members.number
         calls = {number(peer): self.arena.text(peer) for peer in self.peers if peer not in silent}
-        return DistBackendError(disagreement({**calls, number(self.rank): mine}))
+        return DistBackendError(disagreement({**calls, number(self.rank): mine}, self.members.ranks))
 
 
 class Arrival(Waitable):

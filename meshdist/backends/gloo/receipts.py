@@ -6,7 +6,7 @@ Where they come from, a channel or the wire, is the matter of inboxes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -91,12 +91,6 @@ class Origin(Protocol):
         """Return what other tags messages from there have that nobody asked for, for the end of a message."""
 
 
-class Described(Protocol):
-    """A rank as messages call it."""
-
-    description: str
-
-
 class Receipt(Incoming):
     """A message that is asked for.
 
@@ -125,15 +119,21 @@ class Receipt(Incoming):
         self._bell: Doorbell | None = None
         self._armed: list[Sleepable] = []
 
-    def fit(self, source: int, header: Header, peer: Described) -> Array | None:
-        """Return the bytes of the array for a message; None where the message does not fit, which ends the receipt."""
+    def fit(self, source: int, header: Header, describe: Callable[[], str]) -> Array | None:
+        """Return the bytes of the array for a message; None where the message does not fit, which ends the receipt.
+
+        Args:
+            source: The rank in the group that sent it.
+            header: What it says of itself.
+            describe: Returns what messages call that rank.
+        """
         self.source = source
         num_bytes, dtype = header.num_bytes, header.dtype
         if num_bytes == self._array.nbytes and dtype == self._dtype_name:
             return as_bytes(self._array)
         name = dtype.rstrip(bytes(1)).decode()
         self._error = DistBackendError(
-            f"the message from {peer.description} is {num_bytes} bytes of {name},"
+            f"the message from {describe()} is {num_bytes} bytes of {name},"
             f" the array to receive it is {describe_array(self._array)}, {self._array.nbytes} bytes"
         )
         self.finish()

@@ -67,7 +67,7 @@ class Bag:
                 return _NOTHING
             with self.expected.lock:
                 return self._keep(link, header)
-        target = receipt.fit(src, _as_entry(header), link)
+        target = receipt.fit(src, _as_entry(header), partial(link.describe, self))
         return _NOTHING if target is None else (target.data, receipt.finish)
 
     def announced(self, link: Link, header: Header) -> None:
@@ -106,7 +106,7 @@ class Bag:
             parcel.complete = True
             receipt = parcel.receipt
         if receipt is not None:
-            hand_over(parcel, receipt, link)
+            hand_over(parcel, receipt, link, self)
 
     def _keep(self, link: Link, header: Header) -> Place:
         parcel = WholeParcel(self, header)
@@ -149,11 +149,11 @@ class LongParcel(Parcel):
                 take_long(self._bag, self._link, self._announcement, receipt)
 
 
-def hand_over(parcel: Parcel, receipt: Receipt, link: Link) -> None:
+def hand_over(parcel: Parcel, receipt: Receipt, link: Link, bag: Bag) -> None:
     """Give a message that was kept to the receipt that asks for it."""
     if isinstance(parcel, WholeParcel):
         parcel.bag.given(parcel)
-    target = receipt.fit(parcel.source, parcel.header, link)
+    target = receipt.fit(parcel.source, parcel.header, partial(link.describe, bag))
     if target is not None:
         target[...] = parcel.data
         receipt.finish()
@@ -161,7 +161,7 @@ def hand_over(parcel: Parcel, receipt: Receipt, link: Link) -> None:
 
 def take_long(bag: Bag, link: Link, header: Header, receipt: Receipt) -> None:
     """Have an announced message come into the array of the receipt that asks for it."""
-    target = receipt.fit(header[1], _as_entry(header), link)
+    target = receipt.fit(header[1], _as_entry(header), partial(link.describe, bag))
     if target is not None:
         _expect(bag, link, header, target.data, receipt.finish)
 

@@ -23,7 +23,7 @@ class WireInbox:
 
     def __init__(self, backend: Backend, src: int, wire: Wire, bag: Bag) -> None:
         self.link = wire.link(backend.options.ranks[src])
-        self.description = self.link.description
+        self.description = self.link.describe(bag)
         self.looking_s = LOOKING_S
         self._inquiry = Inquiry(backend.options, _LEFT_OUT)
         self._src = src
@@ -72,7 +72,7 @@ class WireInbox:
 
     def deliver(self, parcel: Parcel, receipt: Receipt) -> None:
         """Give a message that was kept to the receipt that asks for it."""
-        hand_over(parcel, receipt, self.link)
+        hand_over(parcel, receipt, self.link, self._bag)
 
     def asked(self, parcel: Parcel, receipt: Receipt) -> None:
         """Have a message, which has come or is announced, come to the receipt that asks for it."""

@@ -83,9 +83,9 @@ class WireDispatch(OutgoingWait):
         self._outbox.check()
 
     def missing(self) -> str:
-        link = self._outbox.link
+        link, bag = self._outbox.link, self._outbox.bag
         trouble = f" ({link.trouble})" if link.trouble else ""
-        return f"{link.description} to receive a message{trouble}"
+        return f"{link.describe(bag)} to receive a message{trouble}"
 
 
 class LongDispatch(WireDispatch):

@@ -85,9 +85,9 @@ class Wire:
         """Return the link with a global rank."""
         link = self._links.get(rank)
         if link is None:
-            description = self._peers.describe(rank)
+            process = self._peers.process(rank)
             with self.lock:
-                link = self._links.setdefault(rank, Link(self, rank, description))
+                link = self._links.setdefault(rank, Link(self, rank, process))
         return link
 
     def bag(self, token: int) -> Bag:
