@@ -254,7 +254,10 @@ class Messages:
         if queue is None:
             queue = self._queues[key] = JobQueue()
         steps = partial(_steps, _Guarded(waitable, partial(self.check, where)), waitable, arrive)
-        self._progress.submit(queue, Job(steps, work, group.timeout_s, where, group.fail, record))
+        try:
+            self._progress.submit(queue, Job(steps, work, group.timeout_s, where, group.fail, record))
+        except DistError as error:
+            raise group.fail(error, where, record) from None
 
     def _is_simple(self, tensor: Any, tag: int) -> bool:
         # The arguments of nearly all messages: nothing to be said against them, and nothing to be packed.

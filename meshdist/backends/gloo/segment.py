@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from meshdist.errors import DistBackendError
+from meshdist.limits import limit_of
 
 # Since Linux 5.14: back the pages now, or say that there is no memory (later it would be SIGBUS).
 _MADV_POPULATE_WRITE = 23
@@ -97,7 +98,9 @@ def find(place: str, num_bytes: int, *, only_reader: bool = False) -> Segment:
     try:
         fd = os.open(place, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
-        raise DistBackendError(f"cannot open the shared memory {place} of a peer on this host: {error}") from error
+        raise DistBackendError(
+            f"cannot open the shared memory {place} of a peer on this host: {error}{limit_of(error)}"
+        ) from error
     segment = Segment(fd, num_bytes, place, is_file=only_reader and not place.startswith("/proc/"))
     segment.seal()
     return segment

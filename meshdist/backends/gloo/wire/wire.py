@@ -167,6 +167,15 @@ class Wire:
             self._epoll.close()
             os.close(self._bell)
 
+    def disown(self) -> None:
+        """In a process that was forked of the rank: close its sockets, without a word; the rank has its own."""
+        self._closing = True
+        self._door.disown()
+        for connection in self._by_fd.values():
+            connection.sock.close()
+        self._epoll.close()
+        os.close(self._bell)
+
     def _deliver(self, deadline: Deadline) -> None:
         """Wait until the peers' systems have what was sent: a socket that is closed before may take it back."""
         pause = threading.Event()
