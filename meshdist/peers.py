@@ -190,6 +190,7 @@ class Peers:
         self._lost: set[int] = set()
         self._shared: dict[str, Closable] = {}
         self._making = threading.Lock()
+        self._noted: set[str] = set()
 
     def renumbered(self, ranks: Sequence[int], store: Store) -> Peers:
         """Return what is known of some of the ranks, as the peers of a world of their own.
@@ -247,6 +248,12 @@ class Peers:
                 if shared is None:
                     shared = self._shared[name] = make()
         return shared
+
+    def first_time(self, what: str) -> bool:
+        """Return True the first time that it is asked of `what` in this world: what is said once is said then."""
+        is_first = what not in self._noted
+        self._noted.add(what)
+        return is_first
 
     def report_end(self, rank: int) -> None:
         """Learn that the process of a global rank on another host has ended."""

@@ -30,6 +30,9 @@ class Fault:
         joins: Whether they have met before.
         senseless: Libraries for which it makes no sense, and why.
         patience_s: See `PATIENCE_S`.
+        launched: Each library's own launcher starts the ranks; else they are started by hand, but those of MPI.
+        kills: Where the driver kills something: "launcher", once all ranks are ready; None for nothing.
+        asks: What is told: what calls say, "processes" how long they live, or "files" which are left.
     """
 
     title: str
@@ -39,6 +42,9 @@ class Fault:
     joins: bool = True
     senseless: Mapping[str, str] = field(default_factory=dict)
     patience_s: float = PATIENCE_S
+    launched: bool = False
+    kills: str | None = None
+    asks: str = "calls"
 
     @property
     def name(self) -> str:

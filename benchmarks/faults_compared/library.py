@@ -32,6 +32,10 @@ class Library(ABC):
         """End what `join` has begun."""
 
     @abstractmethod
+    def peek(self, host: str, port: int) -> None:
+        """As a stranger to the job: read what is in its store."""
+
+    @abstractmethod
     def group(self) -> Library:
         """Return another group of all ranks."""
 

@@ -1,8 +1,9 @@
-"""One rank: python -m faults_compared.rank LIBRARY FAULT FOLDER URL [RANK]; MPI knows the rank itself."""
+"""One rank: python -m faults_compared.rank LIBRARY FAULT FOLDER URL [RANK]; else its launcher says which."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ def main() -> None:
     name, fault_name, folder, url, *rest = sys.argv[1:]
     fault = FAULTS[fault_name]
     library = importlib.import_module(f"faults_compared.with_{name}").library()
-    rank = int(rest[0]) if rest else library.rank
+    rank = int(rest[0]) if rest else int(os.environ["RANK"]) if name != "openmpi" else library.rank
     witness = Witness(Path(folder), rank, url)
     library.rank, library.size = rank, fault.ranks
     if fault.joins:

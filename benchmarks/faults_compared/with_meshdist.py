@@ -26,6 +26,9 @@ class Meshdist(Library):
     def leave(self) -> None:
         dist.destroy_process_group()
 
+    def peek(self, host: str, port: int) -> None:
+        dist.TCPStore(host, port, timeout=5.0).num_keys()
+
     def group(self) -> Library:
         return Meshdist(dist.new_group())
 

@@ -27,6 +27,9 @@ class Mpi(Library):
     def leave(self) -> None:
         MPI.Finalize()
 
+    def peek(self, host: str, port: int) -> None:
+        raise NotImplementedError("there is no store")
+
     def group(self) -> Library:
         return Mpi(self._comm.Dup())
 

@@ -33,6 +33,9 @@ class Torch(Library):
     def leave(self) -> None:
         dist.destroy_process_group()
 
+    def peek(self, host: str, port: int) -> None:
+        dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=5.0)).num_keys()
+
     def group(self) -> Library:
         return Torch(self._timeout_s, dist.new_group(timeout=timedelta(seconds=self._timeout_s)))
 

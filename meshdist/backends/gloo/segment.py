@@ -39,10 +39,10 @@ class Segment:
     """
 
     def __init__(self, fd: int, num_bytes: int, place: str, *, is_file: bool = False) -> None:
+        # Also where this is dropped unsealed, as it was to no use: without memory behind it, say.
+        self._give_back = weakref.finalize(self, _give_back, fd, place if is_file else None, os.getpid())
         self.memory = map_for_good(fd, 0, num_bytes)
         self.place = place
-        self._fd: int | None = fd
-        self._is_file = is_file
 
     def reserve(self, offset: int, num_bytes: int) -> None:
         """Make sure that there is memory behind a part of the mapping.
@@ -57,11 +57,13 @@ class Segment:
 
     def seal(self) -> None:
         """Make it unreachable for others: all who need it have mapped it."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-            if self._is_file:
-                Path(self.place).unlink(missing_ok=True)
+        self._give_back()
+
+
+def _give_back(fd: int, file: str | None, owner: int) -> None:
+    os.close(fd)
+    if file is not None and os.getpid() == owner:  # a process that was forked has no say in the matter
+        Path(file).unlink(missing_ok=True)
 
 
 def create(num_bytes: int, peer_pids: Sequence[int]) -> Segment:
@@ -78,8 +80,8 @@ def create(num_bytes: int, peer_pids: Sequence[int]) -> Segment:
         import tempfile
 
         fd, place = tempfile.mkstemp(prefix="meshdist-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
-    os.ftruncate(fd, num_bytes)
     segment = Segment(fd, num_bytes, place, is_file=not anonymous)
+    os.ftruncate(fd, num_bytes)
     if populate(segment.memory, 0, mmap.PAGESIZE) == errno.EINVAL:
         try:
             os.posix_fallocate(fd, 0, num_bytes)
