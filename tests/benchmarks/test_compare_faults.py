@@ -14,7 +14,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
-PAGE = ROOT / "docs" / "what-it-survives.md"
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -114,14 +113,3 @@ def test_what_changes_from_run_to_run_is_not_shown(story):
     )
     assert story.general("pid 77 on host-1.lan, /tmp/x/faults-ab_c12/meet") == "pid 4711 on node1, /tmp/job/meet"
     assert story.code("a|b`c") == "`a\\|b'c`"
-
-
-def test_every_fault_is_on_the_page(story):
-    from faults_compared.faults import SECTIONS
-
-    page = PAGE.read_text()
-    for section, faults in SECTIONS.items():
-        assert f"### {section}\n" in page
-        for fault in faults:
-            [row] = [line for line in page.splitlines() if line.startswith(f"| {fault.title} |")]
-            assert row.count(" | ") == 3, row
