@@ -307,7 +307,10 @@ class Messages:
         if queue is None:
             queue = self._queues[key] = JobQueue()
         steps = partial(_steps, _Guarded(waitable, partial(self.check, where)), waitable, arrive)
-        self._progress.submit(queue, Job(steps, work, group.timeout_s, where, group.fail, record))
+        try:
+            self._progress.submit(queue, Job(steps, work, group.timeout_s, where, group.fail, record))
+        except DistError as error:
+            raise group.fail(error, where, record) from None
 
     def _output(self, where: str, tensor: Any, tag: int) -> tuple[Array, Array]:
         array = self._array(where, tensor, tag)

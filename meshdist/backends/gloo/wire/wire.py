@@ -161,6 +161,14 @@ class Wire:
             self._closing = True
             self._poller.close()
 
+    def disown(self) -> None:
+        """In a process that was forked of the rank: close its sockets, without a word; the rank has its own."""
+        self._closing = True
+        self._door.disown()
+        for connection in self._by_fd.values():
+            connection.sock.close()
+        self._poller.close()
+
     def _deliver(self, deadline: Deadline) -> None:
         """Wait until the peers' systems have what was sent: a socket that is closed before may take it back."""
         pause = threading.Event()
