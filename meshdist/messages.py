@@ -48,9 +48,9 @@ class Kind:
 
     __slots__ = ("caller", "express", "facts")
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: Facts, express: Express | None) -> None:
         self.facts = facts
-        self.express: Express | None = None
+        self.express = express
         self.caller: CodeType | None = None
 
 
@@ -117,9 +117,9 @@ class Messages:
             is_prelude: Another message of the same call follows; this one is announced as the prelude that it is.
         """
         kind, kinds = None, self._sends
-        if type(tensor) is np.ndarray and type(tag) is int and tensor.flags.carray:
+        if type(tensor) is np.ndarray and type(tag) is int and of == "send" and tensor.flags.carray:
             kind = kinds.get((dst, tag, tensor.dtype, tensor.shape))
-            if kind is not None and kind.express is not None and of == "send" and self._goes(kind, tensor):
+            if kind is not None and kind.express is not None and self._goes(kind, tensor):
                 return
         group = self._group
         where = group.where(of)
@@ -134,17 +134,15 @@ class Messages:
         except BaseException as error:
             raise group.fail(error, where, record) from None
         record[COMPLETED] = clock()
-        if array is tensor:
-            self._learn(kinds, "send", kind, tensor, dst, tag).express = backend.express_to(
-                dst, tag, tensor.dtype, tensor.shape
-            )
+        if kind is None and array is tensor and of == "send":
+            self._learn(kinds, of, tensor, dst, tag, backend.express_to)
 
     def recv(self, tensor: Any, src: int | None, tag: int, of: str = "recv", *, is_prelude: bool = False) -> int:
         """Receive a message from rank `src`, or from any where it is None; return the sender. See `send`."""
         kind, kinds = None, self._receives
-        if type(tensor) is np.ndarray and type(tag) is int and src is not None and tensor.flags.carray:
+        if type(tensor) is np.ndarray and type(tag) is int and of == "recv" and tensor.flags.carray:
             kind = kinds.get((src, tag, tensor.dtype, tensor.shape))
-            if kind is not None and kind.express is not None and of == "recv" and self._goes(kind, tensor):
+            if kind is not None and kind.express is not None and src is not None and self._goes(kind, tensor):
                 return src
         group = self._group
         where = group.where(of)
@@ -165,10 +163,8 @@ class Messages:
         record[COMPLETED] = clock()
         if packed is not array:
             array[...] = packed
-        elif packed is tensor and src is not None:
-            self._learn(kinds, "recv", kind, tensor, src, tag).express = backend.express_from(
-                src, tag, tensor.dtype, tensor.shape
-            )
+        elif kind is None and packed is tensor and src is not None and of == "recv":
+            self._learn(kinds, of, tensor, src, tag, backend.express_from)
         return receipt.source
 
     def isend(self, tensor: Any, dst: int, tag: int) -> Work:
@@ -269,13 +265,11 @@ class Messages:
         self._recorder.keep([kind.facts, sequence, now, now, now, code, frame.f_lasti])
         return True
 
-    def _learn(self, kinds: dict[Any, Kind], of: str, kind: Kind | None, array: Array, peer: int, tag: int) -> Kind:
+    def _learn(self, kinds: dict[Any, Kind], of: str, array: Array, peer: int, tag: int, express: Any) -> None:
         # Of a plain array that has been sent or received. If the group was closed meanwhile, its kinds are others now.
-        if kind is None:
-            kind = Kind(self._facts(of, array, peer, tag))
-            if array.dtype.isnative:  # of others the bytes have to be swapped
-                remember(kinds, (peer, tag, array.dtype, array.shape), kind)
-        return kind
+        if array.dtype.isnative:  # of others the bytes have to be swapped
+            kind = Kind(self._facts(of, array, peer, tag), express(peer, tag, array.dtype, array.shape))
+            remember(kinds, (peer, tag, array.dtype, array.shape), kind)
 
     def _facts(self, of: str, array: Array, peer: int | None, tag: int) -> Facts:
         # What is at hand; `facts_in` makes words of it.
