@@ -14,7 +14,6 @@ import secrets
 import select
 import socket
 import sys
-import tempfile
 from collections import Counter
 
 from meshdist.systems import check_processes
@@ -122,6 +121,8 @@ def address(base: str, number: int) -> str:
 
 def _short_directory() -> str:
     # An address has room for 103 bytes where it has least, on macOS, whose directory for temporary files is long.
+    import tempfile  # not needed on Linux, nor to import meshdist
+
     found = tempfile.gettempdir()
     return found if len(os.fsencode(found)) <= _LONGEST_DIRECTORY else "/tmp"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from _thread import allocate_lock
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from typing import Any, Protocol
 
 from meshdist.deadline import Timeout, seconds
 from meshdist.errors import DistError, DistTimeoutError
+
+_SLICE_S = 0.05
 
 
 class CarrierThread(threading.Thread):
@@ -75,12 +78,15 @@ class Outcome:
                 f"{what}: a callback waits for it on the thread that has to carry it out, which would never end;"
                 " chain another callback with then()"
             )
-        limit_s = None if timeout is None else seconds(timeout)
+        limit_s = math.inf if timeout is None else seconds(timeout)
         lock = allocate_lock()
         lock.acquire()
         self.watch(lock.release)
         began_ns = perf_counter_ns()
-        is_done = lock.acquire(True, -1 if limit_s is None else min(limit_s, threading.TIMEOUT_MAX))
+        # In slices: a signal that comes right before this thread sleeps, or to another one, wakes nobody here.
+        is_done = lock.acquire(True, min(limit_s, _SLICE_S))
+        while not is_done and (left_s := limit_s - (perf_counter_ns() - began_ns) * 1e-9) > 0:
+            is_done = lock.acquire(True, min(left_s, _SLICE_S))
         if hasattr(self, "_observer"):
             self._observer.blocked(perf_counter_ns() - began_ns)
         if not is_done:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from meshdist.farewell import DESTROYED_GROUP
+from meshdist.limits import limit_of
 
 if TYPE_CHECKING:
     from meshdist.store import Store
@@ -99,7 +100,9 @@ def _fields_of(pid: int) -> list[str]:
     try:
         # The second field, the name, is in parentheses and may hold anything.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+    except OSError as error:
+        if limit_of(error):
+            raise  # to be taken for an end would be wrong
         return []
 
 
@@ -108,6 +111,9 @@ class Closable(Protocol):
 
     def close(self) -> None:
         """Give back what it holds."""
+
+    def disown(self) -> None:
+        """In a process that was forked of the rank: give back what peers can see, and say nothing."""
 
 
 class Watch:
@@ -184,6 +190,7 @@ class Peers:
         self._lost: set[int] = set()
         self._shared: dict[str, Closable] = {}
         self._making = threading.Lock()
+        self._noted: set[str] = set()
 
     def renumbered(self, ranks: Sequence[int], store: Store) -> Peers:
         """Return what is known of some of the ranks, as the peers of a world of their own.
@@ -242,6 +249,12 @@ class Peers:
                     shared = self._shared[name] = make()
         return shared
 
+    def first_time(self, what: str) -> bool:
+        """Return True the first time that it is asked of `what` in this world: what is said once is said then."""
+        is_first = what not in self._noted
+        self._noted.add(what)
+        return is_first
+
     def report_end(self, rank: int) -> None:
         """Learn that the process of a global rank on another host has ended."""
         self._lost.add(rank)
@@ -271,10 +284,14 @@ class Peers:
             return True
         return False
 
+    def is_stopped(self, rank: int) -> bool:
+        """Return whether the process of a global rank on this host is stopped by a signal, and answers nothing."""
+        return _fields_of(self.card(rank).pid)[:1] in (["T"], ["t"])
+
     def why_silent(self, rank: int) -> str:
         """Return what is known of a global rank on this host that does not answer to `nudge`."""
         pid = self.card(rank).pid
-        if _fields_of(pid)[:1] in (["T"], ["t"]):
+        if self.is_stopped(rank):
             return f"is stopped by a signal; `kill -CONT {pid}` on {self.card(rank).host_name} lets it go on"
         from meshdist.debug.frozen import place_of_process
 
@@ -284,8 +301,18 @@ class Peers:
 
     def describe(self, rank: int) -> str:
         """Return a global rank with its process and host, for messages."""
+        return f"rank {rank} ({self.process(rank)})"
+
+    def process(self, rank: int) -> str:
+        """Return the process of a global rank, for messages."""
         card = self.card(rank)
-        return f"rank {rank} (pid {card.pid} on {card.host_name})"
+        return f"pid {card.pid} on {card.host_name}"
+
+    def disown(self) -> None:
+        """In a process that was forked of the rank: let go of what the others would take for a sign of its life."""
+        for shared in self._shared.values():
+            shared.disown()
+        self._shared.clear()
 
     def close(self) -> None:
         """Give back what is held to talk to the processes, and to watch them."""

@@ -17,6 +17,7 @@ from meshdist.devices import check_device_id
 from meshdist.doorbells import SocketDoorbells
 from meshdist.eager import connect_to_device
 from meshdist.errors import DistBackendError, DistNetworkError, DistTimeoutError
+from meshdist.forks import orphan_forks
 from meshdist.init_urls import whole_number
 from meshdist.joining import join
 from meshdist.last_will import leave_will
@@ -125,7 +126,7 @@ def _meet(
         except DistTimeoutError as error:
             if isinstance(own, TCPStore) and own.is_master:
                 # The others' time ends about now; without the store they could not say who is missing.
-                threading.Event().wait(_LAST_WORDS_S)
+                threading.Event().wait(min(_LAST_WORDS_S, deadline.timeout_s / 20))
             own.withdraw()
             if url.startswith("mpi://"):
                 from meshdist.backends.mpi.joining import UNSEEN
@@ -196,7 +197,8 @@ def enter_world(
         bells.close()
         raise
     world = World(rank, world_size, backend, deadline.timeout_s, joined, peers, bells, store if own_store else None)
-    slot.world = world
+    slot.world, slot.orphaned = world, None
+    orphan_forks(slot)
     if world.ranks_are_processes:
         world.endings.append(SignalWatch(slot).close)
     return world

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from meshdist.debug.vigil import Vigil, Watch
 
 FIRST_NAP_S = 0.001
-LONGEST_NAP_S = 0.1
+LONGEST_NAP_S = 0.08
 
 
 class Doorbell(ABC):

@@ -117,6 +117,7 @@ def _settings(parsed: Namespace, kind: str, command: list[str]) -> Settings:
         interval_s=parsed.monitor_interval,
         meeting=meeting,
         run_id=parsed.rdzv_id,
+        error_dir=parsed.error_dir or parsed.log_dir,
     )
 
 
@@ -251,6 +252,12 @@ def _add_output(parser: ArgumentParser) -> None:
         metavar="DIR",
         help="write the ranks' output to rankN.stdout.log and rankN.stderr.log there; those of a restart are called "
         "rankN.restart1.stdout.log",
+    )
+    add(
+        "--error-dir",
+        metavar="DIR",
+        help="write rankN.error.json there for each rank that does not end well: how it ended, the traceback, and what "
+        "failed first; default: the directory of --log-dir, none without it",
     )
     add(
         "--redirects",

@@ -32,6 +32,7 @@ _INSTEAD = {
     "--monitor-interval": _WATCHED,
     "--grace": _WATCHED,
     "--log-dir": _OUTPUT,
+    "--error-dir": "mpirun shows the ranks' errors, and writes none to files; leave it out",
     "--redirects": _OUTPUT,
     "--tee": _OUTPUT,
 }

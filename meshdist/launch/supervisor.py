@@ -38,6 +38,7 @@ class Supervisor:
         job: What the ranks have in common.
         ended: The ranks that did not fail but were ended, in the order of their end.
         killed: Those of them that had to be killed.
+        exits: How the processes ended, by rank, the well ones too.
 
     Example:
         >>> from meshdist.launch.env import new_job
@@ -59,6 +60,7 @@ class Supervisor:
         self._host = socket.gethostname()
         self.ended: list[int] = []
         self.killed: list[int] = []
+        self.exits: dict[int, Exit] = {}
 
     def add(self, member: Member) -> None:
         """Take in a rank that was just started."""
@@ -144,6 +146,7 @@ class Supervisor:
             self._failures[rank] = failure
 
     def _note_exit(self, exit: Exit) -> None:
+        self.exits[exit.rank] = exit
         self._note_error_file(exit.rank)
         failure = self._failures.get(exit.rank)
         if self._ending_since_s is not None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from meshdist.deadline import Deadline
 from meshdist.errors import DistNetworkError, DistStoreError
@@ -18,13 +19,19 @@ from meshdist.store.session import PURPOSE
 from meshdist.store.table import Op
 from meshdist.store.wire import MAX_REQUEST_BYTES, REPLY, REQUEST, Status, fields_size, pack_fields, unpack_fields
 
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
 _FIRST_PAUSE_S = 0.005
 _LONGEST_PAUSE_S = 0.2
 _ATTEMPT_S = 5.0
 _SHORTEST_ATTEMPT_S = 0.05
 _GRACE_S = 0.5  # how much later than the server's the client's own deadline is
-_SLICE_S = 0.1  # a signal that another thread got, such as Ctrl-C, is looked at between two slices
+_SLICE_S = 0.05  # a signal that another thread got, such as Ctrl-C, is looked at between two slices
 _MOST_IDLE = 8
+# The network is gone, and not the server alone: to find that out takes seconds, which nobody spends again at once.
+_CUT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+_CUT_FOR_S = 5.0
 _READ_BYTES = 1 << 16
 
 Resolver = Callable[[], list[Address]]
@@ -48,6 +55,7 @@ class StoreClient:
         name: The server's "host:port", for messages.
         resolver: Returns its addresses.
         secret: The job's secret.
+        tls: How to speak TLS with the server; None to speak without.
 
     Example:
         >>> from meshdist.store.address import listen, reachable_from_here
@@ -64,15 +72,18 @@ class StoreClient:
         (None, None)
     """
 
-    def __init__(self, name: str, resolver: Resolver, secret: bytes) -> None:
+    def __init__(self, name: str, resolver: Resolver, secret: bytes, tls: SSLContext | None = None) -> None:
         self.name = name
         self._resolver = resolver
         self._secret = secret
+        self._tls = tls
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._idle: list[socket.socket] = []
         self._busy: set[socket.socket] = set()
         self._is_closed = False
+        self._cut: OSError | None = None
+        self._cut_until_s = 0.0
 
     def connect(self, deadline: Deadline) -> None:
         """Make the first connection, as soon as there is a server.
@@ -80,7 +91,7 @@ class StoreClient:
         Raises:
             DistNetworkError: There was none until the deadline, or what is there is no store of this job.
         """
-        self._idle.append(_connect_patiently(self.name, self._resolver, self._secret, deadline))
+        self._idle.append(_connect_patiently(self.name, self._resolver, self._secret, self._tls, deadline))
 
     def request(self, op: Op, args: list[bytes], timeout_s: float) -> tuple[Status, list[bytes]]:
         """Send a request and return the reply.
@@ -116,10 +127,14 @@ class StoreClient:
             return DistNetworkError(f"the store at {self.name} was closed in this process during a call")
         if error.errno in (errno.EMFILE, errno.ENFILE):
             return DistNetworkError(f"no file descriptor left to connect to {self.name}: raise `ulimit -n`")
+        if error.errno in _CUT:
+            if error is not self._cut:
+                self._cut, self._cut_until_s = error, time.monotonic() + _CUT_FOR_S
+            return DistNetworkError(f"lost the store at {self.name}: {error}; is the network to its host cut?")
         return DistNetworkError(f"lost the store at {self.name}, as its process ended or closed it: {error}")
 
     def _take(self, deadline: Deadline) -> socket.socket:
-        self._follow_fork()
+        self.follow_fork()
         with self._lock:
             if self._is_closed:
                 raise DistStoreError(f"the store at {self.name} was closed in this process")
@@ -127,8 +142,10 @@ class StoreClient:
                 sock = self._idle.pop()
                 self._busy.add(sock)
                 return sock
+        if self._cut is not None and time.monotonic() < self._cut_until_s:
+            raise self._lost(self._cut)
         try:
-            sock = _connect_once(self.name, self._resolver(), self._secret, deadline)
+            sock = _connect_once(self.name, self._resolver(), self._secret, self._tls, deadline)
         except (OSError, HandshakeBroken) as error:
             raise self._lost(error if isinstance(error, OSError) else OSError(str(error))) from error
         with self._lock:
@@ -152,7 +169,7 @@ class StoreClient:
             self._busy.discard(sock)
         sock.close()
 
-    def _follow_fork(self) -> None:
+    def follow_fork(self) -> None:
         """In a forked child, begin with no connection: the inherited ones are the parent's."""
         if self._pid == os.getpid():
             return
@@ -165,7 +182,7 @@ class StoreClient:
 
     def close(self) -> None:
         """Close all connections; calls that wait on one fail."""
-        self._follow_fork()
+        self.follow_fork()
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
@@ -215,13 +232,15 @@ def _receive_some(sock: socket.socket, most: int, deadline: Deadline) -> bytes:
             return data
 
 
-def _connect_patiently(name: str, resolver: Resolver, secret: bytes, deadline: Deadline) -> socket.socket:
+def _connect_patiently(
+    name: str, resolver: Resolver, secret: bytes, tls: SSLContext | None, deadline: Deadline
+) -> socket.socket:
     """Return a connection as soon as a store of this job listens: its process may start later than this one."""
     pause_s = _FIRST_PAUSE_S
     while True:
         failure: HandshakeBroken | OSError
         try:
-            return _connect_once(name, resolver(), secret, deadline)
+            return _connect_once(name, resolver(), secret, tls, deadline)
         except HandshakeBroken as error:
             failure = error
         except OSError as error:
@@ -233,15 +252,17 @@ def _connect_patiently(name: str, resolver: Resolver, secret: bytes, deadline: D
         time.sleep(deadline.remaining_s() if is_last else pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         if is_last and isinstance(failure, HandshakeBroken):
-            raise NotReachedError(f"{failure} (for {deadline.timeout_s:g} s)") from failure
+            raise NotReachedError(f"{failure} (for {round(deadline.timeout_s, 2):g} s)") from failure
         if is_last:
             raise NotReachedError(
-                f"no store answered at {name} within {deadline.timeout_s:g} s (last error: {failure}); "
+                f"no store answered at {name} within {round(deadline.timeout_s, 2):g} s (last error: {failure}); "
                 "does its host run, and are address and port right?"
             ) from failure
 
 
-def _connect_once(name: str, addresses: list[Address], secret: bytes, deadline: Deadline) -> socket.socket:
+def _connect_once(
+    name: str, addresses: list[Address], secret: bytes, tls: SSLContext | None, deadline: Deadline
+) -> socket.socket:
     """Return a connection to the first of `addresses` that takes one, proven to be to a store of this job."""
     last_error: OSError | None = None
     for address in addresses:
@@ -254,7 +275,12 @@ def _connect_once(name: str, addresses: list[Address], secret: bytes, deadline: 
                 raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
             tune(sock)
             patience_s = max(HANDSHAKE_TIMEOUT_S, deadline.timeout_s / 10)  # a busy server may take its time
-            connect_handshake(sock, secret, PURPOSE, name, Deadline(deadline.slice_s(patience_s)))
+            patience = Deadline(deadline.slice_s(patience_s))
+            if tls is not None:
+                from meshdist.tls import connect_tls
+
+                sock = connect_tls(sock, tls, PURPOSE, name, patience)
+            connect_handshake(sock, secret, PURPOSE, name, patience)
             return sock
         except OSError as error:
             sock.close()

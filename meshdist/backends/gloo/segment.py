@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from meshdist.errors import DistBackendError
+from meshdist.limits import limit_of
 from meshdist.systems import CLOSE_ON_EXEC
 
 # Since Linux 5.14: back the pages now, or say that there is no memory (later it would be SIGBUS).
@@ -40,10 +41,10 @@ class Segment:
     """
 
     def __init__(self, fd: int, num_bytes: int, place: str, *, is_file: bool = False) -> None:
+        # Also where this is dropped unsealed, as it was to no use: without memory behind it, say.
+        self._give_back = weakref.finalize(self, _give_back, fd, place if is_file else None, os.getpid())
         self.memory = map_for_good(fd, 0, num_bytes)
         self.place = place
-        self._fd: int | None = fd
-        self._is_file = is_file
 
     def reserve(self, offset: int, num_bytes: int) -> None:
         """Make sure that there is memory behind a part of the mapping.
@@ -58,11 +59,13 @@ class Segment:
 
     def seal(self) -> None:
         """Make it unreachable for others: all who need it have mapped it."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-            if self._is_file:
-                Path(self.place).unlink(missing_ok=True)
+        self._give_back()
+
+
+def _give_back(fd: int, file: str | None, owner: int) -> None:
+    os.close(fd)
+    if file is not None and os.getpid() == owner:  # a process that was forked has no say in the matter
+        Path(file).unlink(missing_ok=True)
 
 
 def create(num_bytes: int, peer_pids: Sequence[int]) -> Segment:
@@ -79,8 +82,8 @@ def create(num_bytes: int, peer_pids: Sequence[int]) -> Segment:
         import tempfile
 
         fd, place = tempfile.mkstemp(prefix="meshdist-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
-    os.ftruncate(fd, num_bytes)
     segment = Segment(fd, num_bytes, place, is_file=not anonymous)
+    os.ftruncate(fd, num_bytes)
     # macOS has neither of the two: on a full disk, the first write ends the process there.
     if sys.platform == "linux" and populate(segment.memory, 0, mmap.PAGESIZE) == errno.EINVAL:
         try:
@@ -100,7 +103,9 @@ def find(place: str, num_bytes: int, *, only_reader: bool = False) -> Segment:
     try:
         fd = os.open(place, os.O_RDWR | CLOSE_ON_EXEC)
     except OSError as error:
-        raise DistBackendError(f"cannot open the shared memory {place} of a peer on this host: {error}") from error
+        raise DistBackendError(
+            f"cannot open the shared memory {place} of a peer on this host: {error}{limit_of(error)}"
+        ) from error
     segment = Segment(fd, num_bytes, place, is_file=only_reader and not place.startswith("/proc/"))
     segment.seal()
     return segment

@@ -85,9 +85,9 @@ class Wire:
         """Return the link with a global rank."""
         link = self._links.get(rank)
         if link is None:
-            description = self._peers.describe(rank)
+            process = self._peers.process(rank)
             with self.lock:
-                link = self._links.setdefault(rank, Link(self, rank, description))
+                link = self._links.setdefault(rank, Link(self, rank, process))
         return link
 
     def bag(self, token: int) -> Bag:
@@ -160,6 +160,14 @@ class Wire:
                 link.shut()
             self._closing = True
             self._poller.close()
+
+    def disown(self) -> None:
+        """In a process that was forked of the rank: close its sockets, without a word; the rank has its own."""
+        self._closing = True
+        self._door.disown()
+        for connection in self._by_fd.values():
+            connection.sock.close()
+        self._poller.close()
 
     def _deliver(self, deadline: Deadline) -> None:
         """Wait until the peers' systems have what was sent: a socket that is closed before may take it back."""
