@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sys
 import threading
 
 from meshdist.errors import DistBackendError, DistError
@@ -21,10 +22,10 @@ def limit_of(error: BaseException) -> str:
     """
     if not isinstance(error, OSError) or error.errno not in _NO_FILES:
         return ""
-    try:
-        import resource
-    except ImportError:  # where there is no such module, there is no such limit
+    if sys.platform == "win32":  # where there is no such limit
         return ""
+    import resource
+
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return f"; no file descriptor is left: raise `ulimit -n`, which is {allowed}"
 

@@ -8,7 +8,7 @@ Imported where TLS is used, as it loads OpenSSL.
 from __future__ import annotations
 
 import os
-import select
+import selectors
 import socket
 import ssl
 from contextlib import suppress
@@ -199,9 +199,10 @@ def connect_tls(sock: socket.socket, context: ssl.SSLContext, purpose: str, peer
 
 
 def _await_answer(sock: TlsSocket, purpose: str, peer: str, deadline: Deadline) -> None:
-    poller = select.poll()
-    poller.register(sock, select.POLLIN)
-    if not poller.poll(1000 * max(deadline.remaining_s(), 0.0)):
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, selectors.EVENT_READ)
+        has_come = selector.select(max(deadline.remaining_s(), 0.0))
+    if not has_come:
         raise DistNetworkError(
             f"{peer} is not a meshdist {purpose} with TLS: it took the connection but did not answer within"
             f" {deadline.timeout_s:.3g} s; choose another port"

@@ -6,6 +6,8 @@ import os
 import stat
 from typing import NamedTuple
 
+from meshdist.systems import user_id
+
 TLS_CERT_VARIABLE = "MESHDIST_TLS_CERT"
 TLS_KEY_VARIABLE = "MESHDIST_TLS_KEY"
 TLS_CA_VARIABLE = "MESHDIST_TLS_CA"
@@ -64,9 +66,9 @@ def _check_key(path: str) -> None:
         found = os.stat(path)
     except OSError as error:
         raise ValueError(f"{TLS_KEY_VARIABLE}={path} cannot be read: {error.strerror}") from error
-    if found.st_mode & 0o077 or found.st_uid not in (os.getuid(), 0):
+    if found.st_mode & 0o077 or found.st_uid not in (user_id(), 0):
         raise ValueError(
-            f"{TLS_KEY_VARIABLE}={path} must be readable by its owner alone, and be this user's (uid {os.getuid()}) or"
+            f"{TLS_KEY_VARIABLE}={path} must be readable by its owner alone, and be this user's (uid {user_id()}) or"
             f" root's, got {stat.filemode(found.st_mode)} of uid {found.st_uid}; use chmod 600, and a new key, as this"
             " one may be known"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import re
 import time
 from collections.abc import Iterable
@@ -124,7 +125,7 @@ def _describe(job: Job, ending: Ending, verdict: Verdict) -> dict[str, object]:
         "rank": ending.rank,
         "local_rank": ending.rank - job.first_rank,
         "node": job.node,
-        "host": os.uname().nodename,
+        "host": platform.node(),
         "pid": known.pid if known else None,
         "run_id": job.run_id,
         "restart": job.num_restarts,
@@ -161,4 +162,4 @@ def _first(verdict: Verdict) -> dict[str, object]:
 def _private(path: str, flags: int) -> int:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)  # it might be somebody else's, with another mode
-    return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    return os.open(path, flags | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
