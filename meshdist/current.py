@@ -26,14 +26,18 @@ class WorldSlot:
         world: The World, if there is one.
         had_world: Whether there was one that has been destroyed.
         dry: The dry run that the slot is of; None for a rank that has peers.
+        orphaned: In a process that was forked of a rank: that this one is none.
+        orphans_forks: Whether that is seen to.
     """
 
-    __slots__ = ("dry", "had_world", "world")
+    __slots__ = ("__weakref__", "dry", "had_world", "orphaned", "orphans_forks", "world")
 
     def __init__(self) -> None:
         self.world: World | None = None
         self.had_world = False
         self.dry: DryRun | None = None
+        self.orphaned: str | None = None
+        self.orphans_forks = False
 
     def empty(self) -> None:
         """Take the World out, as it is destroyed."""
@@ -67,6 +71,8 @@ def current_world() -> World:
     """
     slot = _slot.get()
     if slot.world is None:
+        if slot.orphaned is not None:
+            raise ValueError(f"the default process group {slot.orphaned}")
         state = "was destroyed already" if slot.had_world else "is not there yet"
         raise ValueError(f"the default process group {state}; call meshdist.init_process_group() first")
     return slot.world

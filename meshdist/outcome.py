@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from _thread import allocate_lock
 from collections.abc import Callable
 from time import perf_counter_ns
 from types import CodeType
-from typing import Any
+from typing import Any, Protocol
 
 from meshdist.deadline import Timeout, seconds
 from meshdist.errors import DistError, DistTimeoutError
+
+_SLICE_S = 0.05
 
 
 class CarrierThread(threading.Thread):
@@ -21,6 +24,16 @@ class CarrierThread(threading.Thread):
     """
 
     site: Callable[[], tuple[CodeType | None, int]]
+
+
+class Observer(Protocol):
+    """Is told how long others wait for an Outcome, and when it is done."""
+
+    def blocked(self, nanoseconds: int) -> None:
+        """Note that somebody waited."""
+
+    def done(self) -> None:
+        """Note that it is done."""
 
 
 class Outcome:
@@ -65,20 +78,24 @@ class Outcome:
                 f"{what}: a callback waits for it on the thread that has to carry it out, which would never end;"
                 " chain another callback with then()"
             )
-        limit_s = None if timeout is None else seconds(timeout)
+        limit_s = math.inf if timeout is None else seconds(timeout)
         lock = allocate_lock()
         lock.acquire()
         self.watch(lock.release)
         began_ns = perf_counter_ns()
-        is_done = lock.acquire(True, -1 if limit_s is None else min(limit_s, threading.TIMEOUT_MAX))
+        # In slices: a signal that comes right before this thread sleeps, or to another one, wakes nobody here.
+        is_done = lock.acquire(True, min(limit_s, _SLICE_S))
+        while not is_done and (left_s := limit_s - (perf_counter_ns() - began_ns) * 1e-9) > 0:
+            is_done = lock.acquire(True, min(left_s, _SLICE_S))
         if hasattr(self, "_observer"):
-            self._observer(perf_counter_ns() - began_ns)
+            self._observer.blocked(perf_counter_ns() - began_ns)
         if not is_done:
             raise DistTimeoutError(f"{what}: not done after {limit_s:g} s; the call goes on, wait again")
 
-    def observe_waits(self, observer: Callable[[int], object]) -> None:
-        """Have `observer` told the nanoseconds of every wait that blocks from now on."""
+    def observe(self, observer: Observer) -> None:
+        """Have `observer` told of every wait that blocks from now on, and of the end."""
         self._observer = observer
+        self.watch(observer.done)
 
     def _call_watcher(self) -> None:
         try:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from meshdist.farewell import DESTROYED_GROUP
+from meshdist.limits import limit_of
 
 if TYPE_CHECKING:
     from meshdist.store import Store
@@ -99,7 +100,9 @@ def _fields_of(pid: int) -> list[str]:
     try:
         # The second field, the name, is in parentheses and may hold anything.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+    except OSError as error:
+        if limit_of(error):
+            raise  # to be taken for an end would be wrong
         return []
 
 
@@ -109,6 +112,9 @@ class Closable(Protocol):
     def close(self) -> None:
         """Give back what it holds."""
 
+    def disown(self) -> None:
+        """In a process that was forked of the rank: give back what peers can see, and say nothing."""
+
 
 class Watch:
     """Tells whether one process lives, by pidfd where there are such."""
@@ -117,7 +123,7 @@ class Watch:
         self._card = card
         self._fd: int | None = None
         self._ended = False
-        if hasattr(os, "pidfd_open"):
+        if sys.platform == "linux" and hasattr(os, "pidfd_open"):
             try:
                 self._fd = os.pidfd_open(card.pid)
             except ProcessLookupError:
@@ -132,7 +138,7 @@ class Watch:
         """Return True once the process has ended."""
         if self._ended:
             return True
-        if self._fd is not None:
+        if sys.platform != "win32" and self._fd is not None:
             poll = select.poll()  # a new one: another thread may look at the same time
             poll.register(self._fd, select.POLLIN)
             self._ended = bool(poll.poll(0))
@@ -184,6 +190,7 @@ class Peers:
         self._lost: set[int] = set()
         self._shared: dict[str, Closable] = {}
         self._making = threading.Lock()
+        self._noted: set[str] = set()
 
     def renumbered(self, ranks: Sequence[int], store: Store) -> Peers:
         """Return what is known of some of the ranks, as the peers of a world of their own.
@@ -242,6 +249,12 @@ class Peers:
                     shared = self._shared[name] = make()
         return shared
 
+    def first_time(self, what: str) -> bool:
+        """Return True the first time that it is asked of `what` in this world: what is said once is said then."""
+        is_first = what not in self._noted
+        self._noted.add(what)
+        return is_first
+
     def report_end(self, rank: int) -> None:
         """Learn that the process of a global rank on another host has ended."""
         self._lost.add(rank)
@@ -264,7 +277,7 @@ class Peers:
     def nudge(self, rank: int) -> bool:
         """Ask a global rank by a signal to say what it is in; return whether it is of this host, and lives."""
         card = self.card(rank)
-        if card.host != self.mine.host or card.pid == self.mine.pid or self.ended(rank):
+        if sys.platform == "win32" or card.host != self.mine.host or card.pid == self.mine.pid or self.ended(rank):
             return False
         with suppress(ProcessLookupError, PermissionError):
             os.kill(card.pid, signal.SIGURG)
@@ -294,6 +307,12 @@ class Peers:
         """Return the process of a global rank, for messages."""
         card = self.card(rank)
         return f"pid {card.pid} on {card.host_name}"
+
+    def disown(self) -> None:
+        """In a process that was forked of the rank: let go of what the others would take for a sign of its life."""
+        for shared in self._shared.values():
+            shared.disown()
+        self._shared.clear()
 
     def close(self) -> None:
         """Give back what is held to talk to the processes, and to watch them."""

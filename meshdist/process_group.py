@@ -15,6 +15,7 @@ from meshdist import buffers
 from meshdist.arrays import as_buffers, check_apart
 from meshdist.backends.base import Backend, Plan
 from meshdist.call import Call, Splits
+from meshdist.call_number import located
 from meshdist.collectives.definition import Collective
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.deadline import Deadline
@@ -36,8 +37,7 @@ from meshdist.work import Work
 if TYPE_CHECKING:
     from meshdist.world import World
 
-# What became of a group that nobody says more about.
-DESTROYED = "has been destroyed"
+DESTROYED = "has been destroyed"  # a group that nobody says more about
 
 
 class ProcessGroup(CollectiveMethods, Membership):
@@ -189,6 +189,7 @@ class ProcessGroup(CollectiveMethods, Membership):
         """Have messages call the group `label` from now on."""
         super().relabel(label)
         self._plans = {}
+        self.messages.forget_kinds()
 
     def close(self, what: str = DESTROYED) -> None:
         """Let async calls end, and give back what the group holds; calls after it raise, and say `what` became of it.
@@ -197,10 +198,15 @@ class ProcessGroup(CollectiveMethods, Membership):
         """
         self._world.progress.drain(self._queue)
         self.messages.drain()
-        self.messages.forget_engine()
+        self.messages.forget_kinds()
         self._plans.clear()
         self._engines.close()
         self._closed = self._closed or what
+
+    def disown(self, what: str) -> None:
+        """In a process that was forked of the rank: have calls raise, and say `what` became of the group."""
+        self._closed, self._plans = what, {}
+        self.messages.forget_kinds()
 
     def abort(self, reason: str) -> None:
         """Tell the other ranks that this one gives up, and why; calls after it raise."""
@@ -247,10 +253,7 @@ class ProcessGroup(CollectiveMethods, Membership):
         Raises:
             DistBackendError: The group takes them, but its backend cannot be used here; says why.
         """
-        try:
-            engine = self._engines.engine_for("cuda")
-        except (DistBackendError, TypeError, ValueError) as error:
-            raise type(error)(f"{self.where(of)}: {error}") from error.__cause__
+        engine: Backend | None = self.named(self.where(of), self._engines.engine_for, "cuda")
         return None if engine is None else engine.device_calls
 
     def usable_backend(self, where: str, *buffers: Any) -> Backend:
@@ -260,10 +263,8 @@ class ProcessGroup(CollectiveMethods, Membership):
             raise ValueError(
                 f"{where}: global rank {self._world.rank} is not in this group, ranks {listed(self.ranks)}"
             )
-        try:
-            return self._engines.engine(buffers)
-        except (DistBackendError, TypeError, ValueError) as error:
-            raise type(error)(f"{where}: {error}") from error.__cause__
+        engine: Backend = self.named(where, self._engines.engine, buffers)
+        return engine
 
     def _submit_prepared(
         self,
@@ -339,8 +340,14 @@ class ProcessGroup(CollectiveMethods, Membership):
         record[3] = 0  # it has not STARTED
         work = Work(where, recv)
         job = Job(steps, work, self.timeout_s if timeout_s is None else timeout_s, where, self.fail, record)
-        self._world.progress.submit(self._queue, job)
-        return work if async_op else work.result()
+        try:
+            self._world.progress.submit(self._queue, job)
+        except DistError as error:
+            raise self.fail(error, where, record) from None
+        try:
+            return work if async_op else work.result()
+        except KeyboardInterrupt as error:  # nobody is there any more to take what the call would bring
+            raise self.fail(error, where) from None
 
     def _plan_steps(self, plan: Plan, send: Any, recv: Any) -> Iterator[Waitable]:
         if self.is_broken:
@@ -363,19 +370,13 @@ class ProcessGroup(CollectiveMethods, Membership):
     def ask_first(self, premise: Callable[[], str | None]) -> None:
         """Have the next call fail if `premise` is found broken: a function that returns how, or None."""
         self._engines.ask_first(premise)
-        self.messages.forget_engine()
+        self.messages.forget_kinds()
         self._plans = {}  # a call that has one does not look for its engine
 
     def fail(self, error: BaseException, where: str, record: Record | None = None) -> BaseException:
         """Break the group: `error` ended the call of `record`, if there is one. Return what the caller gets."""
         # A call that ended half way leaves the ranks out of step, so the group is of no more use.
-        if isinstance(error, DistError):
-            if not str(error).startswith(where):
-                error.args = (f"{where}: {error}",)
-            error.__traceback__ = None  # how it was noticed is of no interest; which call raises it is
-            cause = error
-        else:
-            cause = DistBackendError(f"{where}: {type(error).__name__}: {error}")
+        error, cause = located(error, where, record)
         if record is not None:
             self.recorder.end(record, cause)
         self._give_up(cause)
@@ -385,13 +386,13 @@ class ProcessGroup(CollectiveMethods, Membership):
     def _give_up(self, cause: DistError) -> None:
         # Not the exception itself: its frames would keep the shared memory alive.
         self._broken = self._broken or DistError(str(cause), peer_failed=cause.peer_failed)
-        self.messages.forget_engine()
+        self.messages.forget_kinds()
         self._plans.clear()
         self._engines.abort(str(self._broken))
 
     def named(self, where: str, function: Any, *args: Any) -> Any:
-        """Return `function(*args)`; what it finds wrong with an argument is raised with `where` before it."""
+        """Return `function(*args)`; what it finds wrong is raised with `where` before it."""
         try:
             return function(*args)
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{where}: {error}") from None
+        except (DistBackendError, TypeError, ValueError) as error:
+            raise type(error)(f"{where}: {error}") from error.__cause__

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from meshdist.deadline import Deadline
 from meshdist.debug.flight_recorder import CODE, COMPLETED, INSTRUCTION, STARTED, Record, clock
+from meshdist.errors import DistError
+from meshdist.limits import start_thread
 from meshdist.outcome import CarrierThread
 from meshdist.waiting import LONGEST_NAP_S, Doorbell, Doorbells, Waitable, is_ready, timed_out, wait_any
 from meshdist.work import Work
@@ -163,7 +165,13 @@ class Progress:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             self._wake()
-            thread.join()
+            while thread.is_alive():
+                thread.join(LONGEST_NAP_S)
+
+    def disown(self, what: str) -> None:
+        """In a process that was forked of the rank, without its threads: have the calls under way fail with `what`."""
+        for work in self.works([*self._active]):
+            work.settle(DistError(what))
 
     def _activate(self, queue: JobQueue) -> None:
         with self._lock:
@@ -174,7 +182,12 @@ class Progress:
                 # Callbacks run on it: they must find the world that they belong to.
                 self._thread = CarrierThread(target=copy_context().run, args=(self._run,), name=self._name, daemon=True)
                 self._thread.site = self._site
-                self._thread.start()
+                try:
+                    start_thread(self._thread)
+                except DistError:
+                    self._thread, self._active, queue.active = None, (), False
+                    queue.jobs.clear()
+                    raise
         self._wake()
 
     def _site(self) -> tuple[CodeType | None, int]:

@@ -273,6 +273,17 @@ class World:
             if group.has_backend:
                 group.abort(reason)
 
+    def disown(self, what: str) -> None:
+        """In a process that was forked of the rank: be of no use, as `what` became of the groups, and say nothing."""
+        self._end = what
+        self._at_exit.cancel()
+        for group in self._groups:
+            group.disown(what)
+        self.progress.disown(f"the group of the call {what}")
+        self._peers.disown()
+        for end in self.endings:
+            end()
+
     def shrunk(self, keep: tuple[int, ...]) -> World:
         """End this world, and return that of the global ranks `keep`, numbered from 0 in this order.
 
@@ -352,7 +363,8 @@ class World:
     def _close_at_exit(self, error: BaseException | None) -> None:
         self._peers.farewell = ENDED
         if error is not None:
-            self.abort(f"it raised {type(error).__name__}: {error}")
+            first_line = next(iter(str(error).strip().splitlines()), "")
+            self.abort(f"it raised {type(error).__name__}: {first_line}")
             # At once, for those who have no other way to hear of it: what is on its way may take a while to arrive.
             with contextlib.suppress(DistError):
                 say_farewell(self.store, self.rank, self._peers.farewell)

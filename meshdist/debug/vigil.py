@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from meshdist.deadline import Deadline
 from meshdist.debug.flight_recorder import COMPLETED, SEQUENCE, facts_in
 from meshdist.errors import DistError
+from meshdist.limits import start_thread
 
 if TYPE_CHECKING:
     from meshdist.debug.reach import Reach
@@ -134,10 +135,13 @@ class Vigil:
             if self._thread is None:
                 self._news.clear()
                 self._story = ""
-                self._thread = threading.Thread(
-                    target=self._run, name=f"meshdist-vigil-{self._world.rank}", daemon=True
-                )
-                self._thread.start()
+                name = f"meshdist-vigil-{self._world.rank}"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                try:
+                    start_thread(self._thread)
+                except DistError as error:  # the calls go on without being explained
+                    self._thread = None
+                    self._log.warning("who waits for whom cannot be found out: %s", error)
 
     @cached_property
     def reach(self) -> Reach:

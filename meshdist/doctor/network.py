@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import struct
@@ -12,6 +11,7 @@ from pathlib import Path
 from meshdist.cluster.place import DEFAULT_PORT
 from meshdist.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
 from meshdist.handshake import secret_from_environment
+from meshdist.systems import ioctl
 from meshdist.tls_files import tls_files_from_environment
 
 _SIOCGIFADDR = 0x8915
@@ -25,7 +25,7 @@ def interfaces() -> dict[str, str]:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
             try:
-                answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, request)
+                answer = ioctl(sock.fileno(), _SIOCGIFADDR, request)
             except OSError:
                 continue  # it has none
             found[name] = socket.inet_ntoa(answer[20:24])

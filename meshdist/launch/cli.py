@@ -23,6 +23,7 @@ from meshdist.launch.options import (
 )
 from meshdist.launch.outputs import STDERR, STDOUT, Routing, Streams, parse_streams
 from meshdist.launch.supervisor import DEFAULT_GRACE_S, DEFAULT_INTERVAL_S
+from meshdist.systems import why_no_processes
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -66,6 +67,9 @@ _T = TypeVar("_T")
 
 def main(arguments: list[str] | None = None) -> int:
     """Run meshrun with these arguments (those of this process if None) and return its exit status."""
+    why_not = why_no_processes()
+    if why_not is not None:
+        _complain(why_not)
     options, command = split_command(sys.argv[1:] if arguments is None else arguments)
     for option in options:
         name = option.partition("=")[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 
@@ -102,7 +103,8 @@ class Supervisor:
         """Ask the ranks that are left to end; kill those that have not after `grace_s`, or at the next signal to us."""
         self._ending_since_s = time.time()
         self._crew.signal(number)
-        self._crew.signal(signal.SIGCONT)  # a stopped rank would not hear of it
+        if sys.platform != "win32":
+            self._crew.signal(signal.SIGCONT)  # a stopped rank would not hear of it
         deadline = Deadline(grace_s)
         while self._crew.running and not deadline.expired():
             self._wait(deadline.slice_s(self._interval_s))

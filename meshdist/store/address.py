@@ -98,13 +98,13 @@ def is_insecure_allowed() -> bool:
 
 
 def tune(sock: socket.socket) -> None:
-    """Make `sock` send at once, and break within some 10 s of the network under it.
+    """Make `sock` send at once, and break within 10 s of the network under it: TCP looks at its clocks now and then.
 
     A peer that is merely slow or stopped does not break it: its kernel goes on answering.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 4), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 10_000)):
+    for option, value in (("TCP_KEEPIDLE", 4), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 2), ("TCP_USER_TIMEOUT", 8_000)):
         number = getattr(socket, option, None)  # not every platform has them all
         if number is not None:
             sock.setsockopt(socket.IPPROTO_TCP, number, value)

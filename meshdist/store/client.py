@@ -27,8 +27,11 @@ _LONGEST_PAUSE_S = 0.2
 _ATTEMPT_S = 5.0
 _SHORTEST_ATTEMPT_S = 0.05
 _GRACE_S = 0.5  # how much later than the server's the client's own deadline is
-_SLICE_S = 0.1  # a signal that another thread got, such as Ctrl-C, is looked at between two slices
+_SLICE_S = 0.05  # a signal that another thread got, such as Ctrl-C, is looked at between two slices
 _MOST_IDLE = 8
+# The network is gone, and not the server alone: to find that out takes seconds, which nobody spends again at once.
+_CUT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+_CUT_FOR_S = 5.0
 _READ_BYTES = 1 << 16
 
 Resolver = Callable[[], list[Address]]
@@ -79,6 +82,8 @@ class StoreClient:
         self._idle: list[socket.socket] = []
         self._busy: set[socket.socket] = set()
         self._is_closed = False
+        self._cut: OSError | None = None
+        self._cut_until_s = 0.0
 
     def connect(self, deadline: Deadline) -> None:
         """Make the first connection, as soon as there is a server.
@@ -122,10 +127,14 @@ class StoreClient:
             return DistNetworkError(f"the store at {self.name} was closed in this process during a call")
         if error.errno in (errno.EMFILE, errno.ENFILE):
             return DistNetworkError(f"no file descriptor left to connect to {self.name}: raise `ulimit -n`")
+        if error.errno in _CUT:
+            if error is not self._cut:
+                self._cut, self._cut_until_s = error, time.monotonic() + _CUT_FOR_S
+            return DistNetworkError(f"lost the store at {self.name}: {error}; is the network to its host cut?")
         return DistNetworkError(f"lost the store at {self.name}, as its process ended or closed it: {error}")
 
     def _take(self, deadline: Deadline) -> socket.socket:
-        self._follow_fork()
+        self.follow_fork()
         with self._lock:
             if self._is_closed:
                 raise DistStoreError(f"the store at {self.name} was closed in this process")
@@ -133,6 +142,8 @@ class StoreClient:
                 sock = self._idle.pop()
                 self._busy.add(sock)
                 return sock
+        if self._cut is not None and time.monotonic() < self._cut_until_s:
+            raise self._lost(self._cut)
         try:
             sock = _connect_once(self.name, self._resolver(), self._secret, self._tls, deadline)
         except (OSError, HandshakeBroken) as error:
@@ -158,7 +169,7 @@ class StoreClient:
             self._busy.discard(sock)
         sock.close()
 
-    def _follow_fork(self) -> None:
+    def follow_fork(self) -> None:
         """In a forked child, begin with no connection: the inherited ones are the parent's."""
         if self._pid == os.getpid():
             return
@@ -171,7 +182,7 @@ class StoreClient:
 
     def close(self) -> None:
         """Close all connections; calls that wait on one fail."""
-        self._follow_fork()
+        self.follow_fork()
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
@@ -241,10 +252,10 @@ def _connect_patiently(
         time.sleep(deadline.remaining_s() if is_last else pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         if is_last and isinstance(failure, HandshakeBroken):
-            raise NotReachedError(f"{failure} (for {deadline.timeout_s:g} s)") from failure
+            raise NotReachedError(f"{failure} (for {round(deadline.timeout_s, 2):g} s)") from failure
         if is_last:
             raise NotReachedError(
-                f"no store answered at {name} within {deadline.timeout_s:g} s (last error: {failure}); "
+                f"no store answered at {name} within {round(deadline.timeout_s, 2):g} s (last error: {failure}); "
                 "does its host run, and are address and port right?"
             ) from failure
 

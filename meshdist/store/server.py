@@ -21,6 +21,7 @@ from meshdist.store.session import Request, Session
 from meshdist.store.table import BLOCKING, Op, Table
 from meshdist.store.waiters import Waiter, Waiters
 from meshdist.store.wire import Status
+from meshdist.systems import CLOSE_ON_EXEC
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -72,7 +73,7 @@ class StoreServer:
             self._wake_read, self._wake_write = os.pipe()
             resources.callback(os.close, self._wake_read)
             resources.callback(os.close, self._wake_write)
-            self._spare_fd: int | None = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            self._spare_fd: int | None = os.open(os.devnull, os.O_RDONLY | CLOSE_ON_EXEC)
             resources.callback(self._close_spare)
             self._resources = resources.pop_all()
         self._sessions: dict[Session, None] = {}
@@ -202,7 +203,7 @@ class StoreServer:
         except OSError:
             time.sleep(0.001)  # another thread took the descriptor: give it time rather than spin
         with suppress(OSError):  # if there is none for a spare either, the next client gets no notice
-            self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            self._spare_fd = os.open(os.devnull, os.O_RDONLY | CLOSE_ON_EXEC)
 
     def _close_spare(self) -> None:
         fd, self._spare_fd = self._spare_fd, None

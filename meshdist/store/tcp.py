@@ -210,6 +210,11 @@ class TCPStore(RequestStore):
         """Return, on the master, which processes of meshdist the store turned away since the last call, and why."""
         return self._take_refusals()
 
+    def disown(self) -> None:
+        """In a forked process: let go of its parent's connections, which shall end when the parent does."""
+        if isinstance(self._client, StoreClient):
+            self._client.follow_fork()
+
     def close(self) -> None:
         """Leave the store; on the master, end it. Calls that wait fail. May be called more than once."""
         self._closer()

@@ -60,6 +60,7 @@ def check_death(crew, failures, killed_s):
             rf"on group 'world' \(rank [02] of 3\): .*rank 1 \(pid {crew.pids[VICTIM]} on ", failure.message
         ), failure
         assert re.search("died|No such process", failure.message), failure
+        assert re.search(r"; this is (call|message) \d+, at test_deaths.py:\d+", failure.message), failure
         # The group stays broken, and says why.
         assert after.kind is dist.DistBackendError, after
         assert after.took_s < 0.5, after

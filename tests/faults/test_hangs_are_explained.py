@@ -82,12 +82,12 @@ def two_orders():
     return attempt(calls)
 
 
-@pytest.mark.parametrize("backend", ["threads", "gloo"])
+@pytest.mark.parametrize("backend", ["threads", "gloo", "gloo-tcp"])
 def test_a_timeout_shows_the_circle_and_the_first_call_that_differs(new_crew, backend):
     if backend == "threads":
         outcomes = dist.run(two_orders, 2)
     else:
-        crew = new_crew(2)
+        crew = new_crew(2, backend)
         crew.start(two_orders)
         outcomes = [crew.outcome(0), crew.outcome(1)]
     assert all(outcome.kind in (dist.DistTimeoutError, dist.DistBackendError) for outcome in outcomes)
@@ -180,6 +180,7 @@ def wait_for_the_stopped():
 
 
 def test_a_stopped_rank_is_told_of_as_stopped(new_crew):
+    # That a process is stopped is seen on its host.
     crew = new_crew(2)
     crew.start(wait_for_the_stopped)
     crew.told(1)

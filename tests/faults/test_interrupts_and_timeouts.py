@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only"),
 ]
 DETECTED_S = 1.0
-BOTH_PATHS = pytest.mark.parametrize("backend", ["gloo", "gloo-slots", "gloo-hosts"])
+BOTH_PATHS = pytest.mark.parametrize("backend", ["gloo", "gloo-slots", "gloo-tcp", "gloo-hosts"])
 ABSENT = 1
 
 CALLS = {

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only"),
 ]
 ROUNDS = 9
-# A nap lasts 100 ms. A long message goes through a ring that holds a small part of it.
+# A nap lasts 80 ms. A long message goes through a ring that holds a small part of it.
 KINDS = {"message": 3, "long message": 1 << 19, "barrier": 0, "of any rank": 3, "long, of any rank": 1 << 19}
 WOKEN_S = 0.05
 

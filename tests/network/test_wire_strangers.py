@@ -21,7 +21,8 @@ pytestmark = [
     pytest.mark.timeout(60),
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
-PROMPT_S = 1.0  # the goal is 0.1 s; a busy machine gets some more
+PROMPT_S = 1.0  # a busy machine gets some more
+DELAY_S = 0.1  # what strangers may cost
 
 GARBAGE = {
     "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -102,13 +103,14 @@ def test_300_silent_slow_and_half_open_strangers_delay_nobody(world):
         for stranger in strangers[200:]:
             stranger.shutdown(socket.SHUT_WR)
         began_s = time.monotonic()
-        slowest_s = 0.0
+        took_s = []
         while time.monotonic() - began_s < 1.0:
             before_s = time.monotonic()
             world.start(meet)
             world.gather()
-            slowest_s = max(slowest_s, time.monotonic() - before_s)
-        assert slowest_s < PROMPT_S
+            took_s.append(time.monotonic() - before_s)
+        assert max(took_s) < PROMPT_S
+        assert np.quantile(took_s, 0.9) < DELAY_S
         assert all(is_hung_up(stranger) for stranger in strangers)
         assert time.monotonic() - began_s < 10.0
     # A thread that slept for the first time has a doorbell since.

@@ -17,6 +17,7 @@ from meshdist.store import TCPStore
 
 LOOPBACK = "127.0.0.1"
 PROMPT_S = 1.0  # the goal is 0.1 s; a busy machine gets some more
+DELAY_S = 0.1  # what strangers may cost
 
 
 @pytest.fixture
@@ -65,17 +66,19 @@ def test_300_silent_slow_and_half_open_strangers_delay_nobody(master: TCPStore, 
         stranger.sendall(b"MESHDIST\x01")
     for stranger in strangers[200:]:
         stranger.shutdown(socket.SHUT_WR)
-    slowest_s, num_bytes = 0.0, 0
+    took_s: list[float] = []
+    num_bytes = 0
     start = time.monotonic()
     while time.monotonic() - start < 1.0:
         before = time.monotonic()
         with TCPStore(LOOPBACK, master.port, timeout=30, secret=b"secret") as client:
             client.add("count", 1)
-        slowest_s = max(slowest_s, time.monotonic() - before)
+        took_s.append(time.monotonic() - before)
         if num_bytes < 60:
             strangers[100].sendall(b"\0")  # one byte a time
             num_bytes += 1
-    assert slowest_s < PROMPT_S
+    assert max(took_s) < PROMPT_S
+    assert sorted(took_s)[len(took_s) * 9 // 10] < DELAY_S
     assert all(is_hung_up(stranger) for stranger in strangers)
     assert 2.0 < time.monotonic() - start < 10.0
 

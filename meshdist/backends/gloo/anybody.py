@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from meshdist.backends.base import Incoming
-from meshdist.backends.gloo.inbox import Expected, Receipt
 from meshdist.backends.gloo.published import Senders, fate
+from meshdist.backends.gloo.receipts import Expected, Receipt
 from meshdist.farewell import nobody_left
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ from meshdist.backends.gloo.sharing import Sharing
 from meshdist.backends.gloo.single_copy import Reader, address_of, allow_peers, may_read
 from meshdist.backends.gloo.windows import shared_memory
 from meshdist.call import Signature
+from meshdist.debug.log import RankLog
 from meshdist.doorbells import SocketDoorbells
 from meshdist.errors import DistBackendError
 from meshdist.waiting import Waitable
@@ -26,6 +27,7 @@ from meshdist.waiting import Waitable
 SCRATCH_BYTES = 128 << 10
 _SET_UP = Signature("the set-up of the group")
 _KEY = "memory"
+_log = RankLog()
 _LEFT_OUT = "making this call"
 
 
@@ -84,6 +86,17 @@ class Host:
         yield self._arrive()
         self.single_copy = all(words[line(peer, SINGLE_COPY)] for peer in range(self.backend.size))
         self.arena.seal()
+        self._say_what_lacks()
+
+    def _say_what_lacks(self) -> None:
+        first_time = self.backend.options.peers.first_time
+        if may_read() and not self.single_copy and first_time("single copy"):
+            _log.warning(
+                "the ranks of a group may not all read each other's memory (process_vm_readv): what is long is copied"
+                " twice"
+            )
+        if not hasattr(os, "memfd_create") and first_time("memfd"):
+            _log.warning("there is no memfd_create: shared memory lies in /dev/shm, and there may be little of that")
 
     def reserve(self, num_bytes: int) -> None:
         """Make sure that there is memory behind the first `num_bytes` of this rank's slots."""

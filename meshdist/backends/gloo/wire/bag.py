@@ -6,9 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from meshdist.backends.gloo.inbox import Expected, Parcel, Receipt
+from meshdist.backends.gloo import channel
+from meshdist.backends.gloo.receipts import Expected, Parcel, Receipt
 from meshdist.backends.gloo.wire.connection import Connection, Place
-from meshdist.backends.gloo.wire.frames import CALLED, GO, LONG, Header, pack
+from meshdist.backends.gloo.wire.frames import CALLED, GO, Header, pack
 from meshdist.backends.gloo.wire.parts import Parts
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class Bag:
     def given(self, parcel: WholeParcel) -> None:
         """Learn that a parcel has left the bag."""
         with self.expected.lock:
-            self._kept_bytes -= parcel.header[2]
+            self._kept_bytes -= parcel.header.num_bytes
 
     def completed(self, parcel: Parcel, link: Link) -> None:
         """Learn that a parcel is all there."""
@@ -171,7 +172,7 @@ def _expect(bag: Bag, link: Link, header: Header, place: memoryview, then: Calla
     link.say(pack(GO, src, group, number=number))
 
 
-def _as_entry(header: Header) -> tuple[int, int, int, int, int, bytes]:
-    """Return a header in the form of a channel's entries."""
+def _as_entry(header: Header) -> channel.Header:
+    """Return a header in the form of a channel's."""
     _, _, _, tag, num_bytes, number, dtype = header
-    return LONG, tag, num_bytes, 0, number, dtype
+    return channel.Header(channel.LONG, tag, num_bytes, dtype, number=number)

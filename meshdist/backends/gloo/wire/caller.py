@@ -13,6 +13,7 @@ from meshdist.backends.gloo.wire.door import PURPOSE, claim
 from meshdist.deadline import Deadline
 from meshdist.errors import DistNetworkError, DistStoreError
 from meshdist.handshake import HANDSHAKE_TIMEOUT_S, connect_handshake
+from meshdist.limits import limit_of, start_thread
 from meshdist.store import Store
 from meshdist.store.address import endpoint, tune
 
@@ -84,7 +85,7 @@ class Caller:
         self._gave_up = gave_up
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"meshdist-caller-{peer}", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
 
     def close(self) -> None:
         """Give up, and wait for the thread."""
@@ -122,7 +123,9 @@ class Caller:
                 sock = self._connect_to(host, port, listed.token)
             except (OSError, DistNetworkError) as error:
                 if time.monotonic() - since_s > PATIENCE_S:
-                    raise DistNetworkError(f"no connection to {endpoint(host, port)}: {error}") from None
+                    raise DistNetworkError(
+                        f"no connection to {endpoint(host, port)}: {error}{limit_of(error)}"
+                    ) from None
                 self._closed.wait(pause_s)
                 turn, pause_s = turn + 1, min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue

@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from meshdist.errors import DistNetworkError
+from meshdist.errors import DistError, DistNetworkError
 from meshdist.handshake import HANDSHAKE_TIMEOUT_S, ServerHandshake
+from meshdist.limits import limit_of, start_thread
 from meshdist.store.address import listen, tune
 
 PURPOSE = "rank's wire"
@@ -85,12 +86,20 @@ class Door:
         for sock in (*self._listeners, self._ended):
             self._selector.register(sock, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="meshdist-door", daemon=True)
-        self._thread.start()
+        try:
+            start_thread(self._thread)
+        except DistError:
+            self._close_all()
+            raise
 
     def close(self) -> None:
         """Let nobody in any more."""
         self._ender.send(b"x")
         self._thread.join()
+        self._close_all()
+
+    def disown(self) -> None:
+        """In a process that was forked of the rank: close the sockets; the thread is the rank's."""
         self._close_all()
 
     def _run(self) -> None:
@@ -184,6 +193,6 @@ def _listen_at(address: str, secret: bytes) -> socket.socket:
         require_secret(address, 0, secret)
         sock = socket.create_server(found[0].sockaddr[:2], family=found[0].family, backlog=1024)
     except OSError as error:
-        raise DistNetworkError(f"{address} cannot be listened at: {error}") from error
+        raise DistNetworkError(f"{address} cannot be listened at: {error}{limit_of(error)}") from error
     sock.setblocking(False)
     return sock

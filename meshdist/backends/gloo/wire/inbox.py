@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meshdist.backends.gloo.inbox import Inbox, Parcel, Receipt
+from meshdist.backends.gloo.receipts import Parcel, Receipt
 from meshdist.backends.gloo.wire.bag import Bag, LongParcel, hand_over
 from meshdist.backends.gloo.wire.frames import LEFT
 from meshdist.backends.gloo.wire.waiting import LOOKING_S, Inquiry, check_all, check_rank, unwatch, watch
@@ -12,6 +12,7 @@ from meshdist.waiting import Doorbell
 
 if TYPE_CHECKING:
     from meshdist.backends.base import Backend
+    from meshdist.backends.gloo.inbox import Inbox
     from meshdist.backends.gloo.wire.wire import Wire
 
 _LEFT_OUT = "sending a message"

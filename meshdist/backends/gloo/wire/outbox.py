@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from meshdist.arrays import Array
 from meshdist.backends.gloo.channel import as_bytes
-from meshdist.backends.gloo.outbox import Sent
 from meshdist.backends.gloo.wire.bag import Bag
 from meshdist.backends.gloo.wire.connection import Outgoing
 from meshdist.backends.gloo.wire.frames import DATA, LONG, WHOLE, pack
 from meshdist.backends.gloo.wire.waiting import Inquiry, OutgoingWait, check_rank
-from meshdist.waiting import Waitable
+from meshdist.waiting import Doorbell, Waitable
 
 if TYPE_CHECKING:
     from meshdist.backends.base import Backend
@@ -52,6 +51,25 @@ class WireOutbox:
         """Raise DistBackendError if the receiver takes no more."""
         check_rank(self.bag, self.link, self._dst, _LEFT_OUT)
         self._inquiry.check([self._dst])
+
+
+class Sent(Waitable):
+    """A message that is on its way: there is nothing to wait for."""
+
+    def ready(self) -> bool:
+        return True
+
+    def check(self) -> None:
+        return
+
+    def arm(self, bell: Doorbell) -> None:
+        return
+
+    def disarm(self, bell: Doorbell) -> None:
+        return
+
+    def missing(self) -> str:
+        return "nobody"
 
 
 class WireDispatch(OutgoingWait):

@@ -1,0 +1,128 @@
+"""Where /dev/shm is full, or memory is not shared as usual: it works, and is said once; or an error, never SIGBUS."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from worlds import crew_rank
+
+import meshdist as dist
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only"),
+]
+
+
+class Records(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.texts = []
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+
+
+def without_memfd():
+    del os.memfd_create
+
+
+def with_one_rank_that_is_not_read():
+    if crew_rank() == 1:
+        os.environ["MESHDIST_SINGLE_COPY"] = "0"
+
+
+LACKS = {
+    "no memfd": (without_memfd, "there is no memfd_create: shared memory lies in /dev/shm", [1, 1]),
+    "no reading": (with_one_rank_that_is_not_read, "may not all read each other's memory (process_vm_readv)", [1, 0]),
+}
+
+
+def warnings_of_many_groups(lack):
+    LACKS[lack][0]()
+    records = Records()
+    logging.getLogger("meshdist").addHandler(records)
+    for _ in range(3):
+        assert dist.new_group().all_reduce(np.ones(100_000)).sum() == 200_000
+    return records.texts
+
+
+@pytest.mark.parametrize("lack", LACKS)
+def test_what_is_lacking_is_said_once(new_crew, lack):
+    crew = new_crew(2)
+    crew.start(warnings_of_many_groups, lack)
+    _, words, times = LACKS[lack]
+    told = crew.gather()
+    assert [len(texts) for texts in told] == times, told
+    assert all(words in text for texts in told for text in texts), told
+
+
+# ---- /dev/shm of 64 KiB, in a mount namespace of the test's own
+
+SCRIPT = """
+import os, sys
+import numpy as np
+import meshdist as dist
+
+def main(rank, has_memfd):
+    if not has_memfd:
+        del os.memfd_create
+    dist.init_process_group("gloo", timeout=20)
+    try:
+        for count in (1, 1000, 1_000_000):
+            assert dist.all_reduce(np.ones(count)).sum() == 2 * count
+            if rank == 0:
+                dist.send(np.ones(count), 1)
+            else:
+                dist.recv(np.ones(count), 0)
+        print("all is right", flush=True)
+    except dist.DistBackendError as error:
+        print("DistBackendError", error, flush=True)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    dist.spawn(main, args=(sys.argv[1] == "memfd",), nprocs=2)
+    print(os.listdir("/dev/shm"))
+"""
+
+
+def run_with_little(tmp_path, how):
+    if shutil.which("unshare") is None:
+        pytest.skip("needs the program unshare (util-linux)")
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    mount = 'mount -t tmpfs -o size=64k tmpfs /dev/shm && head -c 60000 /dev/zero > /dev/shm/full && exec "$@"'
+    within = ["unshare", "-m", "sh", "-c", mount, "sh"]
+    can = subprocess.run([*within, "true"], capture_output=True, text=True, check=False)
+    if can.returncode != 0:
+        pytest.skip(f"a /dev/shm of one's own cannot be made here: {can.stderr.strip()}")
+    return subprocess.run(
+        [*within, sys.executable, str(path), how],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "MESHDIST_SINGLE_COPY": "0"},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+
+
+def test_a_full_dev_shm_does_not_matter(tmp_path):
+    done = run_with_little(tmp_path, "memfd")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["all is right", "all is right", "['full']"]
+
+
+def test_a_full_dev_shm_that_is_needed_is_an_error(tmp_path):
+    done = run_with_little(tmp_path, "no memfd")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    assert [line.partition(" ")[0] for line in lines[:2]] == ["DistBackendError"] * 2, done
+    assert "bytes of shared memory to be had: " in lines[0]
+    assert "on group 'world'" in lines[1]
+    assert lines[2] == "['full']"

@@ -1,0 +1,89 @@
+"""Descriptors and threads stay as few, over many worlds, many groups, and with thousands of calls in flight."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+import numpy as np
+import pytest
+from worlds import crew_rank
+
+import meshdist as dist
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+WORLDS, GROUPS, IN_FLIGHT = 50, 500, 5_000
+BACKENDS = pytest.mark.parametrize("backend", ["gloo", "gloo-tcp"])
+
+
+# What is made once, when it is first needed: a doorbell, a watch on the peer's process, a connection.
+FEW = 3
+
+
+def held():
+    """Return how many descriptors and threads this process holds."""
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+def stays(before, after):
+    """Return whether nothing has grown with the number of what was made."""
+    return all(now <= then + FEW for then, now in zip(before, after, strict=True))
+
+
+def worlds_one_after_the_other(url):
+    counts = []
+    for step in range(WORLDS):
+        dist.init_process_group("gloo", init_method=url, rank=crew_rank(), world_size=2, timeout=20)
+        assert int(dist.all_reduce(np.array(step), async_op=True).result()) == 2 * step
+        dist.destroy_process_group()
+        counts.append(held())
+    return counts
+
+
+@BACKENDS
+def test_50_worlds_one_after_the_other(new_crew, tmp_path, backend):
+    crew = new_crew(2, backend, join=False)
+    crew.start(worlds_one_after_the_other, f"file://{tmp_path}/meet")
+    for counts in crew.gather():
+        assert counts[-1] == counts[0]
+
+
+def many_groups():
+    counts = []
+    for step in range(GROUPS):
+        group = dist.new_group()
+        assert int(group.all_reduce(np.array(step))) == 2 * step
+        counts.append(held())
+    return counts
+
+
+@BACKENDS
+def test_500_groups_that_are_all_kept(new_crew, backend):
+    crew = new_crew(2, backend, timeout_s=30.0)
+    crew.start(many_groups)
+    for counts in crew.gather():
+        assert stays(counts[2], counts[-1])
+
+
+def thousands_in_flight():
+    dist.all_reduce(np.ones(1), async_op=True).wait()
+    before = held()
+    arrays = [np.array([dist.get_rank(), number]) for number in range(IN_FLIGHT)]
+    works = [dist.all_reduce(array, async_op=True) for array in arrays]
+    during = held()
+    assert all(work.wait() for work in works)
+    assert [array.tolist() for array in arrays] == [[1, 2 * number] for number in range(IN_FLIGHT)]
+    return before, during, held()
+
+
+@BACKENDS
+def test_5000_calls_in_flight(new_crew, backend):
+    crew = new_crew(2, backend, timeout_s=60.0)
+    crew.start(thousands_in_flight)
+    for before, during, after in crew.gather():
+        assert stays(before, during)
+        assert stays(before, after)

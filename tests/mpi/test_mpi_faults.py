@@ -1,0 +1,114 @@
+"""What becomes of an MPI job when a rank is killed, ends early, or somebody presses Ctrl-C."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import time
+
+import mpi_worlds
+import pytest
+from mpi_jobs import job
+
+pytestmark = pytest.mark.timeout(120)
+LIBRARY = mpi_worlds.LIBRARIES[0]
+BEGIN = """
+import os, signal, sys, threading, time
+import numpy as np
+import meshdist as dist
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + chr(10)).encode())
+
+dist.init_process_group("mpi", timeout=60)
+rank = dist.get_rank()
+dist.barrier()
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    def run(text, size=2):
+        path = tmp_path / "script.py"
+        path.write_text(BEGIN + textwrap.dedent(text))
+        began_s = time.monotonic()
+        return job(LIBRARY, size, str(path)), time.monotonic() - began_s
+
+    mpi_worlds.environment(LIBRARY)
+    return run
+
+
+KILLED = """
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(np.ones(3))
+    say("went on")
+"""
+
+
+def test_a_rank_that_is_killed_ends_the_job(run):
+    done, took_s = run(KILLED, 3)
+    assert done.returncode != 0
+    assert "went on" not in done.stdout
+    assert took_s < 30, done.stderr  # of which most is the start
+
+
+ENDS_EARLY = """
+    for step in range(17):
+        dist.all_reduce(np.ones(3))
+    if rank == 1:
+        sys.exit(0)
+    try:
+        dist.all_reduce(np.ones(3))
+    except dist.DistBackendError as error:
+        say(error)
+"""
+
+
+def test_an_early_end_is_told_with_the_numbers_of_the_calls(run):
+    done, _ = run(ENDS_EARLY)
+    words = r"rank 1 has ended without destroy_process_group\(\).*this is call 19, at script.py:\d+"
+    assert re.search(words, done.stdout), (done.stdout, done.stderr)
+
+
+INTERRUPTED = """
+    def late_s(call, to_main):
+        pressed = []
+
+        def press():
+            pressed.append(time.monotonic())
+            if to_main:
+                os.kill(os.getpid(), signal.SIGINT)
+            else:
+                signal.raise_signal(signal.SIGINT)  # to this thread
+
+        timer = threading.Timer(0.3, press)
+        timer.start()
+        try:
+            call()
+        except KeyboardInterrupt:
+            return time.monotonic() - pressed[0]
+        finally:
+            timer.join()
+
+    if rank == 0:
+        x = np.ones(3)
+        for to_main in (True, False):
+            for name, call in (
+                ("all_reduce", lambda group: group.all_reduce(x)),
+                ("recv", lambda group: group.recv(x, 1)),
+                ("wait", lambda group: group.all_reduce(x, async_op=True).wait()),
+            ):
+                late = min(late_s(lambda: call(dist.new_group()), to_main) for _ in range(2))
+                say(name, to_main, round(late, 3))
+        sys.exit(5)
+    time.sleep(60)
+"""
+
+
+def test_ctrl_c_in_a_wait(run):
+    done, _ = run(INTERRUPTED)
+    assert done.returncode == 5, done.stderr
+    late = {tuple(line.split()[:2]): float(line.split()[2]) for line in done.stdout.splitlines()}
+    assert len(late) == 6, done.stdout
+    assert max(late.values()) < 0.1, late
