@@ -77,7 +77,8 @@ REASONS = {
     "BuiltinCommHookType": "of DistributedDataParallel",
     "nn": "`meshdist.functional` has the collectives, the modules need torch",
     "launcher": "`spawn`",
-    "elastic": "`meshrun` starts jobs of a fixed size, and failed ranks again (`--max-restarts`)",
+    "elastic": "`meshrun` starts jobs of a fixed size, and failed ranks again (`--max-restarts`); it writes error files"
+    " (`--error-dir`) without a decorator",
     "argparse_util": "of torch's launcher",
     "c10d_logger": '`logging.getLogger("meshdist")`',
     "collective_utils": "`all_gather_object` and `broadcast_object_list`",

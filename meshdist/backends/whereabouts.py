@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from meshdist.errors import DistError
 from meshdist.group_names import few
+from meshdist.rank_words import call_rank
 from meshdist.waiting import Waitable, Wrapped
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class SetUpWait(Wrapped):
             if options.world_store.check([_key(rank)]):
                 name, _, text = options.world_store.get(_key(rank)).decode().partition("\n")
                 if name != options.name:
-                    found.append(f"; {options.call(place)} waited meanwhile in the first call on {text}")
+                    found.append(f"; {call_rank(place, options.ranks)} waited meanwhile in the first call on {text}")
         advice = ", and groups whose ranks are in another order are others" if found else ""
         return f"{''.join(found)}{advice}"
 

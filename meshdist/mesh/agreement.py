@@ -64,8 +64,9 @@ class Agreement:
         if made == text:  # what differs is not in the words, among thousands of ranks say
             made, text = f"{made} [{theirs[:8]}]", f"{text} [{digest[:8]}]"
         difference = (
-            f"the ranks' meshes differ: rank {other} {made}, rank {rank} {text}; every rank must make the same meshes"
-            " in the same order, also the ranks outside them; give group= to a mesh that only some ranks make"
+            f"the ranks' meshes differ: global rank {other} {made}, global rank {rank} {text}; every rank must make the"
+            " same meshes in the same order, also the ranks outside them; give group= to a mesh that only some ranks"
+            " make"
         )
         self._store.compare_set(f"{self._key}/differs", "", difference)  # the first note stands
         return difference

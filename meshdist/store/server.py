@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _ACCEPTS_AT_ONCE = 64
 _MOST_STRANGERS = 512
+_STRANGERS_AT_ONCE = 16
 _LONGEST_SELECT_S = 3600.0
 _CLOSE_TIMEOUT_S = 5.0
 _MOST_REFUSALS = 16
@@ -127,15 +128,24 @@ class StoreServer:
         try:
             while not self._is_over():
                 timeout_s = min(self._next_due_s - time.monotonic(), _LONGEST_SELECT_S)
-                for key, events in self._selector.select(max(timeout_s, 0.0)):
-                    if isinstance(key.data, Session):
-                        self._serve(key.data, events)
-                    else:
-                        key.data()
+                self._serve_all(self._selector.select(max(timeout_s, 0.0)))
                 if time.monotonic() >= self._next_due_s:
                     self._expire()
         finally:
             self._release()
+
+    def _serve_all(self, ready: list[tuple[selectors.SelectorKey, int]]) -> None:
+        strangers = []
+        for key, events in ready:
+            if not isinstance(key.data, Session):
+                key.data()
+            elif key.data in self._strangers:
+                strangers.append((key.data, events))
+            else:
+                self._serve(key.data, events)
+        # What a stranger says may cost a signature (TLS). Those who have proven themselves have their turn in between.
+        for session, events in strangers[:_STRANGERS_AT_ONCE]:
+            self._serve(session, events)
 
     def _is_over(self) -> bool:
         return self._closing and not (self._outlives_owner and self._sessions)

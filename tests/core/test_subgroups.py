@@ -225,7 +225,7 @@ def refuse_split(name):
     parent = dist.new_group([1, 2, 3], group_desc="parent")
     if parent is NON_MEMBER:
         return
-    with pytest.raises(kind, match=rf"split_group on group 'parent' \(rank . of 3\): {words}"):
+    with pytest.raises(kind, match=rf"split_group on group 'parent' \(rank . of 3, global rank .\): {words}"):
         dist.split_group(parent, lists)
     assert dist.get_pg_count() == 2
 

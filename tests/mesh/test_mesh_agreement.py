@@ -197,7 +197,9 @@ def test_a_refusal_on_one_rank_reaches_the_others():
             refused.set()
             return
         assert refused.wait(30)
-        with pytest.raises(ValueError, match="rank 1 was refused one .*every name may be used once.*, rank 0 made"):
+        with pytest.raises(
+            ValueError, match="global rank 1 was refused one .*every name may be used once.*, global rank 0 made"
+        ):
             init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
 
     meshdist.run(program, 2, timeout=SHORT_S)

@@ -29,7 +29,8 @@ def crossing():
 
 
 def check_told(told):
-    assert "rank 1 waited meanwhile in the first call on group 'world' (ranks 0, 1, 2, 3)" in told[0]
+    # The group of rank 0 has the ranks 0, 2, 1, 3.
+    assert "rank 2 (global rank 1) waited meanwhile in the first call on group 'world' (ranks 0, 1, 2, 3)" in told[0]
     for words in told[1:]:  # those of the rank that gave up first, or of another
         assert "rank 0 waited meanwhile in the first call on group 'tp,dp' (ranks 0, 2, 1, 3)" in words
         assert "groups whose ranks are in another order are others" in words
@@ -90,7 +91,7 @@ def test_word_is_taken_back_when_the_peer_has_come():
     assert SetUpWait(peer, mine).missing() == "rank 5"
     words = SetUpWait(peer, theirs).missing()
     assert words.startswith(
-        "rank 5; rank 3 waited meanwhile in the first call on group 'pair' (ranks 5, 3), and groups"
+        "rank 5; rank 0 (global rank 3) waited meanwhile in the first call on group 'pair' (ranks 5, 3), and groups"
     )
     peer.is_there = True
     assert wait.ready()
