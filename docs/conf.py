@@ -4,7 +4,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+
+import notebook_pages  # noqa: E402
 
 from meshdist._version import __version__  # noqa: E402
 
@@ -28,5 +30,11 @@ napoleon_use_rtype = False
 
 html_theme = "furo"
 html_title = f"meshdist {version}"
-html_static_path: list[str] = []
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_theme_options = {"navigation_with_keys": True}
+
+
+def setup(app: object) -> None:
+    """Have the notebooks shown."""
+    app.connect("source-read", notebook_pages.complete)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Draws the pictures of meshes.md: `python docs/draw_meshes.py`."""
+"""Draws the pictures of meshes.md, and that of topology.md: `python docs/draw_meshes.py`."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ IMAGES = Path(__file__).parent / "images"
 
 
 def main() -> None:
-    """Draw one mesh three times."""
+    """Draw one mesh three times, and a topology."""
     mpl.use("agg")
     # The same file each time: no date, and no random names.
     mpl.rcParams["svg.hashsalt"] = "meshdist"
@@ -20,6 +20,8 @@ def main() -> None:
         for name, axis in (("hosts", None), ("tp", "tp"), ("dp", "dp")):
             ax = mesh.show("plot", axis=axis)
             ax.figure.savefig(IMAGES / f"mesh-{name}.svg", bbox_inches="tight", metadata={"Date": None})
+    ax = meshdist.Topology.uniform(2, 8, gpus=8).draw()
+    ax.figure.savefig(IMAGES / "topology.svg", bbox_inches="tight", metadata={"Date": None})
 
 
 if __name__ == "__main__":

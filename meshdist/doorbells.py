@@ -1,21 +1,26 @@
 """Doorbells that other processes of the host can ring: Unix datagram sockets.
 
 A datagram carries nothing: it ends the sleep of the thread that the address belongs to, which then looks for itself.
-So a stranger who rings causes one look too many. Addresses are in Linux' abstract namespace, which leaves no file.
+So a stranger who rings causes one look too many. Addresses are in Linux' abstract namespace, which leaves no file;
+on other systems they are files of a random name, removed when their thread's doorbell is closed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+import os
 import secrets
 import select
 import socket
 import sys
+import tempfile
 from collections import Counter
 
-from meshdist.errors import DistError
+from meshdist.systems import check_processes
 from meshdist.waiting import Doorbell, Doorbells
+
+_LONGEST_DIRECTORY = 60
 
 
 class SocketDoorbell(Doorbell):
@@ -25,7 +30,7 @@ class SocketDoorbell(Doorbell):
         self.number = number
         self._ringer = ringer
         self._address = address(base, number)
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket = _unix_socket()
         self._socket.bind(self._address)
         # Descriptors that end the sleep as well, and how often each was asked for.
         self._watched: Counter[int] = Counter()
@@ -55,8 +60,13 @@ class SocketDoorbell(Doorbell):
 
     def close(self) -> None:
         self._socket.close()
+        if os.path.isabs(self._address):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._address)
 
     def _wait_for_any(self, timeout_s: float) -> bool:
+        if sys.platform == "win32":
+            raise NotImplementedError("there are no such bells on Windows")  # `check_processes` comes before
         poll = select.poll()
         for fd in (self._socket.fileno(), *self._watched):
             poll.register(fd, select.POLLIN)
@@ -71,18 +81,24 @@ class SocketDoorbell(Doorbell):
 class SocketDoorbells(Doorbells):
     """The doorbells of a rank that is a process.
 
+    Args:
+        directory: Where addresses are files. None has addresses that are no files, where there are such: on Linux.
+
     Attributes:
         base: What the addresses begin with; peers find it on the rank's card.
+
+    Raises:
+        DistError: On this system ranks cannot be processes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, directory: str | None = None) -> None:
         super().__init__()
-        if sys.platform != "linux":
-            raise DistError(
-                "backend 'gloo' runs on Linux only so far; here, ranks can be threads: meshdist.run(fn, world_size)"
-            )
-        self.base = f"meshdist-{secrets.token_hex(12)}"
-        self._ringer = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        check_processes("init_process_group")
+        if directory is None and sys.platform != "linux":
+            directory = _short_directory()
+        name = f"meshdist-{secrets.token_hex(12)}"
+        self.base = name if directory is None else os.path.join(os.path.abspath(directory), name)
+        self._ringer = _unix_socket()
         self._ringer.setblocking(False)
 
     def make(self, number: int) -> Doorbell:
@@ -100,8 +116,20 @@ class SocketDoorbells(Doorbells):
 
 
 def address(base: str, number: int) -> str:
-    """Return the abstract address of a doorbell."""
-    return f"\0{base}-{number}"
+    """Return the address of a doorbell: that of a file where `base` is a path, else an abstract one."""
+    return f"{base}-{number}" if os.path.isabs(base) else f"\0{base}-{number}"
+
+
+def _short_directory() -> str:
+    # An address has room for 103 bytes where it has least, on macOS, whose directory for temporary files is long.
+    found = tempfile.gettempdir()
+    return found if len(os.fsencode(found)) <= _LONGEST_DIRECTORY else "/tmp"
+
+
+def _unix_socket() -> socket.socket:
+    if sys.platform == "win32":
+        raise NotImplementedError("Python has no Unix sockets on Windows")  # `check_processes` comes before
+    return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
 
 def ring(ringer: socket.socket, to: str) -> None:

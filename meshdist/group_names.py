@@ -41,7 +41,7 @@ def _members(ranks: tuple[int, ...]) -> str:
 def few(ranks: tuple[int, ...]) -> str:
     """Return the ranks in words, the first of them where there are many."""
     if len(ranks) <= _NAMED_MEMBERS:
-        return f"ranks {', '.join(map(str, ranks))}"
+        return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
     return f"{len(ranks)} ranks {', '.join(map(str, ranks[:_NAMED_MEMBERS]))}, ..."
 
 

@@ -24,6 +24,7 @@ import struct
 from meshdist.deadline import Deadline
 from meshdist.errors import DistNetworkError
 from meshdist.secret_file import SECRET_FILE_VARIABLE, read_secret_file
+from meshdist.tls_files import TLS_CERT_VARIABLE, TlsError
 
 HANDSHAKE_TIMEOUT_S = 3.0
 """How long a server lets a client take to prove itself."""
@@ -33,7 +34,9 @@ CLAIM_BYTES = 16
 
 SECRET_VARIABLE = "MESHDIST_SECRET"
 
-_MAGIC = b"MESHDIST"
+MAGIC = b"MESHDIST"
+"""What either side says first."""
+
 _VERSION = 1
 _NONCE_BYTES = 32
 _PROOF_BYTES = 32
@@ -41,7 +44,10 @@ _HEADER = struct.Struct("!8sBB2x")  # magic, version, code
 _HELLO = struct.Struct(f"!16s16s{CLAIM_BYTES}s{_NONCE_BYTES}s")  # job id, purpose, claim, nonce
 _CHALLENGE = struct.Struct(f"!16s{_NONCE_BYTES}s{_PROOF_BYTES}s")  # job id, nonce, proof
 
-_OK, _OTHER_JOB, _OTHER_PURPOSE, _OTHER_VERSION, _BAD_PROOF, _BUSY = range(6)
+_OK, _OTHER_JOB, _OTHER_PURPOSE, _OTHER_VERSION, _BAD_PROOF, _BUSY, _TLS_ONLY, _NO_TLS = range(8)
+
+_TLS_RECORD = b"\x16"
+_SET_TLS = f"set {TLS_CERT_VARIABLE} and its like on all processes of the job, or on none"
 
 
 class HandshakeBroken(DistNetworkError):
@@ -76,7 +82,30 @@ def job_id(secret: bytes) -> bytes:
 
 def busy_notice() -> bytes:
     """Return what a server without a file descriptor to spare sends instead of a challenge."""
-    return _HEADER.pack(_MAGIC, _VERSION, _BUSY) + bytes(_CHALLENGE.size)
+    return _HEADER.pack(MAGIC, _VERSION, _BUSY) + bytes(_CHALLENGE.size)
+
+
+def answer_without_tls(answer: bytes, purpose: str, peer: str) -> DistNetworkError:
+    """Return what a server means that answers a client's TLS with something else.
+
+    Args:
+        answer: Its first bytes.
+        purpose: What the connection is for.
+        peer: The server's "host:port".
+
+    Example:
+        >>> print(answer_without_tls(b"HTTP/1.1 400 Bad Request", "store", "node1:29500"))
+        node1:29500 is not a meshdist store: it answered b'HTTP/1.1 400 Bad Request'; choose another port
+    """
+    if not answer.startswith(MAGIC):
+        return DistNetworkError(f"{peer} is not a meshdist {purpose}: it answered {answer[:24]!r}; choose another port")
+    if answer == busy_notice()[: len(answer)]:
+        return _too_busy(purpose, peer)
+    return DistNetworkError(f"the {purpose} at {peer} has no TLS, and this process has: {_SET_TLS}")
+
+
+def _too_busy(purpose: str, peer: str) -> HandshakeBroken:
+    return HandshakeBroken(f"the meshdist {purpose} at {peer} has no file descriptor left: raise `ulimit -n` there")
 
 
 def _hmac(secret: bytes, message: bytes) -> bytes:
@@ -111,6 +140,11 @@ class ServerHandshake:
 
     Read at most `wanted` bytes at a time, so that nothing of a stranger is ever buffered beyond one message.
 
+    Args:
+        secret: The job's secret, empty where there is none.
+        purpose: What connections are for.
+        wants_tls: This side takes clients with TLS alone, and this one came without: it is told so.
+
     Attributes:
         trusted: True once the client has proven itself; what follows on the connection is the caller's.
         refusal: Why the client must be dropped (after sending the last reply), or None.
@@ -124,9 +158,13 @@ class ServerHandshake:
         'not a meshdist client'
     """
 
-    __slots__ = ("_has_said_hello", "_inbox", "_purpose", "_secret", "_transcript", "claim", "refusal", "trusted")
+    __slots__ = (
+        *("_has_said_hello", "_inbox", "_purpose", "_secret", "_transcript", "_wants_tls"),
+        *("claim", "refusal", "trusted"),
+    )
 
-    def __init__(self, secret: bytes, purpose: str) -> None:
+    def __init__(self, secret: bytes, purpose: str, wants_tls: bool = False) -> None:
+        self._wants_tls = wants_tls
         self._secret = secret
         self._purpose = _purpose_id(purpose)
         self._inbox = b""
@@ -150,7 +188,10 @@ class ServerHandshake:
     def feed(self, data: bytes) -> bytes:
         """Take at most `wanted` bytes and return the reply to send, often empty."""
         self._inbox += data
-        if self._transcript is None and not _MAGIC.startswith(self._inbox[: len(_MAGIC)]):
+        if self._transcript is None and self._inbox.startswith(_TLS_RECORD):
+            self.refusal = f"speaks TLS, and this side does not: {_SET_TLS}"
+            return _HEADER.pack(MAGIC, _VERSION, _NO_TLS) + bytes(_CHALLENGE.size)
+        if self._transcript is None and not MAGIC.startswith(self._inbox[: len(MAGIC)]):
             self.refusal = "not a meshdist client"
             return b""
         if self.wanted > 0:
@@ -166,6 +207,8 @@ class ServerHandshake:
         code = _OK
         if version != _VERSION:
             code, self.refusal = _OTHER_VERSION, f"speaks version {version} of the handshake, not {_VERSION}"
+        elif self._wants_tls:
+            code, self.refusal = _TLS_ONLY, f"came without TLS, which this side asks for: {_SET_TLS}"
         elif job != own_job:
             code, self.refusal = (
                 _OTHER_JOB,
@@ -173,7 +216,7 @@ class ServerHandshake:
             )
         elif purpose != self._purpose:
             code, self.refusal = _OTHER_PURPOSE, "connected for another purpose"
-        header = _HEADER.pack(_MAGIC, _VERSION, code)
+        header = _HEADER.pack(MAGIC, _VERSION, code)
         if code != _OK:
             return header + _CHALLENGE.pack(own_job, bytes(_NONCE_BYTES), bytes(_PROOF_BYTES))
         self._transcript = _Transcript(self._secret, job, purpose, self.claim, nonce + own_nonce)
@@ -183,7 +226,7 @@ class ServerHandshake:
         self.trusted = _equal(transcript.proof(b"client"), proof)
         if not self.trusted:
             self.refusal = "does not know the job's secret"
-        return _HEADER.pack(_MAGIC, _VERSION, _OK if self.trusted else _BAD_PROOF)
+        return _HEADER.pack(MAGIC, _VERSION, _OK if self.trusted else _BAD_PROOF)
 
 
 def accept_handshake(sock: socket.socket, secret: bytes, purpose: str, deadline: Deadline | None = None) -> bytes:
@@ -244,7 +287,7 @@ def connect_handshake(
     client = _Client(sock, purpose, peer, deadline or Deadline(HANDSHAKE_TIMEOUT_S))
     job, purpose_id, nonce = job_id(secret), _purpose_id(purpose), os.urandom(_NONCE_BYTES)
     claim = claim.ljust(CLAIM_BYTES, b"\0")
-    client.send(_HEADER.pack(_MAGIC, _VERSION, _OK) + _HELLO.pack(job, purpose_id, claim, nonce))
+    client.send(_HEADER.pack(MAGIC, _VERSION, _OK) + _HELLO.pack(job, purpose_id, claim, nonce))
     server_job, server_nonce, server_proof = _CHALLENGE.unpack(client.receive(_CHALLENGE.size, job))
     transcript = _Transcript(secret, job, purpose_id, claim, nonce + server_nonce)
     if server_job != job or not _equal(transcript.proof(b"server"), server_proof):
@@ -271,6 +314,8 @@ class _Client:
         try:
             self._sock.settimeout(max(self._deadline.remaining_s(), 1e-3))
             self._sock.sendall(message)
+        except TlsError as error:
+            raise self._no_tls(error) from error
         except OSError as error:
             raise HandshakeBroken(f"{self._stranger}: the connection broke during the handshake: {error}") from error
 
@@ -279,7 +324,7 @@ class _Client:
         received = b""
         while len(received) < _HEADER.size + size:
             received += self._receive_some(_HEADER.size + size - len(received))
-            if not _MAGIC.startswith(received[: len(_MAGIC)]):
+            if not MAGIC.startswith(received[: len(MAGIC)]):
                 raise DistNetworkError(f"{self._stranger}: it answered {received[:24]!r}; choose another port")
         _, version, code = _HEADER.unpack_from(received)
         if code != _OK:
@@ -295,11 +340,17 @@ class _Client:
                 f"{self._stranger}: it took the connection but did not answer within {self._deadline.timeout_s:.3g} s; "
                 "choose another port"
             ) from None
+        except TlsError as error:
+            raise self._no_tls(error) from error
         except OSError as error:
             raise HandshakeBroken(f"{self._stranger}: the connection broke during the handshake: {error}") from error
         if not data:
             raise HandshakeBroken(f"{self._stranger}: it closed the connection during the handshake")
         return data
+
+    def _no_tls(self, error: TlsError) -> DistNetworkError:
+        # Whether its own certificate is taken, a client learns after its part of TLS is done.
+        return DistNetworkError(f"no TLS with the {self._purpose} at {self._peer}: {error}")
 
     def _refused(self, version: int, code: int, challenge: bytes, job: bytes) -> DistNetworkError:
         if code == _OTHER_JOB:
@@ -313,8 +364,10 @@ class _Client:
                 "meshdist on all hosts"
             )
         if code == _BUSY:
-            return HandshakeBroken(
-                f"the meshdist {self._purpose} at {self._peer} has no file descriptor left: raise `ulimit -n` there"
+            return _too_busy(self._purpose, self._peer)
+        if code == _TLS_ONLY:
+            return DistNetworkError(
+                f"the {self._purpose} at {self._peer} asks for TLS, and this process has none: {_SET_TLS}"
             )
         reason = "serves another purpose" if code == _OTHER_PURPOSE else "refused this process's proof"
         return DistNetworkError(f"{self._stranger}: it {reason}")

@@ -6,6 +6,7 @@ from functools import cached_property
 from operator import index
 
 from meshdist.group_names import listed, place_of
+from meshdist.rank_words import numbers_differ
 
 
 class Membership:
@@ -97,5 +98,11 @@ class Membership:
         """Return how messages about a call of `name` begin."""
         where = self._wheres.get(name)
         if where is None:
-            where = self._wheres[name] = f"{name} on group {self.label!r} (rank {self._rank} of {len(self.ranks)})"
+            where = self._wheres[name] = self._where(name)
         return where
+
+    def _where(self, name: str) -> str:
+        place = f"rank {self._rank} of {len(self.ranks)}"
+        if self._rank >= 0 and numbers_differ(self.ranks):
+            place += f", global rank {self.ranks[self._rank]}"
+        return f"{name} on group {self.label!r} ({place})"

@@ -6,17 +6,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from sys import _getframe
-from typing import TYPE_CHECKING, Any
+from types import CodeType
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from meshdist.arrays import Array, as_array, check_dtype, check_writable, pack
-from meshdist.backends.base import Backend, Incoming
-from meshdist.debug.flight_recorder import COMPLETED, Record, clock, place_of, users
+from meshdist.backends.base import Express, Incoming
+from meshdist.debug.flight_recorder import COMPLETED, Record, clock, users
 from meshdist.detour import Announcement, Watcher, told
 from meshdist.device_calls import DeviceCalls, Parcel
 from meshdist.errors import DistError, DistTimeoutError
+from meshdist.plan_key import remember
 from meshdist.progress import Job, JobQueue, Progress
 from meshdist.waiting import Waitable, Wrapped
 from meshdist.work import ReceiptWork, Work
@@ -28,6 +30,28 @@ if TYPE_CHECKING:
 _LAST_MESSAGES_S = 5.0
 # Backends may send a tag as an integer of 64 bits.
 _TAGS = 1 << 63
+
+
+# What the flight recorder keeps of a message: the function, the group's name and label, dtype, shape, the other side,
+# tag and timeout.
+Facts: TypeAlias = "tuple[str, str, str, np.dtype[Any], tuple[int, ...], int | None, int, float]"
+
+
+class Kind:
+    """The messages of one tag, dtype and shape to, or from, one rank: nothing is to be said against them.
+
+    Attributes:
+        facts: What the flight recorder tells of them.
+        express: A short way for them, where there is one.
+        caller: The code that sent or received the last one.
+    """
+
+    __slots__ = ("caller", "express", "facts")
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self.express: Express | None = None
+        self.caller: CodeType | None = None
 
 
 class Messages:
@@ -47,12 +71,13 @@ class Messages:
         self._closing = False
         self._recorder = group.recorder
         self.num_messages = 0
-        # The engine of arrays in host memory, while the group can be used.
-        self._engine: Backend | None = None
+        # The kinds of messages that have been found right before, while the group can be used: by peer, tag, dtype and
+        # shape.
+        self._sends: dict[Any, Kind] = {}
+        self._receives: dict[Any, Kind] = {}
         # Those whose messages wait for the end of a block; None outside of one.
         self._batches: list[DeviceCalls] | None = None
-        # What has been found right before: dtypes, and peers by their global rank.
-        self._dtypes: set[np.dtype[Any]] = set()
+        # Peers that have been found right before, by their global rank.
         self._peers: dict[int, int] = {}
 
     @property
@@ -91,43 +116,44 @@ class Messages:
             of: The function that the user called.
             is_prelude: Another message of the same call follows; this one is announced as the prelude that it is.
         """
-        is_simple = self._is_simple(tensor, tag)
-        if is_simple and self._engine is not None and self._engine.send_at_once(tensor, dst, tag):
-            self._keep_record(of, tensor, dst, tag)
-            return
+        kind, kinds = None, self._sends
+        if type(tensor) is np.ndarray and type(tag) is int and tensor.flags.carray:
+            kind = kinds.get((dst, tag, tensor.dtype, tensor.shape))
+            if kind is not None and kind.express is not None and of == "send" and self._goes(kind, tensor):
+                return
         group = self._group
         where = group.where(of)
         backend = group.usable_backend(where, tensor)
         if backend.device_calls is not None:
             backend.device_calls.send(self._parcel(where, of, tensor, dst, tag))
             return
-        array = tensor if is_simple else pack(self._array(where, tensor, tag))
-        if is_simple:
-            self._engine = backend
+        array = tensor if kind is not None else pack(self._array(where, tensor, tag))
         record = self.begin_record(of, array, dst, tag)
         try:
             backend.wait(backend.send(array, dst, tag), where)
         except BaseException as error:
             raise group.fail(error, where, record) from None
         record[COMPLETED] = clock()
+        if array is tensor:
+            self._learn(kinds, "send", kind, tensor, dst, tag).express = backend.express_to(
+                dst, tag, tensor.dtype, tensor.shape
+            )
 
     def recv(self, tensor: Any, src: int | None, tag: int, of: str = "recv", *, is_prelude: bool = False) -> int:
         """Receive a message from rank `src`, or from any where it is None; return the sender. See `send`."""
-        is_simple = self._is_simple(tensor, tag)
-        engine = self._engine
-        if is_simple and src is not None and engine is not None and engine.receive_at_once(tensor, src, tag):
-            self._keep_record(of, tensor, src, tag)
-            return src
+        kind, kinds = None, self._receives
+        if type(tensor) is np.ndarray and type(tag) is int and src is not None and tensor.flags.carray:
+            kind = kinds.get((src, tag, tensor.dtype, tensor.shape))
+            if kind is not None and kind.express is not None and of == "recv" and self._goes(kind, tensor):
+                return src
         group = self._group
         where = group.where(of)
         backend = group.usable_backend(where, tensor)
         if backend.device_calls is not None:
             return backend.device_calls.recv(self._parcel(where, of, tensor, src, tag))
         array = packed = tensor
-        if not is_simple:
+        if kind is None:
             array, packed = self._output(where, tensor, tag)
-        else:
-            self._engine = backend
         if src is None:
             self._check_not_alone(where)
         record = self.begin_record(of, packed, src, tag)
@@ -139,6 +165,10 @@ class Messages:
         record[COMPLETED] = clock()
         if packed is not array:
             array[...] = packed
+        elif packed is tensor and src is not None:
+            self._learn(kinds, "recv", kind, tensor, src, tag).express = backend.express_from(
+                src, tag, tensor.dtype, tensor.shape
+            )
         return receipt.source
 
     def isend(self, tensor: Any, dst: int, tag: int) -> Work:
@@ -175,9 +205,9 @@ class Messages:
         self._begin(work, where, ("from", src, tag), lambda: backend.recv(packed, src, tag), arrive, record)
         return work
 
-    def forget_engine(self) -> None:
+    def forget_kinds(self) -> None:
         """Have the next message ask the group whether it can be used, and by what."""
-        self._engine = None
+        self._sends, self._receives = {}, {}
 
     @contextmanager
     def batched(self, of: str) -> Iterator[None]:
@@ -217,22 +247,45 @@ class Messages:
         if self._closing:
             raise DistError(f"{where}: the group is destroyed, and the message has not come")
 
-    def _keep_record(self, of: str, array: Array, peer: int, tag: int) -> None:
-        # Of a message that was there at once: it has taken no time.
-        group = self._group
+    def _goes(self, kind: Kind, tensor: Array) -> bool:
+        # Send or receive the short way, if it goes, and keep a record of it, as `begin_record` would make it.
+        try:
+            if not kind.express(tensor):  # type: ignore[misc]
+                return False
+        except BaseException as error:
+            raise self._group.fail(error, self._group.where(kind.facts[0])) from None
+        # Above this function are the method, the flat function and, in most cases, the user's code; which is known to
+        # be that if it was last time.
+        try:
+            frame = _getframe(3)
+        except ValueError:  # a thread began with the function itself
+            frame = _getframe(2)
+        code = frame.f_code
+        if code is not kind.caller:
+            frame = users(frame)
+            kind.caller = code = frame.f_code
         self.num_messages = sequence = self.num_messages + 1
-        facts = (of, group.name, group.label, array.dtype, array.shape, peer, tag, group.timeout_s)
-        code, instruction = place_of(users(_getframe(2)))
-        now = clock()
-        self._recorder.keep([facts, sequence, now, now, now, code, instruction])
+        now = clock()  # it has taken no time
+        self._recorder.keep([kind.facts, sequence, now, now, now, code, frame.f_lasti])
+        return True
+
+    def _learn(self, kinds: dict[Any, Kind], of: str, kind: Kind | None, array: Array, peer: int, tag: int) -> Kind:
+        # Of a plain array that has been sent or received. If the group was closed meanwhile, its kinds are others now.
+        if kind is None:
+            kind = Kind(self._facts(of, array, peer, tag))
+            if array.dtype.isnative:  # of others the bytes have to be swapped
+                remember(kinds, (peer, tag, array.dtype, array.shape), kind)
+        return kind
+
+    def _facts(self, of: str, array: Array, peer: int | None, tag: int) -> Facts:
+        # What is at hand; `facts_in` makes words of it.
+        group = self._group
+        return of, group.name, group.label, array.dtype, array.shape, peer, tag, group.timeout_s
 
     def begin_record(self, of: str, array: Array, peer: int | None, tag: int) -> Record:
         """Return the flight recorder's record of a message that is about to be sent or asked for."""
-        # What is at hand; `facts_in` makes words of it.
-        group = self._group
         self.num_messages += 1
-        facts = (of, group.name, group.label, array.dtype, array.shape, peer, tag, group.timeout_s)
-        return self._recorder.begin(facts, self.num_messages)
+        return self._recorder.begin(self._facts(of, array, peer, tag), self.num_messages)
 
     def _begin(self, work: Work, where: str, key: Any, post: Any, arrive: Any, record: Record) -> None:
         group = self._group
@@ -259,16 +312,6 @@ class Messages:
         except DistError as error:
             raise group.fail(error, where, record) from None
 
-    def _is_simple(self, tensor: Any, tag: int) -> bool:
-        # The arguments of nearly all messages: nothing to be said against them, and nothing to be packed.
-        return (
-            type(tensor) is np.ndarray
-            and type(tag) is int
-            and 0 <= tag < _TAGS
-            and tensor.flags.carray
-            and (tensor.dtype in self._dtypes)
-        )
-
     def _output(self, where: str, tensor: Any, tag: int) -> tuple[Array, Array]:
         array = self._array(where, tensor, tag)
         self._group.named(where, check_writable, array, "tensor")
@@ -290,8 +333,6 @@ class Messages:
         self._check_tag(where, tag)
         array: Array = self._group.named(where, as_array, tensor, "tensor")
         self._group.named(where, check_dtype, array, "tensor")
-        if array.dtype.isnative:  # of others the bytes have to be swapped
-            self._dtypes.add(array.dtype)
         return array
 
     def _check_tag(self, where: str, tag: int) -> None:

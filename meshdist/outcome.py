@@ -8,7 +8,7 @@ from _thread import allocate_lock
 from collections.abc import Callable
 from time import perf_counter_ns
 from types import CodeType
-from typing import Any
+from typing import Any, Protocol
 
 from meshdist.deadline import Timeout, seconds
 from meshdist.errors import DistError, DistTimeoutError
@@ -24,6 +24,16 @@ class CarrierThread(threading.Thread):
     """
 
     site: Callable[[], tuple[CodeType | None, int]]
+
+
+class Observer(Protocol):
+    """Is told how long others wait for an Outcome, and when it is done."""
+
+    def blocked(self, nanoseconds: int) -> None:
+        """Note that somebody waited."""
+
+    def done(self) -> None:
+        """Note that it is done."""
 
 
 class Outcome:
@@ -78,13 +88,14 @@ class Outcome:
         while not is_done and (left_s := limit_s - (perf_counter_ns() - began_ns) * 1e-9) > 0:
             is_done = lock.acquire(True, min(left_s, _SLICE_S))
         if hasattr(self, "_observer"):
-            self._observer(perf_counter_ns() - began_ns)
+            self._observer.blocked(perf_counter_ns() - began_ns)
         if not is_done:
             raise DistTimeoutError(f"{what}: not done after {limit_s:g} s; the call goes on, wait again")
 
-    def observe_waits(self, observer: Callable[[int], object]) -> None:
-        """Have `observer` told the nanoseconds of every wait that blocks from now on."""
+    def observe(self, observer: Observer) -> None:
+        """Have `observer` told of every wait that blocks from now on, and of the end."""
         self._observer = observer
+        self.watch(observer.done)
 
     def _call_watcher(self) -> None:
         try:

@@ -123,7 +123,7 @@ class Watch:
         self._card = card
         self._fd: int | None = None
         self._ended = False
-        if hasattr(os, "pidfd_open"):
+        if sys.platform == "linux" and hasattr(os, "pidfd_open"):
             try:
                 self._fd = os.pidfd_open(card.pid)
             except ProcessLookupError:
@@ -138,7 +138,7 @@ class Watch:
         """Return True once the process has ended."""
         if self._ended:
             return True
-        if self._fd is not None:
+        if sys.platform != "win32" and self._fd is not None:
             poll = select.poll()  # a new one: another thread may look at the same time
             poll.register(self._fd, select.POLLIN)
             self._ended = bool(poll.poll(0))
@@ -277,17 +277,21 @@ class Peers:
     def nudge(self, rank: int) -> bool:
         """Ask a global rank by a signal to say what it is in; return whether it is of this host, and lives."""
         card = self.card(rank)
-        if card.host != self.mine.host or card.pid == self.mine.pid or self.ended(rank):
+        if sys.platform == "win32" or card.host != self.mine.host or card.pid == self.mine.pid or self.ended(rank):
             return False
         with suppress(ProcessLookupError, PermissionError):
             os.kill(card.pid, signal.SIGURG)
             return True
         return False
 
+    def is_stopped(self, rank: int) -> bool:
+        """Return whether the process of a global rank on this host is stopped by a signal, and answers nothing."""
+        return _fields_of(self.card(rank).pid)[:1] in (["T"], ["t"])
+
     def why_silent(self, rank: int) -> str:
         """Return what is known of a global rank on this host that does not answer to `nudge`."""
         pid = self.card(rank).pid
-        if _fields_of(pid)[:1] in (["T"], ["t"]):
+        if self.is_stopped(rank):
             return f"is stopped by a signal; `kill -CONT {pid}` on {self.card(rank).host_name} lets it go on"
         from meshdist.debug.frozen import place_of_process
 
@@ -297,8 +301,12 @@ class Peers:
 
     def describe(self, rank: int) -> str:
         """Return a global rank with its process and host, for messages."""
+        return f"rank {rank} ({self.process(rank)})"
+
+    def process(self, rank: int) -> str:
+        """Return the process of a global rank, for messages."""
         card = self.card(rank)
-        return f"rank {rank} (pid {card.pid} on {card.host_name})"
+        return f"pid {card.pid} on {card.host_name}"
 
     def disown(self) -> None:
         """In a process that was forked of the rank: let go of what the others would take for a sign of its life."""

@@ -189,6 +189,7 @@ class ProcessGroup(CollectiveMethods, Membership):
         """Have messages call the group `label` from now on."""
         super().relabel(label)
         self._plans = {}
+        self.messages.forget_kinds()
 
     def close(self, what: str = DESTROYED) -> None:
         """Let async calls end, and give back what the group holds; calls after it raise, and say `what` became of it.
@@ -197,7 +198,7 @@ class ProcessGroup(CollectiveMethods, Membership):
         """
         self._world.progress.drain(self._queue)
         self.messages.drain()
-        self.messages.forget_engine()
+        self.messages.forget_kinds()
         self._plans.clear()
         self._engines.close()
         self._closed = self._closed or what
@@ -205,7 +206,7 @@ class ProcessGroup(CollectiveMethods, Membership):
     def disown(self, what: str) -> None:
         """In a process that was forked of the rank: have calls raise, and say `what` became of the group."""
         self._closed, self._plans = what, {}
-        self.messages.forget_engine()
+        self.messages.forget_kinds()
 
     def abort(self, reason: str) -> None:
         """Tell the other ranks that this one gives up, and why; calls after it raise."""
@@ -369,7 +370,7 @@ class ProcessGroup(CollectiveMethods, Membership):
     def ask_first(self, premise: Callable[[], str | None]) -> None:
         """Have the next call fail if `premise` is found broken: a function that returns how, or None."""
         self._engines.ask_first(premise)
-        self.messages.forget_engine()
+        self.messages.forget_kinds()
         self._plans = {}  # a call that has one does not look for its engine
 
     def fail(self, error: BaseException, where: str, record: Record | None = None) -> BaseException:
@@ -385,7 +386,7 @@ class ProcessGroup(CollectiveMethods, Membership):
     def _give_up(self, cause: DistError) -> None:
         # Not the exception itself: its frames would keep the shared memory alive.
         self._broken = self._broken or DistError(str(cause), peer_failed=cause.peer_failed)
-        self.messages.forget_engine()
+        self.messages.forget_kinds()
         self._plans.clear()
         self._engines.abort(str(self._broken))
 

@@ -118,7 +118,7 @@ class ReduceOp(Enum):
     __hash__ = object.__hash__
 
     @property
-    def ufunc(self) -> Callable[..., Any]:
+    def ufunc(self) -> np.ufunc:
         """The NumPy ufunc that combines two arrays; AVG combines as SUM and divides at the end."""
         return _UFUNCS[self]
 
@@ -137,7 +137,7 @@ class ReduceOp(Enum):
             np.divide(part, part.dtype.type(num_ranks), out=part)
 
 
-_UFUNCS: dict[ReduceOp, Callable[..., Any]] = {
+_UFUNCS: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,
     ReduceOp.PRODUCT: np.multiply,
     ReduceOp.MIN: np.minimum,

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
+
+from meshdist.systems import CLOSE_ON_EXEC, user_id
 
 SECRET_FILE_VARIABLE = "MESHDIST_SECRET_FILE"
 
@@ -18,7 +21,7 @@ def read_secret_file(path: str) -> bytes:
     """
     # Not blocking: a pipe of that name would wait for its writer.
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = os.open(path, os.O_RDONLY | CLOSE_ON_EXEC | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         raise ValueError(f"{SECRET_FILE_VARIABLE}={path} cannot be read: {error.strerror}") from error
     try:
@@ -26,10 +29,10 @@ def read_secret_file(path: str) -> bytes:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise ValueError(f"{SECRET_FILE_VARIABLE}={path} must be a file, got {stat.filemode(found.st_mode)}")
-        if found.st_mode & 0o077 or found.st_uid not in (os.getuid(), 0):
+        if sys.platform != "win32" and (found.st_mode & 0o077 or found.st_uid not in (user_id(), 0)):
             raise ValueError(
                 f"{SECRET_FILE_VARIABLE}={path} must be readable by its owner alone, and be this user's (uid "
-                f"{os.getuid()}) or root's, got {stat.filemode(found.st_mode)} of uid {found.st_uid}; use chmod 600, "
+                f"{user_id()}) or root's, got {stat.filemode(found.st_mode)} of uid {found.st_uid}; use chmod 600, "
                 "and a new secret, as this one may be known"
             )
         secret = os.read(fd, _MOST_BYTES + 1).strip()

@@ -24,6 +24,7 @@ from meshdist.last_will import leave_will
 from meshdist.non_member import NonMember
 from meshdist.peers import Peers, my_card
 from meshdist.store import Store, TCPStore
+from meshdist.systems import check_processes
 from meshdist.waiting import Doorbells
 from meshdist.world import World
 
@@ -47,9 +48,9 @@ def init_process_group(
         backend: "gloo" (shared memory, TCP between hosts), "mpi", "nccl" or another registered name, in any case; or
             pairs of device type and name, as in "cpu:gloo,cuda:nccl". None means "gloo" and, for arrays on a GPU where
             it can be used, "nccl".
-        init_method: Where the ranks meet: "env://" (the default: MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE from the
-            environment, as `meshrun` sets them), "tcp://host:port" or "file:///path". With a file, or where the host is
-            a multicast address, the ranks find and number themselves if they give none. "mpi://", the default for
+        init_method: Where the ranks meet: `env://` (the default: MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE from the
+            environment, as `meshrun` sets them), `tcp://host:port` or `file:///path`. With a file, or where the host is
+            a multicast address, the ranks find and number themselves if they give none. `mpi://`, the default for
             backend "mpi": the ranks are those of the MPI job that `mpirun` started.
         timeout: How long to wait for the others, and how long any call of this world may wait: seconds or a timedelta.
             30 minutes where None.
@@ -67,6 +68,7 @@ def init_process_group(
         DistBackendError: A registered backend could not be made on another rank; there, what its function raised.
         DistNetworkError: The store cannot be reached.
         DistTimeoutError: Some ranks did not come; says which.
+        DistError: On this system, ranks cannot be processes.
     """
     slot = current_slot()
     if slot.world is not None and (slot.dry is None or slot.dry.is_joined):
@@ -79,6 +81,7 @@ def init_process_group(
     if slot.dry is not None:
         world = slot.dry.join(None if backend is None else name, deadline.timeout_s, world_size, rank)
     elif store is not None:
+        check_processes("init_process_group")
         rank, world_size = whole_number(rank, "rank"), whole_number(world_size, "world_size")
         _check_place(rank, world_size)
         world = enter_world(slot, store, rank, world_size, name, SocketDoorbells(), deadline)
@@ -102,6 +105,7 @@ def _meet(
 ) -> World:
     from meshdist.rendezvous import rendezvous
 
+    check_processes("init_process_group")
     url = init_method if init_method is not None else "env://"
     if url == "env://" and "mpi" in by_device(backend).values():
         url = "mpi://"  # who starts the ranks of MPI knows all that the variables would say

@@ -12,6 +12,7 @@ import stat
 import time
 
 from meshdist.errors import DistStoreError
+from meshdist.systems import user_id
 
 AGENT_STORE_VARIABLE = "MESHDIST_AGENT_STORE"
 """Set by meshdist's launchers, and by no other: where they keep a store for their ranks."""
@@ -51,13 +52,13 @@ def meeting_file() -> str:
 def _private_directory() -> str:
     import tempfile  # not needed to import meshdist
 
-    directory = os.path.join(tempfile.gettempdir(), f"meshdist-torchrun-{os.getuid()}")
+    directory = os.path.join(tempfile.gettempdir(), f"meshdist-torchrun-{user_id()}")
     with contextlib.suppress(FileExistsError):
         os.mkdir(directory, 0o700)
     found = os.lstat(directory)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != user_id() or found.st_mode & 0o077:
         raise DistStoreError(
-            f"env:// rendezvous: {directory} must be a directory of this user (uid {os.getuid()}) alone, mode 700, got"
+            f"env:// rendezvous: {directory} must be a directory of this user (uid {user_id()}) alone, mode 700, got"
             f" {stat.filemode(found.st_mode)} of uid {found.st_uid}; remove it, or set TMPDIR to another directory"
         )
     return directory

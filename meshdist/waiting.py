@@ -8,7 +8,6 @@ arming is visible everywhere, and naps are only cut to notice the death of a pee
 
 from __future__ import annotations
 
-import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from meshdist.deadline import Deadline
 from meshdist.errors import DistError, DistTimeoutError
+from meshdist.systems import let_others_run
 
 if TYPE_CHECKING:
     from meshdist.debug.vigil import Vigil, Watch
@@ -155,7 +155,7 @@ def look_a_while(waitable: Waitable) -> bool:
     """
     end = monotonic() + waitable.looking_s
     while not waitable.ready():
-        os.sched_yield()
+        let_others_run()
         if monotonic() > end:
             return False
     return True

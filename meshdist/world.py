@@ -33,6 +33,7 @@ from meshdist.listeners import Listeners
 from meshdist.peers import Card, Peers
 from meshdist.process_group import DESTROYED, ProcessGroup
 from meshdist.progress import Progress
+from meshdist.shrunk_worlds import shrunk_store
 from meshdist.store import PrefixStore, Store, TCPStore
 from meshdist.waiting import Doorbells
 
@@ -59,7 +60,10 @@ class World:
         thread: The thread that the rank's calls come from, in most cases: that in which it joined.
         passes: How often each `breakpoint` was reached, by its line.
         endings: Called when this world ends: what was begun for it elsewhere.
+        num_shrunk: How often it was shrunk to come to be what it is.
     """
+
+    num_shrunk = 0
 
     def __init__(
         self,
@@ -288,7 +292,7 @@ class World:
         Raises:
             DistError: The store is gone; this world is as it was.
         """
-        store = PrefixStore("shrunk", self.store)
+        store = shrunk_store(self.store, keep)
         peers = self._peers.renumbered(keep, store)
         self._peers.farewell = LEFT_THE_WORLD
         leave(self.store, self.rank, self.size, LEFT_THE_WORLD)
@@ -302,6 +306,7 @@ class World:
             leave_will(peers, store, place[0])
         group = self.default_group
         world = type(self)(*place, self.backend_name, group.timeout_s, store, peers, self._bells, self._own_store)
+        world.num_shrunk = self.num_shrunk + 1
         world.endings = self.endings
         world._commons = self._commons
         self.listeners.move_to(world.listeners)

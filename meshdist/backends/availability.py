@@ -30,7 +30,7 @@ def is_backend_available(backend: str) -> bool:
 
 
 def is_gloo_available() -> bool:
-    """Return whether backend `gloo` can be used here: always, as it needs nothing but NumPy."""
+    """Return whether backend `gloo` can be used here: on Linux and macOS always, as it needs nothing but NumPy."""
     return is_backend_available("gloo")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from meshdist.call import Buffers, Call, Signature
 from meshdist.deadline import Deadline
 from meshdist.errors import DistBackendError
 from meshdist.overlap import KnownApart
+from meshdist.rank_words import call_process, call_rank
 from meshdist.waiting import Doorbells, Waitable, wait_until
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from meshdist.device_calls import DeviceCalls
     from meshdist.peers import Peers
     from meshdist.store import Store
+
+
+# A short way of messages: it sends or receives a plain array, and returns False, having done nothing, where `send` or
+# `recv` has to.
+Express: TypeAlias = "Callable[[Array], bool]"
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,19 @@ class BackendOptions:
     def number(self, rank: int) -> int:
         """Return the number of a rank in messages: that in the group, unless this is a part of one."""
         return rank
+
+    @property
+    def ranks_in_messages(self) -> tuple[int, ...]:
+        """The global ranks that `number` is of."""
+        return self.ranks
+
+    def call(self, rank: int) -> str:
+        """Return what messages call a rank of the group."""
+        return call_rank(self.number(rank), self.ranks_in_messages)
+
+    def describe(self, rank: int) -> str:
+        """Return what messages call a rank of the group that is a process."""
+        return call_process(self.number(rank), self.ranks_in_messages, self.peers.process(self.ranks[rank]))
 
     def gone(self, rank: int) -> str | None:
         """Return how a rank of the group went away without taking part in it; None where it did not."""
@@ -181,16 +200,19 @@ class Backend:
         """
         raise DistBackendError(f"{type(self).__name__} receives no messages")
 
-    def send_at_once(self, array: Array, dst: int, tag: int) -> bool:
-        """Send a message where `array` may be changed again at once; return False, and do nothing, where it may not."""
-        return False
+    def express_to(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Express | None:
+        """Return a short way for messages of a kind to a rank that has been sent something; None where there is none.
 
-    def receive_at_once(self, array: Array, src: int, tag: int) -> bool:
-        """Receive a message that is there, or comes in a moment; return False, and do nothing, where none is.
-
-        It is a short way, for the messages that most programs send: `recv` has the others.
+        What it sends may be changed again at once, and is behind all that was sent before.
         """
-        return False
+        return None
+
+    def express_from(self, src: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Express | None:
+        """Return a short way for messages of a kind from a rank that has sent something; None where there is none.
+
+        It receives what is there, or comes in a moment.
+        """
+        return None
 
     @classmethod
     def has_own(cls, native: str) -> bool:

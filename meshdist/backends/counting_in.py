@@ -65,7 +65,7 @@ class Counted(Waitable):
 
     def missing(self) -> str:
         absent = [rank for rank in self._members if not self._store.check([f"here/{rank}"])]
-        return ", ".join(f"rank {rank}" for rank in absent)
+        return ", ".join(map(self._options.call, absent))
 
     def nap_s(self) -> float:
         # Nobody rings. Who waits long asks less often: thousands may be asking.
@@ -80,4 +80,4 @@ def check_there(options: BackendOptions, rank: int, left_out: str) -> None:
     """Raise DistBackendError if a rank of the group has gone away."""
     how = options.gone(rank)
     if how is not None:
-        raise peer_gone(f"rank {rank}", how, left_out)
+        raise peer_gone(options.call(rank), how, left_out)

@@ -36,5 +36,5 @@ def compare_calls(backend: Backend, signature: Signature) -> Iterator[Waitable]:
         yield from exchange(backend, mine, dst, other, src)
         if not np.array_equal(mine, other):
             theirs = bytes(other[8:]).rstrip(b"\0").decode(errors="replace")
-            raise DistBackendError(disagreement({backend.rank: signature.text, src: theirs}))
+            raise DistBackendError(disagreement({backend.rank: signature.text, src: theirs}, backend.options.ranks))
         distance *= 2

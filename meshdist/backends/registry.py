@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from meshdist.current import current_slot
+from meshdist.systems import why_no_processes
 
 if TYPE_CHECKING:
     from meshdist.backends.base import Backend as Engine
@@ -83,9 +84,8 @@ def check_usable(name: str) -> None:
     if reason is not None and current_slot().dry is None:  # a dry run carries nothing, so it needs nothing
         registered = [other for other in known_names() if not _ENTRIES[other].is_ours]
         others = f"; registered are {', '.join(registered)}" if registered else ""
-        raise DistBackendError(
-            f"backend {name.lower()!r} is not available: {reason}; for arrays on the CPU use 'gloo'{others}"
-        )
+        instead = "" if name.lower() == "gloo" else "; for arrays on the CPU use 'gloo'"
+        raise DistBackendError(f"backend {name.lower()!r} is not available: {reason}{instead}{others}")
 
 
 def register_backend(
@@ -222,7 +222,7 @@ _NCCL = "meshdist.backends.nccl.backend"
 
 # What users add here holds for the whole process, as a function's name does: a table of its own, no part of a World.
 _ENTRIES: dict[str, Entry] = {
-    "gloo": Entry(("cpu",), _built_in(_GLOO, "GlooBackend"), _always, stages=("cuda",)),
+    "gloo": Entry(("cpu",), _built_in(_GLOO, "GlooBackend"), why_no_processes, stages=("cuda",)),
     "threads": Entry(("cpu",), _built_in(_THREADS, "ThreadsBackend"), _always, stages=("cuda",)),
     "fake": Entry(("cpu", "cuda"), _built_in(_FAKE, "FakeBackend"), _only_dry),
     "mpi": Entry(("cpu",), _built_in(_MPI, "MpiBackend"), no_mpi, stages=("cuda",)),

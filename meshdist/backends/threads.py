@@ -130,10 +130,10 @@ class _CheckIn(_InRoom):
         for rank in self.absent():
             what = self.fault(rank)
             if what is not None:
-                raise peer_gone(f"rank {rank}", what, "making this call")
+                raise peer_gone(self._options.call(rank), what, "making this call")
 
     def missing(self) -> str:
-        return ", ".join(f"rank {rank}" for rank in self.absent())
+        return ", ".join(map(self._options.call, self.absent()))
 
 
 class _Message(_InRoom):
@@ -163,10 +163,10 @@ class _Message(_InRoom):
     def check(self) -> None:
         what = self.fault(self._dst)
         if what is not None:
-            raise peer_gone(f"rank {self._dst}", what, "receiving the message")
+            raise peer_gone(self._options.call(self._dst), what, "receiving the message")
 
     def missing(self) -> str:
-        return f"rank {self._dst} to receive a message"
+        return f"{self._options.call(self._dst)} to receive a message"
 
 
 class _Receipt(_InRoom, Incoming):
@@ -188,7 +188,7 @@ class _Receipt(_InRoom, Incoming):
         if array.dtype != self._array.dtype or array.size != self._array.size:
             sent, expected = describe_array(array), describe_array(self._array)
             self._error = DistBackendError(
-                f"the message from rank {self.source} is {sent}, {array.nbytes} bytes,"
+                f"the message from {self._options.call(self.source)} is {sent}, {array.nbytes} bytes,"
                 f" the array to receive it {expected}, {self._array.nbytes} bytes"
             )
         else:
@@ -209,14 +209,14 @@ class _Receipt(_InRoom, Incoming):
         gone = {rank: what for rank, what in faults.items() if what is not None}
         for rank, what in gone.items():
             if what not in ORDERLY or self._wanted is not None:
-                raise peer_gone(f"rank {rank}", what, "sending a message")
+                raise peer_gone(self._options.call(rank), what, "sending a message")
         if len(gone) == len(faults):
-            raise nobody_left({f"rank {rank}": what for rank, what in gone.items()})
+            raise nobody_left({self._options.call(rank): what for rank, what in gone.items()})
 
     def missing(self) -> str:
         with self.room.lock:
             kept = sorted({message.tag for message in self.room.boxes[self._options.rank].kept(self._wanted)})
-        source = "any rank" if self._wanted is None else f"rank {self._wanted}"
+        source = "any rank" if self._wanted is None else self._options.call(self._wanted)
         return f"a message from {source} with tag {self._tag}{there_are([tag for tag in kept if tag >= 0])}"
 
 
@@ -281,7 +281,9 @@ class ThreadsBackend(Backend):
         calls = [calls[number % 2] for calls in room.calls]
         if len({made.compared for _, made, _ in calls}) > 1:
             raise DistBackendError(
-                disagreement({rank: f"{made.text} at {site}" for rank, (_, made, site) in enumerate(calls)})
+                disagreement(
+                    {rank: f"{made.text} at {site}" for rank, (_, made, site) in enumerate(calls)}, self.options.ranks
+                )
             )
 
     def abort(self, reason: str) -> None:

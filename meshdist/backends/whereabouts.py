@@ -62,11 +62,11 @@ class SetUpWait(Wrapped):
 
     def _elsewhere(self) -> str:
         options, found = self._options, []
-        for rank in options.ranks[:_MOST_ASKED]:
+        for place, rank in enumerate(options.ranks[:_MOST_ASKED]):
             if options.world_store.check([_key(rank)]):
                 name, _, text = options.world_store.get(_key(rank)).decode().partition("\n")
                 if name != options.name:
-                    found.append(f"; rank {rank} waited meanwhile in the first call on {text}")
+                    found.append(f"; {options.call(place)} waited meanwhile in the first call on {text}")
         advice = ", and groups whose ranks are in another order are others" if found else ""
         return f"{''.join(found)}{advice}"
 

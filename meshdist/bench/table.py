@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from meshdist._version import __version__
 from meshdist.bench.measuring import Row
 from meshdist.bench.sizes import show_size
+from meshdist.systems import available_cores
 
 _HEAD = (
     ("size", "count", "median", "min", "p99", "algbw", "busbw", "wrong"),
@@ -31,7 +31,7 @@ def machine() -> dict[str, str]:
     """Return what a measurement here is made on: processor, cores, kernel, and versions."""
     return {
         "CPU": _cpu_model(),
-        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "cores": str(available_cores()),
         "kernel": f"{platform.system()} {platform.release()}",
         "Python": platform.python_version(),
         "NumPy": np.__version__,

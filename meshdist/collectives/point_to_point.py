@@ -38,7 +38,7 @@ class NamingSender(Receiving[P, int]):
         source = self.func(*args, **kwargs)
         place = self._place_of_group
         group: Any = args[place] if len(args) > place else kwargs.get("group")
-        return resolve(group).global_rank(source)
+        return source if group is None else resolve(group).global_rank(source)
 
 
 @GroupFunction

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,9 +21,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     told = commands.add_parser("report", help="say in a page what went wrong, from the files of the flight recorders")
     told.add_argument("directory", type=Path, help="where the ranks wrote them: MESHDIST_FLIGHT_RECORDER_DIR")
     asked = commands.add_parser("attach", help="say what the ranks of a running job are in, and who waits for whom")
-    asked.add_argument(
+    whose = asked.add_mutually_exclusive_group(required=True)
+    whose.add_argument(
+        "--pid",
+        type=int,
+        metavar="PID",
+        help="a rank's process on this host, from whose environment the store's address and the secret are taken",
+    )
+    whose.add_argument(
         "--store",
-        required=True,
         metavar="HOST:PORT",
         help="the job's store: MASTER_ADDR and MASTER_PORT of its ranks; the secret is taken from MESHDIST_SECRET or"
         " MESHDIST_SECRET_FILE, as the ranks do",
@@ -39,7 +46,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             from meshdist.debug.attach import attach
 
-            states, gone, _ = attach(given.store)
+            if given.pid is not None:
+                from meshdist.debug.of_process import store_of
+
+                given.store, variables = store_of(given.pid)
+                os.environ.update(variables)
+            found = attach(given.store)
+            states, gone = found.states, found.gone
+            print(found.note(), end="")
         print(report_on(states, gone), end="")
         if given.stacks:
             print(f"\n{stacks_of(states)}")

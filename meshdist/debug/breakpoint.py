@@ -81,4 +81,6 @@ def _can_be_read(stream: TextIO | None) -> bool:
         found = os.fstat(stream.fileno())
     except (OSError, ValueError):
         return True  # no file, as in a notebook
+    if sys.platform == "win32":
+        return True
     return not (stat.S_ISCHR(found.st_mode) and found.st_rdev == os.stat(os.devnull).st_rdev)

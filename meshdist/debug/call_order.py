@@ -11,6 +11,7 @@ from meshdist.call import call_site
 from meshdist.detour import Announcement
 from meshdist.errors import DistBackendError
 from meshdist.process_group import ProcessGroup
+from meshdist.rank_words import numbers_differ
 from meshdist.store import PrefixStore, Store
 
 _FEWEST_SHARED = 2
@@ -53,10 +54,12 @@ class CallOrder:
         name, _, words = self._store.compare_set(key, "", f"{mine}\n{rank}").decode().partition("\n")
         if name != group.name:
             theirs, _, their_rank = words.rpartition("\n")
+            differ = numbers_differ(group.ranks) or numbers_differ(other.ranks)
+            kind = "global rank" if differ else "rank"
             error = DistBackendError(
                 f"{call.where}: the ranks call overlapping groups in different orders: call {number} on groups"
-                f" {group.label!r} and {other.label!r} is {theirs} on rank {their_rank}, and"
-                f" {mine.partition(chr(10))[2]} on rank {rank}; make the calls in one order on all ranks"
+                f" {group.label!r} and {other.label!r} is {theirs} on {kind} {their_rank}, and"
+                f" {mine.partition(chr(10))[2]} on {kind} {rank}; make the calls in one order on all ranks"
             )
             for each in (group, other):
                 each.abort(str(error))

@@ -25,14 +25,15 @@ def flight_recorder(directory: str | os.PathLike[str] | None = None) -> dict[str
         directory: Where to write it as well, as `rank_<rank>.json`; made where it is not there. None writes nothing.
 
     Returns:
-        Plain data: `rank`, `world_size`, `host`, `pid`, `time_s`; `groups` by name with `label`, `ranks` and the
-        number of `calls`; `stack`, the lines of the rank's thread, `place`, the innermost one of your own, and
-        `in_call`, whether that waits for this package; and `records`, the oldest first. Of each: `group`,
-        its `label`, `sequence` (1 for the group's first collective; messages are counted by themselves), `call`,
-        `kind` (collective or message), `text`, `sent` and `received` (dtype and shape of each array), `root` (a rank
-        of the group), `tag`, `created_s`, `started_s` and `completed_s` (seconds since 1970; None for not yet),
-        `timeout_s`, `state` (queued, started, completed or failed), `site` (file:line of the user's call), `function`
-        and, if it failed, `error`.
+        Plain data: `rank`, `world_size`, `host`, `pid`, `time_s`; `shrunk`, how often the world was; `groups`
+        by name with `label`, `ranks` and the number of `calls`; `stack`, the lines of the rank's thread,
+        `place`, the innermost one of your own, and `in_call`, whether that waits for this package; and
+        `records`, the oldest first. Of each: `group`, its `label`, `sequence` (1 for the group's first
+        collective; messages are counted by themselves), `call`, `kind` (collective or message), `text`, `sent`
+        and `received` (dtype and shape of each array), `root` (a rank of the group), `tag`, `created_s`,
+        `started_s` and `completed_s` (seconds since 1970; None for not yet), `timeout_s`, `state` (queued,
+        started, completed or failed), `site` (file:line of the user's call), `function` and, if it failed,
+        `error`.
 
     Raises:
         ValueError: There is no world.

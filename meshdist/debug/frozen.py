@@ -6,10 +6,12 @@ which lines of code its main thread is in: into memory without a name, where a p
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import os
 import re
 import signal
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,9 +46,10 @@ class StackFile:
 
     def __init__(self, number: signal.Signals) -> None:
         self._number = number
-        self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
-        # This thread alone: to look at others, which go on meanwhile, would not be safe.
-        faulthandler.register(number, self._fd, all_threads=False, chain=True)
+        self._fd = _new_file()
+        if sys.platform != "win32":
+            # This thread alone: to look at others, which go on meanwhile, would not be safe.
+            faulthandler.register(number, self._fd, all_threads=False, chain=True)
 
     def empty(self) -> None:
         """Forget what was taken."""
@@ -55,8 +58,15 @@ class StackFile:
 
     def close(self) -> None:
         """Take no more."""
-        faulthandler.unregister(self._number)
+        if sys.platform != "win32":
+            faulthandler.unregister(self._number)
         os.close(self._fd)
+
+
+def _new_file() -> int:
+    if sys.platform == "linux":
+        return os.memfd_create(_NAME, os.MFD_CLOEXEC)
+    raise OSError(errno.ENOSYS, "this system has no memory that others find by a name")
 
 
 def stack_of_process(pid: int) -> list[str]:

@@ -54,7 +54,9 @@ class StderrHandler(logging.Handler):
         try:
             rank = getattr(record, "rank", None)
             speaker = LOGGER_NAME if rank is None else f"{LOGGER_NAME} rank {rank}"
-            print(f"{speaker}: {self.format(record)}", file=sys.stderr)
+            # In one piece, with its end: what several ranks write at once must not run together.
+            sys.stderr.write(f"{speaker}: {self.format(record)}\n")
+            sys.stderr.flush()
         except Exception:  # what logging does with whatever goes wrong while it writes
             self.handleError(record)
 

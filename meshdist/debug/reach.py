@@ -78,21 +78,24 @@ class StoreReach(Reach):
             self._has_told = False
             self._store.delete_key(_STORY)  # of this wait; nobody shall take it for that of the next
 
-    def gather(self, budget_s: float) -> tuple[dict[int, RankSeen], dict[int, str]]:
+    def gather(self, budget_s: float, ranks: Sequence[int] | None = None) -> tuple[dict[int, RankSeen], dict[int, str]]:
+        """Return what `Reach.gather` does, of some ranks; of all where None."""
         deadline = Deadline(budget_s)
-        ranks = range(min(self._peers.num_ranks, _MOST_RANKS))
+        ranks = range(min(self._peers.num_ranks, _MOST_RANKS)) if ranks is None else ranks
         texts = {rank: self._text(rank) for rank in ranks}
         gone = {rank: what for rank in ranks if (what := self._gone(rank)) is not None}
         # What a rank says that computes is of the moment when it was asked.
         silent = [rank for rank in ranks if rank not in gone and rank != self._rank and not _waits(texts[rank])]
         silent = [rank for rank in silent if self._peers.nudge(rank)]
+        stopped = [rank for rank in silent if self._peers.is_stopped(rank)]
+        silent = [rank for rank in silent if rank not in stopped]
         while silent and not deadline.expired():
             self._pause.wait(deadline.slice_s(_PAUSE_S))
             new = {rank: self._text(rank) for rank in silent}
             silent = [rank for rank in silent if new[rank] in (None, texts[rank])]
             texts.update((rank, text) for rank, text in new.items() if text is not None)
         # Whom a signal does not find may have ended since. What is there of an earlier time holds for those who wait.
-        gone.update((rank, self._gone(rank) or self._peers.why_silent(rank)) for rank in silent)
+        gone.update((rank, self._gone(rank) or self._peers.why_silent(rank)) for rank in [*stopped, *silent])
         states = {
             rank: parse_state(json.loads(text), f"the state of rank {rank} in the store")
             for rank, text in texts.items()

@@ -11,7 +11,7 @@ from meshdist.arrays import as_array
 from meshdist.collectives.objects import all_gather_object
 from meshdist.current import GroupLike, resolve
 from meshdist.errors import DistBackendError
-from meshdist.group_names import few
+from meshdist.rank_words import call_ranks
 
 
 def check_replicated(tensor: Any, group: GroupLike = None, name: str = "tensor") -> None:
@@ -39,7 +39,7 @@ def check_replicated(tensor: Any, group: GroupLike = None, name: str = "tensor")
         ...     except dist.DistBackendError as error:
         ...         return str(error).partition(": ")[2]
         >>> dist.run(main, 2)[0]
-        'rank must be the same on all ranks, and its content differs: ranks 0; ranks 1'
+        'rank must be the same on all ranks, and its content differs: rank 0; rank 1'
     """
     members = resolve(group)
     where = members.where("check_replicated")
@@ -49,12 +49,15 @@ def check_replicated(tensor: Any, group: GroupLike = None, name: str = "tensor")
     all_gather_object(found, mine, members)
     ranks_of: dict[tuple[str, int], list[int]] = {}
     for place, seen in enumerate(found):
-        ranks_of.setdefault(seen, []).append(members.global_rank(place))
+        ranks_of.setdefault(seen, []).append(place)
     if len(ranks_of) == 1:
         return
     kinds = len({kind for kind, _ in ranks_of}) > 1
-    parts = "; ".join(f"{few(tuple(ranks))}{f' have {kind}' if kinds else ''}" for (kind, _), ranks in ranks_of.items())
+    parts = []
+    for (kind, _), places in ranks_of.items():
+        has = f" {'has' if len(places) == 1 else 'have'} {kind}" if kinds else ""
+        parts.append(f"{call_ranks(places, members.ranks)}{has}")
     raise DistBackendError(
         f"{where}: {name} must be the same on all ranks, and its {'dtype or shape' if kinds else 'content'} differs:"
-        f" {parts}"
+        f" {'; '.join(parts)}"
     )

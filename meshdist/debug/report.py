@@ -39,8 +39,10 @@ def report_on(states: Mapping[int, RankSeen], gone: Mapping[int, str] | None = N
     size = next(iter(states.values())).world_size
     silent = [rank for rank in range(size) if rank not in states and rank not in (gone or {})]
     there = f"{len(states)} of {size} ranks" if len(states) < size else f"all {size} ranks"
+    shrunk = next(iter(states.values())).num_shrunk
+    since = " since the world was shrunk" + (f" {shrunk} times" if shrunk > 1 else "") if shrunk else ""
     parts = [
-        [f"Flight records of {there}, on {ranks_hosts(states.values())}."],
+        [f"Flight records of {there}{since}, on {ranks_hosts(states.values())}."],
         ["What went wrong", *_faults(states)],
         ["First call in which the ranks disagree", *_first_disagreement(states)],
         ["Who waits for whom", *story(who_waits(states, gone), size)],

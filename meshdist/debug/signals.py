@@ -44,6 +44,8 @@ class SignalWatch:
         self._stack_file: StackFile | None = None
         if threading.current_thread() is not threading.main_thread():
             return  # only the main thread may set handlers, and none other is interrupted
+        if sys.platform == "win32":
+            return  # where there are none
         for number, answer in ((signal.SIGURG, publish), (signal.SIGUSR1, show)):
             # None: something that is no Python code listens, such as faulthandler.
             if signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN):

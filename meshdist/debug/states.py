@@ -65,9 +65,9 @@ class RankSeen:
     """The state of one rank: see `flight_recorder`.
 
     Attributes:
+        num_shrunk: How often its world was shrunk.
         calls: Its calls, the oldest first.
         groups: By name.
-        place: The line of its own code that it is in; None where that is not known.
         place: The innermost line of its own code that it is in; None where that is not known.
         in_call: Whether that line waits for a call to end. It may have async calls on their way if it does not.
     """
@@ -83,6 +83,7 @@ class RankSeen:
     place: str | None
     in_call: bool
     stack: tuple[str, ...]
+    num_shrunk: int = 0
 
     @property
     def who(self) -> str:
@@ -133,6 +134,7 @@ def parse_state(data: Any, source: str) -> RankSeen:
             place=data["place"],
             in_call=bool(data["in_call"]),
             stack=tuple(map(str, data["stack"])),
+            num_shrunk=int(data.get("shrunk", 0)),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
@@ -163,18 +165,24 @@ def _parse_call(record: dict[str, Any]) -> CallSeen:
 def read_states(paths: Iterable[Path]) -> dict[int, RankSeen]:
     """Return the states in some files, by rank; of several of one rank the last.
 
+    Where a world was shrunk, those of what is left of it: the ranks have other numbers there.
+
     Raises:
         ValueError: A file is none of the flight recorder, or they are of different worlds.
         OSError: A file cannot be read.
     """
-    states: dict[int, RankSeen] = {}
+    found = []
     for path in paths:
         try:
             data = json.loads(path.read_text())
         except ValueError as error:
             raise ValueError(f"{path} is no JSON: {error}") from None
-        state = parse_state(data, str(path))
-        if state.rank not in states or states[state.rank].time_s < state.time_s:
+        found.append(parse_state(data, str(path)))
+    latest = max((state.num_shrunk for state in found), default=0)
+    states: dict[int, RankSeen] = {}
+    for state in found:
+        is_newer = state.rank not in states or states[state.rank].time_s < state.time_s
+        if state.num_shrunk == latest and is_newer:
             states[state.rank] = state
     sizes = {state.world_size for state in states.values()}
     if len(sizes) > 1:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import numpy as np
 from meshdist._version import __version__
 from meshdist.backends.gloo.single_copy import Reader, address_of, may_read
 from meshdist.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
+from meshdist.systems import available_cores, why_no_processes
 
 _MIB = 1 << 20
 _FEWEST_FILES = 1024
@@ -25,18 +26,17 @@ def versions() -> Iterator[Finding]:
     """Python, NumPy and this package."""
     text = f"meshdist {__version__}, NumPy {np.__version__}, Python {platform.python_version()}, {platform.platform()}"
     yield Finding("versions", OK, text)
-    if sys.platform != "linux":
-        yield Finding(
-            "system",
-            ERROR,
-            f"{sys.platform}; backend gloo is for Linux",
-            "use meshdist.run, with ranks as threads, here",
-        )
+    why_not = why_no_processes()
+    if why_not is not None:
+        yield Finding("system", ERROR, why_not, "use meshdist.run here")
+    elif sys.platform != "linux":
+        text = f"{sys.platform}: jobs of one host; backend gloo was never run here, and between hosts it needs Linux"
+        yield Finding("system", WARNING, text, "compare results with meshdist.run, whose ranks are threads")
 
 
 def processors() -> Iterator[Finding]:
     """As many as there are ranks of this host."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = available_cores()
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     threads = int(os.environ.get("OMP_NUM_THREADS") or 0)
     if ranks > count:
@@ -58,7 +58,11 @@ def processors() -> Iterator[Finding]:
 
 
 def shared_memory() -> Iterator[Finding]:
-    """Memory without a name, or else space in /dev/shm."""
+    """Memory without a name, or else space in /dev/shm; on other systems than Linux files."""
+    if sys.platform != "linux":
+        if sys.platform != "win32":
+            yield Finding("shared memory", OK, f"files in {tempfile.gettempdir()}, removed when all have mapped them")
+        return
     space = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
     free = space.f_bavail * space.f_frsize if space is not None else 0
     try:
@@ -77,7 +81,9 @@ def shared_memory() -> Iterator[Finding]:
 
 
 def single_copy() -> Iterator[Finding]:
-    """Reading the memory of a peer."""
+    """Reading the memory of a peer, which is Linux's alone."""
+    if sys.platform != "linux":
+        return
     if not may_read():
         yield Finding("process_vm_readv", NOTE, "forbidden by MESHDIST_SINGLE_COPY=0: large arrays are copied twice")
         return
@@ -98,6 +104,8 @@ def single_copy() -> Iterator[Finding]:
 
 def watching() -> Iterator[Finding]:
     """How the end of a peer is noticed."""
+    if sys.platform != "linux":
+        return
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (OSError, AttributeError) as error:
@@ -109,8 +117,12 @@ def watching() -> Iterator[Finding]:
 
 def limits() -> Iterator[Finding]:
     """How many files and processes there may be, and how much memory may be locked."""
+    if sys.platform == "win32":
+        return
+    import resource
+
     yield _limit("open files", resource.RLIMIT_NOFILE, _FEWEST_FILES, "ulimit -n 65536, or LimitNOFILE= of the service")
-    if hasattr(resource, "RLIMIT_NPROC"):
+    if sys.platform == "linux":
         yield _limit("processes and threads", resource.RLIMIT_NPROC, _FEWEST_PROCESSES, "ulimit -u 65536")
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if locked == resource.RLIM_INFINITY:
@@ -121,6 +133,10 @@ def limits() -> Iterator[Finding]:
 
 
 def _limit(name: str, number: int, fewest: int, cure: str) -> Finding:
+    if sys.platform == "win32":
+        raise NotImplementedError("Windows has no such limits")
+    import resource
+
     soft, hard = resource.getrlimit(number)
     if soft == resource.RLIM_INFINITY:
         return Finding(name, OK, "unlimited")
@@ -137,8 +153,9 @@ def memory() -> Iterator[Finding]:
         if text.isdigit() and int(text) < 1 << 50:
             yield Finding("memory", OK, f"{int(text) // _MIB} MiB, the limit of the control group; all ranks share it")
             return
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    yield Finding("memory", OK, f"{pages // _MIB} MiB")
+    if sys.platform == "linux":
+        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        yield Finding("memory", OK, f"{pages // _MIB} MiB")
 
 
 def clock() -> Iterator[Finding]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import struct
@@ -12,6 +11,8 @@ from pathlib import Path
 from meshdist.cluster.place import DEFAULT_PORT
 from meshdist.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
 from meshdist.handshake import secret_from_environment
+from meshdist.systems import ioctl
+from meshdist.tls_files import tls_files_from_environment
 
 _SIOCGIFADDR = 0x8915
 _FEWEST_PORTS = 5000
@@ -24,7 +25,7 @@ def interfaces() -> dict[str, str]:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
             try:
-                answer = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, request)
+                answer = ioctl(sock.fileno(), _SIOCGIFADDR, request)
             except OSError:
                 continue  # it has none
             found[name] = socket.inet_ntoa(answer[20:24])
@@ -100,4 +101,19 @@ def secret() -> Iterator[Finding]:
         yield Finding("secret", NOTE, text, "meshrun and spawn make one; by hand, set MESHDIST_SECRET on all ranks")
 
 
-CHECKS = (network_interfaces, host_name, ports, secret)
+def tls() -> Iterator[Finding]:
+    """Whether the files for TLS can be used, where they are given."""
+    try:
+        files = tls_files_from_environment()
+        if files is not None:
+            from meshdist.tls import tls_context
+
+            tls_context(files, is_server=True)
+    except ValueError as error:
+        yield Finding("TLS", ERROR, str(error))
+        return
+    if files is not None:
+        yield Finding("TLS", OK, f"stores speak it, with the certificate {files.certificate}")
+
+
+CHECKS = (network_interfaces, host_name, ports, secret, tls)

@@ -16,6 +16,7 @@ from meshdist.errors import DistError
 from meshdist.launch import worker
 from meshdist.launch.crew import Member
 from meshdist.launch.env import LOOPBACK, Job, worker_environment
+from meshdist.launch.error_files import ErrorFiles, endings_of
 from meshdist.launch.failures import INTERRUPT_BASE, Failure
 from meshdist.launch.interrupts import Interrupts, without_ctrl_c
 from meshdist.launch.meeting import Meeting, SignalledError, meet
@@ -38,6 +39,7 @@ class Settings(NamedTuple):
         interval_s: How often to look at what is not told by itself.
         meeting: Where the launchers of several hosts meet; None where there is one.
         run_id: Names the job, where there is one host; made up where None.
+        error_dir: Where the ranks' error files are to be; None for none.
 
     Example:
         >>> Settings(kind="script", command=["train.py", "--steps", "100"], num_ranks=4).master_addr
@@ -55,6 +57,7 @@ class Settings(NamedTuple):
     interval_s: float = DEFAULT_INTERVAL_S
     meeting: Meeting | None = None
     run_id: str | None = None
+    error_dir: str | None = None
 
 
 def say(text: str) -> None:
@@ -102,6 +105,8 @@ def _nodes(settings: Settings, interrupts: Interrupts) -> Nodes:
 def _run(settings: Settings, nodes: Nodes, interrupts: Interrupts, num_restarts: int) -> Verdict:
     """Run the ranks of this host to their end, say how it went, and return what to do next."""
     job = nodes.begin(num_restarts)
+    if settings.error_dir is not None and num_restarts == 0:
+        ErrorFiles(settings.error_dir).begin(job)
     supervisor = Supervisor(job, interrupts, settings.interval_s)
     with contextlib.closing(supervisor), Outputs(settings.routing, num_restarts) as outputs:
         for rank in job.local_ranks:
@@ -162,6 +167,28 @@ def _say_end(settings: Settings, nodes: Nodes, supervisor: Supervisor, verdict: 
             say(failure.headline())
     if supervisor.ended or supervisor.running:
         say(f"ended {_ranks(supervisor.ended)} after it{_how_others_ended(supervisor)}")
+    if settings.error_dir is not None:
+        _write_error_files(settings, supervisor, verdict)
+
+
+def _write_error_files(settings: Settings, supervisor: Supervisor, verdict: Verdict) -> None:
+    """Write a file for each rank that did not end well, and say where; the last words of a start that failed."""
+    endings, num_restarts = endings_of(supervisor, settings.routing), supervisor.job.num_restarts
+    is_by_signal = verdict.cause is None and verdict.status >= INTERRUPT_BASE  # to a launcher: no rank has failed
+    if not endings or is_by_signal or settings.error_dir is None:
+        return
+    files = ErrorFiles(settings.error_dir)
+    try:
+        files.write(supervisor.job, endings, verdict)
+    except OSError as error:
+        say(f"cannot write the ranks' error files: {error}")
+        return
+    ranks = [ending.rank for ending in endings]
+    first = verdict.cause.rank if verdict.cause is not None else ranks[0]
+    chosen = first if first in ranks else ranks[0]
+    others = [rank for rank in ranks if rank != chosen]
+    beside = f", and of {_ranks(others)} beside it" if others else ""
+    say(f"error file of rank {chosen}: {files.path(chosen, num_restarts)}{beside}")
 
 
 def _say_cause(settings: Settings, nodes: Nodes, supervisor: Supervisor, cause: Failure) -> None:

@@ -23,6 +23,7 @@ from meshdist.launch.options import (
 )
 from meshdist.launch.outputs import STDERR, STDOUT, Routing, Streams, parse_streams
 from meshdist.launch.supervisor import DEFAULT_GRACE_S, DEFAULT_INTERVAL_S
+from meshdist.systems import why_no_processes
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -66,6 +67,9 @@ _T = TypeVar("_T")
 
 def main(arguments: list[str] | None = None) -> int:
     """Run meshrun with these arguments (those of this process if None) and return its exit status."""
+    why_not = why_no_processes()
+    if why_not is not None:
+        _complain(why_not)
     options, command = split_command(sys.argv[1:] if arguments is None else arguments)
     for option in options:
         name = option.partition("=")[0]
@@ -113,6 +117,7 @@ def _settings(parsed: Namespace, kind: str, command: list[str]) -> Settings:
         interval_s=parsed.monitor_interval,
         meeting=meeting,
         run_id=parsed.rdzv_id,
+        error_dir=parsed.error_dir or parsed.log_dir,
     )
 
 
@@ -247,6 +252,12 @@ def _add_output(parser: ArgumentParser) -> None:
         metavar="DIR",
         help="write the ranks' output to rankN.stdout.log and rankN.stderr.log there; those of a restart are called "
         "rankN.restart1.stdout.log",
+    )
+    add(
+        "--error-dir",
+        metavar="DIR",
+        help="write rankN.error.json there for each rank that does not end well: how it ended, the traceback, and what "
+        "failed first; default: the directory of --log-dir, none without it",
     )
     add(
         "--redirects",

@@ -6,12 +6,14 @@ import contextlib
 import os
 import selectors
 import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 from meshdist.deadline import Deadline
 from meshdist.launch.guard import Guard
+from meshdist.systems import KILL
 
 _POLL_S = 0.02
 """How often to look at processes that cannot be waited for with others (no pidfd)."""
@@ -88,12 +90,12 @@ class Crew:
         if member.sentinel is not None:
             self._selector.register(member.sentinel, selectors.EVENT_READ)
             return
-        try:
-            self._pidfds[member.rank] = os.pidfd_open(member.pid)
-        except (AttributeError, OSError):  # no such call here, or no descriptor to spare
+        pidfd = _pidfd(member.pid)
+        if pidfd is None:
             self._num_polled += 1
         else:
-            self._selector.register(self._pidfds[member.rank], selectors.EVENT_READ)
+            self._pidfds[member.rank] = pidfd
+            self._selector.register(pidfd, selectors.EVENT_READ)
 
     def wait(self, timeout_s: float) -> list[Exit]:
         """Wait for an end, or the wake descriptor, at most `timeout_s`; return the processes that ended."""
@@ -129,7 +131,7 @@ class Crew:
         """
         for member in self._running.values():
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(member.pid, signal.SIGKILL)
+                os.kill(member.pid, KILL)
 
     def close(self) -> None:
         """Kill what is left, and give back everything."""
@@ -142,7 +144,7 @@ class Crew:
         while any(map(_is_alive, self._leftover_groups)) and not deadline.expired():
             self._selector.select(_POLL_S)
         for group in self._leftover_groups:
-            _signal_group(group, signal.SIGKILL)
+            _signal_group(group, KILL)
         for fd in self._pidfds.values():
             os.close(fd)
         self._pidfds.clear()
@@ -171,6 +173,16 @@ class Crew:
             self._guard.forget(group)
 
 
+def _pidfd(pid: int) -> int | None:
+    """Return a descriptor that is readable once a process has ended; None where there is none, or none to spare."""
+    if sys.platform != "linux":
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
+
+
 def _is_alive(group: int) -> bool:
     """Return True if a process of the group runs; a zombie, whose new parent may never reap it, does not count."""
     if not _signal_group(group, None):
@@ -187,6 +199,8 @@ def _is_alive(group: int) -> bool:
 
 def _signal_group(group: int, number: signal.Signals | None) -> bool:
     """Signal a process group (None only asks whether it is there); return False if there is none."""
+    if sys.platform == "win32":
+        return False
     try:
         os.killpg(group, number or 0)
     except (ProcessLookupError, PermissionError):

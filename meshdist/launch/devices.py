@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshdist.launch.env import available_cores
+from meshdist.systems import available_cores
 
 
 def num_gpus() -> int:

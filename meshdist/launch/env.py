@@ -8,6 +8,7 @@ from typing import NamedTuple
 from meshdist.handshake import SECRET_VARIABLE, secret_from_environment
 from meshdist.launch.worker import ERROR_FILE_VARIABLE
 from meshdist.secret_file import SECRET_FILE_VARIABLE
+from meshdist.systems import available_cores
 
 LOOPBACK = "127.0.0.1"
 
@@ -15,13 +16,6 @@ LOOPBACK = "127.0.0.1"
 def is_torchelastic_launched() -> bool:
     """Return True if a launcher (meshrun, spawn or torchrun) started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def available_cores() -> int:
-    """Return the number of processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class Job(NamedTuple):

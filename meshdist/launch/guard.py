@@ -79,7 +79,7 @@ def _wait_for_launcher(launcher_pid: int) -> set[int] | None:
     groups: set[int] = set()
     watched = [0]
     timeout_s: float | None = _WITHOUT_PIDFD_S
-    if hasattr(os, "pidfd_open"):
+    if sys.platform == "linux" and hasattr(os, "pidfd_open"):
         try:
             watched.append(os.pidfd_open(launcher_pid))
             timeout_s = None
@@ -104,6 +104,8 @@ def _end(groups: set[int]) -> None:
     import signal
     import time
 
+    if sys.platform == "win32":
+        return  # where there are no groups of processes
     end_s = time.monotonic() + _CLEAN_UP_S
     for group in groups:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -116,6 +118,8 @@ def _end(groups: set[int]) -> None:
 
 
 def _signal_group(group: int, number: int) -> bool:
+    if sys.platform == "win32":
+        return False
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
@@ -127,8 +131,9 @@ def main() -> None:
     """Run `guard.py LAUNCHER_PID ERROR_DIRECTORY`."""
     import signal
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    for number in signal.Signals:
+        if number.name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            signal.signal(number, signal.SIG_IGN)
     launcher_pid, error_directory = int(sys.argv[1]), sys.argv[2]
     groups = _wait_for_launcher(launcher_pid)
     if groups is None:

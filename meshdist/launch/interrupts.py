@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
@@ -16,6 +17,9 @@ def without_ctrl_c() -> Iterator[None]:
 
     Before that, while the interpreter starts, it would lead to a traceback from each of them.
     """
+    if sys.platform == "win32":
+        yield
+        return
     old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -35,7 +39,7 @@ class Interrupts:
         ['SIGTERM']
     """
 
-    NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    NUMBERS = tuple(number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGHUP"))
 
     def __init__(self) -> None:
         self._noted: list[signal.Signals] = []
@@ -47,7 +51,8 @@ class Interrupts:
         self._read_fd, write_fd = os.pipe()
         for fd in (self._read_fd, write_fd):
             self._stack.callback(os.close, fd)
-            os.set_blocking(fd, False)
+            if sys.platform != "win32":
+                os.set_blocking(fd, False)
         self._stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False))
         for number in self.NUMBERS:
             handler = signal.getsignal(number)

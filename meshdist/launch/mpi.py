@@ -8,6 +8,8 @@ import subprocess
 import sys
 from importlib.util import find_spec
 
+from meshdist.systems import available_cores, user_id
+
 # What the launchers of MPI libraries are called, and where they say whose they are.
 _NAMES = ("mpirun", "mpiexec")
 _VERSION_S = 30.0
@@ -30,6 +32,7 @@ _INSTEAD = {
     "--monitor-interval": _WATCHED,
     "--grace": _WATCHED,
     "--log-dir": _OUTPUT,
+    "--error-dir": "mpirun shows the ranks' errors, and writes none to files; leave it out",
     "--redirects": _OUTPUT,
     "--tee": _OUTPUT,
 }
@@ -67,8 +70,8 @@ def mpirun_command(python: str, num_ranks: int) -> list[str]:
 def _options(mpirun: str, num_ranks: int) -> list[str]:
     if not _is_open_mpi(mpirun):
         return []  # MPICH's Hydra starts any number of ranks, and binds them to no core
-    options = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    if num_ranks > len(os.sched_getaffinity(0)):
+    options = ["--allow-run-as-root"] if user_id() == 0 else []
+    if num_ranks > available_cores():
         # Open MPI counts cores, and would refuse; bound to them, ranks would share one and leave others idle.
         options += ["--oversubscribe", "--bind-to", "none"]
     return options
@@ -121,7 +124,7 @@ def exec_mpirun(kind: str, command: list[str], num_ranks: int) -> int:
     python = [sys.executable, *(["-m", "mpi4py"] if find_spec("mpi4py") is not None else [])]
     words = {"script": python, "module": [*python, "-m"], "program": []}[kind]
     # As meshrun does: libraries of arithmetic share the processors, unless the user says otherwise.
-    threads = max(1, len(os.sched_getaffinity(0)) // num_ranks)
+    threads = max(1, available_cores() // num_ranks)
     environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
     sys.stdout.flush()
     sys.stderr.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from meshdist.launch.spawn_context import (
     ProcessRaisedException,
     SpawnContext,
 )
+from meshdist.systems import check_processes
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -56,6 +58,7 @@ def spawn(
         TypeError: `fn` cannot be called, `nprocs` is no integer, or what a new process must be given cannot be
             pickled.
         ValueError: `nprocs` is not positive, or `start_method` unknown.
+        DistError: On this system, ranks cannot be processes.
     """
     import multiprocessing
 
@@ -68,6 +71,7 @@ def spawn(
     known = multiprocessing.get_all_start_methods()
     if start_method not in known:
         raise ValueError(f"spawn: start_method must be one of {', '.join(known)}, got {start_method!r}")
+    check_processes("spawn")
     with _ctrl_c_deferred() as came:
         context = _start_all(_Call(fn, tuple(args)), nprocs, daemon, start_method)
     with context.passing_on_ctrl_c():
@@ -161,7 +165,8 @@ def _run_rank(
     """Run in the new process."""
     if guard_fd is not None:
         os.close(guard_fd)
-    os.setsid()
+    if sys.platform != "win32":
+        os.setsid()
     if parent_pid is not None:
         worker.die_with_parent(parent_pid)
     os.environ.update(environment)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 
@@ -37,6 +38,7 @@ class Supervisor:
         job: What the ranks have in common.
         ended: The ranks that did not fail but were ended, in the order of their end.
         killed: Those of them that had to be killed.
+        exits: How the processes ended, by rank, the well ones too.
 
     Example:
         >>> from meshdist.launch.env import new_job
@@ -58,6 +60,7 @@ class Supervisor:
         self._host = socket.gethostname()
         self.ended: list[int] = []
         self.killed: list[int] = []
+        self.exits: dict[int, Exit] = {}
 
     def add(self, member: Member) -> None:
         """Take in a rank that was just started."""
@@ -100,7 +103,8 @@ class Supervisor:
         """Ask the ranks that are left to end; kill those that have not after `grace_s`, or at the next signal to us."""
         self._ending_since_s = time.time()
         self._crew.signal(number)
-        self._crew.signal(signal.SIGCONT)  # a stopped rank would not hear of it
+        if sys.platform != "win32":
+            self._crew.signal(signal.SIGCONT)  # a stopped rank would not hear of it
         deadline = Deadline(grace_s)
         while self._crew.running and not deadline.expired():
             self._wait(deadline.slice_s(self._interval_s))
@@ -142,6 +146,7 @@ class Supervisor:
             self._failures[rank] = failure
 
     def _note_exit(self, exit: Exit) -> None:
+        self.exits[exit.rank] = exit
         self._note_error_file(exit.rank)
         failure = self._failures.get(exit.rank)
         if self._ending_since_s is not None:

@@ -48,7 +48,8 @@ def hear_ctrl_c() -> None:
     """Let SIGINT through, which launchers hold back until it leads to a clean exit instead of a traceback per rank."""
     import signal
 
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def guarded(body: Callable[[], object]) -> None:

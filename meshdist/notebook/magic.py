@@ -55,11 +55,10 @@ class MeshMagics:
         if find_spec("cloudpickle") is None:
             raise self._usage_error(_NO_CLOUDPICKLE)
         sent = self._pickled(options.send)
-        pool = self._pool_for(options)
         try:
-            outcome = pool.run(cell, options.axes, sent, options.get)
+            outcome = self._pool_for(options).run(cell, options.axes, sent, options.get)
         except DistError as error:
-            raise MeshCellError(f"%%mesh: {error}") from None
+            raise MeshCellError(f"%%mesh: {str(error).removeprefix('%%mesh: ')}") from None
         if not outcome.is_good:
             raise _error_of(outcome)
         if options.get:

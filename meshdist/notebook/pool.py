@@ -20,6 +20,7 @@ from meshdist.notebook.options import Axes
 from meshdist.notebook.process import WorkerProcess
 from meshdist.notebook.worker import Answer, Cell, Joining
 from meshdist.store import TCPStore
+from meshdist.systems import check_processes
 
 _START_S = 60.0
 _TICK_S = 0.1
@@ -62,11 +63,15 @@ class Pool:
         timeout_s: How long a call of theirs may wait.
         show: Is given each line that a worker prints, and its rank.
         grace_s: How long an interrupted worker may take before it is killed.
+
+    Raises:
+        DistError: On this system, ranks cannot be processes.
     """
 
     def __init__(
         self, size: int, backend: str, timeout_s: float, show: Callable[[int, str], None], grace_s: float = 5.0
     ) -> None:
+        check_processes("%%mesh")
         self.size = size
         self.backend = backend
         self._timeout_s = timeout_s

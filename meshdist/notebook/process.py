@@ -48,7 +48,8 @@ class WorkerProcess:
         assert self._process.stdout is not None
         self._pipe = self._process.stdout
         self.output = self._pipe.fileno()
-        os.set_blocking(self.output, False)
+        if sys.platform != "win32":
+            os.set_blocking(self.output, False)
         self._line = b""
         self.may_print = True
         self.connection = Connection(ours.detach())

@@ -8,6 +8,8 @@ from typing import Any
 from meshdist.profiler.event import Event, Track
 from meshdist.profiler.matching import pairs
 
+# Perfetto takes a thread for the main one where it has the number of its process, and puts other lines to it.
+_PROCESS = 1
 # Shorter waits are not to be seen, and would be a second slice for nearly every call.
 _SHOWN_WAIT_NS = 1000
 
@@ -15,20 +17,28 @@ _SHOWN_WAIT_NS = 1000
 def chrome_trace(tracks: Sequence[Track]) -> dict[str, Any]:
     """Return what the JSON file holds.
 
-    Each rank is a process of the trace. Its first line has the sync calls; async calls, and those of other threads,
-    that were on their way at the same time have lines of their own. Inside a call is, where it is known, the wait for
-    the rank that came last. An arrow leads from each message as it was sent to where it was received.
+    The ranks are threads of one process, as viewers keep the order of threads and not that of processes. Each has a
+    line for its sync calls; async calls, and those of other threads, that were on their way at the same time have lines
+    of their own under it. Inside a call is, where it is known, the wait for the rank that came last. An arrow leads
+    from each message as it was sent to where it was received.
 
     Args:
         tracks: Of all ranks, by one clock.
     """
     zero_ns = min((track.begin_ns for track in tracks), default=0)
     lines: dict[int, int] = {}
-    shown: list[dict[str, Any]] = []
-    for track in tracks:
-        shown += _names(track, _lay_out(track, lines))
+    num_lines = [_lay_out(track, lines) for track in tracks]
+    apart = 10 ** len(str(max(num_lines, default=0)))  # with few lines, those of rank 2 are 30, 31, ...
+    hosts = list(dict.fromkeys(track.host for track in tracks))
+    where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
+    shown: list[dict[str, Any]] = [_name("process", 0, f"ranks on {where}")]
+    for track, count in zip(tracks, num_lines, strict=True):
+        first = apart * (1 + track.rank)
         for event in track.events:
-            shown += _slices(event, track.rank, lines[id(event)], zero_ns)
+            lines[id(event)] += first
+        shown += _names(track, range(first, first + max(count, 1)), len(hosts) > 1)
+        for event in track.events:
+            shown += _slices(event, lines[id(event)], zero_ns)
     for number, (sent, received) in enumerate(pairs(tracks)):
         shown += _arrow(number, sent, received, lines, zero_ns)
     about = {f"rank {track.rank}": f"{track.num_dropped} calls dropped" for track in tracks if track.num_dropped}
@@ -47,18 +57,19 @@ def _lay_out(track: Track, lines: dict[int, int]) -> int:
     return len(ends)
 
 
-def _names(track: Track, num_lines: int) -> Iterator[dict[str, Any]]:
-    process = {"ph": "M", "pid": track.rank}
-    yield {**process, "name": "process_name", "args": {"name": f"rank {track.rank} on {track.host}"}}
-    yield {**process, "name": "process_sort_index", "args": {"sort_index": track.rank}}
-    for line in range(num_lines):
-        name = "calls" if line == 0 else f"at the same time {line}"
-        yield {**process, "tid": line, "name": "thread_name", "args": {"name": name}}
-        yield {**process, "tid": line, "name": "thread_sort_index", "args": {"sort_index": line}}
+def _names(track: Track, lines: range, with_host: bool) -> Iterator[dict[str, Any]]:
+    rank = f"rank {track.rank} on {track.host}" if with_host else f"rank {track.rank}"
+    for number, line in enumerate(lines):
+        yield _name("thread", line, rank if number == 0 else f"rank {track.rank}, at the same time {number}")
+        yield {**_name("thread", line, ""), "name": "thread_sort_index", "args": {"sort_index": line}}
 
 
-def _slices(event: Event, rank: int, line: int, zero_ns: int) -> Iterator[dict[str, Any]]:
-    place = {"ph": "X", "pid": rank, "tid": line, "ts": (event.begin_ns - zero_ns) / 1e3}
+def _name(kind: str, line: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "pid": _PROCESS, "tid": line, "name": f"{kind}_name", "args": {"name": name}}
+
+
+def _slices(event: Event, line: int, zero_ns: int) -> Iterator[dict[str, Any]]:
+    place = {"ph": "X", "pid": _PROCESS, "tid": line, "ts": (event.begin_ns - zero_ns) / 1e3}
     about: dict[str, Any] = {"group": event.group, "ranks": list(event.ranks), "bytes": event.nbytes, "at": event.site}
     if event.is_message:
         about |= {"to" if event.is_send else "from": event.peer, "tag": event.tag}
@@ -74,8 +85,8 @@ def _slices(event: Event, rank: int, line: int, zero_ns: int) -> Iterator[dict[s
 
 
 def _arrow(number: int, sent: Event, received: Event, lines: dict[int, int], zero_ns: int) -> Iterator[dict[str, Any]]:
-    common = {"name": "message", "cat": "message", "id": number}
+    common = {"name": "message", "cat": "message", "id": number, "pid": _PROCESS}
     begin_us, end_us = (sent.begin_ns - zero_ns) / 1e3, (received.end_ns - 1 - zero_ns) / 1e3  # inside of it
-    yield {**common, "ph": "s", "pid": received.peer, "tid": lines[id(sent)], "ts": begin_us}
+    yield {**common, "ph": "s", "tid": lines[id(sent)], "ts": begin_us}
     # "e": the arrow ends at the slice that is there at this time, not at the next one.
-    yield {**common, "ph": "f", "bp": "e", "pid": sent.peer, "tid": lines[id(received)], "ts": end_us}
+    yield {**common, "ph": "f", "bp": "e", "tid": lines[id(received)], "ts": end_us}

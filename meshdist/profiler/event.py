@@ -106,13 +106,14 @@ def _event(group: GroupRecording, recorded: Any, number: int, now_ns: int) -> Ev
     call = SyncCall(*(recorded.call if is_async else recorded))
     begin_ns, end_ns, held_ns, wait_ns = call.begin_ns, call.end_ns, call.end_ns - call.begin_ns, None
     peer, failed = call.peer, call.failed
+    other = group.ranks[peer] if peer is not None and peer >= 0 else peer
     if call.was_async:
         wait_ns = 0
     if is_async:
         end_ns = now_ns if recorded.end_ns is None else recorded.end_ns
         wait_ns, held_ns = recorded.blocked_ns, held_ns + recorded.blocked_ns
         failed = recorded.failed
-        peer = peer if recorded.source is None else recorded.source
+        other = other if recorded.source is None else recorded.source
     return Event(
         name=call.name,
         group=group.label,
@@ -125,7 +126,7 @@ def _event(group: GroupRecording, recorded: Any, number: int, now_ns: int) -> Ev
         site=_line(call.code, call.instruction),
         is_async=is_async or call.was_async,
         failed=failed,
-        peer=group.ranks[peer] if peer is not None and peer >= 0 else peer,
+        peer=other,
         tag=call.tag,
         key=(group.name, number if peer is None else -1),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from operator import attrgetter
 from sys import _getframe
 from time import perf_counter_ns
 from types import CodeType, FrameType
@@ -13,7 +13,7 @@ from weakref import ref
 import numpy as np
 
 from meshdist.arrays import as_array
-from meshdist.call import is_ours
+from meshdist.debug.flight_recorder import place_of, users
 from meshdist.errors import DistError
 from meshdist.profiler.nvtx import Ranges, nvtx_ranges
 from meshdist.work import ReceiptWork, Work
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 # Of a message from any rank that has not come: no rank.
 _ANY = -1
-# The kinds of Work that are told when they are done.
+# The kinds of Work that say when they are done.
 _SETTLED = (Work, ReceiptWork)
+_NBYTES = attrgetter("nbytes")
 
 
 class SyncCall(NamedTuple):
@@ -56,35 +57,38 @@ class SyncCall(NamedTuple):
 
 
 class AsyncCall:
-    """A call that was begun, and goes on.
+    """A call that was begun, and goes on; the observer of its Work.
 
     Attributes:
         call: How it was begun; its end is when the caller could go on.
         end_ns: When it was done; None as long as it is not.
         blocked_ns: For how long the caller waited for it.
-        source: Of an irecv, from whom it came, as a rank of the group; None before it has.
+        source: Of an irecv, from whom it came, as a global rank; None before it has.
         failed: It ended with an error.
     """
 
-    __slots__ = ("blocked_ns", "call", "end_ns", "failed", "source")
+    # Here, and not in each of them: nearly all stay as they are.
+    end_ns: int | None = None
+    blocked_ns = 0
+    source: int | None = None
+    failed = False
 
-    def __init__(self, call: tuple[Any, ...]) -> None:
+    def __init__(self, call: tuple[Any, ...], work: Work) -> None:
         self.call = call
-        self.end_ns: int | None = None
-        self.blocked_ns = 0
-        self.source: int | None = None
-        self.failed = False
+        self._work: Work | None = work
 
     def blocked(self, nanoseconds: int) -> None:
         """Note that somebody waited."""
         self.blocked_ns += nanoseconds
 
-    def done(self, work: Work, group: ProcessGroup) -> None:
-        """Note that `work` is done."""
+    def done(self) -> None:
+        """Note that it is done."""
         self.end_ns = perf_counter_ns()
-        self.failed = work.exception() is not None
-        if isinstance(work, ReceiptWork) and not self.failed:
-            self.source = group.ranks.index(work.source)
+        work, self._work = self._work, None  # which has the arrays
+        if work is not None and work.exception() is not None:
+            self.failed = True
+        elif type(work) is ReceiptWork:
+            self.source = work.source
 
 
 class GroupRecording:
@@ -128,12 +132,12 @@ class Recording:
 
     def around_submit(self, group: ProcessGroup, submit: Callable[..., Any]) -> Callable[..., Any]:
         """Return what is called instead of `submit`, with its arguments, for every collective of a group."""
-        recorded = _recorded_submit(self._of(group), group, submit, self._limit)
+        recorded = _recorded_submit(self._of(group), submit, self._limit)
         return recorded if self._ranges is None else _ranged(self._ranges, group, recorded)
 
     def around_message(self, group: ProcessGroup, name: str, begin: Callable[..., Any]) -> Callable[..., Any]:
         """Return what is called instead of `begin`, the function `name` of a group's messages."""
-        return _recorded_message(self._of(group), group, name, begin, self._limit)
+        return _recorded_message(self._of(group), name, begin, self._limit)
 
     def _of(self, group: ProcessGroup) -> GroupRecording:
         found = self.groups.get(group.name)
@@ -142,10 +146,9 @@ class Recording:
         return found
 
 
-def _recorded_submit(
-    recording: GroupRecording, group: ProcessGroup, submit: Callable[..., Any], limit: int
-) -> Callable[..., Any]:
+def _recorded_submit(recording: GroupRecording, submit: Callable[..., Any], limit: int) -> Callable[..., Any]:
     calls, keep, now, array = recording.calls, recording.calls.append, perf_counter_ns, np.ndarray
+    caller: CodeType | None = None
 
     def recorded(
         collective: Collective[..., Any],
@@ -157,6 +160,7 @@ def _recorded_submit(
         splits: Any = None,
         timeout_s: float | None = None,
     ) -> Any:
+        nonlocal caller
         begin_ns = now()
         try:
             result = submit(collective, send, recv, op, root, async_op, splits, timeout_s)
@@ -171,29 +175,36 @@ def _recorded_submit(
         if recv is not send:
             taken = recv.nbytes if type(recv) is array else _size(recv)
             nbytes = taken if taken > nbytes else nbytes
-        # As `_site`, which would be a call more: above this function is the collective's.
+        # As `_users_frame`, which would be a call more.
         try:
             frame = _getframe(2)
-        except ValueError:  # a thread began with the collective itself
+        except ValueError:
             frame = _getframe(1)
         code = frame.f_code
-        while is_ours(code.co_filename) and frame.f_back is not None:
-            frame = frame.f_back
-            code = frame.f_code
+        if code is not caller:
+            frame = users(frame)
+            caller = code = frame.f_code
         name = _name(collective) if collective.is_prelude else collective.name
         call = name, begin_ns, end_ns, nbytes, code, frame.f_lasti
-        keep(_followed(call, result, group) if async_op and isinstance(result, Work) else call)
+        if not async_op or type(result) not in _SETTLED:
+            keep(call)
+        elif result.is_success():
+            keep((*call, None, 0, False, True))
+        else:
+            keep(_followed(call, result))
         return result
 
     return recorded
 
 
 def _recorded_message(
-    recording: GroupRecording, group: ProcessGroup, name: str, begin: Callable[..., Any], limit: int
+    recording: GroupRecording, name: str, begin: Callable[..., Any], limit: int
 ) -> Callable[..., Any]:
     calls, keep, now, array = recording.calls, recording.calls.append, perf_counter_ns, np.ndarray
+    caller: CodeType | None = None
 
     def recorded(tensor: Any, peer: int | None, tag: int, of: str = name, *, is_prelude: bool = False) -> Any:
+        nonlocal caller
         shown = f"{of} (sizes)" if is_prelude else of
         other = _ANY if peer is None else peer
         begin_ns = now()
@@ -210,32 +221,38 @@ def _recorded_message(
             recording.num_dropped += 1
             return result
         nbytes = tensor.nbytes if type(tensor) is array else _size(tensor)
-        code, instruction = _site(_getframe(1))
-        if not isinstance(result, Work):
-            # Who receives from any gets to know from whom.
-            keep((shown, begin_ns, end_ns, nbytes, code, instruction, result if name == "recv" else other, tag))
-        elif other >= 0 and type(result) in _SETTLED and result.is_success():
-            keep((shown, begin_ns, end_ns, nbytes, code, instruction, other, tag, False, True))
+        frame = _users_frame(caller)
+        caller = frame.f_code
+        call = shown, begin_ns, end_ns, nbytes, caller, frame.f_lasti
+        if type(result) not in _SETTLED:
+            # Who receives from any gets to know from whom. A Work of a device goes on, and this rank need not hear of
+            # its end.
+            keep((*call, result if name == "recv" else other, tag))
+        elif other >= 0 and result.is_success():
+            keep((*call, other, tag, False, True))
         else:
-            keep(_followed((shown, begin_ns, end_ns, nbytes, code, instruction, other, tag), result, group))
+            keep(_followed((*call, other, tag), result))
         return result
 
     return recorded
 
 
+def _users_frame(last: CodeType | None) -> FrameType:
+    """Return the frame of the user's code, for which three above is looked at first: where it was `last` time."""
+    try:
+        frame = _getframe(3)
+    except ValueError:  # a thread began with the call itself
+        frame = _getframe(2)
+    return frame if frame.f_code is last else users(frame)
+
+
 def _failed_call(name: str, begin_ns: int, nbytes: int, peer: int | None = None, tag: int = 0) -> SyncCall:
-    return SyncCall(name, begin_ns, perf_counter_ns(), nbytes, *_site(_getframe(2)), peer, tag, failed=True)
+    return SyncCall(name, begin_ns, perf_counter_ns(), nbytes, *place_of(users(_getframe(2))), peer, tag, failed=True)
 
 
-def _followed(call: tuple[Any, ...], work: Work, group: ProcessGroup) -> AsyncCall | tuple[Any, ...]:
-    if type(work) not in _SETTLED:
-        return call  # it goes on on a device, and this rank need not hear of its end
-    followed = AsyncCall(call)
-    if work.is_completed():
-        followed.done(work, group)
-    else:
-        work.observe_waits(followed.blocked)
-        work.watch(partial(followed.done, work, group))
+def _followed(call: tuple[Any, ...], work: Work) -> AsyncCall:
+    followed = AsyncCall(call, work)
+    work.observe(followed)
     return followed
 
 
@@ -254,20 +271,12 @@ def _name(collective: Collective[..., Any]) -> str:
     return f"{collective.name} (sizes)" if collective.is_prelude else collective.name
 
 
-def _site(frame: FrameType) -> tuple[CodeType, int]:
-    while is_ours(frame.f_code.co_filename) and frame.f_back is not None:
-        frame = frame.f_back
-    return frame.f_code, frame.f_lasti
-
-
 def _size(value: Any) -> int:
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    if value is None:
-        return 0
     if isinstance(value, (list, tuple)):
         try:
-            return sum([part.nbytes for part in value])
+            return sum(map(_NBYTES, value))
         except AttributeError:
             return sum(map(_size, value))
+    if value is None:
+        return 0
     return int(value.nbytes if hasattr(value, "nbytes") else as_array(value, "tensor").nbytes)

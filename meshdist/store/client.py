@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from meshdist.deadline import Deadline
 from meshdist.errors import DistNetworkError, DistStoreError
@@ -17,6 +18,9 @@ from meshdist.store.address import Address, tune
 from meshdist.store.session import PURPOSE
 from meshdist.store.table import Op
 from meshdist.store.wire import MAX_REQUEST_BYTES, REPLY, REQUEST, Status, fields_size, pack_fields, unpack_fields
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 _FIRST_PAUSE_S = 0.005
 _LONGEST_PAUSE_S = 0.2
@@ -51,6 +55,7 @@ class StoreClient:
         name: The server's "host:port", for messages.
         resolver: Returns its addresses.
         secret: The job's secret.
+        tls: How to speak TLS with the server; None to speak without.
 
     Example:
         >>> from meshdist.store.address import listen, reachable_from_here
@@ -67,10 +72,11 @@ class StoreClient:
         (None, None)
     """
 
-    def __init__(self, name: str, resolver: Resolver, secret: bytes) -> None:
+    def __init__(self, name: str, resolver: Resolver, secret: bytes, tls: SSLContext | None = None) -> None:
         self.name = name
         self._resolver = resolver
         self._secret = secret
+        self._tls = tls
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._idle: list[socket.socket] = []
@@ -85,7 +91,7 @@ class StoreClient:
         Raises:
             DistNetworkError: There was none until the deadline, or what is there is no store of this job.
         """
-        self._idle.append(_connect_patiently(self.name, self._resolver, self._secret, deadline))
+        self._idle.append(_connect_patiently(self.name, self._resolver, self._secret, self._tls, deadline))
 
     def request(self, op: Op, args: list[bytes], timeout_s: float) -> tuple[Status, list[bytes]]:
         """Send a request and return the reply.
@@ -139,7 +145,7 @@ class StoreClient:
         if self._cut is not None and time.monotonic() < self._cut_until_s:
             raise self._lost(self._cut)
         try:
-            sock = _connect_once(self.name, self._resolver(), self._secret, deadline)
+            sock = _connect_once(self.name, self._resolver(), self._secret, self._tls, deadline)
         except (OSError, HandshakeBroken) as error:
             raise self._lost(error if isinstance(error, OSError) else OSError(str(error))) from error
         with self._lock:
@@ -226,13 +232,15 @@ def _receive_some(sock: socket.socket, most: int, deadline: Deadline) -> bytes:
             return data
 
 
-def _connect_patiently(name: str, resolver: Resolver, secret: bytes, deadline: Deadline) -> socket.socket:
+def _connect_patiently(
+    name: str, resolver: Resolver, secret: bytes, tls: SSLContext | None, deadline: Deadline
+) -> socket.socket:
     """Return a connection as soon as a store of this job listens: its process may start later than this one."""
     pause_s = _FIRST_PAUSE_S
     while True:
         failure: HandshakeBroken | OSError
         try:
-            return _connect_once(name, resolver(), secret, deadline)
+            return _connect_once(name, resolver(), secret, tls, deadline)
         except HandshakeBroken as error:
             failure = error
         except OSError as error:
@@ -252,7 +260,9 @@ def _connect_patiently(name: str, resolver: Resolver, secret: bytes, deadline: D
             ) from failure
 
 
-def _connect_once(name: str, addresses: list[Address], secret: bytes, deadline: Deadline) -> socket.socket:
+def _connect_once(
+    name: str, addresses: list[Address], secret: bytes, tls: SSLContext | None, deadline: Deadline
+) -> socket.socket:
     """Return a connection to the first of `addresses` that takes one, proven to be to a store of this job."""
     last_error: OSError | None = None
     for address in addresses:
@@ -265,7 +275,12 @@ def _connect_once(name: str, addresses: list[Address], secret: bytes, deadline: 
                 raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
             tune(sock)
             patience_s = max(HANDSHAKE_TIMEOUT_S, deadline.timeout_s / 10)  # a busy server may take its time
-            connect_handshake(sock, secret, PURPOSE, name, Deadline(deadline.slice_s(patience_s)))
+            patience = Deadline(deadline.slice_s(patience_s))
+            if tls is not None:
+                from meshdist.tls import connect_tls
+
+                sock = connect_tls(sock, tls, PURPOSE, name, patience)
+            connect_handshake(sock, secret, PURPOSE, name, patience)
             return sock
         except OSError as error:
             sock.close()

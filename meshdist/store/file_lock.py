@@ -23,7 +23,7 @@ def try_lock(fd: int) -> bool:
     try:
         if sys.platform == "linux":
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK))
-        else:
+        elif sys.platform != "win32":
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return False
@@ -36,7 +36,7 @@ def unlock(fd: int) -> None:
 
     if sys.platform == "linux":
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK))
-    else:
+    elif sys.platform != "win32":
         fcntl.flock(fd, fcntl.LOCK_UN)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
+import sys
 import threading
 import time
 import zlib
@@ -16,6 +17,7 @@ from meshdist.errors import DistStoreError
 from meshdist.store.file_lock import missing_locks, try_lock, unlock
 from meshdist.store.table import Op
 from meshdist.store.wire import pack_fields, unpack_fields
+from meshdist.systems import CLOSE_ON_EXEC, user_id
 
 Record = tuple[Op, list[bytes]]
 
@@ -66,13 +68,13 @@ class RequestLog:
         if not os.path.isdir(folder):
             raise self.error(f"the directory {folder} does not exist; create it on every host first")
         try:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
         except OSError as error:
             raise self.error(f"it cannot be opened: {error}") from error
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             refusal = "it is not a regular file; choose another path"
-        elif status.st_uid not in (os.geteuid(), 0) and status.st_mode & _OTHERS_MAY_WRITE:
+        elif status.st_uid not in (user_id(), 0) and status.st_mode & _OTHERS_MAY_WRITE:
             refusal = f"it belongs to user {status.st_uid} and others may write to it; choose another path"
         else:
             return fd
@@ -195,6 +197,8 @@ class RequestLog:
         self._write(self._fd, _RECORD.pack(len(body), op, zlib.crc32(body)) + body)
 
     def _write(self, fd: int, data: bytes) -> None:
+        if sys.platform == "win32":
+            raise NotImplementedError("there is no FileStore without `missing_locks`")
         rest = memoryview(data)
         at = self._read_to
         try:
@@ -225,6 +229,8 @@ class RequestLog:
 
 def _read(fd: int, start: int, end: int) -> bytes:
     """Return the bytes of `fd` from `start` to `end`; one read returns at most 2 GiB."""
+    if sys.platform == "win32":
+        raise NotImplementedError("there is no FileStore without `missing_locks`")
     parts = []
     while start < end:
         part = os.pread(fd, end - start, start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from typing import NamedTuple
 
 from meshdist.handshake import job_id, secret_from_environment
@@ -112,7 +113,7 @@ def _host_identity() -> bytes:
         with open("/proc/sys/kernel/random/boot_id", "rb") as file:
             return file.read().strip() + b" " + os.fsencode(os.readlink("/proc/self/ns/pid"))
     except OSError:
-        return os.uname().nodename.encode()  # no /proc on this system
+        return platform.node().encode()  # no /proc on this system
 
 
 def _start_time(pid: int) -> bytes:

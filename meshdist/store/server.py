@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
+from typing import TYPE_CHECKING
 
 from meshdist.errors import DistError
 from meshdist.handshake import HANDSHAKE_TIMEOUT_S, busy_notice
@@ -20,6 +21,10 @@ from meshdist.store.session import Request, Session
 from meshdist.store.table import BLOCKING, Op, Table
 from meshdist.store.waiters import Waiter, Waiters
 from meshdist.store.wire import Status
+from meshdist.systems import CLOSE_ON_EXEC
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 _ACCEPTS_AT_ONCE = 64
 _MOST_STRANGERS = 512
@@ -39,6 +44,7 @@ class StoreServer:
         secret: The job's secret.
         outlives_owner: After `close`, go on until the last client has left.
         more_listeners: Further sockets, such as one for the other IP version; the server closes them as well.
+        tls: How clients have to speak TLS; None where they do not.
 
     Example:
         >>> from meshdist.store.address import listen
@@ -53,7 +59,9 @@ class StoreServer:
         secret: bytes,
         outlives_owner: bool = False,
         more_listeners: Sequence[socket.socket] = (),
+        tls: SSLContext | None = None,
     ) -> None:
+        self._tls = tls
         self._listeners = [listener, *more_listeners]
         self._secret = secret
         self._outlives_owner = outlives_owner
@@ -64,7 +72,7 @@ class StoreServer:
             self._wake_read, self._wake_write = os.pipe()
             resources.callback(os.close, self._wake_read)
             resources.callback(os.close, self._wake_write)
-            self._spare_fd: int | None = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            self._spare_fd: int | None = os.open(os.devnull, os.O_RDONLY | CLOSE_ON_EXEC)
             resources.callback(self._close_spare)
             self._resources = resources.pop_all()
         self._sessions: dict[Session, None] = {}
@@ -164,7 +172,7 @@ class StoreServer:
         except OSError:  # already gone
             sock.close()
             return
-        session = Session(sock, self._secret, name)
+        session = Session(sock, self._secret, name, self._tls)
         self._sessions[session] = None
         self._strangers[session] = None
         self._set_due(session, HANDSHAKE_TIMEOUT_S)
@@ -185,7 +193,7 @@ class StoreServer:
         except OSError:
             time.sleep(0.001)  # another thread took the descriptor: give it time rather than spin
         with suppress(OSError):  # if there is none for a spare either, the next client gets no notice
-            self._spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            self._spare_fd = os.open(os.devnull, os.O_RDONLY | CLOSE_ON_EXEC)
 
     def _close_spare(self) -> None:
         fd, self._spare_fd = self._spare_fd, None

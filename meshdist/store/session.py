@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import socket
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from meshdist.handshake import ServerHandshake
 from meshdist.store.table import Op
 from meshdist.store.wire import MAX_REQUEST_BYTES, REPLY, REQUEST, Status, pack_fields, unpack_fields
 
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+    from meshdist.tls import TlsSocket
+
 PURPOSE = "store"
 
 _READ_BYTES = 1 << 16
+_MOST_UNREAD_BYTES = 1 << 12
 _OPERATIONS = frozenset(Op)
 
 Request = tuple[Op, float, list[bytes]]
@@ -21,6 +28,12 @@ Request = tuple[Op, float, list[bytes]]
 
 class Session:
     """One client's connection: bytes in, requests out, replies back; never blocks.
+
+    Args:
+        sock: Its socket, not blocking.
+        secret: The job's secret.
+        name: The client's address.
+        tls: How this side speaks TLS; None where it does not.
 
     Attributes:
         name: The client's address, for the log.
@@ -36,10 +49,17 @@ class Session:
         (None, None)
     """
 
-    __slots__ = ("_handshake", "_inbox", "_outbox", "closing", "last_will", "name", "sock")
+    __slots__ = (
+        *("_entry", "_handshake", "_inbox", "_outbox", "_pending", "_secret", "_tls"),
+        *("closing", "last_will", "name", "sock"),
+    )
 
-    def __init__(self, sock: socket.socket, secret: bytes, name: str) -> None:
+    def __init__(self, sock: socket.socket, secret: bytes, name: str, tls: SSLContext | None = None) -> None:
         self.sock = sock
+        self._secret = secret
+        self._tls = tls
+        self._entry: TlsSocket | None = None
+        self._pending: Callable[[], int] | None = None
         self.name = name
         self.closing: str | None = None
         self.last_will: list[bytes] = []
@@ -68,6 +88,37 @@ class Session:
         Raises:
             OSError: The connection broke.
         """
+        if self._tls is not None and not self._entered():
+            return
+        self._receive_some()
+        # What TLS has taken out of the socket already wakes nobody; it is less than a record.
+        while self._pending is not None and self.closing is None and self._pending():
+            self._receive_some()
+
+    def _entered(self) -> bool:
+        """Go on with the TLS handshake; return whether it is over, or this client is to be told that it must be."""
+        from meshdist.tls import accept_tls, looks_like_tls
+
+        if self._entry is None:
+            assert self._tls is not None
+            try:
+                if not looks_like_tls(self.sock):
+                    self._tls = None
+                    self._handshake = ServerHandshake(self._secret, PURPOSE, wants_tls=True)
+                    return True
+            except BlockingIOError:
+                return False
+            self.sock = self._entry = accept_tls(self.sock, self._tls)
+        try:
+            if not self._entry.handshake_is_done():
+                return False
+        except OSError:
+            self._entry.drain()
+            raise
+        self._tls, self._pending = None, self._entry.pending
+        return True
+
+    def _receive_some(self) -> None:
         handshake = self._handshake
         try:
             data = self.sock.recv(_READ_BYTES if handshake is None else handshake.wanted)
@@ -84,6 +135,8 @@ class Session:
                 self._handshake = None
             elif handshake.refusal is not None:
                 self.closing = handshake.refusal
+                with suppress(OSError):  # what is left unread would turn the close into a reset, and the reply be lost
+                    self.sock.recv(_MOST_UNREAD_BYTES)
 
     def requests(self) -> Iterator[Request]:
         """Yield the requests that have arrived whole, for as long as the caller goes on asking.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshdist.deadline import Deadline, Timeout
 from meshdist.errors import DistNetworkError, DistStoreError
@@ -29,6 +29,10 @@ from meshdist.store.request import RequestStore
 from meshdist.store.server import StoreServer
 from meshdist.store.table import Op
 from meshdist.store.wire import Status
+from meshdist.tls_files import TlsFiles, tls_files_from_environment
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 # What a dry run picks where it is free to.
 _DRY_PORT = 29500
@@ -37,7 +41,8 @@ _DRY_PORT = 29500
 class TCPStore(RequestStore):
     """A store that one process, the master, hosts, and that others reach over TCP.
 
-    Only who knows the job's secret gets in. Without a secret, only this host's loopback addresses can be used.
+    Only who knows the job's secret gets in. Without a secret, only this host's loopback addresses can be used. With
+    `MESHDIST_TLS_CERT`, `MESHDIST_TLS_KEY` and `MESHDIST_TLS_CA` all of it is encrypted.
 
     Args:
         host_name: The master's host.
@@ -54,7 +59,8 @@ class TCPStore(RequestStore):
 
     Raises:
         DistNetworkError: The port is taken, the master not there, or no store of this job; or the host can be reached
-            from outside, and there is no secret.
+            from outside, and there is no secret; or only one of the two sides has TLS.
+        ValueError: The variables of TLS are set by half, or name files that cannot be used.
         DistStoreError: Not all of `world_size` joined in time; says how many did.
 
     Example:
@@ -98,8 +104,10 @@ class TCPStore(RequestStore):
             self._closer = weakref.finalize(self, dry.close)
             return
         secret = secret_from_environment() if secret is None else secret
-        server, resolver = self._host_store(secret, multi_tenant, master_listen_fd) if is_master else (None, None)
-        client = StoreClient(endpoint(host_name, self._port), resolver or self._checked_resolver(secret), secret)
+        tls = tls_files_from_environment()
+        server, resolver = self._host_store(secret, tls, multi_tenant, master_listen_fd) if is_master else (None, None)
+        resolver = resolver or self._checked_resolver(secret)
+        client = StoreClient(endpoint(host_name, self._port), resolver, secret, _context(tls, is_server=False))
         self._client = client
         self._is_master = server is not None
         self._take_refusals = server.take_refusals if server is not None else list[str]
@@ -111,8 +119,9 @@ class TCPStore(RequestStore):
             raise
 
     def _host_store(
-        self, secret: bytes, multi_tenant: bool, listen_fd: int | None
+        self, secret: bytes, tls: TlsFiles | None, multi_tenant: bool, listen_fd: int | None
     ) -> tuple[StoreServer | None, Resolver | None]:
+        context = _context(tls, is_server=True)
         try:
             if listen_fd is not None:
                 listener, *others = [adopt_listener(listen_fd, self._port, secret)]
@@ -125,7 +134,7 @@ class TCPStore(RequestStore):
         self._port = listener.getsockname()[1]
         address = reachable_from_here(listener)
         try:
-            server = StoreServer(listener, secret, outlives_owner=multi_tenant, more_listeners=others)
+            server = StoreServer(listener, secret, outlives_owner=multi_tenant, more_listeners=others, tls=context)
         except OSError as error:
             raise DistNetworkError(f"{endpoint(self._host, self._port)} cannot be served: {error}") from error
         server.start()
@@ -218,6 +227,14 @@ def _close(client: StoreClient, server: StoreServer | None) -> None:
     client.close()
     if server is not None:
         server.close()
+
+
+def _context(files: TlsFiles | None, *, is_server: bool) -> SSLContext | None:
+    if files is None:
+        return None
+    from meshdist.tls import tls_context  # loads OpenSSL
+
+    return tls_context(files, is_server=is_server)
 
 
 def _resolve_checked(host: str, port: int, secret: bytes) -> list[Address]:

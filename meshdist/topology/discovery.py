@@ -36,7 +36,7 @@ class Machine(NamedTuple):
 
 def this_machine(gpus: bool | None) -> Machine:
     """Return what this host is made of; see `Topology.find`."""
-    from meshdist.launch.env import available_cores
+    from meshdist.systems import available_cores
 
     sockets = numa_cores(NODES)
     return Machine(available_cores(), sockets if len(sockets) > 1 else (), *_gpus(gpus))

@@ -15,8 +15,11 @@ SHAPES = {"network": "s", "host": "s", "socket": "o", "switch": "D", "gpu": "o"}
 # The colours of links, darker than those of parts.
 LINKS = ("#888888", "#5577aa", "#aa7744", "#558855", "#885577")
 MOST_RANKS = 4
-# Inches: of a leaf, and of a level of the tree.
-LEAF, LEVEL = 0.9, 1.5
+# Inches: of a leaf, and of a level of the tree. A page is some 10 wide: what is wider is shown smaller.
+LEAF, LEVEL = 0.6, 1.3
+FONT = 8
+# Labels stand on links.
+BEHIND = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
 
 
 def draw_parts(parts: Sequence[Part], ax: Any) -> Any:
@@ -64,9 +67,10 @@ def draw_parts(parts: Sequence[Part], ax: Any) -> Any:
 def _write(text: str, place: tuple[float, float], has_children: bool, ax: Any) -> None:
     """Write the label of a part: beside it where links leave it downwards, else under it."""
     if has_children:
-        ax.annotate(text, place, (16, 2), textcoords="offset points", fontsize=7, ha="left", va="bottom")
+        where: dict[str, Any] = {"xytext": (14, 0), "ha": "left", "va": "center"}
     else:
-        ax.annotate(text, place, (0, -14), textcoords="offset points", fontsize=7, ha="center", va="top")
+        where = {"xytext": (0, -14), "ha": "center", "va": "top"}
+    ax.annotate(text, place, textcoords="offset points", fontsize=FONT, bbox=BEHIND, **where)
 
 
 def families_of(linked: Sequence[Part]) -> dict[tuple[str, Link], list[Part]]:
@@ -101,8 +105,8 @@ def _draw_legend(families: Mapping[tuple[str, Link], Sequence[Part]], ax: Any) -
         loc="upper center",
         bbox_to_anchor=(0.5, 0.0),
         ncols=min(3, len(handles)),
-        fontsize=7,
-        title_fontsize=7,
+        fontsize=FONT,
+        title_fontsize=FONT,
         frameon=False,
     )
 

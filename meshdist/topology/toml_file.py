@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from meshdist.topology.bounds import MOST_PARTS, MOST_RANKS, check_number, read_bounded
 from meshdist.topology.curves import Curve
 from meshdist.topology.hosts import Links, host_parts, network_part
 from meshdist.topology.link import Link
@@ -59,11 +60,14 @@ def _read(path: str | os.PathLike[str]) -> Mapping[str, Any]:
             raise ImportError(
                 f"{os.fspath(path)}: Python 3.10 reads TOML with the package tomli: pip install tomli, or use 3.11"
             ) from error
-    with open(path, "rb") as file:
-        try:
-            table: Mapping[str, Any] = toml.load(file)
-        except (toml.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise TomlError(f"{os.fspath(path)}: this is no TOML: {error}") from None
+    try:
+        table: Mapping[str, Any] = toml.loads(read_bounded(path))
+    except (toml.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TomlError(f"{os.fspath(path)}: this is no TOML: {error}") from None
+    except RecursionError:
+        raise TomlError(f"{os.fspath(path)}: its tables and lists are nested too deep") from None
+    except ValueError as error:
+        raise TomlError(f"{os.fspath(path)}: {error}") from None
     return table
 
 
@@ -75,6 +79,7 @@ def _tables(table: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
     found = table.get(key, [])
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise ValueError(f"'{key}' must be tables, each under a line [[{key}]]")
+    check_number(f"[[{key}]] tables", len(found), MOST_PARTS)
     return found
 
 
@@ -128,6 +133,7 @@ def _link(where: str, table: Any) -> Link:
 
 def _hosts(tables: Sequence[Mapping[str, Any]], common: Links) -> list[Part]:
     counts = [_integer(f"[[host]] {number}", table, "count", 1, 1) for number, table in enumerate(tables, 1)]
+    check_number("parts", sum(map(_num_parts, tables, counts)), MOST_PARTS)
     parts = network_part(sum(counts))
     next_rank = 0
     for number, (table, count) in enumerate(zip(tables, counts, strict=True), 1):
@@ -146,10 +152,17 @@ def _hosts(tables: Sequence[Mapping[str, Any]], common: Links) -> list[Part]:
     return parts
 
 
+def _num_parts(table: Mapping[str, Any], count: int) -> int:
+    inside = [table.get(key, 0) for key in ("sockets", "gpus")]  # what is no number is said later, with its place
+    return count * (1 + sum(number for number in inside if isinstance(number, int) and number > 0))
+
+
 def _ranks(where: str, table: Mapping[str, Any], count: int, next_rank: int) -> Sequence[int]:
     given = table.get("ranks")
     if not isinstance(given, list):
-        return range(next_rank, next_rank + _integer(where, table, "ranks", 0, 1))
+        num_ranks = _integer(where, table, "ranks", 0, 1)
+        check_number("ranks", next_rank + num_ranks, MOST_RANKS)
+        return range(next_rank, next_rank + num_ranks)
     if count > 1:
         raise ValueError(f"{where}: ranks is a list, which can be of one host, but count is {count}; say how many each")
     return _numbers(where, table, "ranks", int)

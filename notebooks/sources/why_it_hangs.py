@@ -7,6 +7,7 @@
 
 # %%
 import logging
+import textwrap
 import time
 
 import numpy as np
@@ -17,7 +18,7 @@ logging.getLogger("meshdist").setLevel("ERROR")  # shortly before a timeout it w
 
 
 def tell(program, ranks=3, seconds=2):
-    """Run `program` on ranks that are threads, and print what became of each."""
+    """Run `program` on ranks that are threads, and print what became of each; the longest message whole."""
 
     def main():
         try:
@@ -27,8 +28,12 @@ def tell(program, ranks=3, seconds=2):
             return f"{type(error).__name__}: {error}"
         return "fine"
 
-    for rank, what in enumerate(dist.run(main, ranks, timeout=seconds)):
-        print(f"rank {rank}: {what}\n")
+    told = dist.run(main, ranks, timeout=seconds)
+    for rank, what in enumerate(told):
+        first, *more = f"rank {rank}: {what}".splitlines()
+        for line in [first, *(more if what == max(told, key=len) else [])]:
+            print(textwrap.fill(line, 100, subsequent_indent="        "))
+        print()
 
 
 # %% [markdown]

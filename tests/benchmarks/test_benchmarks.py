@@ -321,6 +321,25 @@ def test_mesh_start_counts_one_request_of_each_rank(script, tmp_path):
     assert "| requests to the store of a rank, for the mesh | 1 |" in done.stdout
 
 
+def test_cells_of_a_notebook_are_timed(script, tmp_path):
+    path = tmp_path / "times.json"
+    done = script("notebook_cell.py", "--workers", "2", "--rounds", "1", "--cells", "2", "--json", path)
+    assert done.returncode == 0, done.stderr
+    times = json.loads(path.read_text())["results"]
+    assert list(times)[:2] == ["the first cell", "a later cell"]
+    assert all(0 < begun <= over for rounds in times.values() for begun, over in rounds)
+
+
+def test_the_way_from_a_clone_to_a_model_is_that_of_the_readme():
+    # What it times is what .ci/run does; here only that it finds the parts of the line.
+    commands = subprocess.run([ROOT / ".ci" / "run", "--commands"], capture_output=True, text=True, check=True).stdout
+    assert [part.split()[0] for part in commands.splitlines()[0].split(" && ")] == [
+        "python3",
+        ".venv/bin/pip",
+        ".venv/bin/meshrun",
+    ]
+
+
 @pytest.mark.parametrize("library", ["meshdist", "torch"])
 def test_the_same_meshes_are_timed_with_each_library(sidebyside, library):
     if not is_installed(library):

@@ -42,3 +42,17 @@ def test_every_collective_on_nine_ranks(worlds, backend):
     worlds.world(backend, SIZE).run(everything)
     if backend != "threads":
         worlds.drop(backend, SIZE)
+
+
+def sum_beside(count):
+    """Return the bits of a sum whose order matters, sent with others."""
+    x = np.full(count, (2.0**24, 1, 1, -(2.0**24), 1, 1, 1, 3, 1)[dist.get_rank()], np.float32)
+    return dist.all_reduce(x)[0].tobytes()
+
+
+@pytest.mark.parametrize("backend", ["gloo", "gloo-slots"])
+def test_on_one_host_a_sum_has_the_same_bits_whatever_it_is_sent_with(worlds, backend):
+    world = worlds.world(backend, SIZE)
+    sums = {bits for count in (1, 2, 3000, 5000, 70_001) for bits in world.run(sum_beside, count)}
+    worlds.drop(backend, SIZE)
+    assert len(sums) == 1

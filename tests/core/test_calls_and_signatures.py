@@ -28,8 +28,19 @@ def test_fingerprints_tell_calls_apart():
 
 def test_disagreement_joins_the_ranks_of_one_call():
     calls = {0: "a() at x.py:1", 2: "b() at x.py:2", 1: "a() at x.py:1"}
-    assert disagreement(calls) == "the ranks disagree: ranks 0, 1 call a() at x.py:1; rank 2 calls b() at x.py:2"
-    assert disagreement({3: "a()", 1: "b()"}) == "the ranks disagree: rank 1 calls b(); rank 3 calls a()"
+    assert (
+        disagreement(calls, range(3)) == "the ranks disagree: ranks 0, 1 call a() at x.py:1; rank 2 calls b() at x.py:2"
+    )
+    assert disagreement({3: "a()", 1: "b()"}, range(4)) == "the ranks disagree: rank 1 calls b(); rank 3 calls a()"
+
+
+def test_disagreement_says_global_ranks_where_they_are_others():
+    calls = {0: "a()", 1: "a()", 2: "b()"}
+    assert disagreement(calls, (0, 3, 5)) == (
+        "the ranks disagree: ranks 0, 1 (global ranks 0, 3) call a(); rank 2 (global rank 5) calls b()"
+    )
+    many = dict.fromkeys(range(40), "a()")
+    assert disagreement(many, range(40)).startswith("the ranks disagree: 40 ranks 0, 1, 2, ")
 
 
 def where_am_i():

@@ -250,8 +250,27 @@ def test_where_records_are_seen(when, before, after):
     lines = done.stderr.splitlines()
     assert lines[0].startswith(f"{before}all ranks are there; this is rank 0 of 1")
     assert lines[1:] == [
-        f"{before}group 'world' is made: ranks 0, backend gloo",
+        f"{before}group 'world' is made: rank 0, backend gloo",
         f"{after}barrier on group 'world' (rank 0 of 1): no data, at <string>:9",
         f"{after}group 'world' connects by backend gloo",
         f"{after}left the world of 1 ranks",
     ]
+
+
+TALKING = """
+import logging
+from meshdist.debug.levels import DebugLevel, set_debug_level
+set_debug_level(DebugLevel.INFO)
+for _ in range(2000):
+    logging.getLogger("meshdist").info("a line of many letters that must not be cut")
+"""
+
+
+def test_lines_of_ranks_that_log_at_once_do_not_run_together():
+    read_fd, write_fd = os.pipe()
+    speakers = [subprocess.Popen([sys.executable, "-c", TALKING], stderr=write_fd) for _ in range(3)]
+    os.close(write_fd)
+    with os.fdopen(read_fd) as stream:
+        lines = stream.read().splitlines()
+    assert [speaker.wait(60) for speaker in speakers] == [0, 0, 0]
+    assert lines == ["meshdist: a line of many letters that must not be cut"] * 6000

@@ -26,54 +26,139 @@ def both_sides():
     return sides
 
 
-sizes = st.one_of(st.integers(0, 200), st.integers(LONGEST - 200, LONGEST), st.integers(0, LONGEST))
+sizes = st.one_of(st.integers(0, 200), st.integers(LONGEST - 200, LONGEST), st.integers(0, 3 * channel.RING_BYTES))
+
+
+class Writer:
+    """Writes messages one after another, as far as there is room."""
+
+    def __init__(self, side, messages):
+        self.side = side
+        self.left = deque(messages)
+        self.coming = None
+
+    def go_on(self):
+        while self.left or self.coming is not None:
+            if self.coming is None:
+                number, data = self.left[0]
+                if not self.side.announce(channel.Header(channel.LONG, number % 5, data.size, b"uint8", 0, number)):
+                    return
+                self.left.popleft()
+                self.coming = data, 0
+            data, written = self.coming
+            written = self.side.fill(data, written)
+            self.coming = None if written == data.size else (data, written)
+            if self.coming is not None:
+                return
+
+
+class Reader:
+    """Reads messages one after another, as far as they are there."""
+
+    def __init__(self, side):
+        self.side = side
+        self.read = []
+        self.coming = None
+
+    def go_on(self, most):
+        for _ in range(most):
+            if self.coming is None:
+                header = self.side.peek()
+                if header is None:
+                    return
+                self.side.drop()
+                self.coming = header, np.zeros(header.num_bytes, np.uint8), 0
+            header, target, there = self.coming
+            there = self.side.pour(target, there)
+            self.coming = header, target, there
+            if there < target.size:
+                return
+            self.read.append((header, target))
+            self.coming = None
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(sizes, st.integers(0, 4)), max_size=120))
-def test_entries_come_out_as_they_went_in(steps):
-    """Each step writes one entry, if there is room, and then reads up to so many."""
+@given(st.lists(sizes, max_size=60), st.lists(st.integers(0, 4), min_size=1, max_size=20))
+def test_messages_come_out_as_they_went_in(lengths, turns):
+    """Between any number of reads the writer goes on; messages may be longer than the ring."""
     sender, receiver = both_sides()
-    waiting, number = deque(), 0
-
-    def read():
-        entry = receiver.peek()
-        if entry is None:
-            assert not waiting
-            return
-        header, payload = entry
-        expected = waiting.popleft()
-        assert (header[1], header[2], header[4]) == (expected % 5, payload.size, expected)
-        assert (payload == expected % 251).all()
-        receiver.drop(payload)
-
-    for size, num_reads in steps:
-        payload = np.full(size, number % 251, np.uint8)
-        header = (channel.WHOLE, number % 5, size, 0, number, b"uint8")
-        if sender.write(header, payload):
-            waiting.append(number)
-            number += 1
-        else:
-            assert waiting, "there is always room in an empty ring"
-        for _ in range(num_reads):
-            read()
-    while waiting:
-        read()
-    assert receiver.peek() is None
+    messages = [(number, np.full(length, number % 251, np.uint8)) for number, length in enumerate(lengths)]
+    writer, reader = Writer(sender, messages), Reader(receiver)
+    for most in turns:
+        writer.go_on()
+        reader.go_on(most)
+    for _ in range(10 * len(lengths) + 10):
+        writer.go_on()
+        reader.go_on(100)
+    assert [(header.number, header.tag) for header, _ in reader.read] == [
+        (number, number % 5) for number, _ in messages
+    ]
+    for (_, target), (_, data) in zip(reader.read, messages, strict=True):
+        assert (target == data).all()
+        assert target.size == data.size
+    assert receiver.is_empty()
 
 
 def test_a_full_ring_refuses_and_has_room_again():
     sender, receiver = both_sides()
-    payload = np.zeros(LONGEST, np.uint8)
-    header = (channel.WHOLE, 0, LONGEST, 0, 0, b"uint8")
+    payload = np.arange(LONGEST, dtype=np.uint64).view(np.uint8)[:LONGEST]
+    header = channel.Header(channel.WHOLE, 0, LONGEST, b"uint8")
+
+    def write():
+        return sender.has_room(LONGEST) and sender.announce(header) and sender.fill(payload, 0) == LONGEST
+
     count = 0
-    while sender.write(header, payload):
+    while write():
         count += 1
     assert count >= 3
+    target = np.empty_like(payload)
     for _ in range(50):
-        receiver.drop(receiver.peek()[1])
-        assert sender.write(header, payload)
-        assert not sender.write(header, payload)
+        assert receiver.peek() == header._replace(dtype=b"uint8".ljust(16, b"\0"))
+        assert receiver.read_whole(target)
+        assert (target == payload).all()
+        assert write()
+        assert not write()
+
+
+def test_a_message_that_does_not_come_to_its_end_is_not_taken():
+    sender, receiver = both_sides()
+    data = np.arange(2 * channel.RING_BYTES, dtype=np.uint64).view(np.uint8)[: 2 * channel.RING_BYTES]
+    sender.announce(channel.Header(channel.LONG, 0, data.size, b"uint8"))
+    written = sender.fill(data, 0)
+    assert 0 < written < data.size
+    target = np.empty_like(data)
+    assert not receiver.read_whole(target)
+    receiver.drop()
+    there = receiver.pour(target, 0)
+    assert there == written
+    assert (target[:there] == data[:there]).all()
+
+
+@pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "written to its end"])
+def test_a_receiver_that_read_the_rest_elsewhere_goes_on_behind_the_message(is_cut):
+    sender, receiver = both_sides()
+    size = 3 * channel.RING_BYTES // 4 + 7
+    data = np.full(2 * size if is_cut else size, 9, np.uint8)
+    sender.announce(channel.Header(channel.LONG, 0, data.size, b"uint8", 0, 1))
+    written = sender.fill(data, 0)
+    receiver.drop()
+    there = receiver.pour(np.empty(64 << 10, np.uint8), 0)
+    assert not receiver.skip(1, data.size - there)
+    if is_cut:
+        assert written < data.size
+        sender.cut(1)
+    else:
+        sender.say_written(1)
+    sender.announce(channel.Header(channel.LONG, 5, 3, b"uint8", 0, 2))
+    sender.fill(np.array([1, 2, 3], np.uint8), 0)
+    sender.say_written(2)
+    assert receiver.skip(1, data.size - there)
+    assert receiver.peek().tag == 5
+    receiver.drop()
+    target = np.zeros(3, np.uint8)
+    assert receiver.pour(target, 0) == 3
+    assert target.tolist() == [1, 2, 3]
+    assert receiver.is_empty()
 
 
 def test_each_side_says_how_it_ended_to_the_other():

@@ -45,11 +45,13 @@ class Flag(Waitable):
         return "somebody who sets the flag"
 
 
-@pytest.fixture(params=["event", pytest.param("socket", marks=linux)])
-def bells(request):
-    bells = Doorbells() if request.param == "event" else SocketDoorbells()
+@pytest.fixture(params=["event", pytest.param("socket", marks=linux), pytest.param("file", marks=linux)])
+def bells(request, tmp_path):
+    kinds = {"event": Doorbells, "socket": SocketDoorbells, "file": lambda: SocketDoorbells(str(tmp_path))}
+    bells = kinds[request.param]()
     yield bells
     bells.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_to_wait_for(bells):
@@ -156,6 +158,19 @@ def test_socket_bells_are_rung_by_address_and_leave_no_file():
     ours.ring(theirs.base, bell.number)  # nobody there: nothing happens
     with open("/proc/net/unix") as file:
         assert theirs.base not in file.read()
+    ours.close()
+
+
+@linux
+def test_socket_bells_may_be_files_which_go_with_them(tmp_path):
+    ours, theirs = SocketDoorbells(str(tmp_path)), SocketDoorbells(str(tmp_path))
+    bell = theirs.mine()
+    assert [str(path) for path in tmp_path.iterdir()] == [f"{theirs.base}-{bell.number}"]
+    ours.ring(theirs.base, bell.number)
+    assert bell.wait(20.0)
+    theirs.close()
+    assert list(tmp_path.iterdir()) == []
+    ours.ring(theirs.base, bell.number)  # nobody there: nothing happens
     ours.close()
 
 

@@ -215,15 +215,15 @@ def test_equal_arrays_pass(make):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda rank: np.array([1.0, 0.0 if rank == 1 else 2.0]), "content differs: ranks 0, 2; ranks 1"),
-        (lambda rank: np.array(-0.0 if rank == 1 else 0.0), "content differs: ranks 0, 2; ranks 1"),
+        (lambda rank: np.array([1.0, 0.0 if rank == 1 else 2.0]), "content differs: ranks 0, 2; rank 1"),
+        (lambda rank: np.array(-0.0 if rank == 1 else 0.0), "content differs: ranks 0, 2; rank 1"),
         (
             lambda rank: np.zeros(4 - rank // 2),
-            "dtype or shape differs: ranks 0, 1 have float64[4]; ranks 2 have float64[3]",
+            "dtype or shape differs: ranks 0, 1 have float64[4]; rank 2 has float64[3]",
         ),
         (
             lambda rank: np.zeros(2, np.float32 if rank else np.float64),
-            "dtype or shape differs: ranks 0 have float64[2]; ranks 1, 2 have float32[2]",
+            "dtype or shape differs: rank 0 has float64[2]; ranks 1, 2 have float32[2]",
         ),
     ],
     ids=["content", "sign of zero", "shape", "dtype"],

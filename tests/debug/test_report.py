@@ -114,3 +114,28 @@ def test_the_graph_can_be_drawn(tmp_path, capsys):
     write(tmp_path, data(0, [waiting("world", 2, 5.0)], WORLD, size=3))
     assert main(["report", str(tmp_path), "--draw", str(tmp_path / "waits.png")]) == 0
     assert (tmp_path / "waits.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_files_of_before_a_world_was_shrunk_are_left_out(tmp_path, capsys):
+    page = page_of(
+        tmp_path,
+        capsys,
+        data(2, [record("world", 1, 9.0, state="failed", error="DistBackendError: rank 1 has died")], WORLD, size=3),
+        *({**data(rank, [record("world", 1, 5.0)], {"world": [0, 1]}, size=2), "shrunk": 1} for rank in range(2)),
+    )
+    assert page.startswith("Flight records of all 2 ranks since the world was shrunk, on host node1.")
+    assert "has died" not in page
+
+
+def test_a_shrunk_world_says_so_in_its_records():
+    def main():
+        if dist.get_rank() == 1:
+            return None
+        dist.shrink_group([1])
+        return dist.flight_recorder()
+
+    said = dist.run(main, 3)
+    assert [(state["rank"], state["world_size"], state["shrunk"]) for state in (said[0], said[2])] == [
+        (0, 2, 1),
+        (1, 2, 1),
+    ]

@@ -1,5 +1,6 @@
 """The site of the documents: Sphinx makes it without a warning, and the reference has every public name."""
 
+import json
 import os
 import re
 import subprocess
@@ -53,8 +54,19 @@ def test_the_results_of_measurements_are_those_of_the_benchmarks(site):
     assert [heading for heading in headings if heading not in performance] == []
 
 
+def test_every_notebook_is_a_page_with_what_it_shows(site):
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        page = (site / "notebooks" / f"{path.stem}.html").read_text()
+        cells = json.loads(path.read_text())["cells"]
+        drawn = sum("image/png" in output.get("data", ()) for cell in cells for output in cell.get("outputs", ()))
+        assert page.count("data:image/png") == drawn
+        assert page.count('class="highlight-python') > 3
+
+
 def test_every_page_is_in_the_index():
     index = (DOCS / "index.md").read_text()
     listed = [line for block in re.findall(r"```{toctree}\n(.*?)```", index, re.DOTALL) for line in block.split()]
-    missing = sorted(path.stem for path in DOCS.glob("*.md") if path.stem not in listed and path.stem != "index")
+    pages = [*DOCS.glob("*.md"), *DOCS.glob("notebooks/*.md")]
+    names = {str(path.relative_to(DOCS).with_suffix("")) for path in pages} - {"index"}
+    missing = sorted(names - set(listed))
     assert missing == [], "list them under a toctree of docs/index.md"

@@ -79,8 +79,8 @@ def test_every_wait_says_what_the_peer_did(tmp_path, end, met):
         took_s, peer_failed, message = out.strip().split(maxsplit=2)
         assert float(took_s) < 3, out
         assert peer_failed == "True"
-        assert re.match(rf"\w+ on group 'pair {rank}' \(rank 0 of 2\): ", message), message
-        described = r"rank 4 \(pid \d+ on [^)]*\) "
+        assert re.match(rf"\w+ on group 'pair {rank}' \(rank 0 of 2, global rank {rank}\): ", message), message
+        described = r"rank 1 \(global rank 4, pid \d+ on [^)]*\) "
         if left_out is None:
             assert re.search(f"all others are gone: {described}{re.escape(what)}{NUMBER}$", message), message
         else:

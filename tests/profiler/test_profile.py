@@ -102,6 +102,10 @@ def check_trace(trace, num_messages):
     assert all(arrow.keys() == {"s", "f"} for arrow in arrows.values())
 
 
+def names_of_lines(trace):
+    return {event["tid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
+
+
 def test_the_trace_is_a_file(tmp_path):
     def main():
         with dist.profile() as p:
@@ -111,7 +115,7 @@ def test_the_trace_is_a_file(tmp_path):
     dist.run(main, 2)
     trace = json.loads((tmp_path / "1.json").read_text())
     check_trace(trace, num_messages=0)
-    assert {event["pid"] for event in trace["traceEvents"]} == {1}
+    assert names_of_lines(trace) == {20: "rank 1"}
 
 
 def test_what_goes_wrong_is_recorded_and_the_arguments_that_are_refused_are_not():
@@ -289,18 +293,27 @@ def test_the_table():
 def test_the_trace_of_what_overlaps():
     trace = timeline().chrome_trace()
     check_trace(trace, num_messages=2)
-    named = [(event["pid"], event["tid"], event["name"]) for event in trace["traceEvents"] if event["ph"] == "X"]
+    # Viewers take numbers of threads as those of the whole system, and the process's own for its main thread.
+    assert names_of_lines(trace) == {
+        10: "rank 0 on here",
+        20: "rank 1 on here",
+        21: "rank 1, at the same time 1",
+        22: "rank 1, at the same time 2",
+        30: "rank 2 on there",
+    }
+    assert {event["pid"] for event in trace["traceEvents"]} == {1}
+    named = [(event["tid"], event["name"]) for event in trace["traceEvents"] if event["ph"] == "X"]
     assert named == [
-        (0, 0, "all_reduce tp"),
-        (0, 0, "waits for rank 2"),
-        (0, 0, "recv tp"),
-        (0, 0, "waits for rank 1"),
-        (1, 0, "all_reduce tp"),
-        (1, 0, "waits for rank 2"),
-        (1, 1, "isend tp"),
-        (1, 2, "isend tp"),
-        (2, 0, "all_reduce tp"),
-        (2, 0, "recv tp"),
+        (10, "all_reduce tp"),
+        (10, "waits for rank 2"),
+        (10, "recv tp"),
+        (10, "waits for rank 1"),
+        (20, "all_reduce tp"),
+        (20, "waits for rank 2"),
+        (21, "isend tp"),
+        (22, "isend tp"),
+        (30, "all_reduce tp"),
+        (30, "recv tp"),
     ]
 
 

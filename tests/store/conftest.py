@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from authorities import TLS_VARIABLES, Authority
 
 from meshdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore
 
@@ -23,6 +24,7 @@ VARIABLES = (
     "MASTER_PORT",
     "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_RESTART_COUNT",
+    *TLS_VARIABLES,
 )
 
 Opener = Callable[[], Store]
@@ -59,13 +61,24 @@ def _tcp_client(stack: ExitStack, folder: Path) -> Opener:
     return lambda: stack.enter_context(TCPStore("127.0.0.1", master.port, timeout=60))
 
 
-OPENERS = {"hash": _hash, "file": _file, "tcp": _tcp, "tcp-client": _tcp_client}
+OPENERS = {"hash": _hash, "file": _file, "tcp": _tcp, "tcp-client": _tcp_client, "tls-client": _tcp_client}
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """The authority of a job, which has signed a certificate for `node`."""
+    return Authority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture(params=[f"{prefix}{kind}" for prefix in ("", "prefix-") for kind in OPENERS])
 def opener(request: pytest.FixtureRequest, resources: ExitStack, tmp_path: Path) -> Opener:
     """Open one more view of the same store, of each kind in turn."""
     name: str = request.param
+    if "tls" in name:
+        authority: Authority = request.getfixturevalue("authority")
+        monkeypatch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+        for variable, value in authority.sign("node").items():
+            monkeypatch.setenv(variable, value)
     open_one = OPENERS[name.removeprefix("prefix-")](resources, tmp_path)
     if name.startswith("prefix-"):
         return lambda: PrefixStore("part", open_one())

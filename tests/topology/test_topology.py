@@ -174,6 +174,25 @@ def test_saved_and_loaded(machine, tmp_path):
 
 
 @needs_toml
+def test_a_file_that_is_too_large_is_not_read(tmp_path):
+    path = tmp_path / "machine.toml"
+    with path.open("wb") as file:
+        file.truncate(65 << 20)
+    with pytest.raises(ValueError, match=r"machine.toml: a topology file has at most 64 MiB, and this has more"):
+        Topology.load(path)
+
+
+@needs_toml
+def test_dots_that_are_no_keys_are_counted_by_nobody(tmp_path):
+    machine = Topology.uniform(1, 2)
+    machine.save(tmp_path / "machine.toml")
+    with (tmp_path / "machine.toml").open("a") as file:
+        numbers = ", ".join(["0.25"] * 500)
+        file.write(f"# {100 * '.'}\n[[measured]]\ncollective = 'all_reduce'\nseconds = [{numbers}]\n")
+    assert Topology.load(tmp_path / "machine.toml") == machine
+
+
+@needs_toml
 def test_hosts_in_a_file(tmp_path):
     path = tmp_path / "machine.toml"
     path.write_text(
@@ -209,6 +228,20 @@ def test_hosts_in_a_file(tmp_path):
         (
             '[[host]]\nname = "a"\nranks = 2\nnetwork = { latency_us = 1, bandwidth_gb_s = 0 }',
             "network: Link: bandwidth must be a positive",
+        ),
+        (
+            '[[host]]\nname = "a"\nranks = 2\ncount = 10000000000000',
+            "at most 262144 parts, and this asks for 10000000000000",
+        ),
+        ('[[host]]\nname = "a"\nranks = 8\ngpus = 99999999', "at most 262144 parts, and this asks for 100000000"),
+        ('[[host]]\nname = "a"\nranks = 99999999', "at most 1048576 ranks, and this asks for 99999999"),
+        ('[[host]]\nname = "a"\ncount = 4096\nranks = 4096', "at most 1048576 ranks"),
+        ("a = " + 5000 * "[" + 5000 * "]", "its tables and lists are nested too deep"),
+        ("a" + 20000 * ".a" + " = 1", "line 1 has a key of more than 32 words with dots"),
+        ("\n[a" + 20000 * " . 'a'" + "]", "line 2 has a key of more than 32 words with dots"),
+        (
+            270000 * "[[part]]\n",
+            r"at most 262144 \[\[part\]\] tables, and this asks for 270000",
         ),
         ('[host]\nname = "a"', r"'host' must be tables, each under a line \[\[host\]\]"),
         ('[[part]]\nname = "a"\nkind = "rack"', "must be one of 'network'"),

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from meshdist.backends.base import Incoming
-from meshdist.backends.gloo.inbox import Expected, Receipt
 from meshdist.backends.gloo.published import Senders, fate
+from meshdist.backends.gloo.receipts import Expected, Receipt
 from meshdist.farewell import nobody_left
 
 if TYPE_CHECKING:
@@ -81,8 +81,7 @@ class Anybody:
             self._next_s = time.monotonic() + _PAUSE_S
         if len(self._gone) == len(self._others):
             self.look_again()  # the last word of one of them may not have been found
-            describe, ranks = self._options.peers.describe, self._options.ranks
-            raise nobody_left({describe(ranks[rank]): self._gone[rank] for rank in self._others})
+            raise nobody_left({self._options.describe(rank): self._gone[rank] for rank in self._others})
 
     def look_again(self) -> None:
         """Have the next `move` ask the store for new channels, however short ago that was done."""

@@ -11,6 +11,7 @@ slots   where ranks put data for the others; two for each rank, used in turn
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ PLACE_WORDS = 3
 TEXT_BYTES = PAGE
 LARGEST_SLOT = 256 << 10
 # All slots of a group together; large groups get smaller ones.
-SLOTS_BYTES = 4 << 20
+SLOTS_BYTES = 8 << 20
 SMALLEST_SLOT = 8 << 10
 
 # Words of a rank's line. The posts of even and odd steps come first.
@@ -144,13 +145,16 @@ class Arena:
         view: Array = np.ndarray(shape, dtype, self._segment.memory, self._slot(use, rank) + offset)
         return view
 
-    def stacked(self, use: int, dtype: np.dtype[Any], count: int, offset: int = 0) -> Array:
-        """Return, as rows of one array, `count` elements at the same place in the slots of all ranks."""
-        strides = (self.slot_bytes, dtype.itemsize)
-        view: Array = np.ndarray(
-            (self._num_ranks, count), dtype, self._segment.memory, self._slot(use, 0) + offset, strides
+    def stacked(self, use: int, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int = 0) -> Array:
+        """Return, stacked in one array, those of a shape at the same place in the slots of all ranks."""
+        rows: Array = np.ndarray(
+            (self._num_ranks, math.prod(shape)),
+            dtype,
+            self._segment.memory,
+            self._slot(use, 0) + offset,
+            (self.slot_bytes, dtype.itemsize),
         )
-        return view
+        return rows.reshape(self._num_ranks, *shape)
 
     def seal(self) -> None:
         """Make the memory unreachable for others: all ranks have it."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshdist.arrays import Array
-from meshdist.backends.base import Backend, BackendOptions, DefaultPlan, Incoming, Plan
+from meshdist.backends.base import Backend, BackendOptions, DefaultPlan, Express, Incoming, Plan
 from meshdist.backends.gloo import cuts, routes
 from meshdist.backends.gloo.host import Host, shared_segment
 from meshdist.backends.gloo.lockstep import Arrival, OneStep
@@ -121,6 +121,12 @@ class GlooBackend(Backend):
     def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
         return (self._mail or self._make_mail()).recv(array, src, tag)
 
+    def express_to(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Express | None:
+        return None if self._mail is None else self._mail.express_to(dst, tag, dtype, shape)
+
+    def express_from(self, src: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Express | None:
+        return None if self._mail is None else self._mail.express_from(src, tag, dtype, shape)
+
     def wait(self, waitable: Waitable, where: str, deadline: Deadline | None = None) -> None:
         deadline = deadline or Deadline(self.options.timeout_s)
         if not look_a_while(waitable):
@@ -182,8 +188,6 @@ class GlooBackend(Backend):
             mail = self._mail
             if mail is None:
                 self._mail = mail = Mail(self)
-                # Found in the instance before the method of the class, which is one step less for every message.
-                self.__dict__.update(send_at_once=mail.send_at_once, receive_at_once=mail.receive_at_once)
         return mail
 
 

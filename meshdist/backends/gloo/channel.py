@@ -2,16 +2,19 @@
 
     words   counters and flags; the sender writes one line of them, the receiver the other
     texts   what a side that gives up says
-    ring    entries: a header and, behind it, bytes; an entry is never cut, what does not fit at the end begins anew
+    ring    entries: a header, then the message, if it comes that way; a message may go on at the ring's beginning
 
-Head and tail count bytes ever written and ever read. Only the sender writes the head, only the receiver the tail.
+Head and tail count bytes ever written and ever read. Only the sender writes the head, only the receiver the tail. Both
+move on in the middle of a message: while the sender writes one piece, the receiver reads the last, and a message may be
+longer than the ring. Where the sender does not come to write the next piece, a receiver that can read its memory takes
+the rest there, and the sender cuts the message.
 """
 
 from __future__ import annotations
 
 import struct
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,12 +22,12 @@ from meshdist.arrays import Array
 from meshdist.backends.gloo.segment import Segment
 
 RING_BYTES = 256 << 10
-_TEXTS, _TEXT_BYTES, _RING = 512, 1536, 4096
-CHANNEL_BYTES = _RING + RING_BYTES
+_TEXTS, _TEXT_BYTES, RING = 512, 1536, 4096
+CHANNEL_BYTES = RING + RING_BYTES
 
 # Words of the sender's line, then of the receiver's. A side's line has its bells, its state and its text's
 # length in the same places.
-HEAD, TOKEN, TOKEN_VALUE = 0, 4, 5
+HEAD, TOKEN, TOKEN_VALUE, _WRITTEN, _CUT, _CUT_AT = 0, 4, 5, 6, 7, 8
 TAIL, MODE, TAKEN = 16, 20, 21
 _BELLS, _STATE, _TEXT_LENGTH = 1, 2, 3
 SENDER, RECEIVER = 0, 16
@@ -32,10 +35,45 @@ _MOST_BELLS = 64
 # Modes: how the receiver gets messages that are too long for an entry.
 UNKNOWN, READS, STREAMS = 0, 1, 2
 
-# What it is, tag, bytes, address, number, name of the dtype.
-_HEADER = struct.Struct("<5q16s")
-_HEADER_BYTES = _HEADER.size
-Header = tuple[int, int, int, int, int, bytes]
+# What an entry is: a message that its sender does not wait for, one that it does until it is received, or where one of
+# these is in the sender's memory.
+WHOLE, LONG, ELSEWHERE = 1, 2, 3
+
+# Headers and messages begin at multiples of this, a header is no longer, and so is never cut.
+UNIT = 64
+# What of a header all messages of a kind have in common: what it is, tag, bytes, name of the dtype; then what is of one
+# alone: address, number.
+_KIND, _OWN = struct.Struct("<3q16s"), struct.Struct("<2q")
+# How much is written before the other side may read it, who reads as much meanwhile: little at first, for it to begin,
+# then more, as each piece costs a microsecond on each side.
+_FIRST_PIECE, _LONGEST_PIECE = 16 << 10, 128 << 10
+# How often a side looks whether the other one, which is under way, has written or read on.
+_LOOKS = 60
+
+
+class Header(NamedTuple):
+    """What an entry says of a message.
+
+    Attributes:
+        kind: What the entry is.
+        tag: Of the message.
+        num_bytes: Its length.
+        dtype: The name of its dtype.
+        address: Where it is in the sender's memory.
+        number: Counts those that the sender waits for.
+    """
+
+    kind: int
+    tag: int
+    num_bytes: int
+    dtype: bytes
+    address: int = 0
+    number: int = 0
+
+
+def entry_bytes(num_bytes: int) -> int:
+    """Return how much of the ring a message takes, header included."""
+    return UNIT + (num_bytes + UNIT - 1 & -UNIT)
 
 
 class Channel:
@@ -44,82 +82,159 @@ class Channel:
     Args:
         segment: `CHANNEL_BYTES` of shared memory.
         side: `SENDER` or `RECEIVER`.
+
+    Attributes:
+        segment: The same.
+        memory: All of it, as bytes.
+        words: What is before the texts, as 64-bit words.
+        others_bells: The word that says which doorbells the other side sleeps on.
+        others_state: The word that says whether the other side has left or failed.
     """
 
     def __init__(self, segment: Segment, side: int) -> None:
         segment.reserve(0, CHANNEL_BYTES)
         self.segment = segment
-        self._bytes = memoryview(segment.memory).cast("B")
-        self.words = self._bytes[:_TEXTS].cast("Q")
-        self._ring: Array = np.ndarray((RING_BYTES,), np.uint8, segment.memory, _RING)
-        self._rings: dict[np.dtype[Any], Array] = {}
+        self.memory = memoryview(segment.memory).cast("B")
+        self.words = self.memory[:_TEXTS].cast("Q")
+        self._ring: Array = np.ndarray((RING_BYTES,), np.uint8, segment.memory, RING)
         self._lock = threading.Lock()
         self._side = side
-        self._other = RECEIVER - side
+        other = RECEIVER - side
+        self.others_bells, self.others_state = other + _BELLS, other + _STATE
+        self._others_length = other + _TEXT_LENGTH
+        self._others_text = _TEXTS + (_TEXT_BYTES if other == RECEIVER else 0)
 
-    def write(self, header: Header, payload: Array) -> bool:
-        """Append an entry; return False, and do nothing, where there is no room for it.
+    def ring_of(self, dtype: np.dtype[Any]) -> Array:
+        """Return the ring as elements of a dtype whose size divides that of a word."""
+        ring: Array = np.ndarray((RING_BYTES // dtype.itemsize,), dtype, self.segment.memory, RING)
+        return ring
 
-        Args:
-            header: What it is; its number of bytes is that of the payload, or of what is to come.
-            payload: A plain array.
-        """
+    def has_room(self, num_bytes: int) -> bool:
+        """Return whether there is room for the entry of a message, all of it."""
+        words = self.words
+        return words[HEAD] + entry_bytes(num_bytes) - words[TAIL] <= RING_BYTES
+
+    def announce(self, header: Header) -> bool:
+        """Append an entry without its message; return False, and do nothing, where there is no room for it."""
         words = self.words
         head = words[HEAD]
-        place = head % RING_BYTES
-        length = _HEADER_BYTES + (payload.nbytes + 7 & -8)
-        skipped = RING_BYTES - place if place + length > RING_BYTES else 0
-        if head + skipped + length - words[TAIL] > RING_BYTES:
+        if head + UNIT - words[TAIL] > RING_BYTES:
             return False
-        if skipped:
-            # Headers are written at multiples of 8; where not even one fits, the reader skips by itself.
-            if skipped >= _HEADER_BYTES:
-                _HEADER.pack_into(self._bytes, _RING + place, SKIP, 0, 0, 0, 0, b"")
-            place = 0
-        _HEADER.pack_into(self._bytes, _RING + place, *header)
-        elements = _elements(payload)
-        self._room(place + _HEADER_BYTES, elements)[...] = elements
-        words[HEAD] = head + skipped + length
+        place = RING + head % RING_BYTES
+        _KIND.pack_into(self.memory, place, *header[:4])
+        _OWN.pack_into(self.memory, place + _KIND.size, *header[4:])
+        words[HEAD] = head + UNIT
         return True
+
+    def fill(self, data: Array, written: int) -> int:
+        """Write on in the message that was announced, as far as there is room.
+
+        Args:
+            data: The message, as bytes.
+            written: How much of it has been written.
+
+        Returns:
+            How much has been written now.
+        """
+        words, ring, size, looks = self.words, self._ring, data.size, _LOOKS
+        head = words[HEAD]
+        while written < size:
+            place = head % RING_BYTES
+            piece = min(_LONGEST_PIECE, max(_FIRST_PIECE, written))
+            length = min(size - written, piece, RING_BYTES - place, words[TAIL] + RING_BYTES - head)
+            if length:
+                ring[place : place + length] = data[written : written + length]
+                written += length
+                # All but the last piece are whole units anyway.
+                head += length + UNIT - 1 & -UNIT
+                words[HEAD] = head
+            else:
+                looks -= 1
+                if looks < 0:
+                    break
+        return written
+
+    def say_written(self, number: int) -> None:
+        """Say that a long message is written to its end."""
+        self.words[_WRITTEN] = number
+
+    def cut(self, number: int) -> None:
+        """End a long message early, whose receiver has read the rest of it out of the sender's memory."""
+        words = self.words
+        words[_CUT_AT] = words[HEAD]
+        words[_CUT] = number
 
     def is_empty(self) -> bool:
-        """Return True where there is no entry to read."""
+        """Return True where there is nothing to read."""
         return self.words[HEAD] == self.words[TAIL]
 
-    def peek(self) -> tuple[Header, Array] | None:
-        """Return the next entry, header and bytes, where there is one; it stays until `drop`."""
+    def peek(self) -> Header | None:
+        """Return the header of the next entry, where there is one; it stays until `drop`. Not in a message."""
         words = self.words
         tail = words[TAIL]
-        while words[HEAD] != tail:
-            place = tail % RING_BYTES
-            left = RING_BYTES - place
-            if left >= _HEADER_BYTES:
-                header: Any = _HEADER.unpack_from(self._bytes, _RING + place)
-                if header[0] != SKIP:
-                    begin = place + _HEADER_BYTES
-                    size = header[2] if header[0] in CARRYING else 0
-                    return header, self._ring[begin : begin + size]
-            tail = words[TAIL] = tail + left
-        return None
+        if words[HEAD] == tail:
+            return None
+        place = RING + tail % RING_BYTES
+        return Header(*_KIND.unpack_from(self.memory, place), *_OWN.unpack_from(self.memory, place + _KIND.size))
 
-    def take(self, tag: int, dtype_name: bytes, array: Array) -> bool:
-        """Read the next entry into `array` if it is a whole message that fits; else return False, and do nothing."""
-        words = self.words
+    def drop(self) -> None:
+        """Go on behind the header that `peek` returned."""
+        self.words[TAIL] += UNIT
+
+    def pour(self, target: Array, there: int) -> int:
+        """Read on in the message whose header was dropped, as far as it is there.
+
+        Args:
+            target: Where to, as bytes.
+            there: How much of it has been read.
+
+        Returns:
+            How much has been read now.
+        """
+        words, size, looks = self.words, target.size, _LOOKS
         tail = words[TAIL]
-        place = tail % RING_BYTES
-        if words[HEAD] == tail or place > RING_BYTES - _HEADER_BYTES:
+        while there < size:
+            length = self._copy(tail, target, there)
+            if length:
+                there += length
+                tail += length + UNIT - 1 & -UNIT
+                words[TAIL] = tail
+            else:
+                looks -= 1
+                if looks < 0:
+                    break
+        return there
+
+    def skip(self, number: int, rest: int) -> bool:
+        """Go on behind a long message, of which so many bytes were read elsewhere.
+
+        Returns:
+            Whether the sender has come to its end, by writing or by cutting it; until it has, nothing is done.
+        """
+        words = self.words
+        # Looked at before the cut: a message behind one that was cut may be written as well.
+        is_written = words[_WRITTEN] >= number
+        if words[_CUT] == number:
+            words[TAIL] = words[_CUT_AT]
+        elif is_written:
+            words[TAIL] += rest + UNIT - 1 & -UNIT
+        else:
             return False
-        kind, its_tag, num_bytes, _, _, its_dtype = _HEADER.unpack_from(self._bytes, _RING + place)
-        if kind != WHOLE or its_tag != tag or num_bytes != array.nbytes or its_dtype != dtype_name:
-            return False
-        elements = _elements(array)
-        elements[...] = self._room(place + _HEADER_BYTES, elements)
-        words[TAIL] = tail + _HEADER_BYTES + (num_bytes + 7 & -8)
         return True
 
-    def drop(self, payload: Array) -> None:
-        """Give back the room of the entry that `peek` returned."""
-        self.words[TAIL] += _HEADER_BYTES + (payload.size + 7 & -8)
+    def read_whole(self, target: Array) -> bool:
+        """Read the message of the next entry; return False, and have done nothing, where the rest does not come."""
+        words, size, looks, there = self.words, target.size, _LOOKS, 0
+        tail = words[TAIL] + UNIT
+        while there < size:
+            length = self._copy(tail + there, target, there)
+            there += length
+            if not length:
+                looks -= 1
+                if looks < 0:
+                    return False
+        words[TAIL] = tail + (size + UNIT - 1 & -UNIT)
+        return True
 
     def sleep_on(self, number: int) -> None:
         """Say that a thread of this side sleeps on doorbell `number`.
@@ -138,7 +253,7 @@ class Channel:
 
     def sleepers(self) -> int:
         """Return the doorbells that threads of the other side sleep on: bit k for number k + 1."""
-        return self.words[self._other + _BELLS]
+        return self.words[self.others_bells]
 
     def say(self, state: int, text: str) -> None:
         """Say that this side has left or failed; what was said first stands, as it says why."""
@@ -146,44 +261,34 @@ class Channel:
             return
         data = text.encode()[:_TEXT_BYTES]
         begin = _TEXTS + (_TEXT_BYTES if self._side == RECEIVER else 0)
-        self._bytes[begin : begin + len(data)] = data
+        self.memory[begin : begin + len(data)] = data
         self.words[self._side + _TEXT_LENGTH] = len(data)
         self.words[self._side + _STATE] = state
 
     def has_said(self) -> bool:
         """Return True once the other side has left or failed."""
-        return self.words[self._other + _STATE] != 0
+        return self.words[self.others_state] != 0
 
     def state(self) -> tuple[int, str]:
         """Return what the other side said: its state, 0 while it is well, and a text."""
-        state = self.words[self._other + _STATE]
-        begin = _TEXTS + (_TEXT_BYTES if self._other == RECEIVER else 0)
-        return state, bytes(self._bytes[begin : begin + self.words[self._other + _TEXT_LENGTH]]).decode(
-            errors="replace"
-        )
+        state, begin = self.words[self.others_state], self._others_text  # what is said first is written last
+        text = bytes(self.memory[begin : begin + self.words[self._others_length]])
+        return state, text.decode(errors="replace")
 
-    def _room(self, begin: int, elements: Array) -> Array:
-        # What is in the ring from `begin` on, as such elements, as many.
-        dtype = elements.dtype
-        ring = self._rings.get(dtype)
-        if ring is None:
-            ring = self._rings[dtype] = np.ndarray((RING_BYTES // dtype.itemsize,), dtype, self.segment.memory, _RING)
-        begin //= dtype.itemsize
-        return ring[begin : begin + elements.size]
+    def _copy(self, tail: int, target: Array, there: int) -> int:
+        # One piece of a message that goes on at `tail`; returns how long it is.
+        place = tail % RING_BYTES
+        length: int = min(target.size - there, self.words[HEAD] - tail, RING_BYTES - place)
+        if length:
+            target[there : there + length] = self._ring[place : place + length]
+        return length
 
 
-# What an entry is: nothing, a whole message, the announcement of a long one, or a piece of such.
-SKIP, WHOLE, LONG, PIECE = 1, 2, 3, 4
-CARRYING = (WHOLE, PIECE)
+def kind_of(header: Header) -> bytes:
+    """Return what the entries of all messages like this one begin with."""
+    return _KIND.pack(*header[:4])
 
 
 def as_bytes(array: Array) -> Array:
     """Return the bytes of a plain array, flat."""
     return (array if array.ndim == 1 else array.reshape(-1)).view(np.uint8)
-
-
-def _elements(array: Array) -> Array:
-    # A plain array, flat, as elements whose size divides that of a word: the ring has them at their places.
-    if array.itemsize in (8, 4, 2, 1):
-        return array if array.ndim == 1 else array.reshape(-1)
-    return as_bytes(array)

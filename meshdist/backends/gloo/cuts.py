@@ -29,7 +29,7 @@ class Cut:
         longest: Elements of the longest segment.
         put_bytes: What a rank would put into its slot, were all to go there at once.
         puts: Where in its slot a rank puts what it sends: an array of the same shape, or a list of such.
-        sources: Where a rank finds what all ranks put for it to reduce; None where it wants no result.
+        sources: Where a rank finds what all ranks put for it to reduce, stacked by rank; None where it wants no result.
     """
 
     give: Callable[[Buffers], list[Array]]
@@ -39,7 +39,7 @@ class Cut:
     longest: int
     put_bytes: int
     puts: Places
-    sources: Callable[[Arena, int], list[Array] | None]
+    sources: Callable[[Arena, int], Array | None]
 
 
 def all_reduce(call: Call) -> Cut:
@@ -74,7 +74,7 @@ def reduce_scatter(call: Call) -> Cut:
         longest=max(block.size for block in blocks),
         put_bytes=begins[-1],
         puts=puts,
-        sources=lambda arena, use: [arena.slot(use, peer, dtype, place, begins[rank]) for peer in range(size)],
+        sources=lambda arena, use: arena.stacked(use, dtype, place, begins[rank]),
     )
 
 
@@ -90,5 +90,5 @@ def _whole(call: Call, *, wanted: bool) -> Cut:
         longest=-(-array.size // size),
         put_bytes=array.nbytes,
         puts=lambda arena, use: arena.slot(use, rank, dtype, shape),
-        sources=lambda arena, use: [arena.slot(use, peer, dtype, shape) for peer in range(size)] if wanted else None,
+        sources=lambda arena, use: arena.stacked(use, dtype, shape) if wanted else None,
     )

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import mmap
 import os
+import sys
 import threading
 import weakref
 from bisect import bisect_right
@@ -136,15 +137,15 @@ class Heap:
 
 
 def _new_file() -> int:
-    if not hasattr(os, "memfd_create"):
-        raise DistBackendError("this system has no memfd_create")
-    return os.memfd_create("meshdist-arrays", os.MFD_CLOEXEC)
+    if sys.platform == "linux" and hasattr(os, "memfd_create"):
+        return os.memfd_create("meshdist-arrays", os.MFD_CLOEXEC)
+    raise DistBackendError("this system has no memfd_create")
 
 
 def _reserve(fd: int, memory: Any, extent: Extent) -> None:
     # Without pages behind it, an array would end the process with SIGBUS when they are needed and not there.
     problem = populate(memory, 0, extent.num_bytes)
-    if problem == errno.EINVAL:
+    if sys.platform == "linux" and problem == errno.EINVAL:
         os.posix_fallocate(fd, extent.begin, extent.num_bytes)
     elif problem:
         raise OSError(problem, os.strerror(problem))

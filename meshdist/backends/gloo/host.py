@@ -55,13 +55,14 @@ class Host:
         members = Members(
             ended=lambda rank: peers.ended(ranks[rank]),
             ring=lambda rank, number: bells.ring(peers.card(ranks[rank]).bells, number),
-            describe=lambda rank: peers.describe(ranks[rank]),
+            describe=options.describe,
             number=options.number,
+            ranks=options.ranks_in_messages,
         )
         self.backend = backend
         self.arena = Arena(segment, backend.size)
         self.lockstep = lockstep_class()(self.arena, backend.rank, backend.size, members)
-        self.readers = [Reader(peers.card(rank).pid, peers.describe(rank)) for rank in ranks]
+        self.readers = [Reader(peers.card(rank).pid, options.describe(place)) for place, rank in enumerate(ranks)]
         self.single_copy = False
         self.table_bytes = [self.arena.table_bytes(use) for use in (0, 1)]
         self.table_rows = [self.arena.table_rows(use) for use in (0, 1)]

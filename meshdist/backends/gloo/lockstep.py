@@ -13,7 +13,7 @@ from __future__ import annotations
 import platform
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from meshdist.backends.base import Backend, Plan
 from meshdist.backends.gloo.arena import STATE, Arena
@@ -22,13 +22,16 @@ from meshdist.deadline import Deadline
 from meshdist.debug.mismatch import disagreement
 from meshdist.errors import DistBackendError
 from meshdist.farewell import DIED, gave_up, peer_gone
+from meshdist.systems import let_others_run
 from meshdist.waiting import Doorbell, Waitable
 
 _STEP = 0xFFFFFFFF
 # States of a rank.
 _LEFT, _FAILED, _DISAGREES = 1, 2, 3
-# How often to look before letting others run: some microseconds, which is what a peer that is under way takes.
-LOOKS = 60
+# How often to look before letting others run: some microseconds, which is what a peer that is under way takes. Where it
+# was in vain it is less often next time, as on a machine with more ranks than cores, where looking keeps a peer from
+# coming. Then, how often to let others run before asking what keeps them.
+LOOKS, _FEWEST_LOOKS, _TURNS = 60, 4, 60
 # How long a rank whose call disagrees waits for the others to say what theirs is. They find out in the same step.
 _EXPLAIN_S = 0.8
 _LEFT_OUT = "making this call"
@@ -37,7 +40,7 @@ _LEFT_OUT = "making this call"
 class Members:
     """The ranks of a group as their processes: whether they live, how they are woken, what they are called.
 
-    `number` is what a rank is numbered in messages, which may be of a larger group.
+    `number` is what a rank is numbered in messages, which may be of a larger group, whose global ranks are `ranks`.
     """
 
     def __init__(
@@ -45,8 +48,10 @@ class Members:
         ended: Callable[[int], bool],
         ring: Callable[[int, int], None],
         describe: Callable[[int], str],
-        number: Callable[[int], int] = int,
+        number: Callable[[int], int],
+        ranks: Sequence[int],
     ) -> None:
+        self.ranks = ranks
         self.number = number
         self.ended = ended
         self.ring = ring
@@ -69,6 +74,7 @@ class Lockstep:
         self.step = 0
         self.use = 0
         self._word = 0
+        self._looks = LOOKS
         self.arena = arena
         self.rank = rank
         self.peers = [peer for peer in range(num_ranks) if peer != rank]
@@ -97,13 +103,19 @@ class Lockstep:
     def await_all(self, word: int, plan: LockstepPlan) -> None:
         """Return when all ranks have posted `word`, as this one has."""
         words = self._words
-        looks = LOOKS
+        looks = most = self._looks
         for index in self._posts[word & 1]:
             while words[index] != word:
                 looks -= 1
                 if looks < 0:
-                    plan.wait(Arrival(self, word, plan.signature))
-                    return
+                    if looks < -_TURNS:
+                        plan.wait(Arrival(self, word, plan.signature))
+                        return
+                    let_others_run()
+        if looks < 0:
+            self._looks = max(most >> 1, _FEWEST_LOOKS)
+        elif most < LOOKS and looks < most:
+            self._looks = most + 1
 
     def flip(self) -> int:
         """Change to the other slot, for a call or a chunk; return which it is."""
@@ -202,7 +214,7 @@ class Lockstep:
             silent = [peer for peer in silent if self._words[self.arena.line(peer, STATE)] != _DISAGREES]
         number = self.members.number
         calls = {number(peer): self.arena.text(peer) for peer in self.peers if peer not in silent}
-        return DistBackendError(disagreement({**calls, number(self.rank): mine}))
+        return DistBackendError(disagreement({**calls, number(self.rank): mine}, self.members.ranks))
 
 
 class Arrival(Waitable):

@@ -1,26 +1,29 @@
 """send and recv between two ranks: through shared memory where they are on one host, else over the wire.
 
-A message of up to the eager limit is copied into the channel's ring, and the sender goes on. A longer one is announced
-there; the receiver reads it straight out of the sender's array where it can (`READS`), else it comes piece by piece
-through the ring (`STREAMS`). Either way it is done when the receiver has it.
+A message of up to the eager limit is copied into the channel's ring, and the sender goes on. A longer one goes through
+the ring as well, in pieces, and is done when the receiver has it. A still longer one is only announced there: the
+receiver reads it straight out of the sender's array, where it can (`READS`).
 
 Messages that no receipt asks for, because of their tag, are kept aside until one does.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshdist.arrays import Array
-from meshdist.backends.base import Incoming
+from meshdist.backends.base import Express, Incoming
 from meshdist.backends.gloo.anybody import Anybody
-from meshdist.backends.gloo.channel import RING_BYTES
-from meshdist.backends.gloo.inbox import Expected, Inbox, Origin, Receipt
+from meshdist.backends.gloo.channel import RING_BYTES, UNIT
+from meshdist.backends.gloo.express import express_from, express_to
+from meshdist.backends.gloo.inbox import Inbox
 from meshdist.backends.gloo.outbox import Outbox
 from meshdist.backends.gloo.peer import FAILED, LEFT
+from meshdist.backends.gloo.receipts import Expected, Origin, Receipt
 from meshdist.backends.gloo.remote_mail import remote_mail
 from meshdist.backends.matching import eager_bytes
 from meshdist.deadline import Deadline
@@ -87,19 +90,19 @@ class Mail:
             self._inbox(parcel.source).asked(parcel, receipt)
         return receipt
 
-    def send_at_once(self, array: Array, dst: int, tag: int) -> bool:
-        """Send a message that there is room for, behind all that were sent before; return whether it was."""
+    def express_to(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Express | None:
+        """Return what sends messages of a kind to a rank that has been sent something; None where there is nothing."""
         outbox = self._outboxes.get(dst)
-        return (
-            type(outbox) is Outbox
-            and array.nbytes <= self._eager_bytes
-            and outbox.post_at_once(array, tag, self._names[array.dtype])
-        )
+        if not isinstance(outbox, Outbox) or not self._is_express(dtype, shape):
+            return None
+        return express_to(outbox, tag, dtype, shape, self._names[dtype])
 
-    def receive_at_once(self, array: Array, src: int, tag: int) -> bool:
-        """Receive the next message of a rank if it fits, and nothing else is expected; return whether it did."""
+    def express_from(self, src: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Express | None:
+        """Return what receives messages of a kind from a rank that has been heard of; None where there is nothing."""
         inbox = self._inboxes.get(src)
-        return type(inbox) is Inbox and inbox.take(array, self._names[array.dtype], tag)
+        if not isinstance(inbox, Inbox) or not inbox.is_heard or not self._is_express(dtype, shape):
+            return None
+        return express_from(inbox, tag, dtype, shape, self._names[dtype])
 
     def network(self) -> Network:
         """Return the collectives of the group, which has ranks on other hosts."""
@@ -123,6 +126,10 @@ class Mail:
         self._end(LEFT, farewell)
         if self._remote is not None:
             self._remote.leave(farewell)
+
+    def _is_express(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+        # Elements are to lie where the ring has them.
+        return UNIT % (dtype.itemsize or UNIT + 1) == 0 and math.prod(shape) * dtype.itemsize <= self._eager_bytes
 
     def _origin(self, src: int | None, tag: int) -> Origin:
         if src is None:

@@ -235,7 +235,7 @@ class AgreedMove(LockstepPlan):
         size, row_bytes = self.backend.size, self._route.row_bytes
         sizes = np.frombuffer(table, np.int64).reshape(size, size, -1)
         given, expected = sizes[:, :, 1], sizes[:, :, 2]
-        compare_splits(given // row_bytes, expected // row_bytes, self._route.unit)
+        compare_splits(given // row_bytes, expected // row_bytes, self._route.unit, self.backend.options.ranks)
         self._agreed = bytes(table)
         longest = int(given.max())
         self._bulk = self._bulks[moves_in_chunks(self._host, self._route, longest)]

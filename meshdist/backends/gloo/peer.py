@@ -23,7 +23,11 @@ class Peer:
         self._options = backend.options
         self.global_rank = backend.options.ranks[rank]
         self.card = self._options.peers.card(self.global_rank)
-        self.description = self._options.peers.describe(self.global_rank)
+        self.description = self._options.describe(rank)
+
+    def describe(self) -> str:
+        """Return what messages call it."""
+        return self.description
 
     def ended(self) -> bool:
         """Return True once its process has ended."""

@@ -71,7 +71,7 @@ def check_withdrawn(options: BackendOptions, rank: int, left_out: str) -> None:
     """Raise DistBackendError if a rank of the group is gone, without `left_out`."""
     what = fate(options, rank)
     if what is not None:
-        raise peer_gone(options.peers.describe(options.ranks[rank]), what, left_out)
+        raise peer_gone(options.describe(rank), what, left_out)
 
 
 @contextlib.contextmanager
@@ -112,7 +112,7 @@ def _who_ended(options: BackendOptions, first: int) -> int | None:
 
 
 def _ended_with_store(options: BackendOptions, rank: int) -> DistBackendError:
-    return peer_gone(options.peers.describe(options.ranks[rank]), ENDED_WITH_STORE, "")
+    return peer_gone(options.describe(rank), ENDED_WITH_STORE, "")
 
 
 def channel_key(src: int, dst: int) -> str:
@@ -208,4 +208,4 @@ class Published(Waitable):
         return
 
     def missing(self) -> str:
-        return self._options.peers.describe(self._options.ranks[self._publisher])
+        return self._options.describe(self._publisher)

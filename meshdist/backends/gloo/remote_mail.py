@@ -8,7 +8,8 @@ from meshdist.backends.gloo.places import ranks_elsewhere
 
 if TYPE_CHECKING:
     from meshdist.backends.base import Backend
-    from meshdist.backends.gloo.inbox import Inbox, Origin
+    from meshdist.backends.gloo.inbox import Inbox
+    from meshdist.backends.gloo.receipts import Origin
     from meshdist.backends.gloo.wire.inbox import WireInbox
     from meshdist.backends.gloo.wire.outbox import WireOutbox
 

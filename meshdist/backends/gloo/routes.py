@@ -93,7 +93,7 @@ def all_gather(call: Call) -> Route:
 
     def takes(arena: Arena, use: int) -> Any:
         if not as_list:
-            return arena.stacked(use, dtype, *shapes[0])
+            return arena.stacked(use, dtype, shapes[0])
         return [arena.slot(use, peer, dtype, shapes[peer]) for peer in range(size)]
 
     return Route(
@@ -190,7 +190,7 @@ def all_to_all_single(call: Call) -> Route:
         longest=block * dtype.itemsize if even else None,
         put_bytes=array.nbytes if even else None,
         puts=lambda arena, use: arena.slot(use, rank, dtype, shape),
-        takes=lambda arena, use: arena.stacked(use, dtype, block, rank * block * dtype.itemsize),
+        takes=lambda arena, use: arena.stacked(use, dtype, (block,), rank * block * dtype.itemsize),
         row_bytes=max(1, array[:1].nbytes),
         unit="rows",
     )

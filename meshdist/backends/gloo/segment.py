@@ -1,8 +1,8 @@
 """Shared memory between processes of a host: made by one, found by the others.
 
 It is anonymous (memfd), found through `/proc/<pid>/fd`, so nothing is left behind however the processes end, and the
-size of /dev/shm does not matter. Where there is no memfd, or a peer may not look into this process, it is a file with
-a random name that is removed as soon as all have mapped it.
+size of /dev/shm does not matter. Where there is no memfd (before Linux 3.17, and on macOS), or a peer may not look into
+this process, it is a file with a random name that is removed as soon as all have mapped it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ctypes
 import errno
 import mmap
 import os
+import sys
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 from meshdist.errors import DistBackendError
 from meshdist.limits import limit_of
+from meshdist.systems import CLOSE_ON_EXEC
 
 # Since Linux 5.14: back the pages now, or say that there is no memory (later it would be SIGBUS).
 _MADV_POPULATE_WRITE = 23
@@ -72,8 +74,8 @@ def create(num_bytes: int, peer_pids: Sequence[int]) -> Segment:
     Raises:
         DistBackendError: There is not enough memory.
     """
-    anonymous = hasattr(os, "memfd_create") and all(_may_look_into(pid) for pid in peer_pids)
-    if anonymous:
+    anonymous = _has_anonymous() and all(_may_look_into(pid) for pid in peer_pids)
+    if sys.platform == "linux" and anonymous:
         fd = os.memfd_create("meshdist", os.MFD_CLOEXEC)
         place = f"/proc/{os.getpid()}/fd/{fd}"
     else:
@@ -82,7 +84,8 @@ def create(num_bytes: int, peer_pids: Sequence[int]) -> Segment:
         fd, place = tempfile.mkstemp(prefix="meshdist-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
     segment = Segment(fd, num_bytes, place, is_file=not anonymous)
     os.ftruncate(fd, num_bytes)
-    if populate(segment.memory, 0, mmap.PAGESIZE) == errno.EINVAL:
+    # macOS has neither of the two: on a full disk, the first write ends the process there.
+    if sys.platform == "linux" and populate(segment.memory, 0, mmap.PAGESIZE) == errno.EINVAL:
         try:
             os.posix_fallocate(fd, 0, num_bytes)
         except OSError as error:
@@ -98,7 +101,7 @@ def find(place: str, num_bytes: int, *, only_reader: bool = False) -> Segment:
         DistBackendError: This process may not open it.
     """
     try:
-        fd = os.open(place, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(place, os.O_RDWR | CLOSE_ON_EXEC)
     except OSError as error:
         raise DistBackendError(
             f"cannot open the shared memory {place} of a peer on this host: {error}{limit_of(error)}"
@@ -106,6 +109,10 @@ def find(place: str, num_bytes: int, *, only_reader: bool = False) -> Segment:
     segment = Segment(fd, num_bytes, place, is_file=only_reader and not place.startswith("/proc/"))
     segment.seal()
     return segment
+
+
+def _has_anonymous() -> bool:
+    return sys.platform == "linux" and hasattr(os, "memfd_create")
 
 
 def _may_look_into(pid: int) -> bool:
@@ -123,6 +130,8 @@ def map_shared(fd: int, begin: int, num_bytes: int) -> tuple[Any, int]:
     Raises:
         DistBackendError: The kernel has no room for it.
     """
+    if sys.platform == "win32":
+        raise NotImplementedError("there is no such memory on Windows")  # `check_processes` comes before
     # mmap.mmap would keep a descriptor of its own open for every mapping (until Python 3.13 lets one say no).
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
@@ -143,6 +152,8 @@ def map_for_good(fd: int, begin: int, num_bytes: int) -> Any:
 
 def populate(memory: Any, begin: int, num_bytes: int) -> int:
     """Put pages behind a part of a mapping; return an error number, 0 where they are there."""
+    if sys.platform != "linux":
+        return errno.EINVAL
     libc = ctypes.CDLL(None, use_errno=True)
     address = ctypes.c_void_p(ctypes.addressof(memory) + begin)
     return ctypes.get_errno() if libc.madvise(address, ctypes.c_size_t(num_bytes), _MADV_POPULATE_WRITE) else 0

@@ -7,8 +7,12 @@ Yama security module restricts tracing to ancestors, the peer's consent.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from meshdist.arrays import Array
 from meshdist.errors import DistBackendError
@@ -43,14 +47,26 @@ def allow_peers() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_long(_ANY_PROCESS), 0, 0, 0)
 
 
+def _system_call() -> Callable[..., int]:
+    if sys.platform != "linux":
+        return _not_here
+    call = ctypes.CDLL(None, use_errno=True).process_vm_readv
+    call.restype = ctypes.c_ssize_t
+    return call
+
+
+def _not_here(*args: Any) -> int:
+    ctypes.set_errno(errno.ENOSYS)
+    return -1
+
+
 class Reader:
     """Reads the memory of one process."""
 
     def __init__(self, pid: int, description: str) -> None:
         self._pid = pid
         self._description = description
-        self._read = ctypes.CDLL(None, use_errno=True).process_vm_readv
-        self._read.restype = ctypes.c_ssize_t
+        self._read = _system_call()
         self._local, self._remote = _Span(), _Span()
         self._spans = ctypes.byref(self._local), 1, ctypes.byref(self._remote), 1, 0
 

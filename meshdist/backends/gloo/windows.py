@@ -13,6 +13,7 @@ from meshdist.arrays import Array
 from meshdist.backends.gloo.heap import Heap
 from meshdist.backends.gloo.segment import map_for_good
 from meshdist.errors import DistBackendError
+from meshdist.systems import CLOSE_ON_EXEC
 
 if TYPE_CHECKING:
     from meshdist.backends.base import BackendOptions
@@ -96,7 +97,7 @@ class Windows:
             os.close(own)
 
     def _open(self, fd: int) -> int:
-        return os.open(f"/proc/{self._pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        return os.open(f"/proc/{self._pid}/fd/{fd}", os.O_RDWR | CLOSE_ON_EXEC)
 
 
 class SharedMemory:

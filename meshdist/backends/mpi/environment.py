@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from meshdist.systems import available_cores
+
 # What the launchers of MPI jobs leave in the environment of a rank, and how each calls the number of ranks of a host.
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE")
@@ -51,4 +53,4 @@ def local_size() -> int | None:
 
 def has_cores_for_all() -> bool:
     """Return whether each rank of this host has a processor of its own, as far as its launcher says."""
-    return (local_size() or 1) <= len(os.sched_getaffinity(0))
+    return (local_size() or 1) <= available_cores()

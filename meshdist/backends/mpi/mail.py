@@ -90,7 +90,7 @@ class Mail:
         src = self._places[letter.source]
         if letter.kind == FAILED:
             words = bytes(letter.data).decode(errors="replace")
-            self.failure = self.failure or f"rank {src} has failed: {words}"
+            self.failure = self.failure or f"{self._backend.options.call(src)} has failed: {words}"
             return
         parcel = Parcel(src, letter)
         receipt = self._matching.come(src, letter.tag)
@@ -123,7 +123,11 @@ class Mail:
         self._backend.look()
         gone = [self._backend.options.gone(place) for place in places]
         if None not in gone:
-            raise DistBackendError(f"rank {places[0]} {gone[0]}", peer_failed=True)
+            raise DistBackendError(f"{self._backend.options.call(places[0])} {gone[0]}", peer_failed=True)
+
+    def call(self, rank: int) -> str:
+        """Return what messages call a rank of the group."""
+        return self._backend.options.call(rank)
 
     def others(self) -> list[int]:
         """Return all ranks of the group but this one."""
@@ -194,7 +198,7 @@ class Dispatch(_Watched):
         return self._requests is None
 
     def missing(self) -> str:
-        return f"rank {self._dst} to receive a message"
+        return f"{self.mail.call(self._dst)} to receive a message"
 
 
 class Receipt(_Watched, Incoming):
@@ -217,7 +221,7 @@ class Receipt(_Watched, Incoming):
         if letter.num_bytes != self._array.nbytes or letter.dtype != self._dtype_name:
             name = letter.dtype.rstrip(b"\0").decode()
             self._error = DistBackendError(
-                f"the message from rank {self.source} is {letter.num_bytes} bytes of {name},"
+                f"the message from {self.mail.call(self.source)} is {letter.num_bytes} bytes of {name},"
                 f" the array to receive it is {describe_array(self._array)}, {self._array.nbytes} bytes"
             )
         elif letter.kind == WHOLE:
@@ -243,7 +247,7 @@ class Receipt(_Watched, Incoming):
         return self._done
 
     def missing(self) -> str:
-        return "a message from " + ("any rank" if self._wanted is None else f"rank {self._wanted}")
+        return "a message from " + ("any rank" if self._wanted is None else self.mail.call(self._wanted))
 
 
 def as_bytes(array: Array) -> Array:

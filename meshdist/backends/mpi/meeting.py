@@ -162,7 +162,7 @@ class Meeting:
             ranks = range(0)
         calls = {rank: store.get(f"call/{rank}").decode() for rank in ranks}
         calls[self._backend.rank] = f"{signature.text} at {call_site()}"
-        raise DistBackendError(disagreement(calls))
+        raise DistBackendError(disagreement(calls, self._backend.options.ranks))
 
 
 class Coming(Polled):
@@ -204,4 +204,4 @@ class Coming(Polled):
             if store.check([f"at/{rank}"]) and int(store.get(f"at/{rank}")) >= self._number:
                 here.add(rank)
         absent = [rank for rank in range(self._backend.size) if rank not in here]
-        return ", ".join(f"rank {rank}" for rank in absent or [self._round.src])
+        return ", ".join(map(self._backend.options.call, absent or [self._round.src]))

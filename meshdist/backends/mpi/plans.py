@@ -300,7 +300,7 @@ class AllToAllVarying(Movement):
         if state[0]:
             table = np.empty((self.size, 2, self.size), np.int64)
             yield "Allgather", ([mine, mpi.INT64_T], [table, mpi.INT64_T])
-            compare_splits(table[:, 0], table[:, 1], self._unit)
+            compare_splits(table[:, 0], table[:, 1], self._unit, self.backend.options.ranks)
 
 
 def _share(block: Array, number: int, num_shares: int) -> Array:

@@ -307,7 +307,7 @@ class NcclBackend(Backend):
                 how = DIED
             # Who left in order has done its part.
             if how is not None and how not in ORDERLY:
-                raise DistBackendError(f"{flight.where}: rank {rank} {how}", peer_failed=True)
+                raise DistBackendError(f"{flight.where}: {self.options.call(rank)} {how}", peer_failed=True)
 
     def _is_broken(self) -> bool:
         try:

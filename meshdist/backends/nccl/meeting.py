@@ -60,7 +60,7 @@ def compare_calls(
     for key in (f"here/{options.rank}", *(("num_here", "all_here") if options.rank == 0 else ())):
         before.delete_key(key)
     if len({compared for compared, _ in calls.values()}) > 1:
-        raise DistBackendError(disagreement({rank: text for rank, (_, text) in calls.items()}))
+        raise DistBackendError(disagreement({rank: text for rank, (_, text) in calls.items()}, options.ranks))
 
 
 class Meeting:
@@ -209,7 +209,7 @@ class _Making(Waitable):
             how = self._options.gone(rank)
             # Who left in order has made its end of the communicator; this one is about to be done.
             if how is not None and how not in ORDERLY:
-                raise peer_gone(f"rank {rank}", how, "making the communicator")
+                raise peer_gone(self._options.call(rank), how, "making the communicator")
 
     def arm(self, bell: Doorbell) -> None:
         self._bell = bell

@@ -46,7 +46,7 @@ def _compare_sizes(backend: Backend, call: Call, mine: Splits, unit: str) -> Ite
     sizes = np.zeros((call.size, 2, call.size), np.int64)
     sizes[call.rank] = mine
     yield from pass_around(backend, call, split_rows(sizes, call.size))
-    compare_splits(sizes[:, 0], sizes[:, 1], unit)
+    compare_splits(sizes[:, 0], sizes[:, 1], unit, backend.options.ranks)
 
 
 def dissemination_barrier(backend: Backend, call: Call, send: Buffers, recv: Buffers) -> Iterator[Waitable]:

@@ -115,7 +115,7 @@ class Agreement:
                     if store.check([self._key(other)]):
                         calls[other] = store.get(self._key(other)).decode()
             time.sleep(_PAUSE_S)
-        return DistBackendError(disagreement(calls))
+        return DistBackendError(disagreement(calls, self._options.ranks))
 
     def _key(self, rank: object) -> str:
         return f"calls/{self.word & NUMBER}/{rank}"

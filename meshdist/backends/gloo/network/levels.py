@@ -46,6 +46,12 @@ class HostOptions(BackendOptions):
         """Return the number of a rank in messages."""
         return self.places[rank]
 
+    @property
+    def ranks_in_messages(self) -> tuple[int, ...]:
+        """The global ranks of the whole group."""
+        assert self.whole is not None
+        return self.whole.ranks
+
 
 def _options_here(options: BackendOptions, places: list[int]) -> HostOptions:
     values = {name: getattr(options, name) for name in BackendOptions.__dataclass_fields__}
@@ -163,8 +169,8 @@ class Levels:
         store, word = self._options.store, str(self.agreement.word).encode()
         keys = [_note_key(rank) for rank in range(len(self._options.ranks))]
         here = [store.check([key]) and store.get(key) == word for key in keys]
-        describe = self._options.peers.describe
-        return [describe(rank) for rank, is_here in zip(self._options.ranks, here, strict=True) if not is_here]
+        describe = self._options.describe
+        return [describe(rank) for rank, is_here in enumerate(here) if not is_here]
 
     def abort(self, reason: str) -> None:
         """Tell the ranks of this host that this one gives up."""

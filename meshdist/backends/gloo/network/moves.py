@@ -80,7 +80,7 @@ class AgreedExchange(RailPlan):
             rail.send(peer, bytes_of(sizes[rail.place]))
             rail.send(peer, _bytes(give[peer]))
         yield rail.coming(slots)
-        compare_splits(sizes[:, 0], sizes[:, 1], self._route.unit)
+        compare_splits(sizes[:, 0], sizes[:, 1], self._route.unit, self.backend.options.ranks)
         slots = [rail.expect(peer, _bytes(take[peer])) for peer in rail.others]
         _keep_own(give[rail.place], take[rail.place])
         yield rail.coming(slots)

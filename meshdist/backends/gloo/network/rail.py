@@ -104,7 +104,7 @@ class Rail:
         """Return a rank for messages."""
         link = self._links[place]
         assert link is not None
-        return f"{link.description} ({link.trouble})" if link.trouble else link.description
+        return link.describe(self._bag) + (f" ({link.trouble})" if link.trouble else "")
 
 
 class Coming(WireWait):

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from meshdist.backends.gloo.inbox import Expected, Parcel, Receipt
+from meshdist.backends.gloo import channel
+from meshdist.backends.gloo.receipts import Expected, Parcel, Receipt
 from meshdist.backends.gloo.wire.connection import Connection, Place
-from meshdist.backends.gloo.wire.frames import CALLED, GO, LONG, Header, pack
+from meshdist.backends.gloo.wire.frames import CALLED, GO, Header, pack
 from meshdist.backends.gloo.wire.parts import Parts
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Bag:
                 return _NOTHING
             with self.expected.lock:
                 return self._keep(link, header)
-        target = receipt.fit(src, _as_entry(header), link)
+        target = receipt.fit(src, _as_entry(header), partial(link.describe, self))
         return _NOTHING if target is None else (target.data, receipt.finish)
 
     def announced(self, link: Link, header: Header) -> None:
@@ -97,7 +98,7 @@ class Bag:
     def given(self, parcel: WholeParcel) -> None:
         """Learn that a parcel has left the bag."""
         with self.expected.lock:
-            self._kept_bytes -= parcel.header[2]
+            self._kept_bytes -= parcel.header.num_bytes
 
     def completed(self, parcel: Parcel, link: Link) -> None:
         """Learn that a parcel is all there."""
@@ -105,7 +106,7 @@ class Bag:
             parcel.complete = True
             receipt = parcel.receipt
         if receipt is not None:
-            hand_over(parcel, receipt, link)
+            hand_over(parcel, receipt, link, self)
 
     def _keep(self, link: Link, header: Header) -> Place:
         parcel = WholeParcel(self, header)
@@ -148,11 +149,11 @@ class LongParcel(Parcel):
                 take_long(self._bag, self._link, self._announcement, receipt)
 
 
-def hand_over(parcel: Parcel, receipt: Receipt, link: Link) -> None:
+def hand_over(parcel: Parcel, receipt: Receipt, link: Link, bag: Bag) -> None:
     """Give a message that was kept to the receipt that asks for it."""
     if isinstance(parcel, WholeParcel):
         parcel.bag.given(parcel)
-    target = receipt.fit(parcel.source, parcel.header, link)
+    target = receipt.fit(parcel.source, parcel.header, partial(link.describe, bag))
     if target is not None:
         target[...] = parcel.data
         receipt.finish()
@@ -160,7 +161,7 @@ def hand_over(parcel: Parcel, receipt: Receipt, link: Link) -> None:
 
 def take_long(bag: Bag, link: Link, header: Header, receipt: Receipt) -> None:
     """Have an announced message come into the array of the receipt that asks for it."""
-    target = receipt.fit(header[1], _as_entry(header), link)
+    target = receipt.fit(header[1], _as_entry(header), partial(link.describe, bag))
     if target is not None:
         _expect(bag, link, header, target.data, receipt.finish)
 
@@ -171,7 +172,7 @@ def _expect(bag: Bag, link: Link, header: Header, place: memoryview, then: Calla
     link.say(pack(GO, src, group, number=number))
 
 
-def _as_entry(header: Header) -> tuple[int, int, int, int, int, bytes]:
-    """Return a header in the form of a channel's entries."""
+def _as_entry(header: Header) -> channel.Header:
+    """Return a header in the form of a channel's."""
     _, _, _, tag, num_bytes, number, dtype = header
-    return LONG, tag, num_bytes, 0, number, dtype
+    return channel.Header(channel.LONG, tag, num_bytes, dtype, number=number)

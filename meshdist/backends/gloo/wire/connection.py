@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import socket
-import termios
+import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol, TypeAlias
 
 from meshdist.backends.gloo.wire.frames import HEADER_BYTES, FrameError, Header, follows, unpack
+from meshdist.systems import ioctl
 
 # What is read at a time while headers are looked for: a small message comes along with its header.
 STAGING_BYTES = 64 << 10
@@ -19,6 +19,8 @@ _JOINED_BYTES = 4 << 10
 # After so many reads or writes others have their turn.
 _MOST_STEPS = 16
 _NOTHING = memoryview(b"")
+# Of Linux: how many bytes the peer's system has not confirmed.
+_TIOCOUTQ = 0x5411
 
 
 # Where the bytes of a frame go, None for nowhere; and who wants to know when they are all there.
@@ -62,7 +64,7 @@ class Outgoing:
         pieces = self._pieces
         if len(pieces) == 1:
             sent = sock.send(pieces[0])
-        elif len(pieces[1]) <= _JOINED_BYTES:
+        elif sys.platform == "win32" or len(pieces[1]) <= _JOINED_BYTES:
             pieces[:] = [memoryview(b"".join(pieces))]
             sent = sock.send(pieces[0])
         else:
@@ -174,7 +176,7 @@ class Connection:
 
     def all_arrived(self) -> bool:
         """Return whether the peer's system has all that was sent."""
-        return not self._out and int.from_bytes(fcntl.ioctl(self.sock, termios.TIOCOUTQ, bytes(4)), "little") == 0
+        return not self._out and not any(ioctl(self.sock.fileno(), _TIOCOUTQ, bytes(4)))
 
     def shut(self) -> None:
         """Close the socket from this side."""

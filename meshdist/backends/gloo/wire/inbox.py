@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meshdist.backends.gloo.inbox import Inbox, Parcel, Receipt
+from meshdist.backends.gloo.receipts import Parcel, Receipt
 from meshdist.backends.gloo.wire.bag import Bag, LongParcel, hand_over
 from meshdist.backends.gloo.wire.frames import LEFT
 from meshdist.backends.gloo.wire.waiting import LOOKING_S, Inquiry, check_all, check_rank, unwatch, watch
@@ -12,6 +12,7 @@ from meshdist.waiting import Doorbell
 
 if TYPE_CHECKING:
     from meshdist.backends.base import Backend
+    from meshdist.backends.gloo.inbox import Inbox
     from meshdist.backends.gloo.wire.wire import Wire
 
 _LEFT_OUT = "sending a message"
@@ -22,7 +23,7 @@ class WireInbox:
 
     def __init__(self, backend: Backend, src: int, wire: Wire, bag: Bag) -> None:
         self.link = wire.link(backend.options.ranks[src])
-        self.description = self.link.description
+        self.description = self.link.describe(bag)
         self.looking_s = LOOKING_S
         self._inquiry = Inquiry(backend.options, _LEFT_OUT)
         self._src = src
@@ -71,7 +72,7 @@ class WireInbox:
 
     def deliver(self, parcel: Parcel, receipt: Receipt) -> None:
         """Give a message that was kept to the receipt that asks for it."""
-        hand_over(parcel, receipt, self.link)
+        hand_over(parcel, receipt, self.link, self._bag)
 
     def asked(self, parcel: Parcel, receipt: Receipt) -> None:
         """Have a message, which has come or is announced, come to the receipt that asks for it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import struct
@@ -11,6 +10,7 @@ from pathlib import Path
 from meshdist.errors import DistNetworkError
 from meshdist.store import PrefixStore, Store, TCPStore
 from meshdist.store.address import resolve
+from meshdist.systems import ioctl
 
 VARIABLES = ("MESHDIST_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 LOOPBACK = "127.0.0.1"
@@ -56,7 +56,7 @@ def _address_of(interface: str, variable: str) -> str:
 def _ipv4_address(interface: str) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
-            answer = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
+            answer = ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         except OSError:
             return None
     return socket.inet_ntoa(answer[20:24])

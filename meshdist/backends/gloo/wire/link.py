@@ -24,6 +24,7 @@ from meshdist.backends.gloo.wire.frames import (
     Header,
 )
 from meshdist.farewell import DIED, LEFT_THE_WORLD
+from meshdist.rank_words import call_process
 
 if TYPE_CHECKING:
     from meshdist.backends.gloo.wire.wire import Wire
@@ -50,16 +51,16 @@ class Link:
     Args:
         wire: The wire that it is of.
         rank: The peer's global rank.
-        description: What messages call the peer.
+        process: What messages call the peer's process.
 
     Attributes:
         lock: The lock of the wire.
         trouble: Why there is no connection, where one was tried in vain.
     """
 
-    def __init__(self, wire: Wire, rank: int, description: str) -> None:
+    def __init__(self, wire: Wire, rank: int, process: str) -> None:
         self.rank = rank
-        self.description = description
+        self._process = process
         self.lock = wire.lock
         self.trouble = ""
         self._wire = wire
@@ -72,6 +73,10 @@ class Link:
         self._has_said_bye = False
         self._end: str | None = None
         self._since_s = 0.0
+
+    def describe(self, bag: Bag) -> str:
+        """Return what messages about a group that the peer is in call it."""
+        return call_process(bag.ranks.index(self.rank), bag.ranks, self._process)
 
     @property
     def is_connected(self) -> bool:

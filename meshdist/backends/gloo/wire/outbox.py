@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from meshdist.arrays import Array
 from meshdist.backends.gloo.channel import as_bytes
-from meshdist.backends.gloo.outbox import Sent
 from meshdist.backends.gloo.wire.bag import Bag
 from meshdist.backends.gloo.wire.connection import Outgoing
 from meshdist.backends.gloo.wire.frames import DATA, LONG, WHOLE, pack
 from meshdist.backends.gloo.wire.waiting import Inquiry, OutgoingWait, check_rank
-from meshdist.waiting import Waitable
+from meshdist.waiting import Doorbell, Waitable
 
 if TYPE_CHECKING:
     from meshdist.backends.base import Backend
@@ -54,6 +53,25 @@ class WireOutbox:
         self._inquiry.check([self._dst])
 
 
+class Sent(Waitable):
+    """A message that is on its way: there is nothing to wait for."""
+
+    def ready(self) -> bool:
+        return True
+
+    def check(self) -> None:
+        return
+
+    def arm(self, bell: Doorbell) -> None:
+        return
+
+    def disarm(self, bell: Doorbell) -> None:
+        return
+
+    def missing(self) -> str:
+        return "nobody"
+
+
 class WireDispatch(OutgoingWait):
     """A message on its way out."""
 
@@ -65,9 +83,9 @@ class WireDispatch(OutgoingWait):
         self._outbox.check()
 
     def missing(self) -> str:
-        link = self._outbox.link
+        link, bag = self._outbox.link, self._outbox.bag
         trouble = f" ({link.trouble})" if link.trouble else ""
-        return f"{link.description} to receive a message{trouble}"
+        return f"{link.describe(bag)} to receive a message{trouble}"
 
 
 class LongDispatch(WireDispatch):

@@ -102,11 +102,11 @@ def check_rank(bag: Bag, link: Link, rank: int, left_out: str) -> None:
     said = bag.said.get(rank)
     if said is not None:
         state, text = said
-        raise peer_gone(link.description, text if state == LEFT else gave_up(text), left_out)
+        raise peer_gone(link.describe(bag), text if state == LEFT else gave_up(text), left_out)
     end = link.end()
     if end is not None:
         # Who fails says so in the groups that it has used, and to the store; the end of its connections says little.
-        raise peer_gone(link.description, (end in ORDERLY and link.farewell()) or end, left_out)
+        raise peer_gone(link.describe(bag), (end in ORDERLY and link.farewell()) or end, left_out)
 
 
 class Inquiry:
@@ -147,8 +147,8 @@ def check_all(options: BackendOptions, bag: Bag, wire: Wire) -> None:
     for rank, (state, text) in list(bag.said.items()):
         # What one does after its part in this collective does not keep the others from completing it.
         if state != LEFT and bag.through.get(rank, 0) < bag.parts.word & NUMBER:
-            raise peer_gone(options.peers.describe(options.ranks[rank]), gave_up(text), "")
+            raise peer_gone(options.describe(rank), gave_up(text), "")
     for link in wire.links_of(bag):
         end = link.end()
         if end is not None and end not in ORDERLY:
-            raise DistBackendError(f"{link.description} {end}", peer_failed=True)
+            raise DistBackendError(f"{link.describe(bag)} {end}", peer_failed=True)

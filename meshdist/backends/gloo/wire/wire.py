@@ -7,8 +7,6 @@ threads, so that a rank that computes does not keep its peers from connecting.
 
 from __future__ import annotations
 
-import os
-import select
 import socket
 import threading
 from contextlib import suppress
@@ -23,6 +21,7 @@ from meshdist.backends.gloo.wire.frames import BYE, group_token, pack
 from meshdist.backends.gloo.wire.interfaces import listen_addresses
 from meshdist.backends.gloo.wire.link import Link
 from meshdist.backends.gloo.wire.pacing import pace
+from meshdist.backends.gloo.wire.poller import new_poller
 from meshdist.deadline import Deadline
 from meshdist.errors import DistError
 from meshdist.handshake import secret_from_environment
@@ -46,11 +45,14 @@ class Wire:
 
     Raises:
         DistNetworkError: There is no address to listen at.
+        DistBackendError: This system has no epoll.
     """
 
     def __init__(self, options: BackendOptions) -> None:
         peers, store = options.peers, options.world_store
         self.lock = threading.RLock()
+        self._poller = new_poller()
+        self.fd = self._poller.fd
         self._peers = peers
         self._store = store
         self._rank = options.ranks[options.rank]
@@ -59,15 +61,10 @@ class Wire:
         self._bags: dict[int, Bag] = {}
         self._callers: dict[int, Caller] = {}
         self._by_fd: dict[int, Connection] = {}
-        self._masks: dict[int, int] = {}
         self._closing = False
         one_machine = len({card.network for card in peers.cards(range(peers.num_ranks))}) == 1
         addresses = listen_addresses(store, one_machine=one_machine)
         self._door = Door(addresses, self._secret, peers.num_ranks, self._admit)
-        self._epoll = select.epoll()
-        self.fd = self._epoll.fileno()
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._bell, select.EPOLLIN)
         store.set(listed_key(self._rank), Listed(self._door.token, self._door.endpoints).encode())
 
     def drive(self) -> None:
@@ -75,24 +72,22 @@ class Wire:
         with self.lock:
             if self._closing:
                 return
-            for fd, events in self._epoll.poll(0):
+            for fd, reads, writes in self._poller.look():
                 connection = self._by_fd.get(fd)
                 if connection is None:
-                    if fd == self._bell:
-                        os.eventfd_read(fd)
                     continue
-                if events & select.EPOLLOUT:
+                if writes:
                     connection.write()
-                if events & ~select.EPOLLOUT:
+                if reads:
                     connection.read()
 
     def link(self, rank: int) -> Link:
         """Return the link with a global rank."""
         link = self._links.get(rank)
         if link is None:
-            description = self._peers.describe(rank)
+            process = self._peers.process(rank)
             with self.lock:
-                link = self._links.setdefault(rank, Link(self, rank, description))
+                link = self._links.setdefault(rank, Link(self, rank, process))
         return link
 
     def bag(self, token: int) -> Bag:
@@ -164,8 +159,7 @@ class Wire:
             for link in self._links.values():
                 link.shut()
             self._closing = True
-            self._epoll.close()
-            os.close(self._bell)
+            self._poller.close()
 
     def disown(self) -> None:
         """In a process that was forked of the rank: close its sockets, without a word; the rank has its own."""
@@ -173,8 +167,7 @@ class Wire:
         self._door.disown()
         for connection in self._by_fd.values():
             connection.sock.close()
-        self._epoll.close()
-        os.close(self._bell)
+        self._poller.close()
 
     def _deliver(self, deadline: Deadline) -> None:
         """Wait until the peers' systems have what was sent: a socket that is closed before may take it back."""
@@ -197,28 +190,19 @@ class Wire:
             self._by_fd[fd] = connection
             self._watch(fd, True, False)
             link.adopt(connection)
-        os.eventfd_write(self._bell, 1)
+        self._poller.ring()
 
     def _give_up(self, link: Link, why: str) -> None:
         with self.lock:
             link.give_up(why)
-        os.eventfd_write(self._bell, 1)
+        self._poller.ring()
 
     def _watch(self, fd: int, reads: bool, writes: bool) -> None:
-        before = self._masks.get(fd, 0)
-        if self._by_fd[fd].ended is not None:
-            if before:
-                self._epoll.unregister(fd)
-            del self._by_fd[fd], self._masks[fd]
-            return
-        # One that is held tells of its end alone.
-        mask = (select.EPOLLIN if reads else select.EPOLLRDHUP) | (select.EPOLLOUT if writes else 0)
-        if mask != before:
-            self._masks[fd] = mask
-            if before:
-                self._epoll.modify(fd, mask)
-            else:
-                self._epoll.register(fd, mask)
+        if self._by_fd[fd].ended is None:
+            self._poller.watch(fd, reads, writes)
+        else:
+            self._poller.forget(fd)
+            del self._by_fd[fd]
 
 
 def wire_of(options: BackendOptions) -> Wire:

@@ -1,0 +1,123 @@
+"""Express: the short way of messages of one kind, those of few bytes that most programs send.
+
+All that messages of a tag, dtype and shape to, or from, one rank have in common is found out once. What is out of the
+ordinary takes the long way, through outbox and inbox: the ring is full or there are messages waiting before this one,
+a receipt or a message without a partner, the end of a peer.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshdist.arrays import Array
+from meshdist.backends.base import Express
+from meshdist.backends.gloo.channel import (
+    HEAD,
+    RING,
+    RING_BYTES,
+    TAIL,
+    UNIT,
+    WHOLE,
+    Header,
+    as_bytes,
+    entry_bytes,
+    kind_of,
+)
+from meshdist.systems import let_others_run
+
+if TYPE_CHECKING:
+    from meshdist.backends.gloo.inbox import Inbox
+    from meshdist.backends.gloo.outbox import Outbox
+
+# Up to here a message is copied in one go, else in pieces.
+_SHORT_BYTES = 16 << 10
+# How often a receiver looks, and then how long, letting others run, before it posts a receipt, which a peer that comes
+# late needs.
+_LOOKS, _LOOKING_S = 60, 0.0002
+
+
+def express_to(outbox: Outbox, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...], dtype_name: bytes) -> Express:
+    """Return what sends messages of a kind."""
+    channel, wake = outbox.channel, outbox.peer.wake
+    words, memory, ring = channel.words, channel.memory, channel.ring_of(dtype)
+    lock, waiting = outbox.lock, outbox.waiting
+    others_state, others_bells = channel.others_state, channel.others_bells
+    itemsize, count = dtype.itemsize, int(np.prod(shape, dtype=np.int64))
+    num_bytes = count * itemsize
+    length, last = entry_bytes(num_bytes), RING_BYTES - entry_bytes(num_bytes)
+    is_short, is_flat = num_bytes <= _SHORT_BYTES, len(shape) == 1
+    header = Header(WHOLE, tag, num_bytes, dtype_name)
+    kind = kind_of(header)
+    kind_bytes = len(kind)
+
+    def send(array: Array) -> bool:
+        with lock:
+            head = words[HEAD]
+            if waiting or words[others_state] or head + length - words[TAIL] > RING_BYTES:
+                return False
+            place = head % RING_BYTES
+            if is_short and place <= last:
+                begin = place + RING
+                memory[begin : begin + kind_bytes] = kind
+                begin = (place + UNIT) // itemsize
+                ring[begin : begin + count] = array if is_flat else array.reshape(-1)
+                words[HEAD] = head + length
+            else:
+                channel.announce(header)
+                channel.fill(as_bytes(array), 0)
+        if words[others_bells]:
+            wake(channel)
+        return True
+
+    return send
+
+
+def express_from(inbox: Inbox, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...], dtype_name: bytes) -> Express:
+    """Return what receives messages of a kind, if they come in a moment, from a rank that has been heard of."""
+    channel, wake, moving, matching = inbox.channel, inbox.peer.wake, inbox.moving, inbox.expected.matching
+    assert channel is not None
+    words, memory, ring = channel.words, channel.memory, channel.ring_of(dtype)
+    others_bells = channel.others_bells
+    itemsize, count = dtype.itemsize, int(np.prod(shape, dtype=np.int64))
+    num_bytes = count * itemsize
+    length, last = entry_bytes(num_bytes), RING_BYTES - entry_bytes(num_bytes)
+    is_short, is_flat = num_bytes <= _SHORT_BYTES, len(shape) == 1
+    kind = kind_of(Header(WHOLE, tag, num_bytes, dtype_name))
+    kind_bytes = len(kind)
+
+    def receive(array: Array) -> bool:
+        tail, looks, end = words[TAIL], _LOOKS, 0.0
+        while words[HEAD] == tail:
+            looks -= 1
+            if looks < 0:
+                end = end or monotonic() + _LOOKING_S
+                let_others_run()
+                if monotonic() > end:
+                    return False
+        if not moving.acquire(False):
+            return False
+        try:
+            tail = words[TAIL]
+            place = tail % RING_BYTES
+            begin = place + RING
+            if words[HEAD] == tail or memory[begin : begin + kind_bytes] != kind:
+                return False
+            # Nor is it this one's to take where it has been begun, or another receipt may be for it.
+            if inbox.coming is not None or inbox.left_over is not None or not matching.is_idle:
+                return False
+            if is_short and place <= last and words[HEAD] - tail >= length:
+                begin = (place + UNIT) // itemsize
+                (array if is_flat else array.reshape(-1))[...] = ring[begin : begin + count]
+                words[TAIL] = tail + length
+            elif not channel.read_whole(as_bytes(array)):
+                return False
+        finally:
+            moving.release()
+        if words[others_bells]:
+            wake(channel)
+        return True
+
+    return receive

@@ -1,0 +1,164 @@
+"""A JSON file for every rank that did not end well: how it ended, and what failed first."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from meshdist.launch.crew import Exit
+from meshdist.launch.env import Job
+from meshdist.launch.failures import Failure, describe_status, signal_name
+from meshdist.launch.nodes import Verdict
+from meshdist.launch.outputs import STDERR, Routing
+from meshdist.launch.supervisor import Supervisor
+
+_NAME = re.compile(r"rank(\d+)(\.restart\d+)?\.error\.json")
+
+
+class Ending(NamedTuple):
+    """How one rank ended that did not end well.
+
+    Attributes:
+        rank: Which.
+        failure: How it failed; None where it was ended because another one had.
+        exit: How its process ended, None where it runs on.
+        was_killed: It was asked to end, and did not within the grace.
+        log: The file that its stderr went to, None where that is shown.
+
+    Example:
+        >>> Ending(rank=3).how()
+        'runs on: it cannot be killed'
+    """
+
+    rank: int
+    failure: Failure | None = None
+    exit: Exit | None = None
+    was_killed: bool = False
+    log: str | None = None
+
+    def how(self) -> str:
+        """Return how it ended, in words."""
+        if self.failure is not None:
+            return describe_status(self.failure.status)
+        if self.exit is None:
+            return "runs on: it cannot be killed"
+        asked = "was killed, as it did not end when asked to" if self.was_killed else "was ended"
+        return f"{asked}, after the first failure"
+
+
+def endings_of(supervisor: Supervisor, routing: Routing) -> list[Ending]:
+    """Return how the ranks of this host ended that did not end well, in their order."""
+    job = supervisor.job
+    failures = {failure.rank: failure for failure in supervisor.failures}
+    ranks = sorted({*failures, *supervisor.ended, *supervisor.running})
+    endings = []
+    for rank in ranks:
+        is_in_file = routing.is_in_file(rank - job.first_rank, STDERR)
+        log = routing.path(rank, STDERR, job.num_restarts) if is_in_file else None
+        was_killed = rank in supervisor.killed
+        endings.append(Ending(rank, failures.get(rank), supervisor.exits.get(rank), was_killed, log))
+    return endings
+
+
+class ErrorFiles:
+    """The error files of the ranks of this host.
+
+    Args:
+        directory: Where they are.
+
+    Example:
+        >>> from meshdist.launch.env import new_job
+        >>> job = new_job(world_size=4, secret="s", master_addr="127.0.0.1", master_port=0)
+        >>> ErrorFiles("logs").path(2, num_restarts=1)
+        'logs/rank2.restart1.error.json'
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+
+    def path(self, rank: int, num_restarts: int) -> str:
+        """Return the file of one rank; each restart has files of its own."""
+        restart = f".restart{num_restarts}" if num_restarts else ""
+        return os.path.join(self.directory, f"rank{rank}{restart}.error.json")
+
+    def begin(self, job: Job) -> None:
+        """Make the directory, before it is too late to choose another, and remove what an earlier job left there.
+
+        That of the ranks of this host; of all ranks, where there is one host.
+
+        Raises:
+            OSError: It cannot be made, or they cannot be removed.
+        """
+        os.makedirs(self.directory, exist_ok=True)
+        for name in os.listdir(self.directory):
+            found = _NAME.fullmatch(name)
+            if found and (job.num_nodes == 1 or int(found[1]) in job.local_ranks):
+                os.unlink(os.path.join(self.directory, name))
+
+    def write(self, job: Job, endings: Iterable[Ending], verdict: Verdict) -> None:
+        """Write the file of each rank, readable by its owner alone: messages may quote what others must not see.
+
+        Raises:
+            OSError: A file cannot be written.
+        """
+        for ending in endings:
+            path = self.path(ending.rank, job.num_restarts)
+            with open(path + ".part", "w", encoding="utf-8", opener=_private) as file:
+                json.dump(_describe(job, ending, verdict), file, indent=1)
+                file.write("\n")
+            os.replace(path + ".part", path)  # nobody sees half a file
+
+
+def _describe(job: Job, ending: Ending, verdict: Verdict) -> dict[str, object]:
+    failure, exit, cause = ending.failure, ending.exit, verdict.cause
+    known = failure or exit
+    status = known.status if known else None
+    time_s = known.time_s if known else time.time()
+    is_first = failure is not None and cause is not None and failure.rank == cause.rank
+    return {
+        "rank": ending.rank,
+        "local_rank": ending.rank - job.first_rank,
+        "node": job.node,
+        "host": os.uname().nodename,
+        "pid": known.pid if known else None,
+        "run_id": job.run_id,
+        "restart": job.num_restarts,
+        "how": ending.how(),
+        "failed": failure is not None,
+        "is_first": is_first,
+        "follows_from_peer": failure is not None and failure.secondary,
+        "exit_status": None if status is None or status < 0 else status,
+        "signal": None if status is None or status >= 0 else signal_name(-status),
+        "time_s": time_s,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time_s)),
+        "type": (failure.kind or None) if failure else None,
+        "message": (failure.message or None) if failure else None,
+        "traceback": (failure.traceback or None) if failure else None,
+        "stderr": ending.log,
+        "first_failure": None if is_first else _first(verdict),
+    }
+
+
+def _first(verdict: Verdict) -> dict[str, object]:
+    """Return what a file says of another rank's failure, or of what else ended the job."""
+    cause = verdict.cause
+    if cause is None:
+        return {"node": verdict.node, "rank": None, "host": None, "how": verdict.problem, "time_s": None}
+    return {
+        "node": verdict.node,
+        "rank": cause.rank,
+        "host": cause.host,
+        "how": cause.headline(),
+        "time_s": cause.time_s,
+    }
+
+
+def _private(path: str, flags: int) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)  # it might be somebody else's, with another mode
+    return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW, 0o600)
