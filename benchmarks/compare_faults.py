@@ -43,7 +43,7 @@ def arguments() -> argparse.Namespace:
 def try_out(name: str, fault: Fault) -> tuple[str, list[dict[str, Any]]]:
     """Return what a library does about a fault, in words and as each rank saw it."""
     if name in fault.senseless:
-        return f"makes no sense: {fault.senseless[name]}", []
+        return fault.senseless[name], []
     with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as folder:
         job = Job(name, fault, Path(folder))
         job.run()

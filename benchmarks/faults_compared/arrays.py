@@ -89,15 +89,15 @@ def _nan(lib: Library, witness: Witness, where: int) -> None:
 
 
 ARRAYS = (
-    Fault("all_reduce of every second element, in place", strided),
+    Fault("all_reduce of every second element, in place", strided, has_answer=True),
     Fault("a read-only array as output", read_only),
     Fault("an array of `broadcast_to` as output", repeated),
-    Fault("an array of no dimensions", scalar),
-    Fault("an array of no elements", empty),
-    Fault("Fortran order on one rank, C order on the other", fortran),
-    Fault("uint16", uint16),
-    Fault("big-endian floats", big_endian),
+    Fault("an array of no dimensions", scalar, has_answer=True),
+    Fault("an array of no elements", empty, has_answer=True),
+    Fault("Fortran order on one rank, C order on the other", fortran, has_answer=True),
+    Fault("uint16", uint16, has_answer=True),
+    Fault("big-endian floats", big_endian, has_answer=True),
     Fault("objects", objects),
-    Fault("MAX with NaN on rank 0 (NumPy: NaN)", nan_first),
-    Fault("MAX with NaN on rank 1 (NumPy: NaN)", nan_last),
+    Fault("MAX with NaN on rank 0 (NumPy: NaN)", nan_first, has_answer=True),
+    Fault("MAX with NaN on rank 1 (NumPy: NaN)", nan_last, has_answer=True),
 )

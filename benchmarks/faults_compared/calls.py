@@ -82,7 +82,7 @@ def other_message(lib: Library, witness: Witness) -> None:
 
 CALLS = (
     Fault("all_reduce of 4 elements and of 5", other_count),
-    Fault("all_reduce of shape (2, 3) and of (3, 2)", other_shape),
+    Fault("all_reduce of shape (2, 3) and of (3, 2)", other_shape, has_answer=True),
     Fault("all_reduce of float32 and of int32", other_dtype),
     Fault("all_reduce with SUM and with MAX", other_op),
     Fault("broadcast from 0 and from 1", other_root),

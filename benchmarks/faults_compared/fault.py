@@ -28,10 +28,12 @@ class Fault:
         ranks: How many there are.
         watched: Those whose fate is told; all where None.
         joins: Whether they have met before.
-        senseless: Libraries for which it makes no sense, and why.
+        senseless: Libraries for which it makes no sense, or nothing new, and what is said instead.
         patience_s: See `PATIENCE_S`.
         launched: Each library's own launcher starts the ranks; else they are started by hand, but those of MPI.
         kills: Where the driver kills something: "launcher", once all ranks are ready; None for nothing.
+        has_answer: There is a right value; what else the call writes is wrong. Else it had better not return.
+        mpi_module: A module of mpi4py's that is to run the ranks of MPI.
         asks: What is told: what calls say, "processes" how long they live, or "files" which are left.
     """
 
@@ -45,6 +47,8 @@ class Fault:
     launched: bool = False
     kills: str | None = None
     asks: str = "calls"
+    mpi_module: str | None = None
+    has_answer: bool = False
 
     @property
     def name(self) -> str:

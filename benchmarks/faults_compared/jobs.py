@@ -20,6 +20,7 @@ from faults_compared.fault import Fault
 _START_S = 60.0
 _END_S = 5.0
 _PAUSE_S = 0.005
+_THEIR_FILES = ("meshdist", "torch", "gloo", "sm_segment", "vader", "ompi", "pmix", "prte")
 _LAUNCHERS = {library.name: library for library in LIBRARIES}
 
 
@@ -64,6 +65,7 @@ class Job:
         self._name, self._fault, self._folder = name, fault, folder
         self._is_launched = fault.launched or name == "openmpi"
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._there_before = _shared_files()
 
     def run(self) -> None:
         """Start the ranks, and watch them until all is told."""
@@ -78,7 +80,8 @@ class Job:
             url = f"tcp://127.0.0.1:{sock.getsockname()[1]}"
         what = ["-m", "faults_compared.rank", self._name, self._fault.name, str(self._folder)]
         if self._is_launched:
-            self._popen([*_LAUNCHERS[self._name].launcher(self._fault.ranks), *what, "env://"])
+            by = ["-m", self._fault.mpi_module] if self._name == "openmpi" and self._fault.mpi_module else []
+            self._popen([*_LAUNCHERS[self._name].launcher(self._fault.ranks), *by, *what, "env://"])
             return
         for rank in range(self._fault.ranks):
             self._popen([sys.executable, *what, url, str(rank)])
@@ -125,7 +128,7 @@ class Job:
                 self._read(rank, seen)  # its last word may have come in between
                 seen.gone_s = now_s
                 if not self._is_launched:
-                    seen.status = self._processes[rank].poll()
+                    seen.status = self._processes[rank].wait(_END_S)  # its last threads may be a while
         told = [seen.fault_s for seen in self.seen if seen.fault_s is not None]
         if told and self._fault.kills is None and (self.fault_s is None or len(told) == len(self.seen)):
             self.fault_s = max(told)  # where all say so, the last of them has begun
@@ -169,9 +172,24 @@ class Job:
 
     def left(self) -> list[str]:
         """Return what the ranks have left in /dev/shm and their directory for temporary files."""
-        marks = [f"{seen.pid}" for seen in self.seen if seen.pid]
-        shared = [f"/dev/shm/{path.name}" for path in Path("/dev/shm").iterdir() if any(m in path.name for m in marks)]
+        new = sorted(_shared_files() - self._there_before)
+        # What a process has that still lives is another job's, which has begun meanwhile.
+        shared = [f"/dev/shm/{name}" for name in new if not _is_mapped(f"/dev/shm/{name}")]
         return shared + [f"$TMPDIR/{path.name}" for path in (self._folder / "tmp").iterdir()]
+
+
+def _shared_files() -> set[str]:
+    """Return the files in shared memory whose names are such as these libraries give."""
+    return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(_THEIR_FILES)}
+
+
+def _is_mapped(path: str) -> bool:
+    """Return whether a process has mapped a file, or the file is gone."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            if path in maps.read_text():
+                return True
+    return not Path(path).exists()
 
 
 def _lives(pid: int) -> bool:

@@ -40,6 +40,11 @@ def raises(lib: Library, witness: Witness) -> None:
         raise ValueError("the data is damaged")
 
 
+def raises_watched(lib: Library, witness: Witness) -> None:
+    """The same, where something is there that notices."""
+    raises(lib, witness)
+
+
 def exits(lib: Library, witness: Witness) -> None:
     """One ends with status 0, a call too early."""
     if _befalls_one(lib, witness):
@@ -158,6 +163,14 @@ def another_thread(lib: Library, witness: Witness) -> None:
 PEERS = (
     Fault("SIGKILL of a rank; the three others wait in a collective", killed, 4, (0, 2, 3)),
     Fault("a rank raises, and ends", raises, 4, (0, 2, 3)),
+    Fault(
+        "the same; with MPI under `python -m mpi4py`, which looks for that",
+        raises_watched,
+        4,
+        (0, 2, 3),
+        senseless={"torch": "as above", "meshdist": "as above"},
+        mpi_module="mpi4py",
+    ),
     Fault("a rank ends with status 0, a call too early", exits, 4, (0, 2, 3)),
     Fault("a rank is stopped (SIGSTOP)", stopped, 3, (0, 2)),
     Fault("a rank is busy elsewhere, and does not come", computes, 3, (0, 2)),
@@ -168,5 +181,5 @@ PEERS = (
     Fault("the end of the library's use, twice", ends_twice),
     Fault("the end, with a call on its way that nobody else makes", ends_amidst, 2, (0,)),
     Fault("500 groups, a call on each; 1,024 descriptors are allowed", many_groups, patience_s=60.0),
-    Fault("5,000 calls on their way at once", many_calls, patience_s=60.0),
+    Fault("5,000 calls on their way at once", many_calls, patience_s=60.0, has_answer=True),
 )

@@ -12,7 +12,7 @@ from faults_compared.fault import TIMEOUT_S, UNDER_WAY_S, Fault
 from faults_compared.library import Library
 from faults_compared.witness import Witness
 
-_BY_MPIRUN = {"openmpi": "mpirun starts and numbers the ranks"}
+_BY_MPIRUN = {"openmpi": "makes no sense: mpirun starts and numbers the ranks"}
 
 
 def _join(lib: Library, witness: Witness, size: int = 2, rank: int | None = None, url: str | None = None) -> None:

@@ -11,7 +11,7 @@ from faults_compared.jobs import Job, Seen
 
 _MOST_CHARACTERS = 220
 _MOST_MESSAGES = 2
-_THEIR_END = "the process is gone after"
+_AT_ONCE_S = 0.1
 
 
 def tell(job: Job, fault: Fault) -> str:
@@ -44,15 +44,15 @@ def _sentence(kind: str, some: Sequence[int], ranks: Sequence[int], job: Job, fa
     which = "" if len(some) == len(ranks) else f"rank {some[0]}: " if len(some) == 1 else f"ranks {listed(some)}: "
     seen = [job.seen[rank] for rank in some]
     if kind == "error":
-        return f"{which}error after {_times([each.ended_s for each in seen], job)}: {_messages(seen)}"
+        return f"{which}error {_times([each.ended_s for each in seen], job)}: {_messages(seen)}"
     if kind == "hangs":
         return f"{which}hangs (ended from outside after {fault.patience_s:g} s)"
     if kind == "gone":
         statuses = {_status(each.status) for each in seen}
         how = statuses.pop() if len(statuses) == 1 else ""
-        return f"{which}{_THEIR_END} {_times([each.gone_s for each in seen], job)}{how}"
+        return f"{which}the process is gone {_times([each.gone_s for each in seen], job)}{how}"
     if kind == "no error":
-        return f"{which}**no error**"
+        return f"{which}**{'wrong values' if fault.has_answer else 'no error'}**"
     # Where something is noted, that says all.
     return (
         f"{which}{'right' if kind == 'right' else 'returns'}" if kind == "right" or not job.seen[some[0]].notes else ""
@@ -70,8 +70,10 @@ def _processes(job: Job, fault: Fault) -> str:
 
 def _times(times: Sequence[float | None], job: Job) -> str:
     after = sorted(max(0.0, time_s - (job.fault_s or 0.0)) for time_s in times if time_s is not None)
+    if after[-1] < _AT_ONCE_S:
+        return "at once"
     first, last = seconds(after[0]), seconds(after[-1])
-    return first if first == last else f"{first.removesuffix(' s')} to {last}"
+    return f"after {first}" if first == last else f"after {first.removesuffix(' s')} to {last}"
 
 
 def seconds(duration_s: float) -> str:
@@ -86,14 +88,16 @@ def seconds(duration_s: float) -> str:
 
 
 def _messages(seen: Sequence[Seen]) -> str:
-    ordered = sorted(seen, key=lambda each: each.ended_s or 0.0)
     # Of those that differ in a number alone, the first; and of a rank that passes on what another one said, that.
-    texts = {re.sub(r"\d+", "0", text): text for text in (general(each.error or "") for each in reversed(ordered))}
+    texts: dict[str, str] = {}
+    for each in sorted(seen, key=lambda each: each.ended_s or 0.0):
+        text = general(each.error or "")
+        texts.setdefault(re.sub(r"\d+", "0", text), text)
     chosen: list[str] = []
     for text in sorted(texts.values(), key=len):
         if not any(_core(other) in _core(text) for other in chosen):
             chosen.append(text)
-    return ", ".join(code(short(text)) for text in chosen[:_MOST_MESSAGES])
+    return ", ".join(code(short(text)) for text in texts.values() if text in chosen[:_MOST_MESSAGES])
 
 
 def _core(text: str) -> str:
@@ -113,6 +117,7 @@ def general(text: str) -> str:
     text = re.sub(r"process \d+", "process 4711", text)
     text = re.sub(r"(/[\w.-]+)*/faults-\w+", "/tmp/job", text)
     text = re.sub(r"(127\.0\.0\.1|localhost|\[[\da-f:.]+\]):\d{4,5}", r"\1:29500", text)
+    text = re.sub(r"127\.0\.0\.1, \d{4,5}", "127.0.0.1, 29500", text)
     text = re.sub(r"\bport: \d+", "port: 29500", text)
     return re.sub(r"(?:/[\w.+-]+)+/(\w+\.(?:cc|cpp|cu|h|hpp|py))", r"\1", text)
 

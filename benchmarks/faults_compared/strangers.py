@@ -15,7 +15,7 @@ from faults_compared.witness import Witness
 
 _LISTENS = "0A"
 _GARBAGE_S = 5.0
-_NO_STORE = {"openmpi": "there is no store; mpirun's own processes were not looked at"}
+_NO_STORE = {"openmpi": "makes no sense: there is no store; mpirun's own processes were not looked at"}
 
 
 def _listening_at() -> list[str]:

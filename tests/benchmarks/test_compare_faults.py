@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
+PAGE = ROOT / "docs" / "what-it-survives.md"
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -61,7 +62,7 @@ def test_two_faults_are_seen_as_they_are(compare):
         assert killed["ranks"][rank]["ended_s"] - killed["ranks"][rank]["began_s"] < 2.0
     assert killed["ranks"][1]["status"] == -9
     assert killed["ranks"][1]["ended_s"] is None
-    assert killed["cell"].startswith("error after ")
+    assert killed["cell"].startswith("error a")  # at once, or after a moment
     assert "rank 1 (pid 4711 on node1) has died; this is call 2" in killed["cell"]
     assert strided["cell"] == "right"
     assert page.startswith("before\n<!-- faults: begin -->\n")
@@ -101,8 +102,10 @@ def test_ranks_that_fare_alike_are_told_of_together(job):
     said = "error after 0.2 to 4.0 s: `E: recv on group 'w' (rank 0 of 3): rank 2 (pid 4711 on node1) has died`"
     assert job(first, passed_on) == said
     assert job(first, {}) == f"rank 0: {said.replace(' to 4.0', '')}; rank 1: hangs (ended from outside after 12 s)"
+    assert job({"ended_s": 100.05, "error": "E: x"}) == "error at once: `E: x`"
     assert job({"gone_s": 100.5, "status": -6}) == "the process is gone after 0.5 s (SIGABRT)"
     assert job({"ended_s": 101.0, "right": False}) == "**no error**"
+    assert job({"ended_s": 101.0, "right": False}, has_answer=True) == "**wrong values**"
     assert job({"ended_s": 101.0, "right": True}, {"notes": ["ignored"]}, watched=(0,)) == "right"
 
 
@@ -113,3 +116,14 @@ def test_what_changes_from_run_to_run_is_not_shown(story):
     )
     assert story.general("pid 77 on host-1.lan, /tmp/x/faults-ab_c12/meet") == "pid 4711 on node1, /tmp/job/meet"
     assert story.code("a|b`c") == "`a\\|b'c`"
+
+
+def test_every_fault_is_on_the_page(story):
+    from faults_compared.faults import SECTIONS
+
+    page = PAGE.read_text()
+    for section, faults in SECTIONS.items():
+        assert f"### {section}\n" in page
+        for fault in faults:
+            [row] = [line for line in page.splitlines() if line.startswith(f"| {fault.title} |")]
+            assert row.count(" | ") == 3, row
