@@ -65,7 +65,7 @@ def tables(cells: dict[str, dict[str, str]], names: list[str], versions: dict[Li
                 "| " + " | ".join(["", *(TITLES[name] for name in names)]) + " |",
                 "|" + " --- |" * (len(names) + 1),
             ]
-            parts.append("\n".join([f"### {title}\n", *head, *rows]))
+            parts.append("\n".join([f"## {title}\n", *head, *rows]))
     return "\n\n".join(parts) + "\n"
 
 

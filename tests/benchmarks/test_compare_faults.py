@@ -123,7 +123,7 @@ def test_every_fault_is_on_the_page(story):
 
     page = PAGE.read_text()
     for section, faults in SECTIONS.items():
-        assert f"### {section}\n" in page
+        assert f"## {section}\n" in page
         for fault in faults:
             [row] = [line for line in page.splitlines() if line.startswith(f"| {fault.title} |")]
             assert row.count(" | ") == 3, row
