@@ -116,6 +116,15 @@ def test_the_graph_can_be_drawn(tmp_path, capsys):
     assert (tmp_path / "waits.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_where_nothing_can_be_drawn_that_is_said_before_the_page(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    write(tmp_path, data(0, [waiting("world", 2, 5.0)], WORLD, size=3))
+    assert main(["report", str(tmp_path), "--draw", str(tmp_path / "waits.png")]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "needs matplotlib: pip install matplotlib" in said.err
+
+
 def test_files_of_before_a_world_was_shrunk_are_left_out(tmp_path, capsys):
     page = page_of(
         tmp_path,
