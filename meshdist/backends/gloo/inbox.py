@@ -26,7 +26,7 @@ from meshdist.backends.gloo.channel import (
 )
 from meshdist.backends.gloo.peer import LEFT, Peer
 from meshdist.backends.gloo.published import Published, channel_key
-from meshdist.backends.gloo.receipts import Expected, Parcel, Receipt
+from meshdist.backends.gloo.receipts import LEFT_OUT, Expected, Parcel, Receipt
 from meshdist.backends.gloo.segment import find
 from meshdist.backends.gloo.single_copy import Reader, may_read
 from meshdist.errors import DistBackendError
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from meshdist.backends.base import Backend
 
 
-_LEFT_OUT = "sending a message"
 # To have the kernel read less takes longer than to wait for it.
 _SHORTEST_READ = 64 << 10
 
@@ -63,7 +62,7 @@ class Inbox:
         self.channel: Channel | None = None
         self._src = src
         self.expected = expected
-        self._place = Published(backend.options, channel_key(src, backend.rank), src, _LEFT_OUT)
+        self._place = Published(backend.options, channel_key(src, backend.rank), src, LEFT_OUT)
         self._reader = Reader(self.peer.card.pid, self.peer.description)
         self.moving = threading.Lock()
         self.coming: tuple[Header, Receipt | Parcel | None, Array] | None = None
@@ -87,7 +86,7 @@ class Inbox:
     def check(self) -> None:
         """Raise DistBackendError if nothing more can come."""
         if self.channel is not None:
-            self.peer.check(self.channel, _LEFT_OUT)
+            self.peer.check(self.channel, LEFT_OUT)
             return
         try:
             self._place.check()

@@ -18,6 +18,9 @@ from meshdist.backends.matching import Matching, there_are
 from meshdist.errors import DistBackendError
 from meshdist.waiting import Doorbell
 
+LEFT_OUT = "sending a message"
+"""What a rank has not done that is gone."""
+
 
 class Expected:
     """What a rank expects from all others: the receipts and messages without a partner, and the lock over them."""
@@ -153,7 +156,16 @@ class Receipt(Incoming):
         return self.done
 
     def check(self) -> None:
-        self._origin.check()
+        try:
+            self._origin.check()
+        except DistBackendError as error:
+            self._origin.move(self)  # what was sent right before the end
+            if self.done:
+                return
+            instead = self._origin.tags_instead(self._tag)
+            if str(error).endswith(LEFT_OUT) and instead != f" with tag {self._tag}":
+                error.args = (f"{error}{instead}",)
+            raise
 
     def arm(self, bell: Doorbell) -> None:
         self._bell = bell

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meshdist.backends.gloo.receipts import Parcel, Receipt
+from meshdist.backends.gloo.receipts import LEFT_OUT, Parcel, Receipt
 from meshdist.backends.gloo.wire.bag import Bag, LongParcel, hand_over
 from meshdist.backends.gloo.wire.frames import LEFT
 from meshdist.backends.gloo.wire.waiting import LOOKING_S, Inquiry, check_all, check_rank, unwatch, watch
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from meshdist.backends.gloo.inbox import Inbox
     from meshdist.backends.gloo.wire.wire import Wire
 
-_LEFT_OUT = "sending a message"
-
 
 class WireInbox:
     """The messages from one rank; an `Origin`, and one of those that any rank's are taken of."""
@@ -25,7 +23,7 @@ class WireInbox:
         self.link = wire.link(backend.options.ranks[src])
         self.description = self.link.describe(bag)
         self.looking_s = LOOKING_S
-        self._inquiry = Inquiry(backend.options, _LEFT_OUT)
+        self._inquiry = Inquiry(backend.options, LEFT_OUT)
         self._src = src
         self._wire = wire
         self._bag = bag
@@ -41,7 +39,7 @@ class WireInbox:
 
     def check(self) -> None:
         """Raise DistBackendError if nothing more can come."""
-        check_rank(self._bag, self.link, self._src, _LEFT_OUT)
+        check_rank(self._bag, self.link, self._src, LEFT_OUT)
         self._inquiry.check([self._src])
 
     def look_again(self) -> None:
