@@ -25,6 +25,7 @@ from meshdist.store import PrefixStore, Store
 
 _log = RankLog()
 _SLICE_S = 1.0
+_LOOK_S = 0.25
 _NAMED = 20
 _NAMED_REFUSALS = 3
 
@@ -60,12 +61,16 @@ class Arrival:
 class Roster:
     """Who has come and gone, in the order of the list; the same for everybody who reads it.
 
+    Args:
+        all_or_none: Number nobody while there are objections.
+
     Attributes:
         came: All who were taken, those who gave up later included, by token.
         present: Those of them who are still there.
         refusals: Why the others were not taken, by token.
         refused: Who they are and why, for people.
         ranks: The rank of each token, once as many are there as the world has ranks.
+        objections: Who of those that were refused was of this meeting, as long as it lasts: before all had a rank.
 
     Example:
         >>> roster = Roster()
@@ -75,17 +80,19 @@ class Roster:
         {'b': 0, 'a': 1}
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, all_or_none: bool = False) -> None:
+        self._all_or_none = all_or_none
         self.came: dict[str, Arrival] = {}
         self.present: dict[str, Arrival] = {}
         self.refusals: dict[str, str] = {}
         self.refused: list[str] = []
         self.ranks: dict[str, int] = {}
+        self.objections: list[str] = []
 
     @classmethod
-    def read(cls, text: bytes) -> Roster:
+    def read(cls, text: bytes, *, all_or_none: bool = False) -> Roster:
         """Return the roster that the list in the store makes."""
-        roster = cls()
+        roster = cls(all_or_none=all_or_none)
         for line in text.splitlines():
             entry = json.loads(line)
             if isinstance(entry, str):
@@ -100,20 +107,26 @@ class Roster:
         if refusal is not None:
             self.refusals[arrival.token] = refusal
             self.refused.append(f"{arrival.who}: {refusal}")
+            if self._all_or_none and self.present and not self.ranks:
+                self.objections.append(self.refused[-1])
             return
         # Who gave up and comes again is one, not two.
         gone = (token for token, each in self.came.items() if token not in self.present and each.who == arrival.who)
         self.came.pop(next(gone, ""), None)
         self.came[arrival.token] = self.present[arrival.token] = arrival
-        if len(self.present) == arrival.world_size:
+        if len(self.present) == arrival.world_size and not self.objections:
             self._number(arrival.world_size)
 
     def leave(self, token: str) -> None:
         """Let one go; its rank is free again."""
         self.present.pop(token, None)
         self.ranks.pop(token, None)
+        if not self.present:
+            self.objections.clear()
 
     def _refusal(self, arrival: Arrival) -> str | None:
+        if arrival.rank >= arrival.world_size:
+            return f"rank must be between 0 and world_size - 1 = {arrival.world_size - 1}, got {arrival.rank}"
         for other in self.present.values():
             if other.world_size != arrival.world_size:
                 return (
@@ -166,7 +179,13 @@ def _listed(arrivals: Sequence[Arrival]) -> str:
 
 
 def number_ranks(
-    store: Store, rank: int, world_size: int, deadline: Deadline, pause: Callable[[], None] | None = None
+    store: Store,
+    rank: int,
+    world_size: int,
+    deadline: Deadline,
+    pause: Callable[[], None] | None = None,
+    *,
+    all_or_none: bool = False,
 ) -> int:
     """Wait for all ranks of the world and return this process's rank.
 
@@ -176,18 +195,22 @@ def number_ranks(
         world_size: The number of ranks.
         deadline: When to give up.
         pause: What to do, for a short time, between two looks at who is there; wait on the store where None.
+        all_or_none: Give up where another process was refused that came to be one of the ranks; else wait on for the
+            right one.
 
     Raises:
-        ValueError: Another process has this rank, says another world size, or all ranks are there already.
+        ValueError: Another process has this rank, says another world size, or all ranks are there already; or, with
+            `all_or_none`, another process was refused.
         DistTimeoutError: Some did not come; says who did.
     """
-    numbering = _Numbering(store, Arrival.here(rank, world_size))
-    wait = pause or (lambda: numbering.wait(deadline.slice_s(_SLICE_S)))
+    numbering = _Numbering(store, Arrival.here(rank, world_size), all_or_none)
+    wait = pause or (lambda: numbering.wait(deadline.slice_s(_LOOK_S)))
     try:
         numbering.arrive()
         while (number := numbering.number()) is None:
             if deadline.expired():
                 raise numbering.too_late(deadline)
+            numbering.check_objections()
             numbering.warn()
             wait()
     except BaseException:
@@ -199,7 +222,8 @@ def number_ranks(
 class _Numbering:
     """One process's part in the numbering."""
 
-    def __init__(self, store: Store, arrival: Arrival) -> None:
+    def __init__(self, store: Store, arrival: Arrival, all_or_none: bool) -> None:
+        self._all_or_none = all_or_none
         self._store = PrefixStore("numbering", store)
         self._me = arrival
         self._num_warned = 0
@@ -217,6 +241,11 @@ class _Numbering:
 
     def number(self) -> int | None:
         return self._roster().ranks.get(self._me.token) if self._store.check(["complete"]) else None
+
+    def check_objections(self) -> None:
+        objections = self._roster().objections
+        if objections:
+            raise ValueError(f"{self._where}: refused {'; '.join(objections[:_NAMED_REFUSALS])}")
 
     def warn(self) -> None:
         """Say in the log who was refused since the last time, on the rank that came first."""
@@ -244,4 +273,4 @@ class _Numbering:
         return DistTimeoutError(f"{self._where}: {shortfall}")
 
     def _roster(self) -> Roster:
-        return Roster.read(self._store.get("arrivals"))
+        return Roster.read(self._store.get("arrivals"), all_or_none=self._all_or_none)

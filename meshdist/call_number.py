@@ -6,6 +6,7 @@ from pathlib import PurePath
 
 from meshdist.debug.flight_recorder import SEQUENCE, Record, facts_in, site_in
 from meshdist.errors import DistBackendError, DistError
+from meshdist.farewell import in_words
 from meshdist.limits import at_limit
 
 _THIS_IS = "this is "
@@ -26,7 +27,7 @@ def located(error: BaseException, where: str, record: Record | None) -> tuple[Ba
     """
     error = at_limit(error)
     if not isinstance(error, DistError):
-        return error, DistBackendError(f"{where}: {type(error).__name__}: {error}")
+        return error, DistBackendError(f"{where}: {in_words(error)}")
     text = str(error)
     if not text.startswith(where):
         text = f"{where}: {text}"

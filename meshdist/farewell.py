@@ -6,6 +6,7 @@ ended its process past the interpreter: it has died, as far as anybody can know.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from meshdist.errors import DistBackendError
@@ -22,11 +23,38 @@ ORDERLY = (DESTROYED_GROUP, LEFT_THE_WORLD, ENDED, FINISHED)
 """Ends after which other ranks may go on."""
 
 _MOST_NAMED = 8
+# What a rank says of another one, and what it adds of its own: which call that has ended.
+_PASSED_ON = re.compile(r"(?P<who>rank \d+(?: \([^()]*\))?) gave up: ")
+_OWN_CALL = re.compile(r"; this is (?:call|message) \d+, at [^;\n]*$", re.MULTILINE)
 
 
 def gave_up(reason: str) -> str:
-    """Return what a rank says that cannot go on."""
-    return f"gave up: {reason}"
+    """Return what a rank says that cannot go on.
+
+    Where it does so because another rank did, it passes on what that one said, and not what it made of it itself: the
+    first cause is said once, however many pass it on.
+
+    Example:
+        >>> gave_up("it raised ValueError: boom")
+        'gave up: it raised ValueError: boom'
+        >>> gave_up("barrier on group 'a' (rank 2 of 3): rank 1 (pid 7 on n) gave up: it raised ValueError: boom")
+        'gave up, as rank 1 (pid 7 on n) gave up: it raised ValueError: boom'
+    """
+    *_, first = [None, *_PASSED_ON.finditer(reason)]
+    if first is None:
+        return f"gave up: {reason}"
+    return f"gave up, as {first['who']} gave up: {_OWN_CALL.sub('', reason[first.end() :])}"
+
+
+def in_words(error: BaseException) -> str:
+    """Return what was raised, in a line.
+
+    Example:
+        >>> in_words(ValueError("boom")), in_words(KeyboardInterrupt())
+        ('ValueError: boom', 'KeyboardInterrupt')
+    """
+    first_line = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}{': ' if first_line else ''}{first_line}"
 
 
 def peer_gone(who: str, what: str, left_out: str) -> DistBackendError:

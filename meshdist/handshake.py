@@ -59,6 +59,15 @@ class HandshakeBroken(DistNetworkError):
     """
 
 
+class OtherJobError(DistNetworkError):
+    """Report a server that has another secret than this process.
+
+    Example:
+        >>> issubclass(OtherJobError, DistNetworkError)
+        True
+    """
+
+
 def secret_from_environment() -> bytes:
     """Return the job's secret from MESHDIST_SECRET or the file MESHDIST_SECRET_FILE, empty where neither is set.
 
@@ -354,7 +363,7 @@ class _Client:
 
     def _refused(self, version: int, code: int, challenge: bytes, job: bytes) -> DistNetworkError:
         if code == _OTHER_JOB:
-            return DistNetworkError(
+            return OtherJobError(
                 f"{self._peer} belongs to another job (its id is {challenge[:4].hex()}, ours {job[:4].hex()}): choose "
                 f"another port, or start all processes of this job with the same {SECRET_VARIABLE}"
             )

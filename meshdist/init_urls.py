@@ -109,16 +109,26 @@ def with_group_name(text: str, group_name: str) -> str:
     return f"{text}{'&' if '?' in text else '?'}group_name={quote(group_name, safe='')}"
 
 
+class ImpossibleRankError(ValueError):
+    """Report a rank that the world does not have.
+
+    Example:
+        >>> issubclass(ImpossibleRankError, ValueError)
+        True
+    """
+
+
 def check_ranks(where: str, rank: int, world_size: int) -> None:
     """Check that `rank` is one of a world of `world_size` ranks.
 
     Raises:
-        ValueError: It is not, or there can be no such world.
+        ImpossibleRankError: It is not.
+        ValueError: There can be no such world.
     """
     if world_size < 1:
         raise ValueError(f"{where}: world_size must be at least 1, got {world_size}")
     if not 0 <= rank < world_size:
-        raise ValueError(f"{where}: rank must be between 0 and world_size - 1 = {world_size - 1}, got {rank}")
+        raise ImpossibleRankError(f"{where}: rank must be between 0 and world_size - 1 = {world_size - 1}, got {rank}")
 
 
 def whole_number(value: int, name: str) -> int:

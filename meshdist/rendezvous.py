@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable
+from contextlib import suppress
 
 from meshdist.automatic_ranks import number_ranks
 from meshdist.deadline import DEFAULT_TIMEOUT_S, Deadline, Timeout, seconds
 from meshdist.env_place import place_from_environment
-from meshdist.errors import DistTimeoutError
-from meshdist.init_urls import NOT_GIVEN, check_ranks, parse_init_url, to_int, whole_number, with_group_name
+from meshdist.errors import DistError, DistStoreError, DistTimeoutError
+from meshdist.init_urls import (
+    NOT_GIVEN,
+    ImpossibleRankError,
+    check_ranks,
+    parse_init_url,
+    to_int,
+    whole_number,
+    with_group_name,
+)
 from meshdist.multicast import is_multicast
 from meshdist.store import FileStore, PrefixStore, Store, TCPStore
 from meshdist.store.address import PortTakenError
 from meshdist.torchrun import AGENT_STORE_VARIABLE, keeps_torchs_store, meeting_file
 
 _NAMED_GROUPS = 5
+_TELL_WITHIN_S = 2.0
 
 Rendezvous = tuple[Store, int, int]
 RendezvousHandler = Callable[[str, int, int, float], Rendezvous]
@@ -96,7 +107,12 @@ def register_rendezvous_handler(scheme: str, handler: RendezvousHandler) -> None
 def _rendezvous_env(text: str, rank: int, world_size: int, timeout_s: float) -> Rendezvous:
     url = parse_init_url(text, rank, world_size)
     rank, world_size, host, port = place_from_environment(url.rank, url.world_size)
-    check_ranks(text, rank, world_size)
+    try:
+        check_ranks(text, rank, world_size)
+    except ImpossibleRankError as error:
+        if not keeps_torchs_store() and not _is_launchers_store():
+            _tell_others(host, port, timeout_s, error)
+        raise ValueError(str(error)) from None
     if keeps_torchs_store():
         return _file_rendezvous(meeting_file(), rank, world_size, timeout_s)
     if not _is_launchers_store():
@@ -125,7 +141,11 @@ def _rendezvous_tcp(text: str, rank: int, world_size: int, timeout_s: float) -> 
         url.require(rank=False)
         _check_port(text, port, 1)
         return rendezvous_multicast(url, timeout_s)
-    url.require()
+    try:
+        url.require()
+    except ImpossibleRankError as error:
+        _tell_others(host, port, timeout_s, error)
+        raise ValueError(str(error)) from None
     return _tcp_store(text, host, port, url.rank, url.world_size, timeout_s), url.rank, url.world_size
 
 
@@ -135,7 +155,12 @@ def _rendezvous_file(text: str, rank: int, world_size: int, timeout_s: float) ->
     url = parse_init_url(text, rank, world_size)
     if url.parts.netloc not in ("", "localhost") or not url.parts.path:
         raise ValueError(f"{text}: write file:///path with three slashes and the file's full path")
-    url.require(rank=False)
+    # A rank that the world does not have is refused where the others meet, so that they hear of it.
+    impossible: ImpossibleRankError | None = None
+    try:
+        url.require(rank=False)
+    except ImpossibleRankError as error:
+        impossible = error
     # Each job has a file of its own, so that none is disturbed by what another leaves.
     path = unquote(url.parts.path)
     try:
@@ -143,6 +168,10 @@ def _rendezvous_file(text: str, rank: int, world_size: int, timeout_s: float) ->
         return _file_rendezvous(own, url.rank, url.world_size, timeout_s)
     except DistTimeoutError as error:
         raise DistTimeoutError(f"{error}{_other_names(path, url.group_name)}") from None
+    except (DistStoreError, ValueError):
+        if impossible is not None:
+            raise ValueError(str(impossible)) from None
+        raise
 
 
 def _other_names(path: str, group_name: str) -> str:
@@ -163,7 +192,7 @@ def _file_rendezvous(path: str, rank: int, world_size: int, timeout_s: float) ->
     deadline = Deadline(timeout_s)
     store = FileStore(path, world_size, timeout=timeout_s)
     try:
-        number = number_ranks(store, rank, world_size, deadline)
+        number = number_ranks(store, rank, world_size, deadline, all_or_none=True)
     except BaseException:
         store.withdraw()
         raise
@@ -174,9 +203,23 @@ def _tcp_store(url: str, host: str, port: int, rank: int, world_size: int, timeo
     """Return the store that rank 0 hosts; it is there, the other ranks need not be yet."""
     _check_port(url, port, 0 if world_size == 1 else 1)
     try:
-        return TCPStore(host, port, world_size, is_master=rank == 0, timeout=timeout_s, wait_for_workers=False)
+        # The ranks compare their world sizes as they meet: all learn then who says another one.
+        return TCPStore(host, port, is_master=rank == 0, timeout=timeout_s, wait_for_workers=False)
     except PortTakenError as error:
+        _tell_others(host, port, timeout_s, f"rank 0 is there already; this is another rank 0 of {world_size}")
         raise PortTakenError(f"{error}; or is another process of this job rank 0 as well?") from None
+
+
+def _tell_others(host: str, port: int, timeout_s: float, error: ValueError | str) -> None:
+    """Tell the ranks that wait at rank 0's store that one process is none of them, or they would wait in vain."""
+    from meshdist.joining import object_to
+
+    # Where there is no store yet, or it is of another job, this process's own error is still what is to be seen here.
+    with (
+        suppress(DistError, ValueError),
+        TCPStore(host, port, is_master=False, timeout=min(timeout_s, _TELL_WITHIN_S), wait_for_workers=False) as store,
+    ):
+        object_to(store, f"refused pid {os.getpid()} on {platform.node()}: {error}")
 
 
 def _check_port(url: str, port: int, lowest: int) -> None:

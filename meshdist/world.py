@@ -25,7 +25,7 @@ from meshdist.debug.vigil import Vigil
 from meshdist.detour import Watcher
 from meshdist.errors import DistError, DistStoreError
 from meshdist.exits import AtExit
-from meshdist.farewell import DESTROYED_GROUP, ENDED, LEFT_THE_WORLD, gave_up
+from meshdist.farewell import DESTROYED_GROUP, ENDED, LEFT_THE_WORLD, gave_up, in_words
 from meshdist.group_names import GroupNames, few
 from meshdist.joining import leave, say_farewell
 from meshdist.last_will import leave_will
@@ -234,7 +234,7 @@ class World:
             if group not in self._groups or self._end is not None:
                 return
         if error is not None:
-            group.abort(f"rank {self.rank} left the block of the group with {type(error).__name__}: {error}")
+            group.abort(f"rank {self.rank} left the block of the group with {in_words(error)}")
         if group is not self.default_group:
             self.drop(group)
             return
@@ -363,8 +363,7 @@ class World:
     def _close_at_exit(self, error: BaseException | None) -> None:
         self._peers.farewell = ENDED
         if error is not None:
-            first_line = next(iter(str(error).strip().splitlines()), "")
-            self.abort(f"it raised {type(error).__name__}: {first_line}")
+            self.abort(f"it raised {in_words(error)}")
             # At once, for those who have no other way to hear of it: what is on its way may take a while to arrive.
             with contextlib.suppress(DistError):
                 say_farewell(self.store, self.rank, self._peers.farewell)

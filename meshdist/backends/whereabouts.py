@@ -7,7 +7,9 @@ a group leaves word in the world's store, and a rank whose time is over looks wh
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -53,7 +55,9 @@ class SetUpWait(Wrapped):
             options = self._options
             text = f"group {options.label!r} ({few(options.ranks)})"
             with suppress(DistError):  # a favour to others: what becomes of this wait does not hang on it
-                options.world_store.set(_key(options.ranks[options.rank]), f"{options.name}\n{text}")
+                options.world_store.set(
+                    _key(options.ranks[options.rank]), f"{options.name}\n{text}\n{json.dumps(options.ranks)}"
+                )
 
     def missing(self) -> str:
         # Where the store is gone, who is missing is still to be said.
@@ -62,14 +66,20 @@ class SetUpWait(Wrapped):
         return super().missing()
 
     def _elsewhere(self) -> str:
-        options, found = self._options, []
+        options, found, are_reordered = self._options, [], False
         for place, rank in enumerate(options.ranks[:_MOST_ASKED]):
             if options.world_store.check([_key(rank)]):
-                name, _, text = options.world_store.get(_key(rank)).decode().partition("\n")
+                name, _, rest = options.world_store.get(_key(rank)).decode().partition("\n")
+                text, _, ranks = rest.rpartition("\n")
                 if name != options.name:
                     found.append(f"; {call_rank(place, options.ranks)} waited meanwhile in the first call on {text}")
-        advice = ", and groups whose ranks are in another order are others" if found else ""
+                    are_reordered |= _are_reordered(json.loads(ranks), options.ranks)
+        advice = ", and groups whose ranks are in another order are others" if are_reordered else ""
         return f"{''.join(found)}{advice}"
+
+
+def _are_reordered(ranks: Sequence[int], others: Sequence[int]) -> bool:
+    return tuple(ranks) != tuple(others) and sorted(ranks) == sorted(others)
 
 
 def _key(rank: int) -> str:

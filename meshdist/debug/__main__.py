@@ -41,6 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         states: Mapping[int, RankSeen]
         gone: Mapping[int, str] = {}
+        if given.draw is not None:
+            from meshdist.debug.drawing import check_drawable
+
+            check_drawable()  # and not after some seconds of asking
         if given.command == "report":
             states = read_dumps(given.directory)
         else:

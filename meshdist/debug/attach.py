@@ -9,8 +9,10 @@ from typing import NamedTuple
 from meshdist.debug.reach import StoreReach
 from meshdist.debug.states import RankSeen
 from meshdist.debug.story import in_words
-from meshdist.errors import DistError
+from meshdist.errors import DistError, DistNetworkError
+from meshdist.handshake import SECRET_VARIABLE, OtherJobError, secret_from_environment
 from meshdist.peers import Peers, my_card
+from meshdist.secret_file import SECRET_FILE_VARIABLE
 from meshdist.shrunk_worlds import worlds_in
 from meshdist.store import PrefixStore, Store, TCPStore
 
@@ -59,13 +61,17 @@ def attach(address: str, budget_s: float = _ANSWER_S) -> Found:
 
     Raises:
         ValueError: `address` is none.
-        DistNetworkError: There is no store, or it is of another job.
+        DistNetworkError: There is no store, or the job has another secret.
         DistError: No world has begun there.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ValueError(f"the store's address must be host:port, as in 127.0.0.1:29500, got {address!r}")
-    with TCPStore(host.strip("[]"), int(port), is_master=False, wait_for_workers=False, timeout=CONNECT_S) as store:
+    try:
+        store = TCPStore(host.strip("[]"), int(port), is_master=False, wait_for_workers=False, timeout=CONNECT_S)
+    except OtherJobError:
+        raise _no_secret(address) from None
+    with store:
         world = _latest_world(store, address)
         *before, (last, peers) = worlds_in(world, my_card(""))
         states, gone = StoreReach(last, peers, None).gather(budget_s)
@@ -77,6 +83,16 @@ def attach(address: str, budget_s: float = _ANSWER_S) -> Found:
             late = sorted({*range(peers.num_ranks)} - {*there})
             gone = {**gone, **_not_yet_there(before[-1], peers, late, budget_s)}
         return Found(states, gone, peers.num_ranks, joined_as)
+
+
+def _no_secret(address: str) -> DistNetworkError:
+    given = (
+        f"{SECRET_VARIABLE} here is not that of" if secret_from_environment() else f"{SECRET_VARIABLE} is missing for"
+    )
+    return DistNetworkError(
+        f"the store at {address} lets nobody in without the job's secret, and {given} the job: give --pid PID of one of"
+        f" its ranks on this host, or set {SECRET_VARIABLE} or {SECRET_FILE_VARIABLE} as its ranks have it"
+    )
 
 
 def _not_yet_there(before: tuple[Store, Peers], peers: Peers, late: Sequence[int], budget_s: float) -> dict[int, str]:

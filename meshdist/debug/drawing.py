@@ -21,12 +21,11 @@ def draw_waits(waits: Waits, ax: Any = None) -> Any:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    try:
-        import networkx as nx
-        from matplotlib.lines import Line2D
-        from matplotlib.patches import Patch
-    except ImportError as error:
-        raise ImportError(f"drawing who waits for whom needs matplotlib: pip install matplotlib ({error})") from None
+    check_drawable()
+    import networkx as nx
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
     graph = waits.graph
     if ax is None:
         from matplotlib import pyplot
@@ -53,6 +52,15 @@ def draw_waits(waits: Waits, ax: Any = None) -> Any:
         ax.legend(handles=legend, loc="upper center", bbox_to_anchor=(0.5, 0.0), fontsize="small", frameon=False)
     ax.set_axis_off()
     return ax
+
+
+def check_drawable() -> None:
+    """Raise ImportError if what draws is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+        import networkx  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"drawing who waits for whom needs matplotlib: pip install matplotlib ({error})") from None
 
 
 def kind_of(waits: Waits, rank: int) -> str:

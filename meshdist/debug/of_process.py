@@ -11,6 +11,7 @@ from meshdist.secret_file import SECRET_FILE_VARIABLE
 from meshdist.store.address import INSECURE_VARIABLE, endpoint
 from meshdist.tls_files import TLS_CA_VARIABLE, TLS_CERT_VARIABLE, TLS_KEY_VARIABLE
 
+_NAMED = 8
 _PATHS = (SECRET_FILE_VARIABLE, TLS_CERT_VARIABLE, TLS_KEY_VARIABLE, TLS_CA_VARIABLE)
 _TAKEN = (SECRET_VARIABLE, INSECURE_VARIABLE, *_PATHS)
 
@@ -37,13 +38,30 @@ def store_of(pid: int) -> tuple[str, dict[str, str]]:
     host, port = found.get("MASTER_ADDR", ""), found.get("MASTER_PORT", "")
     if not host or not port:
         raise ValueError(
-            f"process {pid} has no MASTER_ADDR and MASTER_PORT in its environment; give the pid of a rank that meshrun"
-            " has started, or --store HOST:PORT and MESHDIST_SECRET"
+            f"process {pid} is no rank: it has no MASTER_ADDR and MASTER_PORT in its environment;"
+            f" {_ranks_below(pid) or 'give the pid of a rank that meshrun has started'},"
+            f" or --store HOST:PORT and {SECRET_VARIABLE}"
         )
     taken = {name: found.get(name, "") for name in _TAKEN}
     # What it names relative to its directory is meant there.
     taken.update({name: os.path.join(directory, taken[name]) for name in _PATHS if taken[name]})
     return endpoint(host, int(port)) if port.isdecimal() else f"{host}:{port}", taken
+
+
+def _ranks_below(pid: int) -> str:
+    """Return which ranks a process has started, such as a meshrun; nothing where it has started none."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            variables = _parsed((place / "environ").read_bytes()) if parent == pid else {}
+        except OSError:
+            continue  # it has ended meanwhile, or is another user's
+        if "MASTER_ADDR" in variables and variables.get("RANK", "").isdecimal():
+            found[int(variables["RANK"])] = int(place.name)
+    ranks = [f"{process} (rank {rank})" for rank, process in sorted(found.items())]
+    more = ", ..." if len(ranks) > _NAMED else ""
+    return f"it has started ranks: give --pid {', '.join(ranks[:_NAMED])}{more}" if ranks else ""
 
 
 def _parsed(environment: bytes) -> Mapping[str, str]:

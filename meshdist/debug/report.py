@@ -8,7 +8,7 @@ from pathlib import Path
 
 from meshdist.debug.states import CallSeen, RankSeen, read_states
 from meshdist.debug.story import ranks_in_words, story
-from meshdist.debug.waits import who_waits
+from meshdist.debug.waits import Waits, first_difference, who_waits
 
 _MOST_SHOWN = 5
 _LATE_S = 0.001
@@ -41,11 +41,12 @@ def report_on(states: Mapping[int, RankSeen], gone: Mapping[int, str] | None = N
     there = f"{len(states)} of {size} ranks" if len(states) < size else f"all {size} ranks"
     shrunk = next(iter(states.values())).num_shrunk
     since = " since the world was shrunk" + (f" {shrunk} times" if shrunk > 1 else "") if shrunk else ""
+    waits = who_waits(states, gone)
     parts = [
         [f"Flight records of {there}{since}, on {ranks_hosts(states.values())}."],
         ["What went wrong", *_faults(states)],
-        ["First call in which the ranks disagree", *_first_disagreement(states)],
-        ["Who waits for whom", *story(who_waits(states, gone), size)],
+        ["First call in which the ranks disagree", *_first_disagreement(states, waits)],
+        ["Who waits for whom", *story(waits, size)],
         ["Who comes last", *_latecomers(states)],
     ]
     if silent:
@@ -82,7 +83,7 @@ def _faults(states: Mapping[int, RankSeen]) -> list[str]:
     return lines
 
 
-def _first_disagreement(states: Mapping[int, RankSeen]) -> list[str]:
+def _first_disagreement(states: Mapping[int, RankSeen], waits: Waits) -> list[str]:
     made: dict[tuple[str, int], dict[int, CallSeen]] = {}
     for rank, state in states.items():
         for call in state.calls:
@@ -90,7 +91,9 @@ def _first_disagreement(states: Mapping[int, RankSeen]) -> list[str]:
                 made.setdefault((call.group, call.sequence), {})[rank] = call
     wrong = [calls for calls in made.values() if len({call.text for call in calls.values()}) > 1]
     if not wrong:
-        return ["none: where ranks made the same call of a group, they made it in the same way"]
+        return _order_of_groups(waits) or [
+            "none: where ranks made the same call of a group, they made it in the same way"
+        ]
     calls = min(wrong, key=lambda calls: min(call.created_s for call in calls.values()))
     one = next(iter(calls.values()))
     by_words: dict[str, list[int]] = {}
@@ -100,6 +103,20 @@ def _first_disagreement(states: Mapping[int, RankSeen]) -> list[str]:
         f"call {one.sequence} on {one.label!r}:",
         *(f"  {ranks_in_words(ranks)}: {words}" for words, ranks in by_words.items()),
     ]
+
+
+def _order_of_groups(waits: Waits) -> list[str]:
+    """Return where ranks that wait for each other begin to call different groups."""
+    for one, other in zip(waits.cycle, waits.cycle[1:] + waits.cycle[:1], strict=True):
+        difference = first_difference(waits.states[one], waits.states[other])
+        if difference is not None and difference.mine is not None and difference.theirs is not None:
+            after = f"after {difference.before.words}" if difference.before is not None else "in their first call"
+            return [
+                f"the ranks call their groups in different orders, {after}:",
+                f"  rank {one}: {difference.mine.words}",
+                f"  rank {other}: {difference.theirs.words}",
+            ]
+    return []
 
 
 def _latecomers(states: Mapping[int, RankSeen]) -> list[str]:

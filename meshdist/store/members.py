@@ -52,7 +52,8 @@ class Member(NamedTuple):
             return True
         except PermissionError:
             return False  # it lives, as another user
-        return _start_time(self.pid) != self.started  # the number went to another process
+        # Another start: the number went to another process. A zombie has none: only its exit status is to be asked for.
+        return _start_time(self.pid) != self.started
 
 
 class Members:
@@ -117,10 +118,11 @@ def _host_identity() -> bytes:
 
 
 def _start_time(pid: int) -> bytes:
-    """Return when process `pid` started, empty where that is not known."""
+    """Return when process `pid` started, empty where that is not known or it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The name in parentheses may itself hold spaces; the start time is the 20th field after it.
-            return file.read().rpartition(b")")[2].split()[19]
+            fields = file.read().rpartition(b")")[2].split()
+        return b"" if fields[0] in (b"Z", b"X") else fields[19]
     except (OSError, IndexError):
         return b""

@@ -59,6 +59,20 @@ def test_another_world_size_is_refused():
     assert not roster.ranks
 
 
+def test_all_or_none_is_numbered():
+    entries = [arrival("x"), arrival("y", world_size=2), arrival("z"), arrival("w")]
+    roster = Roster(all_or_none=True)
+    for entry in entries:
+        roster.arrive(entry)
+    assert not roster.ranks
+    assert roster.objections == [f"pid of y on a: {roster.refusals['y']}"]
+    for entry in ("x", "z", "w"):
+        roster.leave(entry)
+    for entry in (arrival("x"), arrival("z"), arrival("w")):
+        roster.arrive(entry)
+    assert len(roster.ranks) == 3
+
+
 def test_one_too_many_is_refused():
     roster = roster_of(arrival("x"), arrival("y"), arrival("z"), arrival("late"))
     assert re.search(r"the 3 ranks are there already \(pid of x on a; pid of y .*group_name", roster.refusals["late"])

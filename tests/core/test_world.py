@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-from worlds import Crew, crew_rank
+from worlds import Crew, crew_rank, tell
 
 import meshdist as dist
 
@@ -204,41 +204,90 @@ def try_to_join(url, rank, world_size, timeout_s):
     return time.monotonic() - start, None, f"rank {dist.get_rank()} of {dist.get_world_size()}"
 
 
-def test_two_ranks_of_one_number(trio, url):
-    """One of the two is refused at once, before all ranks are there; the other one is taken."""
+def test_two_ranks_of_one_number_end_the_wait_of_all(trio, url):
+    """Before all ranks are there; and nothing is left of it in the way of the next."""
     # Over TCP the store is at rank 0, which has to be there before anyone can tell.
     others = [0] if url.startswith("tcp") else []
-    trio.start(try_to_join, url, 0, 3, 5, ranks=others)
-    trio.start(try_to_join, url, 1, 3, 5, ranks=[1, 2])
-    rank, (took_s, kind, message) = trio.first_outcome([1, 2])
-    assert took_s < 1
-    assert kind is ValueError
-    assert re.search(r"rank 1 is there already, pid \d+ on .*give each process a rank of its own", message)
-    trio.start(try_to_join, url, 2, 3, 5, ranks=[rank])
-    trio.start(try_to_join, url, 0, 3, 5, ranks=[0] if not others else [])
-    joined = [trio.outcome(each)[1:] for each in range(3)]
-    assert sorted(joined, key=str) == [(None, "rank 0 of 3"), (None, "rank 1 of 3"), (None, "rank 2 of 3")]
+    trio.start(try_to_join, url, 0, 3, 30, ranks=others)
+    trio.start(try_to_join, url, 1, 3, 30, ranks=[1, 2])
+    outcomes = [trio.outcome(rank) for rank in (*others, 1, 2)]
+    for took_s, kind, message in outcomes:
+        assert took_s < 10
+        assert kind is ValueError
+        assert re.search(r"rank 1 is there already, pid \d+ on .*give each process a rank of its own", message)
+    told = [message for _, _, message in outcomes if re.search(r"refused pid \d+ on .*rank 1 is there", message)]
+    assert len(told) == len(outcomes) - 1
+    for rank in range(3):
+        trio.start(try_to_join, url, rank, 3, 30, ranks=[rank])
+    assert [trio.outcome(rank)[1:] for rank in range(3)] == [(None, f"rank {rank} of 3") for rank in range(3)]
 
 
-def test_a_second_rank_0_is_refused_at_once(trio, url):
-    trio.start(try_to_join, url, 0, 2, 5, ranks=[0, 2])
-    rank, (took_s, kind, message) = trio.first_outcome([0, 2])
-    trio.start(try_to_join, url, 1, 2, 5, ranks=[1])
-    assert [trio.outcome(joined)[1] for joined in (1, 2 - rank)] == [None, None]
-    assert took_s < 1
-    assert issubclass(kind, (ValueError, dist.DistNetworkError, dist.DistStoreError))
-    assert re.search("rank 0|127.0.0.1", message)
+def test_a_second_rank_0_ends_the_wait_of_the_first(trio, url):
+    trio.start(try_to_join, url, 0, 2, 30, ranks=[0, 2])
+    for took_s, kind, message in (trio.outcome(0), trio.outcome(2)):
+        assert took_s < 10
+        assert issubclass(kind, (ValueError, dist.DistNetworkError))
+        assert re.search("rank 0 is there already|is another process of this job rank 0", message)
 
 
 def test_world_sizes_that_disagree(pair, url):
-    pair.start(try_to_join, url, 0, 2, 2, ranks=[0])
-    pair.start(try_to_join, url, 1, 3, 2, ranks=[1])
+    pair.start(try_to_join, url, 0, 2, 30, ranks=[0])
+    pair.start(try_to_join, url, 1, 3, 30, ranks=[1])
     outcomes = pair.gather()
-    refused = [(took_s, message) for took_s, kind, message in outcomes if kind is ValueError]
-    assert len(refused) >= 1
-    for took_s, message in refused:
-        assert took_s < 1
-        assert re.search("world size is [23], this one says [32]|world_size=[23], not [32]", message)
+    for took_s, kind, message in outcomes:
+        assert took_s < 10
+        assert kind is ValueError
+        assert re.search("world size is [23], this one says [32]", message)
+    assert sum("refused pid" in message for _, _, message in outcomes) == 1
+    # Nothing is left of it in the way of the next.
+    for rank in (0, 1):
+        pair.start(try_to_join, url, rank, 2, 30, ranks=[rank])
+    assert [pair.outcome(rank)[1:] for rank in (0, 1)] == [(None, "rank 0 of 2"), (None, "rank 1 of 2")]
+
+
+def test_a_rank_that_the_world_does_not_have_ends_the_wait_of_the_others(pair, tmp_path, port):
+    for place in (f"tcp://127.0.0.1:{port}", f"file://{tmp_path}/meet"):
+        pair.start(try_to_join, place, 0, 2, 30, ranks=[0])
+        deadline = time.monotonic() + 30
+        while place.startswith("file") and not list(tmp_path.glob("meet")):
+            assert time.monotonic() < deadline
+        if place.startswith("file"):
+            while b"arrivals" not in (tmp_path / "meet").read_bytes():
+                assert time.monotonic() < deadline
+        pair.start(try_to_join, place, 2, 2, 30, ranks=[1])
+        for took_s, kind, message in pair.gather():
+            assert took_s < 10
+            assert issubclass(kind, ValueError)
+            assert "rank must be between 0 and world_size - 1 = 1, got 2" in message
+
+
+def test_who_is_not_of_a_world_that_has_begun_does_not_disturb_it(trio):
+    with dist.TCPStore("127.0.0.1", 0, is_master=True) as store:
+        for rank in (0, 1):
+            trio.start(stay_in_the_world, store.port, rank, ranks=[rank])
+        assert [trio.told(rank) for rank in (0, 1)] == ["joined"] * 2
+        for rank, world_size, words in ((1, 2, "rank 1 is there already"), (1, 3, "world size is 2, this one says 3")):
+            trio.start(join_late, store.port, rank, world_size, ranks=[2])
+            assert words in trio.outcome(2)
+        store.set("go on", "")
+        assert [trio.outcome(rank) for rank in (0, 1)] == [2.0, 2.0]
+
+
+def stay_in_the_world(port, rank):
+    store = dist.TCPStore("127.0.0.1", port, timeout=30)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=30)
+    tell("joined")
+    store.get("go on")
+    total = dist.all_reduce(np.ones(1)).item()
+    dist.destroy_process_group()
+    return total
+
+
+def join_late(port, rank, world_size):
+    store = dist.TCPStore("127.0.0.1", port, timeout=30)
+    with pytest.raises(ValueError, match=r"init_process_group \(rank 1") as raised:
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=30)
+    return str(raised.value)
 
 
 def test_missing_ranks_are_named_at_the_timeout(pair, url):

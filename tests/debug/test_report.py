@@ -41,6 +41,21 @@ def test_the_page_names_the_call_in_which_ranks_disagree(tmp_path, capsys):
     assert "rank 1: all_reduce(float32[8], op=sum)" in page
 
 
+def test_the_page_names_where_ranks_call_their_groups_in_different_orders(tmp_path, capsys):
+    groups = {"world": [0, 1], "a": [0, 1], "b": [0, 1]}
+    page = page_of(
+        tmp_path,
+        capsys,
+        data(0, [record("world", 1, 9.0), waiting("a", 1, 5.0)], groups, size=2),
+        data(1, [record("world", 1, 9.0), waiting("b", 1, 5.0)], groups, size=2),
+    )
+    _, _, part = page.partition("First call in which the ranks disagree\n")
+    lines = part.splitlines()[:3]
+    assert lines[0].startswith("  the ranks call their groups in different orders, after barrier(), call 1 on 'world'")
+    assert {line.partition(": barrier(), call 1 on ")[0] for line in lines[1:]} == {"    rank 0", "    rank 1"}
+    assert "none" not in page
+
+
 def test_the_page_names_faults_in_the_order_in_which_they_came(tmp_path, capsys):
     page = page_of(
         tmp_path,
@@ -114,6 +129,15 @@ def test_the_graph_can_be_drawn(tmp_path, capsys):
     write(tmp_path, data(0, [waiting("world", 2, 5.0)], WORLD, size=3))
     assert main(["report", str(tmp_path), "--draw", str(tmp_path / "waits.png")]) == 0
     assert (tmp_path / "waits.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_where_nothing_can_be_drawn_that_is_said_before_the_page(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    write(tmp_path, data(0, [waiting("world", 2, 5.0)], WORLD, size=3))
+    assert main(["report", str(tmp_path), "--draw", str(tmp_path / "waits.png")]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "needs matplotlib: pip install matplotlib" in said.err
 
 
 def test_files_of_before_a_world_was_shrunk_are_left_out(tmp_path, capsys):

@@ -172,7 +172,39 @@ def test_attach_to_a_process_that_is_no_rank(capsys):
     with subprocess.Popen(["sleep", "60"], env=variables) as sleeper:
         assert main(["attach", "--pid", str(sleeper.pid)]) == 1
         sleeper.kill()
-    assert "has no MASTER_ADDR and MASTER_PORT in its environment" in capsys.readouterr().err
+    assert "has no MASTER_ADDR and MASTER_PORT in its environment; give the pid of a rank" in capsys.readouterr().err
+
+
+CHILD = "import os, sys; print(os.getpid(), flush=True); sys.stdin.readline()"
+
+
+def test_attach_to_the_parent_of_the_ranks_names_them(capsys):
+    from meshdist.debug.__main__ import main
+
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}
+    shell = ["sh", "-c", 'RANK=3 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 "$0" -c "$1"; exit', sys.executable, CHILD]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(shell, env=variables, **pipes) as parent:
+        child = parent.stdout.readline().strip()
+        assert main(["attach", "--pid", str(parent.pid)]) == 1
+        parent.communicate("end\n", timeout=30)
+    assert f"process {parent.pid} is no rank" in (words := capsys.readouterr().err)
+    assert f"it has started ranks: give --pid {child} (rank 3), or --store" in words
+
+
+@pytest.mark.parametrize(
+    ("secret", "words"), [("", "MESHDIST_SECRET is missing for the job"), ("b", "MESHDIST_SECRET here is not that of")]
+)
+def test_attach_without_the_secret_says_so(monkeypatch, capsys, secret, words):
+    from meshdist.debug.__main__ import main
+
+    monkeypatch.delenv("MESHDIST_SECRET_FILE", raising=False)
+    monkeypatch.setenv("MESHDIST_SECRET", secret)
+    with dist.TCPStore("127.0.0.1", 0, is_master=True, secret=b"a") as store:
+        assert main(["attach", "--store", f"127.0.0.1:{store.port}"]) == 1
+    said = capsys.readouterr().err
+    assert words in said
+    assert "port" not in said
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ def test_ctrl_c_in_a_wait(new_crew, name, connected):
     assert failure.ended_s - sent_s < 0.5, failure
     assert after.kind is dist.DistBackendError, after
     assert "barrier on group 'world'" in after.message
+    assert after.message.endswith("KeyboardInterrupt")
     assert "KeyboardInterrupt" in after.message
 
 

@@ -78,6 +78,20 @@ class Peer(Waitable):
         return "rank 5"
 
 
+def test_the_order_of_the_ranks_is_blamed_where_it_differs_alone():
+    store, deadline = HashStore(), Deadline(30)
+    wait = SetUpWait(Peer(), SimpleNamespace(world_store=store, name="a#1", label="a", rank=0, ranks=(3, 5)))
+    while store.num_keys() == 0:
+        assert not deadline.expired()
+        wait.check()
+    for ranks, is_told in (((3, 5), False), ((5, 3), True), ((5, 3, 1), False)):
+        words = SetUpWait(
+            Peer(), SimpleNamespace(world_store=store, name="b#1", label="b", rank=0, ranks=ranks)
+        ).missing()
+        assert "waited meanwhile in the first call on group 'a' (ranks 3, 5)" in words
+        assert ("another order" in words) == is_told
+
+
 def test_word_is_taken_back_when_the_peer_has_come():
     store, peer = HashStore(), Peer()
     mine = SimpleNamespace(world_store=store, name="pair#1", label="pair", rank=1, ranks=(5, 3))

@@ -219,6 +219,19 @@ def test_a_file_left_over_by_a_killed_run_is_named_at_once(tmp_path: Path, world
         assert not store.check(["key"])
 
 
+def test_a_file_left_over_by_a_killed_process_that_nobody_has_reaped(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    pid = os.fork()
+    if pid == 0:
+        join_and_die(path, 2)
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(DistStoreError, match=f"it was left over by an earlier run, whose process {pid} is gone"):
+            FileStore(path, 2, timeout=5)
+    finally:
+        os.waitpid(pid, 0)
+
+
 def test_another_jobs_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "store"
     monkeypatch.setenv("MESHDIST_SECRET", "one")

@@ -24,6 +24,7 @@ from meshdist.call import Call, Signature, num_bytes
 from meshdist.deadline import Deadline
 from meshdist.device_calls import DeviceCalls
 from meshdist.errors import DistBackendError, DistError
+from meshdist.farewell import gave_up
 from meshdist.waiting import Waitable, look_a_while
 
 
@@ -125,7 +126,7 @@ class MpiBackend(Backend):
         if self.size == 1:
             return
         # Those that have not used the group yet find it in the store.
-        self._withdraw(f"gave up: {reason}")
+        self._withdraw(gave_up(reason))
         if self._mail is not None:
             self._mail.fail(reason)
 
