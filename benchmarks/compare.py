@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from sidebyside import machine, report
@@ -22,7 +21,7 @@ from sidebyside.columns import Columns
 from sidebyside.contender import COALESCED, OUTSTANDING
 from sidebyside.jobs import Job, JobError
 from sidebyside.libraries import NAMES, OVER_MPI, SHARED, Library, installed
-from sidebyside.options import names_from, positive, positive_float, positives
+from sidebyside.options import names_from, picture, positive, positive_float, positives
 from sidebyside.rounds import measure
 
 METHOD = """\
@@ -58,13 +57,15 @@ def parse() -> argparse.Namespace:
     add("--dtype", choices=["float32", "float64"], default="float32", help="(default: %(default)s)")
     add("--rounds", type=positive, default=7, help="(default: %(default)s)")
     add("--seconds", type=positive_float, default=0.2, help="of each library in a round (default: %(default)s)")
-    add("--plot", type=Path, metavar="PATH", help="draw time by size, .svg or .png")
+    add("--plot", type=picture, metavar="PATH", help="draw time by size, .svg or .png")
     report.add_output_options(parser)
     args = parser.parse_args()
     if min(args.ranks) < 2:
         parser.error(f"--ranks must be at least 2, got {min(args.ranks)}")
     if not {"meshdist", OVER_MPI.name} & set(args.libraries):
         parser.error(f"--libraries must name meshdist, or {OVER_MPI.name}, which the others are compared with")
+    if args.plot is not None and not any(COLLECTIVES[name] for name in args.collectives):
+        parser.error("--plot draws time by size: --collectives must name one that moves something")
     return args
 
 

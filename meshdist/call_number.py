@@ -40,7 +40,7 @@ def located(error: BaseException, where: str, record: Record | None) -> tuple[Ba
 
 
 def numbered(text: str, kind: str, number: int, site: str) -> str:
-    """Return what a call failed with, and the number and the line of that call.
+    r"""Return what a call failed with, and the number and the line of that call.
 
     Ranks make the calls of a group together, so who has gone without this one has made all before it.
 
@@ -49,6 +49,10 @@ def numbered(text: str, kind: str, number: int, site: str) -> str:
         'rank 1 has died; this is call 18, at train.py:42'
         >>> numbered("rank 1 has left the world without making this call", "call", 18, "train.py:42")
         'rank 1 has left the world without making this call; its last was call 17, this is call 18, at train.py:42'
+        >>> print(numbered("rank 1 has failed: timed out\n  who waits for whom:", "call", 18, "train.py:42"))
+        rank 1 has failed: timed out; this is call 18, at train.py:42
+          who waits for whom:
     """
-    last = f"its last was call {number - 1}, " if text.endswith(_NOT_MADE) and number > 1 else ""
-    return f"{text}; {last}{_THIS_IS}{kind} {number}, at {site}"
+    what, newline, story = text.partition("\n")  # behind the first line, who waits for whom
+    last = f"its last was call {number - 1}, " if what.endswith(_NOT_MADE) and number > 1 else ""
+    return f"{what}; {last}{_THIS_IS}{kind} {number}, at {site}{newline}{story}"

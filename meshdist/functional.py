@@ -54,7 +54,11 @@ __all__ = [
 
 def _taken(x: Any) -> Any:
     """Return `x` as NumPy's array or, in the memory of a GPU, CuPy's."""
-    if type(x) is np.ndarray or device_type_of(x) == "cpu":
+    if type(x) is np.ndarray:
+        return x
+    if getattr(x, "requires_grad", False):
+        raise TypeError("x requires grad, and what is returned would have none: pass x.detach()")
+    if device_type_of(x) == "cpu":
         return as_array(x, "x")
     from meshdist.cupy_arrays import as_device_array
 

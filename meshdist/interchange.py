@@ -24,7 +24,8 @@ _FAILURES = (TypeError, ValueError, RuntimeError, BufferError, AttributeError, N
 def shared_array(value: Any, name: str) -> Array:
     """Return what is no NumPy array as one over the same memory.
 
-    Taken are, in this order: torch tensors on the CPU, `__array_interface__` and `__array_struct__`, DLPack, and the
+    Taken are, in this order: torch tensors on the CPU (those that require grad without their history, as
+    torch.distributed takes them), `__array_interface__` and `__array_struct__`, DLPack, and the
     buffer protocol (`array.array`, `bytearray`, `memoryview`). What has `__array__` alone may hand out a copy, so it
     comes back read-only: good enough to be sent, not to be written.
 
@@ -69,6 +70,8 @@ def _of_tensor(tensor: Any, name: str) -> Array:
     dtype_name = str(tensor.dtype).removeprefix("torch.")
     if tensor.device.type == "cuda":
         raise _on_gpu(tensor, name)
+    if tensor.requires_grad:
+        tensor = tensor.detach()  # the same memory, and what is written there is no step of the graph
     if dtype_name not in _EXTENSIONS:
         return _tried(lambda tensor: tensor.numpy(), tensor, name, "tensor.numpy()")
     try:

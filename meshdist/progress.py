@@ -101,6 +101,8 @@ class Job:
             elif check and vigil is not None:
                 self.watch = vigil.look(self.watch, self._where, self.deadline, waitable)
         except BaseException as error:  # whatever it is, it belongs to whoever waits for this work
+            if self.watch is not None and isinstance(error, DistError):
+                self.watch.give_up(error)
             self.error = self._failed(error, self._where, self.record)
             return True
         return False

@@ -183,6 +183,10 @@ def wait_until(waitable: Waitable, bell: Doorbell, deadline: Deadline, where: st
                 return
             bell.wait(deadline.slice_s(min(nap_s, waitable.nap_s())))
             nap_s = LONGEST_NAP_S
+    except DistError as error:
+        if watch is not None:
+            watch.give_up(error)
+        raise
     finally:
         if armed:
             waitable.disarm(bell)

@@ -51,7 +51,7 @@ class Shape(NamedTuple):
         expected: From what all ranks give, and the rank, what that rank must take.
         sizes: The sizes that are measured unless others are asked for.
         exchanges: A rank gives and takes a block for each rank, though it gives and takes the whole size.
-        takers: How many ranks take something; the first ones.
+        takers: The ranks that take something, -1 for the last; None for all.
     """
 
     gives_block: bool
@@ -60,7 +60,7 @@ class Shape(NamedTuple):
     expected: Callable[[list[Array], int], Array]
     sizes: tuple[int, ...] = SIZES
     exchanges: bool = False
-    takers: int | None = None
+    takers: tuple[int, ...] | None = None
 
 
 def _block_of_all(everyone: list[Array], rank: int) -> Array:
@@ -74,10 +74,10 @@ def _block_of_sum(everyone: list[Array], rank: int) -> Array:
 COLLECTIVES: dict[str, Shape | None] = {
     "all_reduce": Shape(False, False, True, lambda all_, rank: sum(all_[1:], all_[0])),
     "broadcast": Shape(False, False, True, lambda all_, rank: all_[0]),
-    "reduce": Shape(False, False, True, lambda all_, rank: sum(all_[1:], all_[0]), takers=1),
+    "reduce": Shape(False, False, True, lambda all_, rank: sum(all_[1:], all_[0]), takers=(0,)),
     "all_gather_into_tensor": Shape(True, False, False, lambda all_, rank: np.concatenate(all_)),
     "all_gather": Shape(True, False, False, lambda all_, rank: np.concatenate(all_)),
-    "gather": Shape(True, False, False, lambda all_, rank: np.concatenate(all_), takers=1),
+    "gather": Shape(True, False, False, lambda all_, rank: np.concatenate(all_), takers=(0,)),
     "scatter": Shape(False, True, False, lambda all_, rank: np.split(all_[0], len(all_))[rank]),
     "reduce_scatter_tensor": Shape(False, True, False, _block_of_sum),
     "reduce_scatter": Shape(False, True, False, _block_of_sum),
@@ -87,7 +87,7 @@ COLLECTIVES: dict[str, Shape | None] = {
     "all_reduce_coalesced": Shape(
         False, False, True, lambda all_, rank: sum(all_[1:], all_[0]), (COALESCED * 8, 16 * MIB)
     ),
-    "send_recv": Shape(False, False, False, lambda all_, rank: all_[0], takers=2),
+    "send_recv": Shape(False, False, False, lambda all_, rank: all_[0], takers=(0, -1)),
     "barrier": None,
 }
 """Every collective that can be measured; None for what moves no array."""
@@ -163,7 +163,7 @@ def prepare(contender: Contender, case: Case) -> Call:
         for places in _columns(lengths.gives, 1):
             give[places] = _values(rank, repeat, places, dtype)
         call()
-        if shape.takers is None or rank < shape.takers:
+        if shape.takers is None or rank in [taker % contender.size for taker in shape.takers]:
             _check(contender, case, shape, take, repeat)
     # Zeros stay zeros however often they are summed. They are written, so that they are memory of their own.
     give.fill(0)

@@ -92,7 +92,7 @@ class Contender(ABC):
 
     @abstractmethod
     def send_recv(self, give: Array, take: Array) -> Call:
-        """There and back: rank 0 sends `give` to rank 1, which sends what it took back; the other ranks do nothing."""
+        """There and back: rank 0 sends `give` to the last rank, which sends back what it took; others do nothing."""
 
     @abstractmethod
     def leave(self) -> None:
@@ -118,15 +118,18 @@ def nothing() -> None:
     """Do nothing, as the ranks do that a call does not concern."""
 
 
-def there_and_back(rank: int, send: Callable[..., object], recv: Callable[..., object], give: Any, take: Any) -> Call:
+def there_and_back(
+    rank: int, size: int, send: Callable[..., object], recv: Callable[..., object], give: Any, take: Any
+) -> Call:
     """Return the call of `Contender.send_recv` for a library with `send(array, to)` and `recv(array, from)`."""
+    last = size - 1
 
     def ping() -> None:
-        send(give, 1)
-        recv(take, 1)
+        send(give, last)
+        recv(take, last)
 
     def pong() -> None:
         recv(take, 0)
         send(take, 0)
 
-    return {0: ping, 1: pong}.get(rank, nothing)
+    return {0: ping, last: pong}.get(rank, nothing)

@@ -71,7 +71,7 @@ class MeshdistRank(Contender):
         return partial(dist.all_to_all_single, take, give)
 
     def send_recv(self, give: Array, take: Array) -> Call:
-        return there_and_back(self.rank, dist.send, dist.recv, give, take)
+        return there_and_back(self.rank, self.size, dist.send, dist.recv, give, take)
 
     def leave(self) -> None:
         dist.destroy_process_group()

@@ -71,7 +71,7 @@ class MpiRank(Contender):
         return partial(self._comm.Alltoall, give, take)
 
     def send_recv(self, give: Array, take: Array) -> Call:
-        return there_and_back(self.rank, self._comm.Send, self._comm.Recv, give, take)
+        return there_and_back(self.rank, self.size, self._comm.Send, self._comm.Recv, give, take)
 
     def leave(self) -> None:
         MPI.Finalize()

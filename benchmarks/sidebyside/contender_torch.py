@@ -78,7 +78,9 @@ class TorchRank(Contender):
         return partial(dist.all_to_all_single, torch.from_numpy(take), torch.from_numpy(give))
 
     def send_recv(self, give: Array, take: Array) -> Call:
-        return there_and_back(self.rank, dist.send, dist.recv, torch.from_numpy(give), torch.from_numpy(take))
+        return there_and_back(
+            self.rank, self.size, dist.send, dist.recv, torch.from_numpy(give), torch.from_numpy(take)
+        )
 
     def _blocks(self, array: Array) -> list[torch.Tensor]:
         return list(torch.from_numpy(array).chunk(self.size))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from pathlib import Path
 
 
 def positive(text: str) -> int:
@@ -22,6 +25,23 @@ def positive_float(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"must be a number above 0, got {text!r}")
     return number
+
+
+def new_file(text: str) -> Path:
+    """Read the path of a file to be written, before anything is measured that would be lost otherwise."""
+    path = Path(text)
+    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"must be a file in a folder that can be written to, got {text!r}")
+    return path
+
+
+def picture(text: str) -> Path:
+    """Read the path of a picture to be drawn."""
+    if find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError("needs matplotlib: pip install matplotlib")
+    if Path(text).suffix not in (".svg", ".png", ".pdf"):
+        raise argparse.ArgumentTypeError(f"must end in .svg, .png or .pdf, got {text!r}")
+    return new_file(text)
 
 
 def positives(text: str) -> list[int]:

@@ -9,9 +9,10 @@ import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import date
-from pathlib import Path
 from statistics import median
 from typing import Any
+
+from sidebyside.options import new_file
 
 _PAGE = """\
 # Results
@@ -59,9 +60,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say where results go."""
-    parser.add_argument("--json", metavar="PATH", type=Path, help="write everything that was measured to this file")
+    parser.add_argument("--json", metavar="PATH", type=new_file, help="write everything that was measured to this file")
     parser.add_argument(
-        "--markdown", metavar="PATH", type=Path, help="put the section into this page, in place of its like"
+        "--markdown", metavar="PATH", type=new_file, help="put the section into this page, in place of its like"
     )
 
 

@@ -33,6 +33,7 @@ class Entry:
         is_ours: It comes with the package, so its name is taken.
         stages: The device types whose arrays it carries by way of the CPU, where the group has no other backend for
             them.
+        is_engine: There is one; not for the names that only say what torch has and this package has not.
     """
 
     devices: tuple[str, ...]
@@ -40,6 +41,7 @@ class Entry:
     missing: Callable[[], str | None]
     is_ours: bool = True
     stages: tuple[str, ...] = ()
+    is_engine: bool = True
 
 
 def entry_of(name: str) -> Entry:
@@ -55,8 +57,8 @@ def entry_of(name: str) -> Entry:
 
 
 def known_names() -> list[str]:
-    """Return the names of all backends, those too that cannot be used here."""
-    return sorted(_ENTRIES)
+    """Return the names of all backends that there are, those too that cannot be used here."""
+    return sorted(name for name, entry in _ENTRIES.items() if entry.is_engine)
 
 
 def make_engine(name: str, options: BackendOptions) -> Engine:
@@ -197,7 +199,7 @@ def _without_engine(reason: str, *devices: str) -> Entry:
     def make(options: BackendOptions) -> Engine:
         raise AssertionError("what is not available is never made")
 
-    return Entry(devices, make, lambda: reason)
+    return Entry(devices, make, lambda: reason, is_engine=False)
 
 
 def no_nccl() -> str | None:

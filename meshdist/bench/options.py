@@ -95,6 +95,8 @@ def _problem_with(options: argparse.Namespace) -> str | None:
     for name, path in (("--json", options.json), ("--csv", options.csv), ("--plot", options.plot)):
         if path is not None and not path.absolute().parent.is_dir():
             return f"{name}: there is no directory {str(path.absolute().parent)!r}; make it first"
+        if path is not None and path.is_dir():
+            return f"{name} must be a file, and {str(path)!r} is a directory"
     problem = None if options.plot is None else problem_with(options.plot)
     if problem is not None:
         return f"--plot {problem}"

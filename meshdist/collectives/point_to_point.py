@@ -100,7 +100,9 @@ def recv(
 def isend(
     tensor: Any, dst: int | None = None, group: GroupLike = None, tag: int = 0, group_dst: int | None = None
 ) -> Work:
-    """Begin to send `tensor`; never block, whatever its size, and whether or not the receiver has come.
+    """Begin to send `tensor`; never wait for the receiver, whatever the size of the message.
+
+    The first message to a rank sets up the way there, which takes milliseconds.
 
     Args:
         tensor: An array. Do not change it before the Work is done.

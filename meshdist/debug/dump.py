@@ -32,8 +32,8 @@ def flight_recorder(directory: str | os.PathLike[str] | None = None) -> dict[str
         collective; messages are counted by themselves), `call`, `kind` (collective or message), `text`, `sent`
         and `received` (dtype and shape of each array), `root` (a rank of the group), `tag`, `created_s`,
         `started_s` and `completed_s` (seconds since 1970; None for not yet), `timeout_s`, `state` (queued,
-        started, completed or failed), `site` (`file:line` of the user's call), `function` and, if it failed,
-        `error`.
+        started, completed or failed), `site` (file and line of the user's call, as train.py:12), `function` and,
+        if it failed, `error`.
 
     Raises:
         ValueError: There is no world.

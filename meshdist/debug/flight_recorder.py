@@ -100,6 +100,7 @@ class FlightRecorder:
     """The last calls of one rank.
 
     Attributes:
+        began: When it was made, by `clock`.
         keep: Takes a record in, for which the oldest goes; in one step, for any number of threads.
 
     Example:
@@ -114,6 +115,7 @@ class FlightRecorder:
     def __init__(self, num_records: int = NUM_RECORDS) -> None:
         self._ring: deque[Record] = deque(maxlen=num_records)
         self.keep = self._ring.append
+        self.began = clock()
 
     def begin(self, facts: Any, sequence: int, *, started: bool = True) -> Record:
         """Return a new record of a call that this package's code is about to make; a queued one has not started."""

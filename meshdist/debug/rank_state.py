@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from meshdist.world import World
 
 FORMAT = 1
+GAVE_UP = "gave up"
+"""The reason of a state that is the last of a wait in vain: what the rank was in as it gave it up."""
 
 
 def rank_state(world: World, reason: str, most: int | None = None) -> dict[str, Any]:
@@ -52,6 +54,7 @@ def rank_state(world: World, reason: str, most: int | None = None) -> dict[str, 
         "host": card.host_name,
         "pid": card.pid,
         "time_s": time.time_ns() / 1e9,
+        "began_s": _seconds(world.recorder.began, offset),
         "groups": {
             group.name: {
                 "label": group.label,

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from meshdist.deadline import Deadline
+from meshdist.debug.rank_state import rank_state
 from meshdist.debug.states import RankSeen, parse_state
 from meshdist.errors import DistError
 from meshdist.farewell import DIED
@@ -30,15 +31,21 @@ class Reach(ABC):
 
     @abstractmethod
     def publish(self, state: dict[str, Any], *, waits: bool) -> None:
-        """Tell the others what this rank is in; `waits` if that does not change until it is taken back."""
+        """Tell the others what this rank is in; `waits` if that does not change until it is taken back.
+
+        What a rank was in as it gave up a call stays, for those who ask when it is gone.
+        """
 
     @abstractmethod
-    def retract(self) -> None:
-        """Take back what was told, as the wait is over."""
+    def retract(self, *, keeps_state: bool = False) -> None:
+        """Take back what was told, as the wait is over; the state of this rank not, where it is its last."""
 
     @abstractmethod
     def gather(self, budget_s: float) -> tuple[dict[int, RankSeen], dict[int, str]]:
-        """Return the states of the ranks that answer in time, and what is known of those that are gone or silent."""
+        """Return the states of the ranks that answer in time, and what is known of those that are gone or silent.
+
+        Of those that gave up a call and are gone since, there are both: the state is their last.
+        """
 
     @abstractmethod
     def leader(self) -> int | None:
@@ -72,8 +79,9 @@ class StoreReach(Reach):
     def publish(self, state: dict[str, Any], *, waits: bool) -> None:
         self._store.set(f"debug/state/{self._rank}", json.dumps({**state, "waits": waits}))
 
-    def retract(self) -> None:
-        self._store.delete_key(f"debug/state/{self._rank}")
+    def retract(self, *, keeps_state: bool = False) -> None:
+        if not keeps_state:
+            self._store.delete_key(f"debug/state/{self._rank}")
         if self._has_told:
             self._has_told = False
             self._store.delete_key(_STORY)  # of this wait; nobody shall take it for that of the next
@@ -99,9 +107,9 @@ class StoreReach(Reach):
         states = {
             rank: parse_state(json.loads(text), f"the state of rank {rank} in the store")
             for rank, text in texts.items()
-            if text is not None and rank not in gone
+            if text is not None
         }
-        return states, gone
+        return {rank: state for rank, state in states.items() if state.outlasts or rank not in gone}, gone
 
     def leader(self) -> int | None:
         for rank in range(min(self._peers.num_ranks, _MOST_RANKS)):
@@ -114,10 +122,13 @@ class StoreReach(Reach):
         self._has_told = True
 
     def told(self) -> str:
-        return self._store.get(_STORY).decode() if self._store.check([_STORY]) else ""
+        text = self._kept(_STORY)
+        return "" if text is None else text.decode()
 
     def _text(self, rank: int) -> bytes | None:
-        key = f"debug/state/{rank}"
+        return self._kept(f"debug/state/{rank}")
+
+    def _kept(self, key: str) -> bytes | None:
         if not self._store.check([key]):
             return None
         with suppress(DistError):  # it may be taken back in this very moment
@@ -150,18 +161,19 @@ class ThreadsReach(Reach):
     def publish(self, state: dict[str, Any], *, waits: bool) -> None:
         return
 
-    def retract(self) -> None:
+    def retract(self, *, keeps_state: bool = False) -> None:
         return
 
     def gather(self, budget_s: float) -> tuple[dict[int, RankSeen], dict[int, str]]:
-        from meshdist.debug.rank_state import rank_state
-
         states: dict[int, RankSeen] = {}
         gone: dict[int, str] = {}
         for rank, world in self._worlds().items():
             farewell = world.farewell_of(rank)
             if farewell is not None:
                 gone[rank] = farewell
+                last = world.vigil.last
+                if last is not None:
+                    states[rank] = parse_state(last, f"rank {rank}")
             else:
                 states[rank] = parse_state(rank_state(world, "asked for", RECORDS_SENT), f"rank {rank}")
         return states, gone
@@ -174,5 +186,5 @@ class ThreadsReach(Reach):
         return
 
     def told(self) -> str:
-        leader = self.leader()
-        return "" if leader is None else self._worlds()[leader].vigil.latest
+        found = (world.vigil.latest for _, world in sorted(self._worlds().items()) if world.vigil.is_watching)
+        return next(filter(None, found), "")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from meshdist.debug.rank_state import FORMAT
+from meshdist.debug.rank_state import FORMAT, GAVE_UP
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class RankSeen:
 
     Attributes:
         num_shrunk: How often its world was shrunk.
+        began_s: Since when it is in the world; None where that is not known.
         calls: Its calls, the oldest first.
         groups: By name.
         place: The innermost line of its own code that it is in; None where that is not known.
@@ -84,6 +85,7 @@ class RankSeen:
     in_call: bool
     stack: tuple[str, ...]
     num_shrunk: int = 0
+    began_s: float | None = None
 
     @property
     def who(self) -> str:
@@ -99,6 +101,24 @@ class RankSeen:
             for call in self.calls
             if call.is_open or (call.state == "failed" and last_s <= (call.completed_s or last_s))
         ]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is the last of a wait in vain, kept for those who ask later: so it was, and may be no more."""
+        return self.reason == GAVE_UP
+
+    @property
+    def gave_up_s(self) -> float | None:
+        """When it gave up the call that it waited for, after which it has called nothing; None where it has not."""
+        if self.is_last:
+            return self.time_s if self.in_call else None
+        calls = self.open_calls
+        return None if any(call.is_open for call in calls) or not calls else calls[-1].completed_s
+
+    @property
+    def outlasts(self) -> bool:
+        """Whether it still tells something once the rank is gone: how its last wait ended."""
+        return self.is_last or self.gave_up_s is not None
 
     def calls_on(self, group: str) -> int:
         """Return how many collectives it has called on a group; 0 where it does not know the group."""
@@ -135,6 +155,7 @@ def parse_state(data: Any, source: str) -> RankSeen:
             in_call=bool(data["in_call"]),
             stack=tuple(map(str, data["stack"])),
             num_shrunk=int(data.get("shrunk", 0)),
+            began_s=data.get("began_s"),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(

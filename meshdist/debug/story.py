@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
@@ -11,6 +12,7 @@ from meshdist.debug.waits import Waits, first_difference, who_waits
 _MOST_LINES = 8
 _MOST_RANKS = 8
 _MOST_STACKS, _MOST_FRAMES = 2, 5
+CIRCLE = "the ranks wait for each other"
 
 
 def story(waits: Waits, world_size: int, *, now_s: float | None = None) -> list[str]:
@@ -24,13 +26,15 @@ def story(waits: Waits, world_size: int, *, now_s: float | None = None) -> list[
     lines = causes(waits)
     parts: dict[tuple[str, ...], list[RankSeen]] = {}
     for _, state in sorted(waits.states.items()):
-        if state.rank not in waits.gone:
+        if state.rank not in waits.gone or state.outlasts:
             parts.setdefault(tuple(_doing(waits, state)), []).append(state)
     alike = sorted(parts.items(), key=lambda part: part[1][0].rank)
     for doing, states in alike[:_MOST_LINES]:
-        ages = [(now_s or state.time_s) - _since_s(state) for state in states]
-        verb = "is" if len(states) == 1 else "are"
-        lines.append(f"{ranks_in_words(state.rank for state in states)} {verb} {doing[0]}{_age(ages)}{doing[1]}")
+        verb = ("was" if states[0].is_last else "is") if len(states) == 1 else "were" if states[0].is_last else "are"
+        after = doing[1]
+        if len(states) > 1:
+            after = after.replace("; it has made", "; they have made", 1).replace("; its last", "; their last", 1)
+        lines.append(f"{ranks_in_words(state.rank for state in states)} {verb} {doing[0]}{_age(states, now_s)}{after}")
     if len(alike) > _MOST_LINES:
         rest = sum(len(states) for _, states in alike[_MOST_LINES:])
         lines.append(f"{rest} more ranks are in other places")
@@ -51,8 +55,7 @@ def causes(waits: Waits) -> list[str]:
     found = []
     if waits.cycle:
         found.append(_cycle_in_words(waits))
-    if waits.absent:
-        found.append(f"{ranks_in_words(waits.absent)} {_absence_in_words(waits)}")
+    found += _absences_in_words(waits)
     if found:
         return found
     if any(state.open_calls for state in waits.states.values()):
@@ -65,18 +68,38 @@ def _cycle_in_words(waits: Waits) -> str:
     for number, rank in enumerate(waits.cycle[:_MOST_RANKS]):
         following = waits.cycle[(number + 1) % len(waits.cycle)]
         steps.append(f"rank {rank} waits for rank {following} in {waits.graph.edges[rank, following]['call'].words}")
-    return f"the ranks wait for each other: {'; '.join(steps)}{_differing(waits, *waits.cycle[:2])}"
+    return f"{CIRCLE}: {'; '.join(steps)}{_differing(waits, *waits.cycle[:2])}"
 
 
-def _absence_in_words(waits: Waits) -> str:
-    first = waits.absent[0]
-    calls: dict[str, int] = {}
-    for _, _, call in waits.graph.in_edges(first, data="call"):
-        calls[call.words] = calls.get(call.words, 0) + 1
-    most = max(calls, key=lambda words: calls[words])
-    verb = "has" if len(waits.absent) == 1 else "have"
-    pair = next(iter(waits.graph.predecessors(first))), first
-    return f"{verb} not come to {most}{_differing(waits, *pair)}"
+def _absences_in_words(waits: Waits) -> list[str]:
+    """Return a sentence for each of the calls that ranks are missing in; of a rank, the one that most wait in."""
+    missing: dict[str, list[int]] = {}
+    for rank in waits.absent:
+        calls = Counter(
+            _left_out(call, waiting) for waiting, _, call in sorted(waits.graph.in_edges(rank, data="call"), key=_first)
+        )
+        missing.setdefault(calls.most_common(1)[0][0], []).append(rank)
+    sentences = [
+        f"{ranks_in_words(ranks)} {'has' if len(ranks) == 1 else 'have'} not {what}"
+        + _differing(waits, min(waits.graph.predecessors(ranks[0])), ranks[0])
+        for what, ranks in missing.items()
+    ]
+    if len(sentences) > _MOST_LINES:
+        sentences[_MOST_LINES:] = [f"and so on, {ranks_in_words(waits.absent)} in all"]
+    return sentences
+
+
+def _first(edge: tuple[int, int, CallSeen]) -> int:
+    return edge[0]
+
+
+def _left_out(call: CallSeen, waiting: int) -> str:
+    """Return what somebody has not done that the rank `waiting` waits for in a call: of a message, the other side."""
+    if not call.is_message:
+        return f"come to {call.words}"
+    if call.is_receipt:
+        return f"sent what rank {waiting} waits for in {call.words}"
+    return f"received what rank {waiting} sends in {call.words}"
 
 
 def _differing(waits: Waits, mine: int, theirs: int) -> str:
@@ -96,7 +119,7 @@ def _differing(waits: Waits, mine: int, theirs: int) -> str:
 def in_words(state: RankSeen) -> list[str]:
     """Return what one rank does, as lines: its call or place, and its stack."""
     doing = _doing(who_waits({state.rank: state}), state)
-    return [f"it is {doing[0]}{_age([state.time_s - _since_s(state)])}{doing[1]}", *state.stack]
+    return [f"it is {doing[0]}{_age([state])}{doing[1]}", *state.stack]
 
 
 def _doing(waits: Waits, state: RankSeen) -> tuple[str, str]:
@@ -105,10 +128,13 @@ def _doing(waits: Waits, state: RankSeen) -> tuple[str, str]:
     if call is not None:
         awaited = sorted(waits.graph.successors(state.rank)) if state.rank in waits.graph else []
         whom = f", waiting for {ranks_in_words(awaited)}" if awaited else ""
-        return f"in {call.words}{' (given up)' if call.state == 'failed' else ''}", whom
+        given_up = ", and gave up" if state.is_last else ""
+        return f"in {call.words}{' (given up)' if call.state == 'failed' else ''}", whom + given_up
     place = f"at {_short(state.place)}" if state.place else "at a place that is not known"
-    last = next((call for call in reversed(state.calls) if call.state == "completed"), None)
+    last = next((call for call in reversed(state.calls) if call.state in ("completed", "failed")), None)
     after = "; it has made no call" if last is None else f"; its last call was {last.words}"
+    if last is not None and last.state == "failed":
+        after += ", which failed"
     if state.open_calls:
         after += f"; {len(state.open_calls)} async calls are on their way"
     return f"in no call, {place}", after
@@ -128,10 +154,14 @@ def _since_s(state: RankSeen) -> float:
     call = _waiting(state)
     if call is not None:
         return call.created_s
-    return max((call.completed_s for call in state.calls if call.completed_s is not None), default=state.time_s)
+    done = (call.completed_s for call in state.calls if call.completed_s is not None)
+    return max(done, default=state.time_s if state.began_s is None else state.began_s)
 
 
-def _age(ages_s: Sequence[float]) -> str:
+def _age(states: Sequence[RankSeen], now_s: float | None = None) -> str:
+    """Return how long some ranks have done what they do, until `now_s`, or until they said so."""
+    ends_s = (state.time_s if now_s is None or state.is_last else now_s for state in states)
+    ages_s = [end_s - _since_s(state) for end_s, state in zip(ends_s, states, strict=True)]
     least, most = max(0.0, min(ages_s)), max(0.0, max(ages_s))
     if most - least < 0.1 * most + 0.1:
         return f", for {most:.1f} s"

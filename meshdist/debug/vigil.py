@@ -3,7 +3,8 @@
 A rank that has waited for a tenth of its timeout, 30 s at most, starts a thread, which ends with the wait. It tells the
 other ranks what this one is in, as they all do that wait as long, and asks those that do not wait. The lowest of the
 waiting ranks makes a graph of it all, says what it finds in the log, and leaves it for the others; whoever's time is
-over puts it into its error. So nothing of this exists before a rank waits for long: no thread, no connection, no key.
+over puts it into its error, and leaves what it was in itself: the others wait on, and may ask when it is gone. So
+nothing of this exists before a rank waits for long: no thread, no connection, no key.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ _MOST_PATIENT = 10
 # What is logged at debug level INFO.
 _SLOW_S = 1.0
 _LONGEST_BUDGET_S = 1.0
+# As long as nothing was found yet: on a busy machine, loading what it takes may last for seconds.
+_FIRST_BUDGET_S = 5.0
 
 
 def patience_s(timeout_s: float) -> float:
@@ -69,8 +72,25 @@ class Watch:
 
     def story(self) -> str:
         """Return who waits for whom, as the end of the message of a timeout; empty where it cannot be found out."""
-        story = self._vigil.story(min(_LONGEST_BUDGET_S, self.timeout_s / 10))
+        story = self._vigil.story(self._budget_s)
         return f"\n{story}" if story else ""
+
+    def give_up(self, error: DistError) -> None:
+        """Leave what this rank was in for those that ask later, as the wait ends with `error`.
+
+        Who waits in a circle may first notice that the next one has given up and gone: it is told of the circle, too.
+        """
+        if not self.is_kept:
+            return
+        from meshdist.debug.story import CIRCLE
+
+        if error.peer_failed and "\n" not in str(error) and CIRCLE in self._vigil.latest:
+            error.args = (f"{error}{self.story()}",)
+        self._vigil.leave_last(self._budget_s)
+
+    @property
+    def _budget_s(self) -> float:
+        return min(_LONGEST_BUDGET_S, self.timeout_s / 10)
 
     def end(self) -> None:
         """Say that the wait is over."""
@@ -99,6 +119,10 @@ class Vigil:
         self._asked = threading.Event()
         self._answered = threading.Event()
         self._story = ""
+        self._last: dict[str, Any] | None = None
+        self._has_cause = False
+        self._leaving = threading.Event()
+        self._left = threading.Event()
 
     @property
     def is_watching(self) -> bool:
@@ -132,6 +156,7 @@ class Vigil:
         watch.is_kept = True
         with self._lock:
             self._watches.append(watch)
+            self._last = None
             if self._thread is None:
                 self._news.clear()
                 self._story = ""
@@ -153,6 +178,11 @@ class Vigil:
         """What was found last; empty for nothing."""
         return self._story
 
+    @property
+    def last(self) -> dict[str, Any] | None:
+        """What this rank was in as it gave up a call, as `rank_state` returns it; None if it has waited since."""
+        return self._last
+
     def end(self, watch: Watch) -> None:
         """Look after it no more."""
         with self._lock:
@@ -161,11 +191,25 @@ class Vigil:
 
     def story(self, budget_s: float) -> str:
         """Return who waits for whom; what was found before where finding it out anew takes too long."""
-        self._answered.clear()
-        self._asked.set()
-        self._news.set()
-        self._answered.wait(budget_s)
+        budget_s = budget_s if self._story else min(_FIRST_BUDGET_S, 10 * budget_s)
+        self._ask(self._asked, self._answered, budget_s)
         return self._story
+
+    def leave_last(self, budget_s: float) -> None:
+        """Leave what this rank is in for those that ask later: it gives up, and may be gone then."""
+        from meshdist.debug.rank_state import GAVE_UP, rank_state
+        from meshdist.debug.reach import RECORDS_SENT
+
+        self._last = rank_state(self._world, GAVE_UP, RECORDS_SENT)
+        self._ask(self._leaving, self._left, budget_s)
+
+    def _ask(self, asked: threading.Event, answered: threading.Event, budget_s: float) -> None:
+        if self._thread is None:
+            return
+        answered.clear()
+        asked.set()
+        self._news.set()
+        answered.wait(budget_s)
 
     def close(self) -> None:
         """Wait for the thread; there are no waits any more."""
@@ -179,26 +223,44 @@ class Vigil:
             first = self._watches[0] if self._watches else None
             refresh_s = _REFRESH_S if first is None else min(_REFRESH_S, patience_s(first.timeout_s))
             # Those who began to wait at once get to know of each other, and that one of them leads.
+            self._publish()
             self._news.wait(min(_SETTLE_S, refresh_s / 4))
             self._look(first)
             num_patient = 0
             while self._goes_on():
                 rang = self._news.wait(refresh_s if self._story else min(_SETTLE_S, refresh_s))
                 self._news.clear()
+                if self._answers():
+                    continue
                 if not rang and not self._story and num_patient < _MOST_PATIENT:
                     num_patient += 1
                     self._story = self.reach.told()  # the leader is still at it
-                elif self._asked.is_set() or not rang:
-                    self._asked.clear()
+                elif not rang:
                     self._look(None)
-                    self._answered.set()
-            self.reach.retract()
+            self.reach.retract(keeps_state=self._last is not None)
         except Exception as error:  # the calls go on, whatever goes wrong in explaining them
             # That the store is gone is no news: the calls that wait notice it themselves, where it matters to them.
             level = logging.DEBUG if isinstance(error, DistError) else logging.WARNING
             self._log.log(level, "who waits for whom cannot be found out: %s: %s", type(error).__name__, error)
             with self._lock:
                 self._thread = None
+            self._answered.set()
+            self._left.set()
+
+    def _answers(self) -> bool:
+        """Do what this rank asks for as it gives up; return whether that was anything."""
+        if self._asked.is_set():
+            self._asked.clear()
+            self._look(None, is_last_chance=True)
+            self._answered.set()
+        elif self._leaving.is_set():
+            self._leaving.clear()
+            if self._last is not None:
+                self.reach.publish(self._last, waits=False)
+            self._left.set()
+        else:
+            return False
+        return True
 
     def _goes_on(self) -> bool:
         with self._lock:
@@ -207,32 +269,42 @@ class Vigil:
                 return False
             return True
 
-    def _look(self, warned: Watch | None) -> None:
-        """Find out who waits for whom; the first time, warn of the wait `warned`."""
+    def _publish(self) -> None:
         from meshdist.debug.rank_state import rank_state
         from meshdist.debug.reach import RECORDS_SENT
 
-        world = self._world
-        self.reach.publish(rank_state(world, "waits for long", RECORDS_SENT), waits=True)
-        timeout_s = min((watch.timeout_s for watch in list(self._watches)), default=0.0)
-        if self.reach.leader() != world.rank:
-            self._story = self.reach.told() or self._story
-            return
-        from meshdist.debug.story import story
-        from meshdist.debug.waits import who_waits
+        self.reach.publish(rank_state(self._world, "waits for long", RECORDS_SENT), waits=True)
 
-        states, gone = self.reach.gather(min(_LONGEST_BUDGET_S, timeout_s / 10))
-        waits = who_waits(states, gone)
-        lines = story(waits, world.size, now_s=time.time())
-        self._story = "\n".join(f"  {line}" for line in ["who waits for whom:", *lines])[:_MOST_CHARACTERS]
-        self.reach.tell(self._story)
+    def _look(self, warned: Watch | None, *, is_last_chance: bool = False) -> None:
+        """Find out who waits for whom; the first time, warn of the wait `warned`, unless another rank has."""
+        self._publish()
+        told = self.reach.told()
+        leads = self.reach.leader() == self._world.rank
+        if not leads:
+            self._story = told or self._story
+            if self._story or not is_last_chance:
+                return
+        self._find_out()
+        if leads:
+            self.reach.tell(self._story)
         # They may all have come in this very moment.
-        if warned is not None and warned in self._watches and (waits.absent or waits.cycle):
+        if warned is not None and warned in self._watches and not told and self._has_cause:
             self._log.warning(
                 "%s: has waited for %.1f s, of %g s at most\n%s",
                 *(warned.where, warned.lasts_s, warned.timeout_s, self._story),
                 extra=self._open_call(),
             )
+
+    def _find_out(self) -> None:
+        from meshdist.debug.story import story
+        from meshdist.debug.waits import who_waits
+
+        timeout_s = min((watch.timeout_s for watch in list(self._watches)), default=0.0)
+        states, gone = self.reach.gather(min(_LONGEST_BUDGET_S, timeout_s / 10))
+        waits = who_waits(states, gone)
+        lines = story(waits, self._world.size, now_s=time.time())
+        self._story = "\n".join(f"  {line}" for line in ["who waits for whom:", *lines])[:_MOST_CHARACTERS]
+        self._has_cause = bool(waits.absent or waits.cycle)
 
     def _open_call(self) -> dict[str, Any]:
         """Return the group and the number of the call that this rank waits for, for the log."""

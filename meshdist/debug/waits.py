@@ -2,7 +2,8 @@
 
 A rank that is in call number s on a group waits for each rank of the group that has not made call s on it; one that
 receives waits for the sender, one that sends for the receiver. Ranks that are waited for and wait for nobody are the
-cause: they are in their own code, or gone. Where there are none, the ranks wait for each other in a circle.
+cause: they are in their own code, or gone. Where there are none, the ranks wait for each other in a circle. Whose time
+is over first, and gives up, has been part of it: it still counts for those who have waited together with it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Waits:
         graph: A networkx.DiGraph of global ranks; the edge from a waiting rank to an awaited one has the attribute
             `call`, a CallSeen.
         states: What is known of the ranks that said something.
-        gone: What became of those that are gone.
+        gone: What became of those that are gone. Of one that gave up before, there is a last state as well.
         cycle: Ranks that wait for each other, each for the next and the last for the first; empty where none do.
         absent: The ranks that are waited for and wait for nobody: they are in code of their own, or gone.
     """
@@ -50,7 +51,7 @@ def who_waits(states: Mapping[int, RankSeen], gone: Mapping[int, str] | None = N
     graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_nodes_from(sorted({*states, *gone}))
     for rank, state in states.items():
-        if rank in gone:
+        if rank in gone and not state.outlasts:
             continue
         for call in state.open_calls:
             for other in awaited(call, state, states, gone):
@@ -58,7 +59,7 @@ def who_waits(states: Mapping[int, RankSeen], gone: Mapping[int, str] | None = N
                 if not graph.has_edge(rank, other):
                     graph.add_edge(rank, other, call=call)
     # A rank that waits for its async calls alone, in code of its own, is at liberty.
-    free = {rank for rank in graph if rank not in states or not states[rank].in_call}
+    free = {rank for rank in graph if not _waits(rank, graph, states)}
     idle = sorted(rank for rank in graph if graph.in_degree(rank) and (rank in free or not graph.out_degree(rank)))
     # Ranks that said nothing may be waiting as well; where others are known to be absent, it is these.
     absent = tuple(rank for rank in idle if rank in states or rank in gone) or tuple(idle)
@@ -76,9 +77,20 @@ def awaited(call: CallSeen, state: RankSeen, states: Mapping[int, RankSeen], gon
     absent = []
     for rank in others:
         other = states.get(rank)
-        if other is None or rank in gone or not _has_come(other, call):
+        if other is None or (rank in gone and not other.outlasts) or not _has_come(other, call):
             absent.append(rank)
     return absent
+
+
+def _waits(rank: int, graph: nx.DiGraph[int], states: Mapping[int, RankSeen]) -> bool:
+    state = states.get(rank)
+    if state is None:
+        return False
+    gave_up_s = state.gave_up_s
+    if gave_up_s is None:
+        return state.in_call and not state.is_last
+    # Others may have begun to wait for it only when it was in its own code again.
+    return any(call.created_s <= gave_up_s for _, _, call in graph.in_edges(rank, data="call"))
 
 
 def _has_come(other: RankSeen, call: CallSeen) -> bool:

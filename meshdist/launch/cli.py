@@ -54,6 +54,7 @@ ranks. Several hosts need one secret in MESHDIST_SECRET, or in a file that MESHD
 _EPILOG = """\
 examples:
   meshrun --nproc-per-node 4 train.py --steps 100
+  meshrun -n 4 train.py --steps 100                                               (the same)
   meshrun --nproc-per-node gpu -m package.train
   meshrun --launcher mpi --nproc-per-node 4 train.py --backend mpi
   meshrun --nproc-per-node 2 --log-dir logs --no-python ./solver input.dat
@@ -131,6 +132,8 @@ def split_command(arguments: list[str]) -> tuple[list[str], list[str]]:
             break
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
+        if name[:2] == "-n" and name[2:].isdecimal():  # -n4
+            name, equals, value = "-n", "=", name[2:]
         options.append(name + equals + value)
         if not equals and name not in _FLAGS and words:
             options.append(words.pop(0))
@@ -154,6 +157,7 @@ def _parser() -> ArgumentParser:
     )
     add = parser.add_argument
     add(
+        "-n",
         "--nproc-per-node",
         type=_as_argument(parse_num_ranks),
         default=1,

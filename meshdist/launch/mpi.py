@@ -14,7 +14,7 @@ from meshdist.systems import available_cores, user_id
 _NAMES = ("mpirun", "mpiexec")
 _VERSION_S = 30.0
 # The options of meshrun that mpirun is told, or that say what is so anyway.
-_KEPT = ("--launcher", "--nproc-per-node", "--nnodes", "--standalone", "-m", "--module", "--no-python")
+_KEPT = ("--launcher", "-n", "--nproc-per-node", "--nnodes", "--standalone", "-m", "--module", "--no-python")
 _NO_ADDRESS = "rank 0 tells the others through MPI where they meet; leave it out"
 _OUTPUT = "mpirun has options for it (Open MPI: --output tag, --output dir=DIR; MPICH: -prepend-rank, -outfile-pattern)"
 _WATCHED = "mpirun ends the other ranks when one has failed, in its own time; leave it out"
@@ -93,7 +93,7 @@ def refusal(options: list[str], num_nodes: int) -> str | None:
         num_nodes: How many hosts they say.
 
     Example:
-        >>> refusal(["--nproc-per-node", "4", "--nnodes=1"], 1)
+        >>> refusal(["-n", "4", "--nnodes=1"], 1)
         >>> print(refusal(["--nnodes", "2"], 2))
         --nnodes 2 is of no use with --launcher mpi: one mpirun starts the ranks of all hosts: \
 mpirun -n RANKS --hostfile FILE python script.py

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import traceback
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
+from meshdist.backends.device_backends import usable_backend_name
 from meshdist.errors import DistError
 from meshdist.notebook.options import CellOptions, parse_options
 from meshdist.notebook.pool import Outcome, Pool
 
+_REPLACED = "a new process takes its place, without the variables of the old one"
 _NO_CLOUDPICKLE = '%%mesh needs the package cloudpickle: pip install "meshdist[notebook]"'
 
 
@@ -54,6 +57,7 @@ class MeshMagics:
             raise self._usage_error(str(error)) from None
         if find_spec("cloudpickle") is None:
             raise self._usage_error(_NO_CLOUDPICKLE)
+        self._check(options.backend, cell)
         sent = self._pickled(options.send)
         try:
             outcome = self._pool_for(options).run(cell, options.axes, sent, options.get)
@@ -61,6 +65,7 @@ class MeshMagics:
             raise MeshCellError(f"%%mesh: {str(error).removeprefix('%%mesh: ')}") from None
         if not outcome.is_good:
             raise _error_of(outcome)
+        _show_pictures(outcome)
         if options.get:
             self._shell.push(outcome.values())
 
@@ -72,9 +77,13 @@ class MeshMagics:
             raise self._usage_error(f"%mesh says which workers there are, %mesh stop ends them; got {line.strip()!r}")
         if self._pool is None or self._options is None:
             print("no workers")
-        else:
-            axes = ", ".join(f"{name}={size}" for name, size in self._options.axes) or "none"
-            print(f"{self._pool.size} workers, backend {self._pool.backend}, mesh: {axes}; pids {self._pool.pids}")
+            return
+        axes = ", ".join(f"{name}={size}" for name, size in self._options.axes) or "none"
+        print(f"{self._pool.size} workers, backend {self._pool.backend}, mesh: {axes}; pids {self._pool.pids}")
+        for rank, how in sorted(self._pool.ended.items()):
+            print(f"rank {rank} has ended ({how}); a new process takes its place before the next cell")
+        if self._pool.replaced:
+            print("replaced before: " + ", ".join(f"rank {rank} ({how})" for rank, how in self._pool.replaced))
 
     def stop(self) -> None:
         """End the workers."""
@@ -83,21 +92,43 @@ class MeshMagics:
             self._pool = None
             atexit.unregister(self.stop)
 
+    def _check(self, backend: str, cell: str) -> None:
+        """Refuse what cannot be run, before any worker hears of it."""
+        try:
+            usable_backend_name(backend)
+        except (ValueError, DistError) as error:
+            raise self._usage_error(f"%%mesh --backend {backend}: {error}") from None
+        try:
+            compile(cell, "<mesh cell>", "exec")
+        except SyntaxError as error:
+            raise MeshCellError(_syntax_error(error, cell)) from None
+
     def _pool_for(self, options: CellOptions) -> Pool:
-        before = self._options
-        fits = before is not None and (options.num_ranks, options.backend, options.timeout_s) == (
-            before.num_ranks,
-            before.backend,
-            before.timeout_s,
-        )
-        if self._pool is not None and (options.restart or not fits):
+        before, pool = self._options, self._pool
+        if pool is None or before is None or options.restart or options.num_ranks != before.num_ranks:
+            pool = self._new_pool(options)
+        elif (options.backend, options.timeout_s) != (before.backend, before.timeout_s):
+            pool.meet_anew(options.backend, options.timeout_s)
+            print(
+                f"the workers meet in a new world, of backend {options.backend} and timeout {options.timeout_s:g} s; "
+                "they keep their variables: make groups and meshes anew"
+            )
+        self._options = replace(options, send=(), get=(), restart=False)
+        return pool
+
+    def _new_pool(self, options: CellOptions) -> Pool:
+        pool = Pool(options.num_ranks, options.backend, options.timeout_s, _show, tell_replaced=_tell_replaced)
+        try:
+            pool.start()  # those before stay until it is known that there are others
+        except BaseException:
+            pool.close()
+            raise
+        if self._pool is not None:
             print(f"new workers take the place of {self._pool.size}, whose variables are gone")
             self.stop()
-        if self._pool is None:
-            self._pool = Pool(options.num_ranks, options.backend, options.timeout_s, _show)
-            atexit.register(self.stop)
-        self._options = replace(options, send=(), get=(), restart=False)
-        return self._pool
+        self._pool = pool
+        atexit.register(self.stop)
+        return pool
 
     def _pickled(self, names: tuple[str, ...]) -> bytes | None:
         if not names:
@@ -124,6 +155,29 @@ def _show(rank: int, line: str) -> None:
     print(f"[{rank}] {line}", flush=True)
 
 
+def _tell_replaced(rank: int, how: str) -> None:
+    print(f"rank {rank} had ended between two cells ({how}); {_REPLACED}; make groups and meshes anew", flush=True)
+
+
+def _show_pictures(outcome: Outcome) -> None:
+    from IPython.display import Image, display
+
+    for picture, ranks in outcome.pictures().items():
+        print("".join(f"[{rank}]" for rank in ranks), "has drawn" if len(ranks) == 1 else "have drawn", flush=True)
+        display(Image(data=picture, format="png"))
+
+
+def _syntax_error(error: SyntaxError, cell: str) -> str:
+    """Return a syntax error in words; of a magic, that it is one."""
+    line = (cell.splitlines()[error.lineno - 1 :] or [""])[0].strip() if error.lineno else ""
+    if line.startswith(("%", "!")):
+        return (
+            f"%%mesh: line {error.lineno} is {line!r}: magics are for IPython, and workers run Python alone; "
+            "give it a cell of its own"
+        )
+    return "".join(traceback.format_exception_only(error)).rstrip()
+
+
 def _error_of(outcome: Outcome) -> BaseException:
     lines: list[str] = []
     failed = {rank: answer for rank, answer in outcome.answers.items() if answer.status == "raised"}
@@ -132,10 +186,9 @@ def _error_of(outcome: Outcome) -> BaseException:
         lines += [f"[{first}] {line}" for line in failed[first].text.rstrip().splitlines()]
     others = sorted(rank for rank in failed if rank != first and not failed[rank].is_consequence)
     lines += [f"[{rank}] {failed[rank].summary}" for rank in others]
-    lines += [
-        f"rank {rank} ended in the cell ({how}); a new process takes its place, without the variables of the old one"
-        for rank, how in sorted(outcome.ended.items())
-    ]
+    for rank, how in sorted(outcome.ended.items()):
+        when = "had ended before it began the cell" if rank in outcome.not_begun else "ended in the cell"
+        lines.append(f"rank {rank} {when} ({how}); {_REPLACED}")
     lines.append("The workers keep their variables and meet in a new world; make groups and meshes anew.")
     if outcome.interrupted:
         return CellInterrupted("\n".join(["The cell was interrupted.", *lines]))

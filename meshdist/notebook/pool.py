@@ -33,11 +33,13 @@ class Outcome:
     Attributes:
         answers: Of the ranks that gave one.
         ended: How the others ended.
+        not_begun: Those of them that had ended before they took the cell up.
         interrupted: Somebody interrupted it.
     """
 
     answers: dict[int, Answer] = field(default_factory=dict)
     ended: dict[int, str] = field(default_factory=dict)
+    not_begun: set[int] = field(default_factory=set)
     interrupted: bool = False
 
     @property
@@ -49,6 +51,14 @@ class Outcome:
         """Return the variables that were asked for, by name, as lists by rank."""
         by_rank = [pickle.loads(self.answers[rank].values or b"") for rank in sorted(self.answers)]
         return {name: [values[name] for values in by_rank] for name in by_rank[0]}
+
+    def pictures(self) -> dict[bytes, list[int]]:
+        """Return the pictures that the ranks have drawn, as PNG files, and which ranks have drawn each."""
+        ranks_by_picture: dict[bytes, list[int]] = {}
+        for rank, answer in sorted(self.answers.items()):
+            for picture in dict.fromkeys(answer.pictures):
+                ranks_by_picture.setdefault(picture, []).append(rank)
+        return ranks_by_picture
 
 
 class Pool:
@@ -63,13 +73,20 @@ class Pool:
         timeout_s: How long a call of theirs may wait.
         show: Is given each line that a worker prints, and its rank.
         grace_s: How long an interrupted worker may take before it is killed.
+        tell_replaced: Is given the rank of each worker that had ended between two cells, and how it had.
 
     Raises:
         DistError: On this system, ranks cannot be processes.
     """
 
     def __init__(
-        self, size: int, backend: str, timeout_s: float, show: Callable[[int, str], None], grace_s: float = 5.0
+        self,
+        size: int,
+        backend: str,
+        timeout_s: float,
+        show: Callable[[int, str], None],
+        grace_s: float = 5.0,
+        tell_replaced: Callable[[int, str], None] = lambda rank, how: None,
     ) -> None:
         check_processes("%%mesh")
         self.size = size
@@ -77,6 +94,8 @@ class Pool:
         self._timeout_s = timeout_s
         self._show = show
         self._grace_s = grace_s
+        self._tell_replaced = tell_replaced
+        self._replaced: list[tuple[int, str]] = []
         self._num_cells = 0
         self._num_worlds = 0
         self._is_joined = False
@@ -89,6 +108,39 @@ class Pool:
     def pids(self) -> list[int]:
         """The process ids of the workers, by rank."""
         return [self._workers[rank].pid for rank in sorted(self._workers)]
+
+    @property
+    def ended(self) -> dict[int, str]:
+        """How the workers ended that the next cell will replace, by rank."""
+        return {rank: worker.how_it_ended() for rank, worker in self._workers.items() if worker.connection.poll()}
+
+    @property
+    def replaced(self) -> list[tuple[int, str]]:
+        """The ranks of all workers that ended before, in this order, and how each ended."""
+        return list(self._replaced)
+
+    def start(self) -> None:
+        """Have all workers there, and in a world, as `run` would.
+
+        Raises:
+            DistError: The workers could not be started, or could not meet.
+        """
+        with _ctrl_c_noted() as is_interrupted:
+            self._get_ready(is_interrupted)
+
+    def meet_anew(self, backend: str, timeout_s: float) -> None:
+        """Have all workers meet in a new world, of another backend or timeout; their variables stay.
+
+        Raises:
+            DistError: They could not meet; the next cell has backend and timeout of those before.
+        """
+        before = self.backend, self._timeout_s
+        self.backend, self._timeout_s, self._is_joined = backend, timeout_s, False
+        try:
+            self.start()
+        except BaseException:
+            (self.backend, self._timeout_s), self._is_joined = before, False
+            raise
 
     def run(self, source: str, axes: Axes = (), sent: bytes | None = None, get: tuple[str, ...] = ()) -> Outcome:
         """Run a cell on all workers and return what became of it.
@@ -111,8 +163,7 @@ class Pool:
             outcome = self._ask_all(Cell(name, source, axes, sent, get), is_interrupted)
         if not outcome.is_good:
             self._is_joined = False
-            for rank in outcome.ended:
-                self._workers.pop(rank).close()
+            self._drop(outcome.ended)
         return outcome
 
     def close(self) -> None:
@@ -124,9 +175,12 @@ class Pool:
 
     def _get_ready(self, is_interrupted: Callable[[], bool]) -> None:
         """Have all workers there, and in a world."""
-        for rank in [rank for rank, worker in self._workers.items() if worker.connection.poll()]:
-            self._workers.pop(rank).close()  # it ended between two cells
+        ended = self.ended  # between two cells
+        if ended:
+            self._drop(ended)
             self._is_joined = False
+        for rank, how in sorted(ended.items()):
+            self._tell_replaced(rank, how)
         missing = [rank for rank in range(self.size) if rank not in self._workers]
         for rank in missing:
             self._workers[rank] = WorkerProcess(self._job, rank)
@@ -139,6 +193,11 @@ class Pool:
             self._check_start(self._ask_all(joining, is_interrupted, Deadline(_START_S)), "join their world")
             self._is_joined = True
 
+    def _drop(self, ended: dict[int, str]) -> None:
+        for rank, how in sorted(ended.items()):
+            self._replaced.append((rank, how))
+            self._workers.pop(rank).close()
+
     def _check_start(self, outcome: Outcome, what: str) -> None:
         if outcome.is_good:
             return
@@ -147,8 +206,7 @@ class Pool:
             *(f"rank {rank}: {how}" for rank, how in sorted(outcome.ended.items())),
             *(f"rank {rank}: {answer.summary}" for rank, answer in sorted(outcome.answers.items()) if answer.summary),
         ]
-        for rank in outcome.ended:
-            self._workers.pop(rank).close()
+        self._drop(outcome.ended)
         if outcome.interrupted:
             raise KeyboardInterrupt
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -192,6 +250,8 @@ class Pool:
         answer = self._workers[rank].answer()
         if answer is None:
             outcome.ended[rank] = self._workers[rank].how_it_ended()
+            if not self._workers[rank].has_begun:
+                outcome.not_begun.add(rank)
         else:
             outcome.answers[rank] = answer
 

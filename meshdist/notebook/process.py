@@ -13,7 +13,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from meshdist.errors import DistError
 from meshdist.launch.env import Job, worker_environment
 from meshdist.launch.failures import signal_name
 from meshdist.notebook.worker import Answer
@@ -30,6 +29,7 @@ class WorkerProcess:
         connection: Readable when it has answered, or ended.
         output: A descriptor that is readable when it has printed something, or ended.
         may_print: It has not ended yet.
+        has_begun: It has read the last question, as far as can be told.
     """
 
     def __init__(self, job: Job, rank: int) -> None:
@@ -52,6 +52,7 @@ class WorkerProcess:
             os.set_blocking(self.output, False)
         self._line = b""
         self.may_print = True
+        self.has_begun = True
         self.connection = Connection(ours.detach())
 
     @property
@@ -61,14 +62,20 @@ class WorkerProcess:
 
     def ask(self, question: Any) -> None:
         """Send a question; where the worker has ended, reading its answer will say so."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        self.has_begun = True
+        try:
             self.connection.send_bytes(pickle.dumps(question))
+        except (BrokenPipeError, ConnectionResetError):
+            self.has_begun = False
 
     def answer(self) -> Answer | None:
         """Return its answer, waiting for it; None where it has ended."""
         try:
             answer: Answer = pickle.loads(self.connection.recv_bytes())
-        except (EOFError, ConnectionResetError):
+        except EOFError:
+            return None
+        except ConnectionResetError:  # and no end of file: there was a question that it had not read
+            self.has_begun = False
             return None
         return answer
 
@@ -102,7 +109,7 @@ class WorkerProcess:
         try:
             status = self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
-            raise DistError(f"worker {self.rank} closed its connection, but pid {self.pid} does not end") from None
+            return f"closed its connection, while pid {self.pid} went on"
         return f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"
 
     def close(self) -> None:
@@ -120,5 +127,6 @@ def _environment(job: Job, rank: int) -> dict[str, str]:
     # Where this package is; the rest of the notebook's path comes with the first question.
     here = str(Path(__file__).parents[2])
     paths = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-    # The backend of notebooks draws into their pages.
-    return {**os.environ, **worker_environment(job, rank), "PYTHONPATH": paths, "MPLBACKEND": "agg"}
+    # The notebook's own way to draw would look for its page here.
+    drawing = {"MPLBACKEND": "module://meshdist.notebook.figures"}
+    return {**os.environ, **worker_environment(job, rank), "PYTHONPATH": paths, **drawing}

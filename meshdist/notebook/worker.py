@@ -24,6 +24,7 @@ import meshdist
 from meshdist.call import is_ours
 from meshdist.launch.worker import die_with_parent, follows_from_peer, write_whole_lines
 from meshdist.notebook.options import Axes
+from meshdist.notebook.pictures import drawn_pictures
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Answer:
         summary: The last line of it.
         is_consequence: It was raised because another rank failed.
         values: The variables that were asked for, pickled.
+        pictures: The figures of matplotlib that the cell has shown or left open, as PNG files.
     """
 
     status: str
@@ -79,6 +81,7 @@ class Answer:
     summary: str = ""
     is_consequence: bool = False
     values: bytes | None = None
+    pictures: tuple[bytes, ...] = ()
 
 
 class Worker:
@@ -114,10 +117,11 @@ class Worker:
         try:
             try:
                 self._is_running = True
-                values = self._do(asked)
+                with drawn_pictures() as pictures:
+                    values = self._do(asked)
             finally:
                 self._is_running = False
-            return Answer("done", values=values)
+            return Answer("done", values=values, pictures=tuple(pictures))
         except KeyboardInterrupt:
             return self._failed(Answer("interrupted", summary="KeyboardInterrupt"))
         except BaseException as error:  # whatever it is, the notebook shows it
@@ -183,7 +187,10 @@ def _pickled(variables: dict[str, Any], names: tuple[str, ...]) -> bytes:
     missing = [name for name in names if name not in variables]
     if missing:
         raise NameError(f"%%mesh --get: this rank has no variable {', '.join(missing)}")
-    pickled: bytes = cloudpickle.dumps({name: variables[name] for name in names})
+    try:
+        pickled: bytes = cloudpickle.dumps({name: variables[name] for name in names})
+    except Exception as error:  # whatever an object's own code raises
+        raise TypeError(f"%%mesh --get {','.join(names)}: cannot be pickled: {error}") from None
     return pickled
 
 
@@ -193,7 +200,7 @@ def _text(error: BaseException) -> str:
     described.stack = traceback.StackSummary.from_list(
         [frame for frame in described.stack if not is_ours(frame.filename)]
     )
-    return "".join(described.format())
+    return "".join(described.format() if described.stack else described.format_exception_only())
 
 
 def main() -> None:

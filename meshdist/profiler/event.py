@@ -24,7 +24,7 @@ class Event:
         wait_ns: How much of that went by before the others had come; None where that is not known: of sync calls of one
             rank alone.
         nbytes: The longer of what the rank gave and what it got.
-        site: `file:line` of the call.
+        site: File and line of the call, with a colon between.
         is_async: It was begun with `async_op=True`, or by isend or irecv.
         failed: It ended with an error.
         peer: Of a message, the global rank of the other side, -1 where none has come; None for a collective.

@@ -95,7 +95,7 @@ class Timeline:
         return plot_timeline(self.tracks, ax)
 
     def show(self) -> None:
-        """Print the table and what there is to say of it; in colour where the package rich is installed."""
+        """Print the table and what there is to say of it; in colour where rich is installed (extra `rich`)."""
         try:
             from rich.console import Console
             from rich.table import Table

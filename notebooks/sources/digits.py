@@ -6,7 +6,8 @@
 # loss does not depend on the mesh.
 #
 # The functions of the network are those of [examples/digits_network.py](../examples/digits_network.py);
-# [examples/train_digits.py](../examples/train_digits.py) is the same as a script.
+# [examples/train_digits.py](../examples/train_digits.py) is the same as a script. So this notebook needs a clone of the
+# repository, to be run in the folder `notebooks` of it.
 
 # %%
 import sys
@@ -16,7 +17,7 @@ from matplotlib import pyplot
 
 import meshdist as dist
 
-sys.path.insert(0, "../examples")
+sys.path.insert(0, "../examples")  # of the clone
 import digits_network as digits
 
 images, labels = digits.load_digits(np.random.default_rng(0), "float64")

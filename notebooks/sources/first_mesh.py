@@ -5,13 +5,15 @@
 # of the mesh, the columns of each picture along the other. Here the ranks are threads of this notebook, which
 # `meshdist.run` starts. In a script that `meshrun --nproc-per-node 4` starts they are processes, and the program is
 # the same.
+#
+# It needs a clone of the repository, to be run in the folder `notebooks` of it: the pictures are in `examples/data`.
 
 # %%
 import numpy as np
 
 import meshdist as dist
 
-with np.load("../examples/data/digits.npz") as digits:
+with np.load("../examples/data/digits.npz") as digits:  # of the clone
     fives = digits["images"][digits["labels"] == 5].astype(float)
 fives.shape  # pictures of 8 by 8 pixels, from 0 (paper) to 16 (ink)
 

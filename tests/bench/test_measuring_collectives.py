@@ -189,6 +189,7 @@ def test_every_wrong_element_counts():
         (["--backend", "nope"], "unknown backend 'nope'; known are"),
         (["scatter", "--in-place"], "--in-place is not for scatter; it is for all_reduce, reduce, broadcast"),
         (["--json", "/no/such/place/out.json"], "--json: there is no directory '/no/such/place'; make it first"),
+        (["--csv", "/"], "--csv must be a file, and '/' is a directory"),
         (["--plot", "out.txt"], "--plot must end in .png, .svg, .pdf, got 'out.txt'"),
     ],
 )

@@ -53,6 +53,7 @@ def test_unknown_names_list_the_known(name):
     with pytest.raises(ValueError, match=f"unknown backend '{name}'; known are .*gloo.*mpi.*nccl.*threads") as caught:
         dist.Backend(name)
     assert FORM in str(caught.value)
+    assert not {"ucc", "xccl"} & set(str(caught.value).replace(",", "").split())  # names that torch has
 
 
 def test_names_of_another_type():

@@ -1,7 +1,7 @@
 """Who waits for whom, from the states of ranks: the graph, the cause, and the words for it."""
 
 import pytest
-from states_made_up import by_rank, data, record, seen, waiting
+from states_made_up import NOW_S, by_rank, data, record, seen, waiting
 
 from meshdist.debug.states import parse_state
 from meshdist.debug.story import story
@@ -72,6 +72,76 @@ def test_messages_wait_for_their_other_side():
     waits = who_waits(states)
     assert edges(waits) == [(0, 1), (1, 2), (2, 0)]
     assert len(waits.cycle) == 3
+
+
+def last_of_a_wait(rank, records, groups, ended_s):
+    """The state of a rank that gave up so many seconds before now."""
+    return parse_state({**data(rank, records, groups), "reason": "gave up", "time_s": NOW_S - ended_s}, "a test")
+
+
+def receives(source, at_s):
+    return waiting("world", 1, at_s, f"recv(float32[4] from rank {source}, tag=0)", root=source)
+
+
+def test_who_gave_up_a_moment_ago_is_of_the_circle():
+    states = by_rank(
+        seen(0, [receives(2, 3.0)], WORLD),
+        last_of_a_wait(1, [receives(0, 3.0)], WORLD, 1.0),
+        last_of_a_wait(2, [receives(1, 3.0)], WORLD, 1.0),
+    )
+    waits = who_waits(states, {1: "has left the world", 2: "has finished"})
+    assert (set(waits.cycle), waits.absent) == ({0, 1, 2}, ())
+    lines = story(waits, 3, now_s=NOW_S + 5.0)
+    where = "recv(float32[4] from rank 1, tag=0), message 1 on 'world', at train.py:10"
+    assert f"rank 2 was in {where}, for 2.0 s, waiting for rank 1, and gave up" in lines
+    assert lines[-2:] == ["rank 1 has left the world", "rank 2 has finished"]
+
+
+def test_who_gave_up_before_anybody_waited_for_it_is_of_no_circle():
+    states = by_rank(
+        seen(0, [receives(2, 3.0)], WORLD),
+        last_of_a_wait(2, [receives(0, 9.0)], WORLD, 4.0),
+    )
+    waits = who_waits(states, {2: "has left the world"})
+    assert (waits.cycle, waits.absent) == ((), (2,))
+
+
+def test_who_gave_up_has_come_to_the_call_of_the_others():
+    states = by_rank(
+        seen(0, [waiting("world", 1, 3.0)], WORLD),
+        seen(1, [], WORLD, in_call=False),
+        last_of_a_wait(2, [waiting("world", 1, 3.0)], WORLD, 1.0),
+    )
+    assert who_waits(states, {2: "has left the world"}).absent == (1,)
+
+
+def test_a_message_is_not_sent_or_not_received_by_its_other_side():
+    sends = waiting("world", 1, 3.0, "send(float32[4] to rank 2, tag=0)", root=2)
+    states = by_rank(
+        seen(0, [receives(1, 3.0)], WORLD),
+        seen(1, [sends], WORLD),
+        seen(2, [], WORLD, in_call=False),
+    )
+    text = "\n".join(story(who_waits(states), 3))
+    assert "rank 2 has not received what rank 1 sends in send(float32[4] to rank 2, tag=0), message 1" in text
+    states[1] = seen(1, [], WORLD, in_call=False)
+    text = "\n".join(story(who_waits(states), 3))
+    assert "rank 1 has not sent what rank 0 waits for in recv(float32[4] from rank 1, tag=0), message 1" in text
+    assert "have made no call" in text
+
+
+def test_ranks_that_lack_in_different_calls_are_told_of_one_by_one():
+    groups = {"a": [0, 1], "b": [2, 3]}
+    states = by_rank(
+        seen(0, [waiting("a", 1, 3.0)], groups),
+        seen(1, [], groups, in_call=False),
+        seen(2, [waiting("b", 1, 3.0)], groups),
+        seen(3, [], groups, in_call=False),
+    )
+    assert story(who_waits(states), 4)[:2] == [
+        "rank 1 has not come to barrier(), call 1 on 'a', at train.py:10",
+        "rank 3 has not come to barrier(), call 1 on 'b', at train.py:10",
+    ]
 
 
 def test_a_message_from_any_waits_for_all():

@@ -39,7 +39,7 @@ def with_one_rank_that_is_not_read():
 
 
 LACKS = {
-    "no memfd": (without_memfd, "there is no memfd_create: shared memory lies in /dev/shm", [1, 1]),
+    "no memfd": (without_memfd, "there is no memfd_create, or it is refused: shared memory lies in /dev/shm", [1, 1]),
     "no reading": (with_one_rank_that_is_not_read, "may not all read each other's memory (process_vm_readv)", [1, 0]),
 }
 

@@ -35,6 +35,13 @@ def without_memfd():
     del os.memfd_create
 
 
+def with_memfd_forbidden():
+    def memfd_create(name, flags=0):
+        raise PermissionError(errno.EPERM, "not in this sandbox")
+
+    os.memfd_create = memfd_create
+
+
 def with_one_rank_that_does_not_read():
     if crew_rank() == 1:
         os.environ["MESHDIST_SINGLE_COPY"] = "0"
@@ -42,6 +49,7 @@ def with_one_rank_that_does_not_read():
 
 LACKS = {
     "no memfd": without_memfd,
+    "memfd forbidden": with_memfd_forbidden,
     "no pidfd": without_pidfd,
     "pidfd forbidden": with_pidfd_forbidden,
     "one rank does not read others": with_one_rank_that_does_not_read,

@@ -69,6 +69,8 @@ def test_error_file_that_says_nothing_is_no_failure(tmp_path, content):
         (["--no_python", "--log_dir", "my_logs", "prog"], ["--no-python", "--log-dir", "my_logs"], ["prog"]),
         (["--standalone", "--", "-s.py", "--"], ["--standalone"], ["-s.py", "--"]),
         (["--grace"], ["--grace"], []),
+        (["-n", "2", "s.py"], ["-n", "2"], ["s.py"]),
+        (["-n2", "s.py"], ["-n=2"], ["s.py"]),
     ],
 )
 def test_options_end_at_the_command(arguments, options, command):

@@ -145,7 +145,7 @@ def test_log_dir_takes_the_output_and_is_named_at_a_failure(tmp_path):
     assert (tmp_path / "logs/run/rank1.stdout.log").read_text() == "out 1\n"
     assert (tmp_path / "logs/run/rank1.stderr.log").read_text() == "err 1\n"
     assert sorted(os.listdir(tmp_path / "logs/run")) == sorted(
-        f"rank{rank}.{stream}.log" for rank in range(2) for stream in ("stdout", "stderr")
+        f"rank{rank}.{kind}" for rank in range(2) for kind in ("stdout.log", "stderr.log", "error.json")
     )
 
 

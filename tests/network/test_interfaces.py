@@ -10,6 +10,7 @@ import pytest
 from listening import listening_at
 
 import meshdist as dist
+from meshdist.backends.gloo.wire.caller import first_turn
 from meshdist.backends.gloo.wire.interfaces import listen_addresses
 from meshdist.store import HashStore
 
@@ -56,6 +57,13 @@ def test_address_of_several_machines_is_one_of_this_host():
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as sock:
         sock.bind((address, 0))  # only one's own can be bound
+
+
+@pytest.mark.parametrize("apart", [2, 3, 4, 7])
+@pytest.mark.parametrize("interfaces", [2, 3])
+def test_pairs_of_ranks_of_two_hosts_begin_with_all_interfaces(apart, interfaces):
+    turns = [first_turn(rank + apart, rank) % interfaces for rank in range(interfaces)]
+    assert sorted(turns) == list(range(interfaces))
 
 
 def reduce_on_both():

@@ -3,6 +3,7 @@
 import atexit
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -78,6 +79,111 @@ def test_a_worker_that_ends_is_said(shell, capsys):
 def test_other_workers_take_the_place_of_those_before(shell, capsys):
     shell.run_cell_magic("mesh", "-n 2", "world_size")
     assert capsys.readouterr().out.splitlines()[0] == "new workers take the place of 4, whose variables are gone"
+
+
+def kill(pid):
+    """Kill a worker, and return when it has ended."""
+    pidfd = os.pidfd_open(pid)
+    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
+    os.close(pidfd)
+
+
+def pids(shell, capsys):
+    shell.run_line_magic("mesh", "")
+    return [int(pid) for pid in re.findall(r"\d+", capsys.readouterr().out.partition("pids ")[2].splitlines()[0])]
+
+
+def test_a_worker_that_ends_between_two_cells_is_said(shell, capsys):
+    shell.run_cell_magic("mesh", "-n 2", "kept = 5")
+    kill(pids(shell, capsys)[1])
+    shell.run_line_magic("mesh", "")
+    said = "rank 1 has ended (killed by SIGKILL); a new process takes its place before the next cell"
+    assert capsys.readouterr().out.splitlines()[1] == said
+    shell.run_cell_magic("mesh", "", "dist.barrier()\n'kept' in globals()")
+    said, *lines = capsys.readouterr().out.splitlines()
+    assert said == (
+        "rank 1 had ended between two cells (killed by SIGKILL); a new process takes its place, without the variables"
+        " of the old one; make groups and meshes anew"
+    )
+    assert sorted(lines) == ["[0] True", "[1] False"]
+    shell.run_line_magic("mesh", "")
+    assert capsys.readouterr().out.splitlines()[1].endswith("rank 1 (killed by SIGKILL)")
+
+
+def test_another_backend_or_timeout_takes_no_variables(shell, capsys):
+    shell.run_cell_magic("mesh", "-n 2", "kept = 5")
+    capsys.readouterr()
+    shell.run_cell_magic("mesh", "--timeout 60", "kept + dist.get_world_size()")
+    said, *lines = capsys.readouterr().out.splitlines()
+    assert said.startswith(
+        "the workers meet in a new world, of backend gloo and timeout 60 s; they keep their variables"
+    )
+    assert sorted(lines) == ["[0] 7", "[1] 7"]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--backend bogus", "%%mesh --backend bogus: unknown backend 'bogus'; known are "),
+        ("--backend fake", "%%mesh --backend fake: backend 'fake' is not available: it is for dry runs"),
+        ("--backend threads", "backend 'threads' is for ranks that are threads"),
+        ("-n 3 --backend threads", "backend 'threads' is for ranks that are threads"),
+    ],
+)
+def test_a_backend_that_cannot_be_takes_nothing(shell, capsys, line, message):
+    shell.run_cell_magic("mesh", "-n 2", "kept = 5")
+    with pytest.raises((UsageError, RuntimeError)) as raised:
+        shell.run_cell_magic("mesh", line, "pass")
+    assert message in str(raised.value)
+    capsys.readouterr()
+    shell.run_cell_magic("mesh", "", "dist.barrier()\nkept")
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] 5", "[1] 5"]
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("1 +", ['  File "<mesh cell>", line 1', "    1 +", "       ^", "SyntaxError: invalid syntax"]),
+        (
+            "x = 1\n%time x",
+            [
+                "%%mesh: line 2 is '%time x': magics are for IPython, and workers run Python alone; give it a cell"
+                " of its own"
+            ],
+        ),
+    ],
+)
+def test_what_is_no_python_is_said_without_frames_and_takes_nothing(shell, capsys, source, said):
+    shell.run_cell_magic("mesh", "-n 2", "kept = 5")
+    with pytest.raises(RuntimeError) as raised:
+        shell.run_cell_magic("mesh", "-n 3", source)
+    assert raised.value._render_traceback_() == said
+    shell.run_cell_magic("mesh", "", "kept")
+
+
+def test_what_cannot_be_brought_back_is_one_sentence(shell):
+    with pytest.raises(RuntimeError) as raised:
+        shell.run_cell_magic("mesh", "-n 2 --get lock", "import threading\nlock = threading.Lock()")
+    said = "TypeError: %%mesh --get lock: cannot be pickled: cannot pickle '_thread.lock' object"
+    assert str(raised.value).splitlines()[:-1] == [f"[0] {said}", f"[1] {said}"]
+
+
+def test_figures_are_shown_once_with_those_who_drew_them(shell, capsys):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    source = """
+from matplotlib import pyplot
+pyplot.plot([1, 2])
+pyplot.show()
+if rank == 1:
+    pyplot.plot([2, 1])
+"""
+    shell.run_cell_magic("mesh", "-n 2", source)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0::2] == ["[0][1] have drawn", "[1] has drawn"]
+    assert len(lines) == 4
+    shell.run_cell_magic("mesh", "", "pyplot.get_fignums()")
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] []", "[1] []"]
 
 
 @pytest.mark.parametrize(

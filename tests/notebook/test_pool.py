@@ -151,9 +151,23 @@ def test_a_worker_that_ends_between_two_cells_is_replaced(pool, shown):
     signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOWAIT)
     os.close(pidfd)
+    assert pool.ended == {0: "killed by SIGKILL"}
     assert pool.run("dist.barrier()\nprint('there')").is_good
     assert shown.take() == [(rank, "there") for rank in range(3)]
     assert pool.pids[0] != pid
+    assert pool.replaced[-1] == (0, "killed by SIGKILL")
+    assert pool.ended == {}
+
+
+def test_a_worker_that_ends_before_it_takes_up_a_cell_is_not_said_to_have_ended_in_it(pool, shown):
+    pool.run("pass")
+    pid = pool.pids[0]
+    shown.when["begun"] = lambda: os.kill(pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGSTOP)  # the cell lies there, and it does not read it any more
+    outcome = pool.run("if rank == 2: print('begun')\ndist.barrier()")
+    assert (outcome.ended, outcome.not_begun) == ({0: "killed by SIGKILL"}, {0})
+    outcome = pool.run("import os\nif rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()")
+    assert (outcome.ended, outcome.not_begun) == ({1: "killed by SIGKILL"}, set())
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ class Cut:
         give: From what is sent, the flat segment that each rank reduces.
         take: From what is received, where each rank's finished segment goes; None for those not wanted here.
         keeps: Each rank keeps its finished segment, and no other rank takes it.
+        in_place: Each rank has room of its own for its finished segment.
         dtype: Of all segments.
         longest: Elements of the longest segment.
         put_bytes: What a rank would put into its slot, were all to go there at once.
@@ -35,6 +36,7 @@ class Cut:
     give: Callable[[Buffers], list[Array]]
     take: Callable[[Buffers], Blocks]
     keeps: bool
+    in_place: bool
     dtype: np.dtype[Any]
     longest: int
     put_bytes: int
@@ -70,6 +72,7 @@ def reduce_scatter(call: Call) -> Cut:
         give=lambda send: blocks_of(send, size),
         take=lambda recv: [flat(recv) if peer == rank else None for peer in range(size)],
         keeps=True,
+        in_place=True,
         dtype=dtype,
         longest=max(block.size for block in blocks),
         put_bytes=begins[-1],
@@ -86,6 +89,7 @@ def _whole(call: Call, *, wanted: bool) -> Cut:
         give=lambda send: shares_of(flat(send), size),
         take=lambda recv: shares_of(flat(recv), size) if wanted else [None] * size,
         keeps=False,
+        in_place=wanted and call.root is None,
         dtype=dtype,
         longest=-(-array.size // size),
         put_bytes=array.nbytes,

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from meshdist.arrays import Array
-from meshdist.backends.gloo.segment import map_shared, populate
+from meshdist.backends.gloo.segment import anonymous_file, map_shared, populate
 from meshdist.debug.log import RankLog
 from meshdist.errors import DistBackendError
 
@@ -137,9 +137,10 @@ class Heap:
 
 
 def _new_file() -> int:
-    if sys.platform == "linux" and hasattr(os, "memfd_create"):
-        return os.memfd_create("meshdist-arrays", os.MFD_CLOEXEC)
-    raise DistBackendError("this system has no memfd_create")
+    fd = anonymous_file("meshdist-arrays")
+    if fd is None:
+        raise DistBackendError("this system has no memfd_create, or refuses it")
+    return fd
 
 
 def _reserve(fd: int, memory: Any, extent: Extent) -> None:

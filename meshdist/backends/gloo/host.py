@@ -60,6 +60,7 @@ class Host:
             ranks=options.ranks_in_messages,
         )
         self.backend = backend
+        self._segment = segment
         self.arena = Arena(segment, backend.size)
         self.lockstep = lockstep_class()(self.arena, backend.rank, backend.size, members)
         self.readers = [Reader(peers.card(rank).pid, options.describe(place)) for place, rank in enumerate(ranks)]
@@ -95,8 +96,11 @@ class Host:
                 "the ranks of a group may not all read each other's memory (process_vm_readv): what is long is copied"
                 " twice"
             )
-        if not hasattr(os, "memfd_create") and first_time("memfd"):
-            _log.warning("there is no memfd_create: shared memory lies in /dev/shm, and there may be little of that")
+        if not self._segment.is_anonymous and first_time("memfd"):
+            _log.warning(
+                "there is no memfd_create, or it is refused: shared memory lies in /dev/shm, and there may be little of"
+                " that"
+            )
 
     def reserve(self, num_bytes: int) -> None:
         """Make sure that there is memory behind the first `num_bytes` of this rank's slots."""
@@ -104,11 +108,11 @@ class Host:
             self.arena.reserve_slots(self.backend.rank, num_bytes)
             self._reserved = num_bytes
 
-    def scratch(self, dtype: np.dtype[Any]) -> Array:
-        """Return memory of this rank alone for a piece of data."""
+    def scratch(self, dtype: np.dtype[Any]) -> tuple[Array, Array]:
+        """Return memory of this rank alone for two pieces of data."""
         if self._scratch is None:
-            self._scratch = np.empty(SCRATCH_BYTES, np.uint8)
-        return self._scratch.view(dtype)
+            self._scratch = np.empty(2 * SCRATCH_BYTES, np.uint8)
+        return self._scratch[:SCRATCH_BYTES].view(dtype), self._scratch[SCRATCH_BYTES:].view(dtype)
 
     def areas(self, dtype: np.dtype[Any], count: int) -> list[list[list[Array]]]:
         """Return, for each of the two uses and the slot of each rank, the areas of `count` elements for each rank."""

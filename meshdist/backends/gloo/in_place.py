@@ -149,7 +149,7 @@ class SharedReduce(SharedPlan):
 
     def _reduce(self, sources: list[Array], targets: list[Array]) -> None:
         run, combine = self._run, self._op.ufunc
-        scratch = self._scratch(sources[0].dtype)
+        scratch, _ = self._scratch(sources[0].dtype)
         for begin in range(0, sources[0].size, scratch.size):
             piece = slice(begin, begin + scratch.size)
             *parts, last = [source[piece] for source in sources]

@@ -17,11 +17,10 @@ from meshdist.arrays import Array
 from meshdist.backends.base import Plan
 from meshdist.backends.gloo.in_place import SharedMove
 from meshdist.backends.gloo.lockstep import Arrival, LockstepPlan, OneStep
+from meshdist.backends.gloo.reading import ReadingPlan
 from meshdist.backends.gloo.routes import Blocks, Route
-from meshdist.backends.gloo.single_copy import address_of
 from meshdist.call import Buffers, Call, Signature
 from meshdist.debug.mismatch import compare_splits
-from meshdist.errors import DistBackendError
 
 if TYPE_CHECKING:
     from meshdist.backends.gloo.host import Host
@@ -86,7 +85,7 @@ def put(send: Any, place: Any) -> None:
         place[...] = send
 
 
-class BulkMove(LockstepPlan):
+class BulkMove(ReadingPlan):
     """What carrying out a route by chunks or by single copies has in common.
 
     Attributes:
@@ -94,16 +93,9 @@ class BulkMove(LockstepPlan):
     """
 
     def __init__(self, host: Host, call: Call, route: Route) -> None:
-        super().__init__(host.lockstep, host.backend, call)
-        self.host = host
-        self.rank = call.rank
-        self.size = call.size
+        super().__init__(host, call)
         self.route = route
         self.longest = route.longest or 0
-
-    def others(self) -> list[int]:
-        """Return the other ranks, beginning with the next, so that not all turn to one at once."""
-        return [(self.rank + step) % self.size for step in range(1, self.size)]
 
 
 class SingleCopyMove(BulkMove):
@@ -111,32 +103,14 @@ class SingleCopyMove(BulkMove):
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Arrival]:
         give, take = self.route.give(send), self.route.take(recv)
-        use = self._announce(give, take)
+        use = self.announce(give, take)
         yield self.arrive()
         _keep_own(give[self.rank], take[self.rank])
         for peer in self.others():
             block = take[peer]
             if block is not None:
-                self._read(peer, int(self.host.arena.table(use, peer)[self.rank, 0]), block)
+                self.read(peer, int(self.host.arena.table(use, peer)[self.rank, 0]), block)
         yield self.arrive()
-
-    def _announce(self, give: Blocks, take: Blocks) -> int:
-        """Write into the table where this rank's blocks are and how long; return which of the two tables."""
-        use = self.lockstep.flip()
-        table = self.host.arena.table(use, self.rank)
-        for peer, (given, taken) in enumerate(zip(give, take, strict=True)):
-            address, num_bytes = (0, 0) if given is None else (address_of(given), given.nbytes)
-            table[peer] = address, num_bytes, 0 if taken is None else taken.nbytes
-        return use
-
-    def _read(self, peer: int, address: int, into: Array) -> None:
-        """Read a peer's memory."""
-        try:
-            self.host.readers[peer].read(address, into)
-        except DistBackendError:
-            # A rank that has given up has said why, before its arrays went.
-            self.lockstep.check_now(self.signature)
-            raise
 
 
 class ChunkedMove(BulkMove):

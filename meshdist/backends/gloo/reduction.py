@@ -16,6 +16,7 @@ from meshdist.backends.gloo.cuts import Cut
 from meshdist.backends.gloo.in_place import SharedReduce
 from meshdist.backends.gloo.lockstep import Arrival, LockstepPlan, OneStep
 from meshdist.backends.gloo.movement import put
+from meshdist.backends.gloo.reading import ReadingPlan
 from meshdist.backends.gloo.routes import Blocks
 from meshdist.call import Buffers, Call
 from meshdist.quiet import quiet_runner
@@ -26,8 +27,12 @@ if TYPE_CHECKING:
 
 
 # Up to here, over all ranks, every rank reduces for itself in one step. Measured on 2 and 4 ranks. More goes through
-# the slots, at every size: to read the others' memory instead took a third longer on 2 ranks, and as long on 4.
+# the slots: to read the others' memory instead took a third longer on 2 ranks, and a quarter on 4.
 REDUCE_ALONE_BYTES = 1 << 20
+# Where that many ranks have so many bytes, they read each other's memory all the same: they meet three times, not once
+# for each chunk, and to meet takes long where there are more ranks than free cores. 16 ranks on 2 cores took as long as
+# through the slots where nothing else ran, and a quarter of that where much did.
+_READING_RANKS, SINGLE_COPY_REDUCE_BYTES = 8, 2 << 20
 # For that many ranks, and up to so many bytes for each of them, one call of NumPy for all slots takes less time than a
 # call for each.
 _STACKED_RANKS, _STACKED_BYTES = 4, 1024
@@ -41,6 +46,8 @@ def plan_reduction(host: Host, call: Call, cut: Cut) -> Plan:
     if cut.put_bytes <= min(REDUCE_ALONE_BYTES // call.size, host.arena.slot_bytes):
         host.reserve(cut.put_bytes)
         return SlotReduce(host, call, cut)
+    if host.single_copy and cut.in_place and call.size >= _READING_RANKS and cut.put_bytes >= SINGLE_COPY_REDUCE_BYTES:
+        return SharedReduce(host, call, cut, SingleCopyReduce(host, call, cut))
     host.reserve(host.arena.slot_bytes)
     return SharedReduce(host, call, cut, ChunkedReduce(host, call, cut))
 
@@ -153,3 +160,51 @@ class ChunkedReduce(LockstepPlan):
             if wanted is not None:
                 part = wanted[chunk]
                 part[...] = area[peer][peer][: part.size]
+
+
+class SingleCopyReduce(ReadingPlan):
+    """Many bytes: each rank reads its segment of the others' arrays piece by piece, and adds it to its own.
+
+    A piece stays in the cache between being read and being added. In an all_reduce the segments are reduced in place
+    (nobody else reads this rank's own), and then each rank reads the finished ones.
+    """
+
+    def __init__(self, host: Host, call: Call, cut: Cut) -> None:
+        super().__init__(host, call)
+        assert call.op is not None
+        self._cut = cut
+        self._op = call.op
+        self._run = quiet_runner()
+
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Arrival]:
+        give, take = self._cut.give(send), self._cut.take(recv)
+        use = self.announce(give, take)
+        tables = [self.host.arena.table(use, peer) for peer in range(self.size)]
+        yield self.arrive()
+        total = take[self.rank]
+        assert total is not None
+        self._reduce(give[self.rank], total, [int(table[self.rank, 0]) for table in tables])
+        yield self.arrive()
+        if not self._cut.keeps:
+            for peer in self.others():
+                wanted = take[peer]
+                if wanted is not None:
+                    self.read(peer, int(tables[peer][peer, 0]), wanted)
+            yield self.arrive()
+
+    def _reduce(self, own: Array, total: Array, addresses: list[int]) -> None:
+        run, combine = self._run, self._op.ufunc
+        # In rank order, as everywhere: the result does not depend on the way. What comes before this rank's own is
+        # summed in the first piece of scratch, and the other pieces are read into the second.
+        first, second = self.host.scratch(own.dtype)
+        for begin in range(0, own.size, first.size):
+            mine, part = own[begin : begin + first.size], total[begin : begin + first.size]
+            so_far: Array | None = None
+            for peer, address in enumerate(addresses):
+                piece = mine
+                if peer != self.rank:
+                    piece = (first if so_far is None else second)[: part.size]
+                    self.read(peer, address + begin * own.itemsize, piece)
+                room = part if peer >= self.rank else first[: part.size]
+                so_far = piece if so_far is None else run(combine, so_far, piece, out=room)
+            run(self._op.finish, part, self.size)

@@ -46,6 +46,11 @@ class Segment:
         self.memory = map_for_good(fd, 0, num_bytes)
         self.place = place
 
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether it is no file, and so takes nothing of /dev/shm."""
+        return self.place.startswith("/proc/")
+
     def reserve(self, offset: int, num_bytes: int) -> None:
         """Make sure that there is memory behind a part of the mapping.
 
@@ -74,16 +79,20 @@ def create(num_bytes: int, peer_pids: Sequence[int]) -> Segment:
     Raises:
         DistBackendError: There is not enough memory.
     """
-    anonymous = _has_anonymous() and all(_may_look_into(pid) for pid in peer_pids)
-    if sys.platform == "linux" and anonymous:
-        fd = os.memfd_create("meshdist", os.MFD_CLOEXEC)
+    fd = anonymous_file("meshdist") if all(map(_may_look_into, peer_pids)) else None
+    if fd is not None:
         place = f"/proc/{os.getpid()}/fd/{fd}"
+        segment = Segment(fd, num_bytes, place)
     else:
         import tempfile
 
         fd, place = tempfile.mkstemp(prefix="meshdist-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
-    segment = Segment(fd, num_bytes, place, is_file=not anonymous)
-    os.ftruncate(fd, num_bytes)
+        segment = Segment(fd, num_bytes, place, is_file=True)
+    try:
+        os.ftruncate(fd, num_bytes)
+    except OSError as error:
+        segment.seal()
+        raise _no_memory(num_bytes, error.errno or 0) from error
     # macOS has neither of the two: on a full disk, the first write ends the process there.
     if sys.platform == "linux" and populate(segment.memory, 0, mmap.PAGESIZE) == errno.EINVAL:
         try:
@@ -111,8 +120,15 @@ def find(place: str, num_bytes: int, *, only_reader: bool = False) -> Segment:
     return segment
 
 
-def _has_anonymous() -> bool:
-    return sys.platform == "linux" and hasattr(os, "memfd_create")
+def anonymous_file(name: str) -> int | None:
+    """Return a descriptor of a new file in memory; None where the system has none, or a sandbox refuses it."""
+    if sys.platform == "linux" and hasattr(os, "memfd_create"):
+        try:
+            return os.memfd_create(name, os.MFD_CLOEXEC)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EACCES, errno.ENOSYS):
+                raise
+    return None
 
 
 def _may_look_into(pid: int) -> bool:
@@ -160,4 +176,6 @@ def populate(memory: Any, begin: int, num_bytes: int) -> int:
 
 
 def _no_memory(num_bytes: int, problem: int) -> DistBackendError:
-    return DistBackendError(f"no {num_bytes} bytes of shared memory to be had: {os.strerror(problem)}")
+    # Where a file has no room for a page, the kernel says that the address is bad.
+    why = "the file system of its file is full (/dev/shm)" if problem == errno.EFAULT else os.strerror(problem)
+    return DistBackendError(f"no {num_bytes} bytes of shared memory to be had: {why}")

@@ -57,6 +57,18 @@ def listed_key(rank: int) -> str:
     return f"wire/{rank}"
 
 
+def first_turn(caller: int, peer: int) -> int:
+    """Return the number of the interface, of any that there are, that a pair of ranks begins with.
+
+    Ranks of the same place on two hosts are all equally far apart, so that their sums are all even, or all odd.
+
+    Example:
+        >>> [first_turn(rank, rank + 4) % 2 for rank in range(4)]
+        [0, 1, 0, 1]
+    """
+    return (caller + peer) // 2
+
+
 class Caller:
     """Connects this rank to a peer.
 
@@ -115,8 +127,7 @@ class Caller:
         return None
 
     def _connect(self, listed: Listed) -> None:
-        # Ranks begin with different ones of several interfaces.
-        turn, pause_s, since_s = self._caller + self._peer, _FIRST_PAUSE_S, time.monotonic()
+        turn, pause_s, since_s = first_turn(self._caller, self._peer), _FIRST_PAUSE_S, time.monotonic()
         while not self._closed.is_set():
             host, port = listed.endpoints[turn % len(listed.endpoints)]
             try:

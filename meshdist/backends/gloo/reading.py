@@ -1,0 +1,53 @@
+"""Plans that read the peers' memory: what the ranks tell each other first, and the read itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meshdist.arrays import Array
+from meshdist.backends.gloo.lockstep import LockstepPlan
+from meshdist.backends.gloo.routes import Blocks
+from meshdist.backends.gloo.single_copy import address_of
+from meshdist.call import Call
+from meshdist.errors import DistBackendError
+
+if TYPE_CHECKING:
+    from meshdist.backends.gloo.host import Host
+
+
+class ReadingPlan(LockstepPlan):
+    """A plan in which ranks can read each other's memory.
+
+    Attributes:
+        host: The group's shared memory.
+        rank: This rank.
+        size: The number of ranks.
+    """
+
+    def __init__(self, host: Host, call: Call) -> None:
+        super().__init__(host.lockstep, host.backend, call)
+        self.host = host
+        self.rank = call.rank
+        self.size = call.size
+
+    def others(self) -> list[int]:
+        """Return the other ranks, beginning with the next, so that not all turn to one at once."""
+        return [(self.rank + step) % self.size for step in range(1, self.size)]
+
+    def announce(self, give: Blocks, take: Blocks) -> int:
+        """Write into the table where this rank's blocks are and how long; return which of the two tables."""
+        use = self.lockstep.flip()
+        table = self.host.arena.table(use, self.rank)
+        for peer, (given, taken) in enumerate(zip(give, take, strict=True)):
+            address, num_bytes = (0, 0) if given is None else (address_of(given), given.nbytes)
+            table[peer] = address, num_bytes, 0 if taken is None else taken.nbytes
+        return use
+
+    def read(self, peer: int, address: int, into: Array) -> None:
+        """Read a peer's memory."""
+        try:
+            self.host.readers[peer].read(address, into)
+        except DistBackendError:
+            # A rank that has given up has said why, before its arrays went.
+            self.lockstep.check_now(self.signature)
+            raise

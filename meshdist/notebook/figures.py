@@ -1,0 +1,23 @@
+"""The backend of matplotlib on workers: `pyplot.show()` hands the open figures to the notebook."""
+
+from __future__ import annotations
+
+from matplotlib.backend_bases import FigureManagerBase
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from meshdist.notebook.pictures import draw_figures
+
+
+class FigureManager(FigureManagerBase):
+    """What pyplot asks to show figures."""
+
+    @classmethod
+    def pyplot_show(cls, *, block: bool | None = None) -> None:
+        """Hand the open figures to the notebook, and close them."""
+        draw_figures()
+
+
+class FigureCanvas(FigureCanvasAgg):
+    """Draws a figure into memory."""
+
+    manager_class = FigureManager
