@@ -36,10 +36,6 @@ if TYPE_CHECKING:
     from meshdist.backends.base import Backend
 
 
-# To have the kernel read less takes longer than to wait for it.
-_SHORTEST_READ = 64 << 10
-
-
 class Inbox:
     """The messages from one rank. One thread at a time moves them on, whoever they are for.
 
@@ -194,8 +190,9 @@ class Inbox:
         return True
 
     def _take_rest(self, channel: Channel, header: Header, rest: Array) -> bool:
-        # The sender has not come to write the next piece: it may have no processor to run on, or sleep.
-        if header.kind != LONG or channel.words[MODE] != READS or rest.size < _SHORTEST_READ:
+        # The sender has not come to write the next piece: it may have no processor to run on, sleep, or wait for
+        # another message before it goes on with this one, however little is left.
+        if header.kind != LONG or channel.words[MODE] != READS:
             return False
         taken = self._reader.try_read(header.address + self._there, rest)
         if taken:
