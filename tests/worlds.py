@@ -47,6 +47,7 @@ VARIABLES = {
     "gloo-tcp": {"MESHDIST_DISABLE_SHM": "1"},
     # Ranks of even number share memory, and those of odd number.
     "gloo-hosts": {"CREW_HOSTS": "2"},
+    "gloo-hosts-slots": {"CREW_HOSTS": "2", "MESHDIST_SINGLE_COPY": "0"},
 }
 
 

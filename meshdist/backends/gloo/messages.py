@@ -73,9 +73,9 @@ class Mail:
         """Post the receipt of a message, from one rank or from any."""
         name = self._names[array.dtype]
         if src is not None and self._remote is None:
-            receipt = Receipt(array, name, self._inboxes.get(src) or self._inbox(src), tag)
+            receipt = Receipt(array, name, self._inboxes.get(src) or self._inbox(src), tag, self._expected)
         else:
-            receipt = Receipt(array, name, self._origin(src, tag), tag)
+            receipt = Receipt(array, name, self._origin(src, tag), tag, self._expected)
         with self._expected.lock:
             parcel = self._expected.matching.ask(receipt, src, tag)
             if parcel is not None:
@@ -147,7 +147,7 @@ class Mail:
                 if remote is not None and dst in remote.ranks:
                     outbox = remote.outbox(dst)
                 else:
-                    outbox = Outbox(self._backend, dst)
+                    outbox = Outbox(self._backend, dst, self._expected)
                 self._outboxes[dst] = outbox
         return outbox
 

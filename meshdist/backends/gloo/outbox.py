@@ -28,6 +28,7 @@ from meshdist.backends.gloo.channel import (
 )
 from meshdist.backends.gloo.peer import Peer
 from meshdist.backends.gloo.published import check_withdrawn, publish_channel
+from meshdist.backends.gloo.receipts import Expected, Unwritten
 from meshdist.backends.gloo.segment import create
 from meshdist.backends.gloo.single_copy import address_of, allow_peers
 from meshdist.deadline import Deadline
@@ -52,9 +53,10 @@ class Outbox:
         channel: The channel to it.
         lock: Held by who writes into the channel.
         waiting: What has not been written yet; nothing may be written before it.
+        expected: What this rank expects from all, and what it still has to write for them.
     """
 
-    def __init__(self, backend: Backend, dst: int) -> None:
+    def __init__(self, backend: Backend, dst: int, expected: Expected) -> None:
         leftovers = backend.options.leftovers
         leftovers[:] = [give_back for give_back in leftovers if not give_back()]
         self.peer = Peer(backend, dst)
@@ -66,6 +68,7 @@ class Outbox:
         self.channel.words[TOKEN], self.channel.words[TOKEN_VALUE] = address_of(self._token), self._token[0]
         self.lock = threading.Lock()
         self.waiting: deque[Dispatch] = deque()
+        self.expected = expected
         self._numbered = 0
         publish_channel(backend.options, backend.rank, dst, segment.place)
         leftovers.append(self._seal)
@@ -98,6 +101,15 @@ class Outbox:
         with self.lock:
             self._write()
 
+    def arm(self, bell: Doorbell) -> bool:
+        """Ask the receiver to ring `bell` when it has made room; return True, as it can."""
+        self.channel.sleep_on(bell.number)
+        return True
+
+    def disarm(self, bell: Doorbell) -> None:
+        """Take back `arm`."""
+        self.channel.wake_up(bell.number)
+
     def deliver(self, deadline: Deadline) -> None:
         """Wait until the receiver has found the channel: from then on it does not need this process."""
         pause, pause_s = threading.Event(), 0.001
@@ -124,6 +136,10 @@ class Outbox:
     def _write(self) -> None:
         while self.waiting and self.waiting[0].write(self.channel):
             self.waiting.popleft()
+        if self.waiting:
+            self.expected.unwritten.add(self)
+        else:
+            self.expected.unwritten.discard(self)
         if self.channel.sleepers():
             self.peer.wake(self.channel)
 
@@ -143,6 +159,7 @@ class Dispatch(Waitable):
         self.header = header
         self.data = as_bytes(array)
         self.done = False
+        self._armed: set[Unwritten] = set()
 
     def write(self, channel: Channel) -> bool:
         """Write what there is room for; return True when the next message may be written."""
@@ -154,17 +171,20 @@ class Dispatch(Waitable):
 
     def ready(self) -> bool:
         if not self.done:
-            self.outbox.advance()
+            self.outbox.expected.write_on()
         return self.done
 
     def check(self) -> None:
         self.outbox.check()
 
     def arm(self, bell: Doorbell) -> None:
-        self.outbox.channel.sleep_on(bell.number)
+        self._armed = {self.outbox, *self.outbox.expected.unwritten}
+        for messages in self._armed:
+            messages.arm(bell)
 
     def disarm(self, bell: Doorbell) -> None:
-        self.outbox.channel.wake_up(bell.number)
+        for messages in self._armed:
+            messages.disarm(bell)
 
     def missing(self) -> str:
         return f"{self.outbox.peer.description} to receive a message"
@@ -195,12 +215,10 @@ class LongDispatch(Dispatch):
         return self._is_written
 
     def ready(self) -> bool:
-        if not self._is_written:
-            self.outbox.advance()
+        self.outbox.expected.write_on()
         if not self.done and self.outbox.channel.words[TAKEN] >= self.header.number:
             self.done = True
-            if not self._is_written:
-                self.outbox.advance()
+            self.outbox.expected.write_on()  # which cuts it, if it is not written
         return self.done
 
     def _announce(self, channel: Channel) -> bool:

@@ -22,12 +22,42 @@ LEFT_OUT = "sending a message"
 """What a rank has not done that is gone."""
 
 
+class Sleepable(Protocol):
+    """Something that rings a bell when a message has come."""
+
+    def arm(self, bell: Doorbell) -> bool:
+        """Ask for `bell` to be rung; return False, and do nothing, where nothing can come yet."""
+
+    def disarm(self, bell: Doorbell) -> None:
+        """Take back `arm`."""
+
+
+class Unwritten(Sleepable, Protocol):
+    """Messages on their way to a rank, for which there has been no room so far."""
+
+    def advance(self) -> None:
+        """Write what there is room for."""
+
+
 class Expected:
-    """What a rank expects from all others: the receipts and messages without a partner, and the lock over them."""
+    """What a rank expects from all others: the receipts and messages without a partner, and the lock over them.
+
+    Attributes:
+        lock: Held by who looks for a partner.
+        matching: The receipts and messages without one.
+        unwritten: What this rank still has to write for others. They may wait for it before they send what this rank
+            waits for, so whoever waits for anything in the group writes on.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.matching: Matching[Parcel, Receipt] = Matching()
+        self.unwritten: set[Unwritten] = set()
+
+    def write_on(self) -> None:
+        """Write what there is room for by now."""
+        for messages in tuple(self.unwritten):
+            messages.advance()
 
     def tags_instead(self, tag: int, source: int | None) -> str:
         """Return, for the end of a message, a tag that is waited for, and those of messages that nobody asked for."""
@@ -55,16 +85,6 @@ class Parcel:
         self.data = np.empty(header.num_bytes, np.uint8)
         self.complete = False
         self.receipt: Receipt | None = None
-
-
-class Sleepable(Protocol):
-    """Something that rings a bell when a message has come."""
-
-    def arm(self, bell: Doorbell) -> bool:
-        """Ask for `bell` to be rung; return False, and do nothing, where nothing can come yet."""
-
-    def disarm(self, bell: Doorbell) -> None:
-        """Take back `arm`."""
 
 
 class Origin(Protocol):
@@ -102,15 +122,10 @@ class Receipt(Incoming):
         dtype_name: The dtype that it must have.
         origin: Where it comes from.
         tag: The tag that it must have.
+        expected: What this rank expects from all.
     """
 
-    def __init__(
-        self,
-        array: Array,
-        dtype_name: bytes,
-        origin: Origin,
-        tag: int,
-    ) -> None:
+    def __init__(self, array: Array, dtype_name: bytes, origin: Origin, tag: int, expected: Expected) -> None:
         self.done = False
         self.source = -1
         self.looking_s = origin.looking_s
@@ -118,6 +133,7 @@ class Receipt(Incoming):
         self._dtype_name = dtype_name
         self._origin = origin
         self._tag = tag
+        self._expected = expected
         self._error: DistBackendError | None = None
         self._bell: Doorbell | None = None
         self._armed: list[Sleepable] = []
@@ -150,6 +166,7 @@ class Receipt(Incoming):
 
     def ready(self) -> bool:
         if not self.done:
+            self._expected.write_on()
             self._origin.move(self)
         if self._error is not None:
             raise self._error
@@ -173,12 +190,13 @@ class Receipt(Incoming):
             # A channel that is found only later would not know that somebody sleeps.
             self._origin.look_again()
             self._origin.move(self)
-        self._armed = [inbox for inbox in self._origin.inboxes() if inbox.arm(bell)]
+        places = (*self._origin.inboxes(), *self._expected.unwritten)
+        self._armed = [place for place in places if place.arm(bell)]
 
     def disarm(self, bell: Doorbell) -> None:
         self._bell = None
-        for inbox in self._armed:
-            inbox.disarm(bell)
+        for place in self._armed:
+            place.disarm(bell)
 
     def missing(self) -> str:
         return f"a message from {self._origin.description}{self._origin.tags_instead(self._tag)}"

@@ -79,6 +79,10 @@ class WireDispatch(OutgoingWait):
         super().__init__(outbox.wire, outgoing)
         self._outbox = outbox
 
+    def ready(self) -> bool:
+        self._outbox.bag.expected.write_on()
+        return super().ready()
+
     def check(self) -> None:
         self._outbox.check()
 
