@@ -65,7 +65,7 @@ class SocketDoorbell(Doorbell):
 
     def _wait_for_any(self, timeout_s: float) -> bool:
         if sys.platform == "win32":
-            raise NotImplementedError("there are no such bells on Windows")  # `check_processes` comes before
+            raise AssertionError("`check_processes` comes before")
         poll = select.poll()
         for fd in (self._socket.fileno(), *self._watched):
             poll.register(fd, select.POLLIN)
@@ -129,7 +129,7 @@ def _short_directory() -> str:
 
 def _unix_socket() -> socket.socket:
     if sys.platform == "win32":
-        raise NotImplementedError("Python has no Unix sockets on Windows")  # `check_processes` comes before
+        raise AssertionError("`check_processes` comes before")
     return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
 

@@ -134,7 +134,7 @@ def limits() -> Iterator[Finding]:
 
 def _limit(name: str, number: int, fewest: int, cure: str) -> Finding:
     if sys.platform == "win32":
-        raise NotImplementedError("Windows has no such limits")
+        raise AssertionError("Windows has no such limits")
     import resource
 
     soft, hard = resource.getrlimit(number)

@@ -198,7 +198,7 @@ class RequestLog:
 
     def _write(self, fd: int, data: bytes) -> None:
         if sys.platform == "win32":
-            raise NotImplementedError("there is no FileStore without `missing_locks`")
+            raise AssertionError("__init__ has asked `missing_locks`")
         rest = memoryview(data)
         at = self._read_to
         try:
@@ -230,7 +230,7 @@ class RequestLog:
 def _read(fd: int, start: int, end: int) -> bytes:
     """Return the bytes of `fd` from `start` to `end`; one read returns at most 2 GiB."""
     if sys.platform == "win32":
-        raise NotImplementedError("there is no FileStore without `missing_locks`")
+        raise AssertionError("__init__ has asked `missing_locks`")
     parts = []
     while start < end:
         part = os.pread(fd, end - start, start)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import subprocess
@@ -10,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from worlds import crew_rank
+from lacking import logged, with_one_rank_that_does_not_read, without_memfd
 
 import meshdist as dist
 
@@ -20,37 +19,18 @@ pytestmark = [
 ]
 
 
-class Records(logging.Handler):
-    def __init__(self):
-        super().__init__()
-        self.texts = []
-
-    def emit(self, record):
-        self.texts.append(record.getMessage())
-
-
-def without_memfd():
-    del os.memfd_create
-
-
-def with_one_rank_that_is_not_read():
-    if crew_rank() == 1:
-        os.environ["MESHDIST_SINGLE_COPY"] = "0"
-
-
 LACKS = {
     "no memfd": (without_memfd, "there is no memfd_create, or it is refused: shared memory lies in /dev/shm", [1, 1]),
-    "no reading": (with_one_rank_that_is_not_read, "may not all read each other's memory (process_vm_readv)", [1, 0]),
+    "no reading": (with_one_rank_that_does_not_read, "may not all read each other's memory (process_vm_readv)", [1, 0]),
 }
 
 
 def warnings_of_many_groups(lack):
     LACKS[lack][0]()
-    records = Records()
-    logging.getLogger("meshdist").addHandler(records)
+    texts = logged()
     for _ in range(3):
         assert dist.new_group().all_reduce(np.ones(100_000)).sum() == 200_000
-    return records.texts
+    return texts
 
 
 @pytest.mark.parametrize("lack", LACKS)

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from lacking import with_one_rank_that_does_not_read, without_memfd
 from trying import attempt
 from worlds import crew_rank, tell
 
@@ -31,20 +32,11 @@ def with_pidfd_forbidden():
     os.pidfd_open = pidfd_open
 
 
-def without_memfd():
-    del os.memfd_create
-
-
 def with_memfd_forbidden():
     def memfd_create(name, flags=0):
         raise PermissionError(errno.EPERM, "not in this sandbox")
 
     os.memfd_create = memfd_create
-
-
-def with_one_rank_that_does_not_read():
-    if crew_rank() == 1:
-        os.environ["MESHDIST_SINGLE_COPY"] = "0"
 
 
 LACKS = {

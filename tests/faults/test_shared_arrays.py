@@ -1,6 +1,5 @@
 """Shared arrays where there is no shared memory, where a rank may not open it, and when a rank dies."""
 
-import logging
 import os
 import resource
 import signal
@@ -8,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from lacking import logged, without_memfd
 from trying import attempt
 from worlds import crew_rank, tell
 
@@ -18,19 +18,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only"),
 ]
 COUNT = 100_000
-
-
-class Records(logging.Handler):
-    def __init__(self):
-        super().__init__()
-        self.texts = []
-
-    def emit(self, record):
-        self.texts.append(record.getMessage())
-
-
-def without_memfd():
-    del os.memfd_create
 
 
 def without_memory():
@@ -59,15 +46,14 @@ LACKS = {
 def work(lack):
     dist.barrier()  # the group's own memory is not what this is about
     LACKS[lack][0]()
-    records = Records()
-    logging.getLogger("meshdist").addHandler(records)
+    texts = logged()
     size = dist.get_world_size()
     for value in (1.0, 2.0):
         for _ in range(3):
             x, out = dist.full(COUNT, value), dist.empty(size * COUNT)
             assert (dist.all_reduce(x) == size * value).all()
             assert (dist.all_gather_into_tensor(out, x) == size * value).all()
-    return records.texts
+    return texts
 
 
 @pytest.mark.parametrize("lack", LACKS)

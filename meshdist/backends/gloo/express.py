@@ -7,6 +7,7 @@ a receipt or a message without a partner, the end of a peer.
 
 from __future__ import annotations
 
+import math
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -45,12 +46,9 @@ def express_to(outbox: Outbox, tag: int, dtype: np.dtype[Any], shape: tuple[int,
     words, memory, ring = channel.words, channel.memory, channel.ring_of(dtype)
     lock, waiting = outbox.lock, outbox.waiting
     others_state, others_bells = channel.others_state, channel.others_bells
-    itemsize, count = dtype.itemsize, int(np.prod(shape, dtype=np.int64))
-    num_bytes = count * itemsize
-    length, last = entry_bytes(num_bytes), RING_BYTES - entry_bytes(num_bytes)
-    is_short, is_flat = num_bytes <= _SHORT_BYTES, len(shape) == 1
-    header = Header(WHOLE, tag, num_bytes, dtype_name)
-    kind = kind_of(header)
+    itemsize, count, is_flat = dtype.itemsize, math.prod(shape), len(shape) == 1
+    header = Header(WHOLE, tag, count * itemsize, dtype_name)
+    kind, length, last = _entry(header)
     kind_bytes = len(kind)
 
     def send(array: Array) -> bool:
@@ -59,7 +57,7 @@ def express_to(outbox: Outbox, tag: int, dtype: np.dtype[Any], shape: tuple[int,
             if waiting or words[others_state] or head + length - words[TAIL] > RING_BYTES:
                 return False
             place = head % RING_BYTES
-            if is_short and place <= last:
+            if place <= last:
                 begin = place + RING
                 memory[begin : begin + kind_bytes] = kind
                 begin = (place + UNIT) // itemsize
@@ -81,11 +79,8 @@ def express_from(inbox: Inbox, tag: int, dtype: np.dtype[Any], shape: tuple[int,
     assert channel is not None
     words, memory, ring = channel.words, channel.memory, channel.ring_of(dtype)
     others_bells = channel.others_bells
-    itemsize, count = dtype.itemsize, int(np.prod(shape, dtype=np.int64))
-    num_bytes = count * itemsize
-    length, last = entry_bytes(num_bytes), RING_BYTES - entry_bytes(num_bytes)
-    is_short, is_flat = num_bytes <= _SHORT_BYTES, len(shape) == 1
-    kind = kind_of(Header(WHOLE, tag, num_bytes, dtype_name))
+    itemsize, count, is_flat = dtype.itemsize, math.prod(shape), len(shape) == 1
+    kind, length, last = _entry(Header(WHOLE, tag, count * itemsize, dtype_name))
     kind_bytes = len(kind)
 
     def receive(array: Array) -> bool:
@@ -108,7 +103,7 @@ def express_from(inbox: Inbox, tag: int, dtype: np.dtype[Any], shape: tuple[int,
             # Nor is it this one's to take where it has been begun, or another receipt may be for it.
             if inbox.coming is not None or inbox.left_over is not None or not matching.is_idle:
                 return False
-            if is_short and place <= last and words[HEAD] - tail >= length:
+            if place <= last and words[HEAD] - tail >= length:
                 begin = (place + UNIT) // itemsize
                 (array if is_flat else array.reshape(-1))[...] = ring[begin : begin + count]
                 words[TAIL] = tail + length
@@ -121,3 +116,10 @@ def express_from(inbox: Inbox, tag: int, dtype: np.dtype[Any], shape: tuple[int,
         return True
 
     return receive
+
+
+def _entry(header: Header) -> tuple[bytes, int, int]:
+    # How a message lies in the ring: what it begins with, its bytes, and the last place from which it is copied in one
+    # go (none where it is long).
+    length = entry_bytes(header.num_bytes)
+    return kind_of(header), length, RING_BYTES - length if header.num_bytes <= _SHORT_BYTES else -1

@@ -147,7 +147,7 @@ def map_shared(fd: int, begin: int, num_bytes: int) -> tuple[Any, int]:
         DistBackendError: The kernel has no room for it.
     """
     if sys.platform == "win32":
-        raise NotImplementedError("there is no such memory on Windows")  # `check_processes` comes before
+        raise AssertionError("`check_processes` comes before")
     # mmap.mmap would keep a descriptor of its own open for every mapping (until Python 3.13 lets one say no).
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
