@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 from meshdist.backends.device_backends import by_device, usable_backend_name
+from meshdist.backends.matching import eager_bytes
 from meshdist.backends.misplaced import misplaced
 from meshdist.backends.registry import entry_of
 from meshdist.collectives.methods import CollectiveMethods
@@ -24,6 +25,7 @@ from meshdist.last_will import leave_will
 from meshdist.non_member import NonMember
 from meshdist.peers import Peers, my_card
 from meshdist.store import Store, TCPStore
+from meshdist.switches import check_switches
 from meshdist.systems import check_processes
 from meshdist.waiting import Doorbells
 from meshdist.world import World
@@ -76,7 +78,10 @@ def init_process_group(
     if store is not None and init_method is not None:
         raise ValueError("give init_method or store, and only one of them")
     check_device_id("init_process_group", device_id)
-    get_debug_level()  # a wrong value in the environment is said before anybody waits for this rank
+    # A wrong value in the environment is said before anybody waits for this rank.
+    get_debug_level()
+    check_switches()
+    eager_bytes()
     name, deadline = usable_backend_name(backend), Deadline(timeout)
     if slot.dry is not None:
         world = slot.dry.join(None if backend is None else name, deadline.timeout_s, world_size, rank)

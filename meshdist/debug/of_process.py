@@ -8,12 +8,13 @@ from pathlib import Path
 
 from meshdist.handshake import SECRET_VARIABLE
 from meshdist.secret_file import SECRET_FILE_VARIABLE
-from meshdist.store.address import INSECURE_VARIABLE, endpoint
+from meshdist.store.address import endpoint
+from meshdist.switches import INSECURE
 from meshdist.tls_files import TLS_CA_VARIABLE, TLS_CERT_VARIABLE, TLS_KEY_VARIABLE
 
 _NAMED = 8
 _PATHS = (SECRET_FILE_VARIABLE, TLS_CERT_VARIABLE, TLS_KEY_VARIABLE, TLS_CA_VARIABLE)
-_TAKEN = (SECRET_VARIABLE, INSECURE_VARIABLE, *_PATHS)
+_TAKEN = (SECRET_VARIABLE, INSECURE, *_PATHS)
 
 
 def store_of(pid: int) -> tuple[str, dict[str, str]]:

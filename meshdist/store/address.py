@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import errno
-import os
 import socket
 from typing import Any, NamedTuple
 
 from meshdist.errors import DistNetworkError
 from meshdist.handshake import SECRET_VARIABLE
 from meshdist.secret_file import SECRET_FILE_VARIABLE
-
-INSECURE_VARIABLE = "MESHDIST_INSECURE"
+from meshdist.switches import INSECURE, switch
 
 _BACKLOG = 4096
 _LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
@@ -88,13 +86,13 @@ def require_secret(host: str, port: int, secret: bytes) -> None:
         raise DistNetworkError(
             f"{endpoint(host, port)} can be reached from other hosts, and this job has no secret that keeps strangers "
             f"out: set {SECRET_VARIABLE} to the same random string on all hosts, or {SECRET_FILE_VARIABLE} to a file "
-            f"that holds it and that only you can read; or set {INSECURE_VARIABLE}=1 on a network that you trust"
+            f"that holds it and that only you can read; or set {INSECURE}=1 on a network that you trust"
         )
 
 
 def is_insecure_allowed() -> bool:
     """Return True if the user trusts the network, so that a job without a secret may use it."""
-    return os.environ.get(INSECURE_VARIABLE, "") == "1"
+    return switch(INSECURE) is True
 
 
 def tune(sock: socket.socket) -> None:

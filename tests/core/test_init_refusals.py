@@ -218,3 +218,20 @@ def destroy_twice(url):
     with pytest.raises(ValueError, match="call meshdist.init_process_group") as raised:
         dist.destroy_process_group()
     return str(raised.value).partition(";")[0]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("MESHDIST_DISABLE_SHM", "yes"),
+        ("MESHDIST_SINGLE_COPY", "banana"),
+        ("MESHDIST_INSECURE", "true"),
+        ("MESHDIST_MPI_CUDA", "2"),
+        ("MESHDIST_EAGER_LIMIT", "64k"),
+        ("MESHDIST_DEBUG", "LOUD"),
+    ],
+)
+def test_a_variable_with_a_value_that_it_cannot_have_is_said_before_anybody_waits(monkeypatch, port, variable, value):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ValueError, match=f"{variable}.* got '{value}'"):
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=2, timeout=20)

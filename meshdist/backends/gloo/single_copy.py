@@ -16,6 +16,7 @@ from typing import Any
 
 from meshdist.arrays import Array
 from meshdist.errors import DistBackendError
+from meshdist.switches import SINGLE_COPY, switch
 
 _PR_SET_PTRACER = 0x59616D61
 _ANY_PROCESS = -1
@@ -35,7 +36,7 @@ def address_of(array: Array) -> int:
 
 def may_read() -> bool:
     """Return False where the user forbade it: `MESHDIST_SINGLE_COPY=0`."""
-    return os.environ.get("MESHDIST_SINGLE_COPY") != "0"
+    return switch(SINGLE_COPY) is not False
 
 
 def allow_peers() -> None:

@@ -23,11 +23,11 @@ from meshdist.deadline import Deadline
 from meshdist.device_calls import Request
 from meshdist.plan_key import remember
 from meshdist.reduce_op import ReduceOp, as_reduce_op
+from meshdist.switches import MPI_CUDA, switch
 
 if TYPE_CHECKING:
     from meshdist.backends.mpi.backend import MpiBackend
 
-VARIABLE = "MESHDIST_MPI_CUDA"
 # Those of one array in and one out, which MPI reads and writes where they are.
 _PASSED = ("all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 _MPICH_CUDA = 0
@@ -38,9 +38,9 @@ def is_cuda_aware(session: Session) -> bool:
 
     MPI 4.1 has an info key for it, Open MPI and MPICH a function each.
     """
-    given = os.environ.get(VARIABLE)
+    given = switch(MPI_CUDA)
     if given is not None:
-        return given == "1"
+        return given
     mpi = session.mpi
     info = mpi.COMM_WORLD.Get_info()
     try:
