@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import select
 import signal
 import sys
 import threading
@@ -20,14 +19,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from meshdist.farewell import DESTROYED_GROUP
-from meshdist.limits import limit_of
+from meshdist.farewell import DESTROYED_GROUP, DIED
+from meshdist.process_watch import ProcessWatch, fields_of, started_at
+from meshdist.switches import DISABLE_SHM, switch
 
 if TYPE_CHECKING:
     from meshdist.store import Store
-
-
-NO_MEMORY_VARIABLE = "MESHDIST_DISABLE_SHM"
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ def my_card(bells: str) -> Card:
     """Return the card of this process."""
     pid, started = os.getpid(), started_at(os.getpid())
     # Without shared memory, every rank is a host of its own.
-    alone = f" {pid} {started}" if os.environ.get(NO_MEMORY_VARIABLE) == "1" else ""
+    alone = f" {pid} {started}" if switch(DISABLE_SHM) else ""
     return Card(f"{host_id()}{alone}", platform.node(), pid, started, bells, network_id())
 
 
@@ -88,24 +85,6 @@ def _machine(*namespaces: str) -> str:
     return " ".join([Path("/proc/sys/kernel/random/boot_id").read_text().strip(), *own])
 
 
-def started_at(pid: int) -> int:
-    """Return when process `pid` started, in clock ticks since boot; 0 for no such process, or no way to know."""
-    fields = _fields_of(pid)
-    # Field 22 of all. A zombie has ended: only its exit status is still to be asked for.
-    return 0 if not fields or fields[0] in "ZX" else int(fields[19])
-
-
-def _fields_of(pid: int) -> list[str]:
-    """Return what the kernel says of a process, from its state on; nothing where there is none, or no way to know."""
-    try:
-        # The second field, the name, is in parentheses and may hold anything.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError as error:
-        if limit_of(error):
-            raise  # to be taken for an end would be wrong
-        return []
-
-
 class Closable(Protocol):
     """Something that has to be closed."""
 
@@ -114,52 +93,6 @@ class Closable(Protocol):
 
     def disown(self) -> None:
         """In a process that was forked of the rank: give back what peers can see, and say nothing."""
-
-
-class Watch:
-    """Tells whether one process lives, by pidfd where there are such."""
-
-    def __init__(self, card: Card) -> None:
-        self._card = card
-        self._fd: int | None = None
-        self._ended = False
-        if sys.platform == "linux" and hasattr(os, "pidfd_open"):
-            try:
-                self._fd = os.pidfd_open(card.pid)
-            except ProcessLookupError:
-                self._ended = True
-            except OSError:
-                self._fd = None  # forbidden here, by a sandbox say: the process is looked up in other ways
-        # The pid may have been given to another process before the pidfd was opened.
-        if card.started and started_at(card.pid) != card.started:
-            self._ended = True
-
-    def ended(self) -> bool:
-        """Return True once the process has ended."""
-        if self._ended:
-            return True
-        if sys.platform != "win32" and self._fd is not None:
-            poll = select.poll()  # a new one: another thread may look at the same time
-            poll.register(self._fd, select.POLLIN)
-            self._ended = bool(poll.poll(0))
-        else:
-            self._ended = (
-                started_at(self._card.pid) != self._card.started if self._card.started else self._unsignalled()
-            )
-        return self._ended
-
-    def close(self) -> None:
-        """Give back the pidfd."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
-
-    def _unsignalled(self) -> bool:
-        try:
-            os.kill(self._card.pid, 0)
-        except ProcessLookupError:
-            return True
-        return False
 
 
 # Of larger worlds, ranks ask for the cards of those that they have to do with.
@@ -184,7 +117,7 @@ class Peers:
         self.num_ranks = num_ranks
         self._store = store
         self._cards: dict[int, Card] = {}
-        self._watches: dict[int, Watch] = {}
+        self._watches: dict[int, ProcessWatch] = {}
         self._lock = threading.Lock()
         self._joined_as: Sequence[int] = range(num_ranks)
         self._lost: set[int] = set()
@@ -271,8 +204,13 @@ class Peers:
             with self._lock:
                 watch = self._watches.get(rank)
                 if watch is None:
-                    watch = self._watches[rank] = Watch(card)
+                    watch = self._watches[rank] = ProcessWatch(card.pid, card.started)
         return watch.ended()
+
+    def how_ended(self, rank: int) -> str:
+        """Return how a global rank ended that did, and said nothing of it."""
+        watch = self._watches.get(rank)
+        return (watch and watch.how_ended()) or DIED
 
     def nudge(self, rank: int) -> bool:
         """Ask a global rank by a signal to say what it is in; return whether it is of this host, and lives."""
@@ -286,7 +224,7 @@ class Peers:
 
     def is_stopped(self, rank: int) -> bool:
         """Return whether the process of a global rank on this host is stopped by a signal, and answers nothing."""
-        return _fields_of(self.card(rank).pid)[:1] in (["T"], ["t"])
+        return fields_of(self.card(rank).pid)[:1] in (["T"], ["t"])
 
     def why_silent(self, rank: int) -> str:
         """Return what is known of a global rank on this host that does not answer to `nudge`."""

@@ -13,7 +13,6 @@ from meshdist.deadline import Deadline
 from meshdist.debug.rank_state import rank_state
 from meshdist.debug.states import RankSeen, parse_state
 from meshdist.errors import DistError
-from meshdist.farewell import DIED
 
 if TYPE_CHECKING:
     from meshdist.peers import Peers
@@ -138,7 +137,7 @@ class StoreReach(Reach):
     def _gone(self, rank: int) -> str | None:
         farewell = self._peers.farewell_of(rank)
         if farewell is None and self._peers.card(rank).host == self._peers.mine.host and self._peers.ended(rank):
-            return DIED
+            return self._peers.how_ended(rank)
         return farewell
 
 

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 from meshdist.deadline import Deadline
 from meshdist.errors import DistError
+from meshdist.exit_status import INTERRUPT_BASE
 from meshdist.launch import worker
 from meshdist.launch.crew import Member
 from meshdist.launch.env import LOOPBACK, Job, worker_environment
 from meshdist.launch.error_files import ErrorFiles, endings_of
-from meshdist.launch.failures import INTERRUPT_BASE, Failure
+from meshdist.launch.failures import Failure
 from meshdist.launch.interrupts import Interrupts, without_ctrl_c
 from meshdist.launch.meeting import Meeting, SignalledError, meet
 from meshdist.launch.nodes import Nodes, OneNode, Report, Stop, Verdict

@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from meshdist.exit_status import describe_status, signal_name
 from meshdist.launch.crew import Exit
 from meshdist.launch.env import Job
-from meshdist.launch.failures import Failure, describe_status, signal_name
+from meshdist.launch.failures import Failure
 from meshdist.launch.nodes import Verdict
 from meshdist.launch.outputs import STDERR, Routing
 from meshdist.launch.supervisor import Supervisor

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-INTERRUPT_BASE = 128
+from meshdist.exit_status import describe_status
 
 
 class Failure(NamedTuple):
@@ -48,26 +47,6 @@ class Failure(NamedTuple):
         if not self.traceback:
             return f"{self.headline()}\n"
         return f"rank {self.rank} (pid {self.pid} on {self.host}) {describe_status(self.status)}:\n{self.traceback}"
-
-
-def describe_status(status: int) -> str:
-    """Return how a process ended, from its exit status or minus the number of a signal."""
-    if status < 0:
-        return f"was killed by {signal_name(-status)}"
-    return f"exited with status {status}"
-
-
-def signal_name(number: int) -> str:
-    """Return the name of a signal, such as "SIGKILL"."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def shell_status(status: int) -> int:
-    """Return the exit status of a program that passes on how a process of its own ended: 128 + signal, as shells do."""
-    return INTERRUPT_BASE - status if status < 0 else status
 
 
 def first_cause(failures: Iterable[Failure]) -> Failure:

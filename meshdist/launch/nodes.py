@@ -8,8 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from meshdist.exit_status import INTERRUPT_BASE, shell_status
 from meshdist.launch.env import Job, job_secret, new_job
-from meshdist.launch.failures import INTERRUPT_BASE, Failure, first_cause, shell_status
+from meshdist.launch.failures import Failure, first_cause
 from meshdist.store import TCPStore
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from meshdist.deadline import Deadline, Timeout
 from meshdist.errors import DistError
-from meshdist.launch.failures import Failure, signal_name
+from meshdist.exit_status import signal_name
+from meshdist.launch.failures import Failure
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess

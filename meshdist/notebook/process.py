@@ -13,8 +13,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from meshdist.exit_status import signal_name
 from meshdist.launch.env import Job, worker_environment
-from meshdist.launch.failures import signal_name
 from meshdist.notebook.worker import Answer
 
 _END_S = 5.0

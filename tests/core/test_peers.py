@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from meshdist.peers import Card, Watch, host_id, my_card, started_at
+from meshdist.peers import Card, host_id, my_card
+from meshdist.process_watch import ProcessWatch, started_at
 
 pytestmark = [
     pytest.mark.timeout(30),
@@ -22,8 +23,8 @@ def child():
         process.kill()
 
 
-def card_of(process):
-    return Card(host_id(), "here", process.pid, started_at(process.pid), "bells")
+def watch_of(process):
+    return ProcessWatch(process.pid, started_at(process.pid))
 
 
 def test_a_card_survives_the_store():
@@ -49,7 +50,7 @@ def test_the_end_of_a_process_is_seen(child, monkeypatch, with_pidfd, reaped):
     """Also while its parent has not asked for its exit status."""
     if not with_pidfd:
         monkeypatch.delattr(os, "pidfd_open", raising=False)
-    watch = Watch(card_of(child))
+    watch = watch_of(child)
     assert not watch.ended()
     child.send_signal(signal.SIGKILL)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and stays a zombie
@@ -61,18 +62,44 @@ def test_the_end_of_a_process_is_seen(child, monkeypatch, with_pidfd, reaped):
     watch.close()
 
 
+@pytest.mark.parametrize("reaped", [True, False])
+@pytest.mark.parametrize(
+    ("end", "how"), [("os.kill(os.getpid(), 9)", "was killed by SIGKILL"), ("os._exit(3)", "exited with status 3")]
+)
+def test_how_a_process_ended(end, how, reaped):
+    code = f"import os; input(); {end}"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as child:
+        watch = watch_of(child)
+        child.stdin.write(b"\n")
+        child.stdin.close()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        if reaped:
+            child.wait()
+        assert watch.ended()
+        said = watch.how_ended()
+        watch.close()
+    if reaped and not tells_of_the_reaped():
+        assert said is None
+    else:
+        assert said == how
+
+
+def tells_of_the_reaped():
+    version = os.uname().release.split(".")
+    return (int(version[0]), int(version[1].partition("-")[0])) >= (6, 15)
+
+
 def test_a_process_that_ended_before(child):
-    card = card_of(child)
+    pid, started = child.pid, started_at(child.pid)
     child.kill()
     child.wait()
-    assert Watch(card).ended()
+    assert ProcessWatch(pid, started).ended()
     assert started_at(child.pid) == 0
 
 
 def test_a_pid_that_went_to_another_process():
     mine = my_card("bells")
-    before = Card(mine.host, mine.host_name, mine.pid, mine.started - 1, mine.bells)
-    watch = Watch(before)
+    watch = ProcessWatch(mine.pid, mine.started - 1)
     assert watch.ended()
     watch.close()
 
@@ -80,5 +107,5 @@ def test_a_pid_that_went_to_another_process():
 def test_no_descriptors_are_left(child):
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(10):
-        Watch(card_of(child)).close()
+        watch_of(child).close()
     assert len(os.listdir("/proc/self/fd")) == before

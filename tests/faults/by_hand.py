@@ -6,6 +6,10 @@ import os
 import subprocess
 import sys
 
+# What is said of a rank that was killed: of one of another host, or after its parent has asked on a kernel before 6.15,
+# nobody knows more than that it is dead.
+KILLED = "(was killed by SIGKILL|has died)"
+
 
 def run_ranks(script, arguments, size, **variables):
     """Run a script on ranks that are started by hand; return each one's exit status, stdout and stderr."""

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from by_hand import KILLED
 from trying import attempt
 from worlds import crew_rank, tell
 
@@ -59,7 +60,7 @@ def check_death(crew, failures, killed_s):
         assert re.search(
             rf"on group 'world' \(rank [02] of 3\): .*rank 1 \(pid {crew.pids[VICTIM]} on ", failure.message
         ), failure
-        assert re.search("died|No such process", failure.message), failure
+        assert re.search(f"{KILLED}|No such process", failure.message), failure
         assert re.search(r"; this is (call|message) \d+, at test_deaths.py:\d+", failure.message), failure
         # The group stays broken, and says why.
         assert after.kind is dist.DistBackendError, after

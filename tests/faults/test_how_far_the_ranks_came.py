@@ -6,7 +6,7 @@ import re
 import sys
 
 import pytest
-from by_hand import run_ranks
+from by_hand import KILLED, run_ranks
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -41,7 +41,7 @@ WAYS = {"shared memory": {}, "tcp": {"MESHDIST_DISABLE_SHM": "1"}, "hosts": {"HO
 SAID = {
     "return": (0, r"has ended without destroy_process_group\(\) and without making this call; its last was call 17, "),
     "raise": (1, r"gave up: it raised ValueError: boom; "),
-    "kill": (-9, r"has died; "),
+    "kill": (-9, f"{KILLED}; "),
 }
 DETECTED_S = 1.5  # with the end of an interpreter
 

@@ -8,11 +8,12 @@ import sys
 
 import pytest
 
+from meshdist.exit_status import describe_status, shell_status
 from meshdist.launch.cli import split_command
 from meshdist.launch.crew import Crew, Member
 from meshdist.launch.devices import parse_num_ranks
 from meshdist.launch.env import is_torchelastic_launched, new_job, worker_environment
-from meshdist.launch.failures import Failure, describe_status, first_cause, read_error_file, shell_status
+from meshdist.launch.failures import Failure, first_cause, read_error_file
 from meshdist.launch.guard import Guard
 from meshdist.systems import available_cores
 

@@ -54,6 +54,7 @@ class Host:
         bells, peers, ranks = options.bells, options.peers, options.ranks
         members = Members(
             ended=lambda rank: peers.ended(ranks[rank]),
+            how_ended=lambda rank: peers.how_ended(ranks[rank]),
             ring=lambda rank, number: bells.ring(peers.card(ranks[rank]).bells, number),
             describe=options.describe,
             number=options.number,

@@ -21,7 +21,7 @@ from meshdist.call import Buffers, Call, Signature, call_site
 from meshdist.deadline import Deadline
 from meshdist.debug.mismatch import disagreement
 from meshdist.errors import DistBackendError
-from meshdist.farewell import DIED, gave_up, peer_gone
+from meshdist.farewell import gave_up, peer_gone
 from meshdist.systems import let_others_run
 from meshdist.waiting import Doorbell, Waitable
 
@@ -46,6 +46,7 @@ class Members:
     def __init__(
         self,
         ended: Callable[[int], bool],
+        how_ended: Callable[[int], str],
         ring: Callable[[int, int], None],
         describe: Callable[[int], str],
         number: Callable[[int], int],
@@ -54,6 +55,7 @@ class Members:
         self.ranks = ranks
         self.number = number
         self.ended = ended
+        self.how_ended = how_ended
         self.ring = ring
         self.describe = describe
 
@@ -142,7 +144,7 @@ class Lockstep:
         for peer in self.peers:
             if self.members.ended(peer):
                 self.check_states(word, signature)  # its last word may have come right after the look
-                raise peer_gone(self.members.describe(peer), DIED, _LEFT_OUT)
+                raise peer_gone(self.members.describe(peer), self.members.how_ended(peer), _LEFT_OUT)
 
     def is_at_odds(self) -> bool:
         """Return whether a rank has posted another call than this one in its current step, or found that one has."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from meshdist.backends.gloo.channel import Channel
 from meshdist.doorbells import SocketDoorbells
-from meshdist.farewell import DIED, gave_up, peer_gone
+from meshdist.farewell import gave_up, peer_gone
 
 if TYPE_CHECKING:
     from meshdist.backends.base import Backend
@@ -48,7 +48,7 @@ class Peer:
         self.check_state(channel, left_out)
         if self.ended():
             self.check_state(channel, left_out)  # its last word may have come right after the look
-            raise peer_gone(self.description, DIED, left_out)
+            raise peer_gone(self.description, self._options.peers.how_ended(self.global_rank), left_out)
 
     def check_state(self, channel: Channel, left_out: str) -> None:
         """Raise DistBackendError if it said that it has given up or left."""

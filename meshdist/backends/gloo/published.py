@@ -12,7 +12,7 @@ from meshdist.backends.base import withdrawn_key
 from meshdist.deadline import Deadline
 from meshdist.doorbells import SocketDoorbells
 from meshdist.errors import DistBackendError, DistError, DistNetworkError
-from meshdist.farewell import DIED, ENDED_WITH_STORE, peer_gone
+from meshdist.farewell import ENDED_WITH_STORE, peer_gone
 from meshdist.waiting import Doorbell, Waitable
 
 if TYPE_CHECKING:
@@ -56,7 +56,9 @@ def fate(options: BackendOptions, rank: int) -> str | None:
         options.check_premises()
         what = options.gone(rank)
         if what is None and options.peers.ended(options.ranks[rank]):
-            what = options.gone(rank) or DIED  # its last word may have come between the two looks
+            what = options.gone(rank) or options.peers.how_ended(
+                options.ranks[rank]
+            )  # its last word may have come between the two looks
         return what
     except DistNetworkError:
         ended = _who_ended(options, rank)

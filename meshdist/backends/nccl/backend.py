@@ -23,7 +23,7 @@ from meshdist.cupy_arrays import cupy_module
 from meshdist.deadline import Deadline
 from meshdist.devices import cuda_number
 from meshdist.errors import DistBackendError, DistError, DistTimeoutError
-from meshdist.farewell import DESTROYED_GROUP, DIED, ORDERLY, gave_up
+from meshdist.farewell import DESTROYED_GROUP, ORDERLY, gave_up
 from meshdist.store import PrefixStore
 from meshdist.waiting import wait_until
 
@@ -304,7 +304,7 @@ class NcclBackend(Backend):
             how = self.options.gone(rank)
             peers, number = self.options.peers, self.options.ranks[rank]
             if how is None and peers.card(number).host == peers.mine.host and peers.ended(number):
-                how = DIED
+                how = peers.how_ended(number)
             # Who left in order has done its part.
             if how is not None and how not in ORDERLY:
                 raise DistBackendError(f"{flight.where}: {self.options.call(rank)} {how}", peer_failed=True)
