@@ -299,7 +299,7 @@ class Messages:
             return
         queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[key] = JobQueue()
+            queue = self._queues[key] = JobQueue(self._progress)
         steps = partial(_steps, _Guarded(waitable, partial(self.check, where)), waitable, arrive)
         try:
             self._progress.submit(queue, Job(steps, work, group.timeout_s, where, group.fail, record))

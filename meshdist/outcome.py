@@ -71,14 +71,23 @@ class Outcome:
             DistTimeoutError: Not done in time.
             DistError: Called by the thread that would have to carry it out.
         """
+        limit_s = math.inf if timeout is None else seconds(timeout)
+        if not self.done_within(limit_s, what):
+            raise DistTimeoutError(f"{what}: {not_yet(limit_s)}")
+
+    def done_within(self, limit_s: float, what: str) -> bool:
+        """Block until this is done, well or not, at most for `limit_s`; return whether it is.
+
+        Raises:
+            DistError: Called by the thread that would have to carry it out.
+        """
         if self._is_done:
-            return
+            return True
         if isinstance(threading.current_thread(), CarrierThread):
             raise DistError(
                 f"{what}: a callback waits for it on the thread that has to carry it out, which would never end;"
                 " chain another callback with then()"
             )
-        limit_s = math.inf if timeout is None else seconds(timeout)
         lock = allocate_lock()
         lock.acquire()
         self.watch(lock.release)
@@ -89,8 +98,7 @@ class Outcome:
             is_done = lock.acquire(True, min(left_s, _SLICE_S))
         if hasattr(self, "_observer"):
             self._observer.blocked(perf_counter_ns() - began_ns)
-        if not is_done:
-            raise DistTimeoutError(f"{what}: not done after {limit_s:g} s; the call goes on, wait again")
+        return is_done
 
     def observe(self, observer: Observer) -> None:
         """Have `observer` told of every wait that blocks from now on, and of the end."""
@@ -103,3 +111,8 @@ class Outcome:
         except IndexError:  # another thread was faster
             return
         watcher()
+
+
+def not_yet(limit_s: float, what_for: str = "") -> str:
+    """Return what is said of a wait that can be repeated."""
+    return f"not done after {limit_s:g} s{what_for}; the call goes on, wait again"

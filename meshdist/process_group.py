@@ -82,7 +82,7 @@ class ProcessGroup(CollectiveMethods, Membership):
         self._world = world
         self._plans: dict[Any, Plan] = {}
         self._compares_shapes = False
-        self._queue = JobQueue()
+        self._queue = JobQueue(world.progress)
         self._queued = self._queue.jobs
         self.recorder = world.recorder
         self._keep = self.recorder.keep

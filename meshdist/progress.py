@@ -46,12 +46,12 @@ class Job:
         "_make_steps",
         "_steps",
         "_timeout_s",
-        "_where",
         "deadline",
         "error",
         "record",
         "waiting_for",
         "watch",
+        "where",
         "work",
     )
 
@@ -73,7 +73,7 @@ class Job:
         self._make_steps = steps
         self._steps: Iterator[Waitable] | None = None
         self._timeout_s = timeout_s
-        self._where = where
+        self.where = where
         self._failed = failed
 
     def advance(self, check: bool, vigil: Vigil | None = None) -> bool:
@@ -97,13 +97,13 @@ class Job:
             if self.deadline is None:
                 self.deadline = Deadline(self._timeout_s)
             elif check and self.deadline.expired():
-                raise timed_out(self._where, self._timeout_s, waitable, self.watch)
+                raise timed_out(self.where, self._timeout_s, waitable, self.watch)
             elif check and vigil is not None:
-                self.watch = vigil.look(self.watch, self._where, self.deadline, waitable)
+                self.watch = vigil.look(self.watch, self.where, self.deadline, waitable)
         except BaseException as error:  # whatever it is, it belongs to whoever waits for this work
             if self.watch is not None and isinstance(error, DistError):
                 self.watch.give_up(error)
-            self.error = self._failed(error, self._where, self.record)
+            self.error = self._failed(error, self.where, self.record)
             return True
         return False
 
@@ -114,9 +114,11 @@ class JobQueue:
     Attributes:
         jobs: Those that are not done.
         active: The progress thread looks after it.
+        progress: The thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
         self.jobs: deque[Job] = deque()
         self.active = False
 
@@ -143,6 +145,7 @@ class Progress:
 
     def submit(self, queue: JobQueue, job: Job) -> None:
         """Append `job` to its queue."""
+        job.work.queue = queue
         queue.jobs.append(job)
         # The thread takes a queue out of its list first and then looks once more for jobs, so either it sees this
         # one, or this sees that the queue is out of the list.

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from meshdist.deadline import Timeout
+from meshdist.deadline import Timeout, seconds
 from meshdist.outcome import Outcome
 
 if TYPE_CHECKING:
     from meshdist.future import Future
+    from meshdist.progress import JobQueue
 
 
 class Work(Outcome):
@@ -29,11 +30,12 @@ class Work(Outcome):
         [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
     """
 
-    __slots__ = ("_where",)
+    __slots__ = ("_where", "queue")
 
     def __init__(self, where: str, result: Any) -> None:
         super().__init__()
         self._where = where
+        self.queue: JobQueue | None = None  # that the progress thread carries it out of
         self._value = result
 
     def __repr__(self) -> str:
@@ -47,12 +49,18 @@ class Work(Outcome):
             timeout: In seconds or a timedelta. None waits as long as the call does, which has the group's timeout.
 
         Raises:
-            DistTimeoutError: Not done in time. The call goes on; wait again.
+            DistTimeoutError: Not done in time; says who is missing. The call goes on and the group is not broken: wait
+                again.
             DistError: The call failed; every `wait` raises what it failed with. Or a callback waits for a call that
                 comes after it.
         """
         if not self._is_done:
-            self.await_done(timeout, self._where)
+            if timeout is None or self.queue is None:
+                self.await_done(timeout, self._where)
+            else:
+                from meshdist.limited_wait import wait_for
+
+                wait_for(self, self._where, self.queue, seconds(timeout))
         if self._error is not None:
             raise self._error
         return True

@@ -1,4 +1,4 @@
-"""The failing programs of examples/failures: they say what docs/debugging.md shows."""
+"""The failing programs of examples/failures: they say what docs/hangs.md shows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "examples" / "failures"
-PAGE = (ROOT / "docs" / "debugging.md").read_text()
+PAGE = (ROOT / "docs" / "hangs.md").read_text()
 SHOWN = re.findall(r"```console\n\$ meshrun --nproc-per-node (\d+) (\w+)\.py\n(.*?)```", PAGE, re.DOTALL)
 
 pytestmark = [

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from meshdist.cupy_arrays import on_current_stream
 from meshdist.deadline import Deadline, Timeout
 from meshdist.errors import DistError, DistTimeoutError
+from meshdist.outcome import not_yet
 from meshdist.work import Work
 
 if TYPE_CHECKING:
@@ -122,8 +123,6 @@ class DeviceWork(Work):
         nap_s = _SHORTEST_NAP_S
         while not done():
             if deadline is not None and deadline.expired():
-                raise DistTimeoutError(
-                    f"{self._where}: not done after {deadline.timeout_s:g} s; the call goes on, wait again"
-                )
+                raise DistTimeoutError(f"{self._where}: {not_yet(deadline.timeout_s)}")
             time.sleep(nap_s)
             nap_s = min(2 * nap_s, _LONGEST_NAP_S)
