@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, suppress
 from io import StringIO
+from signal import SIGINT
 from typing import Any
 
 import meshdist as dist
@@ -19,26 +20,28 @@ from meshdist.bench.table import LEGEND, head, line, machine, write_csv, write_j
 from meshdist.cluster.place import find_place
 from meshdist.current import current_world
 from meshdist.errors import DistError
+from meshdist.exit_status import INTERRUPT_BASE
 from meshdist.launch.spawn_context import ProcessException
 
 _DEFAULT_RANKS = 2
 # What a shell shows of a program that writes into a pipe whose reader has gone, such as `head`.
-_NOBODY_READS = 128 + 13
+_NOBODY_READS = INTERRUPT_BASE + 13
+_MEETING_S = 10.0
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure as the arguments say (those of this process if None), and return the exit status."""
-    rank, launched = _place()
-    if rank != 0:  # the first rank says what is wrong
-        with redirect_stderr(StringIO()):
+    launched = _is_launched()
+    try:
+        with redirect_stderr(StringIO()) as said:
             options = parse(arguments)
-    else:
-        options = parse(arguments)
+    except SystemExit as end:  # wrong options, or --help
+        return _complain(said.getvalue(), launched) if end.code else 0
     problem = _problem_with(options, launched)
     if problem is not None:
-        return _complain(problem) if rank == 0 else 2
+        return _complain(_in_words(problem), launched)
     if launched:
-        return _be_a_rank(rank, options)
+        return _be_a_rank(options)
     num_ranks = options.ranks or _DEFAULT_RANKS
     try:
         if options.backend == "threads":
@@ -53,14 +56,16 @@ def main(arguments: list[str] | None = None) -> int:
     except DistError as error:
         print(error, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        kept = [str(path) for path in (options.csv, options.json) if path is not None and path.exists()]
+        print(f"interrupted{'; what was measured is in ' if kept else ''}{', '.join(kept)}", file=sys.stderr)
+        return INTERRUPT_BASE + SIGINT
     return 0
 
 
-def _place() -> tuple[int, bool]:
-    """Return this process's rank, and whether a launcher has started it as one."""
-    place = find_place()
-    rank = os.environ.get("RANK", "0") if place is None else place.rank
-    return int(rank), place is not None or "RANK" in os.environ
+def _is_launched() -> bool:
+    """Return whether a launcher has started this process as a rank."""
+    return find_place() is not None or "RANK" in os.environ
 
 
 def _problem_with(options: Namespace, launched: bool) -> str | None:
@@ -76,18 +81,37 @@ def _problem_with(options: Namespace, launched: bool) -> str | None:
     return None
 
 
-def _complain(problem: str) -> int:
-    print(f"python -m meshdist.bench: {problem}; see --help", file=sys.stderr)
+def _in_words(problem: str) -> str:
+    return f"python -m meshdist.bench: {problem}; see --help\n"
+
+
+def _complain(words: str, launched: bool) -> int:
+    """Say once what is wrong, and return the exit status."""
+    if not launched:
+        print(words, end="", file=sys.stderr)
+        return 2
+    speaks = True
+    # A launcher ends the ranks as soon as one has ended: the others wait until the first has said it. Where they cannot
+    # meet, each says it.
+    with suppress(DistError, ValueError):
+        dist.init_process_group("gloo", timeout=_MEETING_S)
+        speaks = dist.get_rank() == 0
+    if speaks:
+        print(words, end="", file=sys.stderr, flush=True)
+    if dist.is_initialized():
+        with suppress(DistError):
+            dist.barrier()
+        dist.destroy_process_group()
     return 2
 
 
 def _exit_as_a_rank(rank: int, options: Namespace) -> None:
-    status = _be_a_rank(rank, options)
+    status = _be_a_rank(options)
     if status:
         raise SystemExit(status)
 
 
-def _be_a_rank(rank: int, options: Namespace) -> int:
+def _be_a_rank(options: Namespace) -> int:
     dist.init_process_group(options.backend)
     try:
         return _measure_all(options)
@@ -107,7 +131,10 @@ def _measure_all(options: Namespace) -> int:
     problem = [_misfit(options, setting) if says else None]
     dist.broadcast_object_list(problem, 0)
     if problem[0] is not None:
-        return _complain(problem[0]) if says else 2
+        if says:
+            print(_in_words(problem[0]), end="", file=sys.stderr, flush=True)
+        dist.barrier()  # a launcher ends the ranks as soon as one has ended
+        return 2
     effort = Effort(options.iterations, options.seconds, options.warmup, not options.no_check)
     rows: list[Row] = []
     if says:
@@ -119,10 +146,11 @@ def _measure_all(options: Namespace) -> int:
             rows.append(measure(name, OPERATIONS[name], num_bytes, setting, effort))
             if says:
                 print(line(rows[-1]), flush=True)
+                _write_tables(options, rows, setting)  # each time: it may be interrupted
     wrong = sum(row.wrong or 0 for row in rows)
     if says:
         print(f"\n{LEGEND}\n" + ("" if options.no_check else f"{wrong} wrong elements.\n"), end="")
-        _write(options, rows, setting)
+        _end(options, rows, setting)
     return 1 if wrong else 0
 
 
@@ -187,12 +215,12 @@ def _title(name: str, setting: Setting) -> str:
     words += [setting.op.value] * operation.reduces
     words += [f"root {setting.root}"] * operation.rooted
     words += ["in place"] * (operation.in_place == "always" or (setting.in_place and operation.in_place != NEVER))
-    words += ["shared arrays"] * (setting.shared and operation.gives is not None)
+    words += ["arrays of meshdist.empty"] * (setting.shared and operation.gives is not None)
     words += ["half of there and back"] * (operation.trips == 2)
     return f"{name}{': ' if words else ''}{', '.join(words)}"
 
 
-def _write(options: Namespace, rows: list[Row], setting: Setting) -> None:
+def _write_tables(options: Namespace, rows: list[Row], setting: Setting) -> None:
     job: dict[str, Any] = {
         "ranks": setting.num_ranks,
         "backend": options.backend,
@@ -205,6 +233,10 @@ def _write(options: Namespace, rows: list[Row], setting: Setting) -> None:
     for path, write in ((options.csv, write_csv), (options.json, write_json)):
         if path is not None:
             write(path, rows, job)
+
+
+def _end(options: Namespace, rows: list[Row], setting: Setting) -> None:
+    """Draw the picture, and say what was written."""
     if options.plot is not None:
         draw(options.plot, rows, f"{setting.num_ranks} ranks, {options.backend}, {setting.dtype}")
     for path in (options.csv, options.json, options.plot):

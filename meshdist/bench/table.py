@@ -17,10 +17,10 @@ from meshdist.bench.sizes import show_size
 from meshdist.systems import available_cores
 
 _HEAD = (
-    ("size", "count", "median", "min", "p99", "algbw", "busbw", "wrong"),
-    ("", "elements", "us", "us", "us", "GB/s", "GB/s", "elements"),
+    ("size", "count", "calls", "median", "min", "p99", "algbw", "busbw", "wrong"),
+    ("", "elements", "", "us", "us", "us", "GB/s", "GB/s", "elements"),
 )
-_WIDTHS = (12, 11, 11, 11, 11, 9, 9, 9)
+_WIDTHS = (12, 11, 7, 11, 11, 11, 9, 9, 9)
 
 LEGEND = """\
 A time is that of a call on the slowest rank. algbw is size / median time; busbw counts the bytes instead that the
@@ -49,12 +49,12 @@ def line(row: Row) -> str:
 
     Example:
         >>> line(Row("all_reduce", 4096, 1024, 100, 3.141, 2.5, 12.0, 1.304, 1.304, 0)).split()
-        ['4', 'KiB', '1024', '3.14', '2.50', '12.0', '1.30', '1.30', '0']
+        ['4', 'KiB', '1024', '100', '3.14', '2.50', '12.0', '1.30', '1.30', '0']
     """
     times = [_digits(time) for time in (row.median_us, row.min_us, row.p99_us)]
     speeds = [f"{speed:.2f}" if row.num_bytes else "" for speed in (row.algorithm_gbps, row.bus_gbps)]
     size, count = (show_size(row.num_bytes), str(row.elements)) if row.num_bytes else ("", "")
-    return _line((size, count, *times, *speeds, "-" if row.wrong is None else str(row.wrong)))
+    return _line((size, count, str(row.iterations), *times, *speeds, "-" if row.wrong is None else str(row.wrong)))
 
 
 def write_csv(path: Path, rows: Sequence[Row], job: Mapping[str, Any]) -> None:
