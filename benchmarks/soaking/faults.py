@@ -113,7 +113,8 @@ def _befall(trial: Trial, step: Step, side: Side, line: Connection) -> Side:
         if step.kind not in _COMPARED or len(side.members) == 1 or not is_first_turn:
             return side
         line.send(time.monotonic())
-        return replace(side, step=replace(step, shape=(*step.shape, 3), rounds=1))
+        other = (*step.shape, 3) if 0 not in step.shape else (5,)  # no elements are none in any shape
+        return replace(side, step=replace(step, shape=other, rounds=1))
     line.send(time.monotonic())
     if trial.fault == "raise":
         raise RuntimeError(LUCKLESS)

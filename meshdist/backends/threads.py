@@ -16,7 +16,7 @@ from meshdist.backends.whereabouts import SetUpWait
 from meshdist.call import Signature, call_site
 from meshdist.debug.mismatch import disagreement
 from meshdist.errors import DistBackendError
-from meshdist.farewell import ORDERLY, nobody_left, peer_gone
+from meshdist.farewell import ORDERLY, any_of, nobody_left, peer_gone
 from meshdist.store import HashStore, PrefixStore, Store
 from meshdist.waiting import Doorbell, Waitable
 
@@ -216,7 +216,9 @@ class _Receipt(_InRoom, Incoming):
     def missing(self) -> str:
         with self.room.lock:
             kept = sorted({message.tag for message in self.room.boxes[self._options.rank].kept(self._wanted)})
-        source = "any rank" if self._wanted is None else self._options.call(self._wanted)
+        call, own = self._options.call, self._options.rank
+        others = [call(rank) for rank in range(len(self.room.boxes)) if rank != own]
+        source = any_of(others) if self._wanted is None else call(self._wanted)
         return f"a message from {source} with tag {self._tag}{there_are([tag for tag in kept if tag >= 0])}"
 
 

@@ -279,3 +279,24 @@ def test_a_rank_that_ends_early_with_status_0(tmp_path, how):
         assert kind == "DistBackendError", message
         assert float(noticed_s) - ended_s < DETECTED_S + 0.5, message  # the interpreter takes a while to end
         assert re.search(r"all_reduce on group 'world' .*rank 1 \(pid \d+ on ", message), message
+
+
+def send_and_die():
+    dist.isend(np.ones(3), 1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def receive_from(src):
+    return attempt(lambda: dist.recv(np.zeros(3), src))
+
+
+@pytest.mark.parametrize("src", [0, None])
+def test_a_sender_that_is_killed_takes_along_what_nobody_has_begun_to_receive_and_is_named(new_crew, src):
+    crew = new_crew(2)
+    crew.start(send_and_die, ranks=[0])
+    assert crew.ended(0)
+    crew.start(receive_from, src, ranks=[1])
+    failure = crew.outcome(1)
+    assert failure.kind is dist.DistBackendError
+    assert failure.took_s < DETECTED_S
+    assert re.search(rf"recv on group 'world' .*: rank 0 \(pid {crew.pids[0]} on [^)]*\) {KILLED}; ", failure.message)

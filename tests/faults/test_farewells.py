@@ -81,11 +81,9 @@ def test_every_wait_says_what_the_peer_did(tmp_path, end, met):
         assert peer_failed == "True"
         assert re.match(rf"\w+ on group 'pair {rank}' \(rank 0 of 2, global rank {rank}\): ", message), message
         described = r"rank 1 \(global rank 4, pid \d+ on [^)]*\) "
-        if left_out is None:
-            assert re.search(f"all others are gone: {described}{what}{NUMBER}$", message), message
-        else:
-            words = what + (link + left_out if link else "")
-            assert re.search(f": {described}{words}{NUMBER}$", message), message
+        words = what + (link + left_out if link and left_out else "")
+        before = "all others are gone: " if link and not left_out else ": "
+        assert re.search(f"{before}{described}{words}{NUMBER}$", message), message
     if end == "raise":
         # One fault is told once.
         assert "destroy_process_group" not in outcomes[VICTIM][2]
@@ -129,6 +127,40 @@ def test_who_takes_of_any_rank_is_told_before_the_store_goes(port):
     assert float(took_s) < 1.5
     gone = [rf"rank {rank} \(pid \d+ on [^)]*\) has left the world" for rank in (0, 1)]
     assert re.search(f"recv on group 'world' .*all others are gone: {gone[0]}; {gone[1]}{NUMBER}$", message), message
+
+
+ONE_OF_MANY = """
+import os, signal, sys, time
+import numpy as np
+import meshdist as dist
+
+url, rank, end = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+os.environ["MESHDIST_HOST_ID"] = sys.argv[4 + rank]
+dist.init_process_group("gloo", init_method=url, rank=rank, world_size=3, timeout=20)
+dist.barrier()
+if rank == 0:
+    if end == "raise":
+        raise ValueError("boom")
+    os.kill(os.getpid(), signal.SIGKILL)
+began_s = time.monotonic()
+try:
+    dist.recv(np.zeros(1), None if rank == 2 else 2)  # who takes of rank 2 hears nothing of rank 0
+except dist.DistBackendError as error:
+    print(f"{time.monotonic() - began_s:.1f} {error}")
+"""
+
+
+@pytest.mark.parametrize("hosts", ["aaa", "abc"], ids=["one host", "three hosts"])
+@pytest.mark.parametrize("end", ["raise", "kill"])
+def test_who_takes_of_any_rank_is_told_of_the_first_that_gives_up_or_dies_as_it_may_have_been_the_one(
+    tmp_path, end, hosts
+):
+    outcomes = run_ranks(ONE_OF_MANY, lambda rank: [f"file://{tmp_path}/meet", str(rank), end, *hosts], 3)
+    took_s, message = outcomes[2][1].strip().split(maxsplit=1)
+    assert float(took_s) < 3, message
+    what = {"raise": "gave up: it raised ValueError: boom", "kill": KILLED}[end]
+    assert re.search(rf"recv on group 'world' .*: rank 0 \(pid \d+ on [^)]*\) {what}{NUMBER}$", message), message
+    assert "rank 2" in outcomes[1][1]
 
 
 CHILD = """
@@ -185,5 +217,5 @@ def wait_for_a_tag(src):
 def test_a_timeout_says_which_tags_are_there(worlds, src):
     for backend in ("threads", "gloo"):
         told = worlds.world(backend, 2).run(wait_for_a_tag, src)[1]
-        source = "any rank" if src is None else r"rank 0( \(pid \d+ on [^)]*\))?"
+        source = r"rank 0( \(pid \d+ on [^)]*\))?" + (", the only other," if src is None else "")
         assert re.search(f"from {source} with tag 2; there are some with tags 1, 4$", told, re.MULTILINE), told

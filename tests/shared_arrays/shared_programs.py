@@ -42,14 +42,14 @@ def wrong_outputs(example: Example) -> list[str]:
     give = [placed(content, example.give[rank]) for content in made.give]
     take = [placed(content, example.take[rank]) for content in made.take]
     found = []
-    for time in ("first", "second"):
+    for turn in ("first", "second"):
         for array, content in zip(take, made.take, strict=True):
             array[...] = content
         result = made.call(give, take, **made.how)
         if isinstance(result, dist.Work):
             result.wait()
-        found += [f"{time} call: input {k}" for k, was in enumerate(made.give) if (give[k] != was).any()]
-        found += [f"{time} call: output {k}" for k, want in enumerate(made.want) if (take[k] != want).any()]
+        found += [f"{turn} call: input {k}" for k, was in enumerate(made.give) if (give[k] != was).any()]
+        found += [f"{turn} call: output {k}" for k, want in enumerate(made.want) if (take[k] != want).any()]
     return found
 
 

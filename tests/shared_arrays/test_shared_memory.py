@@ -6,11 +6,15 @@ import copy
 import gc
 import os
 import pickle
+import signal
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
 from shared_programs import held_bytes, mapped_bytes
+from soon import soon
 
 import meshdist as dist
 
@@ -126,7 +130,7 @@ def dies_with_its_last_view():
     del view
     # Also what the peer has mapped is given back.
     dist.barrier()
-    return held, value, held_bytes() - before
+    return held, value, soon(held_bytes, before) - before
 
 
 @needs_gloo
@@ -136,11 +140,11 @@ def test_a_view_keeps_it_alive_and_the_last_one_gives_it_back(two):
 
 def made_and_dropped(times):
     before = held_bytes()
-    for time in range(times):
-        x = dist.full(65_536, time, np.int64)
-        assert (dist.all_reduce(x) == 2 * time).all()
+    for value in range(times):
+        x = dist.full(65_536, value, np.int64)
+        assert (dist.all_reduce(x) == 2 * value).all()
     del x
-    return held_bytes() - before, mapped_bytes() < 300 * MIB
+    return soon(held_bytes, before) - before, mapped_bytes() < 300 * MIB
 
 
 @needs_gloo
@@ -191,3 +195,25 @@ def sums_of(count):
 @needs_gloo
 def test_async_calls_of_two_groups_at_once(two):
     assert two.run(sums_of, 300_000) == [(2.0, 4.0)] * 2
+
+
+def make_and_drop_while_interrupted(times):
+    """Be interrupted at random moments, most of them in the death of an array; return how often that was noticed."""
+    rng = np.random.default_rng(7)
+    noticed = 0
+    for _ in range(times):
+        interrupt = threading.Timer(float(rng.random()) * 0.004, os.kill, (os.getpid(), signal.SIGINT))
+        try:
+            interrupt.start()
+            end = time.monotonic() + 5
+            while time.monotonic() < end:
+                dist.empty(1 << 18)
+        except KeyboardInterrupt:
+            noticed += 1
+        interrupt.join()
+    return noticed
+
+
+@needs_gloo
+def test_no_ctrl_c_is_lost_in_the_death_of_an_array(two):
+    assert two.run(make_and_drop_while_interrupted, 40) == [40] * 2

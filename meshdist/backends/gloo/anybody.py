@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from meshdist.backends.base import Incoming
 from meshdist.backends.gloo.published import Senders, fate
-from meshdist.backends.gloo.receipts import Expected, Receipt
-from meshdist.farewell import nobody_left
+from meshdist.backends.gloo.receipts import LEFT_OUT, Expected, Receipt
+from meshdist.farewell import ORDERLY, any_of, nobody_left, peer_gone
 
 if TYPE_CHECKING:
     from meshdist.backends.base import Backend
@@ -33,7 +33,6 @@ class Anybody:
         description: What messages call it.
     """
 
-    description = "any rank"
     looking_s = Incoming.looking_s
 
     def __init__(
@@ -44,9 +43,11 @@ class Anybody:
         self._make = make
         self._expected = expected
         self._senders = Senders(backend.options, backend.rank)
-        self._others = [rank for rank in range(backend.size) if rank != backend.rank]
+        self._others = others = [rank for rank in range(backend.size) if rank != backend.rank]
+        self.description = any_of([*map(self._options.describe, others)])
         self._gone: dict[int, str] = {}
         self._next_s = 0.0
+        self._turn = 0
 
     def move(self, receipt: Receipt) -> None:
         """Read on until `receipt` has its message, or there is nothing more to read."""
@@ -61,10 +62,7 @@ class Anybody:
                 return
 
     def check(self) -> None:
-        """Raise DistBackendError if all others are gone, or one that has sent something gave up or died.
-
-        Who has sent nothing, and has ended, may have been through.
-        """
+        """Raise DistBackendError if one of the others gave up or died, who may have been the one, or all have left."""
         unheard = []
         for rank in self._others:
             inbox = self._inboxes.get(rank)
@@ -98,9 +96,18 @@ class Anybody:
         return self._expected.tags_instead(tag, None)
 
     def _look_for(self, unheard: list[int]) -> None:
-        for rank in unheard:
-            if rank not in self._gone:
-                what = fate(self._options, rank)
+        # The store is asked for those whose process has ended, and for the others, beginning with another one each
+        # time, until one is there.
+        options = self._options
+        self._turn += 1
+        first = self._turn % max(1, len(unheard))
+        is_anybody_there = False
+        for rank in (*unheard[first:], *unheard[:first]):
+            if rank not in self._gone and (not is_anybody_there or options.peers.ended(options.ranks[rank])):
+                what = fate(options, rank)
                 if what is None:
-                    return  # one who is there is enough to go on waiting
-                self._gone[rank] = what
+                    is_anybody_there = True
+                elif what in ORDERLY:
+                    self._gone[rank] = what
+                else:
+                    raise peer_gone(options.describe(rank), what, LEFT_OUT)

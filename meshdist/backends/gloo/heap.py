@@ -7,13 +7,11 @@ peer has mapped can never become another array.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import mmap
 import os
 import sys
 import threading
-import weakref
 from bisect import bisect_right
 from math import prod
 from typing import Any
@@ -22,34 +20,14 @@ import numpy as np
 
 from meshdist.arrays import Array
 from meshdist.backends.gloo.segment import anonymous_file, map_shared, populate
+from meshdist.backends.gloo.sweeper import Extent, Sweeper
 from meshdist.debug.log import RankLog
-from meshdist.errors import DistBackendError
+from meshdist.errors import DistBackendError, DistError
 
 # Smaller arrays go through the slots in one step, wherever they are.
 SMALLEST_BYTES = 8 << 10
 # Every array is a mapping of its own, and the kernel lets a process have some 65,000.
 MOST_ARRAYS = 16 << 10
-# Since Linux 2.6.16: give back the pages of a part of a file that is mapped.
-_MADV_REMOVE = 9
-
-
-class Extent:
-    """Where one array lies.
-
-    Attributes:
-        begin: Its place in the file, in bytes.
-        num_bytes: How many bytes it has, whole pages.
-        address: Where this process has mapped it.
-        alive: Whether the array, or a view of it, lives.
-    """
-
-    __slots__ = ("address", "alive", "begin", "num_bytes")
-
-    def __init__(self, begin: int, num_bytes: int, address: int) -> None:
-        self.begin = begin
-        self.num_bytes = num_bytes
-        self.address = address
-        self.alive = True
 
 
 class Heap:
@@ -76,6 +54,7 @@ class Heap:
         self._index: tuple[list[int], list[Extent]] = [], []
         self._has_said = False
         self._is_closed = False
+        self._sweeper = Sweeper()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return a new array in shared memory, or, where there is none to be had, in this process's own."""
@@ -84,7 +63,7 @@ class Heap:
             return np.empty(shape, dtype)
         try:
             memory = self._allocate(-(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE)
-        except (OSError, DistBackendError) as error:
+        except (OSError, DistError) as error:
             self.say_once(f"no shared memory for an array of {num_bytes} bytes: {error}")
             return np.empty(shape, dtype)
         array: Array = np.ndarray(shape, dtype, memory)
@@ -114,22 +93,24 @@ class Heap:
             if self.fd is not None:
                 os.close(self.fd)
                 self.fd = None
+        self._sweeper.close()
 
     def _allocate(self, num_bytes: int) -> Any:
         with self._lock:
+            self._sweeper.sweep()  # what has just died makes room
             extents = [extent for extent in self._index[1] if extent.alive]
             if len(extents) >= MOST_ARRAYS:
                 raise DistBackendError(f"there are {MOST_ARRAYS} already")
             if self.fd is None:
                 self.fd = _new_file()
+            self._sweeper.begin()
             begin = self._end
-            os.ftruncate(self.fd, begin + num_bytes)
+            self._end = begin + num_bytes  # at once: a call that is interrupted keeps its place from the next one
+            os.ftruncate(self.fd, self._end)
             memory, address = map_shared(self.fd, begin, num_bytes)
             extent = Extent(begin, num_bytes, address)
-            release = weakref.finalize(memory, _release, extent, os.getpid())
-            release.atexit = False  # the process's end unmaps, and arrays may live until then
+            self._sweeper.watch(memory, extent)
             _reserve(self.fd, memory, extent)
-            self._end = begin + num_bytes
             extents = sorted([*extents, extent], key=lambda extent: extent.address)
             self._index = [extent.address for extent in extents], extents
             self.in_use = True
@@ -150,13 +131,3 @@ def _reserve(fd: int, memory: Any, extent: Extent) -> None:
         os.posix_fallocate(fd, extent.begin, extent.num_bytes)
     elif problem:
         raise OSError(problem, os.strerror(problem))
-
-
-def _release(extent: Extent, owner: int) -> None:
-    # Of Python's cycle collector, this may be called anywhere, so it takes no lock.
-    extent.alive = False
-    libc = ctypes.CDLL(None)
-    address, length = ctypes.c_void_p(extent.address), ctypes.c_size_t(extent.num_bytes)
-    if os.getpid() == owner:  # a process that was forked has the mapping as well, but the pages are not its
-        libc.madvise(address, length, _MADV_REMOVE)
-    libc.munmap(address, length)

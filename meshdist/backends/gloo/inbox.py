@@ -25,7 +25,7 @@ from meshdist.backends.gloo.channel import (
     Header,
 )
 from meshdist.backends.gloo.peer import LEFT, Peer
-from meshdist.backends.gloo.published import Published, channel_key
+from meshdist.backends.gloo.published import Published, channel_key, check_withdrawn
 from meshdist.backends.gloo.receipts import LEFT_OUT, Expected, Parcel, Receipt
 from meshdist.backends.gloo.segment import find
 from meshdist.backends.gloo.single_copy import Reader, may_read
@@ -56,6 +56,7 @@ class Inbox:
         self.description = self.peer.description
         self.looking_s = Incoming.looking_s
         self.channel: Channel | None = None
+        self._options = backend.options
         self._src = src
         self.expected = expected
         self._place = Published(backend.options, channel_key(src, backend.rank), src, LEFT_OUT)
@@ -146,7 +147,12 @@ class Inbox:
         if not self._place.ready():
             return False
         assert self._place.value is not None
-        channel = Channel(find(self._place.value, CHANNEL_BYTES, only_reader=True), RECEIVER)
+        try:
+            segment = find(self._place.value, CHANNEL_BYTES, only_reader=True)
+        except DistBackendError:
+            check_withdrawn(self._options, self._src, LEFT_OUT)  # it has taken its memory along
+            raise
+        channel = Channel(segment, RECEIVER)
         channel.words[MODE] = READS if self._can_read(channel) else STREAMS
         self.channel = channel
         self.peer.wake(channel)
