@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -65,6 +66,7 @@ def shared_files_of(pids: list[int]) -> list[Path]:
 
 def main() -> int:
     args = arguments()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it starts in the background ignore it
     seed = int.from_bytes(os.urandom(3), "little") if args.seed is None else args.seed
     print(f"seed {seed}", file=sys.stderr, flush=True)
     noticed: dict[str, list[float]] = defaultdict(list)

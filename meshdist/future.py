@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import current_thread, main_thread
 from typing import Any
 
 from meshdist.deadline import Timeout
@@ -78,6 +79,8 @@ class Future(Outcome):
                 value = callback(self)
             except BaseException as error:  # it belongs to whoever waits for the new future
                 after.set_exception(error)
+                if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
+                    raise  # it was meant for whoever is here
             else:
                 after.set_result(value)
 
