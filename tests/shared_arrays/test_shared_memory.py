@@ -17,6 +17,7 @@ from shared_programs import held_bytes, mapped_bytes
 from soon import soon
 
 import meshdist as dist
+from meshdist.backends.gloo.segment import map_for_good
 
 pytestmark = pytest.mark.timeout(60)
 needs_gloo = pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only")
@@ -197,7 +198,19 @@ def test_async_calls_of_two_groups_at_once(two):
     assert two.run(sums_of, 300_000) == [(2.0, 4.0)] * 2
 
 
-def make_and_drop_while_interrupted(times):
+def map_once_more():
+    fd = os.memfd_create("a mapping")
+    try:
+        memory = map_for_good(fd, 0, os.ftruncate(fd, MIB) or MIB)
+        np.frombuffer(memory, np.uint8)[:] = 1
+    finally:
+        os.close(fd)
+
+
+MADE = {"an own array": lambda: dist.empty(1 << 18), "a mapping of a peer's": map_once_more}
+
+
+def make_and_drop_while_interrupted(what, times):
     """Be interrupted at random moments, most of them in the death of an array; return how often that was noticed."""
     rng = np.random.default_rng(7)
     noticed = 0
@@ -207,7 +220,7 @@ def make_and_drop_while_interrupted(times):
             interrupt.start()
             end = time.monotonic() + 5
             while time.monotonic() < end:
-                dist.empty(1 << 18)
+                MADE[what]()
         except KeyboardInterrupt:
             noticed += 1
         interrupt.join()
@@ -215,5 +228,6 @@ def make_and_drop_while_interrupted(times):
 
 
 @needs_gloo
-def test_no_ctrl_c_is_lost_in_the_death_of_an_array(two):
-    assert two.run(make_and_drop_while_interrupted, 40) == [40] * 2
+@pytest.mark.parametrize("what", MADE)
+def test_no_ctrl_c_is_lost_in_the_death_of_an_array(two, what):
+    assert two.run(make_and_drop_while_interrupted, what, 40) == [40] * 2

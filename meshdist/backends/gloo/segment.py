@@ -24,6 +24,7 @@ from meshdist.systems import CLOSE_ON_EXEC
 # Since Linux 5.14: back the pages now, or say that there is no memory (later it would be SIGBUS).
 _MADV_POPULATE_WRITE = 23
 _MAP_FAILED = ctypes.c_void_p(-1).value
+_MAP_FIXED = 0x10  # on Linux and macOS
 
 
 class Segment:
@@ -146,24 +147,35 @@ def map_shared(fd: int, begin: int, num_bytes: int) -> tuple[Any, int]:
     Raises:
         DistBackendError: The kernel has no room for it.
     """
-    if sys.platform == "win32":
-        raise AssertionError("`check_processes` comes before")
-    # mmap.mmap would keep a descriptor of its own open for every mapping (until Python 3.13 lets one say no).
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
-    address = libc.mmap(None, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, begin)
-    if address == _MAP_FAILED:
-        raise _no_memory(num_bytes, ctypes.get_errno())
+    address = _map(fd, begin, num_bytes, None, 0)
     return (ctypes.c_ubyte * num_bytes).from_address(address), address
 
 
 def map_for_good(fd: int, begin: int, num_bytes: int) -> Any:
-    """Like `map_shared`, and unmap it when the last array that shows it has died."""
-    memory, address = map_shared(fd, begin, num_bytes)
-    unmap = weakref.finalize(memory, ctypes.CDLL(None).munmap, ctypes.c_void_p(address), ctypes.c_size_t(num_bytes))
-    unmap.atexit = False  # the process's end unmaps, and arrays may live until then
+    """Like `map_shared`, and unmap it when the last array that shows it has died.
+
+    It takes the place of a mapping that has an object, which unmaps whatever is there: without Python code, which might
+    be interrupted, and without a descriptor for each, which mmap.mmap would keep of a file until Python 3.13.
+    """
+    try:
+        placeholder = mmap.mmap(-1, num_bytes)
+    except OSError as error:
+        raise _no_memory(num_bytes, error.errno or 0) from error
+    memory = (ctypes.c_ubyte * num_bytes).from_buffer(placeholder)
+    _map(fd, begin, num_bytes, ctypes.addressof(memory), _MAP_FIXED)
     return memory
+
+
+def _map(fd: int, begin: int, num_bytes: int, at: int | None, flags: int) -> int:
+    if sys.platform == "win32":
+        raise AssertionError("`check_processes` comes before")
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    address: int = libc.mmap(at, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | flags, fd, begin)
+    if address == _MAP_FAILED:
+        raise _no_memory(num_bytes, ctypes.get_errno())
+    return address
 
 
 def populate(memory: Any, begin: int, num_bytes: int) -> int:
