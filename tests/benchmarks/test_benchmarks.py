@@ -333,6 +333,14 @@ def test_cells_of_a_notebook_are_timed(script, tmp_path):
     assert all(0 < begun <= over for rounds in times.values() for begun, over in rounds)
 
 
+def test_what_a_call_costs_above_its_plan_is_measured(script, tmp_path):
+    path = tmp_path / "times.json"
+    script("call_overhead.py", "--rounds", "2", "--calls", "3", "--json", path)  # its status is about the goals
+    times = json.loads(path.read_text())["results"]
+    assert "all_reduce" in times
+    assert all(call > 0 and plan > 0 and record > 0 for call, plan, record in times.values())
+
+
 def test_the_way_from_a_clone_to_a_model_is_that_of_the_readme():
     # What it times is what .ci/run does; here only that it finds the parts of the line.
     commands = subprocess.run([ROOT / ".ci" / "run", "--commands"], capture_output=True, text=True, check=True).stdout
