@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from time import perf_counter
+from timeit import Timer
 
 import numpy as np
 from sidebyside import machine, report
@@ -26,14 +26,6 @@ is then asked to do; between them are finding the group and the plan, looking wh
 a record in the flight recorder, which "record" is alone. In turns, {calls} calls each; the shortest of {rounds} \
 rounds, which is that of a machine at rest. That the ranks compare their calls costs nothing more: what they post to \
 meet has it. The goals are {layer} us above the plan of an all_reduce, and {record} us for the record."""
-
-
-def seconds_per_call(call: Callable[[], object], calls: int) -> float:
-    """Return the time of one call."""
-    began = perf_counter()
-    for _ in range(calls):
-        call()
-    return (perf_counter() - began) / calls
 
 
 def recording() -> Callable[[], object]:
@@ -54,22 +46,20 @@ def measure(rounds: int, calls: int) -> dict[str, list[float]]:
     """Return for each call the microseconds of the call, of its plan, and of its record."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     x, out = np.zeros(1), np.zeros(1)
-    made: dict[str, tuple[Callable[[], object], object, object]] = {
-        "all_reduce": (lambda: dist.all_reduce(x), x, x),
-        "broadcast": (lambda: dist.broadcast(x, 0), x, x),
-        "all_gather_into_tensor": (lambda: dist.all_gather_into_tensor(out, x), x, out),
-        "all_gather": (lambda: dist.all_gather([out], x), x, [out]),
-        "barrier": (lambda: dist.barrier(), None, None),
+    made: dict[str, tuple[str, object, object]] = {
+        "all_reduce": ("dist.all_reduce(x)", x, x),
+        "broadcast": ("dist.broadcast(x, 0)", x, x),
+        "all_gather_into_tensor": ("dist.all_gather_into_tensor(out, x)", x, out),
+        "all_gather": ("dist.all_gather(outs, x)", x, [out]),
+        "barrier": ("dist.barrier()", None, None),
     }
-    record, found = recording(), {}
+    found = {}
     for name, (call, send, recv) in made.items():
-        call()
-        plan = next(reversed(dist.group.WORLD._plans.values()))
-
-        def run(plan=plan, send=send, recv=recv) -> None:
-            plan.run(send, recv)
-
-        times = [[seconds_per_call(timed, calls) for timed in (call, run, record)] for _ in range(rounds)]
+        names = {"dist": dist, "x": x, "out": out, "outs": [out], "record": recording(), "send": send, "recv": recv}
+        exec(call, names)
+        names["run"] = next(reversed(dist.group.WORLD._plans.values())).run
+        timers = [Timer(statement, globals=names) for statement in (call, "run(send, recv)", "record()")]
+        times = [[timer.timeit(calls) / calls for timer in timers] for _ in range(rounds)]
         found[name] = [1e6 * float(time) for time in np.min(times, axis=0)]
     dist.destroy_process_group()
     return found

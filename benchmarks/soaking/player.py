@@ -12,7 +12,7 @@ import numpy as np
 
 import meshdist as dist
 from soaking import kinds
-from soaking.program import Program, Step, make
+from soaking.program import Program, Step, make, pick
 from soaking.values import LAYOUTS, Placed
 
 _LONGEST_NAP_S = 0.002
@@ -148,7 +148,7 @@ class Player:
     @staticmethod
     def _placed(contents: Any, local: np.random.Generator) -> list[Placed]:
         # Half of the time alike: calls go through shared arrays only where all arrays are such.
-        layouts = [str(local.choice(LAYOUTS)) for _ in contents]
+        layouts = [pick(local, LAYOUTS) for _ in contents]
         if local.random() < 0.6:
-            layouts = [str(local.choice(["plain", "shared", "shared", "shared, inside"]))] * len(contents)
+            layouts = [pick(local, ["plain", "shared", "shared", "shared, inside"])] * len(contents)
         return [Placed(array.shape, array.dtype, layout) for array, layout in zip(contents, layouts, strict=True)]

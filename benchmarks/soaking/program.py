@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from soaking.values import DTYPES, ops_of
+
+T = TypeVar("T")
 
 # More than once: more often.
 KINDS = (
@@ -103,6 +107,11 @@ class Program:
         return [[tuple(range(size))], *lines, *([group] for group in self.groups)]
 
 
+def pick(rng: np.random.Generator, things: Sequence[T]) -> T:
+    """Return one of `things`. NumPy's own `choice` catches a Ctrl-C, and goes on."""
+    return things[int(rng.integers(len(things)))]
+
+
 def make(seed: int, number: int, size: int, num_steps: int = 40) -> Program:
     """Return the program of a number."""
     rng = np.random.default_rng([seed, number])
@@ -122,19 +131,19 @@ def _some_ranks(rng: np.random.Generator, size: int) -> tuple[int, ...]:
 def _step(rng: np.random.Generator, number: int, sizes: list[int]) -> Step:
     where = int(rng.integers(len(sizes)))
     size = sizes[where]
-    kind = str(rng.choice(KINDS if size > 1 else [kind for kind in KINDS if kind not in MESSAGES]))
-    dtype = str(rng.choice(DTYPES if kind != "premul_sum" else ("float32", "float64")))
-    largeness = int(rng.choice(len(_COUNTS), p=_SHARES))
-    shape = _shape(rng, int(rng.choice(_COUNTS[largeness])), kind)
+    kind = pick(rng, KINDS if size > 1 else [kind for kind in KINDS if kind not in MESSAGES])
+    dtype = pick(rng, DTYPES if kind != "premul_sum" else ("float32", "float64"))
+    largeness = min(int(np.searchsorted(np.cumsum(_SHARES), rng.random(), side="right")), len(_COUNTS) - 1)
+    shape = _shape(rng, pick(rng, _COUNTS[largeness]), kind)
     splits = kind == "all_to_all_single" and rng.random() < 0.5
-    rows = rng.choice([0, 1, 2, 300], (size, size)) if splits else ()
+    rows = np.array([0, 1, 2, 300])[rng.integers(4, size=(size, size))] if splits else ()
     return Step(
         number,
         kind,
         where,
         dtype,
         (7,) if splits else shape,
-        str(rng.choice(ops_of(dtype))),
+        pick(rng, ops_of(dtype)),
         int(rng.integers(size)),
         int(rng.integers(1, max(size, 2))),
         int(rng.integers(_TAGS)),
@@ -143,7 +152,7 @@ def _step(rng: np.random.Generator, number: int, sizes: list[int]) -> Step:
         int(rng.integers(1, 4)),
         bool(rng.random() < 0.5),
         kind not in SYNC_ONLY and bool(rng.random() < 0.4),
-        int(rng.choice([1, 1, 2, 4])) if largeness < 4 else 1,
+        pick(rng, [1, 1, 2, 4]) if largeness < 4 else 1,
     )
 
 

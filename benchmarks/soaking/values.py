@@ -60,7 +60,7 @@ def _pool(dtype: str, for_products: bool) -> Array:
     if kind.kind == "b":
         return rng.integers(0, 2, _PERIOD).astype(bool)
     if for_products:
-        return rng.choice([-1.0, 1.0, 2.0, 0.5], _PERIOD).astype(kind)
+        return np.array([-1.0, 1.0, 2.0, 0.5])[rng.integers(4, size=_PERIOD)].astype(kind)
     largest = 50 if dtype == "float16" else 1000
     numbers = rng.integers(-largest, largest, _PERIOD, endpoint=True).astype(np.float64)
     return (numbers + 1j * np.roll(numbers, 1) if kind.kind == "c" else numbers).astype(kind)
