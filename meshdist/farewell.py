@@ -7,7 +7,7 @@ ended its process past the interpreter: it has died, as far as anybody can know.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from meshdist.errors import DistBackendError
 
@@ -89,11 +89,11 @@ def nobody_left(gone: Mapping[str, str]) -> DistBackendError:
     return DistBackendError(f"all others are gone: {'; '.join(named)}", peer_failed=True)
 
 
-def any_of(others: Sequence[str]) -> str:
+def any_of(others: Sequence[int], describe: Callable[[int], str]) -> str:
     """Return what messages call the source of a message that may come from any of the other ranks.
 
     Example:
-        >>> any_of(["rank 1", "rank 2"]), any_of(["rank 1"])
+        >>> any_of([1, 2], "rank {}".format), any_of([1], "rank {}".format)
         ('any rank', 'rank 1, the only other,')
     """
-    return f"{others[0]}, the only other," if len(others) == 1 else "any rank"
+    return f"{describe(others[0])}, the only other," if len(others) == 1 else "any rank"

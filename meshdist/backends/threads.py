@@ -216,9 +216,9 @@ class _Receipt(_InRoom, Incoming):
     def missing(self) -> str:
         with self.room.lock:
             kept = sorted({message.tag for message in self.room.boxes[self._options.rank].kept(self._wanted)})
-        call, own = self._options.call, self._options.rank
-        others = [call(rank) for rank in range(len(self.room.boxes)) if rank != own]
-        source = any_of(others) if self._wanted is None else call(self._wanted)
+        others = [rank for rank in range(len(self.room.boxes)) if rank != self._options.rank]
+        call = self._options.call
+        source = any_of(others, call) if self._wanted is None else call(self._wanted)
         return f"a message from {source} with tag {self._tag}{there_are([tag for tag in kept if tag >= 0])}"
 
 

@@ -44,7 +44,8 @@ class Anybody:
         self._expected = expected
         self._senders = Senders(backend.options, backend.rank)
         self._others = others = [rank for rank in range(backend.size) if rank != backend.rank]
-        self.description = any_of([*map(self._options.describe, others)])
+        self.description = any_of(others, backend.options.describe)
+        backend.options.peers.cards(backend.options.ranks)  # at once, for the look whether their processes live
         self._gone: dict[int, str] = {}
         self._next_s = 0.0
         self._turn = 0
