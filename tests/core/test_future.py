@@ -1,6 +1,5 @@
 """Future, and what a Work and a Future share: waiting, callbacks, errors."""
 
-import signal
 import threading
 
 import numpy as np
@@ -95,8 +94,12 @@ def test_what_a_callback_raises_belongs_to_its_future():
 def test_a_ctrl_c_in_a_callback_ends_whoever_is_here_as_well():
     future = Future()
     future.set_result(1)
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
-        future.then(lambda _: signal.raise_signal(signal.SIGINT))
+        future.then(interrupted)
 
 
 def test_done_callbacks_run_in_order_and_do_not_disturb_each_other(caplog):

@@ -36,19 +36,21 @@ class Watchdog:
     ) -> None:
         self._name, self._look, self._failed, self._begin = name, look, failed, begin
         self._lanes: tuple[Lane, ...] = ()
+        self._beginning = threading.Lock()
         self._thread: CarrierThread | None = None
         self._is_idle = False
         self._stopping = False
         self._bell = threading.Event()
 
     def watch(self, lane: Lane) -> None:
-        """Look after a lane as well."""
-        self._lanes = (*self._lanes, lane)
-        if self._thread is None:
-            # Callbacks run on it: they must find the world that they belong to.
-            self._thread = CarrierThread(target=copy_context().run, args=(self._run,), name=self._name, daemon=True)
-            self._thread.site = lambda: (None, 0)
-            self._thread.start()
+        """Look after a lane as well; threads that make lanes may come here at once."""
+        with self._beginning:
+            self._lanes = (*self._lanes, lane)
+            if self._thread is None:
+                # Callbacks run on it: they must find the world that they belong to.
+                self._thread = CarrierThread(target=copy_context().run, args=(self._run,), name=self._name, daemon=True)
+                self._thread.site = lambda: (None, 0)
+                self._thread.start()
 
     def wake(self) -> None:
         """Say that there is something on its way."""

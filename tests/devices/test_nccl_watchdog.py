@@ -1,0 +1,43 @@
+"""The one thread that looks after what is on its way."""
+
+import contextlib
+import threading
+
+import pytest
+
+from meshdist.backends.nccl import watchdog
+from meshdist.outcome import CarrierThread
+
+pytestmark = pytest.mark.timeout(60)
+OTHER_S = 0.3
+
+
+class NothingOnItsWay:
+    flights = ()
+
+    def landed(self):
+        return []
+
+
+def test_lanes_that_are_made_at_once_have_one_watchdog_and_it_has_them_all(monkeypatch):
+    both = threading.Barrier(2)
+
+    class Together(CarrierThread):
+        """Is not made before another one is about to be, if there is to be one."""
+
+        def __init__(self, **how):
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(OTHER_S)
+            super().__init__(**how)
+
+    monkeypatch.setattr(watchdog, "CarrierThread", Together)
+    began, lanes = [], [NothingOnItsWay(), NothingOnItsWay()]
+    dog = watchdog.Watchdog("dog", lambda lane: None, began.append, lambda: began.append("begun"))
+    makers = [threading.Thread(target=dog.watch, args=(lane,)) for lane in lanes]
+    for maker in makers:
+        maker.start()
+    for maker in makers:
+        maker.join()
+    dog.stop()
+    assert began == ["begun"]
+    assert set(dog._lanes) == set(lanes)
