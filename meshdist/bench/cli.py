@@ -139,6 +139,7 @@ def _measure_all(options: Namespace) -> int:
     rows: list[Row] = []
     if says:
         print(_about(options, num_ranks))
+        _write_tables(options, rows, setting)  # of a run before, nothing is to be taken for one of this
     for name in options.collectives:
         if says:
             print("\n" + head(_title(name, setting)), flush=True)

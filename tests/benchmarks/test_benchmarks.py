@@ -8,12 +8,12 @@ import select
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 
 import numpy as np
 import pytest
+from until import until
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -49,11 +49,7 @@ def processes_with(text):
 
 
 def none_left(text):
-    end = time.monotonic() + 10
-    while left := processes_with(text):
-        assert time.monotonic() < end, f"processes {left} are still there"
-        time.sleep(0.01)
-    return True
+    return until(lambda: not processes_with(text), "its processes have ended")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from until import until
 
 pytestmark = pytest.mark.timeout(120)
 PROGRAM = Path(__file__).with_name("collectives_between_hosts.py")
@@ -91,10 +92,7 @@ def test_cut_cable_ends_all_ranks_in_seconds(two_hosts, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(FOR_EVER)
     processes = start_ranks(two_hosts, per_host, script, tmp_path)
-    end_s = time.monotonic() + 60
-    while not all((tmp_path / f"there{rank}").exists() for rank in range(sum(per_host))):
-        assert time.monotonic() < end_s, [process.poll() for process in processes]
-        time.sleep(0.01)
+    until(lambda: all((tmp_path / f"there{rank}").exists() for rank in range(sum(per_host))), "all are there", 60)
     began_s = time.monotonic()
     two_hosts.cut()
     ended = [finish(process) for process in processes]
@@ -109,10 +107,7 @@ def test_killed_rank_of_the_other_host_is_named_within_a_second(two_hosts, tmp_p
     script = tmp_path / "script.py"
     script.write_text(FOR_EVER)
     processes = start_ranks(two_hosts, (1, 1), script, tmp_path)
-    end_s = time.monotonic() + 60
-    while not all((tmp_path / f"there{rank}").exists() for rank in range(2)):
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
+    until(lambda: all((tmp_path / f"there{rank}").exists() for rank in range(2)), "both are there", 60)
     processes[1].kill()
     killed_s = time.monotonic()
     line = processes[0].stdout.readline()

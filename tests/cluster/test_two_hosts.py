@@ -5,6 +5,7 @@ import time
 
 import pytest
 from two_hosts import MESHRUN, ROOT
+from until import until
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -68,10 +69,7 @@ def test_no_secret_no_network(two_hosts, tmp_path):
 def test_cut_cable_ends_both_hosts_in_seconds(two_hosts, tmp_path):
     (tmp_path / "script.py").write_text(MEET + "open(f'there{rank}', 'w').close()\ntime.sleep(120)")
     both = start_both(two_hosts, tmp_path, "script.py")
-    end = time.monotonic() + 30
-    while not all((tmp_path / f"there{rank}").exists() for rank in range(2)):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: all((tmp_path / f"there{rank}").exists() for rank in range(2)), "both are there", 30)
     began = time.monotonic()
     two_hosts.cut()
     ended = [finish(process) for process in both]

@@ -5,7 +5,8 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
+
+from until import until
 
 ROOT = str(pathlib.Path(__file__).resolve().parents[2])
 
@@ -72,15 +73,6 @@ def finish(process):
     finally:
         process.kill()
         process.wait()
-
-
-def until(condition, what, timeout_s=15.0):
-    """Poll until `condition` returns something true, and return that."""
-    end = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < end, f"not within {timeout_s} s: {what}"
-        time.sleep(0.005)
-    return found
 
 
 def told(directory, name):

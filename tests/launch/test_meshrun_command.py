@@ -6,7 +6,8 @@ import socket
 import sys
 
 import pytest
-from launching import meshrun, start_meshrun, told, until, write_script
+from launching import meshrun, start_meshrun, told, write_script
+from until import until
 
 
 def test_script_gets_its_arguments_untouched(tmp_path):

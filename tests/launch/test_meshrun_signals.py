@@ -8,7 +8,8 @@ import sys
 import termios
 
 import pytest
-from launching import all_gone, environment, finish, is_alive, start_meshrun, told, until, write_script
+from launching import all_gone, environment, finish, is_alive, start_meshrun, told, write_script
+from until import until
 
 WAIT = """
 tell(f"pid{rank}", os.getpid())

@@ -6,7 +6,8 @@ import socket
 import time
 
 import pytest
-from launching import all_gone, finish, start_meshrun, told, until, write_script
+from launching import all_gone, finish, start_meshrun, told, write_script
+from until import until
 
 from meshdist.launch.nodes import Report, judge
 from meshdist.launch.plan import NodeCard, check_card, number_nodes

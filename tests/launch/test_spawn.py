@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import all_gone, environment, told, until
+from launching import all_gone, environment, told
+from until import until
 
 from meshdist.errors import DistBackendError
 from meshdist.launch.spawn import (
@@ -24,6 +25,10 @@ from meshdist.launch.spawn import (
 )
 
 METHODS = ["spawn", "fork", "forkserver"]
+
+
+# What a program of its own puts on its path to import this module.
+HERE = [str(Path(__file__).parents[0]), str(Path(__file__).parents[1])]
 
 
 def tell(directory, name, what=""):
@@ -231,14 +236,15 @@ def test_failed_rank_that_cannot_end_is_noticed():
 
 
 def test_no_descriptor_thread_or_variable_is_left(tmp_path):
-    def count():
-        return len(os.listdir("/proc/self/fd")), threading.active_count(), dict(os.environ)
+    def held():
+        return {f"descriptor {number}" for number in os.listdir("/proc/self/fd")} | set(threading.enumerate())
 
     spawn(put_nothing, nprocs=2)  # starts the resource tracker, which stays
-    before = count()
+    before, variables = held(), dict(os.environ)
     for _ in range(3):
         spawn(put_nothing, nprocs=2, start_method="fork")
-    until(lambda: count() == before, "all is as before")
+    until(lambda: held() <= before, "nothing is held that was not before")
+    assert os.environ == variables
 
 
 def put_nothing(rank):
@@ -255,7 +261,7 @@ def meet_late(rank, directory):
 def test_program_that_ends_without_join(tmp_path, daemon):
     text = f"""
 import sys, multiprocessing.util
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path[:0] = {HERE!r}
 from meshdist.launch.spawn import spawn
 import test_spawn
 if __name__ == "__main__":
@@ -275,7 +281,7 @@ if __name__ == "__main__":
 
 PARENT = """
 import sys
-sys.path.insert(0, {here!r})
+sys.path[:0] = {here!r}
 from meshdist.launch.spawn import spawn
 import test_spawn
 if __name__ == "__main__":
@@ -284,8 +290,7 @@ if __name__ == "__main__":
 
 
 def start_parent(directory, method, function="wait_for", num_args=2):
-    here = str(Path(__file__).parent)
-    text = PARENT.format(here=here, directory=str(directory), method=method, function=function, num_args=num_args)
+    text = PARENT.format(here=HERE, directory=str(directory), method=method, function=function, num_args=num_args)
     (directory / "parent.py").write_text(text)
     parent = subprocess.Popen(
         [sys.executable, "parent.py"],

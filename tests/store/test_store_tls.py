@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from authorities import TLS_VARIABLES, Authority
+from until import until
 
 from meshdist.errors import DistError, DistNetworkError
 from meshdist.store import TCPStore
@@ -49,13 +50,6 @@ def client(port, **more):
 
 def num_open_files():
     return len(os.listdir("/proc/self/fd"))
-
-
-def until(condition):
-    end = time.monotonic() + 15.0
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 class Tap:
@@ -149,7 +143,7 @@ def test_client_without_tls_is_told_so_at_once(master, with_tls):
         "like on all processes of the job, or on none"
     )
     refusals = []
-    until(lambda: refusals.extend(master.take_refusals()) or refusals)
+    until(lambda: refusals.extend(master.take_refusals()) or refusals, "it is refused")
     assert "came without TLS" in refusals[0]
 
 
@@ -233,7 +227,7 @@ def test_strangers_delay_nobody_and_are_hung_up_on_in_time(master, resources):
         assert slowest_s < 1.0
         assert all(is_hung_up(stranger) for stranger in strangers)
         assert 2.0 < time.monotonic() - began < 10.0
-    until(lambda: num_open_files() == files)  # the server may still be about to notice that the last client has gone
+    until(lambda: num_open_files() == files, "the server notices that the last client has gone")
 
 
 def client_hello():

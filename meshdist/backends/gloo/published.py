@@ -56,9 +56,8 @@ def fate(options: BackendOptions, rank: int) -> str | None:
         options.check_premises()
         what = options.gone(rank)
         if what is None and options.peers.ended(options.ranks[rank]):
-            what = options.gone(rank) or options.peers.how_ended(
-                options.ranks[rank]
-            )  # its last word may have come between the two looks
+            # Its last word may have come between the two looks.
+            what = options.gone(rank) or options.peers.how_ended(options.ranks[rank])
         return what
     except DistNetworkError:
         ended = _who_ended(options, rank)
