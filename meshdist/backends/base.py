@@ -20,7 +20,6 @@ from meshdist.waiting import Doorbells, Waitable, wait_until
 if TYPE_CHECKING:
     from types import CodeType
 
-    from meshdist.collectives.staging import Staging
     from meshdist.debug.flight_recorder import CallFacts
     from meshdist.debug.vigil import Vigil
     from meshdist.device_calls import DeviceCalls
@@ -175,9 +174,11 @@ class Backend:
         rank: This rank in the group.
         size: The number of ranks.
         device_calls: Carries out the calls on arrays in the memory of a GPU; None for an engine of those on the CPU.
+        bucket_bytes: Of lists of arrays, so many bytes are put together for one call; longer arrays go by themselves.
     """
 
     device_calls: DeviceCalls | None = None
+    bucket_bytes: int = 512 << 10
 
     def __init__(self, options: BackendOptions | None = None) -> None:
         if options is not None:
@@ -279,7 +280,9 @@ class Backend:
     def prepare(self, call: Call) -> Plan:
         """Return the plan of `call`: this backend's own, else one of the default algorithm."""
         if call.collective.staging is not None:
-            return StagedPlan(self, call, call.collective.staging)
+            from meshdist.backends.staged_plan import plan_staged
+
+            return plan_staged(self, call, call.collective.staging)
         native: Callable[[Call], Plan] | None = getattr(self, call.collective.native, None)
         return native(call) if native is not None else DefaultPlan(self, call)
 
@@ -294,30 +297,3 @@ class DefaultPlan(Plan):
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
         yield from self.backend.check_in(self.signature)
         yield from self._call.collective.default(self.backend, self._call, send, recv)
-
-
-class StagedPlan(Plan):
-    """Runs a collective of lists by the plan of one of flat arrays."""
-
-    copies = True
-
-    def __init__(self, backend: Backend, call: Call, staging: Staging) -> None:
-        super().__init__(backend, call)
-        self._call = call.without_buffers()
-        self._staging = staging
-        self._writes = call.collective.writes(call)
-        self._inner = backend.prepare(staging.inner_call(call))
-
-    def run(self, send: Buffers, recv: Buffers) -> None:
-        flat = self._staging.put(self._call, send)
-        result = self._staging.room(self._call, flat)
-        self._inner.run(flat, result)
-        if self._writes:
-            self._staging.take(self._call, result, recv)
-
-    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
-        flat = self._staging.put(self._call, send)
-        result = self._staging.room(self._call, flat)
-        yield from self._inner.steps(flat, result)
-        if self._writes:
-            self._staging.take(self._call, result, recv)

@@ -12,7 +12,8 @@ from typing import TypeAlias
 import numpy as np
 
 from meshdist.arrays import Array
-from meshdist.backends.base import Backend, Incoming, Plan, StagedPlan
+from meshdist.backends.base import Backend, Incoming, Plan
+from meshdist.backends.staged_plan import StagedPlan
 from meshdist.call import Buffers, Call, Signature
 from meshdist.collectives.algorithms.blocks import blocks_of, flat
 from meshdist.collectives.algorithms.pairwise import split_blocks

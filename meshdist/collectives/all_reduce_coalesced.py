@@ -25,7 +25,15 @@ def agreed(call: Call) -> tuple[Any, ...]:
     return agree_on_list(call, "recv")
 
 
-@staged(all_reduce, names=("tensors", "tensors"), check=check, agreed=agreed, put=pack_all, take=unpack_all)
+@staged(
+    all_reduce,
+    names=("tensors", "tensors"),
+    check=check,
+    agreed=agreed,
+    put=pack_all,
+    take=unpack_all,
+    by_element=True,
+)
 def all_reduce_coalesced(
     tensors: Sequence[Any], op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
 ) -> Any:

@@ -34,6 +34,7 @@ class Staging:
         room: Makes the array that it receives in, from the one that it sends; the same one for a collective in place.
         take: Puts what it received where the user wants it.
         by_device: The lists are one array, or list, for each device of this process, which takes part as one rank.
+        by_element: What is at one place of the lists could be a call of `inner` of its own.
     """
 
     inner: Collective[..., Any]
@@ -41,6 +42,7 @@ class Staging:
     room: Callable[[Call, Array], Array]
     take: Callable[[Call, Array, Buffers], None]
     by_device: bool = False
+    by_element: bool = False
 
     def inner_call(self, call: Call) -> Call:
         """Return the call of the inner collective; messages, and what the ranks compare, speak of the outer one."""
@@ -67,12 +69,13 @@ def staged(
     writes: Callable[[Call], bool] = lambda call: True,
     lists: tuple[str, ...] = ("send", "recv"),
     by_device: bool = False,
+    by_element: bool = False,
 ) -> Callable[[Callable[P, R]], Collective[P, R]]:
     """Make the decorated function a Collective that `inner` carries out; see Staging and Collective."""
 
     def decorate(function: Callable[P, R]) -> Collective[P, R]:
         made = Collective(function, names, check, agreed, _never, writes, lists=lists)
-        made.staging = Staging(inner, put, room, take, by_device)
+        made.staging = Staging(inner, put, room, take, by_device, by_element)
         return made
 
     return decorate

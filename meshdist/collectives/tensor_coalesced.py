@@ -64,6 +64,7 @@ def _take_gathered(call: Call, flat: Array, recv: Buffers) -> None:
     put=pack_all,
     room=_room_for_all,
     take=_take_gathered,
+    by_element=True,
 )
 def all_gather_into_tensor_coalesced(
     output_tensors: Sequence[Any], input_tensors: Sequence[Any], group: GroupLike = None, async_op: bool = False
@@ -108,6 +109,7 @@ def _room_for_one(call: Call, flat: Array) -> Array:
     put=_put_by_rank,
     room=_room_for_one,
     take=unpack_all,
+    by_element=True,
 )
 def reduce_scatter_tensor_coalesced(
     output_tensors: Sequence[Any],
