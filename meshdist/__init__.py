@@ -22,6 +22,7 @@ from meshdist.backends.availability import (
     is_xccl_available,
 )
 from meshdist.backends.device_backends import get_default_backend_for_device
+from meshdist.backends.mpi.environment import has_launcher as _has_launcher
 from meshdist.backends.names import Backend
 from meshdist.collectives.all_gather import all_gather
 from meshdist.collectives.all_gather_coalesced import all_gather_coalesced
@@ -221,6 +222,11 @@ _all_gather_base = all_gather_into_tensor
 _coalescing_manager = coalescing_manager
 _make_nccl_premul_sum = premul_sum
 _reduce_scatter_base = reduce_scatter_tensor
+
+if _has_launcher():  # the ranks of an MPI job wait for each other from its start on
+    from meshdist.backends.mpi.aborting import abort_on_early_exceptions as _abort_on_early_exceptions
+
+    _abort_on_early_exceptions()
 
 if not _typing.TYPE_CHECKING:  # for type checkers, a name that is not there is an error
 

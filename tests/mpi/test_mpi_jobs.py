@@ -49,7 +49,7 @@ def script(tmp_path):
 
 STARTS = """
     import sys, threading
-    before = sys.excepthook, threading.excepthook, sys.exit
+    before = sys.__excepthook__, threading.excepthook, sys.exit
     for backend in ("mpi", "MPI", "cpu:mpi"):
         dist.init_process_group(backend)
         assert sys.excepthook is not before[0]
@@ -205,6 +205,22 @@ RAISES_BEFORE = """
         raise RuntimeError("too early")
     dist.init_process_group("mpi", timeout=600)
 """
+
+
+RAISES_FIRST = """
+    import sys
+    {how}
+    if int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0"))) == 1:
+        raise RuntimeError("too early")
+    dist.init_process_group("mpi", timeout=600)
+"""
+
+
+@pytest.mark.parametrize("how", ["", "from mpi4py import MPI"], ids=["before MPI starts", "after MPI started"])
+def test_a_rank_that_raises_before_it_joins_ends_the_job(library, script, how):
+    done = job(library, 2, script(RAISES_FIRST.format(how=how)))
+    assert done.returncode != 0
+    assert "RuntimeError: too early" in done.stderr
 
 
 @pytest.mark.parametrize("how", ["script", "module"])

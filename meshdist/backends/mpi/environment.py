@@ -38,9 +38,14 @@ NO_LIBRARY = (
 )
 
 
+def has_launcher() -> bool:
+    """Return whether a launcher of MPI jobs started this process."""
+    return any(name in os.environ for name in _LAUNCHED)
+
+
 def is_launched() -> bool:
     """Return whether this process is a rank of an MPI job; where it may be, as far as can be known without MPI."""
-    if any(name in os.environ for name in _LAUNCHED):
+    if has_launcher():
         return True
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.Get_size() > 1

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 URL = "mpi://"
 UNSEEN = (
-    "a rank that raised an exception before it did so ends the job only where `python -m mpi4py` runs the script, as it"
-    " does under `meshrun --launcher mpi`"
+    "a rank that raised an exception before it imported meshdist ends the job only where `python -m mpi4py` runs the"
+    " script, as it does under `meshrun --launcher mpi`"
 )
 _NOTICE_BYTES = 2048
 _CONNECT_S = 10.0
