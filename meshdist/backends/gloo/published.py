@@ -12,7 +12,7 @@ from meshdist.backends.base import withdrawn_key
 from meshdist.deadline import Deadline
 from meshdist.doorbells import SocketDoorbells
 from meshdist.errors import DistBackendError, DistError, DistNetworkError
-from meshdist.farewell import ENDED_WITH_STORE, peer_gone
+from meshdist.farewell import ENDED_WITH_STORE, ORDERLY, peer_gone
 from meshdist.waiting import Doorbell, Waitable
 
 if TYPE_CHECKING:
@@ -42,10 +42,11 @@ def withdraw(options: BackendOptions, rank: int, what: str) -> None:
         options.store.compare_set(withdrawn_key(rank), "", what)  # the first reason stands
 
 
-def fate(options: BackendOptions, rank: int) -> str | None:
+def fate(options: BackendOptions, rank: int, *, is_listened_to: bool = False) -> str | None:
     """Return what became of a rank of the group: what it said as it went away, or that its process has ended.
 
-    None where it is there, as far as can be seen.
+    None where it is there, as far as can be seen. One that is listened to says itself, behind all else it has sent,
+    that it has left, and its end shows there as well: what the store says may come before. Not so where it gave up.
 
     Raises:
         DistBackendError: The store is gone, with another rank; or what the group rests on is broken, so that the rank
@@ -55,6 +56,8 @@ def fate(options: BackendOptions, rank: int) -> str | None:
     try:
         options.check_premises()
         what = options.gone(rank)
+        if is_listened_to and (what is None or what in ORDERLY):
+            return None
         if what is None and options.peers.ended(options.ranks[rank]):
             # Its last word may have come between the two looks.
             what = options.gone(rank) or options.peers.how_ended(options.ranks[rank])
@@ -68,9 +71,9 @@ def fate(options: BackendOptions, rank: int) -> str | None:
         return ENDED_WITH_STORE
 
 
-def check_withdrawn(options: BackendOptions, rank: int, left_out: str) -> None:
-    """Raise DistBackendError if a rank of the group is gone, without `left_out`."""
-    what = fate(options, rank)
+def check_withdrawn(options: BackendOptions, rank: int, left_out: str, *, is_listened_to: bool = False) -> None:
+    """Raise DistBackendError if a rank of the group is gone, without `left_out`; see `fate`."""
+    what = fate(options, rank, is_listened_to=is_listened_to)
     if what is not None:
         raise peer_gone(options.describe(rank), what, left_out)
 

@@ -73,19 +73,24 @@ class Agreement:
             self._turn += 1
             rank = self._others[self._turn % len(self._others)]
             if not self._is_through(rank):
-                self._inquiry.ask([rank])
+                try:
+                    self._inquiry.ask(rank, self.wire.link(self._options.ranks[rank]))
+                except DistBackendError:
+                    # It may have gone between the two looks, after its part in this collective.
+                    if not self._is_through(rank):
+                        raise
 
     def conclude(self) -> None:
         """End the current collective: it is completed here."""
         self.bag.parts.completed = self.word & NUMBER
 
     def leave_word(self) -> None:
-        """Say in the store which collectives this rank has completed, before it says that it gives up."""
+        """Say in the store which collectives this rank has completed, before it says that it goes away."""
         with suppress(DistError):
             self._options.store.set(_through_key(self._backend.rank), str(self.bag.parts.completed))
 
     def _is_through(self, rank: int) -> bool:
-        """Return whether a rank that has given up did so after its part in the current collective."""
+        """Return whether a rank that has gone away did so after its part in the current collective."""
         if rank not in self.bag.through:
             key = _through_key(rank)
             if not self._options.store.check([key]):

@@ -61,6 +61,7 @@ class Network:
 
     def close(self) -> None:
         """Give back what the ranks of this host share."""
+        self._agreement.leave_word()
         if self._levels is not None:
             self._levels.close()
 

@@ -90,6 +90,7 @@ class Connection:
 
     Attributes:
         ended: Why nothing comes or goes any more, None as long as it does; empty where the peer closed it.
+        is_held: Nothing is taken for now; see `hold`.
         is_closed: The peer has closed it, though not all that came is read: it cannot be held.
     """
 
@@ -105,7 +106,7 @@ class Connection:
         self._left = _NOTHING
         self._group = 0
         self._then: Callable[[], None] | None = None
-        self._held = False
+        self.is_held = False
         self._why = ""
         self._out: deque[Outgoing] = deque()
 
@@ -133,19 +134,19 @@ class Connection:
             # What the peer said before is still there to be read; reading finds the end.
             out.clear()
             self._why = _words(error)
-        self._watch(not self._held, bool(out))
+        self._watch(not self.is_held, bool(out))
 
     def read(self) -> None:
         """Take what has come, at most some."""
         if self.ended is not None:
             return
-        if self._held:
+        if self.is_held:
             # Who holds it hears of nothing but its end: what is left is little, and what became of the peer is in it.
             self.is_closed = True
             self.go_on()
         try:
             for _ in range(_MOST_STEPS):
-                if self._held or not self._read_some():
+                if self.is_held or not self._read_some():
                     return
         except BlockingIOError:
             return
@@ -156,13 +157,13 @@ class Connection:
 
     def hold(self) -> None:
         """Take nothing for now: the frame whose place is asked for, and those behind it, wait."""
-        self._held = True
+        self.is_held = True
         self._watch(False, bool(self._out))
 
     def go_on(self) -> None:
         """Take back `hold`."""
-        if self._held and self.ended is None:
-            self._held = False
+        if self.is_held and self.ended is None:
+            self.is_held = False
             self._watch(True, bool(self._out))
             try:
                 self._parse()
@@ -221,11 +222,11 @@ class Connection:
             size = follows(header)
             try:
                 place, then = self._sink.take(header, self)
-                if place is None and size and not self._held:
+                if place is None and size and not self.is_held:
                     place = memoryview(bytearray(size))
             except (MemoryError, OverflowError):
                 raise FrameError(f"a frame of {size} bytes, which there is no memory for") from None
-            if self._held or self.ended is not None:
+            if self.is_held or self.ended is not None:
                 break
             begin += HEADER_BYTES
             if size:

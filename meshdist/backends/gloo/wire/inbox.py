@@ -40,7 +40,7 @@ class WireInbox:
     def check(self) -> None:
         """Raise DistBackendError if nothing more can come."""
         check_rank(self._bag, self.link, self._src, LEFT_OUT)
-        self._inquiry.check([self._src])
+        self._inquiry.check(self._src, self.link)
 
     def look_again(self) -> None:
         """Have nothing to look for: what comes shows by itself."""

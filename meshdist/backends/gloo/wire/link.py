@@ -84,6 +84,11 @@ class Link:
         return bool(self._connections) or self._end is not None
 
     @property
+    def is_listened_to(self) -> bool:
+        """Whether all that the peer says is read as it comes."""
+        return bool(self._connections) and not any(connection.is_held for connection in self._connections)
+
+    @property
     def has_unsent(self) -> bool:
         """Whether something waits for room, or for a connection."""
         return bool(self._pending) or any(connection.has_unsent for connection in self._connections)

@@ -50,7 +50,7 @@ class WireOutbox:
     def check(self) -> None:
         """Raise DistBackendError if the receiver takes no more."""
         check_rank(self.bag, self.link, self._dst, _LEFT_OUT)
-        self._inquiry.check([self._dst])
+        self._inquiry.check(self._dst, self.link)
 
 
 class Sent(Waitable):

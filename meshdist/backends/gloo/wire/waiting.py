@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from meshdist.backends.gloo.published import check_withdrawn
@@ -110,7 +109,7 @@ def check_rank(bag: Bag, link: Link, rank: int, left_out: str) -> None:
 
 
 class Inquiry:
-    """Asks the store now and then whether a rank is gone: one that cannot be heard, or whose last word is held up.
+    """Asks the store now and then what became of a rank: one that cannot be heard, or whose last word is held up.
 
     Args:
         options: The group's.
@@ -121,7 +120,6 @@ class Inquiry:
         self._options = options
         self._left_out = left_out
         self._next_s = 0.0
-        self._turn = 0
 
     def is_due(self) -> bool:
         """Return True now and then: it is time to ask."""
@@ -131,15 +129,14 @@ class Inquiry:
         self._next_s = now_s + _PAUSE_S
         return True
 
-    def ask(self, ranks: Sequence[int]) -> None:
-        """Raise DistBackendError if a rank of the group is gone; not all of these are asked for every time."""
-        self._turn += 1
-        check_withdrawn(self._options, ranks[self._turn % len(ranks)], self._left_out)
+    def ask(self, rank: int, link: Link) -> None:
+        """Raise DistBackendError if a rank of the group, at the other end of `link`, is gone."""
+        check_withdrawn(self._options, rank, self._left_out, is_listened_to=link.is_listened_to)
 
-    def check(self, ranks: Sequence[int]) -> None:
+    def check(self, rank: int, link: Link) -> None:
         """Ask if it is time."""
         if self.is_due():
-            self.ask(ranks)
+            self.ask(rank, link)
 
 
 def check_all(options: BackendOptions, bag: Bag, wire: Wire) -> None:
