@@ -1,4 +1,4 @@
-"""Pairwise algorithms: all_to_all by exchange with one partner a round, and the dissemination barrier."""
+"""Pairwise algorithms: all_to_all by exchange with some partners at a time, and the dissemination barrier."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import numpy as np
 
 from meshdist.arrays import Array, split_rows
 from meshdist.call import Buffers, Call, Splits
-from meshdist.collectives.algorithms.blocks import blocks_of, exchange, flat
+from meshdist.collectives.algorithms.blocks import COLLECTIVE_TAG, blocks_of, exchange, flat
 from meshdist.collectives.algorithms.ring import pass_around
 from meshdist.debug.mismatch import compare_splits
 from meshdist.waiting import Waitable
 
 if TYPE_CHECKING:
     from meshdist.backends.base import Backend
+
+# With so many partners each rank exchanges at once: who waits for one serves another.
+AT_ONCE = 8
 
 
 def split_blocks(buffers: Buffers, splits: tuple[int, ...] | None, size: int) -> list[Array]:
@@ -28,7 +31,7 @@ def split_blocks(buffers: Buffers, splits: tuple[int, ...] | None, size: int) ->
 
 
 def pairwise_all_to_all(backend: Backend, call: Call, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
-    """In round k, send to the rank k further on and receive from the rank k before."""
+    """In step k, send to the rank k further on and receive from the rank k before; some steps at once."""
     rows_to, rows_from = call.splits if call.splits is not None else (None, None)
     give, take = split_blocks(send, rows_to, call.size), split_blocks(recv, rows_from, call.size)
     if call.splits is not None:
@@ -36,10 +39,22 @@ def pairwise_all_to_all(backend: Backend, call: Call, send: Buffers, recv: Buffe
     elif isinstance(send, list):
         counts = tuple(block.size for block in give), tuple(block.size for block in take)
         yield from _compare_sizes(backend, call, counts, "elements")
+    yield from exchange_blocks(backend, call, give, take)
+
+
+def exchange_blocks(backend: Backend, call: Call, give: list[Array], take: list[Array]) -> Iterator[Waitable]:
+    """Exchange flat blocks whose sizes are known to agree; see `pairwise_all_to_all`."""
     take[call.rank][...] = give[call.rank]
-    for step in range(1, call.size):
-        dst, src = (call.rank + step) % call.size, (call.rank - step) % call.size
-        yield from exchange(backend, give[dst], dst, take[src], src)
+    for first in range(1, call.size, AT_ONCE):
+        steps = range(first, min(first + AT_ONCE, call.size))
+        waits: list[Waitable] = []
+        for step in steps:
+            src = (call.rank - step) % call.size
+            waits.append(backend.recv(take[src], src, COLLECTIVE_TAG))
+        for step in steps:
+            dst = (call.rank + step) % call.size
+            waits.append(backend.send(give[dst], dst, COLLECTIVE_TAG))
+        yield from waits
 
 
 def _compare_sizes(backend: Backend, call: Call, mine: Splits, unit: str) -> Iterator[Waitable]:

@@ -28,6 +28,8 @@ from meshdist.waiting import Waitable
 # What all ranks together may give.
 MOST_BYTES = 64 << 10
 
+# Given what is sent and the row of this rank: puts it there, as bytes.
+Putter = Callable[[Any, Array], None]
 # Given what each rank has given, as bytes, and the output: writes it.
 Taker = Callable[[list[Array], Any], None]
 
@@ -41,15 +43,18 @@ class KnowAll(Plan):
         call: The call.
         sizes: How many bytes each rank gives.
         take: What a rank does when it knows.
+        put: How a rank gives.
     """
 
     copies = True
 
-    def __init__(self, levels: Levels, backend: Backend, call: Call, sizes: list[int], take: Taker) -> None:
+    def __init__(
+        self, levels: Levels, backend: Backend, call: Call, sizes: list[int], take: Taker, put: Putter | None = None
+    ) -> None:
         super().__init__(backend, call)
         self._levels = levels
         self._fingerprint = self.signature.fingerprint
-        self._take = take
+        self._put, self._take = put or put_side_by_side, take
         # What a host has is in one piece.
         order = [rank for ranks in levels.hosts for rank in ranks]
         ends = list(accumulate(sizes[rank] for rank in order))
@@ -73,7 +78,7 @@ class KnowAll(Plan):
         levels = self._levels
         levels.agreement.begin(self.signature, self._fingerprint)
         if self._own.size:
-            _put(send, self._own)
+            self._put(send, self._own)
         yield from levels.run_here(self._gather, self._own, self._here)
         if levels.place == 0:
             yield from levels.crossing(self._exchange())
@@ -109,7 +114,8 @@ def plan_knowing(levels: Levels, backend: Backend, call: Call) -> Plan | None:
     return KnowAll(levels, backend, call, sizes, make(call)) if sum(sizes) <= MOST_BYTES else None
 
 
-def _put(send: Buffers, row: Array) -> None:
+def put_side_by_side(send: Buffers, row: Array) -> None:
+    """Put what is sent, an array or a list of them, into a row of bytes."""
     end = 0
     for array in send if isinstance(send, list) else [send]:
         assert array is not None

@@ -10,6 +10,7 @@ from meshdist.backends.gloo import cuts, routes
 from meshdist.backends.gloo.cuts import Cut
 from meshdist.backends.gloo.network.agreement import Agreement, Concluded
 from meshdist.backends.gloo.network.doubling import plan_rounds
+from meshdist.backends.gloo.network.exchanging import LevelExchange
 from meshdist.backends.gloo.network.knowing import plan_knowing
 from meshdist.backends.gloo.network.levels import Levels
 from meshdist.backends.gloo.network.moves import AgreedExchange, FullExchange, FullMeeting
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 # Up to so many ranks, all of them send to all at once; more take turns in trees and rings.
 MOST_AT_ONCE = 8
+# Up to so many ranks, all come to know what each gives each; of more, that is too much.
+MOST_EXCHANGING = 32
 # Up to so many hosts, their ranks on a rail reduce a share each; more would have too many small parts to send.
 MOST_ON_RAILS = 32
 # Up to here, over all ranks, every rank is sent all data and reduces for itself. Measured on 2 ranks.
@@ -105,10 +108,16 @@ class Network:
         return meet(rail)
 
     def _of_levels(self, levels: Levels, call: Call) -> Plan | None:
-        plan = plan_knowing(levels, self._backend, call) if len(levels.hosts) <= MOST_AT_ONCE else None
-        if plan is None and call.collective.native == "all_reduce" and len(levels.hosts) <= MOST_ON_RAILS:
-            return TwoLevelReduce(levels, self._backend, call)
-        return plan
+        name = call.collective.native
+        if len(levels.hosts) > MOST_ON_RAILS:
+            return None
+        if len(levels.hosts) <= MOST_AT_ONCE:
+            plan = plan_knowing(levels, self._backend, call)
+            if plan is not None:
+                return plan
+            if (name == "all_to_all" or call.splits is not None) and call.size <= MOST_EXCHANGING:
+                return LevelExchange(levels, self._backend, call, _ROUTES[name](call))
+        return TwoLevelReduce(levels, self._backend, call) if name == "all_reduce" else None
 
     def _reduction(self, rail: Rail, call: Call, cut: Cut) -> Plan:
         if not cut.keeps and cut.put_bytes * (rail.size - 1) <= WHOLE_BYTES:

@@ -1,0 +1,78 @@
+"""An exchange in a group with several ranks on some hosts whose sizes only the ranks together know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from meshdist.arrays import Array
+from meshdist.backends.base import Backend, Plan
+from meshdist.backends.gloo.channel import as_bytes
+from meshdist.backends.gloo.network.knowing import KnowAll, put_side_by_side
+from meshdist.backends.gloo.network.levels import Levels
+from meshdist.backends.gloo.routes import Blocks, Route
+from meshdist.call import Buffers, Call
+from meshdist.collectives.algorithms.pairwise import exchange_blocks
+from meshdist.debug.mismatch import compare_splits
+from meshdist.waiting import Waitable
+
+# Up to so many bytes of each rank go along with its sizes.
+SHORT_BYTES = 1 << 10
+
+
+class LevelExchange(Plan):
+    """All ranks come to know all sizes and, where no rank gives much, all that is given; else the ranks exchange it.
+
+    All raise if two ranks disagree.
+    """
+
+    def __init__(self, levels: Levels, backend: Backend, call: Call, route: Route) -> None:
+        super().__init__(backend, call)
+        self._call = call.without_buffers()
+        self._route = route
+        sizes = [
+            [block.nbytes for block in _blocks(blocks)] for blocks in (route.give(call.send), route.take(call.recv))
+        ]
+        self._head = np.array(sizes, np.int64).reshape(-1).view(np.uint8)
+        self._gives_little = sum(sizes[0]) <= SHORT_BYTES
+        row_bytes = [self._head.size + SHORT_BYTES] * call.size
+        self._know = KnowAll(levels, backend, call, row_bytes, self._take, self._put)
+        # What all said when they were last found to agree, and where in the rows this rank's blocks begin then.
+        self._agreed: list[bytes] = []
+        self._begins: list[int] | None = None
+
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
+        give, take = _blocks(self._route.give(send)), _blocks(self._route.take(recv))
+        yield from self._know.steps(give, take)
+        if self._begins is None:
+            yield from exchange_blocks(self.backend, self._call, give, take)
+
+    def _put(self, give: Any, row: Array) -> None:
+        head = self._head
+        row[: head.size] = head
+        if self._gives_little:
+            put_side_by_side(give, row[head.size :])
+
+    def _take(self, rows: list[Array], take: Any) -> None:
+        heads = [row[: self._head.size].tobytes() for row in rows]
+        if heads != self._agreed:
+            self._compare(heads)
+        if self._begins is not None:
+            for block, row, begin in zip(take, rows, self._begins, strict=True):
+                as_bytes(block)[...] = row[begin : begin + block.nbytes]
+
+    def _compare(self, heads: list[bytes]) -> None:
+        sizes = np.frombuffer(b"".join(heads), np.int64).reshape(len(heads), 2, -1)
+        given, expected = sizes[:, 0], sizes[:, 1]
+        unit = self._route.row_bytes
+        compare_splits(given // unit, expected // unit, self._route.unit, self.backend.options.ranks)
+        self._agreed = heads
+        is_short = given.sum(axis=1).max() <= SHORT_BYTES
+        before = given[:, : self._call.rank].sum(axis=1)
+        self._begins = (self._head.size + before).tolist() if is_short else None
+
+
+def _blocks(blocks: Blocks) -> list[Array]:
+    return [block for block in blocks if block is not None]
