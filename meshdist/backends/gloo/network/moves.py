@@ -68,23 +68,34 @@ class AgreedExchange(RailPlan):
     def __init__(self, rail: Rail, agreement: Agreement, backend: Backend, call: Call, route: Route) -> None:
         super().__init__(rail, agreement, backend, call)
         self._route = route
-        self._splits = call.splits
+        # What each rank gives each, and expects of each. That of the others is written by every call.
+        self._sizes = np.empty((rail.size, 2, rail.size), np.int64)
+        blocks = route.give(call.send), route.take(call.recv)
+        self._sizes[rail.place] = call.splits or [[_size(block) for block in side] for side in blocks]
+        self._rows = [bytes_of(row) for row in self._sizes]
+        # What it was when it was last found to agree.
+        self._agreed = b""
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
         give, take = self._route.give(send), self._route.take(recv)
-        rail = self.begin()
-        sizes = np.empty((rail.size, 2, rail.size), np.int64)
-        sizes[rail.place] = self._splits or [[_size(block) for block in blocks] for blocks in (give, take)]
-        slots = [rail.expect(peer, bytes_of(sizes[peer])) for peer in rail.others]
+        rail, rows = self.begin(), self._rows
+        slots = [rail.expect(peer, rows[peer]) for peer in rail.others]
         for peer in rail.others:
-            rail.send(peer, bytes_of(sizes[rail.place]))
+            rail.send(peer, rows[rail.place])
             rail.send(peer, _bytes(give[peer]))
         yield rail.coming(slots)
-        compare_splits(sizes[:, 0], sizes[:, 1], self._route.unit, self.backend.options.ranks)
+        self._compare()
         slots = [rail.expect(peer, _bytes(take[peer])) for peer in rail.others]
         _keep_own(give[rail.place], take[rail.place])
         yield rail.coming(slots)
         yield from rail.flush()
+
+    def _compare(self) -> None:
+        sizes = self._sizes
+        said = sizes.tobytes()
+        if said != self._agreed:
+            compare_splits(sizes[:, 0], sizes[:, 1], self._route.unit, self.backend.options.ranks)
+            self._agreed = said
 
 
 class FullMeeting(RailPlan):
