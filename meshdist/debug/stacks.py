@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import PurePath
@@ -36,7 +37,19 @@ class Stack(NamedTuple):
 
 def stacks() -> dict[int, Stack]:
     """Return the stack of every thread by the thread's number."""
-    return {number: stack_of(frame) for number, frame in sys._current_frames().items()}
+    return {number: stack_of(frame) for number, frame in _frames().items()}
+
+
+def _frames() -> dict[int, FrameType]:
+    # Python up to 3.12 hangs where garbage with a threading.local in it is collected in here (gh-106883): both take the
+    # lock of the list of threads.
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def stack_of(frame: FrameType | None) -> Stack:
