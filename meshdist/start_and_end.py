@@ -8,6 +8,7 @@ from typing import Any
 from meshdist.backends.device_backends import by_device, usable_backend_name
 from meshdist.backends.matching import eager_bytes
 from meshdist.backends.misplaced import misplaced
+from meshdist.backends.mpi.environment import has_launcher
 from meshdist.backends.registry import entry_of
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.current import WorldSlot, current_slot, current_world, resolve
@@ -25,6 +26,7 @@ from meshdist.last_will import leave_will
 from meshdist.non_member import NonMember
 from meshdist.peers import Peers, my_card
 from meshdist.store import Store, TCPStore
+from meshdist.store.client import NotReachedError
 from meshdist.switches import check_switches
 from meshdist.systems import check_processes
 from meshdist.waiting import Doorbells
@@ -115,7 +117,10 @@ def _meet(
     if url == "env://" and "mpi" in by_device(backend).values():
         url = "mpi://"  # who starts the ranks of MPI knows all that the variables would say
     while True:
-        own, my_rank, size = rendezvous(url, rank, world_size, deadline.remaining_s(), group_name=group_name)
+        try:
+            own, my_rank, size = rendezvous(url, rank, world_size, deadline.remaining_s(), group_name=group_name)
+        except NotReachedError as error:
+            raise type(error)(f"{error}{_hint(url)}") from error.__cause__
         try:
             world = enter_world(slot, own, my_rank, size, backend, SocketDoorbells(), deadline, own_store=True)
             if url.startswith("mpi://"):
@@ -133,14 +138,19 @@ def _meet(
                 # The others' time ends about now; without the store they could not say who is missing.
                 threading.Event().wait(min(_LAST_WORDS_S, deadline.timeout_s / 20))
             own.withdraw()
-            if url.startswith("mpi://"):
-                from meshdist.backends.mpi.joining import UNSEEN
-
-                raise DistTimeoutError(f"{error}; {UNSEEN}") from None
-            raise
+            raise DistTimeoutError(f"{error}{_hint(url)}") from error.__cause__
         except BaseException:
             own.withdraw()
             raise
+
+
+def _hint(url: str) -> str:
+    # Why a rank of an MPI job may not come, for the end of a message; nothing in any other job.
+    if not has_launcher():
+        return ""
+    from meshdist.backends.mpi.joining import ELSEWHERE, UNSEEN
+
+    return f"; {UNSEEN if url.startswith('mpi://') else ELSEWHERE}"
 
 
 def _connect(slot: WorldSlot, world: World) -> None:

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 
 from meshdist.systems import available_cores, user_id
 
@@ -120,8 +119,8 @@ def exec_mpirun(kind: str, command: list[str], num_ranks: int) -> int:
     except (OSError, subprocess.TimeoutExpired) as error:
         print(f"meshrun: cannot start the job: {error}", file=sys.stderr)
         return 1
-    # Run by mpi4py, a rank that raises before it has called meshdist ends the job as well, if it has started MPI.
-    python = [sys.executable, *(["-m", "mpi4py"] if find_spec("mpi4py") is not None else [])]
+    # So a rank that raises, or exits, before it has called meshdist ends the job as well.
+    python = [sys.executable, "-m", "meshdist.launch.mpi_rank"]
     words = {"script": python, "module": [*python, "-m"], "program": []}[kind]
     # As meshrun does: libraries of arithmetic share the processors, unless the user says otherwise.
     threads = max(1, available_cores() // num_ranks)

@@ -2,7 +2,6 @@
 
 import json
 import textwrap
-from pathlib import Path
 
 import mpi_worlds
 import pytest
@@ -196,15 +195,7 @@ def test_a_rank_that_does_not_come_is_named(one_library, script, absent, said):
     done = job(one_library, 2, script(RANK + textwrap.dedent(ABSENT.format(absent=absent))))
     assert done.returncode != 0
     assert said in done.stderr
-    assert "ends the job only where `python -m mpi4py` runs the script" in done.stderr
-
-
-RAISES_BEFORE = """
-    from mpi4py import MPI
-    if MPI.COMM_WORLD.rank == 1:
-        raise RuntimeError("too early")
-    dist.init_process_group("mpi", timeout=600)
-"""
+    assert "it may have named another backend, or have ended before it imported meshdist" in done.stderr
 
 
 RAISES_FIRST = """
@@ -223,14 +214,40 @@ def test_a_rank_that_raises_before_it_joins_ends_the_job(library, script, how):
     assert "RuntimeError: too early" in done.stderr
 
 
+ENDS_BEFORE = """
+    import os, sys
+    {start}
+    if int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0"))) == 1:
+        {end}
+    import meshdist as dist
+    dist.init_process_group("mpi", timeout=600)
+"""
+
+
+@pytest.mark.parametrize("start", ["", "from mpi4py import MPI"], ids=["before MPI starts", "after MPI started"])
 @pytest.mark.parametrize("how", ["script", "module"])
-def test_under_meshrun_a_rank_that_raises_before_it_joins_ends_the_job(library, script, how):
-    python, path = str(mpi_worlds.environment(library)), Path(script(RAISES_BEFORE))
+@pytest.mark.parametrize("end", ["raise RuntimeError('too early')", "sys.exit(3)", "sys.exit('too early')"])
+def test_under_meshrun_a_rank_that_ends_before_it_imports_meshdist_ends_the_job(library, tmp_path, start, how, end):
+    path = tmp_path / "ends_before.py"
+    path.write_text(textwrap.dedent(ENDS_BEFORE.format(start=start, end=end)))
     command = [str(path)] if how == "script" else ["-m", path.stem]
-    meshrun = [python, "-m", "meshdist.launch", "--launcher", "mpi", "--nproc-per-node", "2"]
+    meshrun = [str(mpi_worlds.environment(library)), "-m", "meshdist.launch", "--launcher", "mpi", "-n", "2"]
     done = run([*meshrun, *command], cwd=path.parent)
-    assert done.returncode == 1
-    assert "RuntimeError: too early" in done.stderr
+    assert done.returncode == (3 if "3" in end else 1), done.stderr
+    assert ("exits with status 3" if "3" in end else "too early") in done.stderr
+
+
+ANOTHER_BACKEND = """
+    first = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0"))) == 0
+    dist.init_process_group("mpi" if first == {first_has_mpi} else "gloo", timeout=2)
+"""
+
+
+@pytest.mark.parametrize("first_has_mpi", [True, False])
+def test_ranks_that_name_different_backends_are_told(one_library, script, first_has_mpi):
+    done = job(one_library, 2, script(ANOTHER_BACKEND.format(first_has_mpi=first_has_mpi)))
+    assert done.returncode != 0
+    assert "have to name the same backend" in done.stderr or "may have named another backend" in done.stderr
 
 
 def test_without_a_launcher(one_library, script):

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 URL = "mpi://"
 UNSEEN = (
-    "a rank that raised an exception before it imported meshdist ends the job only where `python -m mpi4py` runs the"
-    " script, as it does under `meshrun --launcher mpi`"
+    "it may have named another backend, or have ended before it imported meshdist, which ends the job only under"
+    " `meshrun --launcher mpi`"
 )
+ELSEWHERE = "in a job of MPI, all ranks have to name the same backend: others may wait for this one in backend 'mpi'"
 _NOTICE_BYTES = 2048
 _CONNECT_S = 10.0
 _LOOPBACK = "127.0.0.1"

@@ -1,0 +1,48 @@
+"""One rank of an MPI job: runs a script, and ends the job where that ends by an exception or with a status.
+
+    mpirun -n 4 python -m meshdist.launch.mpi_rank [-m] train.py --epochs 3
+
+The ranks of an MPI job wait for each other in the start and the end of MPI. So one that goes away without a word, even
+before it has imported anything, would leave the others waiting.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+from meshdist.backends.mpi.aborting import abort_job, abort_on_early_exceptions
+from meshdist.backends.mpi.exiting import exit_status
+
+
+def run(arguments: list[str]) -> None:
+    """Run a script, or with `-m` a module, with its arguments, as `python` would.
+
+    Raises:
+        SystemExit: The script did; where its status is not 0 the other ranks are ended.
+    """
+    abort_on_early_exceptions()
+    try:
+        if arguments[0] == "-m":
+            sys.argv = arguments[1:]
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = arguments
+            sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
+            runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as error:
+        status = exit_status(error.code)
+        if status:
+            if not isinstance(error.code, int):
+                print(error.code, file=sys.stderr)
+            print(f"meshdist: this rank exits with status {status}, which ends the MPI job", file=sys.stderr)
+            abort_job(status)
+            sys.exit(status)
+        raise
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1:] == ["-m"]:
+        sys.exit("usage: python -m meshdist.launch.mpi_rank [-m] script [arguments]")
+    run(sys.argv[1:])
