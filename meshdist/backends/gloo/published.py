@@ -12,7 +12,7 @@ from meshdist.backends.base import withdrawn_key
 from meshdist.deadline import Deadline
 from meshdist.doorbells import SocketDoorbells
 from meshdist.errors import DistBackendError, DistError, DistNetworkError
-from meshdist.farewell import ENDED_WITH_STORE, ORDERLY, peer_gone
+from meshdist.farewell import DESTROYED_GROUP, ENDED_WITH_STORE, ORDERLY, peer_gone
 from meshdist.waiting import Doorbell, Waitable
 
 if TYPE_CHECKING:
@@ -42,6 +42,23 @@ def withdraw(options: BackendOptions, rank: int, what: str) -> None:
         options.store.compare_set(withdrawn_key(rank), "", what)  # the first reason stands
 
 
+def tell(options: BackendOptions, rank: int) -> None:
+    """Say in the store that this rank says by itself, to those it is connected with, that it leaves the group."""
+    with contextlib.suppress(DistError):
+        options.store.set(_told_key(rank), "")
+
+
+def _says_itself(options: BackendOptions, rank: int, what: str | None) -> bool:
+    # One that has made no use of the group, but is heard in others, says that it has destroyed it to the store alone.
+    if what == DESTROYED_GROUP:
+        return options.store.check([_told_key(rank)])
+    return what is None or what in ORDERLY
+
+
+def _told_key(rank: int) -> str:
+    return f"told/{rank}"
+
+
 def fate(options: BackendOptions, rank: int, *, is_listened_to: bool = False) -> str | None:
     """Return what became of a rank of the group: what it said as it went away, or that its process has ended.
 
@@ -56,7 +73,7 @@ def fate(options: BackendOptions, rank: int, *, is_listened_to: bool = False) ->
     try:
         options.check_premises()
         what = options.gone(rank)
-        if is_listened_to and (what is None or what in ORDERLY):
+        if is_listened_to and _says_itself(options, rank, what):
             return None
         if what is None and options.peers.ended(options.ranks[rank]):
             # Its last word may have come between the two looks.
