@@ -120,7 +120,8 @@ def _meet(
         try:
             own, my_rank, size = rendezvous(url, rank, world_size, deadline.remaining_s(), group_name=group_name)
         except NotReachedError as error:
-            raise type(error)(f"{error}{_hint(url)}") from error.__cause__
+            add_hint(error, url)
+            raise
         try:
             world = enter_world(slot, own, my_rank, size, backend, SocketDoorbells(), deadline, own_store=True)
             if url.startswith("mpi://"):
@@ -138,19 +139,19 @@ def _meet(
                 # The others' time ends about now; without the store they could not say who is missing.
                 threading.Event().wait(min(_LAST_WORDS_S, deadline.timeout_s / 20))
             own.withdraw()
-            raise DistTimeoutError(f"{error}{_hint(url)}") from error.__cause__
+            add_hint(error, url)
+            raise
         except BaseException:
             own.withdraw()
             raise
 
 
-def _hint(url: str) -> str:
-    # Why a rank of an MPI job may not come, for the end of a message; nothing in any other job.
-    if not has_launcher():
-        return ""
-    from meshdist.backends.mpi.joining import ELSEWHERE, UNSEEN
+def add_hint(error: Exception, url: str) -> None:
+    """Have an error of `init_process_group` say why a rank of an MPI job may not come; in any other job, leave it."""
+    if has_launcher():
+        from meshdist.backends.mpi.joining import ELSEWHERE, UNSEEN
 
-    return f"; {UNSEEN if url.startswith('mpi://') else ELSEWHERE}"
+        error.args = (f"{error}; {UNSEEN if url.startswith('mpi://') else ELSEWHERE}",)
 
 
 def _connect(slot: WorldSlot, world: World) -> None:

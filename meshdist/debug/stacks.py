@@ -41,8 +41,8 @@ def stacks() -> dict[int, Stack]:
 
 
 def _frames() -> dict[int, FrameType]:
-    # Python up to 3.12 hangs where garbage with a threading.local in it is collected in here (gh-106883): both take the
-    # lock of the list of threads.
+    # Python 3.10, and 3.11 before 3.11.9, may hang where garbage is collected in here, such as a threading.local: both
+    # take the lock of the list of threads (python/cpython issue 106883).
     was_enabled = gc.isenabled()
     gc.disable()
     try:

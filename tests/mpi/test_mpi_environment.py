@@ -12,6 +12,7 @@ import meshdist as dist
 from meshdist.backends.mpi import environment, launchers, meeting
 from meshdist.call import Signature
 from meshdist.launch import mpi as launcher
+from meshdist.start_and_end import add_hint
 
 
 @pytest.fixture
@@ -138,3 +139,17 @@ def test_mpirun_next_to_python_comes_first(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(FileNotFoundError, match="there is no mpirun or mpiexec"):
         launcher.mpirun_command(str(tmp_path / "nowhere" / "python"), 2)
+
+
+@pytest.mark.parametrize(("url", "said"), [("env://", "the same backend"), ("mpi://", "another backend")])
+def test_a_hint_leaves_the_error_what_it_is(monkeypatch, url, said):
+    for name in environment._LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+    error = dist.DistTimeoutError("rank 1 is missing", peer_failed=True)
+    add_hint(error, url)
+    assert str(error) == "rank 1 is missing"
+    monkeypatch.setenv("PMI_RANK", "0")
+    add_hint(error, url)
+    assert str(error).startswith("rank 1 is missing; ")
+    assert said in str(error)
+    assert error.peer_failed

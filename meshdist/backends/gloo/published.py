@@ -42,8 +42,8 @@ def withdraw(options: BackendOptions, rank: int, what: str) -> None:
         options.store.compare_set(withdrawn_key(rank), "", what)  # the first reason stands
 
 
-def tell(options: BackendOptions, rank: int) -> None:
-    """Say in the store that this rank says by itself, to those it is connected with, that it leaves the group."""
+def mark_told(options: BackendOptions, rank: int) -> None:
+    """Say in the store that this rank has told all that it is connected with that it leaves the group; see `fate`."""
     with contextlib.suppress(DistError):
         options.store.set(_told_key(rank), "")
 

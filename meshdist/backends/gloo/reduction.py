@@ -141,14 +141,14 @@ class WholeChunkReduce(ReduceByChunk):
             [host.arena.slot(use, peer, cut.dtype, (self._chunk,)) for peer in range(call.size)] for use in (0, 1)
         ]
         self._wants = call.root in (None, call.rank)
-        self._is_wanted = call.root != call.rank
+        self._gives = call.root != call.rank
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Arrival]:
         given, taken = flat(send), flat(recv)
         for begin in range(0, given.size, self._chunk):
             own = given[begin : begin + self._chunk]
             slots = [slot[: own.size] for slot in self._slots[self.lockstep.flip()]]
-            if self._is_wanted:
+            if self._gives:
                 slots[self._rank][...] = own
             yield self.arrive()
             if self._wants:

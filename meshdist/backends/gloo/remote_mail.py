@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshdist.backends.gloo.places import ranks_elsewhere
-from meshdist.backends.gloo.published import tell
+from meshdist.backends.gloo.published import mark_told
 
 if TYPE_CHECKING:
     from meshdist.backends.base import Backend
@@ -82,7 +82,7 @@ class RemoteMail:
         from meshdist.backends.gloo.wire.frames import LEFT
 
         self._say(LEFT, farewell)
-        tell(self._backend.options, self._backend.rank)
+        mark_told(self._backend.options, self._backend.rank)
 
     def _say(self, kind: int, text: str) -> None:
         from meshdist.backends.gloo.wire.frames import pack_text
