@@ -10,6 +10,7 @@ import numpy as np
 
 import meshdist as dist
 from meshdist.backends.base import Backend as Engine
+from meshdist.backends.mpi.passing import PASSED
 from meshdist.backends.nccl.dtypes import reduction_of
 from meshdist.backends.registry import DEVICE_TYPES, entry_of
 from meshdist.collectives.definition import Collective
@@ -23,7 +24,7 @@ ENGINES = {
     "mpi": ("meshdist.backends.mpi.backend", "MpiBackend"),
     "nccl": ("meshdist.backends.nccl.backend", "NcclBackend"),
 }
-OWN, MESSAGES, STAGED, NOT = "own", "messages", "staged", "-"
+OWN, MESSAGES, STAGED, PASSED_OR_STAGED, NOT = "own", "messages", "staged", "passed or staged", "-"
 DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 DTYPES += ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
 
@@ -45,7 +46,7 @@ def how(name: str, device: str, collective: Collective) -> str:
     """Return how a backend carries a collective of arrays on a device."""
     entry, engine = entry_of(name), engine_of(name)
     if device in entry.stages:
-        return STAGED
+        return PASSED_OR_STAGED if name == "mpi" and collective.native in PASSED else STAGED
     if device not in entry.devices:
         return NOT
     by_itself = collective.staging is None or engine.has_own(collective.name)
@@ -103,13 +104,24 @@ def reduction_words(dtype: np.dtype, op: dist.ReduceOp) -> str:
     return "as uint8" if dtype.kind == "b" else "own"
 
 
+def premul_words(dtype: np.dtype) -> str:
+    """Return how NCCL reduces a dtype by PREMUL_SUM with a number."""
+    try:
+        dist.premul_sum(2).check(np.empty(1, dtype), "an array")
+    except TypeError:
+        return NOT
+    reduction = reduction_of(dtype, dist.ReduceOp.SUM)
+    return "own" if reduction is not None and reduction.takes_factor else "multiplied before"
+
+
 def dtype_table() -> str:
     """Return how backend nccl reduces which dtype."""
     ops = list(dist.ReduceOp)
-    lines = [f"| | {' | '.join(op.name for op in ops)} |", f"| --- |{' --- |' * len(ops)}"]
+    lines = [f"| | {' | '.join(op.name for op in ops)} | PREMUL_SUM |", f"| --- |{' --- |' * (len(ops) + 1)}"]
     rows: dict[tuple[str, ...], list[str]] = {}
     for name in DTYPES:
-        rows.setdefault(tuple(reduction_words(dtype_of(name), op) for op in ops), []).append(name)
+        cells = [*(reduction_words(dtype_of(name), op) for op in ops), premul_words(dtype_of(name))]
+        rows.setdefault(tuple(cells), []).append(name)
     lines += [f"| {', '.join(names)} | {' | '.join(cells)} |" for cells, names in rows.items()]
     return "\n".join(lines)
 

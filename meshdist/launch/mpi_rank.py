@@ -11,9 +11,14 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from meshdist.backends.mpi.aborting import abort_job, abort_on_early_exceptions
 from meshdist.backends.mpi.exiting import exit_status
+
+_RUNNERS = (__file__, runpy.__file__, runpy.run_path.__code__.co_filename)
 
 
 def run(arguments: list[str]) -> None:
@@ -22,6 +27,7 @@ def run(arguments: list[str]) -> None:
     Raises:
         SystemExit: The script did; where its status is not 0 the other ranks are ended.
     """
+    sys.excepthook = partial(_show, sys.excepthook)
     abort_on_early_exceptions()
     try:
         if arguments[0] == "-m":
@@ -40,6 +46,13 @@ def run(arguments: list[str]) -> None:
             abort_job(status)
             sys.exit(status)
         raise
+
+
+def _show(shown: Callable[..., None], kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """Show an exception from where the script begins, as `python` does: what ran it is nothing to its author."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in _RUNNERS:
+        trace = trace.tb_next
+    shown(kind, error.with_traceback(trace), trace)
 
 
 if __name__ == "__main__":

@@ -67,6 +67,14 @@ def test_without_a_launcher(specs, monkeypatch):
     assert environment.local_size() == 3
 
 
+def test_srun_that_plays_no_process_manager_for_mpi(monkeypatch):
+    for name in environment._LAUNCHED:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "node[1-2]")
+    with pytest.raises(dist.DistBackendError, match="srun started this process without.*srun --mpi=pmix.*Open MPI"):
+        dist.init_process_group("mpi")
+
+
 class Alone:
     """An MPI library that knows of one rank."""
 

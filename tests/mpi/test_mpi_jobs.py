@@ -1,6 +1,7 @@
 """Scripts under mpirun: how they start, what they are refused, and how they end."""
 
 import json
+import re
 import textwrap
 
 import mpi_worlds
@@ -70,11 +71,17 @@ def test_a_script_starts_without_any_variable(library, script):
 
 
 REFUSED = """
-    for wrong in ({"rank": 5}, {"world_size": 7}, {"init_method": "mpi://?world_size=7"}):
+    rank, size = "rank must be {} and is 5".format(dist_rank()), "world_size must be 2 and is 7"
+    for wrong, said in (
+        ({"rank": 5}, rank),
+        ({"world_size": 7}, size),
+        ({"rank": 5, "world_size": 7}, rank + ", " + size),
+        ({"init_method": "mpi://?world_size=7"}, size),
+    ):
         try:
             dist.init_process_group("mpi", **wrong)
         except ValueError as error:
-            assert "as MPI says" in str(error), error
+            assert said + "; MPI says both" in str(error), error
         else:
             raise AssertionError(wrong)
     dist.init_process_group("mpi", rank=dist_rank(), world_size=2)
@@ -177,7 +184,7 @@ ARGUMENTS_THAT_ARE_WRONG = """
 def test_a_rank_that_is_refused_ends_the_job(one_library, script):
     done = job(one_library, 2, script(RANK + textwrap.dedent(ARGUMENTS_THAT_ARE_WRONG)))
     assert done.returncode != 0
-    assert "world_size must be 2, as MPI says" in done.stderr
+    assert "world_size must be 2 and is 3; MPI says both" in done.stderr
 
 
 ABSENT = """
@@ -235,6 +242,8 @@ def test_under_meshrun_a_rank_that_ends_before_it_imports_meshdist_ends_the_job(
     done = run([*meshrun, *command], cwd=path.parent)
     assert done.returncode == (3 if "3" in end else 1), done.stderr
     assert ("exits with status 3" if "3" in end else "too early") in done.stderr
+    if "raise" in end:
+        assert re.search(rf"\(most recent call last\):\n  File \"[^\"]*{path.name}\"", done.stderr), done.stderr
 
 
 ANOTHER_BACKEND = """

@@ -14,7 +14,7 @@ from meshdist.backends.base import Backend, BackendOptions, DefaultPlan, Incomin
 from meshdist.backends.counting_in import check_there
 from meshdist.backends.mpi import plans
 from meshdist.backends.mpi.arithmetic import Arithmetic
-from meshdist.backends.mpi.environment import NOT_LAUNCHED, is_launched
+from meshdist.backends.mpi.environment import is_launched, not_launched
 from meshdist.backends.mpi.library import Session, session
 from meshdist.backends.mpi.mail import Mail
 from meshdist.backends.mpi.meeting import Coming, Meeting, word_of
@@ -167,7 +167,7 @@ class MpiBackend(Backend):
 
     def _check_numbers(self) -> None:
         if not is_launched():
-            raise DistBackendError(f"backend 'mpi': {NOT_LAUNCHED}")
+            raise DistBackendError(f"backend 'mpi': {not_launched()}")
         expected, size = self.addresses[self.rank], self.session.size
         if self.session.rank != expected or max(self.addresses) >= size:
             raise DistBackendError(

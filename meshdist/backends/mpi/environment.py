@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 import sys
 
+from meshdist.cluster.launchers import SLURM
 from meshdist.systems import available_cores
 
 # What the launchers of MPI jobs leave in the environment of a rank, and how each calls the number of ranks of a host.
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE")
 _LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_LOCAL_SIZE")
-
-NOT_LAUNCHED = (
-    "no launcher of MPI started this process; start the ranks with `mpirun -n 4 python script.py` or"
-    " `meshrun --launcher mpi --nproc-per-node 4 script.py`"
-)
 
 
 def no_mpi() -> str | None:
@@ -49,6 +45,20 @@ def is_launched() -> bool:
         return True
     mpi = sys.modules.get("mpi4py.MPI")
     return mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.Get_size() > 1
+
+
+def not_launched() -> str:
+    """Return what is wrong where `is_launched` is false, and how to start."""
+    if any(os.environ.get(sign) for sign in SLURM.signs):
+        return (
+            "srun started this process without what MPI needs to find the other ranks; choose that by `srun --mpi=pmix`"
+            " for Open MPI or `srun --mpi=pmi2` for MPICH (`srun --mpi=list` names what this cluster has), or start the"
+            " ranks with mpirun"
+        )
+    return (
+        "no launcher of MPI started this process; start the ranks with `mpirun -n 4 python script.py` or"
+        " `meshrun --launcher mpi --nproc-per-node 4 script.py`"
+    )
 
 
 def local_size() -> int | None:

@@ -9,14 +9,14 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from meshdist.backends.mpi.aborting import abort_on_exceptions
-from meshdist.backends.mpi.environment import NOT_LAUNCHED, is_launched, local_size
+from meshdist.backends.mpi.environment import is_launched, local_size, not_launched
 from meshdist.backends.mpi.launchers import wrong_launcher
 from meshdist.backends.mpi.library import Polled, Requests, Session, session
 from meshdist.backends.mpi.offices import open_offices
 from meshdist.deadline import Deadline
 from meshdist.errors import DistBackendError, DistNetworkError
 from meshdist.handshake import secret_from_environment
-from meshdist.init_urls import parse_init_url
+from meshdist.init_urls import NOT_GIVEN, parse_init_url
 from meshdist.store import Store, TCPStore
 from meshdist.waiting import EventDoorbell, wait_until
 
@@ -46,18 +46,19 @@ def rendezvous_mpi(text: str, rank: int, world_size: int, timeout_s: float) -> t
     """
     url = parse_init_url(text, rank, world_size)
     if not is_launched() and url.world_size != 1:
-        raise DistBackendError(f"backend 'mpi': {NOT_LAUNCHED}")
+        raise DistBackendError(f"backend 'mpi': {not_launched()}")
     mine = session()
     abort_on_exceptions(mine)
     problem = wrong_launcher(mine.mpi) if url.world_size != 1 else None
     if problem is not None:
         raise DistBackendError(f"backend 'mpi': {problem}")
-    for name, given, found in (("rank", url.rank, mine.rank), ("world_size", url.world_size, mine.size)):
-        if given not in (-1, found):
-            raise ValueError(
-                f"init_process_group (rank {mine.rank} of {mine.size} in MPI): {name} must be {found}, as MPI says, or"
-                f" not be given; got {given}"
-            )
+    told = (("rank", url.rank, mine.rank), ("world_size", url.world_size, mine.size))
+    wrong = [f"{name} must be {found} and is {given}" for name, given, found in told if given not in (NOT_GIVEN, found)]
+    if wrong:
+        raise ValueError(
+            f"init_process_group (rank {mine.rank} of {mine.size} in MPI): {', '.join(wrong)}; MPI says both, so leave"
+            " them out"
+        )
     deadline = Deadline(timeout_s)
     return _shared_store(mine, deadline), mine.rank, mine.size
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from meshdist.backends.mpi.backend import MpiBackend
 
 # Those of one array in and one out, which MPI reads and writes where they are.
-_PASSED = ("all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
+PASSED = ("all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 _MPICH_CUDA = 0
 
 
@@ -101,7 +101,7 @@ class PassingCalls(StagedCalls):
     def _plan(self, request: Request) -> Plan | None:
         """Return the plan of a call that passes its arrays on; None for one that has to be staged."""
         collective, group = request.collective, request.group
-        if collective.native not in _PASSED or request.splits is not None or request.timeout_s is not None:
+        if collective.native not in PASSED or request.splits is not None or request.timeout_s is not None:
             return None
         if group.size() == 1 or not isinstance(request.op, (ReduceOp, str, type(None))):
             return None
