@@ -47,6 +47,12 @@ def every_dtype_and_shape(names):
             pass_on(name, shape, layout, src, dst, number)
 
 
+def of_one_kind_again_and_again(names):
+    for number, (name, (shape, _)) in enumerate(itertools.product(names, cases.SMALL)):
+        for salt, (src, dst) in itertools.product(range(3), pairs()):
+            pass_on(name, shape, "plain", src, dst, 100 * number + salt)
+
+
 def large_ones():
     for num_bytes, (src, dst) in itertools.product(LARGE, pairs()):
         pass_on("float64", (num_bytes // 8,), "plain", src, dst, num_bytes)
@@ -56,6 +62,10 @@ def large_ones():
 
 def test_every_dtype_and_shape(world, dtypes):
     world.run(every_dtype_and_shape, dtypes)
+
+
+def test_messages_of_one_kind_again_and_again(world, dtypes):
+    world.run(of_one_kind_again_and_again, dtypes)
 
 
 def test_large_messages(world):

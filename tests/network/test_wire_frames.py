@@ -123,3 +123,93 @@ def test_end_is_found_behind_what_was_sent_before(pair):
     receiver.read()
     assert recorder.frames == [(GO, 9, b"")]
     assert receiver.ended == ""
+
+
+def whole(data, number=0):
+    return pack(WHOLE, 1, 2, num_bytes=len(data), number=number) + data
+
+
+def one_of(receiver, data):
+    """Ask for a whole frame of these bytes."""
+    frame = receiver.read_frame(whole(data)[:HEADER_BYTES], len(data))
+    return None if frame is None else bytes(frame)
+
+
+def test_a_frame_that_is_asked_for_is_handed_over_alone(pair):
+    ours, theirs = pair
+    recorder = Recorder()
+    receiver = connection_of(theirs, recorder)
+    with pytest.raises(BlockingIOError):
+        one_of(receiver, b"12345678")
+    ours.sendall(whole(b"abcdefgh"))
+    assert one_of(receiver, b"12345678") == b"abcdefgh"
+    ours.sendall(whole(b"abcdefgh") + whole(b"more", 1) + whole(b"cut off", 2)[:-3])
+    assert one_of(receiver, b"12345678") == b"abcdefgh"
+    ours.sendall(b"off")
+    receiver.read()
+    assert recorder.frames == [(WHOLE, 1, b"more"), (WHOLE, 2, b"cut off")]
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [whole(b"87654321", 5) + whole(b"x"), whole(b"longer than that"), pack(GO, 0, 0, number=9) + whole(b"abcdefgh")],
+    ids=["another number", "another size", "another kind"],
+)
+def test_what_comes_instead_of_the_frame_asked_for_goes_where_frames_go(pair, stream):
+    ours, theirs = pair
+    expected, recorder = Recorder(), Recorder()
+    ours.sendall(stream)
+    connection_of(theirs, expected).read()
+    ours.sendall(stream)
+    assert one_of(connection_of(theirs, recorder), b"12345678") is None
+    assert recorder.frames == expected.frames != []
+
+
+@pytest.mark.parametrize("cut", [1, HEADER_BYTES, HEADER_BYTES + 1, HEADER_BYTES + 7])
+def test_a_frame_that_is_asked_for_and_comes_in_pieces_is_not_lost(pair, cut):
+    ours, theirs = pair
+    recorder = Recorder()
+    receiver = connection_of(theirs, recorder)
+    stream = whole(b"abcdefgh") + whole(b"12345678")
+    ours.sendall(stream[:cut])
+    assert one_of(receiver, b"........") is None
+    ours.sendall(stream[cut:])
+    assert one_of(receiver, b"........") is None
+    receiver.read()
+    assert recorder.frames == [(WHOLE, 0, b"abcdefgh"), (WHOLE, 0, b"12345678")]
+
+
+def test_the_end_is_found_by_who_asks_for_a_frame(pair):
+    ours, theirs = pair
+    recorder = Recorder()
+    receiver = connection_of(theirs, recorder)
+    ours.sendall(whole(b"abcdefgh") + bytes(HEADER_BYTES))
+    ours.close()
+    assert one_of(receiver, b"12345678") == b"abcdefgh"
+    assert one_of(receiver, b"12345678") is None
+    assert "it sent a header" in receiver.ended
+    other, closed = socket.socketpair()
+    other.close()
+    with closed:
+        receiver = connection_of(closed, Recorder())
+        assert one_of(receiver, b"12345678") is None
+        assert receiver.ended == ""
+
+
+def test_what_is_sent_at_once_keeps_its_place(pair):
+    ours, theirs = pair
+    recorder = Recorder()
+    sender, receiver = connection_of(ours, Recorder()), connection_of(theirs, recorder)
+    sent = 0
+    while sender.send_at_once(whole(bytes([sent % 251]) * 4000, sent)):
+        sent += 1
+    assert sender.send_at_once(whole(b"too early")) is False
+    sender.send(Outgoing(pack(WHOLE, 1, 2, num_bytes=4, number=sent), memoryview(b"last")))
+    while len(recorder.frames) < sent + 1:
+        sender.write()
+        receiver.read()
+    numbers = range(sent)
+    assert recorder.frames == [*((WHOLE, n, bytes([n % 251]) * 4000) for n in numbers), (WHOLE, sent, b"last")]
+    receiver.shut()
+    sender.read()
+    assert sender.send_at_once(whole(b"nobody is there")) is False

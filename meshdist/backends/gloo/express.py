@@ -40,8 +40,12 @@ _SHORT_BYTES = 16 << 10
 _LOOKS, _LOOKING_S = 60, 0.0002
 
 
-def express_to(outbox: Outbox, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...], dtype_name: bytes) -> Express:
-    """Return what sends messages of a kind."""
+def express_to(
+    outbox: Outbox, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...], dtype_name: bytes
+) -> Express | None:
+    """Return what sends messages of a kind; None where there is nothing."""
+    if not _is_aligned(dtype):
+        return None
     channel, wake = outbox.channel, outbox.peer.wake
     words, memory, ring = channel.words, channel.memory, channel.ring_of(dtype)
     lock, waiting = outbox.lock, outbox.waiting
@@ -73,10 +77,13 @@ def express_to(outbox: Outbox, tag: int, dtype: np.dtype[Any], shape: tuple[int,
     return send
 
 
-def express_from(inbox: Inbox, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...], dtype_name: bytes) -> Express:
-    """Return what receives messages of a kind, if they come in a moment, from a rank that has been heard of."""
+def express_from(
+    inbox: Inbox, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...], dtype_name: bytes
+) -> Express | None:
+    """Return what receives messages of a kind, if they come in a moment; None from a rank that was never heard of."""
     channel, wake, moving, matching = inbox.channel, inbox.peer.wake, inbox.moving, inbox.expected.matching
-    assert channel is not None
+    if channel is None or not _is_aligned(dtype):
+        return None
     words, memory, ring = channel.words, channel.memory, channel.ring_of(dtype)
     others_bells = channel.others_bells
     itemsize, count, is_flat = dtype.itemsize, math.prod(shape), len(shape) == 1
@@ -116,6 +123,11 @@ def express_from(inbox: Inbox, tag: int, dtype: np.dtype[Any], shape: tuple[int,
         return True
 
     return receive
+
+
+def _is_aligned(dtype: np.dtype[Any]) -> bool:
+    # Whether elements of it lie where the ring has such.
+    return UNIT % (dtype.itemsize or UNIT + 1) == 0
 
 
 def _entry(header: Header) -> tuple[bytes, int, int]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshdist.arrays import Array
-from meshdist.backends.base import Incoming
+from meshdist.backends.base import Express, Incoming
 from meshdist.backends.gloo.channel import (
     CHANNEL_BYTES,
     ELSEWHERE,
@@ -24,6 +24,7 @@ from meshdist.backends.gloo.channel import (
     Channel,
     Header,
 )
+from meshdist.backends.gloo.express import express_from
 from meshdist.backends.gloo.peer import LEFT, Peer
 from meshdist.backends.gloo.published import Published, channel_key, check_withdrawn
 from meshdist.backends.gloo.receipts import LEFT_OUT, Expected, Parcel, Receipt
@@ -108,6 +109,10 @@ class Inbox:
     def is_heard(self) -> bool:
         """Whether the rank has been heard of."""
         return self.channel is not None
+
+    def express(self, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...], dtype_name: bytes) -> Express | None:
+        """Return a short way for messages of a kind, None where there is none."""
+        return express_from(self, tag, dtype, shape, dtype_name)
 
     def arm(self, bell: Doorbell) -> bool:
         """Ask the sender to ring `bell`; return False where there is no channel yet."""

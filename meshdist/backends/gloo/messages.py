@@ -18,8 +18,7 @@ import numpy as np
 from meshdist.arrays import Array
 from meshdist.backends.base import Express, Incoming
 from meshdist.backends.gloo.anybody import Anybody
-from meshdist.backends.gloo.channel import RING_BYTES, UNIT
-from meshdist.backends.gloo.express import express_from, express_to
+from meshdist.backends.gloo.channel import RING_BYTES
 from meshdist.backends.gloo.inbox import Inbox
 from meshdist.backends.gloo.outbox import Outbox
 from meshdist.backends.gloo.peer import FAILED, LEFT
@@ -93,16 +92,16 @@ class Mail:
     def express_to(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Express | None:
         """Return what sends messages of a kind to a rank that has been sent something; None where there is nothing."""
         outbox = self._outboxes.get(dst)
-        if not isinstance(outbox, Outbox) or not self._is_express(dtype, shape):
+        if outbox is None or not self._is_express(dtype, shape):
             return None
-        return express_to(outbox, tag, dtype, shape, self._names[dtype])
+        return outbox.express(tag, dtype, shape, self._names[dtype])
 
     def express_from(self, src: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Express | None:
         """Return what receives messages of a kind from a rank that has been heard of; None where there is nothing."""
         inbox = self._inboxes.get(src)
-        if not isinstance(inbox, Inbox) or not inbox.is_heard or not self._is_express(dtype, shape):
+        if inbox is None or not self._is_express(dtype, shape):
             return None
-        return express_from(inbox, tag, dtype, shape, self._names[dtype])
+        return inbox.express(tag, dtype, shape, self._names[dtype])
 
     def network(self) -> Network:
         """Return the collectives of the group, which has ranks on other hosts."""
@@ -128,8 +127,7 @@ class Mail:
             self._remote.leave(farewell)
 
     def _is_express(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
-        # Elements are to lie where the ring has them.
-        return UNIT % (dtype.itemsize or UNIT + 1) == 0 and math.prod(shape) * dtype.itemsize <= self._eager_bytes
+        return math.prod(shape) * dtype.itemsize <= self._eager_bytes
 
     def _origin(self, src: int | None, tag: int) -> Origin:
         if src is None:

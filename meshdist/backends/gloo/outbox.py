@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshdist.arrays import Array
+from meshdist.backends.base import Express
 from meshdist.backends.gloo.channel import (
     CHANNEL_BYTES,
     ELSEWHERE,
@@ -26,6 +27,7 @@ from meshdist.backends.gloo.channel import (
     Header,
     as_bytes,
 )
+from meshdist.backends.gloo.express import express_to
 from meshdist.backends.gloo.peer import Peer
 from meshdist.backends.gloo.published import check_withdrawn, publish_channel
 from meshdist.backends.gloo.receipts import Expected, Unwritten
@@ -87,6 +89,10 @@ class Outbox:
             self.waiting.append(dispatch)
             self._write()
         return dispatch
+
+    def express(self, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...], dtype_name: bytes) -> Express | None:
+        """Return a short way for messages of a kind, None where there is none."""
+        return express_to(self, tag, dtype, shape, dtype_name)
 
     def check(self) -> None:
         """Raise DistBackendError if the receiver takes no more."""

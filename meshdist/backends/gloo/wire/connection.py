@@ -121,6 +121,19 @@ class Connection:
         if len(self._out) == 1:
             self.write()
 
+    def send_at_once(self, frame: bytes) -> bool:
+        """Send, unless something waits for room, or there is none; return whether it is on its way."""
+        if self._out or self.ended is not None:
+            return False
+        try:
+            sent = self.sock.send(frame)
+        except OSError:  # whoever sends it after this finds out more
+            return False
+        if sent < len(frame):
+            self._out.append(Outgoing(frame[sent:], _NOTHING))
+            self._watch(not self.is_held, True)
+        return True
+
     def write(self) -> None:
         """Send what there is room for."""
         out, steps = self._out, _MOST_STEPS
@@ -154,6 +167,41 @@ class Connection:
             self.end(f"it sent {error}")
         except OSError as error:
             self.end(_words(error))
+
+    def read_frame(self, header: bytes, num_bytes: int) -> memoryview | None:
+        """Read once; return the bytes behind `header`, of which there are so many, if that is the frame that has come.
+
+        They are there until the next look. Else None, and what has come has gone where frames go.
+
+        Raises:
+            BlockingIOError: Nothing has come.
+        """
+        if self._end or self._left or self.is_held or self.ended is not None:
+            return None
+        staging, end = self._staging, HEADER_BYTES + num_bytes
+        try:
+            count = self.sock.recv_into(staging)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            self.end(_words(error))
+            return None
+        if not count:
+            self.end("")
+            return None
+        frame = None
+        if count >= end and staging[:HEADER_BYTES] == header:
+            frame = staging[HEADER_BYTES:end]
+            if count == end:
+                return frame
+            # What came behind it is not for whoever asks for this one.
+            frame, self._begin = memoryview(bytes(frame)), end
+        self._end = count
+        try:
+            self._parse()
+        except FrameError as error:
+            self.end(f"it sent {error}")
+        return frame
 
     def hold(self) -> None:
         """Take nothing for now: the frame whose place is asked for, and those behind it, wait."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from meshdist.backends.base import Express
 from meshdist.backends.gloo.receipts import LEFT_OUT, Parcel, Receipt
 from meshdist.backends.gloo.wire.bag import Bag, LongParcel, hand_over
+from meshdist.backends.gloo.wire.express import express_from
 from meshdist.backends.gloo.wire.frames import LEFT
 from meshdist.backends.gloo.wire.waiting import LOOKING_S, Inquiry, check_all, check_rank, unwatch, watch
 from meshdist.waiting import Doorbell
@@ -24,14 +28,18 @@ class WireInbox:
         self.description = self.link.describe(bag)
         self.looking_s = LOOKING_S
         self._inquiry = Inquiry(backend.options, LEFT_OUT)
-        self._src = src
+        self.src = src
         self._wire = wire
-        self._bag = bag
+        self.bag = bag
 
     @property
     def is_heard(self) -> bool:
         """Whether the rank has been heard of."""
-        return self.link.is_connected or self._src in self._bag.said
+        return self.link.is_connected or self.src in self.bag.said
+
+    def express(self, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...], dtype_name: bytes) -> Express | None:
+        """Return a short way for messages of a kind, None where there is none."""
+        return express_from(self, tag, dtype, shape, dtype_name)
 
     def move(self, receipt: Receipt) -> None:
         """Take what has come, for all."""
@@ -39,8 +47,8 @@ class WireInbox:
 
     def check(self) -> None:
         """Raise DistBackendError if nothing more can come."""
-        check_rank(self._bag, self.link, self._src, LEFT_OUT)
-        self._inquiry.check(self._src, self.link)
+        check_rank(self.bag, self.link, self.src, LEFT_OUT)
+        self._inquiry.check(self.src, self.link)
 
     def look_again(self) -> None:
         """Have nothing to look for: what comes shows by itself."""
@@ -52,11 +60,11 @@ class WireInbox:
     def tags_instead(self, tag: int) -> str:
         """Return what other tags messages have that nobody asked for, for the end of a message."""
         trouble = f" ({self.link.trouble})" if self.link.trouble else ""
-        return f"{self._bag.expected.tags_instead(tag, self._src)}{trouble}"
+        return f"{self.bag.expected.tags_instead(tag, self.src)}{trouble}"
 
     def farewell(self) -> str | None:
         """Return what the sender said as it closed the group, None where it has not; it may have failed."""
-        state, text = self._bag.said.get(self._src, (0, ""))
+        state, text = self.bag.said.get(self.src, (0, ""))
         return text if state == LEFT else None
 
     def arm(self, bell: Doorbell) -> bool:
@@ -70,7 +78,7 @@ class WireInbox:
 
     def deliver(self, parcel: Parcel, receipt: Receipt) -> None:
         """Give a message that was kept to the receipt that asks for it."""
-        hand_over(parcel, receipt, self.link, self._bag)
+        hand_over(parcel, receipt, self.link, self.bag)
 
     def asked(self, parcel: Parcel, receipt: Receipt) -> None:
         """Have a message, which has come or is announced, come to the receipt that asks for it."""

@@ -56,6 +56,7 @@ class Link:
     Attributes:
         lock: The lock of the wire.
         trouble: Why there is no connection, where one was tried in vain.
+        heard_over: The connection that the peer sends messages over, once it has sent one.
     """
 
     def __init__(self, wire: Wire, rank: int, process: str) -> None:
@@ -63,6 +64,7 @@ class Link:
         self._process = process
         self.lock = wire.lock
         self.trouble = ""
+        self.heard_over: Connection | None = None
         self._wire = wire
         self._connections: list[Connection] = []
         self._outgoing: Connection | None = None
@@ -106,6 +108,11 @@ class Link:
     def farewell(self) -> str | None:
         """Return what the peer said in the store as it left the world; None where it has not."""
         return self._wire.farewell_of(self.rank)
+
+    @property
+    def sent_over(self) -> Connection | None:
+        """The connection that this rank sends over, once there is one."""
+        return self._outgoing
 
     def send(self, outgoing: Outgoing) -> None:
         """Send, over a connection that is made if there is none."""
@@ -200,6 +207,7 @@ class Link:
         elif kind == PART:
             return bag.parts.take(self, header, connection)
         elif kind == WHOLE:
+            self.heard_over = connection
             return bag.whole(self, header, connection)
         elif kind == LONG:
             bag.announced(self, header)

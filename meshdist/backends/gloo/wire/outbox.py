@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from meshdist.arrays import Array
+from meshdist.backends.base import Express
 from meshdist.backends.gloo.channel import as_bytes
 from meshdist.backends.gloo.wire.bag import Bag
 from meshdist.backends.gloo.wire.connection import Outgoing
+from meshdist.backends.gloo.wire.express import express_to
 from meshdist.backends.gloo.wire.frames import DATA, LONG, WHOLE, pack
 from meshdist.backends.gloo.wire.waiting import Inquiry, OutgoingWait, check_rank
 from meshdist.waiting import Doorbell, Waitable
@@ -32,13 +36,13 @@ class WireOutbox:
         self.wire = wire
         self.bag = bag
         self.src = backend.rank
-        self._dst = dst
+        self.dst = dst
         self._inquiry = Inquiry(backend.options, _LEFT_OUT)
         self._sent = Sent()
 
     def post(self, array: Array, tag: int, dtype_name: bytes, eager_bytes: int) -> Waitable:
         """Append a message."""
-        if self._dst in self.bag.said:
+        if self.dst in self.bag.said:
             self.check()
         data, token = as_bytes(array).data, self.bag.token
         if tag >= 0 and len(data) > eager_bytes:
@@ -47,10 +51,14 @@ class WireOutbox:
         self.link.send(outgoing)
         return self._sent if outgoing.done else WireDispatch(self, outgoing)
 
+    def express(self, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...], dtype_name: bytes) -> Express | None:
+        """Return a short way for messages of a kind, None where there is none."""
+        return express_to(self, tag, dtype, shape, dtype_name)
+
     def check(self) -> None:
         """Raise DistBackendError if the receiver takes no more."""
-        check_rank(self.bag, self.link, self._dst, _LEFT_OUT)
-        self._inquiry.check(self._dst, self.link)
+        check_rank(self.bag, self.link, self.dst, _LEFT_OUT)
+        self._inquiry.check(self.dst, self.link)
 
 
 class Sent(Waitable):
