@@ -80,7 +80,8 @@ class Arithmetic:
         # What happens on overflow MPI leaves open: try it, on enough elements for vector instructions and the rest.
         largest = np.full(_TRIED, np.iinfo(dtype).max, dtype)
         found, known = largest.copy(), self._known[dtype]
-        getattr(self._session.mpi, _OPS[op]).Reduce_local([largest, known], [found, known])
+        with self._session.lock:
+            getattr(self._session.mpi, _OPS[op]).Reduce_local([largest, known], [found, known])
         return bool(np.array_equal(found, quietly(op.ufunc, largest, largest)))
 
     def _make_datatype(self, dtype: np.dtype[Any]) -> Any:

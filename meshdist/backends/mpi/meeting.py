@@ -64,8 +64,9 @@ class Round:
         self.said = bytearray(_WORD.size)
         self._lock = session.lock
         byte = session.mpi.BYTE
-        self._receipt = comm.Recv_init([self.heard, byte], src, TAG)
-        self._sending = comm.Send_init([self.said, byte], dst, TAG)
+        with session.lock:
+            self._receipt = comm.Recv_init([self.heard, byte], src, TAG)
+            self._sending = comm.Send_init([self.said, byte], dst, TAG)
         self.requests = self._receipt.Start, self._sending.Start, self._receipt.Test, self._sending.Test
 
     def begin(self, word: bytes) -> None:

@@ -37,7 +37,8 @@ def office_of(session: Session) -> Offices:
 
 def open_offices(session: Session) -> None:
     """Have messages go over a communicator of their own from now on; all ranks of MPI do this together, once."""
-    if session.shared is None:
-        comm = session.mpi.COMM_WORLD.Dup()
-        comm.Set_errhandler(session.mpi.ERRORS_RETURN)
-        session.shared = Offices(session, comm)
+    with session.lock:
+        if session.shared is None:
+            comm = session.mpi.COMM_WORLD.Dup()
+            comm.Set_errhandler(session.mpi.ERRORS_RETURN)
+            session.shared = Offices(session, comm)

@@ -41,7 +41,11 @@ def is_cuda_aware(session: Session) -> bool:
     given = switch(MPI_CUDA)
     if given is not None:
         return given
-    mpi = session.mpi
+    with session.lock:
+        return _says_so(session.mpi)
+
+
+def _says_so(mpi: Any) -> bool:
     info = mpi.COMM_WORLD.Get_info()
     try:
         if "cuda" in (info.Get("mpi_memory_alloc_kinds") or "").replace(":", ",").split(","):
