@@ -73,6 +73,7 @@ class AgreedExchange(RailPlan):
         blocks = route.give(call.send), route.take(call.recv)
         self._sizes[rail.place] = call.splits or [[_size(block) for block in side] for side in blocks]
         self._rows = [bytes_of(row) for row in self._sizes]
+        self._own = self._sizes[rail.place].tobytes()
         # What it was when it was last found to agree.
         self._agreed = b""
 
@@ -81,8 +82,7 @@ class AgreedExchange(RailPlan):
         rail, rows = self.begin(), self._rows
         slots = [rail.expect(peer, rows[peer]) for peer in rail.others]
         for peer in rail.others:
-            rail.send(peer, rows[rail.place])
-            rail.send(peer, _bytes(give[peer]))
+            rail.send(peer, _bytes(give[peer]), before=self._own)
         yield rail.coming(slots)
         self._compare()
         slots = [rail.expect(peer, _bytes(take[peer])) for peer in rail.others]

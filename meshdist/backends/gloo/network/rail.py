@@ -62,14 +62,18 @@ class Rail:
         """Forget what an earlier collective, which failed, has left to be sent."""
         self._unsent.clear()
 
-    def send(self, place: int, data: memoryview) -> None:
-        """Send a part; it must not change until `flush`."""
+    def send(self, place: int, data: memoryview, before: bytes | None = None) -> None:
+        """Send a part, which must not change until `flush`; right before it, in one go, one of few bytes if given."""
         link = self._links[place]
         assert link is not None
-        outgoing = Outgoing(pack(PART, self._rank, self._bag.token, 0, len(data), self._agreement.word), data)
+        header = self._header(data)
+        outgoing = Outgoing(header if before is None else self._header(before) + before + header, data)
         link.send(outgoing)
         if not outgoing.done:
             self._unsent.append((place, outgoing))
+
+    def _header(self, data: memoryview | bytes) -> bytes:
+        return pack(PART, self._rank, self._bag.token, 0, len(data), self._agreement.word)
 
     def expect(self, place: int, into: memoryview) -> Slot:
         """Return the slot of the next part of a rank, which goes to `into`."""
