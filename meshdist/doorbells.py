@@ -14,12 +14,14 @@ import secrets
 import select
 import socket
 import sys
+import time
 from collections import Counter
 
 from meshdist.systems import check_processes
 from meshdist.waiting import Doorbell, Doorbells
 
 _LONGEST_DIRECTORY = 60
+_MILLISECOND_S = 1e-3
 
 
 class SocketDoorbell(Doorbell):
@@ -37,10 +39,14 @@ class SocketDoorbell(Doorbell):
     def wait(self, timeout_s: float) -> bool:
         if self._watched:
             return self._wait_for_any(timeout_s)
-        self._socket.settimeout(max(timeout_s, 1e-4))
+        if timeout_s < _MILLISECOND_S:
+            # Sockets round up to milliseconds. Who sleeps for less looks again soon, whether it rings or not.
+            time.sleep(timeout_s)
+            timeout_s = 0.0
+        self._socket.settimeout(timeout_s)
         try:
             self._socket.recv(1)
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):
             return False
         return True
 

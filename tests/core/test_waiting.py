@@ -71,6 +71,15 @@ def test_a_ring_wakes(bells):
     assert flag.bells == []  # disarmed
 
 
+@pytest.mark.parametrize("nap_s", [0.0, 2e-4, 5e-3])
+def test_a_ring_is_kept_for_the_next_nap_however_short(bells, nap_s):
+    bell = bells.mine()
+    assert bell.wait(nap_s) is False
+    bell.ring()
+    assert bell.wait(nap_s) is True
+    assert bell.wait(nap_s) is False
+
+
 def test_a_lost_ring_costs_a_nap(bells):
     class Silent(Flag):
         def set(self):
