@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from meshdist.arrays import Array
-from meshdist.backends.base import Backend, BackendOptions, DefaultPlan, Incoming, Plan, withdrawn_key
+from meshdist.backends.base import Backend, BackendOptions, DefaultPlan, Express, Incoming, Plan, withdrawn_key
 from meshdist.backends.counting_in import check_there
 from meshdist.backends.mpi import plans
 from meshdist.backends.mpi.arithmetic import Arithmetic
@@ -99,6 +101,12 @@ class MpiBackend(Backend):
 
     def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
         return (self._mail or self.mail()).recv(array, src, tag)
+
+    def express_to(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Express | None:
+        return None if self._mail is None else self._mail.express_to(dst, tag, dtype, shape)
+
+    def express_from(self, src: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Express | None:
+        return None if self._mail is None else self._mail.express_from(src, tag, dtype, shape)
 
     def wait(self, waitable: Waitable, where: str, deadline: Deadline | None = None) -> None:
         own_deadline = deadline or Deadline(self.options.timeout_s)

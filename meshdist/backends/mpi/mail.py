@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshdist.arrays import Array, describe_array
-from meshdist.backends.base import Incoming
+from meshdist.backends.base import Express, Incoming
 from meshdist.backends.matching import Matching, eager_bytes
+from meshdist.backends.mpi.express import express_from, express_to
 from meshdist.backends.mpi.library import Polled, Requests
 from meshdist.backends.mpi.post_office import FAILED, LONG, MOST_EAGER_BYTES, WHOLE, Letter, PostOffice
 from meshdist.deadline import Deadline
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 _LOOK_S = 0.1
 _DELIVERY_S = 5.0
 _MOST_WORDS = 1500
+# Longer ones gain nothing from a shorter way.
+_MOST_EXPRESS_BYTES = 64 << 10
 _NOTHING = np.empty(0, np.uint8)
 
 
@@ -45,19 +49,24 @@ class Mail:
 
     Attributes:
         failure: What another rank failed with, once it has said so.
+        office: See above.
+        token: See above.
+        session: The MPI library.
+        matching: The messages and receipts without a partner.
     """
 
     def __init__(self, backend: MpiBackend, office: PostOffice, token: int, places: dict[int, int]) -> None:
         self.failure: str | None = None
         self.office = office
         self._backend = backend
-        self._token = token
+        self.token = token
         self._places = places
         self._addresses = list(places)
         self._names = DtypeNames()
         self._eager_bytes = min(eager_bytes(), MOST_EAGER_BYTES)
-        self._matching: Matching[Parcel, Receipt] = Matching()
+        self.matching: Matching[Parcel, Receipt] = Matching()
         self._sent = Sent(self)
+        self.session = backend.session
         self._lock = backend.session.lock
         office.open_box(token, self)
 
@@ -68,22 +77,34 @@ class Mail:
             raise DistBackendError(self.failure, peer_failed=True)
         data, name, address = as_bytes(array), self._names[array.dtype], self._addresses[dst]
         if data.size > self._eager_bytes:
-            return Dispatch(self, self.office.send_long(self._token, address, tag, data, name), dst)
-        self.office.send(self._token, address, WHOLE, tag, data, name)
+            return Dispatch(self, self.office.send_long(self.token, address, tag, data, name), dst)
+        self.office.send(self.token, address, WHOLE, tag, data, name)
         return self._sent
 
     def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
         """Post the receipt of a message, from one rank or from any."""
         receipt = Receipt(self, array, self._names[array.dtype], src)
         with self._lock:
-            parcel = self._matching.ask(receipt, src, tag)
+            parcel = self.matching.ask(receipt, src, tag)
             if parcel is not None:
                 receipt.take(parcel)
             else:
                 # Who waits for one message lets the senders of others go on.
-                for other in self._matching.kept(src):
+                for other in self.matching.kept(src):
                     other.pull(self.office)
         return receipt
+
+    def express_to(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Express | None:
+        """Return what sends messages of a kind; None where they are too long for that."""
+        if not self._is_short(dtype, shape):
+            return None
+        return express_to(self, self._addresses[dst], tag, dtype, shape, self._names[dtype])
+
+    def express_from(self, src: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Express | None:
+        """Return what receives messages of a kind; None where they are too long for that."""
+        if not self._is_short(dtype, shape):
+            return None
+        return express_from(self, self._addresses[src], tag, dtype, shape, self._names[dtype])
 
     def take(self, letter: Letter) -> None:
         """Take a letter; called with the lock held."""
@@ -93,29 +114,29 @@ class Mail:
             self.failure = self.failure or f"{self._backend.options.call(src)} has failed: {words}"
             return
         parcel = Parcel(src, letter)
-        receipt = self._matching.come(src, letter.tag)
+        receipt = self.matching.come(src, letter.tag)
         if receipt is not None:
             receipt.take(parcel)
             return
         if letter.kind == WHOLE:
             letter.data = letter.data.copy()
-        elif self._matching.asks(src):
+        elif self.matching.asks(src):
             parcel.pull(self.office)
-        self._matching.keep(parcel, src, letter.tag)
+        self.matching.keep(parcel, src, letter.tag)
 
     def fail(self, reason: str) -> None:
         """Tell all ranks of the group that this one gives up."""
         words = np.frombuffer(reason.encode()[:_MOST_WORDS], np.uint8)
         for place, address in enumerate(self._addresses):
             if place != self._backend.rank:
-                self.office.send(self._token, address, FAILED, 0, words, b"")
+                self.office.send(self.token, address, FAILED, 0, words, b"")
 
     def close(self) -> None:
         """Let what was sent be taken by MPI, and take nothing more."""
         deadline, pause = Deadline(_DELIVERY_S), threading.Event()
-        while not self.office.all_sent(self._token) and not deadline.expired():
+        while not self.office.all_sent(self.token) and not deadline.expired():
             pause.wait(0.001)
-        self.office.close_box(self._token)
+        self.office.close_box(self.token)
 
     def look(self, places: list[int]) -> None:
         """Raise DistBackendError if a message of these ranks, or to them, can never come."""
@@ -128,6 +149,9 @@ class Mail:
     def call(self, rank: int) -> str:
         """Return what messages call a rank of the group."""
         return self._backend.options.call(rank)
+
+    def _is_short(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+        return math.prod(shape) * dtype.itemsize <= min(self._eager_bytes, _MOST_EXPRESS_BYTES)
 
     def others(self) -> list[int]:
         """Return all ranks of the group but this one."""

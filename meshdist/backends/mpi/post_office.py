@@ -19,6 +19,7 @@ from meshdist.backends.mpi.library import Requests, Session
 
 # For which group, what it is, tag, bytes, number, name of the dtype.
 _HEADER = struct.Struct("=Qqqqq16s")
+HEADER_BYTES = _HEADER.size
 WHOLE, LONG, FAILED = 1, 2, 3
 MOST_EAGER_BYTES = 256 << 10
 _MAIL_TAG, _FIRST_LONG_TAG = 2, 16
@@ -26,6 +27,11 @@ _MAIL_TAG, _FIRST_LONG_TAG = 2, 16
 _PIECE_BYTES = 1 << 30
 # Copies that wait to be sent; beyond it, who sends waits.
 _MOST_COPIED_BYTES = 16 << 20
+
+
+def header_of(token: int, kind: int, tag: int, num_bytes: int, dtype: bytes, number: int = 0) -> bytes:
+    """Return what a letter begins with."""
+    return _HEADER.pack(token, kind, tag, num_bytes, number, dtype)
 
 
 class Letter:
@@ -60,13 +66,13 @@ class PostOffice:
         self._byte = session.mpi.BYTE
         self._num_tags = comm.Get_attr(session.mpi.TAG_UB) - _FIRST_LONG_TAG
         self._status = session.mpi.Status()
-        self._room = np.empty(_HEADER.size + MOST_EAGER_BYTES, np.uint8)
+        self._room = np.empty(HEADER_BYTES + MOST_EAGER_BYTES, np.uint8)
         self._boxes: dict[int, Box] = {}
         # Letters to groups that this rank has not used yet; and those that it has left, whose letters are late.
         self._unclaimed: dict[int, list[Letter]] = {}
         self._left: set[int] = set()
         # Of which group, the request, the copy.
-        self._copies: deque[tuple[int, Any, bytearray]] = deque()
+        self._copies: deque[tuple[int, Any, bytes]] = deque()
         self._copied_bytes = 0
         self._numbered = 0
         self._coming: Any = None
@@ -91,19 +97,42 @@ class PostOffice:
         """Take what has come."""
         with self._session.lock:
             while self._coming is not None and self._coming.Test(self._status):
-                source, length = self._status.Get_source(), self._status.Get_count(self._byte)
-                header = _HEADER.unpack_from(self._room.data)
-                letter = Letter(source, header, self._room[_HEADER.size : length])
-                self._deliver(header[0], letter)
-                self._listen()
+                self._take()
             if self._copies:
                 self._forget_sent()
 
+    def take_one(self, source: int, header: bytes, into: Array) -> bool | None:
+        """Look once; have the bytes of a whole letter go to `into` if it is this one, from this rank, that has come.
+
+        None where nothing has come; False where something else has, which has gone where letters go. With the lock
+        held.
+        """
+        if self._coming is None or not self._coming.Test(self._status):
+            return None
+        end = HEADER_BYTES + into.size
+        if self._status.Get_source() != source or self._room[:HEADER_BYTES].tobytes() != header:
+            self._take()
+            return False
+        into[...] = self._room[HEADER_BYTES:end]
+        self._listen()
+        return True
+
+    def send_one(self, token: int, dst: int, letter: bytes) -> bool:
+        """Send a letter, unless many wait to be sent; return whether it is on its way."""
+        with self._session.lock:
+            if self._copies:
+                self._forget_sent()
+            if self._copied_bytes > _MOST_COPIED_BYTES:
+                return False
+            request = self._comm.Isend([letter, self._byte], dst, _MAIL_TAG)
+            if not request.Test():
+                self._copies.append((token, request, letter))
+                self._copied_bytes += len(letter)
+            return True
+
     def send(self, token: int, dst: int, kind: int, tag: int, data: Array, dtype: bytes) -> bool:
         """Send a letter with its bytes, which are copied; return whether there is room for more."""
-        copy = bytearray(_HEADER.size + data.size)
-        _HEADER.pack_into(copy, 0, token, kind, tag, data.size, 0, dtype)
-        copy[_HEADER.size :] = data.data
+        copy = header_of(token, kind, tag, data.size, dtype) + data.tobytes()
         with self._session.lock:
             self._copies.append((token, self._comm.Isend([copy, self._byte], dst, _MAIL_TAG), copy))
             self._copied_bytes += len(copy)
@@ -120,8 +149,7 @@ class PostOffice:
         with self._session.lock:
             number = self._numbered
             self._numbered += 1
-            header = bytearray(_HEADER.size)
-            _HEADER.pack_into(header, 0, token, LONG, tag, data.size, number, dtype)
+            header = header_of(token, LONG, tag, data.size, dtype, number)
             self._copies.append((token, self._comm.Isend([header, self._byte], dst, _MAIL_TAG), header))
             self._copied_bytes += len(header)
             requests = [self._comm.Issend([piece, self._byte], dst, self._tag(number)) for piece in _pieces(data)]
@@ -141,6 +169,12 @@ class PostOffice:
         self.poll()
         with self._session.lock:
             return all(request.Test() for group, request, _ in self._copies if group == token)
+
+    def _take(self) -> None:
+        source, length = self._status.Get_source(), self._status.Get_count(self._byte)
+        header = _HEADER.unpack_from(self._room.data)
+        self._deliver(header[0], Letter(source, header, self._room[HEADER_BYTES:length]))
+        self._listen()
 
     def _tag(self, number: int) -> int:
         # No two messages between the same ranks have one tag, unless as many are on their way as there are tags.
