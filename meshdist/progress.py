@@ -18,14 +18,15 @@ from meshdist.debug.flight_recorder import CODE, COMPLETED, INSTRUCTION, STARTED
 from meshdist.errors import DistError
 from meshdist.limits import start_thread
 from meshdist.outcome import CarrierThread
+from meshdist.systems import let_others_run
 from meshdist.waiting import LONGEST_NAP_S, Doorbell, Doorbells, Waitable, is_ready, timed_out, wait_any
 from meshdist.work import Work
 
 if TYPE_CHECKING:
     from meshdist.debug.vigil import Vigil, Watch
 
-# How often the thread looks for what is ready before it sleeps: some tens of microseconds. It must not keep the
-# interpreter from the caller, who computes meanwhile.
+# How often the thread looks for what is ready before it sleeps, some tens of microseconds. In between it lets others
+# run: a peer that shares its processor, and the caller, who computes meanwhile.
 LOOKS = 50
 
 
@@ -217,6 +218,7 @@ class Progress:
                 self._sleep(bell, queues)
             else:
                 looks += 1 + len(queues)
+                let_others_run()
 
     def _advance(self, queue: JobQueue, check: bool) -> bool:
         jobs = queue.jobs
