@@ -24,6 +24,7 @@ from meshdist.exit_status import INTERRUPT_BASE
 from meshdist.launch.spawn_context import ProcessException
 
 _DEFAULT_RANKS = 2
+_WRONG_OPTIONS = 2
 # What a shell shows of a program that writes into a pipe whose reader has gone, such as `head`.
 _NOBODY_READS = INTERRUPT_BASE + 13
 _MEETING_S = 10.0
@@ -49,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         dist.spawn(_exit_as_a_rank, (options,), nprocs=num_ranks)
     except ProcessException as error:
         status = getattr(error, "exit_code", None)
-        if status in (1, _NOBODY_READS):
+        if status in (1, _WRONG_OPTIONS, _NOBODY_READS):
             return int(status)  # a rank has said what is wrong, or nobody listens
         print(error, file=sys.stderr)
         return 1
@@ -198,10 +199,11 @@ def _available_bytes() -> int | None:
 def _about(options: Namespace, num_ranks: int) -> str:
     hosts = len(set(current_world().default_group.hosts()))
     named = machine()
+    cores = named.pop("cores")
     where = "" if hosts == 1 else f" on {hosts} hosts"
     return (
         f"meshdist {named.pop('meshdist')}, {_several(num_ranks, 'rank')}{where}, backend {options.backend}\n"
-        f"{named.pop('CPU')}, {_several(int(named.pop('cores')), 'core')}, {named.pop('kernel')}, "
+        f"{named.pop('CPU')}, {cores} core{'' if cores == '1' else 's'}, {named.pop('kernel')}, "
         + ", ".join(f"{name} {value}" for name, value in named.items())
     )
 

@@ -23,18 +23,20 @@ def problem_with(path: Path) -> str | None:
 
 def draw(path: Path, rows: Sequence[Row], title: str) -> None:
     """Draw time and bus bandwidth by size, a line for each operation; both on logarithmic scales."""
-    from matplotlib.figure import Figure  # heavy, and wanted by few
+    from matplotlib import colormaps  # heavy, and wanted by few
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     figure.suptitle(title, fontsize=11)
     time, speed = figure.subplots(1, 2)
     names = list(dict.fromkeys(row.collective for row in rows if row.num_bytes))
-    for name in names:
+    for number, name in enumerate(names):
+        color = colormaps["tab20"](_hue(number))
         mine = [row for row in rows if row.collective == name]
         sizes = [row.num_bytes for row in mine]
-        time.loglog(sizes, [row.median_us for row in mine], marker="o", markersize=3, label=name)
-        time.fill_between(sizes, [row.min_us for row in mine], [row.p99_us for row in mine], alpha=0.15)
-        speed.loglog(sizes, [row.bus_gbps for row in mine], marker="o", markersize=3, label=name)
+        time.loglog(sizes, [row.median_us for row in mine], marker="o", markersize=3, color=color, label=name)
+        time.fill_between(sizes, [row.min_us for row in mine], [row.p99_us for row in mine], color=color, alpha=0.15)
+        speed.loglog(sizes, [row.bus_gbps for row in mine], marker="o", markersize=3, color=color)
     for axes, label in ((time, "time of a call, us (median; band: min to p99)"), (speed, "bus bandwidth, GB/s")):
         axes.set_xlabel("size")
         axes.set_title(label, fontsize=10)
@@ -43,5 +45,10 @@ def draw(path: Path, rows: Sequence[Row], title: str) -> None:
         axes.xaxis.set_major_formatter(lambda size, _: show_size(int(size)))
         axes.tick_params(axis="x", labelrotation=45)
     if names:
-        time.legend(fontsize=8)
+        figure.legend(loc="outside right center", fontsize=8)
     figure.savefig(path, dpi=150)
+
+
+def _hue(number: int) -> int:
+    # The ten strong colours of twenty first, then the ten pale ones.
+    return 2 * number % 20 + number // 10 % 2

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import platform
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +34,18 @@ def machine() -> dict[str, str]:
     """Return what a measurement here is made on: processor, cores, kernel, and versions."""
     return {
         "CPU": _cpu_model(),
-        "cores": str(available_cores()),
+        "cores": _cores(),
         "kernel": f"{platform.system()} {platform.release()}",
         "Python": platform.python_version(),
         "NumPy": np.__version__,
         "meshdist": __version__,
     }
+
+
+def _cores() -> str:
+    # A launcher may have bound this rank to some of them.
+    mine, all_ = available_cores(), os.cpu_count() or 1
+    return f"{mine} of {all_}" if mine < all_ else str(all_)
 
 
 def head(title: str) -> str:
@@ -59,16 +68,28 @@ def line(row: Row) -> str:
 
 def write_csv(path: Path, rows: Sequence[Row], job: Mapping[str, Any]) -> None:
     """Write the rows, and in each what all have in common."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow([*job, *Row._fields])
-        writer.writerows([[*job.values(), *row] for row in rows])
+    text = StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow([*job, *Row._fields])
+    writer.writerows([[*job.values(), *row] for row in rows])
+    _overwrite(path, text.getvalue())
 
 
 def write_json(path: Path, rows: Sequence[Row], job: Mapping[str, Any]) -> None:
     """Write the rows, what they have in common, and the machine."""
     everything = {"machine": machine(), "job": dict(job), "results": [row._asdict() for row in rows]}
-    path.write_text(json.dumps(everything, indent=1) + "\n")
+    _overwrite(path, json.dumps(everything, indent=1) + "\n")
+
+
+def _overwrite(path: Path, text: str) -> None:
+    # In one go, over what is there: whenever this process is killed, there is what it wrote the last time, or this.
+    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    try:
+        os.write(file, text.encode())
+        with suppress(OSError):  # a pipe has no end to be set
+            os.ftruncate(file, len(text.encode()))
+    finally:
+        os.close(file)
 
 
 def _line(cells: Sequence[str]) -> str:
