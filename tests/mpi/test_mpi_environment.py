@@ -67,7 +67,7 @@ def test_without_a_launcher(specs, monkeypatch):
     assert environment.local_size() == 3
 
 
-def test_srun_that_plays_no_process_manager_for_mpi(monkeypatch):
+def test_srun_that_plays_no_process_manager_for_mpi(specs, monkeypatch):
     for name in environment._LAUNCHED:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_STEP_NODELIST", "node[1-2]")
