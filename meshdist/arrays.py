@@ -175,3 +175,8 @@ def split_rows(array: Array, num_blocks: int) -> list[Array]:
 def describe_array(array: Array) -> str:
     """Return dtype and shape as the messages show them: `float32[4, 3]`."""
     return f"{array.dtype}[{', '.join(map(str, array.shape))}]"
+
+
+def as_bytes(array: Array) -> Array:
+    """Return the bytes of a plain array, flat."""
+    return (array if array.ndim == 1 else array.reshape(-1)).view(np.uint8)

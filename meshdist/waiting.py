@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -159,6 +159,22 @@ def look_a_while(waitable: Waitable) -> bool:
         if monotonic() > end:
             return False
     return True
+
+
+def look_for(look: Callable[[], bool | None], looking_s: float, spins: int = 0) -> bool:
+    """Call `look` until it returns True or False, and return that; False once it has found nothing for `looking_s`.
+
+    As `look_a_while`, for what is looked for without a Waitable; the first `spins` times in a row.
+    """
+    end = 0.0
+    while (found := look()) is None:
+        spins -= 1
+        if spins < 0:
+            end = end or monotonic() + looking_s
+            let_others_run()
+            if monotonic() > end:
+                return False
+    return found
 
 
 def wait_until(waitable: Waitable, bell: Doorbell, deadline: Deadline, where: str, vigil: Vigil | None = None) -> None:

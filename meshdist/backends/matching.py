@@ -6,7 +6,9 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from itertools import count
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 M = TypeVar("M")
 R = TypeVar("R")
@@ -80,6 +82,14 @@ class Matching(Generic[M, R]):
         """Return the messages that are kept, of one source, or of all where it is None."""
         queues = [queue for (src, _), queue in self._kept.items() if source in (src, None)]
         return [message for queue in queues for _, message in queue]
+
+
+class DtypeNames(dict["np.dtype[Any]", bytes]):
+    """The names of dtypes as headers carry them, made once: NumPy takes microseconds to say one."""
+
+    def __missing__(self, dtype: np.dtype[Any]) -> bytes:
+        name = self[dtype] = str(dtype).encode()[:16].ljust(16, b"\0")
+        return name
 
 
 def _append(

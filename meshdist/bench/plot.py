@@ -29,9 +29,11 @@ def draw(path: Path, rows: Sequence[Row], title: str) -> None:
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     figure.suptitle(title, fontsize=11)
     time, speed = figure.subplots(1, 2)
+    # Ten strong colours, each with a pale one behind it: those come last.
+    colors = [colormaps["tab20"](shade) for shade in (*range(0, 20, 2), *range(1, 20, 2))]
     names = list(dict.fromkeys(row.collective for row in rows if row.num_bytes))
     for number, name in enumerate(names):
-        color = colormaps["tab20"](_hue(number))
+        color = colors[number % len(colors)]
         mine = [row for row in rows if row.collective == name]
         sizes = [row.num_bytes for row in mine]
         time.loglog(sizes, [row.median_us for row in mine], marker="o", markersize=3, color=color, label=name)
@@ -47,8 +49,3 @@ def draw(path: Path, rows: Sequence[Row], title: str) -> None:
     if names:
         figure.legend(loc="outside right center", fontsize=8)
     figure.savefig(path, dpi=150)
-
-
-def _hue(number: int) -> int:
-    # The ten strong colours of twenty first, then the ten pale ones.
-    return 2 * number % 20 + number // 10 % 2

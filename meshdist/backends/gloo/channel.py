@@ -287,8 +287,3 @@ class Channel:
 def kind_of(header: Header) -> bytes:
     """Return what the entries of all messages like this one begin with."""
     return _KIND.pack(*header[:4])
-
-
-def as_bytes(array: Array) -> Array:
-    """Return the bytes of a plain array, flat."""
-    return (array if array.ndim == 1 else array.reshape(-1)).view(np.uint8)

@@ -8,12 +8,11 @@ a receipt or a message without a partner, the end of a peer.
 from __future__ import annotations
 
 import math
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdist.arrays import Array
+from meshdist.arrays import Array, as_bytes
 from meshdist.backends.base import Express
 from meshdist.backends.gloo.channel import (
     HEAD,
@@ -23,11 +22,10 @@ from meshdist.backends.gloo.channel import (
     UNIT,
     WHOLE,
     Header,
-    as_bytes,
     entry_bytes,
     kind_of,
 )
-from meshdist.systems import let_others_run
+from meshdist.waiting import look_for
 
 if TYPE_CHECKING:
     from meshdist.backends.gloo.inbox import Inbox
@@ -91,14 +89,9 @@ def express_from(
     kind_bytes = len(kind)
 
     def receive(array: Array) -> bool:
-        tail, looks, end = words[TAIL], _LOOKS, 0.0
-        while words[HEAD] == tail:
-            looks -= 1
-            if looks < 0:
-                end = end or monotonic() + _LOOKING_S
-                let_others_run()
-                if monotonic() > end:
-                    return False
+        tail = words[TAIL]
+        if not look_for(lambda: True if words[HEAD] != tail else None, _LOOKING_S, _LOOKS):
+            return False
         if not moving.acquire(False):
             return False
         try:

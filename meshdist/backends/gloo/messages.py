@@ -24,7 +24,7 @@ from meshdist.backends.gloo.outbox import Outbox
 from meshdist.backends.gloo.peer import FAILED, LEFT
 from meshdist.backends.gloo.receipts import Expected, Origin, Receipt
 from meshdist.backends.gloo.remote_mail import remote_mail
-from meshdist.backends.matching import eager_bytes
+from meshdist.backends.matching import DtypeNames, eager_bytes
 from meshdist.deadline import Deadline
 from meshdist.waiting import Waitable
 
@@ -37,14 +37,6 @@ if TYPE_CHECKING:
 # An entry of up to half the ring finds room whatever was written before it.
 _LARGEST_ENTRY = RING_BYTES // 2 - 128
 _DELIVERY_S = 5.0
-
-
-class DtypeNames(dict["np.dtype[Any]", bytes]):
-    """The names of dtypes as headers carry them, made once: NumPy takes microseconds to say one."""
-
-    def __missing__(self, dtype: np.dtype[Any]) -> bytes:
-        name = self[dtype] = str(dtype).encode()[:16].ljust(16, b"\0")
-        return name
 
 
 class Mail:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdist.arrays import Array
+from meshdist.arrays import Array, as_bytes
 from meshdist.backends.base import Express
 from meshdist.backends.gloo.channel import (
     CHANNEL_BYTES,
@@ -25,7 +25,6 @@ from meshdist.backends.gloo.channel import (
     WHOLE,
     Channel,
     Header,
-    as_bytes,
 )
 from meshdist.backends.gloo.express import express_to
 from meshdist.backends.gloo.peer import Peer

@@ -11,9 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
-from meshdist.arrays import Array, describe_array
+from meshdist.arrays import Array, as_bytes, describe_array
 from meshdist.backends.base import Incoming
-from meshdist.backends.gloo.channel import Header, as_bytes
+from meshdist.backends.gloo.channel import Header
 from meshdist.backends.matching import Matching, there_are
 from meshdist.errors import DistBackendError
 from meshdist.waiting import Doorbell

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-from meshdist.cluster.launchers import SLURM
 from meshdist.systems import available_cores
 
 # What the launchers of MPI jobs leave in the environment of a rank, and how each calls the number of ranks of a host.
@@ -49,6 +48,8 @@ def is_launched() -> bool:
 
 def not_launched() -> str:
     """Return what is wrong where `is_launched` is false, and how to start."""
+    from meshdist.cluster.launchers import SLURM  # not needed where all is well
+
     if any(os.environ.get(sign) for sign in SLURM.signs):
         return (
             "srun started this process without what MPI needs to find the other ranks; choose that by `srun --mpi=pmix`"

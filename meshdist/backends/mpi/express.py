@@ -7,15 +7,15 @@ receipts: copies that wait to be sent, a receipt that was posted before, another
 from __future__ import annotations
 
 import math
-from time import monotonic
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdist.arrays import Array
+from meshdist.arrays import Array, as_bytes
 from meshdist.backends.base import Express
 from meshdist.backends.mpi.post_office import WHOLE, header_of
-from meshdist.systems import let_others_run
+from meshdist.waiting import look_for
 
 if TYPE_CHECKING:
     from meshdist.backends.mpi.mail import Mail
@@ -46,22 +46,11 @@ def express_from(
     lock, spins = session.lock, session.spins
     header = header_of(mail.token, WHOLE, tag, math.prod(shape) * dtype.itemsize, dtype_name)
 
-    def receive(array: Array) -> bool:
-        into = (array if array.ndim == 1 else array.reshape(-1)).view(np.uint8)
-        looks, end = spins, 0.0
-        while True:
-            with lock:
-                # It is not this one's to take where another receipt may be for it, or another letter comes first.
-                if not matching.is_idle or mail.failure is not None:
-                    return False
-                taken = take_one(address, header, into)
-            if taken is not None:
-                return taken
-            looks -= 1
-            if looks < 0:
-                end = end or monotonic() + _LOOKING_S
-                let_others_run()
-                if monotonic() > end:
-                    return False
+    def take(into: Array) -> bool | None:
+        with lock:
+            # It is not this one's to take where another receipt may be for it, or another letter comes first.
+            if not matching.is_idle or mail.failure is not None:
+                return False
+            return take_one(address, header, into)
 
-    return receive
+    return lambda array: look_for(partial(take, as_bytes(array)), _LOOKING_S, spins)

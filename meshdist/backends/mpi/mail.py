@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdist.arrays import Array, describe_array
+from meshdist.arrays import Array, as_bytes, describe_array
 from meshdist.backends.base import Express, Incoming
-from meshdist.backends.matching import Matching, eager_bytes
+from meshdist.backends.matching import DtypeNames, Matching, eager_bytes
 from meshdist.backends.mpi.express import express_from, express_to
 from meshdist.backends.mpi.library import Polled, Requests
 from meshdist.backends.mpi.post_office import FAILED, LONG, MOST_EAGER_BYTES, WHOLE, Letter, PostOffice
@@ -25,17 +25,7 @@ if TYPE_CHECKING:
 _LOOK_S = 0.1
 _DELIVERY_S = 5.0
 _MOST_WORDS = 1500
-# Longer ones gain nothing from a shorter way.
-_MOST_EXPRESS_BYTES = 64 << 10
 _NOTHING = np.empty(0, np.uint8)
-
-
-class DtypeNames(dict["np.dtype[Any]", bytes]):
-    """The names of dtypes as headers carry them, made once: NumPy takes microseconds to say one."""
-
-    def __missing__(self, dtype: np.dtype[Any]) -> bytes:
-        name = self[dtype] = str(dtype).encode()[:16].ljust(16, b"\0")
-        return name
 
 
 class Mail:
@@ -151,7 +141,7 @@ class Mail:
         return self._backend.options.call(rank)
 
     def _is_short(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
-        return math.prod(shape) * dtype.itemsize <= min(self._eager_bytes, _MOST_EXPRESS_BYTES)
+        return math.prod(shape) * dtype.itemsize <= self._eager_bytes
 
     def others(self) -> list[int]:
         """Return all ranks of the group but this one."""
@@ -272,8 +262,3 @@ class Receipt(_Watched, Incoming):
 
     def missing(self) -> str:
         return "a message from " + ("any rank" if self._wanted is None else self.mail.call(self._wanted))
-
-
-def as_bytes(array: Array) -> Array:
-    """Return the bytes of a plain array, flat."""
-    return (array if array.ndim == 1 else array.reshape(-1)).view(np.uint8)

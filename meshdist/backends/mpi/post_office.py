@@ -118,26 +118,20 @@ class PostOffice:
         return True
 
     def send_one(self, token: int, dst: int, letter: bytes) -> bool:
-        """Send a letter, unless many wait to be sent; return whether it is on its way."""
+        """Send a letter that has been packed, unless many wait to be sent; return whether it is on its way."""
         with self._session.lock:
             if self._copies:
                 self._forget_sent()
             if self._copied_bytes > _MOST_COPIED_BYTES:
                 return False
-            request = self._comm.Isend([letter, self._byte], dst, _MAIL_TAG)
-            if not request.Test():
-                self._copies.append((token, request, letter))
-                self._copied_bytes += len(letter)
+            self._post(token, dst, letter)
             return True
 
-    def send(self, token: int, dst: int, kind: int, tag: int, data: Array, dtype: bytes) -> bool:
-        """Send a letter with its bytes, which are copied; return whether there is room for more."""
-        copy = header_of(token, kind, tag, data.size, dtype) + data.tobytes()
+    def send(self, token: int, dst: int, kind: int, tag: int, data: Array, dtype: bytes) -> None:
+        """Send a letter with its bytes, which are copied."""
+        letter = header_of(token, kind, tag, data.size, dtype) + data.tobytes()
         with self._session.lock:
-            self._copies.append((token, self._comm.Isend([copy, self._byte], dst, _MAIL_TAG), copy))
-            self._copied_bytes += len(copy)
-            self._forget_sent()
-            return self._copied_bytes <= _MOST_COPIED_BYTES
+            self._post(token, dst, letter)
 
     def has_room(self) -> bool:
         """Return whether few copies wait to be sent."""
@@ -149,9 +143,7 @@ class PostOffice:
         with self._session.lock:
             number = self._numbered
             self._numbered += 1
-            header = header_of(token, LONG, tag, data.size, dtype, number)
-            self._copies.append((token, self._comm.Isend([header, self._byte], dst, _MAIL_TAG), header))
-            self._copied_bytes += len(header)
+            self._post(token, dst, header_of(token, LONG, tag, data.size, dtype, number))
             requests = [self._comm.Issend([piece, self._byte], dst, self._tag(number)) for piece in _pieces(data)]
         return Requests(self._session, requests, data)
 
@@ -169,6 +161,13 @@ class PostOffice:
         self.poll()
         with self._session.lock:
             return all(request.Test() for group, request, _ in self._copies if group == token)
+
+    def _post(self, token: int, dst: int, letter: bytes) -> None:
+        # Few bytes are MPI's at once; what is not has to stay.
+        request = self._comm.Isend([letter, self._byte], dst, _MAIL_TAG)
+        if not request.Test():
+            self._copies.append((token, request, letter))
+            self._copied_bytes += len(letter)
 
     def _take(self) -> None:
         source, length = self._status.Get_source(), self._status.Get_count(self._byte)

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.arrays import Array
+from meshdist.arrays import Array, as_bytes
 from meshdist.backends.base import Backend, Plan
-from meshdist.backends.gloo.channel import as_bytes
 from meshdist.backends.gloo.network.knowing import KnowAll, put_side_by_side
 from meshdist.backends.gloo.network.levels import Levels
 from meshdist.backends.gloo.routes import Blocks, Route

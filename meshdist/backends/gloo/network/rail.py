@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from meshdist.arrays import Array
+from meshdist.arrays import Array, as_bytes
 from meshdist.backends.base import Backend, Plan
-from meshdist.backends.gloo.channel import as_bytes
 from meshdist.backends.gloo.network.agreement import LEFT_OUT, Agreement
 from meshdist.backends.gloo.wire.connection import Outgoing
 from meshdist.backends.gloo.wire.frames import PART, pack

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshdist.arrays import Array
+from meshdist.arrays import Array, as_bytes
 from meshdist.backends.base import Backend
-from meshdist.backends.gloo.channel import as_bytes
 from meshdist.backends.gloo.network.agreement import Agreement
 from meshdist.backends.gloo.network.rail import Rail, RailPlan, bytes_of
 from meshdist.backends.gloo.wire.parts import Slot

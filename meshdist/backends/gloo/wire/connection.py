@@ -163,8 +163,6 @@ class Connection:
                     return
         except BlockingIOError:
             return
-        except FrameError as error:
-            self.end(f"it sent {error}")
         except OSError as error:
             self.end(_words(error))
 
@@ -197,10 +195,7 @@ class Connection:
             # What came behind it is not for whoever asks for this one.
             frame, self._begin = memoryview(bytes(frame)), end
         self._end = count
-        try:
-            self._parse()
-        except FrameError as error:
-            self.end(f"it sent {error}")
+        self._take_frames()
         return frame
 
     def hold(self) -> None:
@@ -213,10 +208,7 @@ class Connection:
         if self.is_held and self.ended is None:
             self.is_held = False
             self._watch(True, bool(self._out))
-            try:
-                self._parse()
-            except FrameError as error:
-                self.end(f"it sent {error}")
+            self._take_frames()
 
     def divert(self, group: int) -> None:
         """Have what is still to come of a message to a group go nowhere."""
@@ -260,8 +252,14 @@ class Connection:
             return False
         self._end += count
         is_full = self._end == STAGING_BYTES
-        self._parse()
-        return is_full or bool(self._left)
+        self._take_frames()
+        return self.ended is None and (is_full or bool(self._left))
+
+    def _take_frames(self) -> None:
+        try:
+            self._parse()
+        except FrameError as error:
+            self.end(f"it sent {error}")
 
     def _parse(self) -> None:
         staging, begin, end = self._staging, self._begin, self._end

@@ -8,7 +8,7 @@ comes first, the end of a peer.
 from __future__ import annotations
 
 import math
-from time import monotonic
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from meshdist.arrays import Array
 from meshdist.backends.base import Express
 from meshdist.backends.gloo.wire.frames import WHOLE, pack
 from meshdist.backends.gloo.wire.waiting import LOOKING_S
-from meshdist.systems import let_others_run
+from meshdist.waiting import look_for
 
 if TYPE_CHECKING:
     from meshdist.backends.gloo.wire.inbox import WireInbox
@@ -30,7 +30,7 @@ MOST_BYTES = 4 << 10
 def express_to(
     outbox: WireOutbox, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...], dtype_name: bytes
 ) -> Express | None:
-    """Return what sends messages of a kind; None where there is no connection yet."""
+    """Return what sends messages of a kind; None where they are not of few bytes, or there is no connection yet."""
     bag, lock, connection, dst = outbox.bag, outbox.link.lock, outbox.link.sent_over, outbox.dst
     num_bytes, said = math.prod(shape) * dtype.itemsize, bag.said
     if connection is None or not 0 < num_bytes <= MOST_BYTES:
@@ -49,7 +49,7 @@ def express_to(
 def express_from(
     inbox: WireInbox, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...], dtype_name: bytes
 ) -> Express | None:
-    """Return what receives messages of a kind, if they come in a moment; None from a rank that has sent none."""
+    """Return what receives messages of a kind, if they come in a moment; None as above, until the rank has sent one."""
     bag, lock, connection = inbox.bag, inbox.link.lock, inbox.link.heard_over
     num_bytes = math.prod(shape) * dtype.itemsize
     if connection is None or not 0 < num_bytes <= MOST_BYTES:
@@ -57,27 +57,21 @@ def express_from(
     header, read_frame = pack(WHOLE, inbox.src, bag.token, tag, num_bytes, 0, dtype_name), connection.read_frame
     matching, unwritten = bag.expected.matching, bag.expected.unwritten
 
-    def receive(array: Array) -> bool:
-        end = 0.0
-        while lock.acquire(False):
-            try:
-                # It is not this one's to take where another receipt may be for it, or another message comes first.
-                if unwritten or not matching.is_idle:
-                    return False
-                frame = read_frame(header, num_bytes)
-            except BlockingIOError:
-                pass
-            else:
-                if frame is None:
-                    return False
-                array[...] = np.frombuffer(frame, dtype).reshape(shape)
-                return True
-            finally:
-                lock.release()
-            end = end or monotonic() + LOOKING_S
-            let_others_run()
-            if monotonic() > end:
+    def take(array: Array) -> bool | None:
+        if not lock.acquire(False):
+            return False
+        try:
+            # It is not this one's to take where another receipt may be for it, or another message comes first.
+            if unwritten or not matching.is_idle:
                 return False
-        return False
+            frame = read_frame(header, num_bytes)
+            if frame is None:
+                return False
+            array[...] = np.frombuffer(frame, dtype).reshape(shape)
+        except BlockingIOError:
+            return None
+        finally:
+            lock.release()
+        return True
 
-    return receive
+    return lambda array: look_for(partial(take, array), LOOKING_S)

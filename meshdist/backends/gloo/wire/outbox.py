@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdist.arrays import Array
+from meshdist.arrays import Array, as_bytes
 from meshdist.backends.base import Express
-from meshdist.backends.gloo.channel import as_bytes
 from meshdist.backends.gloo.wire.bag import Bag
 from meshdist.backends.gloo.wire.connection import Outgoing
 from meshdist.backends.gloo.wire.express import express_to
