@@ -1,4 +1,4 @@
-"""Descriptors and threads stay as few, over many worlds, many groups, and with thousands of calls in flight."""
+"""Descriptors, threads and shared memory stay as few, over many worlds and groups, with many calls and long arrays."""
 
 from __future__ import annotations
 
@@ -87,3 +87,37 @@ def test_5000_calls_in_flight(new_crew, backend):
     for before, during, after in crew.gather():
         assert stays(before, during)
         assert stays(before, after)
+
+
+def shared_bytes():
+    """Return how much memory that others can map this process has mapped."""
+    total = 0
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            if "meshdist" in line and (":meshdist" in line or "/dev/shm/" in line):
+                begin, end = line.split()[0].split("-")
+                total += int(end, 16) - int(begin, 16)
+    return total
+
+
+def calls_of_all_sizes():
+    before, group, most = shared_bytes(), dist.new_group(), 0
+    for count in (8, 1 << 14, 1 << 18, 1 << 21):
+        x, y, part = np.ones(count, np.float32), np.ones(count, np.float32), np.ones(count // 8, np.float32)
+        group.all_reduce(x)
+        group.broadcast(x, 0)
+        group.all_to_all_single(x, y)
+        group.reduce_scatter_tensor(part, x)
+        group.all_gather_into_tensor(x, part)
+        most = max(most, shared_bytes() - before)
+    group.barrier()
+    dist.destroy_process_group(group)
+    return most, shared_bytes() - before
+
+
+def test_a_group_of_8_shares_little_memory_and_gives_it_back(new_crew):
+    crew = new_crew(8, "gloo", timeout_s=60.0)
+    crew.start(calls_of_all_sizes)
+    for most, left in crew.gather():
+        assert 0 < most <= 8 << 20
+        assert left == 0
