@@ -56,3 +56,17 @@ def test_on_one_host_a_sum_has_the_same_bits_whatever_it_is_sent_with(worlds, ba
     sums = {bits for count in (1, 2, 3000, 5000, 70_001) for bits in world.run(sum_beside, count)}
     worlds.drop(backend, SIZE)
     assert len(sums) == 1
+
+
+def sum_of_many_bytes():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    count = (8 << 20) // 8 + 3
+    total = dist.all_reduce(np.arange(count) * (rank + 1))
+    equal(total, np.arange(count) * sum(range(1, size + 1)), f"all_reduce of {count}")
+    mean = dist.all_reduce(np.full(count, float(rank)), "avg")
+    equal(mean, np.full(count, (size - 1) / 2), f"mean of {count}")
+
+
+def test_sixteen_ranks_reduce_many_bytes(worlds):
+    worlds.world("gloo", 16).run(sum_of_many_bytes)
+    worlds.drop("gloo", 16)
