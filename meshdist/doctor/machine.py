@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from meshdist._version import __version__
-from meshdist.backends.gloo.single_copy import Reader, address_of, may_read
+from meshdist.backends.gloo.single_copy import Memory, address_of, may_read
 from meshdist.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
 from meshdist.systems import available_cores, why_no_processes
 
@@ -89,7 +89,7 @@ def single_copy() -> Iterator[Finding]:
         return
     source, target = np.arange(8), np.zeros(8, dtype=int)
     cure = "in a container: --cap-add=SYS_PTRACE, or a seccomp profile that allows process_vm_readv"
-    works = Reader(os.getpid(), "this process").try_read(address_of(source), target)
+    works = Memory(os.getpid(), "this process").try_read(address_of(source), target)
     if not works or not np.array_equal(source, target):
         yield Finding("process_vm_readv", WARNING, "does not work here: large arrays are copied twice", cure)
         return

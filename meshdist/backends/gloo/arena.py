@@ -2,7 +2,7 @@
 
 lines   a line of flags for each rank: its posts, its state, how long its text is
 bells   a byte for each rank: the number of the doorbell it sleeps on, 0 while it is awake
-table   for each rank, what it has for each other rank: address, bytes to it, bytes from it; twice
+table   for each rank, what it has for each other rank: address, bytes to it, bytes from it, address of those; twice
 signs   a byte for each rank: 1 where what it gives is in shared arrays; twice
 places  for each rank, where in its shared arrays that is, for each other rank: see Place; twice
 texts   what a rank that gives up says
@@ -24,7 +24,7 @@ WORD = 8
 PAGE = 4096
 # Two cache lines each: processors fetch them in pairs.
 LINE_WORDS = 16
-TABLE_WORDS = 3
+TABLE_WORDS = 4
 PLACE_WORDS = 3
 TEXT_BYTES = PAGE
 # The size of a slot: in a small group what most programs move at once, so that its ranks meet no more often than they
@@ -85,7 +85,7 @@ class Arena:
         return self._bytes[self._sizes.bells : self._sizes.bells + self._num_ranks]
 
     def table(self, use: int, rank: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Return a rank's part of one of the two tables: a row of three words for each other rank."""
+        """Return a rank's part of one of the two tables: a row of four words for each other rank."""
         words = self._num_ranks * TABLE_WORDS
         offset = self._sizes.table + (use * self._num_ranks + rank) * words * WORD
         view: np.ndarray[Any, np.dtype[np.int64]] = np.ndarray(

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshdist.arrays import Array
+from meshdist.backends.gloo.fences import in_order
 from meshdist.backends.gloo.segment import Segment
 
 RING_BYTES = 256 << 10
@@ -27,8 +28,8 @@ CHANNEL_BYTES = RING + RING_BYTES
 
 # Words of the sender's line, then of the receiver's. A side's line has its bells, its state and its text's
 # length in the same places.
-HEAD, TOKEN, TOKEN_VALUE, _WRITTEN, _CUT, _CUT_AT = 0, 4, 5, 6, 7, 8
-TAIL, MODE, TAKEN = 16, 20, 21
+HEAD, TOKEN, TOKEN_VALUE, _WRITTEN, _CUT, _CUT_AT, CLAIMED, WRITTEN_FROM = 0, 4, 5, 6, 7, 8, 9, 10
+TAIL, MODE, TAKEN, ROOM, READING = 16, 20, 21, 22, 23
 _BELLS, _STATE, _TEXT_LENGTH = 1, 2, 3
 SENDER, RECEIVER = 0, 16
 _MOST_BELLS = 64
@@ -86,7 +87,7 @@ class Channel:
     Attributes:
         segment: The same.
         memory: All of it, as bytes.
-        words: What is before the texts, as 64-bit words.
+        words: What is before the texts, as 64-bit words, in order with the rest.
         others_bells: The word that says which doorbells the other side sleeps on.
         others_state: The word that says whether the other side has left or failed.
     """
@@ -95,7 +96,7 @@ class Channel:
         segment.reserve(0, CHANNEL_BYTES)
         self.segment = segment
         self.memory = memoryview(segment.memory).cast("B")
-        self.words = self.memory[:_TEXTS].cast("Q")
+        self.words = in_order(self.memory[:_TEXTS].cast("Q"))
         self._ring: Array = np.ndarray((RING_BYTES,), np.uint8, segment.memory, RING)
         self._lock = threading.Lock()
         self._side = side

@@ -10,12 +10,12 @@ import numpy as np
 
 from meshdist.arrays import Array
 from meshdist.backends.base import Backend, BackendOptions
-from meshdist.backends.gloo.arena import SINGLE_COPY, TOKEN, Arena
+from meshdist.backends.gloo.arena import SINGLE_COPY, TOKEN, WORD, Arena
 from meshdist.backends.gloo.lockstep import Arrival, Lockstep, Members, lockstep_class
 from meshdist.backends.gloo.published import Published, check_withdrawn, publish
 from meshdist.backends.gloo.segment import Segment, create, find
 from meshdist.backends.gloo.sharing import Sharing
-from meshdist.backends.gloo.single_copy import Reader, address_of, allow_peers, may_read
+from meshdist.backends.gloo.single_copy import Memory, address_of, allow_peers, may_read
 from meshdist.backends.gloo.windows import shared_memory
 from meshdist.call import Signature
 from meshdist.debug.log import RankLog
@@ -27,6 +27,8 @@ from meshdist.waiting import Waitable
 SCRATCH_BYTES = 128 << 10
 _SET_UP = Signature("the set-up of the group")
 _KEY = "memory"
+# What a rank can do with the memory of all others.
+_READS, _WRITES = 1, 2
 _log = RankLog()
 _LEFT_OUT = "making this call"
 
@@ -41,8 +43,9 @@ class Host:
         backend: The backend that it is for.
         arena: The shared memory.
         lockstep: This rank's place in the steps of the group.
-        readers: For each rank, what reads its memory.
+        memories: The memory of each rank's process.
         single_copy: Whether all ranks can read each other's memory.
+        writes: Whether they can write it as well.
         table_bytes, table_rows: Each of the two tables as bytes, and cut into the ranks' parts.
         byte_slots: For each of the two uses, every rank's slot as bytes.
         sharing: The shared arrays of the ranks.
@@ -64,8 +67,8 @@ class Host:
         self._segment = segment
         self.arena = Arena(segment, backend.size)
         self.lockstep = lockstep_class()(self.arena, backend.rank, backend.size, members)
-        self.readers = [Reader(peers.card(rank).pid, options.describe(place)) for place, rank in enumerate(ranks)]
-        self.single_copy = False
+        self.memories = [Memory(peers.card(rank).pid, options.describe(place)) for place, rank in enumerate(ranks)]
+        self.single_copy = self.writes = False
         self.table_bytes = [self.arena.table_bytes(use) for use in (0, 1)]
         self.table_rows = [self.arena.table_rows(use) for use in (0, 1)]
         byte, shape = np.dtype(np.uint8), (self.arena.slot_bytes,)
@@ -76,17 +79,21 @@ class Host:
         self.sharing = Sharing(options, self.arena, shared_memory(options))
 
     def meet(self) -> Iterator[Waitable]:
-        """Meet the other ranks for the first time, and find out whether all can read each other's memory."""
+        """Meet the other ranks for the first time, and find out what all can do with each other's memory."""
         rank, words, line = self.backend.rank, self.arena.words, self.arena.line
         allow_peers()
-        token = np.array([os.getpid() ^ id(self)])
+        # To be read, and, behind it, to be written.
+        token = np.array([os.getpid() ^ id(self), 0])
         words[line(rank, TOKEN)] = address_of(token)
         # The token itself stands in the table, to be compared with what is read.
         self.arena.table(0, rank)[rank, 0] = token[0]
         yield self._arrive()
-        words[line(rank, SINGLE_COPY)] = may_read() and all(map(self._can_read, range(self.backend.size)))
+        ranks = range(self.backend.size)
+        can_read = may_read() and all(map(self._can_read, ranks))
+        words[line(rank, SINGLE_COPY)] = _READS * can_read | _WRITES * (can_read and all(map(self._can_write, ranks)))
         yield self._arrive()
-        self.single_copy = all(words[line(peer, SINGLE_COPY)] for peer in range(self.backend.size))
+        self.single_copy = all(words[line(peer, SINGLE_COPY)] & _READS for peer in ranks)
+        self.writes = all(words[line(peer, SINGLE_COPY)] & _WRITES for peer in ranks)
         self.arena.seal()
         self._say_what_lacks()
 
@@ -129,7 +136,11 @@ class Host:
     def _can_read(self, peer: int) -> bool:
         token = np.zeros(1, np.int64)
         address = self.arena.words[self.arena.line(peer, TOKEN)]
-        return self.readers[peer].try_read(address, token) and bool(token[0] == self.arena.table(0, peer)[peer, 0])
+        return self.memories[peer].try_read(address, token) and bool(token[0] == self.arena.table(0, peer)[peer, 0])
+
+    def _can_write(self, peer: int) -> bool:
+        behind_token = self.arena.words[self.arena.line(peer, TOKEN)] + WORD
+        return self.memories[peer].try_write(behind_token, np.ones(1, np.int64))
 
     def _arrive(self) -> Waitable:
         return _FirstArrival(self.backend.options, self.lockstep, self.lockstep.post(_SET_UP.fingerprint))

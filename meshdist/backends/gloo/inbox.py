@@ -25,11 +25,12 @@ from meshdist.backends.gloo.channel import (
     Header,
 )
 from meshdist.backends.gloo.express import express_from
+from meshdist.backends.gloo.joint_copy import JointReading
 from meshdist.backends.gloo.peer import LEFT, Peer
 from meshdist.backends.gloo.published import Published, channel_key, check_withdrawn
 from meshdist.backends.gloo.receipts import LEFT_OUT, Expected, Parcel, Receipt
 from meshdist.backends.gloo.segment import find
-from meshdist.backends.gloo.single_copy import Reader, may_read
+from meshdist.backends.gloo.single_copy import Memory, may_read
 from meshdist.errors import DistBackendError
 from meshdist.waiting import Doorbell
 
@@ -61,15 +62,16 @@ class Inbox:
         self._src = src
         self.expected = expected
         self._place = Published(backend.options, channel_key(src, backend.rank), src, LEFT_OUT)
-        self._reader = Reader(self.peer.card.pid, self.peer.description)
+        self._memory = Memory(self.peer.card.pid, self.peer.description)
         self.moving = threading.Lock()
         self.coming: tuple[Header, Receipt | Parcel | None, Array] | None = None
+        self._joint: JointReading | None = None
         self._there = 0
         self.left_over: tuple[int, int] | None = None
 
     def move(self, receipt: Receipt) -> None:
         """Read on until `receipt` has its message, or there is nothing more to read."""
-        if self.channel is not None and self.channel.is_empty():
+        if self.channel is not None and self._joint is None and self.channel.is_empty():
             return
         # Where another thread is at it, it will look for whatever comes, or this one will look again.
         if not self.moving.acquire(False):
@@ -139,6 +141,9 @@ class Inbox:
         if self.channel is not None:
             self.channel.say(state, text)
             self.peer.wake(self.channel)
+        if self._joint is not None and not self._joint.revoke():
+            # The array stays until the sender no longer writes into it.
+            self._options.leftovers.append(self._joint.is_over)
 
     def deliver(self, parcel: Parcel, receipt: Receipt) -> None:
         """Give a message that was kept to the receipt that asks for it."""
@@ -166,7 +171,7 @@ class Inbox:
     def _can_read(self, channel: Channel) -> bool:
         token = np.zeros(1, np.int64)
         return (
-            may_read() and self._reader.try_read(channel.words[TOKEN], token) and token[0] == channel.words[TOKEN_VALUE]
+            may_read() and self._memory.try_read(channel.words[TOKEN], token) and token[0] == channel.words[TOKEN_VALUE]
         )
 
     def _read_on(self) -> bool:
@@ -184,20 +189,29 @@ class Inbox:
             owner, target = self._place_for(header)
             channel.drop()
             if header.kind == ELSEWHERE:
-                if target is not None:
-                    self._reader.read(header.address, target)
-                self._complete(channel, header, owner)
-                return True
+                if target is None:
+                    self._complete(channel, header, owner)
+                    return True
+                self._joint = JointReading(channel, self._memory, header, target)
+                if channel.sleepers():
+                    self.peer.wake(channel)
             # What does not fit comes as well, and is thrown away.
             target = np.empty(header.num_bytes, np.uint8) if target is None else target
             self.coming, self._there = (header, owner, target), 0
         header, owner, target = self.coming
+        if not self._take(channel, header, target):
+            return False
+        self.coming = self._joint = None
+        self._complete(channel, header, owner)
+        return True
+
+    def _take(self, channel: Channel, header: Header, target: Array) -> bool:
+        if self._joint is not None:
+            return self._joint.read_on()
         self._there = channel.pour(target, self._there)
         if self._there < target.size and not self._take_rest(channel, header, target[self._there :]):
             self.peer.wake(channel)
             return False
-        self.coming = None
-        self._complete(channel, header, owner)
         return True
 
     def _take_rest(self, channel: Channel, header: Header, rest: Array) -> bool:
@@ -205,7 +219,7 @@ class Inbox:
         # another message before it goes on with this one, however little is left.
         if header.kind != LONG or channel.words[MODE] != READS:
             return False
-        taken = self._reader.try_read(header.address + self._there, rest)
+        taken = self._memory.try_read(header.address + self._there, rest)
         if taken:
             self.left_over = header.number, rest.size
         return taken

@@ -10,13 +10,13 @@ A word that carries this step's number and another fingerprint is a call that di
 
 from __future__ import annotations
 
-import platform
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 
 from meshdist.backends.base import Backend, Plan
 from meshdist.backends.gloo.arena import STATE, Arena
+from meshdist.backends.gloo.fences import KEEPS_ORDER, fence
 from meshdist.call import Buffers, Call, Signature, call_site
 from meshdist.deadline import Deadline
 from meshdist.debug.mismatch import disagreement
@@ -319,16 +319,4 @@ class FencedLockstep(Lockstep):
 
 def lockstep_class() -> type[Lockstep]:
     """Return the Lockstep for this machine's processor."""
-    return Lockstep if platform.machine() in ("x86_64", "AMD64") else FencedLockstep
-
-
-def fence() -> None:
-    """Order all loads and stores before against all after.
-
-    A lock is taken and given back with acquire and release order, which lets neighbours move into the critical
-    section but not through it; what comes after a second one cannot meet what came before a first one.
-    """
-    for _ in range(2):
-        lock = threading.Lock()
-        lock.acquire()
-        lock.release()
+    return Lockstep if KEEPS_ORDER else FencedLockstep

@@ -1,9 +1,9 @@
 """Data movement: the plans that carry out a route.
 
 What fits into the slots goes through them in one step, more in chunks. Still more goes, where peers' memory can be
-read, in one copy straight from the giver's array into the taker's: the ranks tell each other in the table where their
-blocks lie, meet, read, and meet again before anyone may change its array. Out of shared arrays it needs no kernel: see
-in_place.
+read and written, in one copy straight from the giver's array into the taker's: the ranks tell each other in the table
+where their blocks lie, meet, copy, and meet again before anyone may change its array. Out of shared arrays it needs no
+kernel: see in_place.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 
 from meshdist.arrays import Array
 from meshdist.backends.base import Plan
+from meshdist.backends.gloo.arena import PAGE
 from meshdist.backends.gloo.in_place import SharedMove
 from meshdist.backends.gloo.lockstep import Arrival, LockstepPlan, OneStep
 from meshdist.backends.gloo.reading import ReadingPlan
@@ -32,6 +33,8 @@ CHUNKED_BYTES = 16 << 20
 # Of blocks for one rank each, where all ranks give and where one does, times the cube of the number of ranks: that many
 # more there are, they share the slots, and here the cores.
 CHUNKED_BYTES_OF_ALL, CHUNKED_BYTES_OF_ONE = 64 << 20, 8 << 20
+# Of blocks that each rank writes into the memory of the one that takes them: all work at once, as through the slots.
+CHUNKED_BYTES_WRITTEN = 2 << 20
 # Of one block for all ranks, where all give one, so much is in the slots at a time: the slots of all ranks are to stay
 # in the cache. Of others it is what a slot holds. (Broadcasts of 4 MiB took three quarters of the time so, exchanges of
 # as much five sixths, and all-gathers in such long chunks a quarter more.)
@@ -56,7 +59,7 @@ def moves_in_chunks(host: Host, route: Route, longest: int) -> bool:
     if not host.single_copy:
         return True
     if route.shared:
-        return longest <= CHUNKED_BYTES
+        return longest <= (CHUNKED_BYTES_WRITTEN if route.written == 1 and host.writes else CHUNKED_BYTES)
     return longest * host.backend.size**3 <= (CHUNKED_BYTES_OF_ALL if route.giver is None else CHUNKED_BYTES_OF_ONE)
 
 
@@ -103,7 +106,11 @@ class BulkMove(ReadingPlan):
 
 
 class SingleCopyMove(BulkMove):
-    """Many bytes, one copy: read straight from the giver's array."""
+    """Many bytes, one copy: read straight from the giver's array, or written straight into the taker's."""
+
+    def __init__(self, host: Host, call: Call, route: Route) -> None:
+        super().__init__(host, call, route)
+        self._written = route.written if host.writes else 0
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Arrival]:
         give, take = self.route.give(send), self.route.take(recv)
@@ -111,10 +118,17 @@ class SingleCopyMove(BulkMove):
         yield self.arrive()
         _keep_own(give[self.rank], take[self.rank])
         for peer in self.others():
-            block = take[peer]
-            if block is not None:
-                self.read(peer, int(self.host.arena.table(use, peer)[self.rank, 0]), block)
+            address, _, wanted, target = self.host.arena.table(use, peer)[self.rank].tolist()
+            given, taken = _bytes(give[peer]), _bytes(take[peer])
+            self.read(peer, address, taken[: self._read(taken.size)])
+            if wanted and self._written:
+                begin = self._read(wanted)
+                self.write(peer, target + begin, given[begin:])
         yield self.arrive()
+
+    def _read(self, num_bytes: int) -> int:
+        """Return how many bytes of a block its taker reads; whole pages of them."""
+        return int(num_bytes * (1 - self._written)) & -PAGE if self._written else num_bytes
 
 
 class ChunkedMove(BulkMove):
@@ -168,7 +182,7 @@ class AgreedMove(LockstepPlan):
         # A list's arrays are copied as they are: to make them flat costs more than to copy a few bytes.
         self._shapes = [block.shape for block in (call.recv if isinstance(call.recv, list) else take)]  # type: ignore[union-attr]
         given, taken = [[block.nbytes for block in blocks] for blocks in (give, take)]  # type: ignore[union-attr]
-        self._sizes = np.array([[0, to, come] for to, come in zip(given, taken, strict=True)], np.int64).tobytes()
+        self._sizes = np.array([[0, to, come, 0] for to, come in zip(given, taken, strict=True)], np.int64).tobytes()
         self._puts: list[Any] | None = None
         if sum(given) <= self._limit:
             host.reserve(sum(given))

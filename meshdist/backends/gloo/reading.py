@@ -1,7 +1,8 @@
-"""Plans that read the peers' memory: what the ranks tell each other first, and the read itself."""
+"""Plans that read or write the peers' memory: what the ranks tell each other first, and the copies themselves."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from meshdist.arrays import Array
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ReadingPlan(LockstepPlan):
-    """A plan in which ranks can read each other's memory.
+    """A plan in which ranks can copy out of and into each other's memory.
 
     Attributes:
         host: The group's shared memory.
@@ -39,15 +40,25 @@ class ReadingPlan(LockstepPlan):
         use = self.lockstep.flip()
         table = self.host.arena.table(use, self.rank)
         for peer, (given, taken) in enumerate(zip(give, take, strict=True)):
-            address, num_bytes = (0, 0) if given is None else (address_of(given), given.nbytes)
-            table[peer] = address, num_bytes, 0 if taken is None else taken.nbytes
+            table[peer] = *_place(given), *reversed(_place(taken))
         return use
 
     def read(self, peer: int, address: int, into: Array) -> None:
         """Read a peer's memory."""
+        self._copy(self.host.memories[peer].read, address, into)
+
+    def write(self, peer: int, address: int, data: Array) -> None:
+        """Write into a peer's memory."""
+        self._copy(self.host.memories[peer].write, address, data)
+
+    def _copy(self, copy: Callable[[int, Array], None], address: int, array: Array) -> None:
         try:
-            self.host.readers[peer].read(address, into)
+            copy(address, array)
         except DistBackendError:
             # A rank that has given up has said why, before its arrays went.
             self.lockstep.check_now(self.signature)
             raise
+
+
+def _place(block: Array | None) -> tuple[int, int]:
+    return (0, 0) if block is None else (address_of(block), block.nbytes)

@@ -36,6 +36,8 @@ class Route:
         puts: Where in its slot a rank puts what it sends: an array of the same shape, or a list of such.
         takes: Where a rank finds what it receives; an array may be of another shape with the same elements.
         giver: The one rank that gives something; None where all do.
+        written: The part of a block that its giver writes, where it can, and its taker does not read: so that all
+            ranks have as much to copy.
         row_bytes, unit: What messages count blocks in, where the ranks compare them.
     """
 
@@ -47,6 +49,7 @@ class Route:
     puts: Places
     takes: Places
     giver: int | None = None
+    written: float = 0
     row_bytes: int = 1
     unit: str = "bytes"
 
@@ -79,6 +82,7 @@ def broadcast(call: Call) -> Route:
         puts=at_root if rank == root else nothing,
         takes=nothing if rank == root else at_root,
         giver=root,
+        written=1 / size,
     )
 
 
@@ -125,6 +129,7 @@ def gather(call: Call) -> Route:
         put_bytes=array.nbytes,
         puts=lambda arena, use: arena.slot(use, rank, dtype, shape),
         takes=takes,
+        written=1,
     )
 
 

@@ -1,4 +1,5 @@
-"""Reading the memory of a peer on the same host: one copy by the kernel (process_vm_readv, Linux).
+"""Reading and writing the memory of a peer on the same host: one copy by the kernel (process_vm_readv and
+process_vm_writev, Linux).
 
 A. Chapman: "Cross memory attach", Linux 3.2 (2012). It needs the right to trace the peer: the same user, and where the
 Yama security module restricts tracing to ancestors, the peer's consent.
@@ -21,7 +22,7 @@ from meshdist.switches import SINGLE_COPY, switch
 _PR_SET_PTRACER = 0x59616D61
 _ANY_PROCESS = -1
 # The kernel moves at most this much in one call.
-_LARGEST_READ = 0x7FFFF000
+_LARGEST_COPY = 0x7FFFF000
 
 
 class _Span(ctypes.Structure):
@@ -40,7 +41,7 @@ def may_read() -> bool:
 
 
 def allow_peers() -> None:
-    """Let processes of the same user read this one's memory, where Yama asks for consent."""
+    """Let processes of the same user read and write this one's memory, where Yama asks for consent."""
     if not may_read():
         return
     scope = Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -48,11 +49,11 @@ def allow_peers() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_long(_ANY_PROCESS), 0, 0, 0)
 
 
-def _system_call() -> Callable[..., int]:
+def _system_call(name: str) -> Callable[..., int]:
     if sys.platform != "linux":
         return _not_here
-    call = ctypes.CDLL(None, use_errno=True).process_vm_readv
-    call.restype = ctypes.c_ssize_t
+    call: Callable[..., int] = getattr(ctypes.CDLL(None, use_errno=True), name)
+    call.restype = ctypes.c_ssize_t  # type: ignore[attr-defined]
     return call
 
 
@@ -61,13 +62,13 @@ def _not_here(*args: Any) -> int:
     return -1
 
 
-class Reader:
-    """Reads the memory of one process."""
+class Memory:
+    """The memory of one process."""
 
     def __init__(self, pid: int, description: str) -> None:
         self._pid = pid
         self._description = description
-        self._read = _system_call()
+        self._reads, self._writes = _system_call("process_vm_readv"), _system_call("process_vm_writev")
         self._local, self._remote = _Span(), _Span()
         self._spans = ctypes.byref(self._local), 1, ctypes.byref(self._remote), 1, 0
 
@@ -77,22 +78,40 @@ class Reader:
         Raises:
             DistBackendError: The process is gone, or does not let itself be read.
         """
-        self._local.base, left = address_of(into), into.nbytes
-        self._remote.base = address
-        while left:
-            self._local.length = self._remote.length = min(left, _LARGEST_READ)
-            copied = self._read(self._pid, *self._spans)
-            if copied <= 0:
-                reason = os.strerror(ctypes.get_errno())
-                raise DistBackendError(f"cannot read the memory of {self._description}: {reason}", peer_failed=True)
-            left -= copied
-            self._local.base += copied
-            self._remote.base += copied
+        self._copy(self._reads, address, into, "read")
+
+    def write(self, address: int, data: Array) -> None:
+        """Copy a contiguous array to `address` in the process.
+
+        Raises:
+            DistBackendError: The process is gone, or does not let itself be written.
+        """
+        self._copy(self._writes, address, data, "write")
 
     def try_read(self, address: int, into: Array) -> bool:
         """Like `read`, but return False where it is not possible."""
+        return self._tried(self.read, address, into)
+
+    def try_write(self, address: int, data: Array) -> bool:
+        """Like `write`, but return False where it is not possible."""
+        return self._tried(self.write, address, data)
+
+    def _tried(self, copy: Callable[[int, Array], None], address: int, array: Array) -> bool:
         try:
-            self.read(address, into)
+            copy(address, array)
         except DistBackendError:
             return False
         return True
+
+    def _copy(self, call: Callable[..., int], address: int, array: Array, verb: str) -> None:
+        self._local.base, left = address_of(array), array.nbytes
+        self._remote.base = address
+        while left:
+            self._local.length = self._remote.length = min(left, _LARGEST_COPY)
+            copied = call(self._pid, *self._spans)
+            if copied <= 0:
+                reason = os.strerror(ctypes.get_errno())
+                raise DistBackendError(f"cannot {verb} the memory of {self._description}: {reason}", peer_failed=True)
+            left -= copied
+            self._local.base += copied
+            self._remote.base += copied
