@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from meshdist._version import __version__
-from meshdist.backends.gloo.single_copy import Memory, address_of, may_read
+from meshdist.backends.gloo.single_copy import Memory, address_of, may_copy
 from meshdist.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
 from meshdist.systems import available_cores, why_no_processes
 
@@ -84,15 +84,17 @@ def single_copy() -> Iterator[Finding]:
     """Reading the memory of a peer, which is Linux's alone."""
     if sys.platform != "linux":
         return
-    if not may_read():
+    if not may_copy():
         yield Finding("process_vm_readv", NOTE, "forbidden by MESHDIST_SINGLE_COPY=0: large arrays are copied twice")
         return
     source, target = np.arange(8), np.zeros(8, dtype=int)
     cure = "in a container: --cap-add=SYS_PTRACE, or a seccomp profile that allows process_vm_readv"
-    works = Memory(os.getpid(), "this process").try_read(address_of(source), target)
-    if not works or not np.array_equal(source, target):
+    here = Memory(os.getpid(), "this process")
+    if not here.try_read(address_of(source), target) or not np.array_equal(source, target):
         yield Finding("process_vm_readv", WARNING, "does not work here: large arrays are copied twice", cure)
         return
+    if not here.try_write(address_of(target), source):
+        yield Finding("process_vm_writev", NOTE, "does not work here: who takes a large array copies it alone")
     yama = Path("/proc/sys/kernel/yama/ptrace_scope")
     scope = yama.read_text().strip() if yama.exists() else "0"
     if scope in ("2", "3") and os.geteuid() != 0:

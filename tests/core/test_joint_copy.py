@@ -73,6 +73,14 @@ def both_parts(sides, number, data, target, sender_memory):
     return writing, lambda: joint_copy.JointReading(sides[1], Here(), header, target)
 
 
+def write_on(writing):
+    """Write on as a sender does that waits; return whether there was anything to write."""
+    begun = writing.write_piece()
+    while begun and writing.write_piece():
+        pass
+    return begun
+
+
 @pytest.fixture
 def quick_switches():
     interval = sys.getswitchinterval()
@@ -91,7 +99,7 @@ def test_whoever_comes_first_all_of_it_is_copied_and_nothing_is_written_later(si
 
         def send(writing=writing, is_taken=is_taken):
             while not is_taken.is_set():
-                writing.write_on()
+                write_on(writing)
 
         sender = threading.Thread(target=send)
         sender.start()
@@ -102,7 +110,7 @@ def test_whoever_comes_first_all_of_it_is_copied_and_nothing_is_written_later(si
         target[:] = 0  # it is the user's again
         is_taken.set()
         sender.join()
-        assert not writing.write_on()
+        assert not write_on(writing)
         assert not target.any(), f"message {number} was written into after it had been received"
         by_sender += memory.written
     assert by_sender
@@ -132,7 +140,7 @@ def test_a_sender_that_is_about_to_write_when_all_has_been_read_does_not(sides):
     writing, begin_reading = both_parts(sides, 3, data, target, memory)
     reading, has_all = begin_reading(), []
     writing._words = Meanwhile(writing._words, ROOM, lambda: has_all.append(reading.read_on()))
-    assert not writing.write_on()
+    assert not write_on(writing)
     assert has_all == [True]
     assert memory.written == 0
     assert target.all()
@@ -151,7 +159,7 @@ def test_a_sender_that_may_not_write_leaves_it_to_the_receiver(sides):
     data, target = np.arange(MIB).astype(np.uint8), np.zeros(MIB, np.uint8)
     writing, begin_reading = both_parts(sides, 1, data, target, Refused())
     reading = begin_reading()
-    assert not writing.write_on()
+    assert not write_on(writing)
     assert reading.read_on()
     assert np.array_equal(target, data)
 
@@ -160,15 +168,16 @@ def test_a_receiver_that_gives_up_knows_when_the_sender_no_longer_writes(sides):
     data, target, memory = np.ones(MIB, np.uint8), np.zeros(MIB, np.uint8), Held()
     writing, begin_reading = both_parts(sides, 2, data, target, memory)
     reading = begin_reading()
-    sender = threading.Thread(target=writing.write_on)
+    sender = threading.Thread(target=write_on, args=(writing,))
     sender.start()
     assert memory.began.wait(30)
-    assert not reading.revoke()
+    reading.revoke()
+    assert not reading.is_quiet()
     memory.go_on.set()
     sender.join()
-    assert reading.is_over()
+    assert reading.is_quiet()
     assert memory.written < MIB // 2
-    assert not writing.write_on()
+    assert not write_on(writing)
 
 
 def there_and_back(sizes):
@@ -200,14 +209,14 @@ def with_a_slow_sender():
     from meshdist.backends.gloo.single_copy import Memory
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Memory, "_copy", slow_to_write(Memory._copy))
+        patch.setattr(Memory, "_copy", slow_to_write(Memory._copy, 0.05))  # longer than one looks before one sleeps
         return there_and_back(LENGTHS[-2:])
 
 
-def slow_to_write(copy):
+def slow_to_write(copy, seconds):
     def copied(memory, call, address, array, verb):
         if verb == "write":
-            time.sleep(0.05)  # longer than the receiver looks before it sleeps
+            time.sleep(seconds)
         copy(memory, call, address, array, verb)
 
     return copied
@@ -246,8 +255,8 @@ def where_a_rank_may_not_write():
         else:
             dist.recv(x, 1, group=group)
         found = [float(x[0]), float(x[-1])]
-        blocks = [np.zeros(count) for _ in range(2)] if dist.get_rank() == 0 else None
-        dist.gather(np.full(count, dist.get_rank() + 5.0), blocks, 0, group=group)
+        blocks = [np.zeros(4 * count) for _ in range(2)] if dist.get_rank() == 0 else None
+        dist.gather(np.full(4 * count, dist.get_rank() + 5.0), blocks, 0, group=group)
         found += [float(block.mean()) for block in blocks or ()]
         x = np.full(3 * MIB, dist.get_rank() + 7.0)
         dist.broadcast(x, 0, group=group)
@@ -266,3 +275,40 @@ def only_reads(copy):
 def test_where_a_rank_may_only_read_others_memory(worlds):
     found = worlds.world("gloo", 2).run(where_a_rank_may_not_write)
     assert found == [[2, 2, 5, 6, 7], [2, 2, 7]]
+
+
+def a_call_that_fails_while_a_peer_writes():
+    from meshdist.backends.gloo.single_copy import Memory
+
+    rank, count = dist.get_rank(), MIB
+    with pytest.MonkeyPatch.context() as patch:
+        group = dist.new_group()
+        group.barrier()
+        patch.setattr(Memory, "_copy", (Memory._copy, writes_when_it_has_failed(Memory._copy), fails)[rank])
+        blocks = [np.zeros(count) for _ in range(3)] if rank == 0 else None
+        with pytest.raises((dist.DistBackendError, RuntimeError)):
+            dist.gather(np.full(count, 1.0), blocks, 0, group=group)
+        for block in blocks or ():
+            block[:] = 0  # the call has failed: they are the user's again
+    dist.barrier()
+    return sum(float(block.sum()) for block in blocks or ())
+
+
+def writes_when_it_has_failed(copy):
+    def copied(memory, call, address, array, verb):
+        if verb == "write" and array.size:
+            dist.send(np.zeros(1), 2)
+            time.sleep(0.3)
+        copy(memory, call, address, array, verb)
+
+    return copied
+
+
+def fails(memory, call, address, array, verb):
+    if verb == "write":
+        dist.recv(np.zeros(1), 1)
+        raise RuntimeError("cannot write")
+
+
+def test_once_a_call_has_failed_nobody_writes_into_its_arrays(worlds):
+    assert worlds.world("gloo", 3).run(a_call_that_fails_while_a_peer_writes) == [0, 0, 0]

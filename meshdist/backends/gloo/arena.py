@@ -35,7 +35,7 @@ LARGE_GROUPS_SLOT, SMALLEST_SLOT = 256 << 10, 8 << 10
 SLOTS_BYTES = 8 << 20
 
 # Words of a rank's line. The posts of even and odd steps come first.
-STATE, TEXT_LENGTH, TOKEN, SINGLE_COPY, HEAP, OPENS_HEAPS = 2, 3, 4, 5, 6, 7
+STATE, TEXT_LENGTH, TOKEN, SINGLE_COPY, HEAP, OPENS_HEAPS, TRIAL = 2, 3, 4, 5, 6, 7, 8
 
 
 def slot_bytes(num_ranks: int) -> int:
@@ -160,7 +160,7 @@ class Arena:
         return rows.reshape(self._num_ranks, *shape)
 
     def diagonal(self, use: int, dtype: np.dtype[Any], length: int) -> Array:
-        """Return, stacked in one array, of each rank's slot cut into segments that one with the rank's number."""
+        """Return, stacked in one array, from each rank's slot the segment that has the rank's number."""
         rows: Array = np.ndarray(
             (self._num_ranks, length),
             dtype,

@@ -149,6 +149,7 @@ class GlooBackend(Backend):
     def abort(self, reason: str) -> None:
         if self._shared is not None:
             self._shared.lockstep.fail(reason)
+            self._shared.settle()
         if self._network is not None:
             self._network.abort(reason)
         if self.size > 1:

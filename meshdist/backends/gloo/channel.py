@@ -7,7 +7,7 @@
 Head and tail count bytes ever written and ever read. Only the sender writes the head, only the receiver the tail. Both
 move on in the middle of a message: while the sender writes one piece, the receiver reads the last, and a message may be
 longer than the ring. Where the sender does not come to write the next piece, a receiver that can read its memory takes
-the rest there, and the sender cuts the message.
+the rest there, and the sender cuts the message. Long messages both copy from where they are: see joint_copy.
 """
 
 from __future__ import annotations

@@ -46,7 +46,6 @@ class ReduceByChunk(LockstepPlan):
     def __init__(self, host: Host, call: Call, cut: Cut) -> None:
         super().__init__(host.lockstep, host.backend, call)
         assert call.op is not None
-        host.reserve(min(cut.put_bytes, host.arena.slot_bytes))
         self._cut = cut
         self._op = call.op
         self._run = quiet_runner()
@@ -68,7 +67,9 @@ class ReduceWholeChunks(ReduceByChunk):
 
     def __init__(self, host: Host, call: Call, cut: Cut) -> None:
         super().__init__(host, call, cut)
-        self._chunk = min(_WHOLE_CHUNK_BYTES, host.arena.slot_bytes) // cut.dtype.itemsize
+        chunk_bytes = min(_WHOLE_CHUNK_BYTES, host.arena.slot_bytes)
+        host.reserve(min(cut.put_bytes, chunk_bytes))
+        self._chunk = chunk_bytes // cut.dtype.itemsize
         self._slots = [
             [host.arena.slot(use, peer, cut.dtype, (self._chunk,)) for peer in range(call.size)] for use in (0, 1)
         ]
@@ -96,6 +97,7 @@ class ReduceInSegments(ReduceByChunk):
 
     def __init__(self, host: Host, call: Call, cut: Cut) -> None:
         super().__init__(host, call, cut)
+        host.reserve(min(cut.put_bytes, host.arena.slot_bytes))
         self._chunk = host.arena.slot_bytes // cut.dtype.itemsize // call.size * call.size
         whole, rest = divmod(array_of(call.recv).size, self._chunk)
         counts = [self._chunk] * whole + [rest] * (rest > 0)
@@ -138,7 +140,7 @@ class _InSlots:
         self._last = slot(use, full, dtype, (rest,), self._full * dtype.itemsize) if rest else None
 
     def put(self, chunk: Array) -> Array:
-        """Put the segments of the other ranks into the slot; return this rank's own, which needs not be there."""
+        """Put the segments of the other ranks into the slot; return this rank's own, which need not be there."""
         for part, place in self._others:
             place[...] = chunk[part]
         return chunk[self._own]

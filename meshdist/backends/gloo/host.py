@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -10,14 +11,16 @@ import numpy as np
 
 from meshdist.arrays import Array
 from meshdist.backends.base import Backend, BackendOptions
-from meshdist.backends.gloo.arena import SINGLE_COPY, TOKEN, WORD, Arena
+from meshdist.backends.gloo.arena import SINGLE_COPY, TOKEN, TRIAL, Arena
 from meshdist.backends.gloo.lockstep import Arrival, Lockstep, Members, lockstep_class
 from meshdist.backends.gloo.published import Published, check_withdrawn, publish
+from meshdist.backends.gloo.routes import Blocks
 from meshdist.backends.gloo.segment import Segment, create, find
 from meshdist.backends.gloo.sharing import Sharing
-from meshdist.backends.gloo.single_copy import Memory, address_of, allow_peers, may_read
+from meshdist.backends.gloo.single_copy import Memory, address_of, allow_peers, keep_for_ever, may_copy
 from meshdist.backends.gloo.windows import shared_memory
 from meshdist.call import Signature
+from meshdist.deadline import Deadline
 from meshdist.debug.log import RankLog
 from meshdist.doorbells import SocketDoorbells
 from meshdist.errors import DistBackendError
@@ -29,6 +32,10 @@ _SET_UP = Signature("the set-up of the group")
 _KEY = "memory"
 # What a rank can do with the memory of all others.
 _READS, _WRITES = 1, 2
+# What peers try to write, and where: it is there as long as the process.
+_TRIAL = np.zeros(1, np.int64)
+# How long a rank whose call has failed waits for those that write into its arrays.
+_SETTLE_S = 1.0
 _log = RankLog()
 _LEFT_OUT = "making this call"
 
@@ -76,20 +83,20 @@ class Host:
         self._areas: dict[tuple[np.dtype[Any], int], list[list[list[Array]]]] = {}
         self._scratch: Array | None = None
         self._reserved = 0
+        self._lent: tuple[Blocks, int] | None = None
         self.sharing = Sharing(options, self.arena, shared_memory(options))
 
     def meet(self) -> Iterator[Waitable]:
         """Meet the other ranks for the first time, and find out what all can do with each other's memory."""
         rank, words, line = self.backend.rank, self.arena.words, self.arena.line
         allow_peers()
-        # To be read, and, behind it, to be written.
-        token = np.array([os.getpid() ^ id(self), 0])
-        words[line(rank, TOKEN)] = address_of(token)
+        token = np.array([os.getpid() ^ id(self)])
+        words[line(rank, TOKEN)], words[line(rank, TRIAL)] = address_of(token), address_of(_TRIAL)
         # The token itself stands in the table, to be compared with what is read.
         self.arena.table(0, rank)[rank, 0] = token[0]
         yield self._arrive()
         ranks = range(self.backend.size)
-        can_read = may_read() and all(map(self._can_read, ranks))
+        can_read = may_copy() and all(map(self._can_read, ranks))
         words[line(rank, SINGLE_COPY)] = _READS * can_read | _WRITES * (can_read and all(map(self._can_write, ranks)))
         yield self._arrive()
         self.single_copy = all(words[line(peer, SINGLE_COPY)] & _READS for peer in ranks)
@@ -99,10 +106,15 @@ class Host:
 
     def _say_what_lacks(self) -> None:
         first_time = self.backend.options.peers.first_time
-        if may_read() and not self.single_copy and first_time("single copy"):
+        if may_copy() and not self.single_copy and first_time("single copy"):
             _log.warning(
                 "the ranks of a group may not all read each other's memory (process_vm_readv): what is long is copied"
                 " twice"
+            )
+        if self.single_copy and not self.writes and first_time("writing"):
+            _log.warning(
+                "the ranks of a group may not all write each other's memory (process_vm_writev): who takes what is long"
+                " copies it alone"
             )
         if not self._segment.is_anonymous and first_time("memfd"):
             _log.warning(
@@ -115,6 +127,32 @@ class Host:
         if num_bytes > self._reserved:
             self.arena.reserve_slots(self.backend.rank, num_bytes)
             self._reserved = num_bytes
+
+    def lend(self, blocks: Blocks, word: int) -> None:
+        """Say what peers write into until they have posted `word`."""
+        self._lent = blocks, word
+
+    def take_back(self) -> None:
+        """Say that all of them have."""
+        self._lent = None
+
+    def settle(self) -> None:
+        """After a call has failed: wait until no peer writes into its arrays any more.
+
+        The user may do something else with them, or give back their memory. That of a peer which is stopped in the
+        middle is kept for ever.
+        """
+        if self._lent is None:
+            return
+        (blocks, word), self._lent = self._lent, None
+        pause, deadline = threading.Event(), Deadline(_SETTLE_S)
+        while self.lockstep.underway(word):
+            if deadline.expired():
+                for block in blocks:
+                    if block is not None:
+                        keep_for_ever(block)
+                return
+            pause.wait(0.001)
 
     def scratch(self, dtype: np.dtype[Any]) -> tuple[Array, Array]:
         """Return memory of this rank alone for two pieces of data."""
@@ -139,8 +177,7 @@ class Host:
         return self.memories[peer].try_read(address, token) and bool(token[0] == self.arena.table(0, peer)[peer, 0])
 
     def _can_write(self, peer: int) -> bool:
-        behind_token = self.arena.words[self.arena.line(peer, TOKEN)] + WORD
-        return self.memories[peer].try_write(behind_token, np.ones(1, np.int64))
+        return self.memories[peer].try_write(self.arena.words[self.arena.line(peer, TRIAL)], _TRIAL)
 
     def _arrive(self) -> Waitable:
         return _FirstArrival(self.backend.options, self.lockstep, self.lockstep.post(_SET_UP.fingerprint))

@@ -30,12 +30,16 @@ from meshdist.backends.gloo.peer import LEFT, Peer
 from meshdist.backends.gloo.published import Published, channel_key, check_withdrawn
 from meshdist.backends.gloo.receipts import LEFT_OUT, Expected, Parcel, Receipt
 from meshdist.backends.gloo.segment import find
-from meshdist.backends.gloo.single_copy import Memory, may_read
+from meshdist.backends.gloo.single_copy import Memory, keep_for_ever, may_copy
+from meshdist.deadline import Deadline
 from meshdist.errors import DistBackendError
 from meshdist.waiting import Doorbell
 
 if TYPE_CHECKING:
     from meshdist.backends.base import Backend
+
+# How long a receiver that gives up waits for a sender that is writing into its array.
+_SETTLE_S = 1.0
 
 
 class Inbox:
@@ -141,9 +145,26 @@ class Inbox:
         if self.channel is not None:
             self.channel.say(state, text)
             self.peer.wake(self.channel)
-        if self._joint is not None and not self._joint.revoke():
-            # The array stays until the sender no longer writes into it.
-            self._options.leftovers.append(self._joint.is_over)
+        if self._joint is not None:
+            self._settle()
+
+    def _settle(self) -> None:
+        # The user may do something else with the array, which the sender is not to write into any more.
+        deadline = Deadline(_SETTLE_S)
+        is_mine = self.moving.acquire(timeout=_SETTLE_S)
+        try:
+            joint, pause = self._joint, threading.Event()
+            if joint is None:
+                return
+            joint.revoke()
+            while not joint.is_quiet() and not self.peer.ended():
+                if deadline.expired():
+                    keep_for_ever(joint.target)
+                    return
+                pause.wait(0.001)
+        finally:
+            if is_mine:
+                self.moving.release()
 
     def deliver(self, parcel: Parcel, receipt: Receipt) -> None:
         """Give a message that was kept to the receipt that asks for it."""
@@ -171,7 +192,7 @@ class Inbox:
     def _can_read(self, channel: Channel) -> bool:
         token = np.zeros(1, np.int64)
         return (
-            may_read() and self._memory.try_read(channel.words[TOKEN], token) and token[0] == channel.words[TOKEN_VALUE]
+            may_copy() and self._memory.try_read(channel.words[TOKEN], token) and token[0] == channel.words[TOKEN_VALUE]
         )
 
     def _read_on(self) -> bool:

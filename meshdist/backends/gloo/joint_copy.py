@@ -1,12 +1,14 @@
 """A joint copy: the receiver of a long message reads it from its beginning on, its sender writes it from its end on.
 
-So two processors copy. Where the sender does other things, or has no processor, the receiver reads all of it.
+So two processors copy. Where the sender does other things, or has no processor, the receiver reads all of it but the
+piece that the sender has begun.
 
 Each side says in the channel how far it is going before it goes there, then looks what the other has said, and keeps
-out of that. With a fence between the two at least one of two that say it at once sees the other: the argument of
-E. W. Dekker's mutual exclusion (in Dijkstra, "Cooperating sequential processes", 1965). Of two that see each other the
-sender gives way. So once the receiver has gone as far as the sender has written, the sender writes no more, and the
-array is the user's again.
+out of that: the receiver what it is reading, and where its array is (READING, ROOM), the sender from where on it is
+writing and has written (CLAIMED, WRITTEN_FROM). With a fence between the two at least one of two that say it at once
+sees the other: the argument of E. W. Dekker's mutual exclusion (in Dijkstra, "Cooperating sequential processes", 1965).
+Of two that see each other the sender gives way. So once the receiver has gone as far as the sender has written, the
+sender writes no more, and the array is the user's again.
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ from meshdist.arrays import Array
 from meshdist.backends.gloo.arena import PAGE
 from meshdist.backends.gloo.channel import CLAIMED, READING, ROOM, WRITTEN_FROM, Channel, Header
 from meshdist.backends.gloo.fences import fence
-from meshdist.backends.gloo.single_copy import Memory, address_of
+from meshdist.backends.gloo.single_copy import Memory, address_of, may_copy
 from meshdist.systems import let_others_run
 
 # A side goes a third of the way that is left between the two at a time, so that both come to the end together; but no
 # less than this, which is left to the receiver at last.
 _SHARE, _SHORTEST_PIECE = 3, 64 << 10
 # What is said is said of a message: the number of the message, and a place in it.
-_PLACE_BITS, _NUMBER_BITS = 40, 24
+# Numbers begin anew at 1; 0 stands where nothing has been said.
+_PLACE_BITS, _NUMBERS = 40, (1 << 24) - 1
 _PLACE = (1 << _PLACE_BITS) - 1
 # How often the receiver looks whether the sender has written the rest, letting it run.
 _LOOKS = 60
@@ -35,7 +38,7 @@ class _Part:
         self._words = channel.words
         self._memory = memory
         self._size = header.num_bytes
-        self._number = (header.number & (1 << _NUMBER_BITS) - 1) << _PLACE_BITS
+        self._number = header.number % _NUMBERS + 1 << _PLACE_BITS
 
     def _piece(self, between: int) -> int:
         """Return how many bytes to go, of so many between the two sides."""
@@ -58,13 +61,17 @@ class JointReading(_Part):
         memory: The sender's.
         header: The message's.
         target: Where to, as bytes.
+
+    Attributes:
+        target: The same.
     """
 
     def __init__(self, channel: Channel, memory: Memory, header: Header, target: Array) -> None:
         super().__init__(channel, memory, header)
+        self.target = target
         self._address = header.address
-        self._target = target
         self._there = 0
+        self._is_revoked = False
         self._words[ROOM] = address_of(target)
         self._claim(self._piece(self._size))
 
@@ -78,7 +85,7 @@ class JointReading(_Part):
                 self._claim(goal)
                 end = min(goal, self._claimed())
                 if self._there < end:
-                    self._memory.read(self._address + self._there, self._target[self._there : end])
+                    self._memory.read(self._address + self._there, self.target[self._there : end])
                     self._there = end
             elif self._has_all():
                 return True
@@ -87,13 +94,13 @@ class JointReading(_Part):
                 let_others_run()
         return False
 
-    def revoke(self) -> bool:
-        """Let the sender write no more; return whether it does already write no more."""
+    def revoke(self) -> None:
+        """Let the sender begin to write nothing more."""
+        self._is_revoked = True
         self._claim(self._size)
-        return self.is_over()
 
-    def is_over(self) -> bool:
-        """Return whether the sender, which was told to write no more, has written all that it had claimed."""
+    def is_quiet(self) -> bool:
+        """Return whether the sender has written all that it has claimed."""
         written, claimed = self._said(WRITTEN_FROM), self._said(CLAIMED)
         return claimed is None or claimed == written
 
@@ -103,7 +110,7 @@ class JointReading(_Part):
         return self._there == self._size if claimed is None else claimed == written and self._there >= claimed
 
     def _claim(self, end: int) -> None:
-        self._say(READING, min(end, self._size))
+        self._say(READING, self._size if self._is_revoked else min(end, self._size))
         fence()
 
     def _claimed(self) -> int:
@@ -125,35 +132,26 @@ class JointWriting(_Part):
         super().__init__(channel, memory, header)
         self._data = data
         self._from = header.num_bytes
-        self._joins, self._may_write = False, True
+        self._may_write = may_copy()
 
-    def write_on(self) -> bool:
-        """Write what the receiver has not come to, if it has begun; return whether that was anything."""
-        begun = self._from
-        while self._write_piece():
-            pass
-        return self._from < begun
-
-    def _write_piece(self) -> bool:
+    def write_piece(self) -> bool:
+        """Write a piece of what the receiver has not come to, if it has begun; return whether there was any."""
         reading = self._said(READING)
         if reading is None or not self._may_write:
             return False
         begin = self._from - self._piece(self._from - reading)
         if reading > begin:
             return False
-        if not self._joins:
-            self._say(WRITTEN_FROM, self._from)
-            self._joins = True
         room = self._words[ROOM]
         self._say(CLAIMED, begin)
-        fence()
-        reading = self._said(READING)
-        is_mine = reading is not None and reading <= begin
-        if is_mine:
-            self._may_write = self._memory.try_write(room + begin, self._data[begin : self._from])
-        if not is_mine or not self._may_write:
+        try:
+            fence()
+            reading = self._said(READING)
+            if reading is not None and reading <= begin:
+                self._may_write = self._memory.try_write(room + begin, self._data[begin : self._from])
+                if self._may_write:
+                    self._from = begin
+        finally:  # where a signal handler raises, too: the receiver waits for it
             self._say(CLAIMED, self._from)
-            return False
-        self._from = begin
-        self._say(WRITTEN_FROM, begin)
-        return True
+            self._say(WRITTEN_FROM, self._from)
+        return self._from == begin

@@ -146,6 +146,15 @@ class Lockstep:
                 self.check_states(word, signature)  # its last word may have come right after the look
                 raise peer_gone(self.members.describe(peer), self.members.how_ended(peer), _LEFT_OUT)
 
+    def underway(self, word: int) -> list[int]:
+        """Return the ranks that have not posted `word`, and may."""
+        words, ended = self._words, self.members.ended
+        return [peer for peer in self.absent(word) if not words[self.arena.line(peer, STATE)] and not ended(peer)]
+
+    def next_word(self, fingerprint: int, steps: int) -> int:
+        """Return what `post` will return for the call of a fingerprint after so many steps."""
+        return fingerprint | (self.step + steps & _STEP)
+
     def is_at_odds(self) -> bool:
         """Return whether a rank has posted another call than this one in its current step, or found that one has."""
         words, word = self._words, self._word

@@ -35,10 +35,10 @@ CHUNKED_BYTES = 16 << 20
 CHUNKED_BYTES_OF_ALL, CHUNKED_BYTES_OF_ONE = 64 << 20, 8 << 20
 # Of blocks that each rank writes into the memory of the one that takes them: all work at once, as through the slots.
 CHUNKED_BYTES_WRITTEN = 2 << 20
-# Of one block for all ranks, where all give one, so much is in the slots at a time: the slots of all ranks are to stay
-# in the cache. Of others it is what a slot holds. (Broadcasts of 4 MiB took three quarters of the time so, exchanges of
-# as much five sixths, and all-gathers in such long chunks a quarter more.)
-_CHUNK_OF_EACH = 256 << 10
+# So much is in a slot at a time where all ranks give one block for all, or one rank gives a block for each: the slots
+# are to stay in the cache. In a broadcast, which uses one slot, and an exchange it is all that a slot holds: broadcasts
+# of 4 MiB took three quarters of the time so, exchanges of as much five sixths, and all-gathers a quarter more.
+_SHORT_CHUNK = 256 << 10
 
 _NOTHING = np.empty(0, np.uint8)
 
@@ -115,6 +115,8 @@ class SingleCopyMove(BulkMove):
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Arrival]:
         give, take = self.route.give(send), self.route.take(recv)
         use = self.announce(give, take)
+        if self._written:
+            self.host.lend(take, self.lockstep.next_word(self.fingerprint, 2))
         yield self.arrive()
         _keep_own(give[self.rank], take[self.rank])
         for peer in self.others():
@@ -123,8 +125,9 @@ class SingleCopyMove(BulkMove):
             self.read(peer, address, taken[: self._read(taken.size)])
             if wanted and self._written:
                 begin = self._read(wanted)
-                self.write(peer, target + begin, given[begin:])
+                self.write(peer, target + begin, given[begin:wanted])
         yield self.arrive()
+        self.host.take_back()
 
     def _read(self, num_bytes: int) -> int:
         """Return how many bytes of a block its taker reads; whole pages of them."""
@@ -138,7 +141,7 @@ class ChunkedMove(BulkMove):
         super().__init__(host, call, route)
         self._room = host.arena.slot_bytes
         if (route.giver is None) == route.shared:
-            self._room = min(self._room, _CHUNK_OF_EACH)
+            self._room = min(self._room, _SHORT_CHUNK)
         host.reserve(self._room)
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Arrival]:

@@ -52,7 +52,7 @@ class Outbox:
 
     Attributes:
         peer: The rank.
-        memory: Its process's.
+        memory: The memory of its process.
         channel: The channel to it.
         lock: Held by who writes into the channel.
         waiting: What has not been written yet; nothing may be written before it.
@@ -199,7 +199,7 @@ class Dispatch(Waitable):
 
 
 class LongDispatch(Dispatch):
-    """A message that is done once the receiver has it: through the ring, or read by it where it is."""
+    """A message that is done once the receiver has it: through the ring, or copied by both from where it is."""
 
     def __init__(self, outbox: Outbox, array: Array, header: Header) -> None:
         super().__init__(outbox, array, header)
@@ -234,9 +234,12 @@ class LongDispatch(Dispatch):
 
     def _join(self, joint: JointWriting) -> None:
         outbox = self.outbox
-        with outbox.lock:
-            wrote = joint.write_on()
-        if wrote and outbox.channel.sleepers():
+        wrote = True
+        while wrote:
+            with outbox.lock:
+                wrote = joint.write_piece()
+        # Also of a piece that was claimed in vain: the receiver may have come to sleep over it.
+        if outbox.channel.sleepers():
             outbox.peer.wake(outbox.channel)
 
     def _announce(self, channel: Channel) -> bool:

@@ -15,6 +15,9 @@ from meshdist.errors import DistBackendError
 if TYPE_CHECKING:
     from meshdist.backends.gloo.host import Host
 
+# What is written without a look whether all ranks are still at it.
+_PIECE = 4 << 20
+
 
 class ReadingPlan(LockstepPlan):
     """A plan in which ranks can copy out of and into each other's memory.
@@ -48,8 +51,11 @@ class ReadingPlan(LockstepPlan):
         self._copy(self.host.memories[peer].read, address, into)
 
     def write(self, peer: int, address: int, data: Array) -> None:
-        """Write into a peer's memory."""
-        self._copy(self.host.memories[peer].write, address, data)
+        """Write bytes into a peer's memory."""
+        for begin in range(0, data.nbytes, _PIECE):
+            # Not where it has given up since all ranks met: its arrays are its user's again, or other memory.
+            self.lockstep.check_now(self.signature)
+            self._copy(self.host.memories[peer].write, address + begin, data[begin : begin + _PIECE])
 
     def _copy(self, copy: Callable[[int, Array], None], address: int, array: Array) -> None:
         try:

@@ -36,8 +36,8 @@ class Route:
         puts: Where in its slot a rank puts what it sends: an array of the same shape, or a list of such.
         takes: Where a rank finds what it receives; an array may be of another shape with the same elements.
         giver: The one rank that gives something; None where all do.
-        written: The part of a block that its giver writes, where it can, and its taker does not read: so that all
-            ranks have as much to copy.
+        written: The part of a block that its giver writes, where it can, and its taker does not read: so that what
+            there is to copy is divided between the ranks.
         row_bytes, unit: What messages count blocks in, where the ranks compare them.
     """
 

@@ -35,14 +35,14 @@ def address_of(array: Array) -> int:
     return address
 
 
-def may_read() -> bool:
+def may_copy() -> bool:
     """Return False where the user forbade it: `MESHDIST_SINGLE_COPY=0`."""
     return switch(SINGLE_COPY) is not False
 
 
 def allow_peers() -> None:
     """Let processes of the same user read and write this one's memory, where Yama asks for consent."""
-    if not may_read():
+    if not may_copy():
         return
     scope = Path("/proc/sys/kernel/yama/ptrace_scope")
     if scope.exists() and scope.read_text().strip() == "1":
@@ -60,6 +60,11 @@ def _system_call(name: str) -> Callable[..., int]:
 def _not_here(*args: Any) -> int:
     ctypes.set_errno(errno.ENOSYS)
     return -1
+
+
+def keep_for_ever(array: Array) -> None:
+    """Never give back the memory of an array: a peer that was stopped would write into it when it goes on."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(array))
 
 
 class Memory:
