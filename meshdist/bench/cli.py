@@ -12,7 +12,7 @@ from typing import Any
 
 import meshdist as dist
 from meshdist.bench.measuring import Effort, Row, measure
-from meshdist.bench.operations import NEVER, OPERATIONS, Setting, elements
+from meshdist.bench.operations import OPERATIONS, Setting, elements, is_in_place
 from meshdist.bench.options import parse
 from meshdist.bench.plot import draw
 from meshdist.bench.sizes import series, show_size
@@ -217,7 +217,7 @@ def _title(name: str, setting: Setting) -> str:
     words = [] if operation.gives is None else [str(setting.dtype)]
     words += [setting.op.value] * operation.reduces
     words += [f"root {setting.root}"] * operation.rooted
-    words += ["in place"] * (operation.in_place == "always" or (setting.in_place and operation.in_place != NEVER))
+    words += ["in place"] * is_in_place(operation, setting)
     words += ["arrays of meshdist.empty"] * (setting.shared and operation.gives is not None)
     words += ["half of there and back"] * (operation.trips == 2)
     return f"{name}{': ' if words else ''}{', '.join(words)}"
@@ -230,7 +230,6 @@ def _write_tables(options: Namespace, rows: list[Row], setting: Setting) -> None
         "dtype": str(setting.dtype),
         "op": setting.op.value,
         "root": setting.root,
-        "in_place": setting.in_place,
         "shared": setting.shared,
     }
     for path, write in ((options.csv, write_csv), (options.json, write_json)):

@@ -10,7 +10,7 @@ import numpy as np
 
 import meshdist as dist
 from meshdist.arrays import Array
-from meshdist.bench.operations import Operation, Setting, arrays, elements
+from meshdist.bench.operations import Operation, Setting, arrays, elements, is_in_place
 from meshdist.bench.values import Values
 from meshdist.collectives.volume import sent_bytes
 
@@ -48,6 +48,7 @@ class Row(NamedTuple):
         algorithm_gbps: Size by median time, in 10^9 bytes a second.
         bus_gbps: The same of the bytes that the busiest rank must send.
         wrong: Elements that were not what they must be, on all ranks; None where nobody looked.
+        in_place: What was given and what was taken lay in one array.
     """
 
     collective: str
@@ -60,6 +61,7 @@ class Row(NamedTuple):
     algorithm_gbps: float
     bus_gbps: float
     wrong: int | None
+    in_place: bool = False
 
 
 def measure(name: str, operation: Operation, num_bytes: int, setting: Setting, effort: Effort) -> Row:
@@ -79,7 +81,8 @@ def measure(name: str, operation: Operation, num_bytes: int, setting: Setting, e
     sent = sent_bytes(operation.volume, size, setting.num_ranks)
     least, late = float(times.min()), float(np.percentile(times, 99))
     micros = (1e6 * median, 1e6 * least, 1e6 * late)
-    return Row(name, size, count, iterations, *micros, 1e-9 * size / median, 1e-9 * sent / median, wrong)
+    speeds = 1e-9 * size / median, 1e-9 * sent / median
+    return Row(name, size, count, iterations, *micros, *speeds, wrong, is_in_place(operation, setting))
 
 
 def _wrong(

@@ -81,13 +81,18 @@ def elements(operation: Operation, num_bytes: int, setting: Setting) -> tuple[in
     return lengths[operation.gives], lengths[operation.takes], block
 
 
+def is_in_place(operation: Operation, setting: Setting) -> bool:
+    """Return whether what is given and what is taken lie in one array."""
+    return operation.in_place == ALWAYS or (setting.in_place and operation.in_place != NEVER)
+
+
 def arrays(operation: Operation, num_bytes: int, setting: Setting) -> tuple[Array, Array]:
     """Return the arrays that a rank gives and takes, or one that is both."""
     gives, takes, block = elements(operation, num_bytes, setting)
     if operation.in_place == ALWAYS:
         both = setting.array(gives)
         return both, both
-    if not setting.in_place or operation.in_place == NEVER:
+    if not is_in_place(operation, setting):
         return setting.array(gives), setting.array(takes)
     long = setting.array(max(gives, takes))
     own = long[setting.rank * block : (setting.rank + 1) * block]

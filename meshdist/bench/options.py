@@ -17,6 +17,7 @@ from meshdist.bench.operations import NEVER, OPERATIONS
 from meshdist.bench.plot import problem_with
 from meshdist.bench.sizes import parse_size
 from meshdist.reduce_op import ReduceOp, as_reduce_op, check_op_dtype
+from meshdist.switches import DISABLE_SHM, switch
 
 T = TypeVar("T")
 
@@ -65,7 +66,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("-d", "--dtype", type=_type(_dtype), default=np.dtype("float32"), help="of the elements (default: float32)")
     add("--op", type=_type(as_reduce_op), default=ReduceOp.SUM, help="the reduction (default: sum)")
     add("--root", type=_type(_natural), default=0, metavar="RANK", help="source or destination (default: 0)")
-    add("--backend", type=_type(_backend), default="gloo", help="gloo, threads or mpi (default: gloo)")
+    add(
+        "--backend",
+        type=_type(_backend),
+        default="gloo",
+        help="gloo, threads or mpi (default: gloo)",
+    )
     add("-i", "--iterations", type=_type(_positive), metavar="N", help="timed calls of a size (default: by --seconds)")
     add("--seconds", type=_type(_seconds), default=0.5, help="for each size, about (default: 0.5)")
     add("-w", "--warmup", type=_type(_natural), metavar="N", help="calls before these (default: a tenth as many)")
@@ -97,6 +103,11 @@ def _problem_with(options: argparse.Namespace) -> str | None:
             return f"{name}: there is no directory {str(path.absolute().parent)!r}; make it first"
         if path is not None and path.is_dir():
             return f"{name} must be a file, and {str(path)!r} is a directory"
+    paths = [path.absolute() for path in (options.json, options.csv, options.plot) if path is not None]
+    if len(set(paths)) < len(paths):
+        return "--json, --csv and --plot must be different files"
+    if options.shared and switch(DISABLE_SHM):
+        return f"--shared needs the shared memory that {DISABLE_SHM}=1 turns off"
     problem = None if options.plot is None else problem_with(options.plot)
     if problem is not None:
         return f"--plot {problem}"

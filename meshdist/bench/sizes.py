@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_WRITTEN = re.compile(r"(\d+) *([KMG]?)(?:i?B)?", re.IGNORECASE)
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_WRITTEN = re.compile(r"(\d+) *([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:

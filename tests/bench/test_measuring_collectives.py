@@ -43,6 +43,7 @@ def test_every_collective_with_processes(tmp_path):
     sizes = {name: [0] if name == "barrier" else [8, 128, 2048] for name in OPERATIONS}
     assert [(row["collective"], row["num_bytes"]) for row in rows] == [(k, size) for k in sizes for size in sizes[k]]
     assert {row["wrong"] for row in rows} == {0}
+    assert {row["collective"] for row in rows if row["in_place"]} == {"all_reduce", "reduce", "broadcast"}
     for row in rows:
         assert row["iterations"] == 3
         assert 0 < row["min_us"] <= row["median_us"] <= row["p99_us"]
@@ -191,6 +192,7 @@ def test_every_wrong_element_counts():
         (["scatter", "--in-place"], "--in-place is not for scatter; it is for all_reduce, reduce, broadcast"),
         (["--json", "/no/such/place/out.json"], "--json: there is no directory '/no/such/place'; make it first"),
         (["--csv", "/"], "--csv must be a file, and '/' is a directory"),
+        (["--csv", "a.json", "--json", "a.json"], "--json, --csv and --plot must be different files"),
         (["--plot", "out.txt"], "--plot must end in .png, .svg, .pdf, got 'out.txt'"),
     ],
 )
@@ -201,6 +203,12 @@ def test_wrong_options(capsys, args, message):
     assert said.startswith("python -m meshdist.bench: ")
     assert said.endswith("; see --help\n")
     assert said.count("\n") == 1
+
+
+def test_shared_arrays_where_no_memory_is_shared(capsys, monkeypatch):
+    monkeypatch.setenv("MESHDIST_DISABLE_SHM", "1")
+    assert main(["--shared"]) == 2
+    assert "--shared needs the shared memory that MESHDIST_DISABLE_SHM=1 turns off" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
