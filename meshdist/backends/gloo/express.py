@@ -15,6 +15,7 @@ import numpy as np
 from meshdist.arrays import Array, as_bytes
 from meshdist.backends.base import Express
 from meshdist.backends.gloo.channel import (
+    FIRST_PIECE,
     HEAD,
     RING,
     RING_BYTES,
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from meshdist.backends.gloo.inbox import Inbox
     from meshdist.backends.gloo.outbox import Outbox
 
-# Up to here a message is copied in one go, else in pieces.
-_SHORT_BYTES = 16 << 10
+# Up to here a message is copied in one go, else in pieces, as on the long way.
+_SHORT_BYTES = FIRST_PIECE
 # How often a receiver looks, and then how long, letting others run, before it posts a receipt, which a peer that comes
 # late needs.
 _LOOKS, _LOOKING_S = 60, 0.0002
