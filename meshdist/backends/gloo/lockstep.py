@@ -296,10 +296,11 @@ class OneStep(LockstepPlan):
         """Take the others' data out of their slots."""
 
     def run(self, send: Buffers, recv: Buffers) -> None:
+        # As `flip` and `meet` do: a call of a method is a fortieth of the time of all this.
         lockstep = self.lockstep
-        use = lockstep.flip()
+        lockstep.use = use = lockstep.use ^ 1
         self.put(send, use)
-        lockstep.meet(self)
+        lockstep.await_all(lockstep.post(self.fingerprint), self)
         self.take(recv, use)
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Arrival]:
