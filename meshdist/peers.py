@@ -226,6 +226,11 @@ class Peers:
         """Return whether the process of a global rank on this host is stopped by a signal, and answers nothing."""
         return fields_of(self.card(rank).pid)[:1] in (["T"], ["t"])
 
+    def stopped_here(self) -> list[int]:
+        """Return the global ranks of this host that are stopped, of those that this one has to do with."""
+        here = [rank for rank, card in self._cards.items() if card.host == self.mine.host and card.pid != self.mine.pid]
+        return sorted(filter(self.is_stopped, here))
+
     def why_silent(self, rank: int) -> str:
         """Return what is known of a global rank on this host that does not answer to `nudge`."""
         pid = self.card(rank).pid

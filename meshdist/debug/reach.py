@@ -46,6 +46,10 @@ class Reach(ABC):
         Of those that gave up a call and are gone since, there are both: the state is their last.
         """
 
+    def stopped(self) -> dict[int, str]:
+        """Return what is known of the ranks that are stopped by a signal, as far as it shows without asking anybody."""
+        return {}
+
     @abstractmethod
     def leader(self) -> int | None:
         """Return the lowest rank that waits, which speaks for all; None where there is none."""
@@ -109,6 +113,9 @@ class StoreReach(Reach):
             if text is not None
         }
         return {rank: state for rank, state in states.items() if state.outlasts or rank not in gone}, gone
+
+    def stopped(self) -> dict[int, str]:
+        return {rank: self._peers.why_silent(rank) for rank in self._peers.stopped_here()}
 
     def leader(self) -> int | None:
         for rank in range(min(self._peers.num_ranks, _MOST_RANKS)):

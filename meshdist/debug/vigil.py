@@ -191,9 +191,11 @@ class Vigil:
 
     def story(self, budget_s: float) -> str:
         """Return who waits for whom; what was found before where finding it out anew takes too long."""
-        budget_s = budget_s if self._story else min(_FIRST_BUDGET_S, 10 * budget_s)
+        # Who is stopped may be who holds the store, by which ranks tell each other, and it may never answer.
+        stopped = {} if self._story else self.reach.stopped()
+        budget_s = budget_s if self._story or stopped else min(_FIRST_BUDGET_S, 10 * budget_s)
         self._ask(self._asked, self._answered, budget_s)
-        return self._story
+        return self._story or "\n".join(f"  rank {rank} {what}" for rank, what in stopped.items())
 
     def leave_last(self, budget_s: float) -> None:
         """Leave what this rank is in for those that ask later: it gives up, and may be gone then."""
@@ -201,7 +203,8 @@ class Vigil:
         from meshdist.debug.reach import RECORDS_SENT
 
         self._last = rank_state(self._world, GAVE_UP, RECORDS_SENT)
-        self._ask(self._leaving, self._left, budget_s)
+        # Where what it was asked for last still waits, the thread waits for the store, and is not waited for again.
+        self._ask(self._leaving, self._left, 0.0 if self._asked.is_set() else budget_s)
 
     def _ask(self, asked: threading.Event, answered: threading.Event, budget_s: float) -> None:
         if self._thread is None:

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -183,6 +184,42 @@ def test_a_stopped_rank_is_told_of_as_stopped(new_crew):
     assert failure.kind is dist.DistTimeoutError
     assert "rank 1 has not come to barrier(), call 2 on 'short of time'" in failure.message
     assert f"rank 1 is stopped by a signal; `kill -CONT {crew.pids[1]}` on " in failure.message
+
+
+WITH_THE_STORE = """
+import os, signal, sys, time
+import numpy as np
+import meshdist as dist
+
+dist.init_process_group("gloo", timeout=TIMEOUT_S)
+dist.barrier()
+if dist.get_rank() == 0:
+    os.kill(os.getpid(), signal.SIGSTOP)
+begun = time.monotonic()
+try:
+    dist.all_reduce(np.ones(4))
+except dist.DistTimeoutError as error:
+    print(f"after {time.monotonic() - begun:.3f} s: {error}", flush=True)
+os._exit(0)
+""".replace("TIMEOUT_S", "4")
+
+
+def test_a_stopped_rank_that_holds_the_store_is_told_of_as_well(tmp_path, port):
+    script = tmp_path / "script.py"
+    script.write_text(WITH_THE_STORE)
+    place = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    command, pipe = [sys.executable, str(script)], subprocess.PIPE
+    ranks = [subprocess.Popen(command, env={**place, "RANK": str(k)}, stdout=pipe, text=True) for k in (0, 1)]
+    try:
+        said, _ = ranks[1].communicate(timeout=40)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    found = re.match(r"after ([\d.]+) s: .*timed out after 4 s waiting for rank 0 ", said)
+    assert found, said
+    assert float(found[1]) < 4 + 2, said
+    assert f"rank 0 is stopped by a signal; `kill -CONT {ranks[0].pid}` on " in said
 
 
 def frozen_in_a_library():

@@ -13,6 +13,7 @@ from meshdist.deadline import Deadline
 from meshdist.doorbells import SocketDoorbells
 from meshdist.errors import DistBackendError, DistError, DistNetworkError
 from meshdist.farewell import DESTROYED_GROUP, ENDED_WITH_STORE, ORDERLY, peer_gone
+from meshdist.limits import start_thread
 from meshdist.waiting import Doorbell, Waitable
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ _PAUSE_S = 0.001
 # The one who waits has told nobody on which of its doorbells it sleeps: the first few are rung.
 _BELLS = 4
 _END_S = 0.2
+_WITHDRAW_S = 0.5
 
 
 def publish(options: BackendOptions, key: str, value: str, readers: list[int]) -> None:
@@ -36,10 +38,23 @@ def publish(options: BackendOptions, key: str, value: str, readers: list[int]) -
 
 
 def withdraw(options: BackendOptions, rank: int, what: str) -> None:
-    """Say in the store that this rank will not take part in setting the group up, for those who wait for it there."""
-    # Where there is no store any more, nobody waits either.
-    with contextlib.suppress(DistError):
-        options.store.compare_set(withdrawn_key(rank), "", what)  # the first reason stands
+    """Say in the store that this rank will not take part in setting the group up, for those who wait for it there.
+
+    It takes a moment at most: the process that holds the store may be stopped.
+    """
+
+    def tell() -> None:
+        # Where there is no store any more, nobody waits either.
+        with contextlib.suppress(DistError):
+            options.store.compare_set(withdrawn_key(rank), "", what)  # the first reason stands
+
+    thread = threading.Thread(target=tell, name="meshdist withdraws", daemon=True)
+    try:
+        start_thread(thread)
+    except DistError:
+        tell()
+    else:
+        thread.join(_WITHDRAW_S)
 
 
 def mark_told(options: BackendOptions, rank: int) -> None:

@@ -52,8 +52,8 @@ def allow_peers() -> None:
 def _system_call(name: str) -> Callable[..., int]:
     if sys.platform != "linux":
         return _not_here
-    call: Callable[..., int] = getattr(ctypes.CDLL(None, use_errno=True), name)
-    call.restype = ctypes.c_ssize_t  # type: ignore[attr-defined]
+    call = ctypes.CDLL(None, use_errno=True)[name]
+    call.restype = ctypes.c_ssize_t
     return call
 
 
