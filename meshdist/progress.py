@@ -237,7 +237,7 @@ class Progress:
             if not jobs:
                 self._deactivate(queue)
             job.work.settle(job.error)
-            self._settling = None
+            self._settling = self._carried = None  # nothing keeps the arrays of what is done
         return moved
 
     def _deactivate(self, queue: JobQueue) -> None:

@@ -66,12 +66,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("-d", "--dtype", type=_type(_dtype), default=np.dtype("float32"), help="of the elements (default: float32)")
     add("--op", type=_type(as_reduce_op), default=ReduceOp.SUM, help="the reduction (default: sum)")
     add("--root", type=_type(_natural), default=0, metavar="RANK", help="source or destination (default: 0)")
-    add(
-        "--backend",
-        type=_type(_backend),
-        default="gloo",
-        help="gloo, threads or mpi (default: gloo)",
-    )
+    add("--backend", type=_type(_backend), default="gloo", help="gloo, threads or mpi (default: gloo)")
     add("-i", "--iterations", type=_type(_positive), metavar="N", help="timed calls of a size (default: by --seconds)")
     add("--seconds", type=_type(_seconds), default=0.5, help="for each size, about (default: 0.5)")
     add("-w", "--warmup", type=_type(_natural), metavar="N", help="calls before these (default: a tenth as many)")

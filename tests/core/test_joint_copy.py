@@ -1,15 +1,18 @@
 """A long message is copied by its receiver and its sender at once: all of it, and nothing once it has been received."""
 
 import ctypes
+import gc
 import os
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from until import until
 from worlds import needs_linux
 
 import meshdist as dist
@@ -312,3 +315,41 @@ def fails(memory, call, address, array, verb):
 
 def test_once_a_call_has_failed_nobody_writes_into_its_arrays(worlds):
     assert worlds.world("gloo", 3).run(a_call_that_fails_while_a_peer_writes) == [0, 0, 0]
+
+
+def gather_that_nobody_else_makes():
+    group = dist.new_group(timeout=1.0)
+    group.barrier()
+    kept = None
+    if dist.get_rank() == 0:
+        blocks = [np.zeros(MIB) for _ in range(2)]
+        kept = weakref.ref(blocks[1])
+        with pytest.raises(dist.DistTimeoutError):
+            dist.gather(np.zeros(MIB), blocks, 0, group=group)
+        del blocks
+        gc.collect()
+    dist.barrier()
+    return kept is None or kept() is None
+
+
+def test_the_arrays_of_a_call_that_nobody_came_to_are_given_back(worlds):
+    assert worlds.world("gloo", 2).run(gather_that_nobody_else_makes) == [True, True]
+
+
+def receive_once_more():
+    x, kept = np.zeros(8), None
+    for _ in range(2):
+        if dist.get_rank() == 0:
+            x = np.zeros(8)
+            kept = weakref.ref(x)
+            dist.irecv(x, 1).wait()
+        else:
+            dist.isend(x, 0).wait()
+    del x
+    if kept is not None:
+        until(lambda: kept() is None, "the array is given back")
+    dist.barrier()
+
+
+def test_an_array_that_was_received_is_not_kept(worlds):
+    worlds.world("gloo", 2).run(receive_once_more)

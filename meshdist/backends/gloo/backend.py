@@ -16,10 +16,11 @@ from meshdist.backends.gloo.lockstep import Arrival, OneStep
 from meshdist.backends.gloo.messages import Mail
 from meshdist.backends.gloo.movement import plan_movement
 from meshdist.backends.gloo.places import ranks_elsewhere
-from meshdist.backends.gloo.published import told_who_ended, withdraw
+from meshdist.backends.gloo.published import told_who_ended
 from meshdist.backends.gloo.reduction import plan_reduction
 from meshdist.backends.gloo.windows import shared_memory
 from meshdist.backends.whereabouts import SetUpWait
+from meshdist.backends.withdrawal import withdraw
 from meshdist.call import Buffers, Call, Signature
 from meshdist.deadline import Deadline
 from meshdist.doorbells import SocketDoorbells

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -17,10 +16,9 @@ from meshdist.backends.gloo.published import Published, check_withdrawn, publish
 from meshdist.backends.gloo.routes import Blocks
 from meshdist.backends.gloo.segment import Segment, create, find
 from meshdist.backends.gloo.sharing import Sharing
-from meshdist.backends.gloo.single_copy import Memory, address_of, allow_peers, keep_for_ever, may_copy
+from meshdist.backends.gloo.single_copy import Memory, address_of, allow_peers, await_writers, may_copy
 from meshdist.backends.gloo.windows import shared_memory
 from meshdist.call import Signature
-from meshdist.deadline import Deadline
 from meshdist.debug.log import RankLog
 from meshdist.doorbells import SocketDoorbells
 from meshdist.errors import DistBackendError
@@ -34,8 +32,6 @@ _KEY = "memory"
 _READS, _WRITES = 1, 2
 # What peers try to write, and where: it is there as long as the process.
 _TRIAL = np.zeros(1, np.int64)
-# How long a rank whose call has failed waits for those that write into its arrays.
-_SETTLE_S = 1.0
 _log = RankLog()
 _LEFT_OUT = "making this call"
 
@@ -83,7 +79,7 @@ class Host:
         self._areas: dict[tuple[np.dtype[Any], int], list[list[list[Array]]]] = {}
         self._scratch: Array | None = None
         self._reserved = 0
-        self._lent: tuple[Blocks, int] | None = None
+        self._lent: tuple[Blocks, int, int] | None = None
         self.sharing = Sharing(options, self.arena, shared_memory(options))
 
     def meet(self) -> Iterator[Waitable]:
@@ -128,31 +124,22 @@ class Host:
             self.arena.reserve_slots(self.backend.rank, num_bytes)
             self._reserved = num_bytes
 
-    def lend(self, blocks: Blocks, word: int) -> None:
-        """Say what peers write into until they have posted `word`."""
-        self._lent = blocks, word
+    def lend(self, blocks: Blocks, begin: int, end: int) -> None:
+        """Say what peers write into once all have posted the word `begin`, and until they have posted `end`."""
+        self._lent = blocks, begin, end
 
     def take_back(self) -> None:
         """Say that all of them have."""
         self._lent = None
 
     def settle(self) -> None:
-        """After a call has failed: wait until no peer writes into its arrays any more.
-
-        The user may do something else with them, or give back their memory. That of a peer which is stopped in the
-        middle is kept for ever.
-        """
+        """After this rank has said that its call has failed: wait until no peer writes into its arrays any more."""
         if self._lent is None:
             return
-        (blocks, word), self._lent = self._lent, None
-        pause, deadline = threading.Event(), Deadline(_SETTLE_S)
-        while self.lockstep.underway(word):
-            if deadline.expired():
-                for block in blocks:
-                    if block is not None:
-                        keep_for_ever(block)
-                return
-            pause.wait(0.001)
+        (blocks, begin, end), self._lent = self._lent, None
+        # Where one had not come, nobody has begun, and nobody will: this rank's own post is taken back.
+        if self.lockstep.arrived(begin):
+            await_writers(lambda: not self.lockstep.underway(end), blocks)
 
     def scratch(self, dtype: np.dtype[Any]) -> tuple[Array, Array]:
         """Return memory of this rank alone for two pieces of data."""

@@ -30,16 +30,15 @@ from meshdist.backends.gloo.peer import LEFT, Peer
 from meshdist.backends.gloo.published import Published, channel_key, check_withdrawn
 from meshdist.backends.gloo.receipts import LEFT_OUT, Expected, Parcel, Receipt
 from meshdist.backends.gloo.segment import find
-from meshdist.backends.gloo.single_copy import Memory, keep_for_ever, may_copy
-from meshdist.deadline import Deadline
+from meshdist.backends.gloo.single_copy import Memory, await_writers, may_copy
 from meshdist.errors import DistBackendError
 from meshdist.waiting import Doorbell
 
 if TYPE_CHECKING:
     from meshdist.backends.base import Backend
 
-# How long a receiver that gives up waits for a sender that is writing into its array.
-_SETTLE_S = 1.0
+# How long who ends the inbox waits for the thread that reads from it.
+_READ_S = 1.0
 
 
 class Inbox:
@@ -149,19 +148,13 @@ class Inbox:
             self._settle()
 
     def _settle(self) -> None:
-        # The user may do something else with the array, which the sender is not to write into any more.
-        deadline = Deadline(_SETTLE_S)
-        is_mine = self.moving.acquire(timeout=_SETTLE_S)
+        # The thread that reads may be in the middle of it, but not for long.
+        is_mine = self.moving.acquire(timeout=_READ_S)
         try:
-            joint, pause = self._joint, threading.Event()
-            if joint is None:
-                return
-            joint.revoke()
-            while not joint.is_quiet() and not self.peer.ended():
-                if deadline.expired():
-                    keep_for_ever(joint.target)
-                    return
-                pause.wait(0.001)
+            joint = self._joint
+            if joint is not None:
+                joint.revoke()
+                await_writers(lambda: joint.is_quiet() or self.peer.ended(), [joint.target])
         finally:
             if is_mine:
                 self.moving.release()

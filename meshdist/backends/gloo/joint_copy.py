@@ -101,13 +101,19 @@ class JointReading(_Part):
 
     def is_quiet(self) -> bool:
         """Return whether the sender has written all that it has claimed."""
-        written, claimed = self._said(WRITTEN_FROM), self._said(CLAIMED)
-        return claimed is None or claimed == written
+        return self._written_from() is not None
 
     def _has_all(self) -> bool:
         # What it has read reaches as far as what the sender has written, and so the sender cannot claim more.
+        begin = self._written_from()
+        return begin is not None and self._there >= begin
+
+    def _written_from(self) -> int | None:
+        # From where on the sender has written; None while it is writing. Each word is looked at once, in this order.
         written, claimed = self._said(WRITTEN_FROM), self._said(CLAIMED)
-        return self._there == self._size if claimed is None else claimed == written and self._there >= claimed
+        if claimed is None:
+            return self._size
+        return claimed if claimed == written else None
 
     def _claim(self, end: int) -> None:
         self._say(READING, self._size if self._is_revoked else min(end, self._size))

@@ -296,7 +296,7 @@ class OneStep(LockstepPlan):
         """Take the others' data out of their slots."""
 
     def run(self, send: Buffers, recv: Buffers) -> None:
-        # As `flip` and `meet` do: a call of a method is a fortieth of the time of all this.
+        # As `flip` and `meet` do; the call of a method takes a fortieth of the time of all this.
         lockstep = self.lockstep
         lockstep.use = use = lockstep.use ^ 1
         self.put(send, use)

@@ -16,9 +16,9 @@ import numpy as np
 from meshdist.arrays import Array
 from meshdist.backends.base import Plan
 from meshdist.backends.gloo.arena import PAGE
+from meshdist.backends.gloo.copying import CopyingPlan
 from meshdist.backends.gloo.in_place import SharedMove
 from meshdist.backends.gloo.lockstep import Arrival, LockstepPlan, OneStep
-from meshdist.backends.gloo.reading import ReadingPlan
 from meshdist.backends.gloo.routes import Blocks, Route
 from meshdist.call import Buffers, Call, Signature
 from meshdist.debug.mismatch import compare_splits
@@ -92,7 +92,7 @@ def put(send: Any, place: Any) -> None:
         place[...] = send
 
 
-class BulkMove(ReadingPlan):
+class BulkMove(CopyingPlan):
     """What carrying out a route by chunks or by single copies has in common.
 
     Attributes:
@@ -116,7 +116,7 @@ class SingleCopyMove(BulkMove):
         give, take = self.route.give(send), self.route.take(recv)
         use = self.announce(give, take)
         if self._written:
-            self.host.lend(take, self.lockstep.next_word(self.fingerprint, 2))
+            self.host.lend(take, *(self.lockstep.next_word(self.fingerprint, steps) for steps in (1, 2)))
         yield self.arrive()
         _keep_own(give[self.rank], take[self.rank])
         for peer in self.others():
@@ -140,7 +140,8 @@ class ChunkedMove(BulkMove):
     def __init__(self, host: Host, call: Call, route: Route) -> None:
         super().__init__(host, call, route)
         self._room = host.arena.slot_bytes
-        if (route.giver is None) == route.shared:
+        is_broadcast_or_exchange = route.shared == (route.giver is not None)
+        if not is_broadcast_or_exchange:
             self._room = min(self._room, _SHORT_CHUNK)
         host.reserve(self._room)
 

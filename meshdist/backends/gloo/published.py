@@ -8,12 +8,10 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from meshdist.backends.base import withdrawn_key
 from meshdist.deadline import Deadline
 from meshdist.doorbells import SocketDoorbells
 from meshdist.errors import DistBackendError, DistError, DistNetworkError
 from meshdist.farewell import DESTROYED_GROUP, ENDED_WITH_STORE, ORDERLY, peer_gone
-from meshdist.limits import start_thread
 from meshdist.waiting import Doorbell, Waitable
 
 if TYPE_CHECKING:
@@ -24,7 +22,6 @@ _PAUSE_S = 0.001
 # The one who waits has told nobody on which of its doorbells it sleeps: the first few are rung.
 _BELLS = 4
 _END_S = 0.2
-_WITHDRAW_S = 0.5
 
 
 def publish(options: BackendOptions, key: str, value: str, readers: list[int]) -> None:
@@ -35,26 +32,6 @@ def publish(options: BackendOptions, key: str, value: str, readers: list[int]) -
         card = options.peers.card(options.ranks[rank])
         for number in range(1, _BELLS + 1):
             options.bells.ring(card.bells, number)
-
-
-def withdraw(options: BackendOptions, rank: int, what: str) -> None:
-    """Say in the store that this rank will not take part in setting the group up, for those who wait for it there.
-
-    It takes a moment at most: the process that holds the store may be stopped.
-    """
-
-    def tell() -> None:
-        # Where there is no store any more, nobody waits either.
-        with contextlib.suppress(DistError):
-            options.store.compare_set(withdrawn_key(rank), "", what)  # the first reason stands
-
-    thread = threading.Thread(target=tell, name="meshdist withdraws", daemon=True)
-    try:
-        start_thread(thread)
-    except DistError:
-        tell()
-    else:
-        thread.join(_WITHDRAW_S)
 
 
 def mark_told(options: BackendOptions, rank: int) -> None:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from meshdist.arrays import Array
 from meshdist.backends.base import Plan
 from meshdist.backends.gloo.chunked_reduction import chunked_reduction
+from meshdist.backends.gloo.copying import CopyingPlan
 from meshdist.backends.gloo.cuts import Cut
 from meshdist.backends.gloo.in_place import SharedReduce
 from meshdist.backends.gloo.lockstep import Arrival, OneStep
 from meshdist.backends.gloo.movement import put
-from meshdist.backends.gloo.reading import ReadingPlan
 from meshdist.call import Buffers, Call
 from meshdist.quiet import quiet_runner
 from meshdist.reduce_op import ReduceOp
@@ -92,7 +92,7 @@ def _is_reduced_at_once(stack: Array | None) -> bool:
     return bool(stack[0].size > 1)
 
 
-class SingleCopyReduce(ReadingPlan):
+class SingleCopyReduce(CopyingPlan):
     """Many bytes: each rank reads its segment of the others' arrays piece by piece, and adds it to its own.
 
     A piece stays in the cache between being read and being added. In an all_reduce the segments are reduced in place

@@ -11,11 +11,13 @@ import ctypes
 import errno
 import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from meshdist.arrays import Array
+from meshdist.deadline import Deadline
 from meshdist.errors import DistBackendError
 from meshdist.switches import SINGLE_COPY, switch
 
@@ -23,6 +25,8 @@ _PR_SET_PTRACER = 0x59616D61
 _ANY_PROCESS = -1
 # The kernel moves at most this much in one call.
 _LARGEST_COPY = 0x7FFFF000
+# How long a rank whose call has failed waits for those that write into its arrays.
+_SETTLE_S = 1.0
 
 
 class _Span(ctypes.Structure):
@@ -62,9 +66,20 @@ def _not_here(*args: Any) -> int:
     return -1
 
 
-def keep_for_ever(array: Array) -> None:
-    """Never give back the memory of an array: a peer that was stopped would write into it when it goes on."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(array))
+def await_writers(is_quiet: Callable[[], bool], arrays: Iterable[Array | None]) -> None:
+    """After a call has failed: wait until no peer writes into its arrays any more, which may go back to their user.
+
+    Where a peer does not come to an end, as it was stopped, their memory is never given back: it would write into what
+    is there when it goes on.
+    """
+    pause, deadline = threading.Event(), Deadline(_SETTLE_S)
+    while not is_quiet():
+        if deadline.expired():
+            for array in arrays:
+                if array is not None:
+                    ctypes.pythonapi.Py_IncRef(ctypes.py_object(array))
+            return
+        pause.wait(0.001)
 
 
 class Memory:

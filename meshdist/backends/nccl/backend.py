@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from meshdist.backends.base import Backend, BackendOptions, Plan, withdrawn_key
+from meshdist.backends.base import Backend, BackendOptions, Plan
 from meshdist.backends.counting_in import Counted
 from meshdist.backends.nccl.aborting import Aborting
 from meshdist.backends.nccl.calls import CARRIED, NcclCalls
@@ -18,6 +18,7 @@ from meshdist.backends.nccl.library import CupyLibrary, Library
 from meshdist.backends.nccl.meeting import Meeting, compare_calls
 from meshdist.backends.nccl.pairs import Pair
 from meshdist.backends.nccl.watchdog import Watchdog
+from meshdist.backends.withdrawal import withdraw
 from meshdist.call import Call
 from meshdist.cupy_arrays import cupy_module
 from meshdist.deadline import Deadline
@@ -124,7 +125,7 @@ class NcclBackend(Backend):
                 for flight in lane.flights.copy():
                     flight.record_end(told)
             self.error = told
-        self._withdraw(gave_up(str(self.error)))
+        withdraw(self.options, self.rank, gave_up(str(self.error)))
         with contextlib.suppress(DistError):
             self.options.store.set(_BROKEN, "")
         aborting = Aborting(list(self._lanes.values()), self.options.label)
@@ -169,7 +170,7 @@ class NcclBackend(Backend):
         if self.error is None and self._is_broken():
             self.fail(DistBackendError("another rank gave up"))
         if self.error is None:
-            self._withdraw(DESTROYED_GROUP)
+            withdraw(self.options, self.rank, DESTROYED_GROUP)
             _in_time(self._finish, self._give_up)
         if self.error is not None:  # the thread that gave up may not have come so far
             self._fail_flights()
@@ -326,11 +327,6 @@ class NcclBackend(Backend):
 
     def _give_up(self) -> None:
         Aborting(list(self._lanes.values()), self.options.label).wait(_ABORT_S)
-
-    def _withdraw(self, how: str) -> None:
-        # The first word stands. Where there is no store any more, nobody waits either.
-        with contextlib.suppress(DistError):
-            self.options.store.compare_set(withdrawn_key(self.rank), "", how)
 
 
 def _in_words(error: BaseException) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _PIECE = 4 << 20
 
 
-class ReadingPlan(LockstepPlan):
+class CopyingPlan(LockstepPlan):
     """A plan in which ranks can copy out of and into each other's memory.
 
     Attributes:
