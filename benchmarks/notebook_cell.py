@@ -17,7 +17,7 @@ from sidebyside import machine, report
 from sidebyside.libraries import installed
 from sidebyside.options import positive
 
-from meshdist.notebook.pool import Outcome, Pool
+from meshdist.notebook.pool import Completion, Pool
 
 GOAL_S = 0.050
 BEGUN = "import time\nprint(time.monotonic_ns())"
@@ -61,7 +61,7 @@ class Clock:
         self._pool.close()
 
 
-def _why(outcome: Outcome) -> str:
+def _why(outcome: Completion) -> str:
     said = [answer.summary for answer in outcome.answers.values() if answer.summary]
     return "; ".join([*said, *outcome.ended.values()]) or "not all workers have said when they began"
 

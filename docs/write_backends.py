@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 
 import meshdist as dist
+from meshdist.arrays.reduce_op import check_op_dtype
 from meshdist.backends.base import Backend as Engine
-from meshdist.backends.mpi.passing import PASSED
+from meshdist.backends.mpi.cuda_aware import PASSED
 from meshdist.backends.nccl.dtypes import reduction_of
 from meshdist.backends.registry import DEVICE_TYPES, entry_of
 from meshdist.collectives.definition import Collective
 from meshdist.collectives.methods import CollectiveMethods
-from meshdist.reduce_op import check_op_dtype
 
 PAGE = Path(__file__).parent / "backends.md"
 ENGINES = {
@@ -49,13 +49,13 @@ def how(name: str, device: str, collective: Collective) -> str:
         return PASSED_OR_STAGED if name == "mpi" and collective.native in PASSED else STAGED
     if device not in entry.devices:
         return NOT
-    by_itself = collective.staging is None or engine.has_own(collective.name)
+    by_itself = collective.composition is None or engine.has_own(collective.name)
     if by_itself:
-        native = collective.name if collective.staging is not None else collective.native
+        native = collective.name if collective.composition is not None else collective.native
         if engine.has_own(native):
             return OWN
-    elif collective.staging is not None and device == "cpu":
-        return how(name, device, collective.staging.inner)
+    elif collective.composition is not None and device == "cpu":
+        return how(name, device, collective.composition.inner)
     sends = engine.send is not Engine.send
     return MESSAGES if sends else NOT
 

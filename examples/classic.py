@@ -1,4 +1,4 @@
-"""A script as it is written for torch.distributed, which its two imports bring here; nothing else is changed.
+"""A script written for torch.distributed, with only its two imports changed.
 
     meshrun --nproc-per-node 4 examples/classic.py
 
@@ -15,7 +15,7 @@ FEATURES, ROWS, STEPS = 3, 8, 60
 
 
 def make_data(size):
-    """Return inputs and targets for all ranks, a block for each: what rank 0 has read from a file."""
+    """Return inputs and targets, one block for each rank, as if rank 0 had read them from a file."""
     numbers = torch.arange(size * ROWS * FEATURES, dtype=torch.float64)
     inputs = torch.sin(numbers * numbers).reshape(size, ROWS, FEATURES)
     weights = torch.arange(1, FEATURES + 1, dtype=torch.float64)
@@ -45,7 +45,7 @@ def train(rank, size):
     x, y = scatter_data(rank, size)
     weights = torch.full((FEATURES,), float(rank), dtype=torch.float64)
     bias = torch.full((1,), float(rank), dtype=torch.float64)
-    for parameter in (weights, bias):  # everybody begins as rank 0 does
+    for parameter in (weights, bias):  # all ranks start with the values of rank 0
         dist.broadcast(parameter, src=0)
     losses = []
     for _ in range(STEPS):
@@ -62,7 +62,7 @@ def train(rank, size):
 
 
 def train_alone(size):
-    """What one process computes from all data."""
+    """Compute the same in one process, from all data."""
     inputs, targets = make_data(size)
     x, y = inputs.reshape(size * ROWS, FEATURES), targets.reshape(size * ROWS)
     weights = torch.zeros((FEATURES,), dtype=torch.float64)
@@ -74,7 +74,7 @@ def train_alone(size):
 
 
 def pass_around(rank, size):
-    """Send a number around a ring, each adds its rank; return it where it ends, on rank 0."""
+    """Send a number around a ring in which each rank adds its number; return it on rank 0."""
     token = torch.zeros((1,), dtype=torch.int64)
     if size == 1:
         return int(token[0])

@@ -1,4 +1,4 @@
-"""The network of train_digits.py, and its data: two layers, of which each rank of a "tp" group has a part.
+"""The network and the data of train_digits.py: two layers, split over the ranks of a "tp" group.
 
 Each rank holds B/dp rows x of a batch of B images and H/tp of the H hidden units:
 
@@ -6,8 +6,8 @@ Each rank holds B/dp rows x of a batch of B images and H/tp of the H hidden unit
     logits = hidden @ w2 + b2     hidden (B/dp, H/tp)   w2 (H/tp, 10)  b2 (10,)      row-parallel: w2 cut by rows
 
 Forward, the column-parallel layer makes some of its outputs from all of its inputs, without communication. The
-row-parallel layer takes just these; what it makes are parts of a sum, which one all_reduce along "tp" completes. b2 is
-whole on every rank and added once, after the sum. Backward, every rank of a "tp" group has the whole logits, so the
+row-parallel layer takes these outputs and yields parts of a sum, which one all_reduce along "tp" completes. b2 is
+replicated and added once, after the sum. Backward, every rank of a "tp" group has the whole logits, so the
 gradients of its own weights are local; only the gradient of x would be a sum along "tp", and no layer below needs it.
 What remains is the mean over the batch: one all_reduce along "dp" averages all gradients, laid out in one flat array.
 """

@@ -1,4 +1,4 @@
-"""What surrounds the training in train_digits.py: the GPU, the clock, the progress that is shown, the picture."""
+"""Helpers of train_digits.py: the GPU, the timer, the progress display, the plot."""
 
 import math
 import sys
@@ -13,7 +13,7 @@ import meshdist as dist
 
 
 def array_module(device: str) -> Any:
-    """Return NumPy, or for "cuda" CuPy, with this rank's GPU as its device: what all arrays of the training are of."""
+    """Return the array library of the training: NumPy, or for "cuda" CuPy with this rank's GPU selected."""
     if device == "cpu":
         return np
     try:
@@ -30,7 +30,7 @@ def array_module(device: str) -> Any:
 
 @contextmanager
 def timed(seconds: list[float], xp: Any) -> Iterator[None]:
-    """Append the time that the block takes; on a GPU, until all is done that was asked of it."""
+    """Append the time of the block; on a GPU, until all enqueued work is done."""
     finish = (lambda: None) if xp is np else xp.cuda.get_current_stream().synchronize
     finish()
     started = perf_counter()

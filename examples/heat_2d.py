@@ -1,12 +1,11 @@
-"""The heat equation on a plate that is cut along both axes of a mesh; neighbours exchange the edges of their parts.
+"""Solve the heat equation on a plate that is split along both axes of a mesh, with halo exchange.
 
     meshrun --nproc-per-node 4 examples/heat_2d.py --cells 96 --steps 400
 
-Each rank has a part of the plate with a frame of one cell around it. Inside the plate the frame (the halo) is a copy
-of the neighbours' edges, got anew before every step by isend and irecv along each axis of the mesh; at the rim of the
-plate it is the rim, which keeps its temperature. While the halo is on its way, the cells that do not need it are
-computed. A cell is computed from the same numbers in the same order as in one process, so the result is the same to
-the last bit.
+Each rank has a part of the plate, framed by one row of cells. Inside the plate the frame (the halo) is a copy of the
+neighbours' edges, exchanged before every step by isend and irecv along each axis of the mesh. At the rim of the plate
+it is the rim, which keeps its temperature. The cells that do not need the halo are computed during the exchange. Each
+cell is computed from the same numbers in the same order as in one process, so the result is equal to the last bit.
 """
 
 import argparse
@@ -38,7 +37,7 @@ def heat(u: Array, new: Array, rows: slice, columns: slice) -> None:
 
 
 def exchange(u: Array, y: dist.DeviceMesh, x: dist.DeviceMesh) -> list[dist.Work]:
-    """Begin to send the edges of `u` to the neighbours, and to receive theirs into its frame."""
+    """Start sending the edges of `u` to the neighbours and receiving theirs into its frame."""
     works: list[dist.Work] = []
     for axis, cells in ((y, u[:, 1:-1]), (x, u[1:-1, :].T)):
         me = axis.get_local_rank()

@@ -1,11 +1,11 @@
-"""k-means: the points are shared out, every rank knows all centres.
+"""k-means with the points distributed over the ranks and the centres replicated.
 
     meshrun --nproc-per-node 4 examples/kmeans.py
 
 The points are the 1,797 handwritten digits of 8 x 8 pixels. Each step assigns this rank's points to their nearest
-centres, adds them up by centre, and sums these sums and the counts over all ranks: one all_reduce of an array that is
-as long as the centres, however many points there are. The pixels are whole numbers and so are their sums, which is why
-the result does not depend on the number of ranks by a single bit.
+centres, sums them by centre, and reduces the sums and counts over all ranks: one all_reduce, whose size depends on the
+number of centres and not on that of points. The pixels and their sums are integers, so the result is equal to the last
+bit for any number of ranks.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def nearest(points: Array, centres: Array) -> tuple[Array, Array]:
 
 
 def sums_by_centre(points: Array, labels: Array, k: int) -> Array:
-    """Return for each centre the sum of its points and, last, how many there are: (k, PIXELS + 1)."""
+    """Return for each centre the sum of its points and, last, their number: (k, PIXELS + 1)."""
     sums = np.zeros((k, PIXELS + 1), np.int64)
     np.add.at(sums, labels, np.column_stack([points, np.ones(len(points), np.int64)]))
     return sums
@@ -36,7 +36,7 @@ def sums_by_centre(points: Array, labels: Array, k: int) -> Array:
 def k_means(
     points: Array, first: Array, steps: int, sum_over_ranks: Callable[[Array], Array]
 ) -> tuple[Array, list[int]]:
-    """Move the centres, from `first`, until they stay where they are; return them, and how many points moved.
+    """Move the centres, from `first`, until they are stable; return them, and how many points moved.
 
     Args:
         points: Those of this rank (any, PIXELS).

@@ -1,4 +1,4 @@
-"""A backend of one's own: gloo carries out the calls, and each is logged. `meshrun examples/logging_backend.py`."""
+"""A custom backend: gloo carries out the calls, and each is logged. `meshrun examples/logging_backend.py`."""
 
 import time
 
@@ -38,7 +38,7 @@ class LoggedMessage:
     def __init__(self, message, *what):
         self.message, self.what = message, (*what, time.perf_counter())
 
-    def __getattr__(self, name):  # all but `ready` is that of the message
+    def __getattr__(self, name):  # forward all but `ready` to the message
         return getattr(self.message, name)
 
     def ready(self):

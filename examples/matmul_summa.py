@@ -1,11 +1,11 @@
-"""Multiply matrices of which every rank holds one block: SUMMA on a 2-D mesh.
+"""Multiply matrices that are distributed in blocks: SUMMA on a 2-D mesh.
 
     meshrun --nproc-per-node 4 examples/matmul_summa.py --size 768
 
 On a mesh of P x Q ranks, rank (i, j) holds block (i, j) of A, of B and of the product C. C is a sum over panels, of
-some columns of A times the same rows of B. For each panel, the ranks that hold its columns of A send them along their
-row of the mesh, those that hold its rows of B along their column, and everybody adds one product to its block of C.
-While it does, the next panels are on their way. No rank ever holds more than its blocks and two panels of each.
+some columns of A times the same rows of B. For each panel, the ranks with its columns of A broadcast them along their
+row of the mesh, the ranks with its rows of B along their column, and every rank adds one product to its block of C.
+Meanwhile, the next panels are broadcast. A rank holds at most its blocks and two panels of each matrix.
 
 van de Geijn and Watts, "SUMMA: scalable universal matrix multiplication algorithm", 1997.
 """
@@ -36,7 +36,7 @@ def multiply(mesh: dist.DeviceMesh, a: Array, b: Array, width: int) -> Array:
         b: This rank's block (k/P, n/Q).
         width: Columns of A, and rows of B, in a panel; no panel may reach over the edge of a block.
     """
-    # A rank's row of the mesh are those that differ from it in their column.
+    # The ranks of a row of the mesh differ in their column.
     along_row, along_column = mesh["column"], mesh["row"]
 
     def fetch(begin: int) -> tuple[Array, Array, list[dist.Work]]:

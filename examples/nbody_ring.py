@@ -1,11 +1,10 @@
-"""Bodies that attract each other, and a ring: blocks of bodies travel around it while forces are computed.
+"""Simulate gravitating bodies with a ring pipeline: blocks of bodies travel while forces are computed.
 
     meshrun --nproc-per-node 4 examples/nbody_ring.py --bodies 400
 
-Every rank has the bodies of one block. For the force on them all others are needed, but never at once: in as many
-steps as there are ranks, each passes the block that it has on to the next rank and computes with it while the one from
-the rank before is on its way. So a rank holds three blocks at a time, and what it waits for has had as long as that to
-arrive.
+Every rank has one block of bodies. The force on them depends on all other bodies, but not at the same time. In each of
+world_size steps, a rank sends its current block to the next rank, receives another from the previous rank, and computes
+with the current block meanwhile. So a rank holds three blocks at a time, and communication overlaps computation.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""Sort more numbers than a rank would hold: parallel sorting by regular sampling.
+"""Sort more numbers than one rank can hold, by parallel sorting with regular sampling.
 
     meshrun --nproc-per-node 4 examples/sample_sort.py --numbers 200000
 
-Every rank sorts its own numbers and takes samples of them at regular distances. From the samples of all ranks everybody
-picks the same splitters, one less than there are ranks, and cuts its numbers at them: what lies between two splitters
-goes to one rank, by one all_to_all. So rank 0 ends up with the smallest numbers, in order, and the last one with the
+Every rank sorts its own numbers and takes samples of them at regular distances. From the samples of all ranks, every
+rank selects the same splitters, one fewer than ranks, and cuts its numbers at them. One all_to_all sends the numbers
+between two splitters to one rank. Rank 0 ends up with the smallest numbers, in order, and the last rank with the
 largest. With samples at regular distances no rank gets more than twice its share, unless numbers repeat much.
 
 Shi and Schaeffer, "Parallel sorting by regular sampling", 1992.
@@ -21,7 +21,7 @@ Array = np.ndarray
 
 
 def splitters(mine: Array) -> Array:
-    """Return world_size - 1 numbers that cut all ranks' numbers into parts of about the same size.
+    """Return world_size - 1 numbers that split all ranks' numbers into parts of similar size.
 
     Args:
         mine: This rank's numbers, sorted.
@@ -33,7 +33,7 @@ def splitters(mine: Array) -> Array:
 
 
 def exchange(parts: list[Array]) -> list[Array]:
-    """Send part i to rank i; return what came from each rank."""
+    """Send part i to rank i; return the parts received from each rank."""
     lengths = np.array([len(part) for part in parts])
     to_come = dist.all_to_all_single(np.empty_like(lengths), lengths)
     received = [np.empty(length, parts[0].dtype) for length in to_come]
@@ -46,7 +46,7 @@ def sample_sort(numbers: Array) -> Array:
     mine = np.sort(numbers)
     cuts = np.searchsorted(mine, splitters(mine))
     received = exchange(np.split(mine, cuts))
-    return np.sort(np.concatenate(received), kind="stable")  # which merges what is in order already
+    return np.sort(np.concatenate(received), kind="stable")  # merges the sorted parts
 
 
 def main() -> None:

@@ -12,7 +12,10 @@ import typing as _typing
 
 from meshdist import functional
 from meshdist._version import __version__
-from meshdist.backends.availability import (
+from meshdist.arrays.reduce_op import PremulSum, ReduceOp, premul_sum, reduce_op, supports_complex
+from meshdist.backends.device_backends import (
+    Backend,
+    get_default_backend_for_device,
     is_available,
     is_backend_available,
     is_gloo_available,
@@ -21,54 +24,20 @@ from meshdist.backends.availability import (
     is_ucc_available,
     is_xccl_available,
 )
-from meshdist.backends.device_backends import get_default_backend_for_device
 from meshdist.backends.mpi.environment import has_launcher as _has_launcher
-from meshdist.backends.names import Backend
-from meshdist.collectives.all_gather import all_gather
-from meshdist.collectives.all_gather_coalesced import all_gather_coalesced
-from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor, all_gather_single
-from meshdist.collectives.all_reduce import all_reduce
-from meshdist.collectives.all_reduce_coalesced import all_reduce_coalesced
-from meshdist.collectives.all_to_all import all_to_all
-from meshdist.collectives.all_to_all_single import all_to_all_single
-from meshdist.collectives.barrier import barrier
-from meshdist.collectives.batch import P2POp, batch_isend_irecv
-from meshdist.collectives.broadcast import broadcast
+from meshdist.bootstrap.rendezvous import register_rendezvous_handler, rendezvous
+from meshdist.collectives import methods as _methods
 from meshdist.collectives.coalescing import coalescing_manager
-from meshdist.collectives.gather import gather
-from meshdist.collectives.monitored_barrier import monitored_barrier
-from meshdist.collectives.multigpu import (
-    all_gather_multigpu,
-    all_reduce_multigpu,
-    broadcast_multigpu,
-    reduce_multigpu,
-    reduce_scatter_multigpu,
-)
-from meshdist.collectives.objects import (
-    all_gather_object,
-    broadcast_object_list,
-    gather_object,
-    recv_object_list,
-    scatter_object_list,
-    send_object_list,
-)
-from meshdist.collectives.point_to_point import irecv, isend, recv, send
-from meshdist.collectives.reduce import reduce
-from meshdist.collectives.reduce_scatter import reduce_scatter
-from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_single, reduce_scatter_tensor
-from meshdist.collectives.scatter import scatter
-from meshdist.collectives.tensor_coalesced import all_gather_into_tensor_coalesced, reduce_scatter_tensor_coalesced
-from meshdist.current import is_initialized
-from meshdist.deadline import default_pg_timeout
+from meshdist.collectives.methods import *  # noqa: F403 - the collectives and messages, listed there
+from meshdist.collectives.methods import all_gather_into_tensor, reduce_scatter_tensor
+from meshdist.collectives.send_recv import P2POp, batch_isend_irecv
 from meshdist.debug.breakpoint import breakpoint
+from meshdist.debug.debug_level import DebugLevel, get_debug_level, set_debug_level, set_debug_level_from_env
 from meshdist.debug.dump import flight_recorder
-from meshdist.debug.levels import DebugLevel, get_debug_level, set_debug_level, set_debug_level_from_env
 from meshdist.debug.replicated import check_replicated
 from meshdist.device_mesh import DeviceMesh, get_current_mesh, init_device_mesh
-from meshdist.dry_run import dry_run
 from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistStoreError, DistTimeoutError
-from meshdist.future import Future
-from meshdist.groups import (
+from meshdist.groups.api import (
     GroupMember,
     get_backend,
     get_backend_config,
@@ -82,19 +51,21 @@ from meshdist.groups import (
     group,
     new_group,
 )
-from meshdist.launch.env import is_torchelastic_launched
+from meshdist.groups.process_group import ProcessGroup
+from meshdist.groups.shared_arrays import empty, full, zeros
+from meshdist.groups.shrink import SHRINK_ABORT, SHRINK_DEFAULT, shrink_group
+from meshdist.groups.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
+from meshdist.launch.dry_run import dry_run
 from meshdist.launch.spawn import ProcessExitedException, ProcessRaisedException, spawn
-from meshdist.launch.threads import run
-from meshdist.process_group import ProcessGroup
+from meshdist.launch.thread_ranks import run
+from meshdist.launch.worker_env import is_torchelastic_launched
+from meshdist.lifecycle import abort_process_group, destroy_process_group, init_process_group
 from meshdist.profiler.profile import profile
-from meshdist.reduce_op import PremulSum, ReduceOp, premul_sum, reduce_op, supports_complex
-from meshdist.rendezvous import register_rendezvous_handler, rendezvous
-from meshdist.shared_arrays import empty, full, zeros
-from meshdist.shrink import SHRINK_ABORT, SHRINK_DEFAULT, shrink_group
-from meshdist.start_and_end import abort_process_group, destroy_process_group, init_process_group
+from meshdist.runtime.context import is_initialized
+from meshdist.runtime.work import Future, Work
 from meshdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore
-from meshdist.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
-from meshdist.work import Work
+from meshdist.system.deadline import default_pg_timeout
+from meshdist.system.versions import show_versions
 
 if _typing.TYPE_CHECKING:
     from meshdist.topology import CostModel, Topology, calibrate, plan
@@ -128,24 +99,8 @@ __all__ = [
     "Work",
     "__version__",
     "abort_process_group",
-    "all_gather",
-    "all_gather_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_into_tensor_coalesced",
-    "all_gather_multigpu",
-    "all_gather_object",
-    "all_gather_single",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_reduce_multigpu",
-    "all_to_all",
-    "all_to_all_single",
-    "barrier",
     "batch_isend_irecv",
     "breakpoint",
-    "broadcast",
-    "broadcast_multigpu",
-    "broadcast_object_list",
     "calibrate",
     "check_replicated",
     "coalescing_manager",
@@ -156,8 +111,6 @@ __all__ = [
     "flight_recorder",
     "full",
     "functional",
-    "gather",
-    "gather_object",
     "get_backend",
     "get_backend_config",
     "get_current_mesh",
@@ -173,7 +126,6 @@ __all__ = [
     "group",
     "init_device_mesh",
     "init_process_group",
-    "irecv",
     "is_available",
     "is_backend_available",
     "is_gloo_available",
@@ -183,33 +135,19 @@ __all__ = [
     "is_torchelastic_launched",
     "is_ucc_available",
     "is_xccl_available",
-    "isend",
-    "monitored_barrier",
     "new_group",
     "new_subgroups",
     "new_subgroups_by_enumeration",
     "plan",
     "premul_sum",
     "profile",
-    "recv",
-    "recv_object_list",
-    "reduce",
-    "reduce_multigpu",
     "reduce_op",
-    "reduce_scatter",
-    "reduce_scatter_multigpu",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-    "reduce_scatter_tensor_coalesced",
     "register_rendezvous_handler",
     "rendezvous",
     "run",
-    "scatter",
-    "scatter_object_list",
-    "send",
-    "send_object_list",
     "set_debug_level",
     "set_debug_level_from_env",
+    "show_versions",
     "shrink_group",
     "spawn",
     "split_group",
@@ -217,7 +155,10 @@ __all__ = [
     "zeros",
 ]
 
-# Names that scripts call although torch has them private.
+if not _typing.TYPE_CHECKING:  # type checkers know these names by the import
+    __all__ += _methods.__all__
+
+# Private names of torch that scripts use.
 _all_gather_base = all_gather_into_tensor
 _coalescing_manager = coalescing_manager
 _make_nccl_premul_sum = premul_sum
@@ -231,20 +172,22 @@ if _has_launcher():  # the ranks of an MPI job wait for each other from its star
 if not _typing.TYPE_CHECKING:  # for type checkers, a name that is not there is an error
 
     def __getattr__(name: str) -> object:
-        # Few programs ask for the topology, and it is a tenth of all there is to import: it comes when it is asked for.
+        # Imported at first use: few programs need the topology, and it is a tenth of the import time.
         if name in ("CostModel", "Topology", "calibrate", "plan"):
             from meshdist import topology
 
             return getattr(topology, name)
-        if name == "load_ipython_extension":  # which %load_ext meshdist asks for
+        if name == "load_ipython_extension":  # for %load_ext meshdist
             from meshdist.notebook import magic
 
             return magic.load_ipython_extension
-        # Names of Python's own, such as __path__ or __wrapped__, are asked for in passing: nobody reads the reason.
+        # Python probes for names such as __path__ and __wrapped__; those need no reason.
         if name.startswith("__"):
             raise AttributeError(f"module 'meshdist' has no attribute {name!r}")
+        if name in (registered := vars(_methods.CollectiveMethods)) and name != "collective_group":
+            return registered[name]  # a collective that was added after the import
         import sys
 
-        from meshdist.absent import no_attribute
+        from meshdist._torch_names import no_attribute
 
         raise no_attribute(sys.modules[__name__], "", "module 'meshdist'", name)

@@ -1,7 +1,6 @@
 """The import path that scripts know from torch: `from meshdist.device_mesh import init_device_mesh, DeviceMesh`."""
 
-from meshdist.mesh.current_mesh import get_current_mesh
-from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.mesh.device_mesh import DeviceMesh, get_current_mesh
 from meshdist.mesh.factory import init_device_mesh
 
 __all__ = ["DeviceMesh", "get_current_mesh", "init_device_mesh"]

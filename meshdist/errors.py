@@ -1,18 +1,83 @@
-"""The exceptions of meshdist: what happens at run time, as opposed to a wrong argument."""
+"""The exceptions of meshdist, for failures at run time; wrong arguments raise ValueError and TypeError."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class CallMade(NamedTuple):
+    """The call that failed, and the line of the user's code that made it.
+
+    Attributes:
+        kind: "call" for a collective, "message" for a message.
+        number: Its number among those of the group.
+        site: `file:line`.
+        peers_last: The number of the last call of a peer that left before this one; None in other cases.
+    """
+
+    kind: str
+    number: int
+    site: str
+    peers_last: int | None = None
+
+    def __str__(self) -> str:
+        last = "" if self.peers_last is None else f"its last was call {self.peers_last}, "
+        return f"{last}this is {self.kind} {self.number}, at {self.site}"
 
 
 class DistError(RuntimeError):
     """Report a failure of the distributed run; the base of all others.
 
+    The message is made of `error_prefix`, `what`, `call` and `hang_report`, in this order. Code decides by these
+    attributes, and never by the message.
+
     Attributes:
-        peer_failed: True where this rank fails only because another one did: the cause is to be found there.
+        peer_failed: True if this rank fails only because another one did, which has the cause.
+        error_prefix: The call that failed, with its group and rank; empty if unknown.
+        what: What went wrong.
+        call: The call that failed, with its number and line; None if unknown, or if `what` has it.
+        is_numbered: The message has the number of the failed call: of this one, a peer's, or an earlier one.
+        hang_report: Which rank waits for which, some lines; empty if unknown.
+        peer: The end of the peer that caused the failure, a `departure.PeerFailure`; None if no peer did.
     """
 
     peer_failed = False
 
-    def __init__(self, message: str, *, peer_failed: bool = False) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, *, peer_failed: bool = False, error_prefix: str = "", hang_report: str = ""
+    ) -> None:
         self.peer_failed = peer_failed
+        self.error_prefix = error_prefix
+        self.what = message
+        self.call: CallMade | None = None
+        self.is_numbered = False
+        self.hang_report = hang_report
+        self.peer: object = None
+        super().__init__(self._message())
+
+    @property
+    def headline(self) -> str:
+        """The message without `call` and `hang_report`."""
+        return f"{self.error_prefix}: {self.what}" if self.error_prefix else self.what
+
+    def locate(self, error_prefix: str, call: CallMade | None = None) -> None:
+        """Add the failed call to the message; an earlier `error_prefix` becomes part of `what`."""
+        if self.error_prefix != error_prefix:
+            self.what, self.error_prefix = self.headline, error_prefix
+        if call is not None:
+            self.call, self.is_numbered = call, True
+        self.args = (self._message(),)
+
+    def add(self, what: str = "", hang_report: str = "") -> None:
+        """Append to `what`, or set the hang report if there is none."""
+        self.what += what
+        self.hang_report = self.hang_report or hang_report
+        self.args = (self._message(),)
+
+    def _message(self) -> str:
+        call = "" if self.call is None else f"; {self.call}"
+        hang_report = f"\n{self.hang_report}" if self.hang_report else ""
+        return f"{self.headline}{call}{hang_report}"
 
 
 class DistBackendError(DistError):
@@ -28,4 +93,4 @@ class DistStoreError(DistError):
 
 
 class DistTimeoutError(DistError):
-    """Report a wait that reached its deadline, naming who was missing."""
+    """Report a wait that reached its deadline, naming the missing ranks."""

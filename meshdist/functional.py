@@ -1,6 +1,6 @@
-"""The collectives as functions from arrays to new arrays: `y = all_reduce(x)` leaves `x` as it is.
+"""The collectives as functions from arrays to new arrays: `y = all_reduce(x)` does not change `x`.
 
-They take the arguments of the functions of the same names in `meshdist` but the outputs, which they make and return.
+They take the arguments of the functions of the same names in `meshdist` except the outputs, which they return.
 
 Example:
     >>> import numpy as np
@@ -21,7 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.arrays import Array, as_array
+from meshdist.arrays.device_types import device_type_of
+from meshdist.arrays.host import Array, as_array
+from meshdist.arrays.reduce_op import Op, ReduceOp
 from meshdist.collectives.all_gather import all_gather as _all_gather
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor as _all_gather_into_tensor
 from meshdist.collectives.all_reduce import all_reduce as _all_reduce
@@ -33,9 +35,8 @@ from meshdist.collectives.reduce import reduce as _reduce
 from meshdist.collectives.reduce_scatter import reduce_scatter as _reduce_scatter
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor as _reduce_scatter_tensor
 from meshdist.collectives.scatter import scatter as _scatter
-from meshdist.current import GroupLike, resolve
-from meshdist.devices import device_type_of
-from meshdist.reduce_op import Op, ReduceOp
+from meshdist.groups.current import resolve
+from meshdist.runtime.context import GroupLike
 
 __all__ = [
     "all_gather",
@@ -53,23 +54,23 @@ __all__ = [
 
 
 def _taken(x: Any) -> Any:
-    """Return `x` as NumPy's array or, in the memory of a GPU, CuPy's."""
+    """Return `x` as a NumPy array or, in GPU memory, a CuPy array."""
     if type(x) is np.ndarray:
         return x
     if getattr(x, "requires_grad", False):
         raise TypeError("x requires grad, and what is returned would have none: pass x.detach()")
     if device_type_of(x) == "cpu":
         return as_array(x, "x")
-    from meshdist.cupy_arrays import as_device_array
+    from meshdist.arrays.device import as_device_array
 
     return as_device_array(x, "x")
 
 
 def _empty(shape: tuple[int, ...], like: Any) -> Any:
-    """Return a new array of the dtype of another, where that is."""
+    """Return a new array with the dtype and on the device of `like`."""
     if type(like) is np.ndarray:
         return np.empty(shape, like.dtype)
-    from meshdist.cupy_arrays import cupy_module
+    from meshdist.arrays.device import cupy_module
 
     cupy = cupy_module()
     with cupy.cuda.Device(like.device.id):
@@ -171,9 +172,9 @@ def reduce_scatter_tensor(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None
 
 
 def all_to_all(x: Sequence[Any], group: GroupLike = None) -> list[Array]:
-    """Return what the ranks have for this one: the arrays at its place in their lists, in rank order.
+    """Send `x[i]` to rank i, and return the arrays that the ranks send to this one, in rank order.
 
-    What rank i sends here must have the shape of `x[i]`, which goes there.
+    The array from rank i must have the shape of `x[i]`.
     """
     blocks = [_blank(block) for block in x]
     _all_to_all(blocks, x, group)
@@ -186,7 +187,10 @@ def all_to_all_single(
     input_split_sizes: Sequence[int] | None = None,
     group: GroupLike = None,
 ) -> Array:
-    """Return the rows that the ranks have for this one: as many as it gives, or as `output_split_sizes` says."""
+    """Send blocks of rows of `x` to all ranks, and return the rows that they send to this one.
+
+    It receives as many rows as it sends, unless `output_split_sizes` has the numbers.
+    """
     array = _taken(x)
     rows = array.shape[:1] if output_split_sizes is None else (int(sum(output_split_sizes)),)
     y: Array = _empty((*rows, *array.shape[1:]), array)

@@ -2,16 +2,82 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from mpi_worlds import WORLDS as MPI_WORLDS
 from worlds import BACKENDS, SIZES_OF, World, Worlds, needs_linux
 
-SIZES = (1, 2, 3, 4, 5)
+# A backend runs in the usual ones, or in those of `SIZES_OF`.
+SIZES, USUAL = (1, 2, 3, 4, 5), (1, 2, 3, 5)
 # For the doctests of these files, of which there are none, pytest would import each as the module "conftest".
 collect_ignore_glob = ["*conftest.py"]
+
+
+# Folders and files whose tests take long: whole jobs, several hosts, MPI, random programs.
+SLOW = (
+    "bench",
+    "benchmarks",
+    "cluster",
+    "conformance/test_array_kinds.py",
+    "conformance/test_dry_calls.py",
+    "conformance/test_floating_point_errors.py",
+    "conformance/test_many_ranks.py",
+    "debug/test_stacks.py",
+    "doctor",
+    "examples",
+    "faults/test_hang_reports.py",
+    "faults/test_missing_ranks.py",
+    "fuzz/test_calls.py",
+    "fuzz/test_wrong_types.py",
+    "launch/test_error_files.py",
+    "launch/test_meshrun_command.py",
+    "launch/test_meshrun_failures.py",
+    "launch/test_meshrun_signals.py",
+    "launch/test_restarts_and_output.py",
+    "launch/test_several_nodes.py",
+    "launch/test_spawn.py",
+    "launch/test_tls_jobs.py",
+    "mpi",
+    "network/test_wire_strangers.py",
+    "reference_examples",
+)
+# Patterns of the names of slow tests that repeat others, in more worlds, with more libraries or more versions.
+EXHAUSTIVE = re.compile(
+    r"conformance/.*\[((threads|gloo|gloo-slots)-5|gloo-slots-[12]|mpi-mpich)\b"
+    r"|conformance/(?!test_(reductions|movement|messages)).*\[mpi-"
+    r"|test_array_kinds.*\[(gloo-slots|gloo-tcp|threads-[12]|gloo-1)\b"
+    r"|test_same_as_torch.*-(threads|gloo-slots)\]"
+    r"|test_benchmarks.*\[(mpich|torch)\]"
+    r"|test_benchmarks.*::test_(between_hosts|the_start_on_two|cost_model_is|mesh_start)"
+    r"|test_package.*\[12\]"
+    r"|test_mpi_jobs.*\[mpich\b"
+)
+_TESTS = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        runs_mpi = "mpi-openmpi" in item.name or "mpi-mpich" in item.name  # ranks of MPI spin
+        if runs_mpi or any(item.path.is_relative_to(_TESTS / place) for place in SLOW):
+            item.add_marker("slow")
+        if {"torch", "torch_worlds"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("torch")
+        if not {"slow", "torch"}.isdisjoint(mark.name for mark in item.iter_markers()) and EXHAUSTIVE.search(
+            item.nodeid
+        ):
+            item.add_marker("exhaustive")
+
+
+@pytest.fixture
+def torch() -> ModuleType:
+    """The package; a test that asks for it is skipped where it is not installed."""
+    return pytest.importorskip("torch", reason="torch is not installed")
 
 
 @pytest.fixture(scope="session")
@@ -22,12 +88,19 @@ def worlds() -> Iterator[Worlds]:
 
 
 def _param(backend: str, size: int) -> object:
-    marks = () if backend == "threads" else (needs_linux,)
+    marks = [] if backend == "threads" else [needs_linux]
+    if _is_slow(backend, size):
+        marks.append(pytest.mark.slow)
     return pytest.param((backend, size), id=f"{backend}-{size}", marks=marks)
 
 
+def _is_slow(backend: str, size: int) -> bool:
+    # On two processors, larger worlds take most of the time. What gloo-slots does shows with three ranks.
+    return size != 3 if backend == "gloo-slots" else size > 3
+
+
 def _params(sizes: tuple[int, ...]) -> list[object]:
-    ours = [_param(backend, size) for backend in BACKENDS for size in sizes if size in SIZES_OF.get(backend, SIZES)]
+    ours = [_param(backend, size) for backend in BACKENDS for size in sizes if size in SIZES_OF.get(backend, USUAL)]
     return ours + [_param(backend, size) for backend, size in MPI_WORLDS if size in sizes]
 
 

@@ -1,4 +1,4 @@
-"""Worlds of MPI ranks: each MPI library in an environment of its own, and crews that its mpirun starts."""
+"""Worlds of MPI ranks: each MPI library in an environment of its own, and worker sets that its mpirun starts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import faulthandler
 import functools
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,10 +17,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import worlds
-from environments import install_step
+from environments import install_step, made_once
 
 import meshdist
-from meshdist.launch.mpi import mpirun_command
+from meshdist.launch.mpirun import mpirun_command
 from meshdist.launch.worker import die_with_parent
 
 LIBRARIES = ("openmpi", "mpich")
@@ -53,27 +52,35 @@ def environment(library: str) -> Path:
     base = Path(os.environ.get("MESHDIST_MPI_ENVIRONMENTS") or ROOT / ".pytest_cache" / "mpi")
     folder = base / f"{library}-{version}"
     python = folder / "bin" / "python"
-    if not (folder / "complete").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        step = functools.partial(install_step, f"mpi4py and {library}")
-        step(sys.executable, "-m", "venv", "--without-pip", str(folder))
-        pip = (sys.executable, "-m", "pip", "--python", str(python))
-        step(*pip, "install", "-q", "mpi4py>=4.0", library)
-        step(str(python), "-c", "import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI")
-        (folder / "complete").touch()
-    # All else comes from here, and behind what the environment has itself.
-    packages = next(folder.glob("lib/python*/site-packages"))
-    (packages / "tests.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("-packages")))
+    with made_once(folder) as is_new:
+        if is_new:
+            step = functools.partial(install_step, f"mpi4py and {library}")
+            step(sys.executable, "-m", "venv", "--without-pip", str(folder))
+            pip = (sys.executable, "-m", "pip", "--python", str(python))
+            step(*pip, "install", "-q", "mpi4py>=4.0", library)
+            step(str(python), "-c", "import mpi4py; mpi4py.rc.initialize = False; import mpi4py.MPI")
+        # All else comes from here, and behind what the environment has itself.
+        paths = next(folder.glob("lib/python*/site-packages")) / "tests.pth"
+        text = "".join(f"{path}\n" for path in sys.path if path.endswith("-packages"))
+        if not paths.exists() or paths.read_text() != text:  # others may be starting there
+            paths.write_text(text)
     return python
 
 
 def variables() -> dict[str, str]:
     """Return the environment of what mpirun starts."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MESHDIST_", "OMPI_", "PMI"))}
-    return {**kept, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    ours = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OMPI_MCA_btl_sm_backing_directory": _segments().name}
+    return {**kept, **ours}
 
 
-class MpiCrew(worlds.Crew):
+@functools.cache
+def _segments() -> tempfile.TemporaryDirectory[str]:
+    """Return where Open MPI puts shared memory: that of killed ranks stays there, and goes with the session."""
+    return tempfile.TemporaryDirectory(prefix="mpi-tests-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+
+
+class MpiWorkerSet(worlds.WorkerSet):
     """The ranks of an MPI job; mpirun starts them, and they end with `close` or with the process that made them."""
 
     def __init__(self, library: str, size: int, timeout_s: float = worlds.CALL_TIMEOUT_S) -> None:
@@ -83,7 +90,7 @@ class MpiCrew(worlds.Crew):
         python = environment(library)
         code = "import json, sys; sys.path += json.loads(sys.argv[1]); import mpi_worlds; mpi_worlds.be_a_rank()"
         self._folder = tempfile.TemporaryDirectory()
-        address = str(Path(self._folder.name) / "crew")
+        address = str(Path(self._folder.name) / "workers")
         pid = os.getpid()
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
@@ -96,7 +103,7 @@ class MpiCrew(worlds.Crew):
                 start_new_session=True,
                 preexec_fn=lambda: die_with_parent(pid),
             )
-            self._store = meshdist.HashStore()  # Crew closes one; those ranks need none
+            self._store = meshdist.HashStore()  # WorkerSet closes one; those ranks need none
             arrived: dict[int, MpiRank] = {}
             for _ in range(size):
                 rank = MpiRank(Connection(listener.accept()[0].detach()))
@@ -147,7 +154,7 @@ def _join(timeout_s: float) -> None:
 def be_a_rank() -> None:
     """Do what the tests ask for, until they ask no more."""
     number = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
-    os.environ["CREW_RANK"] = str(number)
+    os.environ["TEST_RANK"] = str(number)
     faulthandler.register(signal.SIGUSR1)
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(sys.argv[2])

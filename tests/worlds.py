@@ -2,7 +2,7 @@
 
 Tests hand over functions of modules, which run on every rank. Processes are forked by a nursery, a process that has
 imported everything and done nothing, so a world of them costs some ten milliseconds. `Worlds` keeps the worlds of
-the session; one that hung, crashed or failed is replaced. `Crew` is one world of processes, to do anything to.
+the session; one that hung, crashed or failed is replaced. `WorkerSet` is one world of processes, to do anything to.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FOLLOW_S = 1.0
 CALL_TIMEOUT_S = 30.0
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only")
-# Those of MPI are crews of their own: see mpi_worlds.py.
+# The MPI backends have worker sets of their own: see mpi_worlds.py.
 BACKENDS = ("threads", "gloo", "gloo-slots", "gloo-tcp", "gloo-hosts")
 # In worlds of which sizes some run, to save time; the others run in all.
 SIZES_OF = {"gloo-tcp": (3,), "gloo-hosts": (4,)}
@@ -46,8 +46,8 @@ VARIABLES = {
     "gloo-slots": {"MESHDIST_SINGLE_COPY": "0"},
     "gloo-tcp": {"MESHDIST_DISABLE_SHM": "1"},
     # Ranks of even number share memory, and those of odd number.
-    "gloo-hosts": {"CREW_HOSTS": "2"},
-    "gloo-hosts-slots": {"CREW_HOSTS": "2", "MESHDIST_SINGLE_COPY": "0"},
+    "gloo-hosts": {"TEST_HOSTS": "2"},
+    "gloo-hosts-slots": {"TEST_HOSTS": "2", "MESHDIST_SINGLE_COPY": "0"},
 }
 
 
@@ -60,7 +60,7 @@ class Worlds:
 
     def __init__(self) -> None:
         self._nursery: Nursery | None = None
-        self._crews: dict[tuple[str, int], Crew] = {}
+        self._worker_sets: dict[tuple[str, int], WorkerSet] = {}
 
     @property
     def nursery(self) -> Nursery:
@@ -72,31 +72,31 @@ class Worlds:
         """Return a world of `size` ranks."""
         return World(self, backend, size)
 
-    def crew(self, backend: str, size: int) -> Crew:
+    def workers(self, backend: str, size: int) -> WorkerSet:
         """Return the processes that are kept for these worlds."""
-        crew = self._crews.get((backend, size))
-        if crew is None:
-            crew = self._new_crew(backend, size)
-            self._crews[backend, size] = crew
-            crew.join()
-        return crew
+        workers = self._worker_sets.get((backend, size))
+        if workers is None:
+            workers = self._new_workers(backend, size)
+            self._worker_sets[backend, size] = workers
+            workers.join()
+        return workers
 
-    def _new_crew(self, backend: str, size: int) -> Crew:
+    def _new_workers(self, backend: str, size: int) -> WorkerSet:
         if backend not in MPI_BACKENDS:
-            return Crew(self.nursery, size, VARIABLES[backend])
-        from mpi_worlds import MpiCrew
+            return WorkerSet(self.nursery, size, VARIABLES[backend])
+        from mpi_worlds import MpiWorkerSet
 
-        return MpiCrew(backend.removeprefix("mpi-"), size)
+        return MpiWorkerSet(backend.removeprefix("mpi-"), size)
 
     def drop(self, backend: str, size: int) -> None:
         """End the processes, if there are any; the next who asks gets new ones."""
-        crew = self._crews.pop((backend, size), None)
-        if crew is not None:
-            crew.close()
+        workers = self._worker_sets.pop((backend, size), None)
+        if workers is not None:
+            workers.close()
 
     def close(self) -> None:
-        for crew in self._crews.values():
-            crew.close()
+        for workers in self._worker_sets.values():
+            workers.close()
         if self._nursery is not None:
             self._nursery.close()
 
@@ -117,9 +117,9 @@ class World:
         if self.backend == "threads":
             return meshdist.run(_with_barrier, self.size, (program, args), timeout=CALL_TIMEOUT_S)
         try:
-            crew = self._worlds.crew(self.backend, self.size)
-            crew.start(_with_barrier, program, args)
-            return crew.gather()
+            workers = self._worlds.workers(self.backend, self.size)
+            workers.start(_with_barrier, program, args)
+            return workers.gather()
         except BaseException:
             self._worlds.drop(self.backend, self.size)
             raise
@@ -131,7 +131,7 @@ def _with_barrier(program: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     return result
 
 
-class Crew:
+class WorkerSet:
     """Processes that can make up a world; they end with `close`, or with the process that made them.
 
     Args:
@@ -151,9 +151,9 @@ class Crew:
         self.size = size
         self._timeout_s = timeout_s
         self._store = meshdist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self._ranks = [Rank(nursery, {**(variables or {}), "CREW_RANK": str(rank)}) for rank in range(size)]
+        self._ranks = [Rank(nursery, {**(variables or {}), "TEST_RANK": str(rank)}) for rank in range(size)]
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerSet:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -178,11 +178,11 @@ class Crew:
         for rank in range(self.size) if ranks is None else ranks:
             self._ranks[rank].ask(program, args)
 
-    def told(self, rank: int, timeout_s: float = PROGRAM_S) -> Any:
-        """Return the next thing that `rank` tells while it runs its program."""
+    def reported(self, rank: int, timeout_s: float = PROGRAM_S) -> Any:
+        """Return the next value that `rank` reports while it runs its program."""
         kind, value, text = self._ranks[rank].answer(timeout_s)
-        if kind != "told":
-            raise RankFailedError(f"rank {rank} was to tell something, but {kind} {value!r}\n{text}")
+        if kind != "reported":
+            raise RankFailedError(f"rank {rank} was to report something, but {kind} {value!r}\n{text}")
         return value
 
     def outcome(self, rank: int, timeout_s: float = PROGRAM_S) -> Any:
@@ -234,7 +234,7 @@ class Crew:
         return now
 
     def until_asleep(self, rank: int, timeout_s: float = PROGRAM_S) -> None:
-        """Wait until the rank sleeps in the kernel; after it told something, that is where it waits for others."""
+        """Wait until the rank sleeps in the kernel; after it reported something, that is where it waits for others."""
         end = time.monotonic() + timeout_s
         while True:
             with open(f"/proc/{self._ranks[rank].pid}/stat") as file:
@@ -371,14 +371,14 @@ def nursery() -> None:
 _connection: list[Connection] = []
 
 
-def tell(value: Any) -> None:
-    """On a rank: tell the test something while the program runs."""
-    _connection[0].send_bytes(pickle.dumps(("told", value, "")))
+def report(value: Any) -> None:
+    """On a rank: report something to the test while the program runs."""
+    _connection[0].send_bytes(pickle.dumps(("reported", value, "")))
 
 
-def crew_rank() -> int:
-    """On a rank: return its number in the crew, also where there is no world yet."""
-    return int(os.environ["CREW_RANK"])
+def worker_rank() -> int:
+    """On a rank: return its number in the worker set, also where there is no world yet."""
+    return int(os.environ["TEST_RANK"])
 
 
 def _be_a_rank(connection: Connection, variables: Mapping[str, str]) -> None:
@@ -399,7 +399,7 @@ def serve(connection: Connection, introduction: Any) -> None:
     if not _connection:
         _connection.append(connection)
     with contextlib.suppress(ConnectionError):
-        tell(introduction)
+        report(introduction)
         for program, args in _requests(connection):
             connection.send_bytes(_answer(program, args))
 
@@ -424,7 +424,7 @@ def _answer(program: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
 
 def _join(port: int, size: int, timeout_s: float) -> None:
-    if "CREW_HOSTS" in os.environ:
-        os.environ["MESHDIST_HOST_ID"] = f"host {crew_rank() % int(os.environ['CREW_HOSTS'])}"
+    if "TEST_HOSTS" in os.environ:
+        os.environ["MESHDIST_HOST_ID"] = f"host {worker_rank() % int(os.environ['TEST_HOSTS'])}"
     store = meshdist.TCPStore("127.0.0.1", port, is_master=False, timeout=timeout_s)
-    meshdist.init_process_group("gloo", store=store, rank=crew_rank(), world_size=size, timeout=timeout_s)
+    meshdist.init_process_group("gloo", store=store, rank=worker_rank(), world_size=size, timeout=timeout_s)

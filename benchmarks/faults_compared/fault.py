@@ -29,7 +29,7 @@ class Fault:
         watched: Those whose fate is told; all where None.
         joins: Whether they have met before.
         senseless: Libraries for which it makes no sense, or nothing new, and what is said instead.
-        patience_s: See `PATIENCE_S`.
+        grace_s: See `PATIENCE_S`.
         launched: Each library's own launcher starts the ranks; else they are started by hand, but those of MPI.
         kills: Where the driver kills something: "launcher", once all ranks are ready; None for nothing.
         has_answer: There is a right value; what else the call writes is wrong. Else it had better not return.
@@ -43,7 +43,7 @@ class Fault:
     watched: tuple[int, ...] | None = None
     joins: bool = True
     senseless: Mapping[str, str] = field(default_factory=dict)
-    patience_s: float = PATIENCE_S
+    grace_s: float = PATIENCE_S
     launched: bool = False
     kills: str | None = None
     asks: str = "calls"

@@ -109,7 +109,7 @@ class Job:
     def _watch(self) -> None:
         end_s = time.monotonic() + _START_S
         has_killed = False
-        while time.monotonic() < (end_s if self.fault_s is None else self.fault_s + self._fault.patience_s):
+        while time.monotonic() < (end_s if self.fault_s is None else self.fault_s + self._fault.grace_s):
             self._look()
             if self._fault.kills == "launcher" and not has_killed and all(seen.notes for seen in self.seen):
                 has_killed, self.fault_s = True, time.monotonic()

@@ -51,6 +51,6 @@ MACHINE = (
         ignores_sigterm,
         launched=True,
         asks="processes",
-        patience_s=45.0,
+        grace_s=45.0,
     ),
 )

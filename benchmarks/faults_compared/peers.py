@@ -180,6 +180,6 @@ PEERS = (
     Fault("fork after the start, a call in the child", fork, 2, (0,)),
     Fault("the end of the library's use, twice", ends_twice),
     Fault("the end, with a call on its way that nobody else makes", ends_amidst, 2, (0,)),
-    Fault("500 groups, a call on each; 1,024 descriptors are allowed", many_groups, patience_s=60.0),
-    Fault("5,000 calls on their way at once", many_calls, patience_s=60.0, has_answer=True),
+    Fault("500 groups, a call on each; 1,024 descriptors are allowed", many_groups, grace_s=60.0),
+    Fault("5,000 calls on their way at once", many_calls, grace_s=60.0, has_answer=True),
 )

@@ -46,7 +46,7 @@ def _sentence(kind: str, some: Sequence[int], ranks: Sequence[int], job: Job, fa
     if kind == "error":
         return f"{which}error {_times([each.ended_s for each in seen], job)}: {_messages(seen)}"
     if kind == "hangs":
-        return f"{which}hangs (ended from outside after {fault.patience_s:g} s)"
+        return f"{which}hangs (ended from outside after {fault.grace_s:g} s)"
     if kind == "gone":
         statuses = {_status(each.status) for each in seen}
         how = statuses.pop() if len(statuses) == 1 else ""
@@ -64,7 +64,7 @@ def _processes(job: Job, fault: Fault) -> str:
     living = [rank for rank, seen in enumerate(job.seen) if seen.gone_s is None]
     if living:
         which = "all ranks are" if len(living) == len(job.seen) else f"rank {listed(living)} is"
-        return f"**{which} still there after {fault.patience_s:g} s**"
+        return f"**{which} still there after {fault.grace_s:g} s**"
     return f"all processes are gone after {seconds((job.over_s or job.fault_s) - job.fault_s)}"
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from meshdist.launch.mpi import find_mpirun
+from meshdist.launch.mpirun import find_mpirun
 from sidebyside.environments import NoEnvironmentError, python_with
 
 BENCHMARKS = Path(__file__).resolve().parents[1]

@@ -1,4 +1,4 @@
-"""Show which ranks a job has, on which hosts: the first thing to run on a new cluster.
+"""Show the ranks of a job and their hosts: run this first on a new cluster.
 
     meshrun --nproc-per-node 4 examples/cluster/who_is_there.py
 
@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 
-from meshdist.rendezvous import rendezvous
+from meshdist.bootstrap.rendezvous import rendezvous
 
 
 def main() -> None:

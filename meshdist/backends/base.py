@@ -1,61 +1,69 @@
-"""Backend and Plan: what carries out the calls of one group."""
+"""Backend and Plan: they carry out the calls of one group."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from meshdist.arrays import Array
-from meshdist.call import Buffers, Call, Signature
-from meshdist.deadline import Deadline
-from meshdist.errors import DistBackendError
-from meshdist.overlap import KnownApart
-from meshdist.rank_words import call_process, call_rank
-from meshdist.waiting import Doorbells, Waitable, wait_until
+from meshdist.arrays.host import Array
+from meshdist.arrays.overlap import KnownApart
+from meshdist.collectives.algorithms.blocks import exchange
+from meshdist.errors import DistBackendError, DistError
+from meshdist.runtime.call import Buffers, Call, Signature
+from meshdist.runtime.call_check import CallCheck
+from meshdist.runtime.departure import Departure
+from meshdist.runtime.plan_cache import each
+from meshdist.runtime.rank_text import call_process, call_rank
+from meshdist.runtime.waiting import Doorbells, Incoming, Waitable, wait_until
+from meshdist.system.deadline import Deadline
 
 if TYPE_CHECKING:
     from types import CodeType
 
-    from meshdist.debug.flight_recorder import CallFacts
-    from meshdist.debug.vigil import Vigil
-    from meshdist.device_calls import DeviceCalls
-    from meshdist.peers import Peers
+    from meshdist.runtime.call import CompositionSpec
+    from meshdist.runtime.device_calls import DeviceCalls
+    from meshdist.runtime.flight_recorder import CallFacts
+    from meshdist.runtime.peers import Peers
+    from meshdist.runtime.waiting import WaitObserver
     from meshdist.store import Store
 
 
-# A short way of messages: it sends or receives a plain array, and returns False, having done nothing, where `send` or
-# `recv` has to.
-Express: TypeAlias = "Callable[[Array], bool]"
+# Bytes of a call's text that are sent with its fingerprint.
+_TEXT_BYTES = 248
+
+# A fast path for small messages: it sends or receives a plain array, or returns False without effect if the caller
+# has to use `send` or `recv`.
+FastPath: TypeAlias = "Callable[[Array], bool]"
 
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """What a backend is made from.
+    """The group that a backend is created for.
 
     Attributes:
-        name: The group's name, the same on all its ranks and of no other group.
-        label: What messages call it.
-        store: Store of this group alone; its keys are seen by the group's ranks only. `withdrawn/<rank>` says how a
-            rank of the group went away before it made a backend for it.
-        world_store: Store of the world, where ranks of different groups leave word for each other.
+        name: The group's name, the same on all its ranks and different from all other groups.
+        label: The group's name in messages.
+        store: Store of this group alone. `withdrawn/<rank>` holds how a rank left before it created a backend for the
+            group.
+        world_store: Store of the world, by which ranks of different groups exchange information.
         rank: This rank in the group.
         ranks: The global ranks of the group, in group order.
-        timeout_s: How long a call may wait, in seconds.
+        timeout_s: Timeout of a call, in seconds.
         bells: The doorbells of this rank's threads.
-        peers: What is known of the processes of the world.
-        leftovers: What this rank's groups cannot give back before a peer has done something: functions that try, and
-            return whether they did. Whoever takes more of the same has them try first.
-        premises: Functions that say how something that the group rests on is broken, None where it is not; such as
-            that the ranks made the same mesh. Asked while ranks are waited for that may never come.
-        vigil: Looks after waits that last long, where there is anybody to wait for.
-        pg_options: What the user of the group gave for the backend.
-        commons: What the engines of this rank's groups have in common, by name. Whoever needs something first puts it
-            there; it is closed, by its method `close`, when the world ends.
-        device_id: The device that the user gave the group, or else the world; None where it is that of the first array.
+        peers: The processes of the world.
+        deferred_cleanup: Functions that release resources which peers may still use, and return whether they succeeded.
+            A backend calls them before it allocates more of the same.
+        preconditions: Functions that return how a precondition of the group is violated, or None; for example, that all
+            ranks made the same mesh. Checked during waits.
+        observer: Observes long waits, if there are peers to wait for.
+        pg_options: The user's options for the backend.
+        shared_resources: Resources shared by the backends of this rank's groups, by name. The first backend that needs
+            one creates it; its method `close` is called when the world ends.
+        device_id: The user's device for the group, or else the world; None for that of the first array.
     """
 
     name: str
@@ -67,60 +75,60 @@ class BackendOptions:
     timeout_s: float
     bells: Doorbells
     peers: Peers
-    leftovers: list[Callable[[], bool]]
-    premises: Sequence[Callable[[], str | None]] = ()
-    vigil: Vigil | None = None
+    deferred_cleanup: list[Callable[[], bool]]
+    preconditions: Sequence[Callable[[], str | None]] = ()
+    observer: WaitObserver | None = None
     pg_options: Any = None
-    commons: dict[str, Any] = field(default_factory=dict)
+    shared_resources: dict[str, Any] = field(default_factory=dict)
     device_id: Any = None
 
-    def check_premises(self) -> None:
-        """Raise DistBackendError if something that the group rests on is broken."""
-        for broken in filter(None, (premise() for premise in self.premises)):
+    def check_preconditions(self) -> None:
+        """Raise DistBackendError if a precondition of the group is violated."""
+        for broken in filter(None, (precondition() for precondition in self.preconditions)):
             raise DistBackendError(broken, peer_failed=True)
 
     def number(self, rank: int) -> int:
-        """Return the number of a rank in messages: that in the group, unless this is a part of one."""
+        """Return the number of a rank in messages: its rank in the group, unless this is a part of a group."""
         return rank
 
     @property
     def ranks_in_messages(self) -> tuple[int, ...]:
-        """The global ranks that `number` is of."""
+        """The global ranks that `number` counts."""
         return self.ranks
 
     def call(self, rank: int) -> str:
-        """Return what messages call a rank of the group."""
+        """Return a rank of the group as messages name it."""
         return call_rank(self.number(rank), self.ranks_in_messages)
 
     def describe(self, rank: int) -> str:
-        """Return what messages call a rank of the group that is a process."""
+        """Return a rank of the group, with its process, as messages name it."""
         return call_process(self.number(rank), self.ranks_in_messages, self.peers.process(self.ranks[rank]))
 
-    def gone(self, rank: int) -> str | None:
-        """Return how a rank of the group went away without taking part in it; None where it did not."""
+    def gone(self, rank: int) -> Departure | None:
+        """Return how a rank of the group has left; None if it has not."""
         key = withdrawn_key(rank)
         if self.store.check([key]):
-            return self.store.get(key).decode()
-        return self.peers.farewell_of(self.ranks[rank])
+            return Departure.decode(self.store.get(key))
+        return self.peers.departure_of(self.ranks[rank])
 
 
 def withdrawn_key(rank: int) -> str:
-    """Return the key of a group's store under which a rank says that it will not take part."""
+    """Return the key of a group's store under which a rank records that it has left."""
     return f"withdrawn/{rank}"
 
 
 class Plan(ABC):
-    """A call prepared: all that does not change from call to call is done.
+    """A prepared call: everything that does not change between calls is computed.
 
-    It is made once per signature and group and kept, so it must not hold the arrays it was made from.
+    Plans are created once per signature and group and cached, so they must not hold the arrays of the first call.
 
     Attributes:
-        signature: What the peers compare.
-        where: How messages about the call begin.
-        copies: Whether all that is sent is copied before anything is received.
+        signature: What the ranks compare.
+        error_prefix: Prefix of error messages about the call.
+        copies: Whether everything sent is copied before anything is received.
         apart: Whether what is sent must not share memory with what is received.
-        known_apart: Looks whether the arrays of a call share memory that must not.
-        facts: What the flight recorder tells of its calls.
+        known_apart: Checks whether the arrays of a call share memory.
+        facts: What the flight recorder keeps of its calls.
         caller: The code that ran it last.
     """
 
@@ -131,50 +139,46 @@ class Plan(ABC):
     def __init__(self, backend: Backend, call: Call) -> None:
         self.backend = backend
         self.signature = call.signature()
-        self.where = call.where
+        self.error_prefix = call.error_prefix
         self.apart = not (self.copies or call.collective.in_place)
         self.known_apart = KnownApart(self.apart)
 
+    @property
+    def runner(self) -> Callable[[Any, Any], object]:
+        """What carries out a call with arrays of this signature, contiguous and apart: `run`, or faster."""
+        return self.run
+
     @abstractmethod
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
-        """Carry out the call, yielding what has to be waited for whenever there is something."""
+        """Carry out the call, yielding everything that has to be waited for."""
 
     def run(self, send: Buffers, recv: Buffers) -> None:
-        """Carry out the call and return when it is done."""
+        """Carry out the call and return when it is complete."""
         for waitable in self.steps(send, recv):
             self.wait(waitable)
 
     def wait(self, waitable: Waitable) -> None:
         """Block until `waitable` is ready, at most for the group's timeout."""
-        self.backend.wait(waitable, self.where)
-
-
-class Incoming(Waitable):
-    """A message that is asked for.
-
-    Attributes:
-        source: The rank in the group that sent it, once it is ready.
-    """
-
-    source: int
+        self.backend.wait(waitable, self.error_prefix)
 
 
 class Backend:
-    """The engine of a group: carries out its calls, for one rank.
+    """The backend of one group on one rank.
 
-    A collective that it can do natively is a method of the collective's name that takes a `Call` and returns a `Plan`;
-    for the others, the collective's default algorithm runs over `send` and `recv`. So an engine that has these two has
-    every collective; one that has not has those that it has methods for. Ranks are those in the group.
+    A collective that it implements is a method of the collective's name that takes a `Call` and returns a `Plan`; all
+    others run the collective's default algorithm over `send` and `recv`. So a backend with these two has every
+    collective; one without them has those that it implements. Ranks are those in the group.
 
     Args:
-        options: What the group is. An engine that its function made without them is given them before its first call.
+        options: The group. A backend that a registered function created without options is attached before its first
+            call.
 
     Attributes:
-        options: What the group is.
+        options: The group.
         rank: This rank in the group.
         size: The number of ranks.
-        device_calls: Carries out the calls on arrays in the memory of a GPU; None for an engine of those on the CPU.
-        bucket_bytes: Of lists of arrays, so many bytes are put together for one call; longer arrays go by themselves.
+        device_calls: Carries out calls on GPU arrays; None for a backend for CPU arrays.
+        bucket_bytes: Arrays of a list are combined into one call up to this size; longer arrays are calls of their own.
     """
 
     device_calls: DeviceCalls | None = None
@@ -185,110 +189,118 @@ class Backend:
             self.attach(options)
 
     def attach(self, options: BackendOptions) -> None:
-        """Learn what group this is the engine of."""
+        """Set the group of this backend."""
         self.options = options
         self.rank = options.rank
         self.size = len(options.ranks)
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The global ranks of the group, in group order."""
+        return self.options.ranks
+
     def send(self, array: Array, dst: int, tag: int) -> Waitable:
-        """Post a message; never block. It is ready when `array` may be changed."""
+        """Post a message without blocking. The result is ready when `array` may be changed."""
         raise DistBackendError(f"{type(self).__name__} sends no messages")
 
     def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
-        """Post the receipt of a message into `array`, from one rank or, where `src` is None, from any; never block.
+        """Post a receive into `array`, from rank `src` or, if None, from any rank, without blocking.
 
-        Messages from one rank with one tag keep their order, and go to the receipts in the order of these.
+        Messages from one rank with one tag keep their order, and match the receives in the order in which these were
+        posted.
         """
         raise DistBackendError(f"{type(self).__name__} receives no messages")
 
-    def express_to(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Express | None:
-        """Return a short way for messages of a kind to a rank that has been sent something; None where there is none.
+    def fast_send(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
+        """Return a fast path for messages of a kind to a rank that messages were sent to before; None if there is none.
 
-        What it sends may be changed again at once, and is behind all that was sent before.
+        The array may be changed as soon as it returns, and the message keeps its order.
         """
         return None
 
-    def express_from(self, src: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Express | None:
-        """Return a short way for messages of a kind from a rank that has sent something; None where there is none.
+    def fast_recv(self, src: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
+        """Return a fast path for messages of a kind from a rank that has sent messages before; None if there is none.
 
-        It receives what is there, or comes in a moment.
+        It receives a message that has arrived or arrives within moments.
         """
         return None
 
     @classmethod
     def has_own(cls, native: str) -> bool:
-        """Return whether the engine has a form of its own of the collective whose native form has this name."""
+        """Return whether the backend implements the collective with this native name."""
         return hasattr(cls, native)
 
     def staged_calls(self) -> DeviceCalls:
-        """Return what carries out calls on arrays in the memory of a GPU by way of the CPU; see `device_calls`."""
-        from meshdist.backends.staged_devices import StagedCalls
+        """Return the carrier of calls on GPU arrays through the CPU; see `device_calls`."""
+        from meshdist.backends.host_staging import HostStagedCalls
 
-        return StagedCalls()
+        return HostStagedCalls()
 
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
-        """Begin a collective that runs over send and recv: compare the ranks' signatures, by messages unless it can
-        do better.
-        """
-        from meshdist.backends.meeting import compare_calls
-
-        return compare_calls(self, signature)
+        """Begin a collective over send and recv by comparing the ranks' signatures, by default in messages."""
+        return _compare_calls(self, signature)
 
     def connect(self) -> Iterator[Waitable]:
-        """Get ready for collectives; the first step of every one, and nothing but the first time.
+        """Prepare for collectives: the first step of each one, without effect after the first.
 
-        All ranks of the group do this together, so it may take until the last of them comes.
+        All ranks of the group do this together, so it may wait for the last of them.
         """
         return iter(())
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return a new array of the kind that collectives are fastest on; where all are alike, an ordinary one.
-
-        Collectives take it as any other array.
-        """
+        """Return a new array in the memory that collectives are fastest on; by default, an ordinary array."""
         return np.empty(shape, dtype)
 
     def close(self) -> None:
-        """Give back what this backend holds. The group is at rest."""
+        """Release the resources of this backend. No call of the group is in progress."""
+
+    def give_up(self, error: DistError) -> None:
+        """Notify the peers that this rank gives up because of `error`, so that none waits for it.
+
+        Backends of this package override it; those of users override `abort`, which is called with the message.
+        """
+        self.abort(str(error))
 
     def abort(self, reason: str) -> None:
-        """Tell the peers that this rank cannot go on, and why, so that none of them waits for it."""
+        """Notify the peers that this rank gives up, and why, so that none of them waits for it."""
+        if type(self).give_up is not Backend.give_up:
+            self.give_up(DistBackendError(reason))
 
-    def wait(self, waitable: Waitable, where: str, deadline: Deadline | None = None) -> None:
-        """Block until `waitable` is ready, at most until the deadline, or for the group's timeout."""
+    def wait(self, waitable: Waitable, error_prefix: str, deadline: Deadline | None = None) -> None:
+        """Block until `waitable` is ready, at most until the deadline, or for the group's timeout if None."""
         if waitable.ready():
             return
         options = self.options
-        wait_until(waitable, options.bells.mine(), deadline or Deadline(options.timeout_s), where, options.vigil)
+        wait_until(
+            waitable, options.bells.mine(), deadline or Deadline(options.timeout_s), error_prefix, options.observer
+        )
 
     def require(self, call: Call) -> None:
-        """Raise where `call` can never be carried out; asked before anything of it has begun.
+        """Raise if the backend has no way to carry out `call`, before any part of it has begun.
 
         Raises:
-            DistBackendError: There is neither a method for the collective nor messages.
+            DistBackendError: It neither implements the collective nor sends messages.
         """
         collective = call.collective
-        while collective.staging is not None:
-            collective = collective.staging.inner
+        while collective.composition is not None:
+            collective = collective.composition.inner
         has_messages = type(self).send is not Backend.send and type(self).recv is not Backend.recv
         if not has_messages and not hasattr(self, collective.native):
             raise DistBackendError(
-                f"{call.where}: {type(self).__name__} does not carry it out: it has neither a method"
+                f"{call.error_prefix}: {type(self).__name__} does not carry it out: it has neither a method"
                 f" {collective.native}(call) nor send and recv to run the default algorithm over"
             )
 
     def prepare(self, call: Call) -> Plan:
-        """Return the plan of `call`: this backend's own, else one of the default algorithm."""
-        if call.collective.staging is not None:
-            from meshdist.backends.staged_plan import plan_staged
-
-            return plan_staged(self, call, call.collective.staging)
+        """Return the plan of `call`: one of this backend, else of the default algorithm."""
+        if call.collective.composition is not None:
+            return plan_composed(self, call, call.collective.composition)
         native: Callable[[Call], Plan] | None = getattr(self, call.collective.native, None)
         return native(call) if native is not None else DefaultPlan(self, call)
 
 
 class DefaultPlan(Plan):
-    """Runs a collective's default algorithm over the backend's send and recv."""
+    """Runs a collective's default algorithm over the backend's messages."""
 
     def __init__(self, backend: Backend, call: Call) -> None:
         super().__init__(backend, call)
@@ -297,3 +309,107 @@ class DefaultPlan(Plan):
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
         yield from self.backend.check_in(self.signature)
         yield from self._call.collective.default(self.backend, self._call, send, recv)
+
+
+def _compare_calls(backend: Backend, signature: Signature) -> Iterator[Waitable]:
+    """Compare this rank's call with those of others; raise DistBackendError if another rank makes another call."""
+    text = signature.text.encode()[:_TEXT_BYTES]
+    mine = np.frombuffer(signature.fingerprint.to_bytes(8, "little") + text.ljust(_TEXT_BYTES, b"\0"), np.uint8)
+    other = np.empty_like(mine)
+    # Dissemination: in round k, compare with the rank at distance 2 ** k. If all comparisons succeed, all calls are
+    # equal, since a chain of comparisons connects any two ranks.
+    distance = 1
+    while distance < backend.size:
+        dst, src = (backend.rank + distance) % backend.size, (backend.rank - distance) % backend.size
+        yield from exchange(backend, mine, dst, other, src)
+        if not np.array_equal(mine, other):
+            theirs = bytes(other[8:]).rstrip(b"\0").decode(errors="replace")
+            check = CallCheck(backend.rank, backend.options.ranks)
+            raise check.error({backend.rank: signature.text, src: theirs})
+        distance *= 2
+
+
+def plan_composed(backend: Backend, call: Call, composition: CompositionSpec) -> Plan:
+    """Return the plan of a collective of lists, which a collective of flat arrays carries out.
+
+    If each array could be a call of its own, long arrays are. Short ones are combined into buckets no longer than a
+    long array, so that little memory is needed and the caches hold it.
+    """
+    if composition.by_element:
+        pairs = zip(each(call.send), each(call.recv), strict=True)
+        parts = cut([max(give.nbytes, take.nbytes) for give, take in pairs], backend.bucket_bytes)
+        if len(parts) > 1:
+            return BucketPlan(backend, call, composition, parts)
+    return ComposedPlan(backend, call, composition)
+
+
+def cut(sizes: Sequence[int], most: int) -> list[slice]:
+    """Cut a list of arrays, in order, into parts of at most `most` bytes; a longer array is a part of its own."""
+    begins, total = [0], 0
+    for place, size in enumerate(sizes):
+        if total + size > most and place > begins[-1]:
+            begins.append(place)
+            total = 0
+        total += size
+    return [slice(begin, end) for begin, end in zip(begins, [*begins[1:], len(sizes)], strict=True)]
+
+
+class ComposedPlan(Plan):
+    """Runs a collective of lists as one call on a flat array."""
+
+    copies = True
+
+    def __init__(self, backend: Backend, call: Call, composition: CompositionSpec) -> None:
+        super().__init__(backend, call)
+        self._call = call.without_buffers()
+        self._composition = composition
+        self._writes = call.collective.writes(call)
+        self._inner = backend.prepare(composition.inner_call(call))
+
+    def run(self, send: Buffers, recv: Buffers) -> None:
+        flat = self._composition.put(self._call, send)
+        result = self._composition.room(self._call, flat)
+        self._inner.run(flat, result)
+        if self._writes:
+            self._composition.take(self._call, result, recv)
+
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
+        flat = self._composition.put(self._call, send)
+        result = self._composition.room(self._call, flat)
+        yield from self._inner.steps(flat, result)
+        if self._writes:
+            self._composition.take(self._call, result, recv)
+
+
+class BucketPlan(Plan):
+    """Runs a collective of lists in parts: one array as a call of its own, several as one flat array."""
+
+    def __init__(self, backend: Backend, call: Call, composition: CompositionSpec, parts: list[slice]) -> None:
+        super().__init__(backend, call)
+        words = call.collective.agreed(call)
+        # Errors and the comparison of calls refer to the whole lists.
+        outer = replace(call, collective=call.collective.under(call.collective.name, lambda _: words))
+        inner = replace(call, collective=composition.inner.under(call.collective.name, lambda _: words))
+        self._parts: list[tuple[int | slice, Plan]] = []
+        for part in parts:
+            if part.stop - part.start == 1:
+                place: int | slice = part.start
+                plan = backend.prepare(_pick(inner, place))
+            else:
+                place, plan = part, ComposedPlan(backend, _pick(outer, part), composition)
+            self._parts.append((place, plan))
+
+    def run(self, send: Buffers, recv: Buffers) -> None:
+        gives, takes = each(send), each(recv)
+        for place, plan in self._parts:
+            plan.run(gives[place], takes[place])
+
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
+        gives, takes = each(send), each(recv)
+        for place, plan in self._parts:
+            yield from plan.steps(gives[place], takes[place])
+
+
+def _pick(call: Call, place: int | slice) -> Call:
+    send, recv = each(call.send)[place], each(call.recv)[place]
+    return replace(call, send=recv if call.collective.in_place else send, recv=recv)

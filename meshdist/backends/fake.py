@@ -1,34 +1,30 @@
-"""The backend `fake`: carries out the calls of one rank that has no peers, for dry runs.
+"""Backend `fake`: carries out the calls of one rank without peers, for dry runs.
 
-Results are those of a world in which every rank gives the arrays that this rank gives. What only another rank could
-give is zero: a message, and what a rank that is not the source gets from a scatter.
+Results are those of a world in which every rank passes the same arrays. Data that only another rank could send is zero:
+a message, and the output of a scatter on a rank other than the source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from collections.abc import Iterator
 
 import numpy as np
 
-from meshdist.arrays import Array
-from meshdist.backends.base import Backend, Incoming, Plan
-from meshdist.backends.staged_plan import StagedPlan
-from meshdist.call import Buffers, Call, Signature
-from meshdist.collectives.algorithms.blocks import blocks_of, flat
-from meshdist.collectives.algorithms.pairwise import split_blocks
-from meshdist.reduce_op import ReduceOp
-from meshdist.waiting import Doorbell, Waitable
+from meshdist.arrays.host import Array
+from meshdist.arrays.reduce_op import ReduceOp
+from meshdist.backends.base import Backend, ComposedPlan, DefaultPlan, Plan
+from meshdist.collectives.algorithms.blocks import flat
+from meshdist.collectives.dataflow import ReductionSpec, TransferSpec
+from meshdist.collectives.definition import definition_of
+from meshdist.runtime.call import Buffers, Call, Signature
+from meshdist.runtime.waiting import Doorbell, Incoming, Waitable
 
-# Of as many equal arrays as you like, the reduction is the array itself.
+# The reduction of any number of equal arrays is the array itself.
 _IDEMPOTENT = (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.BAND, ReduceOp.BOR, ReduceOp.AVG)
-
-# Writes what a call receives: (call, send, recv).
-_Filler: TypeAlias = "Callable[[Call, Buffers, Buffers], None]"
 
 
 class FakeBackend(Backend):
-    """A group of which only this rank is there."""
+    """A group of which only this rank exists."""
 
     def send(self, array: Array, dst: int, tag: int) -> Waitable:
         return _Done(dst)
@@ -41,13 +37,16 @@ class FakeBackend(Backend):
         return iter(())
 
     def prepare(self, call: Call) -> Plan:
-        if call.collective.staging is not None:
-            return StagedPlan(self, call, call.collective.staging)
-        return _FakePlan(self, call, _FILLERS[call.collective.native])
+        if call.collective.composition is not None:
+            return ComposedPlan(self, call, call.collective.composition)
+        if call.collective.native == "barrier":
+            return _FakePlan(self, call, None)
+        describe = definition_of(call.collective).dataflow.spec
+        return DefaultPlan(self, call) if describe is None else _FakePlan(self, call, describe(call))
 
 
 class _Done(Incoming):
-    """A message that nobody waits for."""
+    """A message that is complete at once."""
 
     def __init__(self, source: int) -> None:
         self.source = source
@@ -66,13 +65,16 @@ class _Done(Incoming):
 
 
 class _FakePlan(Plan):
-    def __init__(self, backend: Backend, call: Call, fill: _Filler) -> None:
+    def __init__(self, backend: Backend, call: Call, spec: TransferSpec | ReductionSpec | None) -> None:
         super().__init__(backend, call)
         self._call = call.without_buffers()
-        self._fill = fill
+        self._spec = spec
 
     def run(self, send: Buffers, recv: Buffers) -> None:
-        self._fill(self._call, send, recv)
+        if isinstance(self._spec, ReductionSpec):
+            _fill_reduced(self._call, self._spec, send, recv)
+        elif self._spec is not None:
+            _fill_moved(self._call, self._spec, send, recv)
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
         self.run(send, recv)
@@ -80,12 +82,7 @@ class _FakePlan(Plan):
 
 
 def of_equal_arrays(op: ReduceOp, array: Array, num: int) -> Array:
-    """Return the reduction of `num` arrays that are all equal to `array`, of its shape and dtype.
-
-    Example:
-        >>> of_equal_arrays(ReduceOp.SUM, np.array([1, 2]), 5)
-        array([ 5, 10])
-    """
+    """Return the reduction of `num` arrays equal to `array`, with its shape and dtype."""
     if op in _IDEMPOTENT:
         return array
     # By squaring: in round k, `power` is the reduction of 2 ** k arrays.
@@ -100,67 +97,27 @@ def of_equal_arrays(op: ReduceOp, array: Array, num: int) -> Array:
         power = op.ufunc(power, power)
 
 
-def _nothing(call: Call, send: Buffers, recv: Buffers) -> None:
-    """Leave all as it is: in a broadcast, this rank's array is that of the source."""
-
-
-def _reduced(call: Call, send: Buffers, recv: Buffers) -> None:
-    if call.root in (None, call.rank):
-        _write_reduced(call, flat(send), flat(recv))
-
-
-def _reduced_block(call: Call, send: Buffers, recv: Buffers) -> None:
-    _write_reduced(call, _own_block(call, send, None), flat(recv))
-
-
-def _write_reduced(call: Call, array: Array, recv: Array) -> None:
+def _fill_reduced(call: Call, spec: ReductionSpec, send: Buffers, recv: Buffers) -> None:
     assert call.op is not None, "a reduction has an op"
-    recv[...] = of_equal_arrays(call.op, array, call.size)
+    if spec.taker in (None, call.rank):
+        own = spec.give(send)[call.rank] if spec.keeps else flat(send)
+        flat(recv)[...] = of_equal_arrays(call.op, own, call.size)
 
 
-def _gathered(call: Call, send: Buffers, recv: Buffers) -> None:
-    if call.root not in (None, call.rank):
+def _fill_moved(call: Call, spec: TransferSpec, send: Buffers, recv: Buffers) -> None:
+    if spec.giver not in (None, call.rank):
+        if not call.collective.in_place:  # otherwise this rank's array stands for the source's
+            flat(recv)[...] = 0
         return
-    if isinstance(recv, np.ndarray):
-        recv.reshape(call.size, -1)[...] = flat(send)
-    else:
-        _fill_each(blocks_of(recv, call.size), flat(send))
-
-
-def _scattered(call: Call, send: Buffers, recv: Buffers) -> None:
-    flat(recv)[...] = blocks_of(send, call.size)[call.rank] if call.rank == call.root else 0
-
-
-def _exchanged(call: Call, send: Buffers, recv: Buffers) -> None:
-    # Every rank sends this rank what this rank would send to itself.
-    if isinstance(recv, np.ndarray) and call.splits is None:
-        recv.reshape(call.size, -1)[...] = _own_block(call, send, None)
+    if spec.taker not in (None, call.rank) or call.collective.in_place:
         return
-    rows_to, rows_from = call.splits if call.splits is not None else (None, None)
-    _fill_each(split_blocks(recv, rows_from, call.size), _own_block(call, send, rows_to))
-
-
-def _own_block(call: Call, send: Buffers, rows: tuple[int, ...] | None) -> Array:
-    return split_blocks(send, rows, call.size)[call.rank]
-
-
-def _fill_each(blocks: list[Array], array: Array) -> None:
-    # Ranks may give arrays of other sizes: then this one's elements over and over, or its first.
-    for block in blocks:
-        block[...] = array if block.size == array.size else np.resize(array, block.size)
-
-
-_FILLERS: dict[str, _Filler] = {
-    "all_reduce": _reduced,
-    "reduce": _reduced,
-    "reduce_scatter": _reduced_block,
-    "reduce_scatter_tensor": _reduced_block,
-    "broadcast": _nothing,
-    "all_gather": _gathered,
-    "all_gather_into_tensor": _gathered,
-    "gather": _gathered,
-    "scatter": _scattered,
-    "all_to_all": _exchanged,
-    "all_to_all_single": _exchanged,
-    "barrier": _nothing,
-}
+    # Every rank sends this rank the block that this rank sends to itself.
+    own = flat(send) if spec.shared else spec.give(send)[call.rank]
+    assert own is not None, "a rank that sends has a block for itself"
+    if isinstance(recv, np.ndarray) and spec.giver is None and spec.longest is not None:
+        recv.reshape(call.size, -1)[...] = own
+        return
+    for block in spec.take(recv):
+        # Other ranks may have arrays of other sizes: repeat or truncate this one's elements.
+        if block is not None:
+            block[...] = own if block.size == own.size else np.resize(own, block.size)

@@ -1,4 +1,4 @@
-"""The backends by name: one table, to which `register_backend` adds."""
+"""The registry of backends, to which `register_backend` adds."""
 
 from __future__ import annotations
 
@@ -8,32 +8,30 @@ from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from meshdist.current import current_slot
-from meshdist.systems import why_no_processes
+from meshdist.runtime.context import current_slot
+from meshdist.system.platform import why_no_processes
 
 if TYPE_CHECKING:
-    from meshdist.backends.base import Backend as Engine
-    from meshdist.backends.base import BackendOptions
+    from meshdist.backends.base import Backend, BackendOptions
 
 DEVICE_TYPES = ("cpu", "cuda")
 UNDEFINED = "undefined"
 
-# What makes the engine of one group.
-Maker = Callable[["BackendOptions"], "Engine"]
+# Creates the backend of one group.
+Maker = Callable[["BackendOptions"], "Backend"]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of a backend before its first use.
+    """A backend before its first use.
 
     Attributes:
         devices: The device types whose arrays it carries.
-        make: Makes the engine of a group.
-        missing: Says why it cannot be used here; None where it can.
-        is_ours: It comes with the package, so its name is taken.
-        stages: The device types whose arrays it carries by way of the CPU, where the group has no other backend for
-            them.
-        is_engine: There is one; not for the names that only say what torch has and this package has not.
+        make: Creates the backend of a group.
+        missing: Returns why it is not usable here, or None.
+        is_ours: It is part of the package, so its name is reserved.
+        stages: The device types that it carries through the CPU, if the group has no other backend for them.
+        exists: It exists; False for names that torch has and this package has not.
     """
 
     devices: tuple[str, ...]
@@ -41,15 +39,11 @@ class Entry:
     missing: Callable[[], str | None]
     is_ours: bool = True
     stages: tuple[str, ...] = ()
-    is_engine: bool = True
+    exists: bool = True
 
 
 def entry_of(name: str) -> Entry:
-    """Return the entry of a backend.
-
-    Raises:
-        ValueError: No backend has this name; the message lists the known ones.
-    """
+    """Return the entry of a backend; raise ValueError, with the known names, if there is none."""
     entry = _ENTRIES.get(name.lower())
     if entry is None:
         raise ValueError(f"unknown backend {name!r}; known are {', '.join(known_names())}")
@@ -57,21 +51,21 @@ def entry_of(name: str) -> Entry:
 
 
 def known_names() -> list[str]:
-    """Return the names of all backends that there are, those too that cannot be used here."""
-    return sorted(name for name, entry in _ENTRIES.items() if entry.is_engine)
+    """Return the names of all backends, whether or not they are usable here."""
+    return sorted(name for name, entry in _ENTRIES.items() if entry.exists)
 
 
-def make_engine(name: str, options: BackendOptions) -> Engine:
-    """Return a new engine of the backend `name`, for one group.
+def make_engine(name: str, options: BackendOptions) -> Backend:
+    """Create a backend of type `name`, for one group.
 
     Args:
         name: A known name, in any case.
-        options: What the group is.
+        options: The group.
 
     Raises:
-        ValueError: No backend has this name.
-        DistBackendError: It cannot be used here; says why.
-        TypeError: The function that was registered returned something else.
+        ValueError: There is no such backend.
+        DistBackendError: It is not usable here; the message says why.
+        TypeError: A registered function returned another type.
     """
     entry = entry_of(name)
     check_usable(name)
@@ -79,11 +73,11 @@ def make_engine(name: str, options: BackendOptions) -> Engine:
 
 
 def check_usable(name: str) -> None:
-    """Raise DistBackendError, with the reason, where the backend `name` cannot be used here."""
+    """Raise DistBackendError, with the reason, if the backend `name` is not usable here."""
     from meshdist.errors import DistBackendError
 
     reason = entry_of(name).missing()
-    if reason is not None and current_slot().dry is None:  # a dry run carries nothing, so it needs nothing
+    if reason is not None and current_slot().dry is None:  # a dry run needs no backend
         registered = [other for other in known_names() if not _ENTRIES[other].is_ours]
         others = f"; registered are {', '.join(registered)}" if registered else ""
         instead = "" if name.lower() == "gloo" else "; for arrays on the CPU use 'gloo'"
@@ -91,7 +85,7 @@ def check_usable(name: str) -> None:
 
 
 def register_backend(
-    name: str, func: Callable[..., Engine], extended_api: bool = False, devices: str | Sequence[str] | None = None
+    name: str, func: Callable[..., Backend], extended_api: bool = False, devices: str | Sequence[str] | None = None
 ) -> None:
     """Add a backend to the table; see `Backend.register_backend`."""
     if not isinstance(name, str):
@@ -125,7 +119,7 @@ def _check_form(name: str, func: Callable[..., Any], extended_api: bool) -> None
 
     try:
         form = signature(func)
-    except ValueError:  # written in C, and does not tell
+    except ValueError:  # written in C, without a signature
         return
     try:
         form.bind(*_FORMS[extended_api])
@@ -154,33 +148,33 @@ def _extended(func: Callable[..., Any]) -> Maker:
 
 
 def _checked(name: str, func: Callable[..., Any], call: Maker) -> Maker:
-    def make(options: BackendOptions) -> Engine:
-        from meshdist.backends.base import Backend as Engine
+    def make(options: BackendOptions) -> Backend:
+        from meshdist.backends.base import Backend
         from meshdist.errors import DistBackendError
 
         try:
-            engine = call(options)
-        except Exception as error:  # whatever code of others raises
+            backend = call(options)
+        except Exception as error:
             raise DistBackendError(
                 f"backend {name!r}: the registered function {_name_of(func)} raised {type(error).__name__}: {error}"
             ) from error
-        if not isinstance(engine, Engine):
+        if not isinstance(backend, Backend):
             raise TypeError(
                 f"backend {name!r}: the registered function must return a meshdist.backends.Engine, got"
-                f" {type(engine).__name__}"
+                f" {type(backend).__name__}"
             )
-        engine.attach(options)
-        return engine
+        backend.attach(options)
+        return backend
 
     return make
 
 
 def _built_in(module: str, cls: str) -> Maker:
-    """Return what imports the engine when a group of that backend makes its first call."""
+    """Return a function that imports the backend at its first use."""
 
-    def make(options: BackendOptions) -> Engine:
-        engine: Engine = getattr(import_module(module), cls)(options)
-        return engine
+    def make(options: BackendOptions) -> Backend:
+        backend: Backend = getattr(import_module(module), cls)(options)
+        return backend
 
     return make
 
@@ -193,24 +187,24 @@ def _only_dry() -> str | None:
     return None if current_slot().dry is not None else "it is for dry runs: `with meshdist.dry_run(world_size, rank):`"
 
 
-def _without_engine(reason: str, *devices: str) -> Entry:
-    """Return the entry of a backend of torch's that this package does not have."""
+def _missing_backend(reason: str, *devices: str) -> Entry:
+    """Return the entry of a backend of torch that this package lacks."""
 
-    def make(options: BackendOptions) -> Engine:
-        raise AssertionError("what is not available is never made")
+    def make(options: BackendOptions) -> Backend:
+        raise AssertionError("unavailable backends are never created")
 
-    return Entry(devices, make, lambda: reason, is_engine=False)
+    return Entry(devices, make, lambda: reason, exists=False)
 
 
 def no_nccl() -> str | None:
-    """Return what NCCL lacks here: CuPy, a GPU, or its library; None where all are there."""
-    from meshdist.backends.nccl.environment import no_nccl
+    """Return what is missing for NCCL here (CuPy, a GPU, or the library), or None."""
+    from meshdist.backends.nccl.library import no_nccl
 
     return no_nccl()
 
 
 def no_mpi() -> str | None:
-    """Return what MPI lacks here; None where mpi4py is installed and finds an MPI library."""
+    """Return what is missing for MPI here (mpi4py or an MPI library), or None."""
     from meshdist.backends.mpi.environment import no_mpi
 
     return no_mpi()
@@ -222,13 +216,13 @@ _FAKE = "meshdist.backends.fake"
 _MPI = "meshdist.backends.mpi.backend"
 _NCCL = "meshdist.backends.nccl.backend"
 
-# What users add here holds for the whole process, as a function's name does: a table of its own, no part of a World.
+# Registered backends apply to the whole process: module state, not part of a World.
 _ENTRIES: dict[str, Entry] = {
     "gloo": Entry(("cpu",), _built_in(_GLOO, "GlooBackend"), why_no_processes, stages=("cuda",)),
     "threads": Entry(("cpu",), _built_in(_THREADS, "ThreadsBackend"), _always, stages=("cuda",)),
     "fake": Entry(("cpu", "cuda"), _built_in(_FAKE, "FakeBackend"), _only_dry),
     "mpi": Entry(("cpu",), _built_in(_MPI, "MpiBackend"), no_mpi, stages=("cuda",)),
     "nccl": Entry(("cuda",), _built_in(_NCCL, "NcclBackend"), no_nccl),
-    "ucc": _without_engine("meshdist has no UCC engine", "cpu", "cuda"),
-    "xccl": _without_engine("meshdist has no engine for Intel GPUs"),
+    "ucc": _missing_backend("meshdist has no UCC backend", "cpu", "cuda"),
+    "xccl": _missing_backend("meshdist has no backend for Intel GPUs"),
 }

@@ -1,229 +1,197 @@
 """Backend `threads`: ranks that are threads of one process.
 
-It implements what every backend must, messages and the comparison of calls, and runs every collective by its default
-algorithm. Tests and notebooks run real meshes on it in milliseconds; it is not made for speed.
+It implements messages and the comparison of calls; collectives run by their default algorithms. Tests and notebooks run
+real meshes on it in milliseconds; it is not made for speed.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from meshdist.arrays import Array, describe_array
-from meshdist.backends.base import Backend, BackendOptions, Incoming
-from meshdist.backends.matching import Matching, eager_bytes, there_are
-from meshdist.backends.whereabouts import SetUpWait
-from meshdist.call import Signature, call_site
-from meshdist.debug.mismatch import disagreement
-from meshdist.errors import DistBackendError
-from meshdist.farewell import ORDERLY, any_of, nobody_left, peer_gone
+from meshdist.arrays.host import Array, as_bytes
+from meshdist.backends.base import Backend, BackendOptions
+from meshdist.backends.group_setup import SetUpWait
+from meshdist.backends.p2p.match_queue import DtypeNames, MatchQueue, eager_bytes
+from meshdist.backends.p2p.requests import RecvRequest, SendRequest, UnexpectedMessage, arrive, post
+from meshdist.errors import DistBackendError, DistError
+from meshdist.runtime.call import Signature
+from meshdist.runtime.call_check import CallCheck
+from meshdist.runtime.call_site import call_site
+from meshdist.runtime.departure import Departure, LeftOut, any_of, describe, gave_up, nobody_left, peer_gone
+from meshdist.runtime.waiting import Doorbell, Incoming, Waitable
 from meshdist.store import HashStore, PrefixStore, Store
-from meshdist.waiting import Doorbell, Waitable
 
 
 class Room:
-    """Where the ranks of one group meet: their messages, their calls, and who has given up."""
+    """The shared state of one group: match queues, calls, and the ranks that have left."""
 
     def __init__(self, num_ranks: int) -> None:
-        self.lock = threading.Lock()
-        # For each rank, the messages to it and the receipts that it has posted.
-        self.boxes: list[Matching[_Message, _Receipt]] = [Matching() for _ in range(num_ranks)]
-        # The last two calls of each rank: number, signature, file and line. No rank is two calls ahead of another.
+        self.lock = threading.RLock()
+        self.boxes: list[MatchQueue[_Message, _Recv]] = [MatchQueue(self.lock) for _ in range(num_ranks)]
+        # The last two calls of each rank: number, signature, call site. No rank is two calls ahead of another.
         self.calls = [[(-1, Signature(""), "")] * 2 for _ in range(num_ranks)]
-        self.faults: dict[int, str] = {}
+        self.departures: dict[int, Departure] = {}
         self.sleepers: set[Doorbell] = set()
 
     def wake(self) -> None:
-        """Wake all who wait for something here; called with the lock held, after a change."""
+        """Wake all waiting threads after a change; called with the lock held."""
         for bell in self.sleepers:
             bell.ring()
 
-    def fail(self, rank: int, reason: str) -> None:
-        """Say that `rank` cannot go on."""
+    def leave(self, rank: int, departure: Departure) -> None:
+        """Record how `rank` leaves the group; the first departure counts."""
         with self.lock:
-            self.faults.setdefault(rank, reason)
+            self.departures.setdefault(rank, departure)
             self.wake()
 
 
 class ThreadStore(HashStore):
-    """The store of ranks that are threads; it holds the rooms as well, which a store of bytes cannot.
-
-    Example:
-        >>> store = ThreadStore()
-        >>> store.room("a group", (0, 1)) is store.room("a group", (0, 1))
-        True
-    """
+    """The store of ranks that are threads; it also holds the rooms, which a store of bytes cannot."""
 
     def __init__(self) -> None:
         super().__init__()
         self._room_lock = threading.Lock()
         self._rooms: dict[str, tuple[tuple[int, ...], Room]] = {}
-        self._ended: dict[int, str] = {}
+        self._ended: dict[int, Departure] = {}
 
     def room(self, name: str, ranks: tuple[int, ...]) -> Room:
-        """Return the room of a group, the same for all its ranks, which are given as they joined."""
+        """Return the room of a group; `ranks` are the global ranks at the start of the world."""
         with self._room_lock:
             if name not in self._rooms:
                 self._rooms[name] = ranks, Room(len(ranks))
-                for rank, reason in self._ended.items():
-                    self._announce(name, rank, reason)
+                for rank, departure in self._ended.items():
+                    self._announce(name, rank, departure)
             return self._rooms[name][1]
 
     def forget(self, name: str) -> None:
-        """Give up the room of a group that all its ranks have left."""
+        """Drop the room of a group that all its ranks have left."""
         with self._room_lock:
             self._rooms.pop(name, None)
 
-    def end(self, rank: int, reason: str) -> None:
-        """Say that the thread of a global rank has ended, and how, to all who wait for it."""
+    def end(self, rank: int, departure: Departure) -> None:
+        """Record how the thread of a global rank has ended, in all rooms."""
         with self._room_lock:
-            self._ended[rank] = reason
+            self._ended[rank] = departure
             for name in self._rooms:
-                self._announce(name, rank, reason)
+                self._announce(name, rank, departure)
 
-    def _announce(self, name: str, rank: int, reason: str) -> None:
+    def _announce(self, name: str, rank: int, departure: Departure) -> None:
         ranks, room = self._rooms[name]
         if rank in ranks:
-            room.fail(ranks.index(rank), reason)
+            room.leave(ranks.index(rank), departure)
 
 
 class _InRoom(Waitable):
-    """Something that another rank changes in the room."""
+    """A wait for another rank's change of the room."""
 
     def __init__(self, options: BackendOptions, room: Room) -> None:
         self.room = room
         self._options = options
 
-    def fault(self, rank: int) -> str | None:
-        """Return why nothing more comes from a rank, which may never have come to the room; None where it may."""
-        return self.room.faults.get(rank) or self._options.gone(rank)
+    def departure(self, rank: int) -> Departure | None:
+        """Return how a rank has left the group, even before it used the room; None if it has not."""
+        return self.room.departures.get(rank) or self._options.gone(rank)
 
     def arm(self, bell: Doorbell) -> None:
-        self._bell = bell
         with self.room.lock:
             self.room.sleepers.add(bell)
 
     def disarm(self, bell: Doorbell) -> None:
         with self.room.lock:
-            self.room.sleepers.discard(self._bell)
+            self.room.sleepers.discard(bell)
 
 
 class _CheckIn(_InRoom):
-    """All ranks have come to their call number `number`."""
+    """Wait until all ranks have made their call number `number`."""
 
     def __init__(self, options: BackendOptions, room: Room, number: int) -> None:
         super().__init__(options, room)
         self._number = number
 
     def absent(self) -> list[int]:
-        """Return the ranks that have not come."""
+        """Return the ranks that have not made the call."""
         return [rank for rank, calls in enumerate(self.room.calls) if calls[self._number % 2][0] < self._number]
 
     def ready(self) -> bool:
         return not self.absent()
 
     def check(self) -> None:
-        if self._options.rank in self.room.faults:
-            # Another thread of this rank gave the group up; what it says is on the group.
-            raise DistBackendError(f"this rank {self.room.faults[self._options.rank]}")
-        self._options.check_premises()
+        mine = self.room.departures.get(self._options.rank)
+        if mine is not None:
+            # Another thread of this rank gave up the group.
+            raise DistBackendError(f"this rank {describe(mine)}")
+        self._options.check_preconditions()
         for rank in self.absent():
-            what = self.fault(rank)
-            if what is not None:
-                raise peer_gone(self._options.call(rank), what, "making this call")
+            departure = self.departure(rank)
+            if departure is not None:
+                raise peer_gone(self._options.call(rank), departure, LeftOut.CALL)
 
     def missing(self) -> str:
         return ", ".join(map(self._options.call, self.absent()))
 
 
-class _Message(_InRoom):
-    """A message from a rank; done when its array is of no more use here."""
+class _Send(_InRoom, SendRequest):
+    """A message to another rank."""
+
+    def __init__(self, options: BackendOptions, room: Room, dst: int) -> None:
+        super().__init__(options, room)
+        self._dst = dst
+
+    def check(self) -> None:
+        departure = self.departure(self._dst)
+        if departure is not None:
+            raise peer_gone(self._options.call(self._dst), departure, LeftOut.RECEIVE)
+
+    def receiver_words(self) -> str:
+        return self._options.call(self._dst)
+
+
+class _Message(UnexpectedMessage):
+    """A message whose bytes stay in the sender's array until they are fetched; used with the room's lock held."""
+
+    def __init__(self, send: _Send, array: Array, dst: int, source: int, tag: int, name: bytes) -> None:
+        super().__init__(send.room.boxes[dst], source, tag, array.nbytes, name, is_announced=True)
+        self._send = send
+        self._array = array
+
+    def fetch(self, target: Array, then: Callable[[], None]) -> None:
+        target[...] = as_bytes(self._array)
+        self._send.done = True
+        then()
+
+
+class _Recv(_InRoom, RecvRequest):
+    """A posted receive."""
 
     def __init__(
-        self, options: BackendOptions, room: Room, array: Array, dst: int, tag: int, *, buffered: bool
+        self, options: BackendOptions, room: Room, array: Array, name: bytes, wanted: int | None, tag: int
     ) -> None:
-        super().__init__(options, room)
-        self.array = array
-        self.tag = tag
-        self.source = options.rank
-        self.done = False
-        self._dst = dst
-        if buffered:
-            self.buffer()
+        _InRoom.__init__(self, options, room)
+        RecvRequest.__init__(self, array, name, wanted, tag, room.boxes[options.rank])
 
-    def buffer(self) -> None:
-        """Copy the array, so that the sender goes on."""
-        if not self.done:
-            self.array = self.array.copy()
-            self.done = True
-
-    def ready(self) -> bool:
-        return self.done
+    def progress(self) -> None:
+        """Do nothing: the sender delivers the message."""
 
     def check(self) -> None:
-        what = self.fault(self._dst)
-        if what is not None:
-            raise peer_gone(self._options.call(self._dst), what, "receiving the message")
+        sources = self._others() if self.wanted is None else [self.wanted]
+        # With any source, a rank that ended in order is no error while others may still send.
+        gone = {rank: departure for rank in sources if (departure := self.departure(rank)) is not None}
+        for rank, departure in gone.items():
+            if not departure.exit.is_orderly or self.wanted is not None:
+                raise peer_gone(self._options.call(rank), departure, LeftOut.SEND)
+        if len(gone) == len(sources):
+            raise nobody_left({self._options.call(rank): departure for rank, departure in gone.items()})
 
-    def missing(self) -> str:
-        return f"{self._options.call(self._dst)} to receive a message"
+    def source_words(self) -> str:
+        return any_of(self._others(), self._options.call) if self.wanted is None else super().source_words()
 
-
-class _Receipt(_InRoom, Incoming):
-    """A message that a rank asks for."""
-
-    def __init__(self, options: BackendOptions, room: Room, array: Array, wanted: int | None, tag: int) -> None:
-        super().__init__(options, room)
-        self.source = -1
-        self._tag = tag
-        self._array = array
-        self._wanted = wanted
-        self._done = False
-        self._error: DistBackendError | None = None
-
-    def take(self, message: _Message) -> None:
-        """Take a message; whoever brought the two together does it, with the room's lock held."""
-        self.source = message.source
-        array = message.array
-        if array.dtype != self._array.dtype or array.size != self._array.size:
-            sent, expected = describe_array(array), describe_array(self._array)
-            self._error = DistBackendError(
-                f"the message from {self._options.call(self.source)} is {sent}, {array.nbytes} bytes,"
-                f" the array to receive it {expected}, {self._array.nbytes} bytes"
-            )
-        else:
-            self._array[...] = array.reshape(self._array.shape)
-            message.done = True
-        self._done = True
-        self.room.wake()
-
-    def ready(self) -> bool:
-        if self._error is not None:
-            raise self._error
-        return self._done
-
-    def check(self) -> None:
-        sources = [rank for rank in range(len(self.room.boxes)) if rank != self._options.rank]
-        faults = {rank: self.fault(rank) for rank in (sources if self._wanted is None else [self._wanted])}
-        # Of a rank that has ended well, another one may still send; not so where one rank is asked.
-        gone = {rank: what for rank, what in faults.items() if what is not None}
-        for rank, what in gone.items():
-            if what not in ORDERLY or self._wanted is not None:
-                raise peer_gone(self._options.call(rank), what, "sending a message")
-        if len(gone) == len(faults):
-            raise nobody_left({self._options.call(rank): what for rank, what in gone.items()})
-
-    def missing(self) -> str:
-        with self.room.lock:
-            kept = sorted({message.tag for message in self.room.boxes[self._options.rank].kept(self._wanted)})
-        others = [rank for rank in range(len(self.room.boxes)) if rank != self._options.rank]
-        call = self._options.call
-        source = any_of(others, call) if self._wanted is None else call(self._wanted)
-        return f"a message from {source} with tag {self._tag}{there_are([tag for tag in kept if tag >= 0])}"
+    def _others(self) -> list[int]:
+        return [rank for rank in range(len(self.room.boxes)) if rank != self._options.rank]
 
 
 class ThreadsBackend(Backend):
-    """The threads of a group of ranks."""
+    """A group of ranks that are threads."""
 
     def __init__(self, options: BackendOptions) -> None:
         super().__init__(options)
@@ -234,43 +202,35 @@ class ThreadsBackend(Backend):
             root = root.underlying_store
         if not isinstance(root, ThreadStore):
             raise ValueError("backend 'threads' is for ranks that are threads: use meshdist.run(fn, world_size)")
-        # Worlds that shrink have groups of the same names, and other numbers for their ranks.
+        # Worlds that shrink have groups of the same names, with renumbered ranks.
         self._name = "/".join(reversed(path))
         self._store = root
         self._room = root.room(self._name, tuple(map(options.peers.joined_as, options.ranks)))
+        self._room.boxes[options.rank].describe = options.call
         self._eager_bytes = eager_bytes()
+        self._names = DtypeNames()
         self._calls_made = 0
 
     def send(self, array: Array, dst: int, tag: int) -> Waitable:
         room = self._room
-        # Those of collectives are all buffered: the limit is for users' messages.
-        buffered = tag < 0 or array.nbytes <= self._eager_bytes
-        message = _Message(self.options, room, array, dst, tag, buffered=buffered)
+        send = _Send(self.options, room, dst)
+        message = _Message(send, array, dst, self.rank, tag, self._names[array.dtype])
         with room.lock:
-            if dst in room.faults and tag >= 0:
-                message.check()
-            receipt = room.boxes[dst].come(self.rank, tag)
-            if receipt is not None:
-                receipt.take(message)
-            else:
-                # A rank that waits for another message puts this one aside.
-                if room.boxes[dst].asks(self.rank):
-                    message.buffer()
-                room.boxes[dst].keep(message, self.rank, tag)
-        return message
+            if dst in room.departures and tag >= 0:
+                send.check()
+            # Messages of collectives are always buffered: the limit is for users' messages.
+            if tag < 0 or array.nbytes <= self._eager_bytes:
+                message.pull()
+            if arrive(message):
+                room.wake()
+        return send
 
     def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
-        room = self._room
-        receipt = _Receipt(self.options, room, array, src, tag)
-        with room.lock:
-            message = room.boxes[self.rank].ask(receipt, src, tag)
-            if message is not None:
-                receipt.take(message)
-            else:
-                for other in room.boxes[self.rank].kept(src):
-                    other.buffer()
-                room.wake()
-        return receipt
+        request = _Recv(self.options, self._room, array, self._names[array.dtype], src, tag)
+        with self._room.lock:
+            post(request)
+            self._room.wake()
+        return request
 
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
         number, room = self._calls_made, self._room
@@ -282,16 +242,13 @@ class ThreadsBackend(Backend):
         yield SetUpWait(arrival, self.options) if number == 0 else arrival
         calls = [calls[number % 2] for calls in room.calls]
         if len({made.compared for _, made, _ in calls}) > 1:
-            raise DistBackendError(
-                disagreement(
-                    {rank: f"{made.text} at {site}" for rank, (_, made, site) in enumerate(calls)}, self.options.ranks
-                )
-            )
+            told = {rank: f"{made.text} at {site}" for rank, (_, made, site) in enumerate(calls)}
+            raise CallCheck(self.rank, self.options.ranks).error(told)
 
-    def abort(self, reason: str) -> None:
-        self._room.fail(self.rank, f"has failed: {reason}")
+    def give_up(self, error: DistError) -> None:
+        self._room.leave(self.rank, gave_up(error))
 
     def close(self) -> None:
-        self._room.fail(self.rank, self.options.peers.farewell)
-        if len(self._room.faults) == self.size:
+        self._room.leave(self.rank, self.options.peers.departure)
+        if len(self._room.departures) == self.size:
             self._store.forget(self._name)

@@ -1,28 +1,29 @@
-"""Wrapper: an engine that hands every call on to another, to be overridden in parts."""
+"""Wrapper: a backend that forwards every call to another one, to be overridden in parts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from meshdist.arrays import Array
-from meshdist.backends.base import Backend, BackendOptions, Incoming, Plan
+from meshdist.arrays.host import Array
+from meshdist.backends.base import Backend, BackendOptions, Plan
 from meshdist.backends.registry import make_engine
-from meshdist.call import Call, Signature
-from meshdist.deadline import Deadline
-from meshdist.device_calls import DeviceCalls
-from meshdist.waiting import Waitable
+from meshdist.errors import DistError
+from meshdist.runtime.call import Call, Signature
+from meshdist.runtime.device_calls import DeviceCalls
+from meshdist.runtime.waiting import Incoming, Waitable
+from meshdist.system.deadline import Deadline
 
 
 class Wrapper(Backend):
-    """An engine around another one.
+    """A backend that wraps another one.
 
     Override `prepare` for the collectives, `send` and `recv` for the messages; `register_backend` takes what `around`
     returns.
 
     Args:
-        inner: The engine that carries out the calls.
-        options: What the group is, the same that `inner` was made from.
+        inner: The backend that carries out the calls.
+        options: The group, as for `inner`.
     """
 
     def __init__(self, inner: Backend, options: BackendOptions) -> None:
@@ -32,9 +33,9 @@ class Wrapper(Backend):
 
     @classmethod
     def around(cls, name: str) -> Callable[[BackendOptions, Any], Wrapper]:
-        """Return what makes an engine of this class around one of the backend `name`.
+        """Return a function that creates a backend of this class around one of the backend `name`.
 
-        It is what `Backend.register_backend` takes with `extended_api=True`.
+        `Backend.register_backend` takes it with `extended_api=True`.
         """
         return lambda options, pg_options: cls(make_engine(name, options), options)
 
@@ -59,8 +60,14 @@ class Wrapper(Backend):
     def prepare(self, call: Call) -> Plan:
         return self.inner.prepare(call)
 
-    def wait(self, waitable: Waitable, where: str, deadline: Deadline | None = None) -> None:
-        self.inner.wait(waitable, where, deadline)
+    def wait(self, waitable: Waitable, error_prefix: str, deadline: Deadline | None = None) -> None:
+        self.inner.wait(waitable, error_prefix, deadline)
+
+    def give_up(self, error: DistError) -> None:
+        if type(self).abort is Wrapper.abort:
+            self.inner.give_up(error)
+        else:
+            self.abort(str(error))
 
     def abort(self, reason: str) -> None:
         self.inner.abort(reason)

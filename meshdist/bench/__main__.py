@@ -1,6 +1,6 @@
 """`python -m meshdist.bench` measures collectives."""
 
-from meshdist.bench.cli import main
+from meshdist.bench.command_line import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

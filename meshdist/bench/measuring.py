@@ -1,4 +1,4 @@
-"""The measurement of one operation at one size, on all ranks together."""
+"""Measure one operation at one size, on all ranks together."""
 
 from __future__ import annotations
 
@@ -9,25 +9,24 @@ from typing import NamedTuple
 import numpy as np
 
 import meshdist as dist
-from meshdist.arrays import Array
+from meshdist.arrays.host import Array
 from meshdist.bench.operations import Operation, Setting, arrays, elements, is_in_place
 from meshdist.bench.values import Values
-from meshdist.collectives.volume import sent_bytes
+from meshdist.collectives.registry import sent_bytes
 
 FEWEST, MOST = 5, 20_000
 _GROWTH = 4
-# With other values each time: the repeated call may take another path than the first.
+# Each with other values: a repeated call may take another code path.
 _CHECKED_CALLS = 3
 
 
 class Effort(NamedTuple):
-    """How much is measured.
+    """How much to measure.
 
     Attributes:
-        iterations: Calls that are timed; as many as fit into `seconds` where None.
-        seconds: See above.
-        warmup: Calls before those; a tenth as many where None.
-        checks: Whether results are compared with what they must be.
+        iterations: Number of timed calls; as many as fit into `seconds` where None.
+        warmup: Number of calls before those; a tenth where None.
+        checks: Whether results are checked.
     """
 
     iterations: int | None
@@ -37,18 +36,18 @@ class Effort(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What was measured.
+    """One measurement.
 
     Attributes:
         collective: The operation.
-        num_bytes: The size, of the longer of what a rank gives and takes.
-        elements: How many that are.
-        iterations: Calls that were timed.
+        num_bytes: The size of the longer of input and output of a rank.
+        elements: The same in elements.
+        iterations: Number of timed calls.
         median_us, min_us, p99_us: Microseconds of a call on the slowest rank.
         algorithm_gbps: Size by median time, in 10^9 bytes a second.
-        bus_gbps: The same of the bytes that the busiest rank must send.
-        wrong: Elements that were not what they must be, on all ranks; None where nobody looked.
-        in_place: What was given and what was taken lay in one array.
+        bus_gbps: The same for the bytes that the busiest rank must send.
+        wrong: Number of wrong elements on all ranks; None without a check.
+        in_place: Input and output were one array.
     """
 
     collective: str
@@ -65,12 +64,12 @@ class Row(NamedTuple):
 
 
 def measure(name: str, operation: Operation, num_bytes: int, setting: Setting, effort: Effort) -> Row:
-    """Measure an operation at about this size; all ranks do it together, and get the same."""
+    """Measure an operation at about this size; all ranks call it, and get the same row."""
     gives, takes, _ = elements(operation, num_bytes, setting)
     give, take = arrays(operation, num_bytes, setting)
     call = operation.prepare(setting, give, take)
     wrong = _wrong(operation, num_bytes, setting, call, (give, take)) if effort.checks else None
-    # Zeros stay zeros however often they are summed.
+    # Zeros do not overflow in repeated sums.
     give.fill(0)
     take.fill(0)
     iterations = effort.iterations or _iterations_for(call, effort.seconds)
@@ -86,11 +85,7 @@ def measure(name: str, operation: Operation, num_bytes: int, setting: Setting, e
 
 
 def _wrong(
-    operation: Operation,
-    num_bytes: int,
-    setting: Setting,
-    call: Callable[[], object],
-    both: tuple[Array, Array],
+    operation: Operation, num_bytes: int, setting: Setting, call: Callable[[], object], both: tuple[Array, Array]
 ) -> int:
     give, take = both
     values = Values(setting.dtype, setting.num_ranks, setting.op)
@@ -102,7 +97,7 @@ def _wrong(
             end = min(give.size, begin + (1 << 20))
             give[begin:end] = values.of(setting.rank, begin, end, salt)
         call()
-        if operation.takes_there(setting):
+        if operation.has_output(setting):
             wrong += values.wrong(take, operation.due(setting, block), salt)
     total = np.array(wrong)
     dist.all_reduce(total)
@@ -114,7 +109,7 @@ def _iterations_for(call: Callable[[], object], seconds: float) -> int:
     while True:
         times = _on_slowest(_times(call, calls, 0))
         spent_s = float(times.sum())
-        # By the median: one call that another process holds up says nothing about the next.
+        # The median ignores single calls that another process delays.
         if spent_s > seconds / 10 or calls >= MOST:
             return int(min(MOST, max(FEWEST, seconds / max(1e-9, float(np.median(times))))))
         calls *= _GROWTH

@@ -1,4 +1,4 @@
-"""The operations that can be measured: their arrays, their call, and what must come out."""
+"""The operations that can be measured: their arrays, their call, and their expected results."""
 
 from __future__ import annotations
 
@@ -8,23 +8,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import meshdist as dist
-from meshdist.arrays import Array
+from meshdist.arrays.host import Array
+from meshdist.arrays.reduce_op import ReduceOp
 from meshdist.bench.values import Part
-from meshdist.reduce_op import ReduceOp
 
 BLOCK, WHOLE = "block", "whole"
 ALWAYS, POSSIBLE, NEVER = "always", "possible", "never"
 
 
 class Setting(NamedTuple):
-    """What all sizes of a measurement have in common.
+    """The common setting of a measurement.
 
     Attributes:
-        rank, num_ranks: Who measures.
-        dtype: Of the elements.
-        op: The reduction.
+        rank, num_ranks: This rank, and the number of ranks.
         root: The source or destination.
-        in_place: What is given and what is taken lie in one array, where the operation can have it so.
+        in_place: Input and output are one array, if the operation allows it.
         shared: The arrays are made by `meshdist.empty`.
     """
 
@@ -37,25 +35,24 @@ class Setting(NamedTuple):
     shared: bool
 
     def array(self, count: int) -> Array:
-        """Return a new array, of zeros, whose pages are there."""
+        """Return a new array of zeros, whose pages are mapped."""
         array: Array = dist.empty(count, self.dtype) if self.shared else np.empty(count, self.dtype)
         array.fill(0)
         return array
 
 
 class Operation(NamedTuple):
-    """An operation that can be measured. Its size is that of the longer of what a rank gives and what it takes.
+    """An operation that can be measured. Its size is that of the longer of input and output.
 
     Attributes:
-        gives, takes: One block of the size divided by the number of ranks, or the whole size; None where there is no
-            array.
-        in_place: Whether what is given and what is taken can be one array.
-        prepare: From setting, given and taken array, returns the call.
-        due: From setting and elements of a block (or, where there are no blocks, of all), returns what must be taken.
-        takes_there: Whether this rank takes something.
-        volume: The name by which the bytes that have to be sent are known.
+        gives, takes: Input and output: one block (the size divided by the number of ranks), the whole size, or None.
+        in_place: Whether input and output can be one array.
+        prepare: From setting, input and output, returns the call.
+        due: From setting and elements of a block (of everything without blocks), returns the expected output.
+        has_output: Whether this rank has an output.
+        volume: The name under which `sent_bytes` knows the operation.
         trips: How often the array travels in a call; the time is that of one trip.
-        reduces, rooted: What of the setting counts.
+        reduces, rooted: Whether `op` and `root` of the setting apply.
         divides: The size is divided into blocks.
     """
 
@@ -65,7 +62,7 @@ class Operation(NamedTuple):
     prepare: Callable[[Setting, Array, Array], Callable[[], object]]
     due: Callable[[Setting, int], list[Part]]
     volume: str
-    takes_there: Callable[[Setting], bool] = lambda setting: True
+    has_output: Callable[[Setting], bool] = lambda setting: True
     trips: int = 1
     reduces: bool = False
     rooted: bool = False
@@ -73,7 +70,7 @@ class Operation(NamedTuple):
 
 
 def elements(operation: Operation, num_bytes: int, setting: Setting) -> tuple[int, int, int]:
-    """Return how many elements a rank gives, how many it takes, and how many a block has, of about so many bytes."""
+    """Return the number of elements of input, output and block, for about `num_bytes`."""
     count = max(1, num_bytes // setting.dtype.itemsize)
     block = max(1, count // setting.num_ranks) if operation.divides else count
     whole = block * setting.num_ranks if operation.divides else count
@@ -82,12 +79,11 @@ def elements(operation: Operation, num_bytes: int, setting: Setting) -> tuple[in
 
 
 def is_in_place(operation: Operation, setting: Setting) -> bool:
-    """Return whether what is given and what is taken lie in one array."""
     return operation.in_place == ALWAYS or (setting.in_place and operation.in_place != NEVER)
 
 
 def arrays(operation: Operation, num_bytes: int, setting: Setting) -> tuple[Array, Array]:
-    """Return the arrays that a rank gives and takes, or one that is both."""
+    """Return input and output of a rank, which may be one array."""
     gives, takes, block = elements(operation, num_bytes, setting)
     if operation.in_place == ALWAYS:
         both = setting.array(gives)

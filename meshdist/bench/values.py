@@ -1,7 +1,7 @@
-"""What the ranks give, so that every rank knows by itself what it must take.
+"""The input values of the ranks, from which every rank computes its expected output.
 
-Values are small whole numbers that are exact in the dtype, also summed over all ranks, so that no rounding hides a
-mistake; no zeros, so that a rank that is left out shows.
+Values are small whole numbers that are exact in the dtype, also summed over all ranks, so that rounding hides no
+mistake; none is zero, so that a missing rank shows.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshdist.arrays import Array
-from meshdist.reduce_op import ReduceOp
+from meshdist.arrays.host import Array
+from meshdist.arrays.reduce_op import ReduceOp
 
-# What is compared at a time, so that to check a GiB does not take several.
+# Elements compared at a time: checking a GiB must not need several.
 _PIECE = 1 << 20
 
 
 class Part(NamedTuple):
-    """A part of what a rank takes: the reduction of what some ranks give.
+    """A part of an output: the reduction of the inputs of some ranks.
 
     Attributes:
-        begin: Where the part begins in what is taken.
-        ranks: Whose elements it is made of, one rank where nothing is reduced.
-        source: Where the part begins in what they give.
+        begin: Where the part begins in the output.
+        ranks: The ranks of the inputs; one without a reduction.
+        source: Where the part begins in the inputs.
         length: Elements.
     """
 
@@ -35,35 +35,22 @@ class Part(NamedTuple):
 
 
 class Values:
-    """The elements that the ranks give.
-
-    Args:
-        dtype: Of the elements.
-        num_ranks: How many ranks there are.
-        op: The reduction.
-
-    Example:
-        >>> values = Values(np.dtype(np.int8), 2, ReduceOp.SUM)
-        >>> values.of(1, 0, 3, salt=0).tolist()
-        [8, 9, 10]
-        >>> values.wrong(np.array([9, 11, 0], np.int8), [Part(0, (0, 1), 0, 3)], salt=0)
-        1
-    """
+    """The input values of the ranks."""
 
     def __init__(self, dtype: np.dtype[np.generic], num_ranks: int, op: ReduceOp) -> None:
         self.dtype = dtype
         self._num_ranks = num_ranks
         self._op = op
-        # A prime, so that no two blocks look alike; less where the sums of larger ones would not be exact.
+        # A prime, so that blocks differ; fewer if larger sums would not be exact.
         self._kinds = max(1, min(61, _largest_exact(dtype) // max(1, num_ranks)))
 
     def of(self, rank: int, begin: int, end: int, salt: int) -> Array:
-        """Return elements `begin` to `end` of what a rank gives; other ones for each `salt`."""
+        """Return elements `begin` to `end` of a rank's input; each `salt` gives other values."""
         numbers = (np.arange(begin, end) + 7 * rank + 11 * salt) % self._kinds + 1
         return numbers.astype(self.dtype)
 
     def wrong(self, taken: Array, parts: list[Part], salt: int) -> int:
-        """Return how many elements of what was taken are not what they must be."""
+        """Return the number of wrong elements in an output."""
         return sum(
             int(np.count_nonzero(taken[begin:end] != due))
             for part in parts
@@ -83,7 +70,7 @@ class Values:
 
 
 def _largest_exact(dtype: np.dtype[np.generic]) -> int:
-    # Up to where all whole numbers are exact. Integers wrap, and are exact whatever they are; a bool is one or zero.
+    # The largest exact whole number. Integers wrap, and are always exact; a bool is 0 or 1.
     if dtype.kind == "b":
         return 1
     if dtype.kind in "iu":

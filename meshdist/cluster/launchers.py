@@ -1,4 +1,4 @@
-"""The launchers whose variables are known, in one table: what each calls the rank, the size and the rest."""
+"""The known launchers: the variables each sets for the rank, the size and the rest."""
 
 from __future__ import annotations
 
@@ -9,22 +9,18 @@ Environment = Mapping[str, str]
 
 
 class Launcher(NamedTuple):
-    """What one launcher sets in the environment of the processes that it starts.
+    """The variables that a launcher sets in the environment of the processes that it starts.
 
     Attributes:
-        name: What messages call it.
-        signs: Variables any of which says that it started this process.
-        rank: The variable that holds the rank.
-        size: Variables that may hold the number of ranks; the first that is set counts.
-        local_rank: The variable that holds the place among the ranks of this host, if there is one.
-        local_size: The variable that holds how many ranks this host has, if there is one.
-        job: Variables that are equal for the ranks of one start and differ from start to start.
-        same_start: Variables that, where set, hold the rank as well.
-        how_to_set: How a variable is given to all ranks.
-
-    Example:
-        >>> find_launcher({"OMPI_COMM_WORLD_RANK": "3"}).name
-        'mpirun (Open MPI)'
+        name: Its name in messages.
+        signs: Variables any of which shows that it started this process.
+        rank: The variable with the rank.
+        size: Variables with the number of ranks; the first that is set counts.
+        local_rank: The variable with the rank on this host, if any.
+        local_size: The variable with the number of ranks on this host, if any.
+        job: Variables that are equal for the ranks of one start and differ between starts.
+        same_start: Variables that, if set, also hold the rank.
+        how_to_set: How to set a variable for all ranks.
     """
 
     name: str
@@ -40,7 +36,7 @@ class Launcher(NamedTuple):
 
 SLURM = Launcher(
     name="srun (Slurm)",
-    # Only in what srun starts. SLURM_PROCID and SLURM_NTASKS are in the batch script as well, which is no rank.
+    # Only set by srun. SLURM_PROCID and SLURM_NTASKS are also set in the batch script, which is no rank.
     signs=("SLURM_STEP_NODELIST",),
     rank="SLURM_PROCID",
     size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
@@ -59,7 +55,7 @@ KUBERNETES = Launcher(
 )
 
 LAUNCHERS: tuple[Launcher, ...] = (
-    # Those of MPI come first: within a Slurm job, they start a helper on each host by srun, whose variables stay.
+    # MPI first: within a Slurm job, its launchers start a helper on each host by srun, whose variables remain set.
     Launcher(
         name="mpirun (Open MPI)",
         signs=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -89,7 +85,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         local_rank="PMI_LOCAL_RANK",
         local_size="PMI_LOCAL_SIZE",
     ),
-    # PMIx tells the number of ranks to its clients alone, not in the environment.
+    # PMIx passes the number of ranks to its clients only, not in the environment.
     Launcher(
         name="a launcher with PMIx",
         signs=("PMIX_RANK",),
@@ -99,11 +95,11 @@ LAUNCHERS: tuple[Launcher, ...] = (
     ),
     KUBERNETES,
 )
-"""All of them; where the signs of several are there, the first counts."""
+"""All of them; if the signs of several are set, the first counts."""
 
 
 def find_launcher(environ: Environment) -> Launcher | None:
-    """Return the launcher that started the process with this environment, None if none of the table did."""
+    """Return the launcher that started the process with this environment, None if no known one did."""
     for launcher in LAUNCHERS:
         if any(environ.get(sign) for sign in launcher.signs):
             return launcher

@@ -1,4 +1,4 @@
-"""Slurm's short way to write many host names: "node[1-3,7],gpu-05"."""
+"""Slurm's nodelists: "node[1-3,7],gpu-05"."""
 
 from __future__ import annotations
 
@@ -13,20 +13,13 @@ _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
 
 def expand_nodelist(text: str) -> list[str]:
-    """Return the host names that a nodelist stands for, in its order.
+    """Return the host names of a nodelist, in order; raise ValueError if it is not one.
 
-    Numbers in brackets are single or ranges, and keep their leading zeros; a name may have several brackets.
-
-    Raises:
-        ValueError: It is no nodelist; says what is wrong with it.
-
-    Example:
-        >>> expand_nodelist("node[1-3,7],gpu-05,r[1-2]n[08-09]")
-        ['node1', 'node2', 'node3', 'node7', 'gpu-05', 'r1n08', 'r1n09', 'r2n08', 'r2n09']
+    Brackets hold numbers and ranges, which keep their leading zeros; a name may have several brackets.
     """
     nodes = list(itertools.islice(_expanded(text), _MOST_NODES + 1))
     if len(nodes) > _MOST_NODES:
-        raise ValueError(f"the nodelist {text!r} stands for more than {_MOST_NODES} hosts")
+        raise ValueError(f"the nodelist {text!r} has more than {_MOST_NODES} hosts")
     return nodes
 
 
@@ -47,7 +40,6 @@ def _expanded(text: str) -> Iterator[str]:
 
 
 def _numbers(text: str, ranges: str) -> list[str]:
-    """Return the numbers of one pair of brackets, as they are written."""
     numbers: list[str] = []
     for each in ranges.split(","):
         found = _RANGE.fullmatch(each)

@@ -1,4 +1,4 @@
-"""This process's place in a job: its rank, how many there are, and where rank 0 is."""
+"""This process's place in a job: its rank, the number of ranks, and the host of rank 0."""
 
 from __future__ import annotations
 
@@ -9,30 +9,23 @@ from typing import NamedTuple
 
 from meshdist.cluster.launchers import KUBERNETES, SLURM, Environment, Launcher, find_launcher
 from meshdist.cluster.nodelist import expand_nodelist
-from meshdist.init_urls import to_int
+from meshdist.system.env_flags import to_int
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 29500
 
-# Above the ports that Linux and others give to outgoing connections, so that the one chosen is most likely free.
+# Above the usual ephemeral ports, so that the chosen port is most likely free.
 _FIRST_PORT, _NUM_PORTS = 61_000, 4_500
 
 
 class Place(NamedTuple):
-    """What a launcher says of one process.
+    """A process's place, according to its launcher.
 
     Attributes:
-        launcher: Which launcher.
-        address: The host of rank 0; None where the launcher does not tell.
-        port: A port that is the same for all ranks of this start, and most likely differs from other jobs' on the host.
-            0, which picks any, for a world of one.
-        no_address: What to do where `address` is None.
-
-    Example:
-        >>> variables = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
-        >>> place = find_place(variables)
-        >>> place.rank, place.world_size, place.address
-        (1, 2, '127.0.0.1')
+        address: The host of rank 0; None if the launcher does not report it.
+        port: Equal for all ranks of this start, and most likely different from those of other jobs on the host; 0 (any
+            free port) for a world of one.
+        no_address: What to do if `address` is None.
     """
 
     launcher: Launcher
@@ -48,15 +41,15 @@ def find_place(
     world_size: int | None = None,
     full_host_name: Callable[[], str] = socket.getfqdn,
 ) -> Place | None:
-    """Return what the launcher of this process says of it; None where none of those known started it.
+    """Return the place of this process, None if no known launcher started it.
 
     Args:
-        environ: Where to look; this process's environment where None.
-        world_size: The number of ranks, where the launcher does not tell and the caller knows.
+        environ: The environment; this process's if None.
+        world_size: The number of ranks, if the caller knows it and the launcher does not report it.
         full_host_name: Returns this host's name with its domain.
 
     Raises:
-        ValueError: The launcher's variables are incomplete, impossible, or contradict each other.
+        ValueError: The launcher's variables are incomplete, impossible, or contradictory.
     """
     environ = os.environ if environ is None else environ
     launcher = find_launcher(environ)
@@ -78,15 +71,7 @@ def find_place(
 
 
 def local_rank_here(environ: Environment | None = None) -> int | None:
-    """Return this process's number among the ranks of its host, as its launcher says; None where none does.
-
-    Raises:
-        ValueError: It is no number.
-
-    Example:
-        >>> local_rank_here({"SLURM_STEP_NODELIST": "a", "SLURM_LOCALID": "3"})
-        3
-    """
+    """Return this process's rank on its host according to its launcher, None if no launcher reports it."""
     environ = os.environ if environ is None else environ
     name = "LOCAL_RANK"
     if name not in environ:
@@ -113,12 +98,12 @@ def _set_all() -> str:
 def _address(
     environ: Environment, launcher: Launcher, size: int, full_host_name: Callable[[], str]
 ) -> tuple[str | None, str]:
-    """Return the host of rank 0; or None, and what to do about it."""
+    """Return the host of rank 0; or None and what to do about it."""
     if size == 1 or (launcher.local_size and environ.get(launcher.local_size) == str(size)):
         return LOOPBACK, ""
     if launcher is KUBERNETES:
         return _first_pod(environ, full_host_name())
-    # mpirun within a Slurm job begins on its first host, as srun does.
+    # mpirun within a Slurm job starts on its first host, as srun does.
     names = ("SLURM_STEP_NODELIST",) if launcher is SLURM else ("SLURM_JOB_NODELIST", "SLURM_NODELIST")
     for name in names:
         if environ.get(name):
@@ -131,7 +116,7 @@ def _address(
 
 
 def _first_pod(environ: Environment, full_name: str) -> tuple[str | None, str]:
-    """Return the name of the pod with index 0, which differs from this one's in nothing else."""
+    """Return the name of the pod with index 0, which differs from this pod's only in the index."""
     index = environ[KUBERNETES.rank]
     host, dot, domain = full_name.partition(".")
     if not dot or not host.endswith(f"-{index}"):

@@ -1,1 +1,1 @@
-"""The collectives: a file for each, `definition` for what they have in common, `methods` for the list of them."""
+"""The collectives: one file each; `definition` is their common base, `methods` the list of them."""

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from meshdist.arrays import Array
-from meshdist.call import Call
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.checks import agree_on_list, check_one_dtype, check_same_shape, several
-from meshdist.collectives.staging import pack_all, staged, unchained, unpack_all
-from meshdist.current import GroupLike, resolve
+from meshdist.collectives.composed import composed, pack_all, unchained, unpack_all
+from meshdist.runtime.call import Call
+from meshdist.runtime.context import GroupLike, resolve
 
 
 def check(call: Call) -> None:
-    """Check the arguments of all_gather_coalesced."""
     give, take = several(call, "send"), several(call, "recv")
     check_one_dtype(call)
     for place, array in enumerate(take):
@@ -25,23 +24,13 @@ def check(call: Call) -> None:
         check_same_shape(call, array, give[number], names)
 
 
-def agreed(call: Call) -> tuple[Any, ...]:
-    """All ranks send as many arrays, of as many elements."""
-    return agree_on_list(call, "send")
-
-
-def room(call: Call, flat: Array) -> Array:
-    """Return an array for what all ranks send."""
-    return np.empty(call.size * flat.size, flat.dtype)
-
-
-@staged(
+@composed(
     all_gather_into_tensor,
     names=("input_tensor_list", "output_tensor_lists"),
     check=check,
-    agreed=agreed,
+    agreed=partial(agree_on_list, side="send"),
     put=pack_all,
-    room=room,
+    room=lambda call, flat: np.empty(call.size * flat.size, flat.dtype),
     take=unpack_all,
 )
 def all_gather_coalesced(
@@ -60,17 +49,17 @@ def all_gather_coalesced(
         async_op: Return a `Work` at once.
 
     Returns:
-        `output_tensor_lists`; with `async_op` the Work, whose result is the arrays of all lists in one.
+        `output_tensor_lists`; with `async_op` the Work; its result is one list of all arrays.
 
     Raises:
-        TypeError: Not lists of arrays, dtypes that differ or do not travel.
+        TypeError: Not lists of arrays, different or unsupported dtypes.
         ValueError: Lists of wrong length, wrong shapes, or outputs that cannot be written.
         DistBackendError: A rank failed, or the ranks' calls disagree.
-        DistTimeoutError: A rank did not come within the group's timeout.
+        DistTimeoutError: A rank did not call within the group's timeout.
     """
     members = resolve(group)
     lists = members.named(
-        members.where("all_gather_coalesced"),
+        members.error_prefix("all_gather_coalesced"),
         unchained,
         "output_tensor_lists",
         output_tensor_lists,

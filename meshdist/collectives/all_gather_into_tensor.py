@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from meshdist.call import Call
 from meshdist.collectives.algorithms.ring import ring_all_gather
 from meshdist.collectives.checks import agree_on_block, check_one_dtype, check_stacked
+from meshdist.collectives.dataflow import ALL_GATHER
 from meshdist.collectives.definition import collective
-from meshdist.current import GroupLike, resolve
+from meshdist.runtime.call import Call
+from meshdist.runtime.context import GroupLike, resolve
 
 
 def check(call: Call) -> None:
-    """Check the arguments of all_gather_into_tensor."""
     check_stacked(call, "recv", "send")
     check_one_dtype(call)
 
 
-def agreed(call: Call) -> tuple[Any, ...]:
-    """All ranks send as many elements."""
-    return agree_on_block(call, "send")
-
-
-@collective(names=("input_tensor", "output_tensor"), check=check, agreed=agreed, default=ring_all_gather)
+@collective(
+    names=("input_tensor", "output_tensor"),
+    check=check,
+    agreed=partial(agree_on_block, side="send"),
+    default=ring_all_gather,
+    dataflow=ALL_GATHER,
+)
 def all_gather_into_tensor(
     output_tensor: Any, input_tensor: Any, group: GroupLike = None, async_op: bool = False
 ) -> Any:
@@ -39,13 +41,13 @@ def all_gather_into_tensor(
         `output_tensor`; with `async_op` the Work.
 
     Raises:
-        TypeError: Not arrays, dtypes that differ or do not travel.
+        TypeError: Not arrays, different or unsupported dtypes.
         ValueError: A wrong shape, or an output that cannot be written.
         DistBackendError: A rank failed, or the ranks' calls disagree.
-        DistTimeoutError: A rank did not come within the group's timeout.
+        DistTimeoutError: A rank did not call within the group's timeout.
     """
     return resolve(group).submit(all_gather_into_tensor, input_tensor, output_tensor, None, None, async_op)
 
 
-# The newer name of the same.
+# The newer name.
 all_gather_single = all_gather_into_tensor

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshdist.call import Call
+from meshdist.arrays.reduce_op import Op, ReduceOp
 from meshdist.collectives.algorithms.ring import ring_all_reduce
 from meshdist.collectives.checks import agree_on_array, check_one, check_reducible
+from meshdist.collectives.dataflow import ALL_REDUCE
 from meshdist.collectives.definition import collective
-from meshdist.current import GroupLike, resolve
-from meshdist.reduce_op import Op, ReduceOp
+from meshdist.runtime.call import Call
+from meshdist.runtime.context import GroupLike, resolve
 
 
 def check(call: Call) -> None:
-    """Check the arguments of all_reduce."""
     check_one(call)
     check_reducible(call)
 
 
-@collective(check=check, agreed=agree_on_array, default=ring_all_reduce)
+@collective(check=check, agreed=agree_on_array, default=ring_all_reduce, dataflow=ALL_REDUCE)
 def all_reduce(tensor: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False) -> Any:
     """Reduce `tensor` over the group, in place; every rank gets the result.
 
@@ -34,9 +34,9 @@ def all_reduce(tensor: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, asyn
         `tensor`; with `async_op` the Work.
 
     Raises:
-        TypeError: Not an array, a dtype that does not travel, or one that `op` is not defined for.
+        TypeError: Not an array, an unsupported dtype, or one undefined for `op`.
         ValueError: `tensor` cannot be written, or `op` is unknown.
         DistBackendError: A rank failed, or the ranks' calls disagree.
-        DistTimeoutError: A rank did not come within the group's timeout.
+        DistTimeoutError: A rank did not call within the group's timeout.
     """
     return resolve(group).submit(all_reduce, tensor, tensor, op, None, async_op)

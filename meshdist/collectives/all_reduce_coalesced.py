@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from meshdist.call import Call
+from meshdist.arrays.reduce_op import Op, ReduceOp
 from meshdist.collectives.all_reduce import all_reduce
 from meshdist.collectives.checks import agree_on_list, check_one_dtype, check_reducible, several
-from meshdist.collectives.staging import pack_all, staged, unpack_all
-from meshdist.current import GroupLike, resolve
-from meshdist.reduce_op import Op, ReduceOp
+from meshdist.collectives.composed import composed, pack_all, unpack_all
+from meshdist.runtime.call import Call
+from meshdist.runtime.context import GroupLike, resolve
 
 
 def check(call: Call) -> None:
-    """Check the arguments of all_reduce_coalesced."""
     several(call, "recv")
     check_one_dtype(call)
     check_reducible(call)
 
 
-def agreed(call: Call) -> tuple[Any, ...]:
-    """All ranks pass as many arrays, of as many elements."""
-    return agree_on_list(call, "recv")
-
-
-@staged(
+@composed(
     all_reduce,
     names=("tensors", "tensors"),
     check=check,
-    agreed=agreed,
+    agreed=partial(agree_on_list, side="recv"),
     put=pack_all,
     take=unpack_all,
     by_element=True,
@@ -49,9 +44,9 @@ def all_reduce_coalesced(
         `tensors`; with `async_op` the Work.
 
     Raises:
-        TypeError: Not a list of arrays, dtypes that differ, do not travel or that `op` is not defined for.
+        TypeError: Not a list of arrays, different dtypes, or ones unsupported or undefined for `op`.
         ValueError: An empty list, arrays that cannot be written, or an unknown `op`.
         DistBackendError: A rank failed, or the ranks' calls disagree.
-        DistTimeoutError: A rank did not come within the group's timeout.
+        DistTimeoutError: A rank did not call within the group's timeout.
     """
     return resolve(group).submit(all_reduce_coalesced, tensors, tensors, op, None, async_op)

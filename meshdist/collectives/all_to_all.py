@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshdist.call import Call
 from meshdist.collectives.algorithms.pairwise import pairwise_all_to_all
 from meshdist.collectives.checks import check_one_dtype, check_same_shape, many
+from meshdist.collectives.dataflow import ALL_TO_ALL
 from meshdist.collectives.definition import collective
-from meshdist.current import GroupLike, resolve
+from meshdist.runtime.call import Call
+from meshdist.runtime.context import GroupLike, resolve
 
 
 def check(call: Call) -> None:
-    """Check the arguments of all_to_all."""
     give, take = many(call, "send"), many(call, "recv")
     check_one_dtype(call)
     own = call.rank
@@ -21,7 +21,7 @@ def check(call: Call) -> None:
 
 
 def agreed(call: Call) -> tuple[Any, ...]:
-    """All ranks exchange one dtype; the sizes are compared with each partner's."""
+    """All ranks exchange one dtype; the algorithm compares the sizes pairwise."""
     return (f"a list of {many(call, 'send')[0].dtype}",)
 
 
@@ -30,6 +30,7 @@ def agreed(call: Call) -> tuple[Any, ...]:
     check=check,
     agreed=agreed,
     default=pairwise_all_to_all,
+    dataflow=ALL_TO_ALL,
     lists=("send", "recv"),
 )
 def all_to_all(
@@ -51,9 +52,9 @@ def all_to_all(
         `output_tensor_list`; with `async_op` the Work.
 
     Raises:
-        TypeError: Not arrays, dtypes that differ or do not travel.
+        TypeError: Not arrays, different or unsupported dtypes.
         ValueError: A list of wrong length, a wrong shape of this rank's own array, or an output that cannot be written.
         DistBackendError: A rank failed, or the ranks' calls or their sizes disagree; all ranks raise then.
-        DistTimeoutError: A rank did not come within the group's timeout.
+        DistTimeoutError: A rank did not call within the group's timeout.
     """
     return resolve(group).submit(all_to_all, input_tensor_list, output_tensor_list, None, None, async_op)

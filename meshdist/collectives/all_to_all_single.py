@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.call import Call, Elements, Splits
 from meshdist.collectives.algorithms.pairwise import pairwise_all_to_all
 from meshdist.collectives.checks import check_one_dtype, one, refuse
+from meshdist.collectives.dataflow import ALL_TO_ALL_SINGLE
 from meshdist.collectives.definition import collective
-from meshdist.current import GroupLike, resolve
+from meshdist.runtime.call import Call, Elements, Splits
+from meshdist.runtime.context import GroupLike, resolve
 
 
 def check(call: Call) -> None:
-    """Check the arguments of all_to_all_single."""
     give, take = one(call, "send"), one(call, "recv")
     check_one_dtype(call)
     if give.ndim == 0 or take.ndim == 0:
@@ -47,7 +47,7 @@ def _check_splits(call: Call, rows: tuple[int, ...], name: str, shape: tuple[int
 
 
 def agreed(call: Call) -> tuple[Any, ...]:
-    """All ranks exchange one dtype: as many elements, or rows as the split sizes say."""
+    """All ranks exchange one dtype, and either as many elements or rows of one size."""
     give = one(call, "send")
     if call.splits is None:
         return (Elements(f"{give.dtype}[", [give]),)
@@ -57,7 +57,7 @@ def agreed(call: Call) -> tuple[Any, ...]:
 def as_splits(
     output: Sequence[int] | None, input: Sequence[int] | None, give: Any, take: Any, size: int
 ) -> Splits | None:
-    """Return rows to and from each rank, even ones in place of a list that is missing; None where both are."""
+    """Return the rows to and from each rank, even ones for a missing list; None if both are missing."""
     to, come = _as_rows("input", input), _as_rows("output", output)
     if to is None and come is None:
         return None
@@ -65,14 +65,16 @@ def as_splits(
 
 
 def _as_rows(name: str, sizes: Sequence[int] | None) -> tuple[int, ...] | None:
-    # An empty list means even, as None does.
+    # An empty list means even splits, as None does.
     try:
         return tuple(map(index, sizes)) or None if sizes is not None else None
     except TypeError:
         raise TypeError(f"{name}_split_sizes must be a list of integers, got {sizes!r}") from None
 
 
-@collective(names=("input", "output"), check=check, agreed=agreed, default=pairwise_all_to_all)
+@collective(
+    names=("input", "output"), check=check, agreed=agreed, default=pairwise_all_to_all, dataflow=ALL_TO_ALL_SINGLE
+)
 def all_to_all_single(
     output: Any,
     input: Any,
@@ -86,9 +88,8 @@ def all_to_all_single(
     Args:
         output: Output. Must not overlap `input`.
         input: Input, with the other dims and the dtype of `output`.
-        output_split_sizes: Rows that come from each rank. Equal ones where None.
-        input_split_sizes: Rows that go to each rank. Equal ones where None. Where any rank gives split sizes, all
-            ranks must give some.
+        output_split_sizes: Rows from each rank. None: equal ones.
+        input_split_sizes: Rows to each rank. None: equal ones. If any rank gives split sizes, all must.
         group: A ProcessGroup or a DeviceMesh; the world where None.
         async_op: Return a `Work` at once.
 
@@ -96,14 +97,14 @@ def all_to_all_single(
         `output`; with `async_op` the Work.
 
     Raises:
-        TypeError: Not arrays, dtypes that differ or do not travel.
+        TypeError: Not arrays, different or unsupported dtypes.
         ValueError: Shapes or split sizes that do not fit, or an output that cannot be written.
         DistBackendError: A rank failed, or the ranks' calls or their split sizes disagree.
-        DistTimeoutError: A rank did not come within the group's timeout.
+        DistTimeoutError: A rank did not call within the group's timeout.
     """
     members = resolve(group)
     splits = None
     if output_split_sizes is not None or input_split_sizes is not None:
-        where, size = members.where("all_to_all_single"), members.size()
-        splits = members.named(where, as_splits, output_split_sizes, input_split_sizes, input, output, size)
+        error_prefix, size = members.error_prefix("all_to_all_single"), members.size()
+        splits = members.named(error_prefix, as_splits, output_split_sizes, input_split_sizes, input, output, size)
     return members.submit(all_to_all_single, input, output, None, None, async_op, splits)

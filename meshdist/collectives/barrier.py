@@ -1,44 +1,39 @@
-"""barrier: no rank leaves before all have entered."""
+"""barrier: no rank leaves before all ranks have entered."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from meshdist.call import Call
 from meshdist.collectives.algorithms.pairwise import dissemination_barrier
 from meshdist.collectives.checks import check_nothing
+from meshdist.collectives.dataflow import BARRIER
 from meshdist.collectives.definition import collective
-from meshdist.current import GroupLike, resolve
-from meshdist.deadline import Timeout, seconds
+from meshdist.runtime.context import GroupLike, resolve
+from meshdist.system.deadline import Timeout, seconds
 
 
-def agreed(call: Call) -> tuple[Any, ...]:
-    """All ranks are in a barrier: nothing more to agree on."""
-    return ()
-
-
-@collective(check=check_nothing, agreed=agreed, default=dissemination_barrier)
+@collective(check=check_nothing, agreed=lambda call: (), default=dissemination_barrier, dataflow=BARRIER)
 def barrier(
     group: GroupLike = None,
     async_op: bool = False,
     device_ids: list[int] | None = None,
     timeout: Timeout | None = None,
 ) -> Any:
-    """Wait until all ranks of the group have come here.
+    """Wait until all ranks of the group have called.
 
     Args:
         group: A ProcessGroup or a DeviceMesh; the world where None.
         async_op: Return a `Work` at once.
-        device_ids: Of no meaning for CPU backends.
-        timeout: How long to wait: seconds or a timedelta. The group's timeout where None.
+        device_ids: Ignored by CPU backends.
+        timeout: Seconds or a timedelta. None: the group's timeout.
 
     Returns:
         None; with `async_op` the Work.
 
     Raises:
         DistBackendError: A rank failed, or the ranks' calls disagree.
-        DistTimeoutError: Some ranks did not come in time; says which.
+        DistTimeoutError: Some ranks did not call in time; the message names them.
     """
     members = resolve(group)
-    timeout_s = None if timeout is None else members.named(members.where("barrier"), seconds, timeout)
+    timeout_s = None if timeout is None else members.named(members.error_prefix("barrier"), seconds, timeout)
     return members.submit(barrier, None, None, None, None, async_op, None, timeout_s)

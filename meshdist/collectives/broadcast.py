@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshdist.call import Call
-from meshdist.collectives.algorithms.tree import binomial_broadcast
+from meshdist.collectives.algorithms.rooted import binomial_broadcast
 from meshdist.collectives.checks import agree_on_array, check_one
+from meshdist.collectives.dataflow import BROADCAST
 from meshdist.collectives.definition import collective
-from meshdist.current import GroupLike, resolve
+from meshdist.runtime.context import GroupLike, resolve
 
 
-def writes(call: Call) -> bool:
-    """Return True where `tensor` is written: on all ranks but the source."""
-    return call.rank != call.root
-
-
-@collective(check=check_one, agreed=agree_on_array, default=binomial_broadcast, writes=writes)
+@collective(
+    check=check_one,
+    agreed=agree_on_array,
+    default=binomial_broadcast,
+    dataflow=BROADCAST,
+    writes=lambda call: call.rank != call.root,
+)
 def broadcast(
     tensor: Any, src: int | None = None, group: GroupLike = None, async_op: bool = False, group_src: int | None = None
 ) -> Any:
@@ -33,10 +34,10 @@ def broadcast(
         `tensor`; with `async_op` the Work.
 
     Raises:
-        TypeError: Not an array, or a dtype that does not travel.
+        TypeError: Not an array, or an unsupported dtype.
         ValueError: Both or none of `src` and `group_src` are given, it is no member, or `tensor` cannot be written.
         DistBackendError: A rank failed, or the ranks' calls disagree.
-        DistTimeoutError: A rank did not come within the group's timeout.
+        DistTimeoutError: A rank did not call within the group's timeout.
     """
     members = resolve(group)
     return members.submit(broadcast, tensor, tensor, None, members.root("broadcast", "src", src, group_src), async_op)

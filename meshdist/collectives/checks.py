@@ -1,112 +1,95 @@
-"""What the definitions check, and what they ask all ranks to agree upon.
+"""Checks of arguments in the definitions of collectives, and the values that all ranks must agree on.
 
-These run once per plan: everything they look at is part of the plan's key. A wrong argument is named with the
-collective, the group and the rank, what was expected and what came.
+They run once per plan: everything they read is part of the plan's key. An error names the collective, the group and the
+    rank, and the expected and the actual value.
 """
 
 from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from meshdist.arrays import Array, describe_array
-from meshdist.call import Call, Elements
-from meshdist.reduce_op import check_op_dtype
+from meshdist.arrays.host import Array, describe_array
+from meshdist.arrays.reduce_op import check_op_dtype
+from meshdist.runtime.call import Call, Elements
+from meshdist.runtime.plan_cache import each
 
 
 def refuse(call: Call, sentence: str) -> NoReturn:
-    """Raise ValueError for a wrong argument of `call`."""
-    raise ValueError(f"{call.where}: {sentence}")
+    raise ValueError(f"{call.error_prefix}: {sentence}")
 
 
 def one(call: Call, side: str) -> Array:
-    """Return the array that is sent or received.
-
-    Raises:
-        TypeError: It is a list.
-    """
+    """Return the array of a side, `send` or `recv`; raise TypeError for a list."""
     value = getattr(call, side)
     if value is None or isinstance(value, list):
         raise TypeError(
-            f"{call.where}: {_name(call, side)} must be one array, got {'a list' if value is not None else None}"
+            f"{call.error_prefix}: {_name(call, side)} must be one array, got {'a list' if value is not None else None}"
         )
     array: Array = value
     return array
 
 
 def many(call: Call, side: str) -> list[Array]:
-    """Return the arrays that are sent or received, one for each rank.
-
-    Raises:
-        TypeError: It is a single array.
-        ValueError: Not as many as ranks.
-    """
+    """Return the arrays of a side, one per rank; raise for a single array or a list of another length."""
     value = getattr(call, side)
     if not isinstance(value, list):
         given = "None" if value is None else "one array"
-        raise TypeError(f"{call.where}: {_name(call, side)} must be a list of {call.size} arrays, got {given}")
+        raise TypeError(f"{call.error_prefix}: {_name(call, side)} must be a list of {call.size} arrays, got {given}")
     if len(value) != call.size:
         refuse(call, f"{_name(call, side)} must hold {call.size} arrays, one for each rank, got {len(value)}")
     return value
 
 
 def several(call: Call, side: str) -> list[Array]:
-    """Return the arrays that are sent or received, a list of any length but 0.
-
-    Raises:
-        TypeError: It is no list.
-        ValueError: It is empty.
-    """
+    """Return the arrays of a side, a list of any length but 0; raise for a single array or an empty list."""
     value = getattr(call, side)
     if not isinstance(value, list):
         got = "None" if value is None else "one array"
-        raise TypeError(f"{call.where}: {_name(call, side)} must be a list of arrays, got {got}")
+        raise TypeError(f"{call.error_prefix}: {_name(call, side)} must be a list of arrays, got {got}")
     if not value:
         refuse(call, f"{_name(call, side)} must hold at least one array, got an empty list")
     return value
 
 
-def check_nothing(call: Call) -> None:
-    """Accept: there is nothing to check."""
+def check_nothing(call: Call) -> None: ...
 
 
 def check_one(call: Call) -> None:
-    """Check a collective of one array in place."""
     one(call, "recv")
 
 
 def check_reducible(call: Call) -> None:
-    """Check a reduction: one dtype, which has the op."""
-    for array in _arrays(call.send):
+    for array in each(call.send):
         check_reduction_dtype(call, array)
 
 
 def check_reduction_dtype(call: Call, array: Array) -> None:
-    """Check that the op is defined for the dtype of `array`."""
     if call.op is None:
-        raise TypeError(f"{call.where}: op must be a ReduceOp or its name, got None")
+        raise TypeError(f"{call.error_prefix}: op must be a ReduceOp or its name, got None")
     try:
         check_op_dtype(call.op, array.dtype)
     except TypeError as error:
-        raise TypeError(f"{call.where}: {error}") from None
+        raise TypeError(f"{call.error_prefix}: {error}") from None
 
 
 def check_one_dtype(call: Call) -> None:
-    """Check that all arrays of the call have one dtype."""
-    arrays = _arrays(call.send) + _arrays(call.recv)
+    arrays = each(call.send) + each(call.recv)
     other = next((array for array in arrays if array.dtype != arrays[0].dtype), None)
     if other is not None:
         send, recv = call.collective.names
-        raise TypeError(f"{call.where}: {send} and {recv} must have one dtype, got {arrays[0].dtype} and {other.dtype}")
+        raise TypeError(
+            f"{call.error_prefix}: {send} and {recv} must have one dtype, got {arrays[0].dtype} and {other.dtype}"
+        )
 
 
 def check_stacked(call: Call, whole_side: str, block_side: str) -> None:
-    """Check that one side is the blocks of all ranks, concatenated along dim 0 or stacked along a new one."""
+    """Check that one side has the blocks of all ranks, concatenated along dim 0 or stacked along a new one."""
     names = _name(call, whole_side), _name(call, block_side)
     check_stacked_pair(call, one(call, whole_side), one(call, block_side), names)
 
 
 def check_stacked_pair(call: Call, whole: Array, block: Array, names: tuple[str, str]) -> None:
-    """Check that `whole` is as many blocks as ranks, concatenated along dim 0 or stacked along a new one."""
+    """Check that `whole` has one block per rank, concatenated along dim 0 or stacked along a new one."""
     stacked = (call.size, *block.shape)
     concatenated = (call.size * block.shape[0], *block.shape[1:]) if block.ndim else stacked
     if whole.shape not in (concatenated, stacked):
@@ -119,24 +102,21 @@ def check_stacked_pair(call: Call, whole: Array, block: Array, names: tuple[str,
 
 
 def agree_on_array(call: Call) -> tuple[Any, ...]:
-    """All ranks pass as many elements of one dtype."""
     return agree_on_one(call, "recv")
 
 
 def agree_on_one(call: Call, side: str) -> tuple[Any, ...]:
-    """All ranks pass one array of as many elements of one dtype."""
     array = one(call, side)
     return (Elements(f"{array.dtype}[", [array]),)
 
 
 def agree_on_block(call: Call, side: str) -> tuple[Any, ...]:
-    """All ranks pass blocks of as many elements of one dtype."""
     array = one(call, side)
     return (Elements(f"{call.size} x {array.dtype}[", [array]),)
 
 
 def agree_on_blocks(call: Call, side: str) -> tuple[Any, ...]:
-    """All ranks know the number of elements of every rank's block, and its dtype."""
+    """All ranks know the size of every rank's block."""
     arrays = many(call, side)
     counts = {array.size for array in arrays}
     if len(counts) == 1:
@@ -145,13 +125,11 @@ def agree_on_blocks(call: Call, side: str) -> tuple[Any, ...]:
 
 
 def agree_on_list(call: Call, side: str) -> tuple[Any, ...]:
-    """All ranks pass a list of as many arrays, of as many elements of one dtype."""
     arrays = several(call, side)
     return (Elements(f"{len(arrays)} arrays {arrays[0].dtype}[", arrays),)
 
 
 def check_same_shape(call: Call, array: Array, block: Array, names: tuple[str, str]) -> None:
-    """Check that `array` has the shape that `block`, its counterpart in the list, has."""
     if array.shape != block.shape:
         refuse(
             call, f"{names[0]} must have the shape of {names[1]}, {describe_array(block)}, got {describe_array(array)}"
@@ -159,13 +137,11 @@ def check_same_shape(call: Call, array: Array, block: Array, names: tuple[str, s
 
 
 def check_blocks_alike(call: Call, blocks: list[Array], list_name: str, block: Array, name: str) -> None:
-    """Check that the arrays of a list all have the shape of `block`."""
     for place, array in enumerate(blocks):
         check_same_shape(call, array, block, (f"{list_name}[{place}]", name))
 
 
 def check_no_list(call: Call, side: str, root: str) -> None:
-    """Check that the list that only the root gives is not given here."""
     given = getattr(call, side)
     if given is not None and not (isinstance(given, list) and not given):
         refuse(
@@ -173,12 +149,6 @@ def check_no_list(call: Call, side: str, root: str) -> None:
             f"{_name(call, side)} is for the rank that is {root}, rank {call.root} of the group; pass None on the"
             " others",
         )
-
-
-def _arrays(buffers: Any) -> list[Array]:
-    if buffers is None:
-        return []
-    return buffers if isinstance(buffers, list) else [buffers]
 
 
 def _name(call: Call, side: str) -> str:

@@ -1,4 +1,4 @@
-"""coalescing_manager: the calls made inside it become one."""
+"""coalescing_manager: combine the calls of a block into one."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from meshdist.arrays.reduce_op import Op
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.all_reduce import all_reduce
 from meshdist.collectives.all_reduce_coalesced import all_reduce_coalesced
 from meshdist.collectives.definition import Collective
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
 from meshdist.collectives.tensor_coalesced import all_gather_into_tensor_coalesced, reduce_scatter_tensor_coalesced
-from meshdist.current import GroupLike, resolve
-from meshdist.deadline import Timeout
 from meshdist.errors import DistError
-from meshdist.reduce_op import Op
-from meshdist.work import Work
+from meshdist.runtime.context import GroupLike, resolve
+from meshdist.runtime.work import Work
+from meshdist.system.deadline import Timeout
 
 _COALESCED: tuple[tuple[Collective[..., Any], Collective[..., Any]], ...] = (
     (all_reduce, all_reduce_coalesced),
@@ -28,11 +28,10 @@ _COALESCED: tuple[tuple[Collective[..., Any], Collective[..., Any]], ...] = (
 
 
 class CoalescedCalls:
-    """The calls made inside a `coalescing_manager`, and what became of them.
+    """The calls inside a `coalescing_manager`, and their works.
 
     Attributes:
-        works: What `wait` waits for: a Work for each message and, once the block has ended with `async_ops`, one for
-            the collectives of each dtype.
+        works: A Work for each message and, after the block with `async_ops`, one for the collectives of each dtype.
 
     Example:
         >>> import numpy as np
@@ -79,7 +78,7 @@ class CoalescedCalls:
         *rest: Any,
         **others: Any,
     ) -> Any:
-        """Take a call that would have been submitted to the group."""
+        """Collect a call instead of submitting it to the group."""
         known = [single for single, _ in _COALESCED]
         if collective not in known:
             names = ", ".join(single.name for single in known)
@@ -97,7 +96,7 @@ class CoalescedCalls:
         return self if async_op else recv
 
     def take_message(self, name: str, begin: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what is called instead of `begin`, which is the function `name` of a group's messages."""
+        """Return the replacement of `begin`, the function `name` of a group's messages."""
 
         def collect(*args: Any) -> Work:
             work: Work = begin(*args)
@@ -113,14 +112,14 @@ class CoalescedCalls:
         return collect if name in ("isend", "irecv") else refuse
 
     def end(self, group: Any, async_ops: bool) -> None:
-        """Make the calls; without `async_ops`, wait until they are done, and the messages as well."""
+        """Submit the calls; without `async_ops`, wait for them and for the messages."""
         self._submit(group, async_ops)
         self._has_ended = True
         if not async_ops:
             self.wait()
 
     def _submit(self, group: Any, async_ops: bool) -> None:
-        # One call for each dtype, in the order in which the dtypes came.
+        # One call per dtype, in order of first use.
         if self._kind is None:
             return
         collective, op = self._kind
@@ -137,7 +136,7 @@ class CoalescedCalls:
 
 
 def _dtype_name(array: Any) -> str:
-    # Byte order is a rank's own affair: with others in it, ranks would put together different calls.
+    # Without the byte order, which may differ between ranks: all ranks must build the same calls.
     dtype = getattr(array, "dtype", None)
     return str(dtype.newbyteorder("=") if isinstance(dtype, np.dtype) else dtype)
 
@@ -146,18 +145,17 @@ def _dtype_name(array: Any) -> str:
 def coalescing_manager(
     group: GroupLike = None, device: Any = None, async_ops: bool = False
 ) -> Iterator[CoalescedCalls]:
-    """Make the calls inside the block one call at its end, which costs as much as one.
+    """Combine the calls inside the block into one call at its end.
 
-    Inside are calls on `group` of `all_reduce` or `reduce_scatter_tensor`, with one op, or of `all_gather_into_tensor`.
-    Their outputs are written when the block ends; with `async_ops`, when `wait` of what the block gives returns. After
-    an exception inside no collective is called.
+    The block may call, on `group`, `all_reduce` or `reduce_scatter_tensor` with one op, or `all_gather_into_tensor`.
+    Outputs are written when the block ends; with `async_ops`, when `wait` of the yielded object returns. After an
+    exception in the block, no collective is called.
 
-    Messages of `isend` and `irecv` may be inside as well, with or without collectives: they begin at once, and are
-    waited for with the rest.
+    The block may also call `isend` and `irecv`: messages start at once, and are waited for with the rest.
 
     Args:
         group: A ProcessGroup or a DeviceMesh; the world where None.
-        device: Of no meaning for CPU backends.
+        device: Ignored by CPU backends.
         async_ops: Do not wait at the end of the block.
 
     Yields:
@@ -172,6 +170,6 @@ def coalescing_manager(
         yield calls
         calls.end(members, async_ops)
         return
-    with members.messages.batched("coalescing_manager"), members.detour.redirect(calls.add, calls.take_message):
+    with members.messages.batched("coalescing_manager"), members.hooks.redirect(calls.add, calls.take_message):
         yield calls
     calls.end(members, async_ops)

@@ -1,70 +1,72 @@
-"""Collective: what the one definition of a collective becomes.
+"""Collective: the type of a collective's definition.
 
-The definition is a function that says what is sent, what is received, and submits it to a group. The decorator makes
-it the flat function of the API and, found on a ProcessGroup or a DeviceMesh, the method. A backend finds in it the
-name to look for, the default algorithm, and the checks, which run once per plan.
+A definition is a function that names the input and output and submits them to a group. The decorator makes it the flat
+function of the API and, on a ProcessGroup or a DeviceMesh, a method. Backends read from it the name of their native
+form, the default algorithm, and the checks, which run once per plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial, update_wrapper
+from collections.abc import Callable
+from functools import update_wrapper
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overload
 
-from meshdist.waiting import Waitable
+from meshdist import core
+from meshdist.collectives.dataflow import Dataflow
+from meshdist.runtime.call import Algorithm, Call, CollectiveSpec, CompositionSpec
 
 if TYPE_CHECKING:
-    from meshdist.backends.base import Backend
-    from meshdist.call import Buffers, Call
-    from meshdist.collectives.methods import CollectiveMethods
-    from meshdist.collectives.staging import Staging
-    from meshdist.process_group import ProcessGroup
+    from meshdist.runtime.interfaces import Group, HasGroup
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Self = TypeVar("Self", bound="GroupFunction[Any, Any]")
 
-# The algorithm that a backend without a native form runs: (backend, call, send, recv) -> what to wait for.
-Algorithm = Callable[["Backend", "Call", "Buffers", "Buffers"], Iterator[Waitable]]
-
 _ROOTS = ("src", "dst")
 
 
-# Called by C code: a Python method that hands on *args and **kwargs would take longer than the rest of the way.
+# Called from C: a Python method that forwards *args and **kwargs would dominate the cost of a call.
 if TYPE_CHECKING:
 
     class _Calling:
         def __new__(cls, function: Any, *args: Any, **kwargs: Any) -> Any: ...
         def __init__(self, function: Any) -> None: ...
 else:
-    _Calling = partial
+    _Calling = core.Function
 
 
 class GroupFunction(_Calling, Generic[P, R]):
-    """A function with a `group` parameter that is a method of groups and meshes as well.
+    """A function with a `group` parameter that is also a method of groups and meshes.
 
-    Called, it is the flat function: `src` and `dst` are global ranks. Found on a ProcessGroup or a DeviceMesh it is
-    bound to that group, and `src` and `dst` are ranks in it.
+    As a flat function, `src` and `dst` are global ranks. As a method of a ProcessGroup or a DeviceMesh it is bound to
+    that group, and `src` and `dst` are ranks in it.
     """
 
-    # What a method passes for a rank of the group that is not given.
+    # The default of `src` or `dst` in methods.
     absent_root: int | None = None
+    # None for functions that make other calls.
+    dataflow: Dataflow | None = None
 
     if TYPE_CHECKING:
-        func: Callable[P, R]
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
             """Call the flat function."""
 
     else:
 
-        def __new__(cls, function, *args, **kwargs):  # noqa: D102 - the arguments of __init__
-            return super().__new__(cls, function)
+        def __new__(cls, function, *args, **kwargs):
+            return super().__new__(cls, cls.flat(function))
 
     def __init__(self, function: Callable[P, R]) -> None:
         update_wrapper(self, function)
+        self.definition = function
         self.name = function.__name__
+
+    @staticmethod
+    def flat(function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what the flat function does: what `function` does, but in subclasses."""
+        return function
 
     def __reduce__(self) -> str:
         return self.name  # found in its module
@@ -75,23 +77,23 @@ class GroupFunction(_Calling, Generic[P, R]):
     @overload
     def __get__(self: Self, owner: None, cls: type) -> Self: ...
     @overload
-    def __get__(self, owner: CollectiveMethods, cls: type) -> Callable[P, R]: ...
-    def __get__(self, owner: CollectiveMethods | None, cls: type) -> Any:
+    def __get__(self, owner: HasGroup, cls: type) -> Callable[P, R]: ...
+    def __get__(self, owner: HasGroup | None, cls: type) -> Any:
         if owner is None:
             return self
-        method = _bind(self.func, owner, self.absent_root)
-        # From now on found in the instance, before the class: binding costs once.
+        method = _bind(self.definition, owner, self.absent_root)
+        # Found in the instance from now on: binding costs once.
         owner.__dict__[self.name] = method
         return method
 
 
-def _bind(function: Callable[..., R], owner: CollectiveMethods, absent_root: int | None) -> Callable[..., R]:
+def _bind(function: Callable[..., R], owner: HasGroup, absent_root: int | None) -> Callable[..., R]:
     call = _with_group(function, owner.collective_group)
     code = function.__code__
     names = [name for name in code.co_varnames[: code.co_argcount] if name != "group"]
     root = next((name for name in _ROOTS if name in names), None)
     if root is None:
-        return call
+        return _known_to_core(call)
 
     def rooted(*args: Any, **kwargs: Any) -> R:
         kwargs.update(zip(names, args, strict=False))
@@ -101,11 +103,33 @@ def _bind(function: Callable[..., R], owner: CollectiveMethods, absent_root: int
             kwargs.setdefault(f"group_{root}", absent_root)
         return call(**kwargs)
 
-    return update_wrapper(rooted, function)
+    return _known_to_core(update_wrapper(rooted, function))
 
 
-def _with_group(function: Callable[..., R], group: ProcessGroup) -> Callable[..., R]:
-    """Return a function with another default for its group: called faster than a partial that names the group."""
+class BoundFunction(_Calling):
+    """A function bound to a group, where the core calls it."""
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, function):
+            return super().__new__(cls, function, is_bound=True)
+
+
+def _known_to_core(method: Callable[..., R]) -> Callable[..., R]:
+    if core.module is None:
+        return method
+    bound: Any = BoundFunction(method)
+    return cast("Callable[..., R]", update_wrapper(bound, method))
+
+
+def _with_group(function: Callable[..., R], group: Group) -> Callable[..., R]:
+    """Return a copy of a function with `group` as default, which is faster to call than a partial.
+
+    The copy runs the definition's own code and globals, so it behaves as the definition does. It is bound once per
+    group, as any method bound in `__init__` would be: patch a collective on its class before the first call, or on the
+    instance. To observe or replace all calls, of methods and flat functions alike, use the group's call hooks: both end
+    in `submit`.
+    """
     code = function.__code__
     names = code.co_varnames[: code.co_argcount]
     defaults = list(function.__defaults__ or ())
@@ -116,7 +140,6 @@ def _with_group(function: Callable[..., R], group: ProcessGroup) -> Callable[...
 
 
 def written_everywhere(call: Call) -> bool:
-    """Return True: this collective writes its output on every rank."""
     return True
 
 
@@ -124,21 +147,23 @@ class Collective(GroupFunction[P, R]):
     """A collective operation.
 
     Attributes:
-        name: What backends name their native form.
-        names: The parameters that are sent and received, for messages.
+        name: The name of native forms in backends.
+        names: The parameters of the input and output, for messages.
         check: Raises for arguments that are wrong on this rank alone.
-        agreed: What of a call must be equal on all ranks, besides the op and the root.
+        agreed: The values that must be equal on all ranks, besides op and root.
         default: The algorithm over send and recv.
         writes: Whether the output is written on this rank.
-        native: The method of a backend that carries it out; its name, unless it is another collective in disguise.
-        lists: Which of the two, `send` and `recv`, are lists of arrays.
-        in_place: What is received takes the place of what is sent.
-        staging: How it is carried out by another collective; None where it is one by itself.
-        is_prelude: It is the first part of a call that another one of the same name completes.
+        native: The backend method that carries it out; differs from `name` for a collective under another name.
+        lists: Which of the sides `send` and `recv` are lists of arrays.
+        in_place: Input and output are the same buffer.
+        dataflow: What it moves; if not declared, what the default algorithm sends.
+        composition: How another collective carries it out; None if it is independent.
+        is_size_exchange: The ranks exchange the sizes of objects; a second call of the same name exchanges the objects.
     """
 
-    staging: Staging | None = None
-    is_prelude: bool = False
+    dataflow: Dataflow
+    composition: CompositionSpec | None = None
+    is_size_exchange: bool = False
 
     def __init__(
         self,
@@ -150,6 +175,7 @@ class Collective(GroupFunction[P, R]):
         writes: Callable[[Call], bool],
         native: str | None = None,
         lists: tuple[str, ...] = (),
+        dataflow: Dataflow | None = None,
     ) -> None:
         super().__init__(function)
         self.names = names
@@ -159,21 +185,19 @@ class Collective(GroupFunction[P, R]):
         self.writes = writes
         self.native = native or self.name
         self.lists = lists
+        self.dataflow = dataflow or Dataflow(self.name)
         self.in_place = names[0] == names[1]
 
     def under(
-        self, name: str, agreed: Callable[[Call], tuple[Any, ...]], *, is_prelude: bool = False
+        self, name: str, agreed: Callable[[Call], tuple[Any, ...]], *, is_size_exchange: bool = False
     ) -> Collective[P, R]:
-        """Return this collective under another name: what a function that is built on it submits.
-
-        Messages, and what the ranks compare, then speak of the function that the user called.
-        """
-        disguised: Collective[P, R] = type(self).__new__(type(self), self.func)
-        disguised.__dict__.update(self.__dict__)
-        disguised.name = name
-        disguised.agreed = agreed
-        disguised.is_prelude = is_prelude
-        return disguised
+        """Return this collective under the name of the user's function, for errors and comparisons of ranks."""
+        renamed: Collective[P, R] = type(self).__new__(type(self), self.definition)
+        renamed.__dict__.update(self.__dict__)
+        renamed.name = name
+        renamed.agreed = agreed
+        renamed.is_size_exchange = is_size_exchange
+        return renamed
 
 
 def collective(
@@ -185,6 +209,12 @@ def collective(
     writes: Callable[[Call], bool] = written_everywhere,
     native: str | None = None,
     lists: tuple[str, ...] = (),
+    dataflow: Dataflow | None = None,
 ) -> Callable[[Callable[P, R]], Collective[P, R]]:
     """Make the decorated function a Collective; see there for the arguments."""
-    return lambda function: Collective(function, names, check, agreed, default, writes, native, lists)
+    return lambda function: Collective(function, names, check, agreed, default, writes, native, lists, dataflow)
+
+
+def definition_of(collective: CollectiveSpec) -> Collective[..., Any]:
+    """Return the definition behind a CollectiveSpec."""
+    return cast("Collective[..., Any]", collective)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from meshdist.call import Call
-from meshdist.collectives.algorithms.star import star_gather
+from meshdist.collectives.algorithms.rooted import star_gather
 from meshdist.collectives.checks import agree_on_one, check_blocks_alike, check_no_list, check_one_dtype, many, one
+from meshdist.collectives.dataflow import GATHER
 from meshdist.collectives.definition import collective
-from meshdist.current import GroupLike, resolve
+from meshdist.runtime.call import Call
+from meshdist.runtime.context import GroupLike, resolve
 
 
 def check(call: Call) -> None:
-    """Check the arguments of gather."""
     tensor = one(call, "send")
     if call.rank != call.root:
         check_no_list(call, "recv", "dst")
@@ -22,18 +23,14 @@ def check(call: Call) -> None:
     check_one_dtype(call)
 
 
-def agreed(call: Call) -> tuple[Any, ...]:
-    """All ranks send as many elements."""
-    return agree_on_one(call, "send")
-
-
-def writes(call: Call) -> bool:
-    """Return True where `gather_list` is written: on the destination alone."""
-    return call.rank == call.root
-
-
 @collective(
-    names=("tensor", "gather_list"), check=check, agreed=agreed, default=star_gather, writes=writes, lists=("recv",)
+    names=("tensor", "gather_list"),
+    check=check,
+    agreed=partial(agree_on_one, side="send"),
+    default=star_gather,
+    dataflow=GATHER,
+    writes=lambda call: call.rank == call.root,
+    lists=("recv",),
 )
 def gather(
     tensor: Any,
@@ -57,11 +54,11 @@ def gather(
         `gather_list`; with `async_op` the Work.
 
     Raises:
-        TypeError: Not arrays, dtypes that differ or do not travel.
+        TypeError: Not arrays, different or unsupported dtypes.
         ValueError: Both `dst` and `group_dst` are given, or it is no member; `gather_list` is given on a rank that is
             not the destination, is of wrong length, or holds arrays of a wrong shape or that cannot be written.
         DistBackendError: A rank failed, or the ranks' calls disagree.
-        DistTimeoutError: A rank did not come within the group's timeout.
+        DistTimeoutError: A rank did not call within the group's timeout.
     """
     members = resolve(group)
     root = members.root_or_first("gather", "dst", dst, group_dst)

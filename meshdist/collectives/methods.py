@@ -1,51 +1,58 @@
-"""The one list of the collectives: what ProcessGroup and DeviceMesh have as methods."""
+"""The list of collectives and messages: methods of groups and meshes, and flat functions of `meshdist`.
+
+Each is imported under its own name, so that type checkers treat it as public, and is an attribute of CollectiveMethods.
+`import meshdist` and `meshdist.__all__` follow from this list.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from meshdist.collectives.all_gather import all_gather
-from meshdist.collectives.all_gather_coalesced import all_gather_coalesced
-from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor, all_gather_single
-from meshdist.collectives.all_reduce import all_reduce
-from meshdist.collectives.all_reduce_coalesced import all_reduce_coalesced
-from meshdist.collectives.all_to_all import all_to_all
-from meshdist.collectives.all_to_all_single import all_to_all_single
-from meshdist.collectives.barrier import barrier
-from meshdist.collectives.broadcast import broadcast
-from meshdist.collectives.gather import gather
-from meshdist.collectives.monitored_barrier import monitored_barrier
-from meshdist.collectives.multigpu import (
-    all_gather_multigpu,
-    all_reduce_multigpu,
-    broadcast_multigpu,
-    reduce_multigpu,
-    reduce_scatter_multigpu,
-)
-from meshdist.collectives.objects import (
-    all_gather_object,
-    broadcast_object_list,
-    gather_object,
-    recv_object_list,
-    scatter_object_list,
-    send_object_list,
-)
-from meshdist.collectives.point_to_point import irecv, isend, recv, send
-from meshdist.collectives.reduce import reduce
-from meshdist.collectives.reduce_scatter import reduce_scatter
-from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_single, reduce_scatter_tensor
-from meshdist.collectives.scatter import scatter
-from meshdist.collectives.tensor_coalesced import all_gather_into_tensor_coalesced, reduce_scatter_tensor_coalesced
+from meshdist.collectives.all_gather import all_gather as all_gather
+from meshdist.collectives.all_gather_coalesced import all_gather_coalesced as all_gather_coalesced
+from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor as all_gather_into_tensor
+from meshdist.collectives.all_gather_into_tensor import all_gather_single as all_gather_single
+from meshdist.collectives.all_reduce import all_reduce as all_reduce
+from meshdist.collectives.all_reduce_coalesced import all_reduce_coalesced as all_reduce_coalesced
+from meshdist.collectives.all_to_all import all_to_all as all_to_all
+from meshdist.collectives.all_to_all_single import all_to_all_single as all_to_all_single
+from meshdist.collectives.barrier import barrier as barrier
+from meshdist.collectives.broadcast import broadcast as broadcast
+from meshdist.collectives.definition import GroupFunction
+from meshdist.collectives.gather import gather as gather
+from meshdist.collectives.monitored_barrier import monitored_barrier as monitored_barrier
+from meshdist.collectives.multigpu import all_gather_multigpu as all_gather_multigpu
+from meshdist.collectives.multigpu import all_reduce_multigpu as all_reduce_multigpu
+from meshdist.collectives.multigpu import broadcast_multigpu as broadcast_multigpu
+from meshdist.collectives.multigpu import reduce_multigpu as reduce_multigpu
+from meshdist.collectives.multigpu import reduce_scatter_multigpu as reduce_scatter_multigpu
+from meshdist.collectives.objects import all_gather_object as all_gather_object
+from meshdist.collectives.objects import broadcast_object_list as broadcast_object_list
+from meshdist.collectives.objects import gather_object as gather_object
+from meshdist.collectives.objects import recv_object_list as recv_object_list
+from meshdist.collectives.objects import scatter_object_list as scatter_object_list
+from meshdist.collectives.objects import send_object_list as send_object_list
+from meshdist.collectives.reduce import reduce as reduce
+from meshdist.collectives.reduce_scatter import reduce_scatter as reduce_scatter
+from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_single as reduce_scatter_single
+from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor as reduce_scatter_tensor
+from meshdist.collectives.scatter import scatter as scatter
+from meshdist.collectives.send_recv import irecv as irecv
+from meshdist.collectives.send_recv import isend as isend
+from meshdist.collectives.send_recv import recv as recv
+from meshdist.collectives.send_recv import send as send
+from meshdist.collectives.tensor_coalesced import all_gather_into_tensor_coalesced as all_gather_into_tensor_coalesced
+from meshdist.collectives.tensor_coalesced import reduce_scatter_tensor_coalesced as reduce_scatter_tensor_coalesced
 
 if TYPE_CHECKING:
-    from meshdist.process_group import ProcessGroup
+    from meshdist.runtime.interfaces import Group
 
 
 class CollectiveMethods:
-    """Gives a class every collective as a method, over its `collective_group`.
+    """Adds every collective as a method over the `collective_group` of a class.
 
-    The methods take the arguments of the flat functions but `group`; `src` and `dst` are ranks in the group.
+    Methods take the arguments of the flat functions except `group`; `src` and `dst` are ranks in the group.
     """
 
     all_reduce = all_reduce
@@ -85,5 +92,9 @@ class CollectiveMethods:
 
     @property
     @abstractmethod
-    def collective_group(self) -> ProcessGroup:
+    def collective_group(self) -> Group:
         """The group that the methods run over."""
+
+
+if not TYPE_CHECKING:  # for type checkers, what is imported under its own name
+    __all__ = [name for name, value in vars(CollectiveMethods).items() if isinstance(value, GroupFunction)]

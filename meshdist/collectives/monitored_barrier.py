@@ -1,35 +1,30 @@
-"""monitored_barrier: a barrier that says who did not come."""
+"""monitored_barrier: a barrier whose timeout names the missing ranks."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from meshdist.call import Call
 from meshdist.collectives.algorithms.pairwise import dissemination_barrier
 from meshdist.collectives.checks import check_nothing
+from meshdist.collectives.dataflow import BARRIER
 from meshdist.collectives.definition import collective
-from meshdist.current import GroupLike, resolve
-from meshdist.deadline import Timeout, seconds
+from meshdist.runtime.context import GroupLike, resolve
+from meshdist.system.deadline import Timeout, seconds
 
 
-def agreed(call: Call) -> tuple[Any, ...]:
-    """All ranks are in a barrier: nothing more to agree on."""
-    return ()
-
-
-@collective(check=check_nothing, agreed=agreed, default=dissemination_barrier, native="barrier")
+@collective(
+    check=check_nothing, agreed=lambda call: (), default=dissemination_barrier, dataflow=BARRIER, native="barrier"
+)
 def monitored_barrier(group: GroupLike = None, timeout: Timeout | None = None, wait_all_ranks: bool = False) -> None:
-    """Wait until all ranks of the group have come here; at the timeout, raise an error that names those who did not.
+    """Wait until all ranks of the group have called; on timeout, raise an error that names the missing ranks.
 
     Args:
         group: A ProcessGroup or a DeviceMesh; the world where None.
-        timeout: How long to wait: seconds or a timedelta. The group's timeout where None.
-        wait_all_ranks: Of no meaning here: the error names all ranks that did not come, in either case.
+        timeout: Seconds or a timedelta. None: the group's timeout.
+        wait_all_ranks: Ignored: the error always names all missing ranks.
 
     Raises:
         DistBackendError: A rank failed, or the ranks' calls disagree.
-        DistTimeoutError: Some ranks did not come in time; says which.
+        DistTimeoutError: Some ranks did not call in time.
     """
     members = resolve(group)
-    timeout_s = None if timeout is None else members.named(members.where("monitored_barrier"), seconds, timeout)
+    timeout_s = None if timeout is None else members.named(members.error_prefix("monitored_barrier"), seconds, timeout)
     members.submit(monitored_barrier, None, None, timeout_s=timeout_s)

@@ -1,30 +1,31 @@
-"""The collectives of processes that hold several arrays each, one for each of their devices.
+"""Collectives of processes that hold one array for each of several devices.
 
-A process reduces its own arrays first, or passes on one of them, and so takes part as one rank. The list is as long on
-all ranks.
+A process first reduces its own arrays, or passes on one of them, and so acts as one rank. All ranks pass lists of the
+same length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import isqrt
 from operator import index
 from typing import Any
 
 import numpy as np
 
-from meshdist.arrays import Array
-from meshdist.call import Buffers, Call
+from meshdist.arrays.host import Array
+from meshdist.arrays.reduce_op import Op, ReduceOp, quietly
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.all_reduce import all_reduce
 from meshdist.collectives.broadcast import broadcast
 from meshdist.collectives.checks import check_blocks_alike, check_one_dtype, check_reducible, several
+from meshdist.collectives.composed import composed, joined, pack_all, unchained, unpack_all
 from meshdist.collectives.reduce import reduce
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
-from meshdist.collectives.staging import joined, listed, pack_all, staged, unchained, unpack_all
-from meshdist.current import GroupLike, resolve
-from meshdist.quiet import quietly
-from meshdist.reduce_op import Op, ReduceOp
+from meshdist.runtime.call import Buffers, Call
+from meshdist.runtime.context import GroupLike, resolve
+from meshdist.runtime.plan_cache import each
 
 
 def _check_alike(call: Call, side: str) -> None:
@@ -44,20 +45,7 @@ def _check_send(call: Call) -> None:
     check_reducible(call)
 
 
-def _check_recv(call: Call) -> None:
-    _check_alike(call, "recv")
-
-
-def _agreed_send(call: Call) -> tuple[Any, ...]:
-    return _agree(call, "send")
-
-
-def _agreed_recv(call: Call) -> tuple[Any, ...]:
-    return _agree(call, "recv")
-
-
 def _combined(call: Call, arrays: list[Array]) -> Array:
-    """Return a new flat array: the reduction of this process's own arrays."""
     assert call.op is not None
     total: Array = arrays[0].reshape(-1).copy()
     for array in arrays[1:]:
@@ -67,21 +55,18 @@ def _combined(call: Call, arrays: list[Array]) -> Array:
 
 
 def _put_combined(call: Call, send: Buffers) -> Array:
-    return _combined(call, listed(send))
+    return _combined(call, each(send))
 
 
 def _take_everywhere(call: Call, flat: Array, recv: Buffers) -> None:
-    for array in listed(recv):
+    for array in each(recv):
         array[...] = flat.reshape(array.shape)
 
 
-def _at_root(call: Call) -> bool:
-    return call.rank == call.root
-
-
 def _put_of_root(call: Call, send: Buffers) -> Array:
-    # On the other ranks too: it is one of those that are going to be written.
-    return listed(send)[0].reshape(-1)
+    # On other ranks the array is overwritten.
+    first: Array = each(send)[0].reshape(-1)
+    return first
 
 
 def _the_one(name: str, tensor_list: Sequence[Any], place: int) -> Any:
@@ -96,11 +81,11 @@ def _the_one(name: str, tensor_list: Sequence[Any], place: int) -> Any:
     return tensor_list[number]
 
 
-@staged(
+@composed(
     broadcast,
     names=("tensor_list[src_tensor]", "tensor_list"),
-    check=_check_recv,
-    agreed=_agreed_recv,
+    check=partial(_check_alike, side="recv"),
+    agreed=partial(_agree, side="recv"),
     put=_put_of_root,
     take=_take_everywhere,
     lists=("recv",),
@@ -129,15 +114,15 @@ def broadcast_multigpu(
     """
     members = resolve(group)
     root = members.root("broadcast_multigpu", "src", src, group_src)
-    given = members.named(members.where("broadcast_multigpu"), _the_one, "src_tensor", tensor_list, src_tensor)
+    given = members.named(members.error_prefix("broadcast_multigpu"), _the_one, "src_tensor", tensor_list, src_tensor)
     return members.submit(broadcast_multigpu, given, tensor_list, None, root, async_op)
 
 
-@staged(
+@composed(
     all_reduce,
     names=("tensor_list", "tensor_list"),
     check=_check_send,
-    agreed=_agreed_send,
+    agreed=partial(_agree, side="send"),
     put=_put_combined,
     take=_take_everywhere,
     by_device=True,
@@ -159,14 +144,14 @@ def all_reduce_multigpu(
     return resolve(group).submit(all_reduce_multigpu, tensor_list, tensor_list, op, None, async_op)
 
 
-@staged(
+@composed(
     reduce,
     names=("tensor_list", "tensor_list[dst_tensor]"),
     check=_check_send,
-    agreed=_agreed_send,
+    agreed=partial(_agree, side="send"),
     put=_put_combined,
     take=_take_everywhere,
-    writes=_at_root,
+    writes=lambda call: call.rank == call.root,
     lists=("send",),
     by_device=True,
 )
@@ -195,7 +180,7 @@ def reduce_multigpu(
     """
     members = resolve(group)
     root = members.root("reduce_multigpu", "dst", dst, group_dst)
-    taken = members.named(members.where("reduce_multigpu"), _the_one, "dst_tensor", tensor_list, dst_tensor)
+    taken = members.named(members.error_prefix("reduce_multigpu"), _the_one, "dst_tensor", tensor_list, dst_tensor)
     return members.submit(reduce_multigpu, tensor_list, taken, op, root, async_op)
 
 
@@ -206,25 +191,21 @@ def _check_gather(call: Call) -> None:
     )
 
 
-def _room_for_all(call: Call, flat: Array) -> Array:
-    return np.empty(call.size * flat.size, flat.dtype)
-
-
 def _take_lists(call: Call, flat: Array, recv: Buffers) -> None:
-    # Each of this process's lists gets all that came.
-    arrays = listed(recv)
+    # Each list of this process gets the whole result.
+    arrays = each(recv)
     num_lists = isqrt(len(arrays) // call.size)
     for place in range(num_lists):
         unpack_all(call, flat, arrays[place * call.size * num_lists : (place + 1) * call.size * num_lists])
 
 
-@staged(
+@composed(
     all_gather_into_tensor,
     names=("input_tensor_list", "output_tensor_lists"),
     check=_check_gather,
-    agreed=_agreed_send,
+    agreed=partial(_agree, side="send"),
     put=pack_all,
-    room=_room_for_all,
+    room=lambda call, flat: np.empty(call.size * flat.size, flat.dtype),
     take=_take_lists,
     by_device=True,
 )
@@ -248,7 +229,7 @@ def all_gather_multigpu(
     """
     members = resolve(group)
     lists = members.named(
-        members.where("all_gather_multigpu"),
+        members.error_prefix("all_gather_multigpu"),
         unchained,
         "output_tensor_lists",
         output_tensor_lists,
@@ -270,22 +251,18 @@ def _check_scatter(call: Call) -> None:
 
 
 def _put_lists(call: Call, send: Buffers) -> Array:
-    arrays = listed(send)
+    arrays = each(send)
     length = isqrt(len(arrays) // call.size) * call.size
     return _combined(call, [joined(arrays[begin : begin + length]) for begin in range(0, len(arrays), length)])
 
 
-def _room_for_one(call: Call, flat: Array) -> Array:
-    return np.empty(flat.size // call.size, flat.dtype)
-
-
-@staged(
+@composed(
     reduce_scatter_tensor,
     names=("input_tensor_lists", "output_tensor_list"),
     check=_check_scatter,
-    agreed=_agreed_recv,
+    agreed=partial(_agree, side="recv"),
     put=_put_lists,
-    room=_room_for_one,
+    room=lambda call, flat: np.empty(flat.size // call.size, flat.dtype),
     take=unpack_all,
     by_device=True,
 )
@@ -311,7 +288,7 @@ def reduce_scatter_multigpu(
     """
     members = resolve(group)
     lists = members.named(
-        members.where("reduce_scatter_multigpu"),
+        members.error_prefix("reduce_scatter_multigpu"),
         unchained,
         "input_tensor_lists",
         input_tensor_lists,

@@ -1,33 +1,36 @@
-"""Objects instead of arrays: pickled, and carried by the collectives of bytes; the sizes go first.
+"""Collectives of objects: the sizes of the pickles first, then their bytes.
 
-Objects are unpickled, which runs what the sender put into them: only ranks of the job, which have proved that they
-know its secret, can send any.
+Unpickling runs code chosen by the sender. Only ranks that proved knowledge of the job's secret can send objects.
+Pickles are arrays on the CPU; if the group's only backend is for GPUs, they are copied there and back.
 """
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdist.arrays import Array
-from meshdist.call import Buffers, Call, warn_not_member
+from meshdist.arrays.host import Array
 from meshdist.collectives.all_gather import all_gather
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.all_to_all import all_to_all
 from meshdist.collectives.broadcast import broadcast
 from meshdist.collectives.definition import GroupFunction
 from meshdist.collectives.gather import gather
-from meshdist.collectives.object_arrays import receive_array, send_array, submit
-from meshdist.collectives.point_to_point import NamingSender, source_of
 from meshdist.collectives.scatter import scatter
-from meshdist.current import GroupLike, resolve
+from meshdist.collectives.send_recv import NamingSender, source_of
+from meshdist.runtime.call import Buffers, Call
+from meshdist.runtime.call_site import warn_not_member
+from meshdist.runtime.context import GroupLike, resolve
+
+if TYPE_CHECKING:
+    from meshdist.collectives.definition import Collective
+    from meshdist.runtime.interfaces import Group
 
 
 def _agreed_sizes(call: Call) -> tuple[Any, ...]:
-    # Before the bytes, all ranks exchange the sizes of as many objects.
     return (f"{_count(call.recv if call.root is not None else call.send)} objects",)
 
 
@@ -39,13 +42,13 @@ def _count(buffers: Buffers) -> int:
     return buffers.size if isinstance(buffers, np.ndarray) else 1
 
 
-_broadcast_sizes = broadcast.under("broadcast_object_list", _agreed_sizes, is_prelude=True)
+_broadcast_sizes = broadcast.under("broadcast_object_list", _agreed_sizes, is_size_exchange=True)
 _broadcast_bytes = broadcast.under("broadcast_object_list", _agreed_bytes)
-_all_gather_sizes = all_gather_into_tensor.under("all_gather_object", _agreed_bytes, is_prelude=True)
+_all_gather_sizes = all_gather_into_tensor.under("all_gather_object", _agreed_bytes, is_size_exchange=True)
 _all_gather_bytes = all_gather.under("all_gather_object", _agreed_bytes)
-_gather_sizes = gather.under("gather_object", _agreed_bytes, is_prelude=True)
+_gather_sizes = gather.under("gather_object", _agreed_bytes, is_size_exchange=True)
 _gather_bytes = all_to_all.under("gather_object", _agreed_bytes)
-_scatter_sizes = scatter.under("scatter_object_list", _agreed_bytes, is_prelude=True)
+_scatter_sizes = scatter.under("scatter_object_list", _agreed_bytes, is_size_exchange=True)
 _scatter_bytes = all_to_all.under("scatter_object_list", _agreed_bytes)
 
 
@@ -56,7 +59,7 @@ def _pickled(of: str, objects: Sequence[Any]) -> list[Array]:
 def _bytes_of(of: str, item: Any) -> bytes:
     try:
         return pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # whatever the object's own code raises
+    except Exception as error:  # the object's own code may raise anything
         raise TypeError(
             f"{of}: an object of type {type(item).__name__} cannot be pickled: {error}; pass data, or functions and"
             " classes that are defined at the top level of a module"
@@ -68,7 +71,7 @@ def _sizes(pickles: Sequence[Array]) -> Array:
 
 
 def _unpickled(data: Array) -> Any:
-    # No pickle is empty: nothing comes where there is nobody to send it, as in a dry run.
+    # No pickle is empty; in a dry run nothing is received.
     return pickle.loads(data.data) if data.size else None
 
 
@@ -103,25 +106,25 @@ def broadcast_object_list(
         object_list: As many objects on all ranks. On the source any that can be pickled; elsewhere they are replaced.
         src: Global rank of the source; as a method, its rank in the group or along the mesh.
         group: A ProcessGroup or a DeviceMesh; the world where None.
-        device: Of no meaning here: objects go by way of the CPU.
+        device: Ignored: objects travel as arrays on the CPU.
         group_src: The source's rank in the group, instead of `src`. Without either it is the group's first rank.
 
     Raises:
-        TypeError: `object_list` is no list, or holds what cannot be pickled; nothing is sent.
+        TypeError: `object_list` is not a list, or an object cannot be pickled; nothing is sent.
         DistBackendError: A rank failed, or the ranks' calls or the lengths of their lists disagree.
-        DistTimeoutError: A rank did not come within the group's timeout.
+        DistTimeoutError: A rank did not call within the group's timeout.
     """
     members = resolve(group)
     root = members.root_or_first("broadcast_object_list", "src", src, group_src)
-    objects = _list(members.where("broadcast_object_list"), "object_list", object_list)
+    objects = _list(members.error_prefix("broadcast_object_list"), "object_list", object_list)
     is_root = members.rank() == root
-    pickles = _pickled(members.where("broadcast_object_list"), objects) if is_root else []
+    pickles = _pickled(members.error_prefix("broadcast_object_list"), objects) if is_root else []
     sizes = _sizes(pickles) if is_root else np.zeros(len(objects), np.int64)
     if submit(members, _broadcast_sizes, sizes, sizes, None, root) is None:
         return
     data = np.concatenate([*_empty(1), *pickles]) if is_root else np.empty(int(sizes.sum()), np.uint8)
     submit(members, _broadcast_bytes, data, data, None, root)
-    # No bytes come where there are no objects, or, in a dry run, nobody to send them: the list stays as it is.
+    # Without objects, or in a dry run, nothing is received: the list stays unchanged.
     if data.size and not is_root:
         objects[:] = [_unpickled(part) for part in _cut(data, sizes)]
 
@@ -136,16 +139,16 @@ def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None)
         group: A ProcessGroup or a DeviceMesh; the world where None.
 
     Raises:
-        TypeError: `object_list` is no list, or `obj` cannot be pickled; nothing is sent.
+        TypeError: `object_list` is not a list, or `obj` cannot be pickled; nothing is sent.
         ValueError: It is of wrong length.
         DistBackendError: A rank failed, or the ranks' calls disagree.
-        DistTimeoutError: A rank did not come within the group's timeout.
+        DistTimeoutError: A rank did not call within the group's timeout.
     """
     members = resolve(group)
     size = members.size() if members.rank() >= 0 else None
-    where = members.where("all_gather_object")
-    objects = _list(where, "object_list", object_list, size)
-    (data,) = _pickled(where, [obj])
+    error_prefix = members.error_prefix("all_gather_object")
+    objects = _list(error_prefix, "object_list", object_list, size)
+    (data,) = _pickled(error_prefix, [obj])
     sizes = np.empty(len(objects), np.int64)
     if submit(members, _all_gather_sizes, _sizes([data]), sizes) is None:
         return
@@ -172,10 +175,10 @@ def gather_object(
         group_dst: The destination's rank in the group, instead of `dst`. Without either it is the group's first rank.
 
     Raises:
-        TypeError: `object_gather_list` is no list on the destination, or `obj` cannot be pickled; nothing is sent.
+        TypeError: `object_gather_list` is not a list on the destination, or `obj` cannot be pickled; nothing is sent.
         ValueError: It is of wrong length, or given on a rank that is not the destination.
         DistBackendError: A rank failed, or the ranks' calls disagree.
-        DistTimeoutError: A rank did not come within the group's timeout.
+        DistTimeoutError: A rank did not call within the group's timeout.
     """
     members, of = resolve(group), "gather_object"
     rank, size = members.rank(), members.size()
@@ -183,8 +186,8 @@ def gather_object(
     if rank < 0:
         submit(members, _gather_sizes, None, None)
         return
-    objects = _list_of_root(members.where(of), "object_gather_list", object_gather_list, size, rank, root)
-    (data,) = _pickled(members.where(of), [obj])
+    objects = _list_of_root(members.error_prefix(of), "object_gather_list", object_gather_list, size, rank, root)
+    (data,) = _pickled(members.error_prefix(of), [obj])
     counts = [np.empty(1, np.int64) for _ in objects]
     submit(members, _gather_sizes, _sizes([data]), counts or None, None, root)
     give, take = _empty(size), [np.empty(int(count[0]), np.uint8) for count in counts] or _empty(size)
@@ -212,10 +215,10 @@ def scatter_object_list(
         group_src: The source's rank in the group, instead of `src`. Without either it is the group's first rank.
 
     Raises:
-        TypeError: A list that is none, or holds what cannot be pickled; nothing is sent.
+        TypeError: An argument is not a list, or an object cannot be pickled; nothing is sent.
         ValueError: The output is empty, or the input of wrong length.
         DistBackendError: A rank failed, or the ranks' calls disagree.
-        DistTimeoutError: A rank did not come within the group's timeout.
+        DistTimeoutError: A rank did not call within the group's timeout.
     """
     members, of = resolve(group), "scatter_object_list"
     rank, size = members.rank(), members.size()
@@ -223,15 +226,17 @@ def scatter_object_list(
     if rank < 0:
         submit(members, _scatter_sizes, None, None)
         return
-    output = _list(members.where(of), "scatter_object_output_list", scatter_object_output_list)
+    output = _list(members.error_prefix(of), "scatter_object_output_list", scatter_object_output_list)
     if not output:
         raise ValueError(
-            f"{members.where(of)}: scatter_object_output_list must hold at least one element, got an empty list"
+            f"{members.error_prefix(of)}: scatter_object_output_list must hold at least one element, got an empty list"
         )
     inputs = (
-        _list(members.where(of), "scatter_object_input_list", scatter_object_input_list, size) if rank == root else []
+        _list(members.error_prefix(of), "scatter_object_input_list", scatter_object_input_list, size)
+        if rank == root
+        else []
     )
-    pickles, count = _pickled(members.where(of), inputs), np.empty(1, np.int64)
+    pickles, count = _pickled(members.error_prefix(of), inputs), np.empty(1, np.int64)
     submit(members, _scatter_sizes, [_sizes([data]) for data in pickles] or None, count, None, root)
     take = _empty(size)
     take[root] = np.empty(int(count[0]), np.uint8)
@@ -264,12 +269,12 @@ def send_object_list(
         object_list: Objects that can be pickled.
         dst: Global rank of the receiver; as a method, its rank in the group or along the mesh.
         group: A ProcessGroup or a DeviceMesh; the world where None.
-        device: Of no meaning here: objects go by way of the CPU.
+        device: Ignored: objects travel as arrays on the CPU.
         group_dst: The receiver's rank in the group, instead of `dst`.
-        use_batch: Of no meaning here: the two messages, sizes and bytes, are never held back.
+        use_batch: Ignored: the messages of sizes and bytes are sent at once.
 
     Raises:
-        TypeError: `object_list` is no list, or holds what cannot be pickled; nothing is sent.
+        TypeError: `object_list` is not a list, or an object cannot be pickled; nothing is sent.
         ValueError: Both or none of `dst` and `group_dst` are given, or it is no member or this rank.
         DistBackendError: The receiver failed, or its list is of another length.
         DistTimeoutError: It was not received within the group's timeout.
@@ -279,9 +284,9 @@ def send_object_list(
         warn_not_member(of)
         return
     peer = members.messages.peer(of, "dst", dst, group_dst)
-    where = members.where(of)
-    pickles = _pickled(where, _list(where, "object_list", object_list))
-    send_array(members, _sizes(pickles), peer, of, is_prelude=True)
+    error_prefix = members.error_prefix(of)
+    pickles = _pickled(error_prefix, _list(error_prefix, "object_list", object_list))
+    send_array(members, _sizes(pickles), peer, of, is_size_exchange=True)
     send_array(members, np.concatenate([*_empty(1), *pickles]), peer, of)
 
 
@@ -300,15 +305,15 @@ def recv_object_list(
         object_list: As long as the list that is sent.
         src: Global rank of the sender; as a method, its rank in the group or along the mesh.
         group: A ProcessGroup or a DeviceMesh; the world where None.
-        device: Of no meaning here: objects go by way of the CPU.
+        device: Ignored: objects travel as arrays on the CPU.
         group_src: The sender's rank in the group, instead of `src`.
-        use_batch: Of no meaning here.
+        use_batch: Ignored.
 
     Returns:
         The sender's global rank; as a method, its rank in the group or along the mesh.
 
     Raises:
-        TypeError: `object_list` is no list.
+        TypeError: `object_list` is not a list.
         ValueError: Both `src` and `group_src` are given, or it is no member or this rank.
         DistBackendError: The sender failed, or its list is of another length: its sizes are an int64 array.
         DistTimeoutError: Nothing came within the group's timeout.
@@ -318,11 +323,59 @@ def recv_object_list(
         warn_not_member(of)
         return -1
     source = source_of(members, of, src, group_src)
-    objects = _list(members.where(of), "object_list", object_list)
+    objects = _list(members.error_prefix(of), "object_list", object_list)
     sizes = np.zeros(len(objects), np.int64)
-    source = receive_array(members, sizes, source, of, is_prelude=True)
+    source = receive_array(members, sizes, source, of, is_size_exchange=True)
     data = np.empty(int(sizes.sum()), np.uint8)
     receive_array(members, data, source, of)
     if objects:
         objects[:] = [_unpickled(part) for part in _cut(data, sizes)]
     return source
+
+
+def submit(
+    members: Group,
+    collective: Collective[..., Any],
+    send: Any,
+    recv: Any,
+    op: None = None,
+    root: int | None = None,
+) -> Any:
+    if members.carries("cpu"):
+        return members.submit(collective, send, recv, op, root)
+    given = _on_gpu(members, send)
+    taken = given if recv is send else _on_gpu(members, recv)
+    members.submit(collective, given, taken, op, root)
+    _bring_back(taken, recv)
+    return recv
+
+
+def send_array(members: Group, array: Array, dst: int, of: str, *, is_size_exchange: bool = False) -> None:
+    tensor = array if members.carries("cpu") else _on_gpu(members, array)
+    members.messages.send(tensor, dst, 0, of, is_size_exchange=is_size_exchange)
+
+
+def receive_array(members: Group, array: Array, src: int | None, of: str, *, is_size_exchange: bool = False) -> int:
+    if members.carries("cpu"):
+        return members.messages.recv(array, src, 0, of, is_size_exchange=is_size_exchange)
+    taken = _on_gpu(members, array)
+    source = members.messages.recv(taken, src, 0, of, is_size_exchange=is_size_exchange)
+    _bring_back(taken, array)
+    return source
+
+
+def _on_gpu(members: Group, buffers: Buffers) -> Any:
+    from meshdist.arrays.device import cupy_module
+
+    cupy, calls = cupy_module(), members.device_calls("objects")
+    with cupy.cuda.Device(None if calls is None else calls.device):
+        if isinstance(buffers, list):
+            return [cupy.asarray(array) for array in buffers]
+        return None if buffers is None else cupy.asarray(buffers)
+
+
+def _bring_back(taken: Any, buffers: Buffers) -> None:
+    pairs = zip(taken, buffers, strict=True) if isinstance(buffers, list) else [(taken, buffers)]
+    for there, here in pairs:
+        if here is not None and here.size and here.flags.writeable:
+            here[...] = there.get()

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshdist.call import Call
-from meshdist.collectives.algorithms.tree import binomial_reduce
+from meshdist.arrays.reduce_op import Op, ReduceOp
+from meshdist.collectives.algorithms.rooted import binomial_reduce
 from meshdist.collectives.checks import agree_on_array, check_one, check_reducible
+from meshdist.collectives.dataflow import REDUCE
 from meshdist.collectives.definition import collective
-from meshdist.current import GroupLike, resolve
-from meshdist.reduce_op import Op, ReduceOp
+from meshdist.runtime.call import Call
+from meshdist.runtime.context import GroupLike, resolve
 
 
 def check(call: Call) -> None:
-    """Check the arguments of reduce."""
     check_one(call)
     check_reducible(call)
 
 
-def writes(call: Call) -> bool:
-    """Return True where `tensor` is written: on the destination alone."""
-    return call.rank == call.root
-
-
-@collective(check=check, agreed=agree_on_array, default=binomial_reduce, writes=writes)
+@collective(
+    check=check,
+    agreed=agree_on_array,
+    default=binomial_reduce,
+    dataflow=REDUCE,
+    writes=lambda call: call.rank == call.root,
+)
 def reduce(
     tensor: Any,
     dst: int | None = None,
@@ -46,10 +47,10 @@ def reduce(
         `tensor`; with `async_op` the Work.
 
     Raises:
-        TypeError: Not an array, a dtype that does not travel, or one that `op` is not defined for.
+        TypeError: Not an array, an unsupported dtype, or one undefined for `op`.
         ValueError: Both or none of `dst` and `group_dst` are given, it is no member, or `tensor` cannot be written.
         DistBackendError: A rank failed, or the ranks' calls disagree.
-        DistTimeoutError: A rank did not come within the group's timeout.
+        DistTimeoutError: A rank did not call within the group's timeout.
     """
     members = resolve(group)
     return members.submit(reduce, tensor, tensor, op, members.root("reduce", "dst", dst, group_dst), async_op)

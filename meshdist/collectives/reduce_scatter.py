@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from meshdist.call import Call
+from meshdist.arrays.reduce_op import Op, ReduceOp
 from meshdist.collectives.algorithms.ring import ring_reduce_scatter
 from meshdist.collectives.checks import (
     agree_on_blocks,
@@ -15,25 +16,27 @@ from meshdist.collectives.checks import (
     many,
     one,
 )
+from meshdist.collectives.dataflow import REDUCE_SCATTER
 from meshdist.collectives.definition import collective
-from meshdist.current import GroupLike, resolve
-from meshdist.reduce_op import Op, ReduceOp
+from meshdist.runtime.call import Call
+from meshdist.runtime.context import GroupLike, resolve
 
 
 def check(call: Call) -> None:
-    """Check the arguments of reduce_scatter."""
     blocks, block = many(call, "send"), one(call, "recv")
     check_one_dtype(call)
     check_same_shape(call, block, blocks[call.rank], ("output", f"input_list[{call.rank}]"))
     check_reducible(call)
 
 
-def agreed(call: Call) -> tuple[Any, ...]:
-    """All ranks pass the same number of elements for each."""
-    return agree_on_blocks(call, "send")
-
-
-@collective(names=("input_list", "output"), check=check, agreed=agreed, default=ring_reduce_scatter, lists=("send",))
+@collective(
+    names=("input_list", "output"),
+    check=check,
+    agreed=partial(agree_on_blocks, side="send"),
+    default=ring_reduce_scatter,
+    dataflow=REDUCE_SCATTER,
+    lists=("send",),
+)
 def reduce_scatter(
     output: Any,
     input_list: Sequence[Any],
@@ -54,9 +57,9 @@ def reduce_scatter(
         `output`; with `async_op` the Work.
 
     Raises:
-        TypeError: Not arrays, dtypes that differ, do not travel or that `op` is not defined for.
+        TypeError: Not arrays, different dtypes, or ones unsupported or undefined for `op`.
         ValueError: A list of wrong length, a wrong shape, or an output that cannot be written.
         DistBackendError: A rank failed, or the ranks' calls disagree.
-        DistTimeoutError: A rank did not come within the group's timeout.
+        DistTimeoutError: A rank did not call within the group's timeout.
     """
     return resolve(group).submit(reduce_scatter, input_list, output, op, None, async_op)

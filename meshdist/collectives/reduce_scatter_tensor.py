@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from meshdist.call import Call
+from meshdist.arrays.reduce_op import Op, ReduceOp
 from meshdist.collectives.algorithms.ring import ring_reduce_scatter
 from meshdist.collectives.checks import agree_on_block, check_one_dtype, check_reducible, check_stacked
+from meshdist.collectives.dataflow import REDUCE_SCATTER
 from meshdist.collectives.definition import collective
-from meshdist.current import GroupLike, resolve
-from meshdist.reduce_op import Op, ReduceOp
+from meshdist.runtime.call import Call
+from meshdist.runtime.context import GroupLike, resolve
 
 
 def check(call: Call) -> None:
-    """Check the arguments of reduce_scatter_tensor."""
     check_stacked(call, "send", "recv")
     check_one_dtype(call)
     check_reducible(call)
 
 
-def agreed(call: Call) -> tuple[Any, ...]:
-    """All ranks receive as many elements."""
-    return agree_on_block(call, "recv")
-
-
-@collective(names=("input", "output"), check=check, agreed=agreed, default=ring_reduce_scatter)
+@collective(
+    names=("input", "output"),
+    check=check,
+    agreed=partial(agree_on_block, side="recv"),
+    default=ring_reduce_scatter,
+    dataflow=REDUCE_SCATTER,
+)
 def reduce_scatter_tensor(
     output: Any, input: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
 ) -> Any:
@@ -42,13 +44,13 @@ def reduce_scatter_tensor(
         `output`; with `async_op` the Work.
 
     Raises:
-        TypeError: Not arrays, dtypes that differ, do not travel or that `op` is not defined for.
+        TypeError: Not arrays, different dtypes, or ones unsupported or undefined for `op`.
         ValueError: A wrong shape, or an output that cannot be written.
         DistBackendError: A rank failed, or the ranks' calls disagree.
-        DistTimeoutError: A rank did not come within the group's timeout.
+        DistTimeoutError: A rank did not call within the group's timeout.
     """
     return resolve(group).submit(reduce_scatter_tensor, input, output, op, None, async_op)
 
 
-# The newer name of the same.
+# The newer name.
 reduce_scatter_single = reduce_scatter_tensor

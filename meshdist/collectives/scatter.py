@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from meshdist.call import Call
-from meshdist.collectives.algorithms.star import star_scatter
+from meshdist.collectives.algorithms.rooted import star_scatter
 from meshdist.collectives.checks import agree_on_one, check_blocks_alike, check_no_list, check_one_dtype, many, one
+from meshdist.collectives.dataflow import SCATTER
 from meshdist.collectives.definition import collective
-from meshdist.current import GroupLike, resolve
+from meshdist.runtime.call import Call
+from meshdist.runtime.context import GroupLike, resolve
 
 
 def check(call: Call) -> None:
-    """Check the arguments of scatter."""
     tensor = one(call, "recv")
     if call.rank != call.root:
         check_no_list(call, "send", "src")
@@ -22,12 +23,14 @@ def check(call: Call) -> None:
     check_one_dtype(call)
 
 
-def agreed(call: Call) -> tuple[Any, ...]:
-    """All ranks receive as many elements."""
-    return agree_on_one(call, "recv")
-
-
-@collective(names=("scatter_list", "tensor"), check=check, agreed=agreed, default=star_scatter, lists=("send",))
+@collective(
+    names=("scatter_list", "tensor"),
+    check=check,
+    agreed=partial(agree_on_one, side="recv"),
+    default=star_scatter,
+    dataflow=SCATTER,
+    lists=("send",),
+)
 def scatter(
     tensor: Any,
     scatter_list: Sequence[Any] | None = None,
@@ -50,11 +53,11 @@ def scatter(
         `tensor`; with `async_op` the Work.
 
     Raises:
-        TypeError: Not arrays, dtypes that differ or do not travel.
+        TypeError: Not arrays, different or unsupported dtypes.
         ValueError: Both `src` and `group_src` are given, or it is no member; `scatter_list` is given on a rank that is
             not the source, is of wrong length, or holds arrays of a wrong shape; `tensor` cannot be written.
         DistBackendError: A rank failed, or the ranks' calls disagree.
-        DistTimeoutError: A rank did not come within the group's timeout.
+        DistTimeoutError: A rank did not call within the group's timeout.
     """
     members = resolve(group)
     root = members.root_or_first("scatter", "src", src, group_src)

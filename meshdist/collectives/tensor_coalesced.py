@@ -1,14 +1,15 @@
-"""all_gather_into_tensor_coalesced and reduce_scatter_tensor_coalesced: what `coalescing_manager` makes of several."""
+"""all_gather_into_tensor_coalesced and reduce_scatter_tensor_coalesced, the results of `coalescing_manager`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from meshdist.arrays import Array, split_rows
-from meshdist.call import Buffers, Call
+from meshdist.arrays.host import Array, split_rows
+from meshdist.arrays.reduce_op import Op, ReduceOp
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.checks import (
     agree_on_list,
@@ -18,10 +19,11 @@ from meshdist.collectives.checks import (
     refuse,
     several,
 )
+from meshdist.collectives.composed import composed, joined, pack_all, unpack_all
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
-from meshdist.collectives.staging import joined, listed, pack_all, staged, unpack_all
-from meshdist.current import GroupLike, resolve
-from meshdist.reduce_op import Op, ReduceOp
+from meshdist.runtime.call import Buffers, Call
+from meshdist.runtime.context import GroupLike, resolve
+from meshdist.runtime.plan_cache import each
 
 
 def _check_pairs(call: Call, whole_side: str, block_side: str) -> None:
@@ -39,30 +41,22 @@ def _check_gather(call: Call) -> None:
     _check_pairs(call, "recv", "send")
 
 
-def _agreed_gather(call: Call) -> tuple[Any, ...]:
-    return agree_on_list(call, "send")
-
-
-def _room_for_all(call: Call, flat: Array) -> Array:
-    return np.empty(call.size * flat.size, flat.dtype)
-
-
 def _take_gathered(call: Call, flat: Array, recv: Buffers) -> None:
     # A row is what one rank sent: its block of each array, one behind the other.
     rows, begin = flat.reshape(call.size, -1), 0
-    for array in listed(recv):
+    for array in each(recv):
         count = array.size // call.size
         array.reshape(call.size, count)[...] = rows[:, begin : begin + count]
         begin += count
 
 
-@staged(
+@composed(
     all_gather_into_tensor,
     names=("input_tensors", "output_tensors"),
     check=_check_gather,
-    agreed=_agreed_gather,
+    agreed=partial(agree_on_list, side="send"),
     put=pack_all,
-    room=_room_for_all,
+    room=lambda call, flat: np.empty(call.size * flat.size, flat.dtype),
     take=_take_gathered,
     by_element=True,
 )
@@ -88,26 +82,18 @@ def _check_scatter(call: Call) -> None:
     check_reducible(call)
 
 
-def _agreed_scatter(call: Call) -> tuple[Any, ...]:
-    return agree_on_list(call, "recv")
-
-
 def _put_by_rank(call: Call, send: Buffers) -> Array:
-    rows = [split_rows(array, call.size) for array in listed(send)]
+    rows = [split_rows(array, call.size) for array in each(send)]
     return joined([row[rank] for rank in range(call.size) for row in rows])
 
 
-def _room_for_one(call: Call, flat: Array) -> Array:
-    return np.empty(flat.size // call.size, flat.dtype)
-
-
-@staged(
+@composed(
     reduce_scatter_tensor,
     names=("input_tensors", "output_tensors"),
     check=_check_scatter,
-    agreed=_agreed_scatter,
+    agreed=partial(agree_on_list, side="recv"),
     put=_put_by_rank,
-    room=_room_for_one,
+    room=lambda call, flat: np.empty(flat.size // call.size, flat.dtype),
     take=unpack_all,
     by_element=True,
 )

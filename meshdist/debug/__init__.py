@@ -1,1 +1,1 @@
-"""Diagnosis: what the messages of failed runs say."""
+"""Diagnosis: explain hangs and failed runs."""

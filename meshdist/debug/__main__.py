@@ -1,4 +1,4 @@
-"""python -m meshdist.debug: what the ranks of a job are in, or what went wrong in one that has ended."""
+"""python -m meshdist.debug: show what the ranks of a running job do, or what went wrong in one that has ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from meshdist.debug.report import read_dumps, report_on
-from meshdist.debug.states import RankSeen
+from meshdist.debug.states import RankSnapshot
 from meshdist.debug.waits import who_waits
 from meshdist.errors import DistError
 
@@ -18,33 +18,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m meshdist.debug", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    told = commands.add_parser("report", help="say in a page what went wrong, from the files of the flight recorders")
-    told.add_argument("directory", type=Path, help="where the ranks wrote them: MESHDIST_FLIGHT_RECORDER_DIR")
-    asked = commands.add_parser("attach", help="say what the ranks of a running job are in, and who waits for whom")
-    whose = asked.add_mutually_exclusive_group(required=True)
-    whose.add_argument(
+    report = commands.add_parser("report", help="report what went wrong, from the files of the flight recorders")
+    report.add_argument("directory", type=Path, help="where the ranks wrote them: MESHDIST_FLIGHT_RECORDER_DIR")
+    attached = commands.add_parser("attach", help="show what the ranks of a running job do, and who waits for whom")
+    job = attached.add_mutually_exclusive_group(required=True)
+    job.add_argument(
         "--pid",
         type=int,
         metavar="PID",
-        help="a rank's process on this host, from whose environment the store's address and the secret are taken",
+        help="a rank's process on this host, from job environment the store's address and the secret are taken",
     )
-    whose.add_argument(
+    job.add_argument(
         "--store",
         metavar="HOST:PORT",
         help="the job's store: MASTER_ADDR and MASTER_PORT of its ranks; the secret is taken from MESHDIST_SECRET or"
         " MESHDIST_SECRET_FILE, as the ranks do",
     )
-    for command in (told, asked):
+    for command in (report, attached):
         command.add_argument("--draw", type=Path, metavar="FILE", help="draw who waits for whom (.png, .svg, .pdf)")
         command.add_argument("--stacks", action="store_true", help="show where each rank is, frame by frame")
     given = parser.parse_args(arguments)
     try:
-        states: Mapping[int, RankSeen]
+        states: Mapping[int, RankSnapshot]
         gone: Mapping[int, str] = {}
         if given.draw is not None:
-            from meshdist.debug.drawing import check_drawable
+            from meshdist.debug.wait_graph import check_drawable
 
-            check_drawable()  # and not after some seconds of asking
+            check_drawable()  # before the seconds of asking
         if given.command == "report":
             states = read_dumps(given.directory)
         else:
@@ -69,18 +69,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def stacks_of(states: Mapping[int, RankSeen]) -> str:
-    """Return the stack of each rank; ranks with the same one together."""
-    from meshdist.debug.story import ranks_in_words
+def stacks_of(states: Mapping[int, RankSnapshot]) -> str:
+    """Return the stack of each rank; ranks with equal stacks together."""
+    from meshdist.runtime.rank_text import ranks_text
 
     alike: dict[tuple[str, ...], list[int]] = {}
     for rank, state in sorted(states.items()):
         alike.setdefault(state.stack, []).append(rank)
-    return "\n".join("\n  ".join([f"Stack of {ranks_in_words(ranks)}", *stack]) for stack, ranks in alike.items())
+    return "\n".join("\n  ".join([f"Stack of {ranks_text(sorted(ranks))}", *stack]) for stack, ranks in alike.items())
 
 
-def _draw(states: Mapping[int, RankSeen], gone: Mapping[int, str], path: Path) -> None:
-    from meshdist.debug.drawing import draw_waits
+def _draw(states: Mapping[int, RankSnapshot], gone: Mapping[int, str], path: Path) -> None:
+    from meshdist.debug.wait_graph import draw_waits
 
     draw_waits(who_waits(states, gone)).figure.savefig(path)
 

@@ -1,4 +1,4 @@
-"""breakpoint: the debugger on one rank, while the others wait."""
+"""breakpoint: stop in the debugger on one rank, while the others wait."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sys
 from operator import index
 from typing import Any, TextIO
 
-from meshdist.call import call_site
 from meshdist.collectives.barrier import barrier
-from meshdist.current import current_world
-from meshdist.deadline import Timeout
-from meshdist.debug.log import RankLog
+from meshdist.groups.current import current_world
+from meshdist.runtime.call_site import call_site
+from meshdist.runtime.log import RankLog
+from meshdist.system.deadline import Timeout
 
 _TERMINAL = "/dev/tty"
 
@@ -20,18 +20,18 @@ _TERMINAL = "/dev/tty"
 def breakpoint(rank: int = 0, skip: int = 0, timeout_s: Timeout | None = 3600.0) -> None:
     """Stop in the debugger on one rank; the others wait for it in a barrier of the world. All ranks call it.
 
-    The debugger begins in the caller's frame. It reads from stdin, which launchers leave to the ranks, and from the
-    terminal where stdin is `/dev/null`. Where PYTHONBREAKPOINT or `sys.breakpointhook` names a hook, that is called
-    instead, as for Python's own `breakpoint`.
+    The debugger begins in the caller's frame. It reads from stdin, which launchers leave to the ranks, or from the
+    terminal where stdin is `/dev/null`. A hook set by PYTHONBREAKPOINT or `sys.breakpointhook` is called instead, as by
+    Python's own `breakpoint`.
 
     Args:
         rank: The global rank to debug.
-        skip: Pass the first `skip` times that this line is reached.
+        skip: Do not stop the first `skip` times that this line is reached.
         timeout_s: How long the others wait: seconds or a timedelta. The world's timeout where None.
 
     Raises:
         ValueError: There is no such rank, or no world.
-        RuntimeError: On the rank to debug, where there is nothing to read commands from. The others go on.
+        RuntimeError: On the rank to debug, without a stdin or terminal for commands. The other ranks go on.
         DistTimeoutError: On the others, when `timeout_s` is over.
     """
     world = current_world()
@@ -45,7 +45,7 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: Timeout | None = 3600.0)
     missing = None
     if world.rank == rank:
         if "PYTHONBREAKPOINT" in os.environ or sys.breakpointhook is not sys.__breakpointhook__:
-            sys.breakpointhook()  # of the user's choice
+            sys.breakpointhook()  # the user's debugger
             barrier(world.default_group, timeout=timeout_s)
             return
         try:
@@ -54,7 +54,7 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: Timeout | None = 3600.0)
             missing = error
         else:
             debugger.message(f"rank {rank} of {world.size} at {site}; the other ranks wait until you continue")
-            debugger.cmdqueue.append("up")  # the caller's frame; what follows here are the lines of this one
+            debugger.cmdqueue.append("up")  # to the caller's frame: the next lines here belong to this one
             debugger.set_trace()
     barrier(world.default_group, timeout=timeout_s)
     if missing is not None:
@@ -80,7 +80,7 @@ def _can_be_read(stream: TextIO | None) -> bool:
     try:
         found = os.fstat(stream.fileno())
     except (OSError, ValueError):
-        return True  # no file, as in a notebook
+        return True  # not a file, as in a notebook
     if sys.platform == "win32":
         return True
     return not (stat.S_ISCHR(found.st_mode) and found.st_rdev == os.stat(os.devnull).st_rdev)

@@ -1,4 +1,4 @@
-"""flight_recorder and the dumps: the state of a rank as JSON, asked for or written when a call fails."""
+"""flight_recorder and the dumps: the state of a rank as JSON, on request or after a failed call."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshdist.current import current_world
-from meshdist.debug.flight_recorder import DIRECTORY_VARIABLE
+from meshdist.groups.current import current_world
+from meshdist.runtime.flight_recorder import DIRECTORY_VARIABLE
 
 if TYPE_CHECKING:
-    from meshdist.world import World
+    from meshdist.groups.world import World
 
 
 def flight_recorder(directory: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """Return the last 2,000 calls of this rank, and what it does now; it is always recorded.
+    """Return the last 2,000 calls of this rank, and what it does now; recording is always on.
 
-    `python -m meshdist.debug report DIR` reads the files of all ranks and says what went wrong. They are written by
-    themselves, into the directory that MESHDIST_FLIGHT_RECORDER_DIR names, when a call fails; and when the process
-    gets SIGUSR1, unless the script has a handler for that.
+    `python -m meshdist.debug report DIR` reads the files of all ranks and reports what went wrong. Files are also
+    written to the directory named by MESHDIST_FLIGHT_RECORDER_DIR when a call fails, and when the process gets
+    SIGUSR1, unless the script handles that signal.
 
     Args:
-        directory: Where to write it as well, as `rank_<rank>.json`; made where it is not there. None writes nothing.
+        directory: Where to write the state as well, as `rank_<rank>.json`; made if missing. None writes nothing.
 
     Returns:
-        Plain data: `rank`, `world_size`, `host`, `pid`, `time_s`; `shrunk`, how often the world was; `groups`
-        by name with `label`, `ranks` and the number of `calls`; `stack`, the lines of the rank's thread,
-        `place`, the innermost one of your own, and `in_call`, whether that waits for this package; and
-        `records`, the oldest first. Of each: `group`, its `label`, `sequence` (1 for the group's first
-        collective; messages are counted by themselves), `call`, `kind` (collective or message), `text`, `sent`
+        Plain data: `rank`, `world_size`, `host`, `pid`, `time_s`; `shrunk`, how often the world was shrunk;
+        `groups` by name with `label`, `ranks` and the number of `calls`; `stack`, the lines of the rank's
+        thread, `place`, the innermost line of your code, and `in_call`, whether it waits for this package; and
+        `records`, the oldest first. Each has: `group`, its `label`, `sequence` (1 for the group's first
+        collective; messages have their own numbers), `call`, `kind` (collective or message), `text`, `sent`
         and `received` (dtype and shape of each array), `root` (a rank of the group), `tag`, `created_s`,
         `started_s` and `completed_s` (seconds since 1970; None for not yet), `timeout_s`, `state` (queued,
         started, completed or failed), `site` (file and line of the user's call, as train.py:12), `function` and,
@@ -57,12 +57,12 @@ def flight_recorder(directory: str | os.PathLike[str] | None = None) -> dict[str
 
 
 def write_state(state: dict[str, Any], directory: Path) -> Path:
-    """Write a rank's state into `directory`, whole or not at all; return the file."""
+    """Write a rank's state into `directory` atomically; return the file."""
     import tempfile
 
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"rank_{state['rank']}.json"
-    # Another thread of the rank may do the same.
+    # Another thread of the rank may write the same file.
     handle, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=directory)
     try:
         with os.fdopen(handle, "w") as file:
@@ -76,7 +76,7 @@ def write_state(state: dict[str, Any], directory: Path) -> Path:
 
 
 def dump_fault(world: World, reason: str) -> None:
-    """Write the state of a rank whose call has failed, where the environment says to; never fail by that."""
+    """Write the state of a rank whose call failed to the environment's directory; never raise."""
     from meshdist.debug.rank_state import rank_state
 
     directory = os.environ.get(DIRECTORY_VARIABLE)

@@ -1,4 +1,4 @@
-"""rank_state: all that can be said of one rank at this moment, as it stands in a dump and goes to other ranks."""
+"""rank_state: the state of one rank as plain data, for dumps and for other ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from meshdist._version import __version__
-from meshdist.debug.flight_recorder import (
+from meshdist.debug.stacks import Stack, stacks
+from meshdist.runtime.flight_recorder import (
     COMPLETED,
     CREATED,
     ERROR,
@@ -18,32 +19,31 @@ from meshdist.debug.flight_recorder import (
     facts_in,
     site_in,
 )
-from meshdist.debug.stacks import Stack, stacks
 
 if TYPE_CHECKING:
-    from meshdist.world import World
+    from meshdist.groups.world import World
 
 FORMAT = 1
 GAVE_UP = "gave up"
-"""The reason of a state that is the last of a wait in vain: what the rank was in as it gave it up."""
+"""The reason of the last state of a rank whose wait failed."""
+
+RECORDS_SENT = 50
+"""How many calls a state for other ranks has at least."""
 
 
 def rank_state(world: World, reason: str, most: int | None = None) -> dict[str, Any]:
     """Return what a rank does and has done, as plain data.
 
-    Args:
-        world: The rank's.
-        reason: Why it is asked for.
-        most: How many of the last calls to tell of; all in the ring where None. Those not done are told always.
+    `most` limits the records to the last ones, besides those of unfinished calls; None keeps all in the ring.
     """
-    # Records have times of a clock that only ever goes on, and people want those of theirs.
+    # Records have times of a monotonic clock; convert them to wall-clock time.
     offset = time.time_ns() - clock()
     records = world.recorder.records()
     if most is not None and len(records) > most:
         records = [record for record in records[:-most] if not record[COMPLETED]] + records[-most:]
     card = world.card
     found = stacks()
-    mine = found.get(world.thread) or Stack([], None, False)
+    own = found.get(world.thread) or Stack([], None, False)
     return {
         "format": FORMAT,
         "meshdist": __version__,
@@ -65,10 +65,10 @@ def rank_state(world: World, reason: str, most: int | None = None) -> dict[str, 
             }
             for group in world.groups
         },
-        "records": [_told(record, offset) for record in records],
-        "stack": mine.lines,
-        "place": mine.place,
-        "in_call": mine.in_call,
+        "records": [_record(record, offset) for record in records],
+        "stack": own.lines,
+        "place": own.place,
+        "in_call": own.in_call,
         "other_threads": {
             thread.name: found[thread.ident].lines
             for thread in threading.enumerate()
@@ -79,10 +79,10 @@ def rank_state(world: World, reason: str, most: int | None = None) -> dict[str, 
     }
 
 
-def _told(record: Record, offset: int) -> dict[str, Any]:
+def _record(record: Record, offset: int) -> dict[str, Any]:
     facts = facts_in(record)
     site, function = site_in(record)
-    told = {
+    data = {
         "group": facts.group,
         "label": facts.label,
         "sequence": record[SEQUENCE],
@@ -102,8 +102,8 @@ def _told(record: Record, offset: int) -> dict[str, Any]:
         "function": function,
     }
     if len(record) > ERROR:
-        told["error"] = record[ERROR]
-    return told
+        data["error"] = record[ERROR]
+    return data
 
 
 def _state(record: Record) -> str:

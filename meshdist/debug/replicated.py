@@ -1,4 +1,4 @@
-"""check_replicated: whether all ranks have the same array, to the last bit."""
+"""check_replicated: check that all ranks have the same array, to the last bit."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.arrays import as_array
+from meshdist.arrays.host import as_array
 from meshdist.collectives.objects import all_gather_object
-from meshdist.current import GroupLike, resolve
 from meshdist.errors import DistBackendError
-from meshdist.rank_words import call_ranks
+from meshdist.groups.current import resolve
+from meshdist.runtime.context import GroupLike
+from meshdist.runtime.rank_text import call_ranks
 
 
 def check_replicated(tensor: Any, group: GroupLike = None, name: str = "tensor") -> None:
     """Check that all ranks of a group pass the same array: shape, dtype and every bit. All ranks call it.
 
-    For what is meant to be replicated, such as parameters before a step, or the seed of a shuffle. It compares
-    checksums of 32 bits, so it moves a few bytes, and misses one difference in four billion.
+    Use it for replicated data, such as parameters before a step, or the seed of a shuffle. It compares 32-bit
+    checksums, so it moves a few bytes, and misses one difference in four billion.
 
     Args:
         tensor: An array of any shape and dtype.
         group: A ProcessGroup or a DeviceMesh; the world where None.
-        name: What messages call the array.
+        name: Name of the array in error messages.
 
     Raises:
-        DistBackendError: On all ranks: it differs; says on which ones, and how.
-        TypeError: Not an array.
+        DistBackendError: The arrays differ; raised on all ranks, with the ranks and the difference.
+        TypeError: `tensor` is not an array.
 
     Example:
         >>> import numpy as np
@@ -42,8 +43,8 @@ def check_replicated(tensor: Any, group: GroupLike = None, name: str = "tensor")
         'rank must be the same on all ranks, and its content differs: rank 0; rank 1'
     """
     members = resolve(group)
-    where = members.where("check_replicated")
-    array = members.named(where, as_array, tensor, name)
+    error_prefix = members.error_prefix("check_replicated")
+    array = members.named(error_prefix, as_array, tensor, name)
     mine = f"{array.dtype.name}{list(array.shape)}", zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data)
     found: list[Any] = [None] * members.size()
     all_gather_object(found, mine, members)
@@ -58,6 +59,7 @@ def check_replicated(tensor: Any, group: GroupLike = None, name: str = "tensor")
         has = f" {'has' if len(places) == 1 else 'have'} {kind}" if kinds else ""
         parts.append(f"{call_ranks(places, members.ranks)}{has}")
     raise DistBackendError(
-        f"{where}: {name} must be the same on all ranks, and its {'dtype or shape' if kinds else 'content'} differs:"
+        f"{error_prefix}: {name} must be the same on all ranks, and its {'dtype or shape' if kinds else 'content'}"
+        " differs:"
         f" {'; '.join(parts)}"
     )

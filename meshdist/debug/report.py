@@ -1,4 +1,4 @@
-"""The report: a page on what went wrong, from the dumps of the ranks."""
+"""The report on what went wrong, from the dumps of the ranks."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from meshdist.debug.states import CallSeen, RankSeen, read_states
-from meshdist.debug.story import ranks_in_words, story
+from meshdist.debug.hang_report import hang_report
+from meshdist.debug.states import CallSeen, RankSnapshot, read_states
 from meshdist.debug.waits import Waits, first_difference, who_waits
+from meshdist.runtime.rank_text import ranks_text
 
 _MOST_SHOWN = 5
 _LATE_S = 0.001
 
 
-def read_dumps(directory: Path) -> dict[int, RankSeen]:
-    """Return the states in the files that the ranks' flight recorders left in a directory.
+def read_dumps(directory: Path) -> dict[int, RankSnapshot]:
+    """Return the states in a directory of flight recorder files.
 
     Raises:
-        ValueError: There are none, or a file is something else.
+        ValueError: There are no files, or a file has another format.
         OSError: The directory cannot be read.
     """
     paths = sorted(path for path in directory.iterdir() if path.suffix == ".json" and path.name[0] != ".")
@@ -30,42 +31,41 @@ def read_dumps(directory: Path) -> dict[int, RankSeen]:
     return read_states(paths)
 
 
-def report_on(states: Mapping[int, RankSeen], gone: Mapping[int, str] | None = None) -> str:
-    """Return a page on what went wrong, from the states of some ranks and what became of others."""
+def report_on(states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None = None) -> str:
+    """Return a report on what went wrong, from the states of some ranks and what became of others."""
     if not states:
         return "No rank has answered, and there are no records.\n" + "".join(
-            f"  rank {rank} {what}\n" for rank, what in sorted((gone or {}).items())
+            f"  rank {rank} {state}\n" for rank, state in sorted((gone or {}).items())
         )
     size = next(iter(states.values())).world_size
     silent = [rank for rank in range(size) if rank not in states and rank not in (gone or {})]
-    there = f"{len(states)} of {size} ranks" if len(states) < size else f"all {size} ranks"
+    counted = f"{len(states)} of {size} ranks" if len(states) < size else f"all {size} ranks"
     shrunk = next(iter(states.values())).num_shrunk
     since = " since the world was shrunk" + (f" {shrunk} times" if shrunk > 1 else "") if shrunk else ""
     waits = who_waits(states, gone)
     parts = [
-        [f"Flight records of {there}{since}, on {ranks_hosts(states.values())}."],
+        [f"Flight records of {counted}{since}, on {ranks_hosts(states.values())}."],
         ["What went wrong", *_faults(states)],
         ["First call in which the ranks disagree", *_first_disagreement(states, waits)],
-        ["Who waits for whom", *story(waits, size)],
+        ["Who waits for whom", *hang_report(waits, size)],
         ["Who comes last", *_latecomers(states)],
     ]
     if silent:
         words = (
-            f"{ranks_in_words(silent)}: killed, or in no call that failed. SIGUSR1 makes a rank write its file where"
+            f"{ranks_text(silent)}: killed, or without a failed call. SIGUSR1 makes a rank write its file where"
             " MESHDIST_FLIGHT_RECORDER_DIR is set."
         )
         parts.insert(1, ["Ranks without a record", words])
     return "\n\n".join("\n".join([part[0], *(f"  {line}" for line in part[1:])]) for part in parts) + "\n"
 
 
-def ranks_hosts(states: Iterable[RankSeen]) -> str:
-    """Return on which hosts some ranks are, in words."""
+def ranks_hosts(states: Iterable[RankSnapshot]) -> str:
     hosts = sorted({state.host for state in states})
     return f"host {hosts[0]}" if len(hosts) == 1 else f"{len(hosts)} hosts: {', '.join(hosts)}"
 
 
-def _faults(states: Mapping[int, RankSeen]) -> list[str]:
-    found: dict[str, list[tuple[float, RankSeen, CallSeen]]] = {}
+def _faults(states: Mapping[int, RankSnapshot]) -> list[str]:
+    found: dict[str, list[tuple[float, RankSnapshot, CallSeen]]] = {}
     for state in states.values():
         for call in state.calls:
             if call.error is not None:
@@ -83,7 +83,7 @@ def _faults(states: Mapping[int, RankSeen]) -> list[str]:
     return lines
 
 
-def _first_disagreement(states: Mapping[int, RankSeen], waits: Waits) -> list[str]:
+def _first_disagreement(states: Mapping[int, RankSnapshot], waits: Waits) -> list[str]:
     made: dict[tuple[str, int], dict[int, CallSeen]] = {}
     for rank, state in states.items():
         for call in state.calls:
@@ -101,12 +101,12 @@ def _first_disagreement(states: Mapping[int, RankSeen], waits: Waits) -> list[st
         by_words.setdefault(f"{call.text} at {call.site}", []).append(rank)
     return [
         f"call {one.sequence} on {one.label!r}:",
-        *(f"  {ranks_in_words(ranks)}: {words}" for words, ranks in by_words.items()),
+        *(f"  {ranks_text(sorted(ranks))}: {words}" for words, ranks in by_words.items()),
     ]
 
 
 def _order_of_groups(waits: Waits) -> list[str]:
-    """Return where ranks that wait for each other begin to call different groups."""
+    """Describe where ranks that wait for each other begin to call different groups."""
     for one, other in zip(waits.cycle, waits.cycle[1:] + waits.cycle[:1], strict=True):
         difference = first_difference(waits.states[one], waits.states[other])
         if difference is not None and difference.mine is not None and difference.theirs is not None:
@@ -119,7 +119,7 @@ def _order_of_groups(waits: Waits) -> list[str]:
     return []
 
 
-def _latecomers(states: Mapping[int, RankSeen]) -> list[str]:
+def _latecomers(states: Mapping[int, RankSnapshot]) -> list[str]:
     made: dict[tuple[str, int], dict[int, float]] = {}
     for rank, state in states.items():
         for call in state.calls:

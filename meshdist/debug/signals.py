@@ -1,8 +1,10 @@
-"""Signals: a rank that computes is asked what it does by SIGURG, and by SIGUSR1 where people ask.
+"""Signals that ask a rank for its state: SIGURG from other ranks, SIGUSR1 from users.
 
-SIGURG, as it does nothing where nobody listens and no program uses it for anything else; SIGUSR1 only where the script
-has no handler. Both interrupt the main thread wherever it is in Python code. It starts a thread that looks at it from
-outside: what was interrupted may hold locks.
+SIGURG is ignored by default, and is taken only where the script has no handler for it. A Go library in the process
+sends itself SIGURG to preempt goroutines: it treats a lost signal as a missed hint, and passes its signals on to a
+handler that it replaces. Such a signal only makes the rank publish its state once more, one answer at a time.
+SIGUSR1 is likewise taken only where the script has no handler. Both interrupt the main thread in Python code, and a new
+thread answers, since the interrupted code may hold locks.
 """
 
 from __future__ import annotations
@@ -17,46 +19,41 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from meshdist.debug.flight_recorder import DIRECTORY_VARIABLE
-from meshdist.debug.frozen import StackFile
+from meshdist.debug.native_stack import StackFile
 from meshdist.errors import DistError
+from meshdist.runtime.flight_recorder import DIRECTORY_VARIABLE
 
 if TYPE_CHECKING:
-    from meshdist.current import WorldSlot
-    from meshdist.world import World
+    from meshdist.groups.world import World
+    from meshdist.runtime.context import WorldSlot
 
 _LAST_S = 1.0
 
 
 class SignalWatch:
-    """Answers to signals for the world in a slot, until it is closed.
-
-    Args:
-        slot: Holds the world.
-    """
+    """Answers signals for the world in `slot`, until it is closed."""
 
     def __init__(self, slot: WorldSlot) -> None:
         self._slot = slot
         self._pid = os.getpid()
-        # Of each signal, the handler before and ours.
+        # By signal: the previous handler and ours.
         self._handlers: dict[int, tuple[Any, Any]] = {}
         self._threads: dict[int, threading.Thread] = {}
         self._stack_file: StackFile | None = None
         if threading.current_thread() is not threading.main_thread():
-            return  # only the main thread may set handlers, and none other is interrupted
+            return  # only the main thread may set handlers
         if sys.platform == "win32":
-            return  # where there are none
+            return  # no such signals
         for number, answer in ((signal.SIGURG, publish), (signal.SIGUSR1, show)):
-            # None: something that is no Python code listens, such as faulthandler.
+            # getsignal is None for a handler outside of Python, such as faulthandler's: leave it.
             if signal.getsignal(number) in (signal.SIG_DFL, signal.SIG_IGN):
                 handler = self._handler(answer)
                 self._handlers[number] = signal.signal(number, handler), handler
         if signal.SIGURG in self._handlers:
-            with suppress(OSError, AttributeError):  # where there is no such memory, ranks that are frozen stay silent
+            with suppress(OSError, AttributeError):  # without it, ranks blocked in native code cannot be located
                 self._stack_file = StackFile(signal.SIGURG)
 
     def close(self) -> None:
-        """Answer no more."""
         if self._stack_file is not None and self._pid == os.getpid():
             self._stack_file.close()
             self._stack_file = None
@@ -71,7 +68,7 @@ class SignalWatch:
     def _handler(self, answer: Callable[[World], None]) -> Callable[[int, FrameType | None], None]:
         def handle(number: int, frame: FrameType | None) -> None:
             if self._stack_file is not None:
-                self._stack_file.empty()  # who is here can answer
+                self._stack_file.empty()  # Python code runs, so this rank can answer
             world = self._slot.world
             busy = self._threads.get(number)
             if world is None or os.getpid() != self._pid or (busy is not None and busy.is_alive()):
@@ -84,20 +81,22 @@ class SignalWatch:
 
 
 def publish(world: World) -> None:
-    """Tell the rank that asks, which looks into the store, what this one is in."""
-    from meshdist.debug.rank_state import rank_state
-    from meshdist.debug.reach import RECORDS_SENT
+    """Put this rank's state into the store, for the rank that asks."""
+    from meshdist.debug.hang_watchdog import watchdog_of
+    from meshdist.debug.rank_state import RECORDS_SENT, rank_state
 
-    with suppress(DistError):  # whoever asks will say that there is no answer
-        world.vigil.reach.publish(rank_state(world, "was asked", RECORDS_SENT), waits=world.vigil.is_watching)
+    with suppress(DistError):  # the rank that asks reports the missing answer
+        watchdog_of(world).exchange.publish(
+            rank_state(world, "was asked", RECORDS_SENT), waits=watchdog_of(world).is_watching
+        )
 
 
 def show(world: World) -> None:
-    """Write this rank's state to its file where there is a directory for it, else in short to stderr."""
+    """Write this rank's state to its file if the environment names a directory, else a summary to stderr."""
     from meshdist.debug.dump import write_state
+    from meshdist.debug.hang_report import in_words
     from meshdist.debug.rank_state import rank_state
     from meshdist.debug.states import parse_state
-    from meshdist.debug.story import in_words
 
     state = rank_state(world, "SIGUSR1")
     directory = os.environ.get(DIRECTORY_VARIABLE)

@@ -9,25 +9,20 @@ from pathlib import PurePath
 from types import FrameType
 from typing import NamedTuple
 
-from meshdist.call import is_ours
+from meshdist.runtime.call_site import is_ours
 
 _DEEPEST = 40
-# What asks for stacks is in them itself.
-_ASKERS = tuple(str(PurePath(__file__).parent / name) for name in ("dump.py", "signals.py", "vigil.py"))
+# These files ask for stacks, so their frames are dropped.
+_ASKERS = tuple(str(PurePath(__file__).parent / name) for name in ("dump.py", "signals.py", "hang_watchdog.py"))
 
 
 class Stack(NamedTuple):
     """Where one thread is.
 
     Attributes:
-        lines: "file:line in function", the outermost first; of a very deep stack the innermost.
-        place: The innermost of the user's own lines; None where there is none.
-        in_call: Whether that line has called this package and waits for it.
-
-    Example:
-        >>> import sys
-        >>> stack_of(sys._getframe()).in_call
-        False
+        lines: "file:line in function", outermost first; of a very deep stack the innermost lines.
+        place: The innermost line of the user's code; None where there is none.
+        in_call: Whether that line waits for a call of this package.
     """
 
     lines: list[str]
@@ -36,13 +31,13 @@ class Stack(NamedTuple):
 
 
 def stacks() -> dict[int, Stack]:
-    """Return the stack of every thread by the thread's number."""
+    """Return the stack of every thread by thread id."""
     return {number: stack_of(frame) for number, frame in _frames().items()}
 
 
 def _frames() -> dict[int, FrameType]:
-    # Python 3.10, and 3.11 before 3.11.9, may hang where garbage is collected in here, such as a threading.local: both
-    # take the lock of the list of threads (python/cpython issue 106883).
+    # Python 3.10, and 3.11 before 3.11.9, may hang if the garbage collector runs in here and frees a threading.local:
+    # both take the lock of the list of threads (python/cpython issue 106883).
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -53,7 +48,7 @@ def _frames() -> dict[int, FrameType]:
 
 
 def stack_of(frame: FrameType | None) -> Stack:
-    """Return the stack that ends in `frame`, without what began it, and this package's code that asks for stacks."""
+    """Return the stack that ends in `frame`, without the frames that started the user's code and those that ask."""
     frames: list[FrameType] = []
     while frame is not None:
         frames.append(frame)
@@ -62,7 +57,7 @@ def stack_of(frame: FrameType | None) -> Stack:
         frame = frame.f_back
     own = _first(frames, _is_own)
     if own is not None:
-        # What has started the user's code is of no interest: the launcher, or threading.
+        # Drop the frames that started the user's code: the launcher, or threading.
         while not _is_own(frames[-1].f_code.co_filename):
             frames.pop()
     else:

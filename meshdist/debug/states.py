@@ -1,4 +1,4 @@
-"""The states of ranks as they are read back: from their dumps, or from what they leave in the store."""
+"""The states of ranks, read back from their dumps or from the store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meshdist.debug.rank_state import FORMAT, GAVE_UP
 
 @dataclass(frozen=True)
 class CallSeen:
-    """One call in the records of a rank; see `flight_recorder` for the attributes that both have.
+    """One call in the records of a rank; `flight_recorder` describes the common attributes.
 
     Attributes:
         peer: Of a message, the other side as a rank of the group; None for any.
@@ -35,7 +35,7 @@ class CallSeen:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is still waited for."""
+        """Whether it is not done."""
         return self.state in ("queued", "started")
 
     @property
@@ -47,13 +47,7 @@ class CallSeen:
 
 @dataclass(frozen=True)
 class GroupSeen:
-    """What a rank knows of one of its groups.
-
-    Attributes:
-        label: What it calls the group.
-        ranks: The global ranks.
-        calls: How many collectives it has called.
-    """
+    """One group of a rank: its label, its global ranks, and how many collectives the rank has called."""
 
     label: str
     ranks: tuple[int, ...]
@@ -61,16 +55,16 @@ class GroupSeen:
 
 
 @dataclass(frozen=True)
-class RankSeen:
-    """The state of one rank: see `flight_recorder`.
+class RankSnapshot:
+    """The state of one rank; see `flight_recorder`.
 
     Attributes:
         num_shrunk: How often its world was shrunk.
-        began_s: Since when it is in the world; None where that is not known.
-        calls: Its calls, the oldest first.
+        began_s: When it joined the world; None if unknown.
+        calls: Its calls, oldest first.
         groups: By name.
-        place: The innermost line of its own code that it is in; None where that is not known.
-        in_call: Whether that line waits for a call to end. It may have async calls on their way if it does not.
+        place: The innermost line of its user code; None if unknown.
+        in_call: Whether that line waits for a call. Async calls may be open otherwise.
     """
 
     rank: int
@@ -94,7 +88,7 @@ class RankSeen:
 
     @property
     def open_calls(self) -> list[CallSeen]:
-        """The calls that it waits for: those that are not done, and those that it gave up and called nothing since."""
+        """The calls it waits for: unfinished ones, and failed ones since which it has called nothing."""
         last_s = self.calls[-1].created_s if self.calls else 0.0
         return [
             call
@@ -104,12 +98,12 @@ class RankSeen:
 
     @property
     def is_last(self) -> bool:
-        """Whether it is the last of a wait in vain, kept for those who ask later: so it was, and may be no more."""
+        """Whether this is the rank's last state after a failed wait, kept in case it has ended since."""
         return self.reason == GAVE_UP
 
     @property
     def gave_up_s(self) -> float | None:
-        """When it gave up the call that it waited for, after which it has called nothing; None where it has not."""
+        """When its last wait failed, if it has called nothing since; otherwise None."""
         if self.is_last:
             return self.time_s if self.in_call else None
         calls = self.open_calls
@@ -117,23 +111,19 @@ class RankSeen:
 
     @property
     def outlasts(self) -> bool:
-        """Whether it still tells something once the rank is gone: how its last wait ended."""
+        """Whether the state is still of use once the rank is gone: it shows how its last wait ended."""
         return self.is_last or self.gave_up_s is not None
 
     def calls_on(self, group: str) -> int:
-        """Return how many collectives it has called on a group; 0 where it does not know the group."""
+        """Return how many collectives it has called on a group; 0 for an unknown group."""
         return self.groups[group].calls if group in self.groups else 0
 
 
-def parse_state(data: Any, source: str) -> RankSeen:
-    """Return the state of a rank from what `rank_state` has made.
-
-    Args:
-        data: As JSON gives it.
-        source: Where it is from, for messages.
+def parse_state(data: Any, source: str) -> RankSnapshot:
+    """Return the state of a rank from JSON data that `rank_state` made; `source` names it in messages.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: The data has another format.
     """
     try:
         if data["format"] != FORMAT:
@@ -142,7 +132,7 @@ def parse_state(data: Any, source: str) -> RankSeen:
             name: GroupSeen(group["label"], tuple(map(int, group["ranks"])), int(group["calls"]))
             for name, group in data["groups"].items()
         }
-        return RankSeen(
+        return RankSnapshot(
             rank=int(data["rank"]),
             world_size=int(data["world_size"]),
             host=data["host"],
@@ -159,8 +149,8 @@ def parse_state(data: Any, source: str) -> RankSeen:
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{source} is no file of the flight recorder: {type(error).__name__} {error}; expected what"
-            " meshdist.flight_recorder() writes"
+            f"{source} is not a file of the flight recorder: {type(error).__name__} {error}; expected the"
+            " output of meshdist.flight_recorder()"
         ) from None
 
 
@@ -183,13 +173,13 @@ def _parse_call(record: dict[str, Any]) -> CallSeen:
     )
 
 
-def read_states(paths: Iterable[Path]) -> dict[int, RankSeen]:
-    """Return the states in some files, by rank; of several of one rank the last.
+def read_states(paths: Iterable[Path]) -> dict[int, RankSnapshot]:
+    """Return the states in some files, by rank; the latest for each rank.
 
-    Where a world was shrunk, those of what is left of it: the ranks have other numbers there.
+    If a world was shrunk, only its last states count, as the ranks have other numbers there.
 
     Raises:
-        ValueError: A file is none of the flight recorder, or they are of different worlds.
+        ValueError: A file has another format, or the files are of different worlds.
         OSError: A file cannot be read.
     """
     found = []
@@ -197,10 +187,10 @@ def read_states(paths: Iterable[Path]) -> dict[int, RankSeen]:
         try:
             data = json.loads(path.read_text())
         except ValueError as error:
-            raise ValueError(f"{path} is no JSON: {error}") from None
+            raise ValueError(f"{path} is not JSON: {error}") from None
         found.append(parse_state(data, str(path)))
     latest = max((state.num_shrunk for state in found), default=0)
-    states: dict[int, RankSeen] = {}
+    states: dict[int, RankSnapshot] = {}
     for state in found:
         is_newer = state.rank not in states or states[state.rank].time_s < state.time_s
         if state.num_shrunk == latest and is_newer:

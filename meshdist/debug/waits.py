@@ -1,9 +1,9 @@
-"""Who waits for whom: the states of ranks as a graph, and what in it is the cause of a hang.
+"""The graph of who waits for whom, from the states of ranks, and the cause of a hang in it.
 
-A rank that is in call number s on a group waits for each rank of the group that has not made call s on it; one that
-receives waits for the sender, one that sends for the receiver. Ranks that are waited for and wait for nobody are the
-cause: they are in their own code, or gone. Where there are none, the ranks wait for each other in a circle. Whose time
-is over first, and gives up, has been part of it: it still counts for those who have waited together with it.
+A rank in call number s on a group waits for each rank of the group that has not made call s on it; a receiver waits for
+its sender, and a sender for its receiver. Awaited ranks that wait for no rank are the cause: they are in their own
+code, or gone. Without such ranks, there is a cycle of waiting ranks. A rank whose timeout came first has been part of
+the cycle: its last state still counts for the ranks that waited together with it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from meshdist.debug.states import CallSeen, RankSeen
+from meshdist.debug.states import CallSeen, RankSnapshot
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -25,26 +25,21 @@ class Waits:
     Attributes:
         graph: A networkx.DiGraph of global ranks; the edge from a waiting rank to an awaited one has the attribute
             `call`, a CallSeen.
-        states: What is known of the ranks that said something.
-        gone: What became of those that are gone. Of one that gave up before, there is a last state as well.
-        cycle: Ranks that wait for each other, each for the next and the last for the first; empty where none do.
-        absent: The ranks that are waited for and wait for nobody: they are in code of their own, or gone.
+        states: The known states.
+        gone: What became of ranks that are gone; those whose wait failed before also have a state.
+        cycle: Ranks that each wait for the next, and the last for the first; empty without a cycle.
+        absent: The awaited ranks that wait for no rank: they are in their own code, or gone.
     """
 
     graph: nx.DiGraph[int]
-    states: Mapping[int, RankSeen]
+    states: Mapping[int, RankSnapshot]
     gone: Mapping[int, str]
     cycle: tuple[int, ...] = ()
     absent: tuple[int, ...] = field(default=())
 
 
-def who_waits(states: Mapping[int, RankSeen], gone: Mapping[int, str] | None = None) -> Waits:
-    """Return who waits for whom.
-
-    Args:
-        states: By rank; ranks that said nothing are left out.
-        gone: What became of ranks that are known to be gone, by rank.
-    """
+def who_waits(states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None = None) -> Waits:
+    """Build the graph from the known states and from what became of the ranks that are gone."""
     import networkx as nx
 
     gone = gone or {}
@@ -55,19 +50,21 @@ def who_waits(states: Mapping[int, RankSeen], gone: Mapping[int, str] | None = N
             continue
         for call in state.open_calls:
             for other in awaited(call, state, states, gone):
-                # The oldest call that it waits for this rank in: the later ones cannot come before.
+                # Keep the oldest call in which it waits for this rank: the later ones come after it.
                 if not graph.has_edge(rank, other):
                     graph.add_edge(rank, other, call=call)
-    # A rank that waits for its async calls alone, in code of its own, is at liberty.
+    # A rank with open async calls that is in its own code is not waiting.
     free = {rank for rank in graph if not _waits(rank, graph, states)}
     idle = sorted(rank for rank in graph if graph.in_degree(rank) and (rank in free or not graph.out_degree(rank)))
-    # Ranks that said nothing may be waiting as well; where others are known to be absent, it is these.
+    # Ranks without a state may be waiting too: prefer those that are known to be absent.
     absent = tuple(rank for rank in idle if rank in states or rank in gone) or tuple(idle)
     return Waits(graph, states, gone, _cycle(graph.subgraph(set(graph) - free)), absent)
 
 
-def awaited(call: CallSeen, state: RankSeen, states: Mapping[int, RankSeen], gone: Mapping[int, str]) -> list[int]:
-    """Return the global ranks that have to do something for an open call of one rank to end."""
+def awaited(
+    call: CallSeen, state: RankSnapshot, states: Mapping[int, RankSnapshot], gone: Mapping[int, str]
+) -> list[int]:
+    """Return the global ranks that an open call of one rank waits for."""
     group = state.groups.get(call.group)
     if group is None:
         return []
@@ -77,26 +74,26 @@ def awaited(call: CallSeen, state: RankSeen, states: Mapping[int, RankSeen], gon
     absent = []
     for rank in others:
         other = states.get(rank)
-        if other is None or (rank in gone and not other.outlasts) or not _has_come(other, call):
+        if other is None or (rank in gone and not other.outlasts) or not _has_started(other, call):
             absent.append(rank)
     return absent
 
 
-def _waits(rank: int, graph: nx.DiGraph[int], states: Mapping[int, RankSeen]) -> bool:
+def _waits(rank: int, graph: nx.DiGraph[int], states: Mapping[int, RankSnapshot]) -> bool:
     state = states.get(rank)
     if state is None:
         return False
     gave_up_s = state.gave_up_s
     if gave_up_s is None:
         return state.in_call and not state.is_last
-    # Others may have begun to wait for it only when it was in its own code again.
+    # It counts as waiting only for ranks that began to wait before it gave up.
     return any(call.created_s <= gave_up_s for _, _, call in graph.in_edges(rank, data="call"))
 
 
-def _has_come(other: RankSeen, call: CallSeen) -> bool:
+def _has_started(other: RankSnapshot, call: CallSeen) -> bool:
     if other.calls_on(call.group) < call.sequence:
         return False
-    # An async call that stands behind others has been made, but has not come.
+    # A queued async call has been made, but has not started.
     return not any(
         theirs.state == "queued" and theirs.group == call.group and theirs.sequence == call.sequence
         for theirs in other.calls
@@ -115,11 +112,11 @@ def _cycle(graph: nx.DiGraph[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two ranks stopped doing the same.
+    """The first difference between the calls of two ranks.
 
     Attributes:
-        before: The last call that both made; None where they agree in none.
-        mine, theirs: The first ones that differ; None where a rank has made no further call.
+        before: The last common call; None where there is none.
+        mine, theirs: The first calls that differ; None where a rank has made no further call.
     """
 
     before: CallSeen | None
@@ -127,13 +124,10 @@ class Difference:
     theirs: CallSeen | None
 
 
-def first_difference(one: RankSeen, other: RankSeen) -> Difference | None:
-    """Return where the collectives of two ranks, on the groups that both are in, differ for the first time.
+def first_difference(one: RankSnapshot, other: RankSnapshot) -> Difference | None:
+    """Return where the collectives of two ranks on their common groups differ for the first time, or None.
 
-    Records are of the last calls only, so calls that one of them cannot show are left out.
-
-    Returns:
-        None where they do not differ.
+    Records cover only the last calls, so calls that one of the ranks no longer shows are left out.
     """
     mine, theirs = _common(one, other), _common(other, one)
     before = None
@@ -146,8 +140,8 @@ def first_difference(one: RankSeen, other: RankSeen) -> Difference | None:
     return None
 
 
-def _common(state: RankSeen, other: RankSeen) -> list[CallSeen]:
-    """Return the collectives of a rank on groups of both, without those that the other made and cannot show."""
+def _common(state: RankSnapshot, other: RankSnapshot) -> list[CallSeen]:
+    """Return the collectives of a rank on common groups, without those that the other made and no longer shows."""
     shown = {(call.group, call.sequence) for call in other.calls if not call.is_message}
     return [
         call

@@ -1,1 +1,1 @@
-"""python -m meshdist.doctor: what of this machine, and of the cluster of a job, stands in the way of meshdist."""
+"""python -m meshdist.doctor: check whether meshdist can run on this machine, and on the cluster of a job."""

@@ -1,4 +1,4 @@
-"""python -m meshdist.doctor: looks at this machine; as the ranks of a job, at the cluster as well.
+"""python -m meshdist.doctor: check this machine; as the ranks of a job, the cluster as well.
 
 python -m meshdist.doctor
 meshrun --nproc-per-node 2 -m meshdist.doctor
@@ -20,11 +20,11 @@ MEET_S = 60.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit status: 1 where something will fail."""
+    """Run the command line; return 1 if there is an error, else 0."""
     parser = argparse.ArgumentParser(
         prog="python -m meshdist.doctor",
-        description="Look at what meshdist needs of this machine; started by a launcher, at the whole cluster.",
-        epilog="The exit status is 1 where there is an error, and with --strict where there is a warning; else 0.",
+        description="Check what meshdist needs of this machine; under a launcher, of the whole cluster.",
+        epilog="The exit status is 1 after an error, with --strict also after a warning; else 0.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON: a list of name, status, text and cure")
     parser.add_argument("--strict", action="store_true", help="exit with 1 for warnings as well")
@@ -39,19 +39,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _with_the_others(own: list[Finding]) -> tuple[int, list[Finding]]:
-    """Return this rank, and what rank 0 learns of the cluster; rank 0 and nothing where there is no job."""
+    """Return this rank and, on rank 0, the findings about the cluster; rank 0 and no findings outside of a job."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return 0, []
-    from meshdist.doctor.cluster import look_around
-    from meshdist.rendezvous import rendezvous
+    from meshdist.bootstrap.rendezvous import rendezvous
+    from meshdist.doctor.cluster import check_cluster
 
     rank = int(os.environ["RANK"])
     try:
         store, rank, size = rendezvous("env://", timeout=MEET_S)
         with store:
-            return rank, look_around(store, rank, size, [finding.as_dict() for finding in own])
+            return rank, check_cluster(store, rank, size, [finding.as_dict() for finding in own])
     except (DistError, ValueError) as error:
-        return 0, [Finding("job", ERROR, f"rank {rank} does not meet the others: {error}")]
+        return 0, [Finding("job", ERROR, f"rank {rank} cannot join the others: {error}")]
 
 
 def _page(found: Sequence[Finding]) -> str:

@@ -1,4 +1,4 @@
-"""What of a whole cluster only shows between its ranks: versions, clocks, and who reaches whom."""
+"""Check a whole cluster between its ranks: versions, clocks, and connections."""
 
 from __future__ import annotations
 
@@ -13,29 +13,24 @@ from typing import Any
 import numpy as np
 
 from meshdist._version import __version__
-from meshdist.debug.story import ranks_in_words
 from meshdist.doctor.finding import ERROR, OK, WARNING, Finding
 from meshdist.doctor.network import addresses_elsewhere
 from meshdist.errors import DistError
-from meshdist.peers import host_id
+from meshdist.runtime.peers import host_id
+from meshdist.runtime.rank_text import ranks_text
 from meshdist.store import Store
 
 _PINGS = 5
 _LARGEST_SKEW_S = 0.1
 _CONNECT_S = 2.0
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 
 
-class Doorway:
-    """Lets other hosts find out whether they reach this one: takes connections, and closes them.
+class Listeners:
+    """Listens so that other hosts can test whether they reach this one.
 
     Attributes:
         ports: By interface, its address and port.
-
-    Example:
-        >>> with Doorway() as doorway:
-        ...     isinstance(doorway.ports, dict)
-        True
     """
 
     def __init__(self) -> None:
@@ -46,33 +41,33 @@ class Doorway:
             self._sockets.append(sock)
             self.ports[name] = (address, sock.getsockname()[1])
 
-    def __enter__(self) -> Doorway:
+    def __enter__(self) -> Listeners:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        # Connections are made by the kernel; there is nothing to say to who makes them.
+        # The kernel completes the connections; no accept is needed.
         for sock in self._sockets:
             sock.close()
 
 
-def look_around(store: Store, rank: int, size: int, own: list[dict[str, Any]]) -> list[Finding]:
-    """Take part in the examination of a cluster; all ranks do.
+def check_cluster(store: Store, rank: int, size: int, own: list[dict[str, Any]]) -> list[Finding]:
+    """Check the cluster together; all ranks call it.
 
     Args:
-        store: What the ranks share.
-        rank: This one.
-        size: How many there are.
-        own: What this rank has found on its machine, as plain data.
+        store: The store of the ranks.
+        rank: This rank.
+        size: The number of ranks.
+        own: The findings of this rank on its machine, as plain data.
 
     Returns:
         On rank 0 the findings of all; elsewhere an empty list.
     """
-    store.set_timeout(_PATIENCE_S)
-    with Doorway() as doorway:
+    store.set_timeout(_TIMEOUT_S)
+    with Listeners() as listeners:
         mine = {
             "host": host_id(),
             "name": platform.node(),
-            "ports": doorway.ports,
+            "ports": listeners.ports,
             "versions": {"meshdist": __version__, "numpy": np.__version__, "python": platform.python_version()},
             "findings": own,
         }
@@ -82,12 +77,12 @@ def look_around(store: Store, rank: int, size: int, own: list[dict[str, Any]]) -
             answerer = threading.Thread(target=_answer_pings, args=(store, size), name="meshdist-doctor", daemon=True)
             answerer.start()
         cards = {other: json.loads(store.get(f"doctor/card/{other}")) for other in range(size)}
-        said = {"skew": _skew(store, rank) if rank else (0.0, 0.0), "unreached": _unreached(rank, cards)}
-        store.set(f"doctor/seen/{rank}", json.dumps(said))
+        report = {"skew": _skew(store, rank) if rank else (0.0, 0.0), "unreached": _unreached(rank, cards)}
+        store.set(f"doctor/seen/{rank}", json.dumps(report))
         seen = {other: json.loads(store.get(f"doctor/seen/{other}")) for other in range(size)}
         if answerer is not None:
             answerer.join()
-        # No doorway is closed, and no store, as long as somebody may be on the way to it.
+        # Keep the listeners and the store open until all ranks have finished.
         if store.add("doctor/done", 1) == size:
             store.set("doctor/over", "")
         store.wait(["doctor/over"])
@@ -101,13 +96,14 @@ def _answer_pings(store: Store, size: int) -> None:
                 store.wait([f"doctor/ping/{rank}/{number}"])
                 store.set(f"doctor/pong/{rank}/{number}", str(time.time_ns()))
     except DistError:
-        return  # a rank has gone away; rank 0 finds out by what it waits for itself
+        return  # a rank has ended; rank 0 notices in its own waits
 
 
 def _skew(store: Store, rank: int) -> tuple[float, float]:
-    """Return how far this rank's clock is ahead of rank 0's, and how much that may be wrong, in seconds.
+    """Return how far this rank's clock is ahead of rank 0's, and the uncertainty, in seconds.
 
-    Of some round trips the shortest counts; the answer is taken to be from its middle (Cristian's algorithm, 1989).
+    The shortest of several round trips counts; the answer is assumed to be from its middle (Cristian's algorithm,
+    1989).
     """
     best = (float("inf"), 0.0)
     for number in range(_PINGS):
@@ -120,7 +116,7 @@ def _skew(store: Store, rank: int) -> tuple[float, float]:
 
 
 def _unreached(rank: int, cards: Mapping[int, Mapping[str, Any]]) -> dict[str, str]:
-    """Try to reach each other host, once from each host; return those that are not reached at any address, and why."""
+    """Try to connect to each other host, once from each host; return the unreachable ones, and why."""
     first = _first_ranks(cards)
     mine = cards[rank]["host"]
     found = {}
@@ -152,14 +148,14 @@ def _verdict(cards: Mapping[int, Mapping[str, Any]], seen: Mapping[int, Mapping[
     hosts = _first_ranks(cards)
     names = ", ".join(cards[rank]["name"] for rank in list(hosts.values())[:8])
     yield Finding("ranks", OK, f"{len(cards)} on {len(hosts)} host{'s' if len(hosts) > 1 else ''}: {names}")
-    for what in ("meshdist", "numpy", "python"):
-        yield _compare(what, {rank: card["versions"][what] for rank, card in cards.items()})
-    skews = {rank: tuple(said["skew"]) for rank, said in seen.items()}
+    for name in ("meshdist", "numpy", "python"):
+        yield _compare(name, {rank: card["versions"][name] for rank, card in cards.items()})
+    skews = {rank: tuple(report["skew"]) for rank, report in seen.items()}
     worst = max(skews, key=lambda rank: abs(skews[rank][0]))
     text = f"at most {abs(skews[worst][0]) * 1e3:.1f} ms apart (rank {worst}, +-{skews[worst][1] * 1e3:.1f} ms)"
     if abs(skews[worst][0]) - skews[worst][1] > _LARGEST_SKEW_S:
         yield Finding(
-            "clocks", WARNING, text, "run an NTP client on all hosts: times in logs and traces do not compare"
+            "clocks", WARNING, text, "run an NTP client on all hosts: times in logs and traces cannot be compared"
         )
     else:
         yield Finding("clocks", OK, text)
@@ -167,15 +163,15 @@ def _verdict(cards: Mapping[int, Mapping[str, Any]], seen: Mapping[int, Mapping[
     yield from _of_ranks(cards)
 
 
-def _compare(what: str, versions: Mapping[int, str]) -> Finding:
+def _compare(name: str, versions: Mapping[int, str]) -> Finding:
     ranks_of: dict[str, list[int]] = {}
     for rank, version in versions.items():
         ranks_of.setdefault(version, []).append(rank)
     if len(ranks_of) == 1:
-        return Finding(f"{what} of all ranks", OK, next(iter(ranks_of)))
-    text = "; ".join(f"{version} on {ranks_in_words(ranks)}" for version, ranks in ranks_of.items())
-    status = ERROR if what == "meshdist" else WARNING
-    return Finding(f"{what} of all ranks", status, text, "install the same on all hosts")
+        return Finding(f"{name} of all ranks", OK, next(iter(ranks_of)))
+    text = "; ".join(f"{version} on {ranks_text(sorted(ranks))}" for version, ranks in ranks_of.items())
+    status = ERROR if name == "meshdist" else WARNING
+    return Finding(f"{name} of all ranks", status, text, "install the same on all hosts")
 
 
 def _routes(
@@ -183,8 +179,8 @@ def _routes(
 ) -> Iterator[Finding]:
     lost = [
         f"{cards[rank]['name']} does not reach {name}: {why}"
-        for rank, said in seen.items()
-        for name, why in said["unreached"].items()
+        for rank, report in seen.items()
+        for name, why in report["unreached"].items()
     ]
     for text in lost:
         cure = "open the ports that programs listen on between the hosts (firewall, security group, container network)"
@@ -194,7 +190,7 @@ def _routes(
 
 
 def _of_ranks(cards: Mapping[int, Mapping[str, Any]]) -> Iterator[Finding]:
-    """Give what the hosts have found on themselves, where it is no good; what several have is given once."""
+    """Yield the warnings and errors of the hosts; equal ones once."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for rank in _first_ranks(cards).values():
         for found in cards[rank]["findings"]:

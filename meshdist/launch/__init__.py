@@ -1,1 +1,1 @@
-"""Starting the ranks of a job: `meshrun` from the shell, `spawn` from Python."""
+"""Start the ranks of a job: `meshrun` from the shell, `spawn` from Python."""

@@ -1,6 +1,6 @@
 """`python -m meshdist.launch` is meshrun."""
 
-from meshdist.launch.cli import main
+from meshdist.launch.meshrun import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""A JSON file for every rank that did not end well: how it ended, and what failed first."""
+"""Write a JSON file for every rank that failed or was ended: how it ended, and the first failure."""
 
 from __future__ import annotations
 
@@ -11,30 +11,25 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from meshdist.exit_status import describe_status, signal_name
-from meshdist.launch.crew import Exit
-from meshdist.launch.env import Job
 from meshdist.launch.failures import Failure
 from meshdist.launch.nodes import Verdict
 from meshdist.launch.outputs import STDERR, Routing
 from meshdist.launch.supervisor import Supervisor
+from meshdist.launch.worker_env import Job
+from meshdist.launch.worker_set import Exit
+from meshdist.system.processes import describe_status, signal_name
 
 _NAME = re.compile(r"rank(\d+)(\.restart\d+)?\.error\.json")
 
 
 class Ending(NamedTuple):
-    """How one rank ended that did not end well.
+    """How a rank ended that failed or was ended.
 
     Attributes:
-        rank: Which.
-        failure: How it failed; None where it was ended because another one had.
-        exit: How its process ended, None where it runs on.
-        was_killed: It was asked to end, and did not within the grace.
-        log: The file that its stderr went to, None where that is shown.
-
-    Example:
-        >>> Ending(rank=3).how()
-        'runs on: it cannot be killed'
+        failure: Its failure; None where it was ended because another rank had failed.
+        exit: The exit of its process, None while it runs.
+        was_killed: It did not end within the grace period after it was asked to.
+        log: The file of its stderr, None where stderr is shown.
     """
 
     rank: int
@@ -44,7 +39,6 @@ class Ending(NamedTuple):
     log: str | None = None
 
     def how(self) -> str:
-        """Return how it ended, in words."""
         if self.failure is not None:
             return describe_status(self.failure.status)
         if self.exit is None:
@@ -54,7 +48,7 @@ class Ending(NamedTuple):
 
 
 def endings_of(supervisor: Supervisor, routing: Routing) -> list[Ending]:
-    """Return how the ranks of this host ended that did not end well, in their order."""
+    """Return how the ranks of this host ended that failed or were ended, in rank order."""
     job = supervisor.job
     failures = {failure.rank: failure for failure in supervisor.failures}
     ranks = sorted({*failures, *supervisor.ended, *supervisor.running})
@@ -68,33 +62,23 @@ def endings_of(supervisor: Supervisor, routing: Routing) -> list[Ending]:
 
 
 class ErrorFiles:
-    """The error files of the ranks of this host.
-
-    Args:
-        directory: Where they are.
-
-    Example:
-        >>> from meshdist.launch.env import new_job
-        >>> job = new_job(world_size=4, secret="s", master_addr="127.0.0.1", master_port=0)
-        >>> ErrorFiles("logs").path(2, num_restarts=1)
-        'logs/rank2.restart1.error.json'
-    """
+    """The error files of the ranks of this host, in `directory`."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
 
     def path(self, rank: int, num_restarts: int) -> str:
-        """Return the file of one rank; each restart has files of its own."""
+        """Return the file of one rank; each restart has its own files."""
         restart = f".restart{num_restarts}" if num_restarts else ""
         return os.path.join(self.directory, f"rank{rank}{restart}.error.json")
 
     def begin(self, job: Job) -> None:
-        """Make the directory, before it is too late to choose another, and remove what an earlier job left there.
+        """Make the directory before the ranks start, and remove the files of an earlier job.
 
-        That of the ranks of this host; of all ranks, where there is one host.
+        With several hosts, only files of the ranks of this host are removed.
 
         Raises:
-            OSError: It cannot be made, or they cannot be removed.
+            OSError: The directory cannot be made, or the files cannot be removed.
         """
         os.makedirs(self.directory, exist_ok=True)
         for name in os.listdir(self.directory):
@@ -103,7 +87,7 @@ class ErrorFiles:
                 os.unlink(os.path.join(self.directory, name))
 
     def write(self, job: Job, endings: Iterable[Ending], verdict: Verdict) -> None:
-        """Write the file of each rank, readable by its owner alone: messages may quote what others must not see.
+        """Write the file of each rank, readable by its owner alone: messages may quote secrets.
 
         Raises:
             OSError: A file cannot be written.
@@ -113,7 +97,7 @@ class ErrorFiles:
             with open(path + ".part", "w", encoding="utf-8", opener=_private) as file:
                 json.dump(_describe(job, ending, verdict), file, indent=1)
                 file.write("\n")
-            os.replace(path + ".part", path)  # nobody sees half a file
+            os.replace(path + ".part", path)  # readers never see a partial file
 
 
 def _describe(job: Job, ending: Ending, verdict: Verdict) -> dict[str, object]:
@@ -147,7 +131,7 @@ def _describe(job: Job, ending: Ending, verdict: Verdict) -> dict[str, object]:
 
 
 def _first(verdict: Verdict) -> dict[str, object]:
-    """Return what a file says of another rank's failure, or of what else ended the job."""
+    """Describe another rank's failure, or the other reason why the job ended."""
     cause = verdict.cause
     if cause is None:
         return {"node": verdict.node, "rank": None, "host": None, "how": verdict.problem, "time_s": None}
@@ -162,5 +146,5 @@ def _first(verdict: Verdict) -> dict[str, object]:
 
 def _private(path: str, flags: int) -> int:
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)  # it might be somebody else's, with another mode
+        os.unlink(path)  # it may belong to another user, with another mode
     return os.open(path, flags | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)

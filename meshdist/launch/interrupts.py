@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP as events to wait for, instead of exceptions anywhere in the launcher."""
+"""Turn Ctrl-C, SIGTERM and SIGHUP into events to wait for, instead of exceptions anywhere in the launcher."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 
 @contextlib.contextmanager
 def without_ctrl_c() -> Iterator[None]:
-    """Start processes in this block, and SIGINT waits for them until they call `worker.hear_ctrl_c`.
+    """Start processes in this block with SIGINT blocked until they call `worker.unblock_ctrl_c`.
 
-    Before that, while the interpreter starts, it would lead to a traceback from each of them.
+    Otherwise each of them would print a traceback for a Ctrl-C during the start of its interpreter.
     """
     if sys.platform == "win32":
         yield
@@ -28,15 +28,9 @@ def without_ctrl_c() -> Iterator[None]:
 
 
 class Interrupts:
-    """Note the signals that ask the launcher to end. Use it in the main thread, as a context manager.
+    """Records the signals that ask the launcher to end. Use it in the main thread, as a context manager.
 
     A signal that was ignored when the launcher started (`nohup`) stays ignored.
-
-    Example:
-        >>> with Interrupts() as interrupts:
-        ...     os.kill(os.getpid(), signal.SIGTERM)
-        ...     [number.name for number in interrupts.take()]
-        ['SIGTERM']
     """
 
     NUMBERS = tuple(number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGHUP"))
@@ -67,15 +61,15 @@ class Interrupts:
         self._stack.close()
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable once a signal has come."""
+        """Return a descriptor that is readable once a signal has arrived."""
         return self._read_fd
 
     def pending(self) -> bool:
-        """Return True if a signal has come that nobody took."""
+        """Return True if a signal has arrived and `take` has not returned it yet."""
         return bool(self._noted)
 
     def take(self) -> list[signal.Signals]:
-        """Return the signals that came since the last call, in order."""
+        """Return the signals that arrived since the last call, in order."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._read_fd, 4096)
         taken, self._noted = self._noted, []

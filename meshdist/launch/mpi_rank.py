@@ -1,9 +1,9 @@
-"""One rank of an MPI job: runs a script, and ends the job where that ends by an exception or with a status.
+"""Run a script as one rank of an MPI job, and end the job if the script raises or exits with a nonzero status.
 
     mpirun -n 4 python -m meshdist.launch.mpi_rank [-m] train.py --epochs 3
 
-The ranks of an MPI job wait for each other in the start and the end of MPI. So one that goes away without a word, even
-before it has imported anything, would leave the others waiting.
+MPI_Init and MPI_Finalize wait for all ranks. A rank that exits without MPI_Abort, even before it has imported
+anything, would leave the others waiting.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from meshdist.backends.mpi.aborting import abort_job, abort_on_early_exceptions
-from meshdist.backends.mpi.exiting import exit_status
+from meshdist.backends.mpi.aborting import abort_job, abort_on_early_exceptions, exit_status
 
 _RUNNERS = (__file__, runpy.__file__, runpy.run_path.__code__.co_filename)
 
@@ -25,7 +24,7 @@ def run(arguments: list[str]) -> None:
     """Run a script, or with `-m` a module, with its arguments, as `python` would.
 
     Raises:
-        SystemExit: The script did; where its status is not 0 the other ranks are ended.
+        SystemExit: The script exits; if its status is not 0, the other ranks are ended first.
     """
     sys.excepthook = partial(_show, sys.excepthook)
     abort_on_early_exceptions()
@@ -49,7 +48,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _show(shown: Callable[..., None], kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """Show an exception from where the script begins, as `python` does: what ran it is nothing to its author."""
+    """Show an exception from the script's first frame on, as `python` does."""
     while trace is not None and trace.tb_frame.f_code.co_filename in _RUNNERS:
         trace = trace.tb_next
     shown(kind, error.with_traceback(trace), trace)

@@ -1,12 +1,12 @@
-"""What the values of meshrun's options mean."""
+"""Parse the values of meshrun's options; the parsers raise ValueError."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meshdist.cluster.place import find_place
-from meshdist.launch.env import LOOPBACK
-from meshdist.launch.meeting import Meeting
+from meshdist.cluster.place import DEFAULT_PORT, find_place
+from meshdist.launch.node_rendezvous import NodeRendezvous
+from meshdist.launch.worker_env import LOOPBACK
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -16,11 +16,7 @@ _BACKENDS = ("c10d", "static")
 
 
 def number_of_nodes(text: str) -> int:
-    """Return the number of hosts; "4:4" is 4 as well.
-
-    Raises:
-        ValueError: It is no positive number, or a range.
-    """
+    """Return the number of hosts; "4:4" is 4 as well."""
     least, _, most = text.partition(":")
     if not (least.isdecimal() and int(least) > 0 and (most or least).isdecimal()):
         raise ValueError(f"expected the number of hosts, got {text!r}")
@@ -32,33 +28,20 @@ def number_of_nodes(text: str) -> int:
 
 
 def whole_number(text: str) -> int:
-    """Return a number that is not negative.
-
-    Raises:
-        ValueError: It is none.
-    """
     if not text.isdecimal():
         raise ValueError(f"expected a whole number, at least 0, got {text!r}")
     return int(text)
 
 
 def port_number(text: str) -> int:
-    """Return a port, 0 for any.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Return a port, 0 for any."""
     if not (text.isdecimal() and int(text) <= 65535):
         raise ValueError(f"expected a port from 0 to 65535, got {text!r}")
     return int(text)
 
 
 def host_and_port(text: str) -> tuple[str, int | None]:
-    """Return the host and the port, if any, of "host:port", "[ipv6]:port" or "host".
-
-    Raises:
-        ValueError: It is none of these.
-    """
+    """Return the host and the port, if any, of "host:port", "[ipv6]:port" or "host"."""
     host, colon, port = text.rpartition(":")
     if not colon or (text.startswith("[") and text.endswith("]")):
         host, port = text, ""
@@ -70,11 +53,6 @@ def host_and_port(text: str) -> tuple[str, int | None]:
 
 
 def seconds(text: str) -> float:
-    """Return a time in seconds.
-
-    Raises:
-        ValueError: It is none.
-    """
     try:
         time_s = float(text)
     except ValueError:
@@ -85,11 +63,7 @@ def seconds(text: str) -> float:
 
 
 def rendezvous_backend(text: str) -> str:
-    """Return the name of a way for launchers to meet, of those known to torchrun; here, all mean the same.
-
-    Raises:
-        ValueError: It is unknown.
-    """
+    """Return a name that torchrun knows for a way for launchers to meet; here, all mean the same."""
     if text not in _BACKENDS:
         raise ValueError(
             f"expected {' or '.join(_BACKENDS)} (the launchers meet at a store of their own), got {text!r}"
@@ -97,34 +71,33 @@ def rendezvous_backend(text: str) -> str:
     return text
 
 
-def meeting_of(parsed: Namespace) -> Meeting | None:
-    """Return where the launchers of several hosts meet; None where there is one host.
-
-    Raises:
-        ValueError: The options say too little, or contradict each other.
-    """
+def rendezvous_of(parsed: Namespace) -> NodeRendezvous | None:
+    """Return where the launchers of several hosts meet; None on a single host."""
     if parsed.nnodes == 1:
         if parsed.node_rank not in (None, 0):
             raise ValueError(f"--node-rank {parsed.node_rank}: with one host (--nnodes 1) it must be 0")
         return None
     if parsed.standalone:
-        raise ValueError(f"--standalone means this host alone, --nnodes {parsed.nnodes} more: give one of them")
+        raise ValueError(f"--standalone means this host alone, --nnodes {parsed.nnodes} means more: give one of them")
     node, (host, port) = parsed.node_rank, parsed.rdzv_endpoint or (parsed.master_addr, None)
     if parsed.rdzv_endpoint is None and host is not None:
         port = parsed.master_port
     if host is None:
-        host, node = _from_launcher(parsed.nnodes, node)
+        host, port, node = _from_launcher(parsed.nnodes, node)
     if node is not None and node >= parsed.nnodes:
         raise ValueError(f"--node-rank must be 0 to {parsed.nnodes - 1}, got {node}")
-    return Meeting(host, port or DEFAULT_MEETING_PORT, parsed.nnodes, node, parsed.rdzv_id, parsed.rdzv_timeout)
+    return NodeRendezvous(host, port or DEFAULT_MEETING_PORT, parsed.nnodes, node, parsed.rdzv_id, parsed.rdzv_timeout)
 
 
-def _from_launcher(num_nodes: int, node: int | None) -> tuple[str, int]:
-    """Return the first host and the number of this one, where another launcher started one meshrun on each."""
+def _from_launcher(num_nodes: int, node: int | None) -> tuple[str, int | None, int]:
+    """Return the first host, a port of this start, and the number of this host, where a launcher started meshrun.
+
+    The port is None where the launcher does not distinguish one start from another.
+    """
     place = find_place(world_size=num_nodes)
     if place is None or place.address is None:
         raise ValueError(
-            f"--nnodes {num_nodes}: the launchers need a place to meet: give all of them the same --rdzv-endpoint "
+            f"--nnodes {num_nodes}: the launchers need a meeting point: give all of them the same --rdzv-endpoint "
             f"HOST:PORT, with the name of one of the hosts{'' if place is None else f' ({place.no_address})'}"
         )
     if place.world_size != num_nodes:
@@ -133,13 +106,14 @@ def _from_launcher(num_nodes: int, node: int | None) -> tuple[str, int]:
             "meshrun on each host, or give --rdzv-endpoint HOST:PORT"
         )
     if node not in (None, place.rank):
-        raise ValueError(f"--node-rank {node}, but {place.launcher.name} says that this is number {place.rank}")
-    return place.address, place.rank
+        raise ValueError(f"--node-rank {node}, but {place.launcher.name} reports number {place.rank}")
+    # Jobs that share the first host must not meet each other.
+    return place.address, None if place.port == DEFAULT_PORT else place.port, place.rank
 
 
 def address_of_store(parsed: Namespace) -> tuple[str, int]:
-    """Return where the ranks' store listens; its host is of no meaning where there are several."""
-    if parsed.nnodes > 1:  # the endpoint's port is the launchers', and so is --master-port if there is no endpoint
+    """Return the address of the ranks' store; with several hosts, only its port is used."""
+    if parsed.nnodes > 1:  # the endpoint's port, or --master-port without an endpoint, belongs to the launchers
         return "", parsed.master_port if parsed.rdzv_endpoint is not None else 0
     host, port = (None, None) if parsed.standalone or parsed.rdzv_endpoint is None else parsed.rdzv_endpoint
     return parsed.master_addr or host or LOOPBACK, parsed.master_port or port or 0

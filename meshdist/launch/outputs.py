@@ -1,4 +1,4 @@
-"""Where the ranks' output goes: through, into files, or both with the rank before each line."""
+"""Send the ranks' output through, into files, or both with the rank before each line."""
 
 from __future__ import annotations
 
@@ -13,34 +13,30 @@ from typing import IO, NamedTuple
 STDOUT, STDERR = 1, 2
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 _LONGEST_LINE_BYTES = 1 << 16
-_LAST_LINES_S = 1.0
+_FLUSH_S = 1.0
 
 
 class Streams(NamedTuple):
     """Which of stdout (1) and stderr (2) of which ranks of this host.
 
     Attributes:
-        others: The sum of the numbers, for ranks that are not listed.
-        by_local_rank: The same for those that are.
-
-    Example:
-        >>> parse_streams("0:1,2:3").of(2)
-        3
+        others: The sum of the stream numbers, for ranks that are not listed.
+        by_local_rank: (local rank, sum of stream numbers) for the others.
     """
 
     others: int = 0
     by_local_rank: tuple[tuple[int, int], ...] = ()
 
     def of(self, local_rank: int) -> int:
-        """Return the sum of the numbers of the streams that are meant of one rank."""
+        """Return the sum of the stream numbers for one rank."""
         return dict(self.by_local_rank).get(local_rank, self.others)
 
 
 def parse_streams(text: str) -> Streams:
-    """Return what "3" (both streams of all ranks) or "0:1,1:2" (stdout of local rank 0, stderr of 1) means.
+    """Return the streams of "3" (both streams of all ranks) or "0:1,1:2" (stdout of local rank 0, stderr of 1).
 
     Raises:
-        ValueError: It means nothing.
+        ValueError: The text has another form.
     """
     if text in ("0", "1", "2", "3"):
         return Streams(int(text))
@@ -53,16 +49,12 @@ def parse_streams(text: str) -> Streams:
 
 
 class Routing(NamedTuple):
-    """What to do with the ranks' output.
+    """Destination of the ranks' output.
 
     Attributes:
-        directory: Where the files are made, if any.
-        redirects: What goes into files alone.
-        tee: What is passed on with the rank before each line, and goes into files as well where there is a directory.
-
-    Example:
-        >>> Routing("logs", redirects=Streams(3)).path(rank=1, stream=STDERR, num_restarts=0)
-        'logs/rank1.stderr.log'
+        directory: Directory of the files, if any.
+        redirects: The streams that go into files alone.
+        tee: The streams shown with the rank before each line; also written to files where there is a directory.
     """
 
     directory: str | None = None
@@ -70,27 +62,16 @@ class Routing(NamedTuple):
     tee: Streams = Streams()
 
     def path(self, rank: int, stream: int, num_restarts: int) -> str:
-        """Return the file of one stream of one rank; each restart has files of its own."""
+        """Return the file of one stream of one rank; each restart has its own files."""
         restart = f".restart{num_restarts}" if num_restarts else ""
         return os.path.join(self.directory or "", f"rank{rank}{restart}.{_NAMES[stream]}.log")
 
     def is_in_file(self, local_rank: int, stream: int) -> bool:
-        """Return True if the stream can be read in a file afterwards."""
         return self.directory is not None and bool((self.redirects.of(local_rank) | self.tee.of(local_rank)) & stream)
 
 
 class Outputs:
-    """The files and pipes of one start of the ranks; a thread passes on what comes through pipes.
-
-    Args:
-        routing: What goes where.
-        num_restarts: Which start this is.
-
-    Example:
-        >>> with Outputs(Routing(), num_restarts=0) as outputs:
-        ...     outputs.open(rank=0, local_rank=0, stream=STDOUT, stack=contextlib.ExitStack()) is None
-        True
-    """
+    """The files and pipes of one start of the ranks; a thread forwards the output from pipes."""
 
     def __init__(self, routing: Routing, num_restarts: int) -> None:
         self._routing = routing
@@ -103,7 +84,7 @@ class Outputs:
             os.makedirs(routing.directory, exist_ok=True)
 
     def open(self, rank: int, local_rank: int, stream: int, stack: contextlib.ExitStack) -> IO[bytes] | int | None:
-        """Return what a rank is to be started with as one of its streams; `stack` closes it afterwards."""
+        """Return the file or descriptor for one stream of a rank to be started; `stack` closes it afterwards."""
         file: IO[bytes] | None = None
         if self._routing.is_in_file(local_rank, stream):
             file = open(self._routing.path(rank, stream, self._num_restarts), "wb", buffering=0)  # noqa: SIM115
@@ -115,17 +96,17 @@ class Outputs:
         return write_fd
 
     def start(self) -> None:
-        """Begin to pass on, once all ranks run: they are started from a process without this thread."""
+        """Start the forwarding thread, after all ranks: forks must not have it."""
         if len(self._selector.get_map()) > 1:
-            self._thread = threading.Thread(target=self._pass_on, name="meshrun-output", daemon=True)
+            self._thread = threading.Thread(target=self._forward, name="meshrun-output", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Pass on what is left, and close everything."""
+        """Forward the rest, and close everything."""
         os.write(self._wake_write, b"\0")
         if self._thread is not None:
-            # What a rank left behind may hold a pipe open: its end is not waited for.
-            self._thread.join(_LAST_LINES_S)
+            # Do not wait for the end of a pipe: a process that a rank left behind may hold it open.
+            self._thread.join(_FLUSH_S)
         if self._thread is None or not self._thread.is_alive():
             for key in list(self._selector.get_map().values()):
                 if key.data is not None:
@@ -142,7 +123,7 @@ class Outputs:
     ) -> None:
         self.close()
 
-    def _pass_on(self) -> None:
+    def _forward(self) -> None:
         is_closing = False
         while len(self._selector.get_map()) > 1:
             ready = [key for key, _ in self._selector.select(0.0 if is_closing else None)]
@@ -164,7 +145,7 @@ class Outputs:
 
 
 class _Tee:
-    """Passes on one stream of one rank in whole lines."""
+    """Forwards one stream of one rank in whole lines."""
 
     def __init__(self, prefix: bytes, stream: int, file: IO[bytes] | None) -> None:
         self._prefix = prefix
@@ -176,8 +157,8 @@ class _Tee:
         if self._file is not None:
             try:
                 self._file.write(data)
-            except OSError as error:  # the ranks go on all the same, and their output is passed on
-                self._show([f"cannot write {self._file.name}, and gives it up: {error}".encode()])
+            except OSError as error:  # the ranks continue, and their output is still forwarded
+                self._show([f"cannot write {self._file.name}, stopped writing it: {error}".encode()])
                 self._file.close()
                 self._file = None
         *lines, self._part = (self._part + data).split(b"\n")
@@ -194,6 +175,6 @@ class _Tee:
 
     def _show(self, lines: list[bytes]) -> None:
         text = b"".join(self._prefix + line + b"\n" for line in lines)
-        with contextlib.suppress(OSError):  # it may be that nobody listens any more; the ranks go on
+        with contextlib.suppress(OSError):  # stdout or stderr may be closed; the ranks continue
             while text:
                 text = text[os.write(self._console_fd, text) :]

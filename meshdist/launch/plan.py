@@ -1,4 +1,4 @@
-"""Which host of a job gets which number, and which ranks."""
+"""Assign numbers and ranks to the hosts of a job."""
 
 from __future__ import annotations
 
@@ -8,19 +8,13 @@ from typing import NamedTuple
 
 
 class NodeCard(NamedTuple):
-    """What the launcher on one host says of it.
+    """The description of a host that its launcher puts into the store.
 
     Attributes:
-        host: Its name.
-        num_ranks: How many ranks it starts.
-        num_nodes: How many hosts it was told that there are.
-        node: The number that it was told to have, None for any.
-        run_id: The job that it was told to join.
-        version: The version of meshdist there.
-
-    Example:
-        >>> NodeCard.decode(NodeCard("node1", num_ranks=8, num_nodes=2).encode()).host
-        'node1'
+        num_ranks: Number of ranks it starts.
+        num_nodes, node, run_id: The job's number of hosts, the number of this one (None for any), and the name of the
+            job, as given to its launcher.
+        version: Its version of meshdist.
     """
 
     host: str
@@ -31,32 +25,24 @@ class NodeCard(NamedTuple):
     version: str = ""
 
     def encode(self) -> str:
-        """Return the card as it stands in the store."""
         return json.dumps(self._asdict())
 
     @classmethod
     def decode(cls, text: bytes) -> NodeCard:
-        """Return the card that `encode` made `text` of."""
         return cls(**json.loads(text))
 
 
 class Plan(NamedTuple):
-    """What the launchers have agreed on.
+    """The agreement of the launchers.
 
     Attributes:
-        nodes: The number of each host, in the order in which their launchers came.
-        num_ranks: How many ranks each host starts, by its number.
+        nodes: The number of each host, in order of arrival of the launchers.
+        num_ranks: Number of ranks on each host, by its number.
         hosts: The names of the hosts, by number.
-        run_id: Names the job.
-        nonce: What tells this run from others with the same secret.
+        nonce: Tells this run from others with the same secret.
         max_restarts: How often failed ranks are started again.
         leader: The number of the host whose launcher keeps the stores.
-        problem: Why there is no job instead of all that, empty if there is one.
-
-    Example:
-        >>> plan = Plan(nodes=[1, 0], num_ranks=[4, 2], hosts=["b", "a"], run_id="x", nonce="n", max_restarts=0)
-        >>> plan.first_rank(1), plan.world_size
-        (4, 6)
+        problem: Why there is no job, empty if there is one.
     """
 
     nodes: Sequence[int] = ()
@@ -70,7 +56,6 @@ class Plan(NamedTuple):
 
     @property
     def world_size(self) -> int:
-        """The number of ranks, on all hosts."""
         return sum(self.num_ranks)
 
     def first_rank(self, node: int) -> int:
@@ -78,48 +63,42 @@ class Plan(NamedTuple):
         return sum(self.num_ranks[:node])
 
     def encode(self) -> str:
-        """Return the plan as it stands in the store."""
         return json.dumps(self._asdict())
 
     @classmethod
     def decode(cls, text: bytes) -> Plan:
-        """Return the plan that `encode` made `text` of."""
         return cls(**json.loads(text))
 
 
 def check_card(card: NodeCard, mine: NodeCard) -> None:
-    """Check that the launcher of `card` was told the same job as this one, `mine`.
+    """Check that the launchers of `card` and `mine` were given the same job.
 
     Raises:
-        ValueError: It was not; says what differs.
+        ValueError: They were not; the message names the difference.
     """
     for name, option in (("num_nodes", "--nnodes"), ("run_id", "--rdzv-id"), ("version", "the version of meshdist")):
         theirs, ours = getattr(card, name), getattr(mine, name)
         if theirs != ours:
-            raise ValueError(f"the hosts disagree on {option}: {mine.host} says {ours}, {card.host} says {theirs}")
+            raise ValueError(f"the hosts disagree on {option}: {mine.host} has {ours}, {card.host} has {theirs}")
     if card.node is not None and not 0 <= card.node < mine.num_nodes:
         raise ValueError(f"--node-rank on {card.host} must be 0 to {mine.num_nodes - 1}, got {card.node}")
 
 
 def number_nodes(cards: Sequence[NodeCard], leader: int) -> list[int]:
-    """Return the number of each host, `cards` being in the order in which they came.
+    """Return the number of each host, for cards in order of arrival.
 
-    Who was told a number has it. The others get those that are left: first the leader, who keeps the store and so has
-    rank 0 beside it, then in the order in which they came.
+    Numbers that the user gave are kept. The leader, which keeps the store, gets the lowest free number, so that rank 0
+    is beside the store; the others follow in order of arrival.
 
     Raises:
-        ValueError: Two were told the same number.
-
-    Example:
-        >>> number_nodes([NodeCard("a", 1, 3), NodeCard("b", 1, 3), NodeCard("c", 1, 3, node=1)], leader=1)
-        [2, 0, 1]
+        ValueError: Two were given the same number.
     """
-    told: dict[int, int] = {}
+    given: dict[int, int] = {}
     for index, card in enumerate(cards):
-        if card.node is not None and told.setdefault(card.node, index) != index:
-            first = cards[told[card.node]].host
+        if card.node is not None and given.setdefault(card.node, index) != index:
+            first = cards[given[card.node]].host
             raise ValueError(f"two launchers were given --node-rank {card.node}, on {first} and on {card.host}")
-    free = iter([node for node in range(len(cards)) if node not in told])
+    free = iter([node for node in range(len(cards)) if node not in given])
     order = sorted(range(len(cards)), key=lambda index: (index != leader, index))
     assigned = {index: next(free) for index in order if cards[index].node is None}
     return [assigned.get(index, card.node if card.node is not None else -1) for index, card in enumerate(cards)]

@@ -1,4 +1,4 @@
-"""spawn: start the ranks of a job from Python, each a process that runs one function."""
+"""spawn: start the ranks of a job from Python; each is a process that runs one function."""
 
 from __future__ import annotations
 
@@ -11,15 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshdist.launch import worker
-from meshdist.launch.env import LOOPBACK, Job, job_secret, new_job, worker_environment
 from meshdist.launch.interrupts import without_ctrl_c
-from meshdist.launch.spawn_context import (
-    ProcessException,
-    ProcessExitedException,
-    ProcessRaisedException,
-    SpawnContext,
-)
-from meshdist.systems import check_processes
+from meshdist.launch.spawn_context import ProcessException, ProcessExitedException, ProcessRaisedException, SpawnContext
+from meshdist.launch.worker_env import LOOPBACK, Job, job_secret, new_job, worker_environment
+from meshdist.system.platform import check_processes
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -37,13 +32,14 @@ def spawn(
 ) -> SpawnContext | None:
     """Run `fn(rank, *args)` in `nprocs` processes on this host.
 
-    Each finds in its environment what meshrun sets, so that `init_process_group()` needs no arguments; a rank, world
-    size or init_method that `fn` passes to it wins. If a rank fails, the others are ended within a second. None
-    outlives this process.
+    Each process has the environment that meshrun sets, so that `init_process_group()` needs no arguments; a rank, world
+    size or init_method that `fn` passes takes precedence. If a rank fails, the others are ended within a second. No
+    rank outlives this process.
 
     Args:
-        fn: What each rank runs; with the start methods "spawn" and "forkserver" it must be importable by name.
-        args: Its arguments behind the rank.
+        fn: The function that each rank runs; with the start methods "spawn" and "forkserver" it must be importable by
+            name.
+        args: Its arguments after the rank.
         nprocs: The number of ranks.
         join: Wait for the ranks to end.
         daemon: Make the processes daemonic: ended when this process exits, and without children of their own.
@@ -53,12 +49,11 @@ def spawn(
         None, or with `join=False` the SpawnContext to join.
 
     Raises:
-        ProcessRaisedException: A rank raised; the first of them, and none that failed only because of another.
+        ProcessRaisedException: A rank raised. It is the first failure that does not follow from another rank's.
         ProcessExitedException: A rank exited with another status than 0, or was killed.
-        TypeError: `fn` cannot be called, `nprocs` is no integer, or what a new process must be given cannot be
-            pickled.
-        ValueError: `nprocs` is not positive, or `start_method` unknown.
-        DistError: On this system, ranks cannot be processes.
+        TypeError: `fn` is not callable, `nprocs` is not an integer, or `fn` or `args` cannot be pickled.
+        ValueError: `nprocs` is not positive, or `start_method` is unknown.
+        DistError: This system cannot start processes.
     """
     import multiprocessing
 
@@ -72,10 +67,10 @@ def spawn(
     if start_method not in known:
         raise ValueError(f"spawn: start_method must be one of {', '.join(known)}, got {start_method!r}")
     check_processes("spawn")
-    with _ctrl_c_deferred() as came:
+    with _ctrl_c_deferred() as signals:
         context = _start_all(_Call(fn, tuple(args)), nprocs, daemon, start_method)
     with context.passing_on_ctrl_c():
-        if came:
+        if signals:
             signal.raise_signal(signal.SIGINT)
     if not join:
         return context
@@ -85,22 +80,22 @@ def spawn(
 
 @contextlib.contextmanager
 def _ctrl_c_deferred() -> Iterator[list[int]]:
-    """Note a Ctrl-C in the list that this gives, instead of raising: an exception inside of fork() would be lost."""
-    came: list[int] = []
+    """Yield a list that records Ctrl-C instead of raising: an exception inside of fork() would be lost."""
+    signals: list[int] = []
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield came
+        yield signals
         return
-    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    signal.signal(signal.SIGINT, lambda number, frame: signals.append(number))
     try:
-        yield came
+        yield signals
     finally:
         signal.signal(signal.SIGINT, handler)
 
 
 def _start_all(call: _Call, num_ranks: int, daemon: bool, start_method: str) -> SpawnContext:
-    from meshdist.launch.crew import Member
     from meshdist.launch.supervisor import Supervisor
+    from meshdist.launch.worker_set import Member
     from meshdist.store import TCPStore
 
     secret = job_secret()
@@ -112,7 +107,7 @@ def _start_all(call: _Call, num_ranks: int, daemon: bool, start_method: str) -> 
         on_failure.callback(supervisor.close)
         processes = []
         for rank in range(num_ranks):
-            process = _start(call, job, rank, daemon, start_method, supervisor.guard.fileno())
+            process = _start(call, job, rank, daemon, start_method, supervisor.reaper.fileno())
             assert process.pid is not None
             sentinel = process.sentinel if start_method == "forkserver" else None  # not a child of this process
             supervisor.add(Member(rank, process.pid, _exit_code_of(process), sentinel))
@@ -121,14 +116,14 @@ def _start_all(call: _Call, num_ranks: int, daemon: bool, start_method: str) -> 
     return SpawnContext(processes, supervisor, store)
 
 
-def _start(call: _Call, job: Job, rank: int, daemon: bool, start_method: str, guard_fd: int) -> BaseProcess:
+def _start(call: _Call, job: Job, rank: int, daemon: bool, start_method: str, reaper_fd: int) -> BaseProcess:
     import multiprocessing
 
     environment = worker_environment(job, rank)
-    # The kernel watches the thread that starts a process; the main thread alone lives as long as this process.
+    # The kernel watches the thread that starts a process; only the main thread lives as long as this process.
     is_watched = start_method != "forkserver" and threading.current_thread() is threading.main_thread()
     parent_pid = os.getpid() if is_watched else None
-    inherited_fd = guard_fd if start_method == "fork" else None
+    inherited_fd = reaper_fd if start_method == "fork" else None
     context: Any = multiprocessing.get_context(start_method)
     process: BaseProcess = context.Process(
         target=_run_rank, args=(rank, call, environment, parent_pid, inherited_fd), daemon=daemon
@@ -140,14 +135,14 @@ def _start(call: _Call, job: Job, rank: int, daemon: bool, start_method: str, gu
 
 @contextlib.contextmanager
 def _started_quietly(environment: dict[str, str], start_method: str) -> Iterator[None]:
-    """Hold back what must not reach a new process before it runs code of ours, and set what must."""
+    """Block Ctrl-C in the new process until it runs our code, and set variables that must be set before that."""
     if start_method == "forkserver":
-        yield  # neither can reach it: it inherits from the fork server
+        yield  # the process inherits from the fork server, neither signals nor variables from here
         return
     from multiprocessing import resource_tracker
 
     if start_method == "spawn":
-        resource_tracker.ensure_running()  # it would unblock the signal below
+        resource_tracker.ensure_running()  # its start would unblock the signal below
     # NumPy's libraries read this when they are loaded, before any code of ours runs.
     early = {"OMP_NUM_THREADS"} & environment.keys() if start_method == "spawn" else set()
     try:
@@ -160,24 +155,23 @@ def _started_quietly(environment: dict[str, str], start_method: str) -> Iterator
 
 
 def _run_rank(
-    rank: int, call: _Call, environment: dict[str, str], parent_pid: int | None, guard_fd: int | None
+    rank: int, call: _Call, environment: dict[str, str], parent_pid: int | None, reaper_fd: int | None
 ) -> None:
-    """Run in the new process."""
-    if guard_fd is not None:
-        os.close(guard_fd)
+    if reaper_fd is not None:
+        os.close(reaper_fd)
     if sys.platform != "win32":
         os.setsid()
     if parent_pid is not None:
         worker.die_with_parent(parent_pid)
     os.environ.update(environment)
     worker.write_whole_lines()
-    if callable(signal.getsignal(signal.SIGINT)):  # a fork has the parent's, which defers
+    if callable(signal.getsignal(signal.SIGINT)):  # a fork has the parent's handler, which defers
         signal.signal(signal.SIGINT, signal.default_int_handler)
     worker.guarded(lambda: call(rank))
 
 
 class _Call:
-    """A function and its arguments, unpickled only where an exception of that is reported like any other."""
+    """A function and its arguments, unpickled only where the worker reports exceptions."""
 
     def __init__(self, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
         self._fn = fn
@@ -193,14 +187,14 @@ class _Call:
 def _pickled(fn: Callable[..., object], args: tuple[Any, ...]) -> bytes:
     from multiprocessing.reduction import ForkingPickler
 
-    what = f"fn, {getattr(fn, '__qualname__', type(fn).__name__)},"
+    name = f"fn, {getattr(fn, '__qualname__', type(fn).__name__)},"
     try:
         ForkingPickler.dumps(fn)
-        what = "args"
+        name = "args"
         return bytes(ForkingPickler.dumps((fn, args)))
     except Exception as error:  # whatever an object's own code raises
         raise TypeError(
-            f"spawn: {what} cannot be pickled for the new processes: {error}; pass data, and a function that is defined"
+            f"spawn: {name} cannot be pickled for the new processes: {error}; pass data, and a function that is defined"
             " at the top level of a module, or start_method='fork'"
         ) from error
 

@@ -1,4 +1,4 @@
-"""What `spawn` returns and raises."""
+"""The result and the exceptions of `spawn`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from meshdist.deadline import Deadline, Timeout
 from meshdist.errors import DistError
-from meshdist.exit_status import signal_name
 from meshdist.launch.failures import Failure
+from meshdist.system.deadline import Deadline, Timeout
+from meshdist.system.processes import signal_name
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ProcessException(DistError):
-    """Report that a process of `spawn` failed; the base of the two ways to fail.
+    """A process of `spawn` failed; base of the two exceptions below.
 
     Attributes:
         error_index: Its rank.
@@ -43,7 +43,7 @@ class ProcessException(DistError):
 
 
 class ProcessRaisedException(ProcessException):
-    """Report the exception that a rank raised, with its traceback in the message.
+    """A rank raised an exception, whose traceback is in the message.
 
     Example:
         >>> issubclass(ProcessRaisedException, ProcessException)
@@ -52,7 +52,7 @@ class ProcessRaisedException(ProcessException):
 
 
 class ProcessExitedException(ProcessException):
-    """Report a rank that exited with a status other than 0, or was killed, without raising.
+    """A rank exited with a nonzero status, or was killed, without raising.
 
     Attributes:
         exit_code: Its exit status, or minus the number of the signal that killed it.
@@ -77,7 +77,7 @@ class SpawnContext:
     """The processes that `spawn(..., join=False)` started.
 
     Attributes:
-        processes: Them, by rank, as objects of `multiprocessing`.
+        processes: The `multiprocessing` processes, by rank.
 
     Example:
         >>> from meshdist.launch.spawn import spawn
@@ -97,7 +97,7 @@ class SpawnContext:
         self._error: ProcessException | None = None
         self._finished = False
         self._owner_pid = os.getpid()
-        # The ranks need the store until they end, also where nobody joins them.
+        # The ranks need the store until they end, even if `join` is never called.
         atexit.register(self._end_with_program)
 
     def pids(self) -> list[int]:
@@ -105,17 +105,17 @@ class SpawnContext:
         return [process.pid for process in self.processes if process.pid is not None]
 
     def join(self, timeout: Timeout | None = None, grace_period: float | None = None) -> bool:
-        """Wait until all ranks have ended well; if one fails, end the others and raise.
+        """Wait until all ranks have succeeded; if one fails, end the others and raise.
 
         Args:
             timeout: How long to wait, in seconds or as a timedelta; no limit where None.
-            grace_period: How many seconds a rank may take to end when it is asked to; then it is killed. 10 where None.
+            grace_period: Seconds between asking a rank to end and killing it; 10 where None.
 
         Returns:
-            True once all have ended, False at the timeout; then it can be called again.
+            True once all have ended, False at the timeout; `join` can then be called again.
 
         Raises:
-            ProcessRaisedException: A rank raised; the first of them, and none that failed only because of another.
+            ProcessRaisedException: A rank raised. It is the first failure that does not follow from another rank's.
             ProcessExitedException: A rank exited with another status than 0, or was killed.
         """
         from meshdist.launch.supervisor import DEFAULT_GRACE_S
@@ -135,7 +135,7 @@ class SpawnContext:
 
     @contextlib.contextmanager
     def passing_on_ctrl_c(self, grace_s: float = 10.0) -> Iterator[None]:
-        """End the ranks if this block is left by a Ctrl-C, which has not reached them: their sessions are their own."""
+        """End the ranks if a Ctrl-C ends this block; it does not reach them, since each has its own session."""
         try:
             yield
         except KeyboardInterrupt:
@@ -146,7 +146,7 @@ class SpawnContext:
             raise
 
     def _end_with_program(self) -> None:
-        """Do what multiprocessing does as the program exits: wait for the processes, or end the daemonic ones."""
+        """At exit, wait for the processes, or end them if all are daemonic, as multiprocessing does."""
         from meshdist.launch.supervisor import DEFAULT_GRACE_S
 
         if os.getpid() != self._owner_pid:  # a fork of the program
@@ -165,7 +165,7 @@ class SpawnContext:
         self._supervisor.close()
         self._store.close()
         for process in self.processes:
-            process.join(0)  # it has ended; multiprocessing lets go of it only now
+            process.join(0)  # it has ended; this frees it in multiprocessing
 
 
 def _as_exception(failure: Failure) -> ProcessException:

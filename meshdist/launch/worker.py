@@ -1,8 +1,7 @@
-"""What runs inside a worker, around the user's code.
+"""Code that runs inside a worker, around the user's code.
 
-meshrun starts this file by its path, not as a module of the package, so that a script that does not use meshdist does
-not pay for importing it. That is why it uses the standard library alone, and loads what only a failure needs when it
-fails.
+meshrun starts this file by its path, not as a module of the package, so that a script without meshdist does not pay
+for importing it. So it uses the standard library alone, and imports modules for failures when a failure occurs.
 """
 
 from __future__ import annotations
@@ -23,29 +22,29 @@ _SIGKILL = 9
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Let the kernel kill this process as soon as its parent ends, where the kernel can (Linux).
+    """Let the kernel kill this process as soon as its parent ends (Linux only).
 
-    Call it in a process whose parent started it from its main thread: the kernel watches the thread. Elsewhere the
-    launcher's guard process does the same from outside.
+    The parent must have started this process from its main thread, since the kernel watches the thread. On other
+    systems the launcher's reaper process does the same.
     """
     if sys.platform != "linux":
         return
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _SIGKILL, 0, 0, 0)
-    # The parent may have ended before the line above took effect: then nothing will ever be signalled.
+    # If the parent ended before the line above took effect, no signal will ever come.
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), _SIGKILL)
 
 
 def write_whole_lines() -> None:
-    """Write out each line printed at once: ranks do not cut each other's lines, a killed rank's output is not lost."""
+    """Flush each printed line at once: lines of ranks stay whole, and a killed rank loses no output."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True, write_through=False)
 
 
-def hear_ctrl_c() -> None:
-    """Let SIGINT through, which launchers hold back until it leads to a clean exit instead of a traceback per rank."""
+def unblock_ctrl_c() -> None:
+    """Unblock SIGINT, which launchers block until it leads to a clean exit instead of a traceback per rank."""
     import signal
 
     if sys.platform != "win32":
@@ -53,10 +52,11 @@ def hear_ctrl_c() -> None:
 
 
 def guarded(body: Callable[[], object]) -> None:
-    """Run `body`, with Ctrl-C let through; if it raises, exit with status 1 and leave the exception to the launcher.
+    """Run `body` with Ctrl-C unblocked; if it raises, exit with status 1 and leave the report to the launcher.
 
-    The launcher shows it from the error file, once. SystemExit keeps its meaning. KeyboardInterrupt exits with 130 and
-    says nothing, as the launcher reports a Ctrl-C once. A `sys.excepthook` that the user's code set is called as usual.
+    The launcher shows the exception from the error file, once. SystemExit keeps its meaning. KeyboardInterrupt exits
+    with 130 without output, as the launcher reports a Ctrl-C once. A `sys.excepthook` of the user's code is called as
+    usual.
 
     Raises:
         SystemExit: `body` did not return.
@@ -64,13 +64,13 @@ def guarded(body: Callable[[], object]) -> None:
     reported: list[BaseException] = []
 
     def quiet_hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        # A user's hook that calls the one before it must not print what the launcher is going to print.
+        # A user's hook may call this one: do not print an exception that the launcher prints.
         if not any(error is one for one in reported):
             sys.__excepthook__(kind, error, traceback)
 
     sys.excepthook = quiet_hook
     try:
-        hear_ctrl_c()
+        unblock_ctrl_c()
         body()
     except SystemExit as error:
         if error.code not in (None, 0):
@@ -80,16 +80,16 @@ def guarded(body: Callable[[], object]) -> None:
         interrupted = isinstance(error, KeyboardInterrupt)
         if interrupted or write_error_file(error):
             reported.append(error)
-        # As the interpreter does, for those who look at exit why the process ends.
+        # As the interpreter does, for exit handlers that look up the exception.
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         sys.excepthook(type(error), error, _user_frames(error.__traceback__))
         sys.exit(INTERRUPTED_STATUS if interrupted else 1)
 
 
 def write_error_file(error: BaseException) -> bool:
-    """Describe `error` as JSON in the file that MESHDIST_ERROR_FILE names; return False where there is none to write.
+    """Describe `error` as JSON in the file named by MESHDIST_ERROR_FILE; return False if it cannot be written.
 
-    Its directory is made here, by the first rank that fails, so a job that never fails never touches the disk.
+    The first rank that fails makes the directory, so a job without failures never touches the disk.
     """
     path = os.environ.get(ERROR_FILE_VARIABLE)
     if not path:
@@ -100,15 +100,15 @@ def write_error_file(error: BaseException) -> bool:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         with open(path + ".part", "w", encoding="utf-8", opener=_private) as file:
             json.dump(_describe(error), file)
-        os.replace(path + ".part", path)  # the launcher never sees half a file
+        os.replace(path + ".part", path)  # the launcher never sees a partial file
     except OSError as problem:
-        print(f"meshdist: cannot write {path} ({problem}); the error follows here", file=sys.stderr)
+        print(f"meshdist: cannot write {path} ({problem}); the error follows", file=sys.stderr)
         return False
     return True
 
 
 def _describe(error: BaseException) -> dict[str, object]:
-    """Return what the launcher needs to know: who, when, what, and whether it only follows from another rank's end."""
+    """Describe the error for the launcher: rank, time, exception, and whether another rank's end caused it."""
     import socket
     import time
     import traceback
@@ -129,7 +129,7 @@ def _describe(error: BaseException) -> dict[str, object]:
 
 
 def follows_from_peer(error: BaseException) -> bool:
-    """Return True if `error`, or what it was raised from, says that another rank failed (`peer_failed`)."""
+    """Return True if `error`, or an exception in its chain, reports a failed peer (`peer_failed`)."""
     errors = sys.modules.get("meshdist.errors")  # not loaded: no such error can have been raised
     if errors is None:
         return False

@@ -1,22 +1,18 @@
-"""Several meshes as one: over the axes of all, or one after the other along an axis."""
+"""Concatenate meshes: join their axes, or append their ranks along one axis."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TypeVar
 
-from meshdist.mesh.layout import Layout
-from meshdist.mesh.mesh_arrangements import MeshArrangements
+from meshdist.mesh.layout.layout import Layout
+from meshdist.mesh.mesh_slices import MeshSlices
 
-M = TypeVar("M", bound=MeshArrangements)
+M = TypeVar("M", bound=MeshSlices)
 
 
 def concatenated_axes(meshes: Sequence[M]) -> M:
-    """Return the mesh that has the axes of all `meshes`, in this order, through the calling rank.
-
-    Raises:
-        ValueError: They were not derived from one mesh, their axes overlap, names repeat, or some have none.
-    """
+    """Return the mesh with the axes of all `meshes`, in this order, that contains the calling rank."""
     first = meshes[0]
     strangers = [mesh for mesh in meshes if mesh._root is not first._root]
     if strangers:
@@ -38,12 +34,7 @@ def concatenated_axes(meshes: Sequence[M]) -> M:
 
 
 def concatenated_ranks(meshes: Sequence[M], axis: int | str) -> M:
-    """Return the mesh in which `meshes` follow each other along one axis; the same object each time.
-
-    Raises:
-        ValueError: They differ in anything but their size along the axis and their ranks, or have ranks in common; or
-            one is a slice, and the calling rank outside its mesh.
-    """
+    """Return the mesh that appends the ranks of `meshes` along one axis; the same object each time."""
     first = meshes[0]
     number = first._layout.axis(axis)
     for mesh in meshes:
@@ -51,12 +42,12 @@ def concatenated_ranks(meshes: Sequence[M], axis: int | str) -> M:
 
     def make() -> list[M]:
         layout = Layout.concatenate([mesh._known("concatenate") for mesh in meshes], number)
-        return [first._new_root(layout, first._backends), *meshes]  # kept as long as their ids stand for them
+        return [first._new_root(layout, first._backends), *meshes]  # keeps the meshes alive: their ids are the key
 
     return first._kept(("concatenate", number, *map(id, meshes)), make)[0]
 
 
-def _check_alike(mesh: MeshArrangements, first: MeshArrangements) -> None:
+def _check_alike(mesh: MeshSlices, first: MeshSlices) -> None:
     if (mesh.ndim, mesh.mesh_dim_names) != (first.ndim, first.mesh_dim_names):
         raise ValueError(
             f"concatenate: meshes must have the same axes, got {first._layout.describe()} and {mesh._layout.describe()}"

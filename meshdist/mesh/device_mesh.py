@@ -1,13 +1,22 @@
-"""DeviceMesh: ranks arranged along named axes, each axis with its process group, collectives on any of them."""
+"""DeviceMesh: ranks along named axes; each axis has its process group, and collectives run on any of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from html import escape
+from typing import Any, cast
 
-from meshdist.current import GroupLike, current_world
-from meshdist.mesh.agreement import agree, refusals_told, refusals_told_in
-from meshdist.mesh.axis_backends import BackendChoice, axis_backends
+from meshdist import core
+from meshdist.groups.current import current_world
+from meshdist.mesh.arguments import (
+    BackendChoice,
+    axis_backends,
+    check_carried,
+    checked_device_type,
+    world_ended_on_refusal,
+    world_or_init,
+)
 from meshdist.mesh.concatenation import concatenated_axes, concatenated_ranks
 from meshdist.mesh.given_groups import (
     check_inside,
@@ -18,36 +27,37 @@ from meshdist.mesh.given_groups import (
     ranks_of_groups,
     universe_of,
 )
-from meshdist.mesh.layout import Layout
-from meshdist.mesh.mesh_arrangements import MeshArrangements
-from meshdist.mesh.mesh_value import MeshValue
-from meshdist.mesh.mesh_views import MeshViews
-from meshdist.mesh.surroundings import check_carried, checked_device_type, world_ended_on_refusal, world_or_init
+from meshdist.mesh.layout.layout import Layout
+from meshdist.mesh.mesh_check import agree, refusals_reported, refusals_reported_in
+from meshdist.mesh.mesh_slices import MeshSlices
+from meshdist.mesh.mesh_state import entered
+from meshdist.profiler.accounting import Account, accounting
+from meshdist.runtime.context import GroupLike
 
 
-class DeviceMesh(MeshArrangements, MeshValue, MeshViews):
+@core.compare_by_identity
+class DeviceMesh(MeshSlices):
     """Arrange ranks along axes; every axis and every slice has its process group and all collectives.
 
-    Every rank makes the same meshes in the same order, also the ranks outside them. Making one is a single request to
-    the store, in which the ranks' meshes are compared, and waits for nobody; groups are computed, and connections come
-    with the first call. A rank whose mesh is another than that of the first raises at once; the others raise at the
-    latest in the first call of a group of the mesh. If the default group is not initialised, it is, from the
-    launcher's environment.
+    Every rank of the world must make the same meshes in the same order, including ranks outside them. Making a mesh
+    takes one request to the store, which compares the meshes of the ranks, and does not wait for other ranks; groups
+    connect in their first call. A rank whose mesh differs from that of the first rank raises immediately; the others
+    raise at the latest in the first call on a group of the mesh. If there is no default group, it is initialized from
+    the launcher's environment.
 
-    `mesh["tp"]` is the row of this rank along that axis, `mesh["dp", "tp"]` its plane over both axes, in the order
-    named; each is a DeviceMesh and the same object each time. A collective on a mesh runs over all its ranks, numbered
+    `mesh["tp"]` is the row of this rank along that axis, `mesh["dp", "tp"]` its plane over both axes, in the given
+    order; each is a DeviceMesh, and the same object each time. A collective on a mesh runs over all its ranks, numbered
     in row-major order of its axes; `src` and `dst` are such numbers.
 
-    On a rank outside the mesh `get_coordinate()` is None and asking for a group or a collective is a ValueError.
+    On a rank outside the mesh, `get_coordinate()` returns None, and groups and collectives raise ValueError.
 
     Args:
         device_type: "cpu" or "cuda", without an index.
         mesh: Global ranks, as nested lists or an integer array, in any arrangement; unique, and inside the world.
         mesh_dim_names: One unique name per axis.
         backend_override: Axis, by name or index, to the backend its group uses in place of the world's, or
-            to a pair of it and its options, which are what `new_group` calls `pg_options`.
-        group: A process group or another mesh, to make a mesh inside it: only its ranks make it, and only they are
-            in it. The world where None.
+            to a pair of the backend and its options (`pg_options` of `new_group`).
+        group: A process group or mesh that contains this mesh: only its ranks make the mesh. None: the world.
 
     Raises:
         ValueError: Ranks repeated or outside the world or the group, names that do not fit, an unknown device type, no
@@ -74,7 +84,7 @@ class DeviceMesh(MeshArrangements, MeshValue, MeshViews):
         group: GroupLike = None,
     ) -> None:
         universe = universe_of(group)
-        with world_ended_on_refusal(), refusals_told(universe):
+        with world_ended_on_refusal(), refusals_reported(universe):
             checked_device_type(device_type)
             layout = Layout(mesh, mesh_dim_names)
             inherited = group_backend(universe)
@@ -96,9 +106,9 @@ class DeviceMesh(MeshArrangements, MeshValue, MeshViews):
         mesh: Any = None,
         mesh_dim_names: Sequence[str] | None = None,
     ) -> DeviceMesh:
-        """Return a mesh whose axes have groups that are there already.
+        """Return a mesh whose axes use existing groups.
 
-        The ranks of the mesh call it, each with its own groups.
+        All ranks of the mesh call it, each with its own groups.
 
         Args:
             group: A process group, whose ranks are the mesh in its order; or a list of groups, one per axis, each the
@@ -111,7 +121,7 @@ class DeviceMesh(MeshArrangements, MeshValue, MeshViews):
         Raises:
             ValueError: The groups are not the rows of the mesh, the calling rank is not in them, or another rank made
                 another mesh; see DeviceMesh for the rest.
-            TypeError: They are no groups; see DeviceMesh for the rest.
+            TypeError: Arguments that are not groups; see DeviceMesh for the rest.
 
         Example:
             >>> import meshdist
@@ -125,7 +135,7 @@ class DeviceMesh(MeshArrangements, MeshValue, MeshViews):
         groups = groups_of(group)
         ranks = ranks_of_groups(groups, mesh)
         universe = name_of_ranks(ranks)
-        with refusals_told_in(universe, ranks.size):
+        with refusals_reported_in(universe, ranks.size):
             checked_device_type(device_type)
             layout = layout_of_groups(groups, mesh, mesh_dim_names)
             backends = tuple(group_backend(one) for one in groups * (layout.ndim if len(groups) == 1 else 1))
@@ -140,17 +150,16 @@ class DeviceMesh(MeshArrangements, MeshValue, MeshViews):
 
     @staticmethod
     def concatenate(meshes: Sequence[DeviceMesh], axis: int | str | None = None) -> DeviceMesh:
-        """Return the mesh over the axes of several, or several meshes one after the other along an axis.
+        """Join the axes of several meshes, or append meshes along one axis.
 
         Args:
             meshes: Without `axis`: meshes derived from one, with axes that do not overlap; the result has all of these
-                axes, in this order. With `axis`: meshes of the same axes, such as `split` returns, and no rank in
-                common.
-            axis: The axis along which they follow each other, by name or index.
+                axes, in this order. With `axis`: meshes with equal axes and no common ranks, as from `split`.
+            axis: The axis along which to append them, by name or index.
 
         Raises:
-            UnknownAxisError: There is no such axis (a KeyError and a ValueError).
-            ValueError: Meshes that do not go together; says why.
+            UnknownAxisError: No such axis (a KeyError and a ValueError).
+            ValueError: Incompatible meshes.
 
         Example:
             >>> import meshdist
@@ -166,7 +175,69 @@ class DeviceMesh(MeshArrangements, MeshValue, MeshViews):
             raise TypeError(f"concatenate: expected a list of at least one DeviceMesh, got {meshes!r}")
         return concatenated_axes(given) if axis is None else concatenated_ranks(given, axis)
 
-    # ---- What torch calls some of these
+    # ---- Drawings and accounts
+
+    def show(self, form: str | None = None, axis: int | str | None = None, ax: Any = None) -> Any:
+        """Draw this mesh: its ranks by axes, coloured or lettered by host, with the calling rank marked.
+
+        A large mesh is drawn around the calling rank, 16 ranks along each of the last two axes.
+
+        Args:
+            form: "text" prints it; "html" returns a string of HTML; "plot", or "matplotlib", draws and returns the
+                Axes. None: HTML in a notebook, else printed text.
+            axis: Name or index of an axis whose groups to show instead of hosts; the calling rank's group is marked.
+            ax: The matplotlib Axes for "plot"; None: new ones.
+
+        Raises:
+            UnknownAxisError: No such axis (a KeyError and a ValueError).
+            ValueError: An unknown form, or this is a slice and the calling rank is outside the mesh.
+            ImportError: "plot" without matplotlib.
+
+        Example:
+            >>> import meshdist
+            >>> def program():
+            ...     mesh = meshdist.init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+            ...     if mesh.get_rank() == 6:
+            ...         mesh.show("text", axis="tp")
+            >>> _ = meshdist.run(program, 8)  # doctest: +ELLIPSIS
+            mesh (dp=2, tp=4), rank 6 at (dp=1, tp=2)
+            <BLANKLINE>
+                  tp=0 tp=1 tp=2 tp=3
+             dp=0   0    1    2    3
+             dp=1  (4)  (5)  [6]  (7)
+            <BLANKLINE>
+            2 groups along tp; this rank's is marked
+            all ranks on ...
+        """
+        from meshdist.mesh.show import show
+
+        return show(Layout(self.mesh, self.mesh_dim_names), self._hosts(), form, axis, ax)
+
+    def _repr_html_(self) -> str:
+        # Notebooks call this. On a rank outside the mesh, a slice has no row to draw.
+        if not self._plane_known:
+            return f"<code>{escape(repr(self))}</code>"
+        html: str = self.show("html")
+        return html
+
+    def account(self) -> AbstractContextManager[Account]:
+        """Count this rank's calls and their bytes by the axes of this mesh, until the block ends.
+
+        The account includes all calls of the rank in its world, not only those on this mesh; see `Account`.
+
+        Example:
+            >>> import numpy as np, meshdist
+            >>> with meshdist.dry_run(64, ranks_per_host=8):
+            ...     mesh = meshdist.init_device_mesh("cpu", (8, 8), mesh_dim_names=("dp", "tp"))
+            ...     with mesh.account() as account:
+            ...         _ = mesh["dp"].all_reduce(np.zeros(1 << 20, np.uint8))
+            ...     account.as_dict()
+            {'dp': {'all_reduce': {'calls': 1, 'nbytes': 1048576, 'inside': 0, 'between': 1835008}}}
+        """
+        hosts = self._hosts()
+        return accounting(self._here(), self, None if hosts is None else hosts.of_group)
+
+    # ---- Private names in torch
 
     def _get_all_submeshes(self, mesh_dim_name: str) -> list[DeviceMesh]:
         return self._rows(mesh_dim_name)
@@ -187,5 +258,17 @@ class DeviceMesh(MeshArrangements, MeshValue, MeshViews):
     def _concatenate(device_mesh_list: Sequence[DeviceMesh]) -> DeviceMesh:
         return DeviceMesh.concatenate(device_mesh_list)
 
-    _split = MeshArrangements.split
-    _transpose = MeshArrangements.transpose
+    _split = MeshSlices.split
+    _transpose = MeshSlices.transpose
+
+
+def get_current_mesh() -> DeviceMesh:
+    """Return the mesh of the innermost enclosing `with mesh:` block.
+
+    Raises:
+        ValueError: There is no such block.
+    """
+    meshes = entered.get()
+    if not meshes:
+        raise ValueError("get_current_mesh: no mesh is current; call it inside `with mesh:`")
+    return cast("DeviceMesh", meshes[-1])

@@ -1,4 +1,4 @@
-"""init_device_mesh: the mesh of the ranks 0, 1, 2, ... in row-major order."""
+"""init_device_mesh: make a mesh of ranks 0, 1, 2, ... in row-major order, or placed by a topology."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.current import GroupLike, current_world
-from meshdist.mesh.agreement import refusals_told
-from meshdist.mesh.axis_backends import BackendChoice
-from meshdist.mesh.axis_names import checked_names
+from meshdist.groups.current import current_world
+from meshdist.mesh.arguments import (
+    BackendChoice,
+    check_carried,
+    checked_device_type,
+    world_ended_on_refusal,
+    world_or_init,
+)
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.mesh.given_groups import group_backend, universe_of
-from meshdist.mesh.sizes import checked_sizes
-from meshdist.mesh.surroundings import check_carried, checked_device_type, world_ended_on_refusal, world_or_init
+from meshdist.mesh.layout.axes import checked_names, checked_sizes
+from meshdist.mesh.mesh_check import refusals_reported
+from meshdist.runtime.context import GroupLike
 
 
 def init_device_mesh(
@@ -27,33 +32,30 @@ def init_device_mesh(
     group: GroupLike = None,
     topology: Any = None,
 ) -> DeviceMesh:
-    """Make a mesh of the first ranks of the world in row-major order, initialising the default group if there is none.
+    """Make a mesh of the first ranks of the world in row-major order; initialize the default group if necessary.
 
-    With `topology`, the ranks are arranged so that the last axes stay inside hosts, or those that it names, whatever
-    hosts the ranks came on (`Topology.place` says how).
+    With `topology`, ranks are placed so that the last axes, or the axes that it names, stay inside hosts (see
+    `Topology.place`).
 
-    Every rank calls it with the same arguments. Where they are refused, a default group that this call initialised is
-    ended again. A mesh smaller than the world leaves the ranks after its last one
-    outside: they get the mesh as well, with `get_coordinate()` None, and have no groups in it.
+    Every rank calls it with the same arguments. If it raises, it destroys a default group that it initialized. Ranks
+    beyond the size of the mesh are outside: they also get the mesh, with `get_coordinate()` None and without groups.
 
     Args:
         device_type: "cpu" or "cuda", without an index.
         mesh_shape: The number of ranks along each axis; the product is at most the world size.
         mesh_dim_names: One unique name per axis; needed for slicing.
         backend_override: Axis, by name or index, to the backend its group uses in place of the world's, or
-            to a pair of it and its options, which are what `new_group` calls `pg_options`.
-        group: A process group or another mesh: the mesh is made of its ranks, in its order, and by them alone. The
-            world where None.
-        topology: Where the ranks run: True or "auto" to find it, a `Topology`, the path of a TOML file, a networkx
-            graph, or `topology.inside("tp")` to say which axes must not leave a host. Equal on all ranks. `show`,
-            `print` and `account` of the mesh go by its hosts. None: ranks in the order of their numbers, on the hosts
-            where they are.
+            to a pair of the backend and its options (`pg_options` of `new_group`).
+        group: A process group or mesh whose ranks form the mesh, in its order; only they call. None: the world.
+        topology: Where the ranks run: True or "auto" to detect it, a `Topology`, the path of a TOML file, a networkx
+            graph, or `topology.inside("tp")` to keep axes inside a host. Equal on all ranks. `show`, `print` and
+            `account` of the mesh use its hosts. None: ranks in ascending order, on their actual hosts.
 
     Raises:
-        ValueError: Sizes below 1 or a product above the world size, names repeated or not as many as axes, an unknown
-            device type, or no default group and no launcher's environment to initialise it from.
+        ValueError: Sizes below 1 or a product above the world size, repeated names or a wrong number of names, an
+            unknown device type, or neither a default group nor a launcher's environment.
         TypeError: Sizes that are not integers, names that are not strings.
-        DistBackendError: "cuda" where no backend carries GPU arrays; says what is missing.
+        DistBackendError: "cuda" without a backend for GPU arrays; the message names what is missing.
 
     Example:
         >>> import meshdist
@@ -64,7 +66,7 @@ def init_device_mesh(
         [((0, 0), [0, 2]), ((0, 1), [1, 3]), ((1, 0), [0, 2]), ((1, 1), [1, 3])]
     """
     universe = universe_of(group)
-    with world_ended_on_refusal(), refusals_told(universe):
+    with world_ended_on_refusal(), refusals_reported(universe):
         checked_device_type(device_type)
         shape = checked_sizes("mesh_shape", mesh_shape)
         if mesh_dim_names is not None:
@@ -83,7 +85,7 @@ def init_device_mesh(
         ranks = np.arange(ranks_needed) if universe is None else np.array(universe.ranks[:ranks_needed])
         placement = None
         if topology is not None and topology is not False:
-            from meshdist.topology.placement import placement_of
+            from meshdist.topology.topology import placement_of
 
             placement = placement_of(topology, current_world().size)
             ranks = placement.place(shape, mesh_dim_names, None if universe is None else universe.ranks)

@@ -1,4 +1,4 @@
-"""Groups that a mesh is given: one that it is made inside, or those of its axes."""
+"""Existing groups that a mesh is made of: the group that contains it, or the groups of its axes."""
 
 from __future__ import annotations
 
@@ -8,23 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdist.current import GroupLike, current_world, resolve
-from meshdist.mesh.layout import Layout
-from meshdist.mesh.rank_list import rank_array
-from meshdist.non_member import NonMember
+from meshdist.groups.current import current_world, resolve
+from meshdist.groups.non_member import NonMember
+from meshdist.mesh.layout.layout import Layout
+from meshdist.mesh.layout.rank_list import rank_array
+from meshdist.runtime.context import GroupLike
 
 if TYPE_CHECKING:
-    from meshdist.mesh.rank_list import Ranks
-    from meshdist.process_group import ProcessGroup
+    from meshdist.groups.process_group import ProcessGroup
+    from meshdist.mesh.layout.rank_list import Ranks
 
 
 def universe_of(group: GroupLike) -> ProcessGroup | None:
-    """Return the group that a mesh is to be made inside, None for the world.
-
-    Raises:
-        ValueError: The calling rank is not in it, or it is not of this world.
-        TypeError: It is no group.
-    """
+    """Return the group that contains a new mesh; None for the world."""
     if group is None:
         return None
     found = _own(group, "DeviceMesh: group")
@@ -32,12 +28,11 @@ def universe_of(group: GroupLike) -> ProcessGroup | None:
 
 
 def group_backend(group: ProcessGroup | None) -> str | None:
-    """Return the backend that a mesh gets from a group; None where it is the world's."""
+    """Return the backend that a mesh inherits from a group; None if it is the world's."""
     return None if group is None or group.backend_name == current_world().backend_name else group.backend_name
 
 
 def check_inside(layout: Layout, universe: ProcessGroup) -> None:
-    """Raise ValueError if a rank of `layout` is not in the group `universe`."""
     outside = sorted(set(layout.members()) - set(universe.ranks))
     if outside:
         raise ValueError(
@@ -47,12 +42,6 @@ def check_inside(layout: Layout, universe: ProcessGroup) -> None:
 
 
 def groups_of(group: GroupLike | Sequence[GroupLike]) -> tuple[ProcessGroup, ...]:
-    """Return the groups that `from_group` was given.
-
-    Raises:
-        ValueError: There are none, the calling rank is not in one, or one is not of this world.
-        TypeError: They are no groups.
-    """
     given = group if isinstance(group, (list, tuple)) else (group,)
     if not given:
         raise ValueError("from_group: expected a group or a list of groups, one per axis, got none")
@@ -60,12 +49,7 @@ def groups_of(group: GroupLike | Sequence[GroupLike]) -> tuple[ProcessGroup, ...
 
 
 def ranks_of_groups(groups: Sequence[ProcessGroup], mesh: Any) -> Ranks:
-    """Return the ranks of a mesh of groups that are there: those of the one group, or of `mesh` where there are more.
-
-    Raises:
-        ValueError: Several groups and no mesh, or one that is no array of ranks.
-        TypeError: Ranks that are not integers.
-    """
+    """Return the ranks of the mesh: those of the single group, or `mesh` for several groups."""
     if len(groups) == 1:
         return np.array(groups[0].ranks)
     if mesh is None:
@@ -77,15 +61,12 @@ def ranks_of_groups(groups: Sequence[ProcessGroup], mesh: Any) -> Ranks:
 
 
 def layout_of_groups(groups: Sequence[ProcessGroup], mesh: Any, names: Sequence[str] | None) -> Layout:
-    """Return the layout whose rows through the calling rank are `groups`.
+    """Return the layout in which `groups` are the rows through the calling rank.
 
     Args:
-        groups: One per axis; or one, of all ranks of the mesh in its order.
-        mesh: The ranks by axes; those of the group where None and there is one.
+        groups: One per axis; or one group of all ranks of the mesh, in its order.
+        mesh: The ranks by axes. None: the ranks of the single group.
         names: One unique name per axis, or None.
-
-    Raises:
-        ValueError: The groups are not the rows of the mesh, or the names do not fit.
     """
     if mesh is None:
         return Layout(ranks_of_groups(groups, mesh), names)
@@ -108,7 +89,7 @@ def layout_of_groups(groups: Sequence[ProcessGroup], mesh: Any, names: Sequence[
 
 
 def name_of_ranks(ranks: Ranks) -> str:
-    """Return what the ranks of a mesh, in any order, are called among themselves."""
+    """Return the key under which the ranks of a mesh, in any order, count their meshes."""
     return f"of {hashlib.sha256(np.sort(ranks, axis=None).tobytes()).hexdigest()[:16]}"
 
 

@@ -1,4 +1,4 @@
-"""MeshGroups: the process groups of a mesh, along each axis and over all of them."""
+"""MeshGroups: the process groups of a mesh, one per axis and one over all axes."""
 
 from __future__ import annotations
 
@@ -6,36 +6,30 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from meshdist.mesh.axis_backends import BackendWithOptions, shared_backend
+from meshdist.mesh.arguments import BackendWithOptions, shared_backend
+from meshdist.mesh.layout.strides import Axis, joined
 from meshdist.mesh.mesh_state import MeshState
-from meshdist.mesh.strides import Axis, joined
 
-# What the groups of a mesh without names are called.
+# Labels of groups of a mesh without axis names.
 _STOPGAP = re.compile(r"axis \d+|mesh")
 
 if TYPE_CHECKING:
-    from meshdist.process_group import ProcessGroup
+    from meshdist.groups.process_group import ProcessGroup
 
 
 class MeshGroups(MeshState):
-    """Give out the groups of a mesh. Those of one member list and backend are one, whichever mesh asks.
-
-    Example:
-        >>> import meshdist
-        >>> issubclass(meshdist.DeviceMesh, MeshGroups)
-        True
-    """
+    """The groups of a mesh. Groups of equal members and backend are one object in the whole family."""
 
     def get_group(self, mesh_dim: int | str | None = None) -> ProcessGroup:
         """Return the group of the ranks along the axis `mesh_dim` that the caller is in.
 
         Args:
-            mesh_dim: Name or index of the axis. May be None on a mesh of one axis only. On the mesh that others were
-                flattened from, the name of a flattened axis as well.
+            mesh_dim: Name or index of the axis, or the name of a flattened axis inside this mesh. May be None on a mesh
+                of one axis only.
 
         Raises:
             ValueError: `mesh_dim` is None on a mesh of several axes, or the caller is outside the mesh.
-            UnknownAxisError: There is no such axis (a KeyError and a ValueError).
+            UnknownAxisError: No such axis (a KeyError and a ValueError).
 
         Example:
             >>> import meshdist
@@ -83,8 +77,8 @@ class MeshGroups(MeshState):
     def collective_group(self) -> ProcessGroup:
         """The group over all ranks of this mesh in row-major order, on which its collectives run.
 
-        An axis's own group where the mesh has one axis. Over several axes it uses the backend that all of them were
-        given by `backend_override`, else the world's.
+        On a mesh of one axis, the group of that axis. Over several axes it uses their common backend from
+        `backend_override`, else the world's.
 
         Raises:
             ValueError: The caller is outside the mesh.
@@ -110,7 +104,7 @@ class MeshGroups(MeshState):
     def _group_along(
         self, method: str, axis: Axis, backend: str | None, desc: str, members: Callable[[], tuple[int, ...]]
     ) -> ProcessGroup:
-        """Return the caller's group along an axis of the root's list of ranks; `members` says who is in a new one."""
+        """Return the caller's group along an axis of the root's list; `members` gives the ranks of a new group."""
         if self.get_coordinate() is None:
             what, why = (
                 (f"DeviceMesh.{method}", "only its members have groups in it")
@@ -126,7 +120,7 @@ class MeshGroups(MeshState):
         return group
 
     def _take_groups(self, groups: Sequence[ProcessGroup]) -> None:
-        """Use groups that are there: one for each axis, or one for all of them together."""
+        """Adopt existing groups: one for each axis, or one for all axes together."""
         if len(groups) == 1:
             self._groups[joined(self._layout.axes), self._backends[0]] = groups[0]
         else:
@@ -137,7 +131,7 @@ class MeshGroups(MeshState):
 
     def _rest_on_agreement(self, group: ProcessGroup) -> None:
         if self._root._agreement is not None:
-            self._here().rest_on(group, self._root._agreement.broken)
+            self._here().add_precondition(group, self._root._agreement.broken)
 
     def _made_group(self, members: tuple[int, ...], backend: str | None, desc: str) -> ProcessGroup:
         universe = self._root._universe
@@ -148,7 +142,7 @@ class MeshGroups(MeshState):
         if isinstance(backend, BackendWithOptions):
             _give_options(group, backend)
         if self._layout.names is not None and _STOPGAP.fullmatch(group.label):
-            group.relabel(desc)  # which a mesh without names has had before
+            group.relabel(desc)  # made first by a mesh without names
         return group
 
 

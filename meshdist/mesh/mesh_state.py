@@ -1,38 +1,34 @@
-"""MeshState: what a mesh is made of, what it says of itself, and where the calling rank is in it."""
+"""MeshState: the fields of a mesh, and the mesh as a value: equality, pickling, printing, and the current mesh."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from contextvars import ContextVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from meshdist.collectives.methods import CollectiveMethods
-from meshdist.current import current_world
-from meshdist.mesh.layout import Layout
-from meshdist.mesh.mesh_hosts import MeshHosts
-from meshdist.mesh.render import ranks_text
-from meshdist.mesh.strides import Axis
+from meshdist.groups.current import current_world
+from meshdist.mesh.layout.layout import Layout
+from meshdist.mesh.layout.strides import Axis
+from meshdist.mesh.render import MeshHosts, hosts_text, position_text
+from meshdist.runtime.rank_text import ranks_text
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from meshdist.mesh.agreement import Agreement
-    from meshdist.mesh.rank_list import Ranks
-    from meshdist.process_group import ProcessGroup
+    from meshdist.groups.process_group import ProcessGroup
+    from meshdist.groups.world import World
+    from meshdist.mesh.layout.rank_list import Ranks
+    from meshdist.mesh.mesh_check import Agreement
     from meshdist.topology.topology import Topology
-    from meshdist.world import World
 
-# What tells the meshes of one family apart: axes in the root's list of ranks, names, backends.
+# The key of a mesh in its family: axes in the root's list of ranks, names, backends.
 Key: TypeAlias = "tuple[tuple[Axis, ...], tuple[str, ...] | None, tuple[str | None, ...]]"
 
 
 class MeshState(CollectiveMethods):
-    """Hold what a mesh knows. A root was made from ranks; the meshes derived from it share the root's family.
-
-    Example:
-        >>> import meshdist
-        >>> issubclass(meshdist.DeviceMesh, MeshState)
-        True
-    """
+    """The state of a mesh. A root is made from ranks; meshes derived from it share the root's family."""
 
     _layout: Layout
     _device_type: str
@@ -41,21 +37,21 @@ class MeshState(CollectiveMethods):
     _world: World | None
     _coordinate: tuple[int, ...] | None
     _plane_known: bool
-    _slices: dict[str | tuple[str, ...], Self]  # by what was written in the brackets
+    _slices: dict[str | tuple[str, ...], Self]  # by the index expression
     _axis_groups: dict[int, ProcessGroup]
     _flat_group: ProcessGroup | None
-    _others: dict[tuple[object, ...], list[Self]]  # meshes of other families that were made from this one
+    _others: dict[tuple[object, ...], list[Self]]  # meshes of other families derived from this one
 
-    # Of a root; its family looks here.
+    # Set on roots only; the family shares them.
     _family: dict[Key, Self]
     _flattened: dict[str, tuple[Axis, str | None]]  # flattened axes by name, with their backends
-    _groups: dict[tuple[Axis, str | None], ProcessGroup]  # by what they run along
-    _universe: ProcessGroup | None  # the group that the mesh was made inside; None for the world
+    _groups: dict[tuple[Axis, str | None], ProcessGroup]  # by axis and backend
+    _universe: ProcessGroup | None  # the group that contains the mesh; None for the world
     _agreement: Agreement | None
-    _topology: Topology | None  # what it was placed on, which says the hosts; None for those of the world
+    _topology: Topology | None  # the source of host names; None: the world
 
     def _store(self, device_type: str, layout: Layout, backends: tuple[str | None, ...], root: Self) -> None:
-        """Set the fields of a mesh that does not know its world yet."""
+        """Set the fields of a mesh that is not bound to a world yet."""
         self._device_type = device_type
         self._layout = layout
         self._backends = backends
@@ -76,7 +72,6 @@ class MeshState(CollectiveMethods):
             self._topology = None
 
     def _bind(self, world: World) -> World:
-        """Find this rank's place in the mesh, once."""
         highest = int(self._layout.ranks.max())
         if highest >= world.size:
             raise ValueError(
@@ -88,21 +83,20 @@ class MeshState(CollectiveMethods):
         return world
 
     def _here(self) -> World:
-        """Return the world this mesh stands in; one that came out of a pickle takes the current one."""
+        """Return the world of this mesh; an unpickled mesh binds to the current world."""
         return self._bind(current_world()) if self._world is None else self._world
 
     def _hosts(self) -> MeshHosts | None:
-        """Return what knows the hosts, once this mesh knows its world."""
         return None if self._world is None else MeshHosts(self._world, self._root._topology)
 
-    # ---- What the mesh is
+    # ---- Attributes
 
     @property
     def mesh(self) -> Ranks:
         """The global ranks of this mesh, a read-only integer array of its shape.
 
         Raises:
-            ValueError: This is a slice and the calling rank is outside the mesh, so it has no row or plane.
+            ValueError: This is a slice, and the calling rank is outside the mesh.
 
         Example:
             >>> import meshdist
@@ -160,10 +154,10 @@ class MeshState(CollectiveMethods):
         return self._device_type
 
     def size(self, mesh_dim: int | str | None = None) -> int:
-        """Return the number of ranks along the axis `mesh_dim`, of the whole mesh where it is None.
+        """Return the number of ranks along the axis `mesh_dim`; None: of the whole mesh.
 
         Raises:
-            UnknownAxisError: There is no such axis (a KeyError and a ValueError).
+            UnknownAxisError: No such axis (a KeyError and a ValueError).
 
         Example:
             >>> import meshdist
@@ -174,7 +168,7 @@ class MeshState(CollectiveMethods):
             return self._layout.size
         return self.shape[self._layout.axis(mesh_dim)]
 
-    # ---- Where this rank is
+    # ---- The calling rank
 
     def get_rank(self) -> int:
         """Return the global rank of the caller.
@@ -205,7 +199,7 @@ class MeshState(CollectiveMethods):
 
         Raises:
             ValueError: `mesh_dim` is None on a mesh of several axes, or the caller is outside the mesh.
-            UnknownAxisError: There is no such axis (a KeyError and a ValueError).
+            UnknownAxisError: No such axis (a KeyError and a ValueError).
 
         Example:
             >>> import meshdist
@@ -232,6 +226,77 @@ class MeshState(CollectiveMethods):
     def _outside(self, what: str, why: str) -> str:
         root = self._root._layout
         return (
-            f"{what}: rank {self.get_rank()} is outside the mesh {root.describe()} of {ranks_text(root)}; {why},"
-            " so go on only where mesh.get_coordinate() is not None"
+            f"{what}: rank {self.get_rank()} is outside the mesh {root.describe()} of"
+            f" {ranks_text(root.ranks.reshape(-1))}; {why}, so go on only where mesh.get_coordinate() is not None"
         )
+
+    # ---- Equality, pickling, printing, and the current mesh
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, MeshState):
+            return NotImplemented
+        return self is other or (
+            self._device_type == other._device_type
+            and self._plane_known == other._plane_known
+            and self._layout == other._layout
+        )
+
+    def __hash__(self) -> int:
+        return hash((self._device_type, self._layout))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _from_pickle, (type(self), self._device_type, self.mesh, self.mesh_dim_names, self._backends)
+
+    def __repr__(self) -> str:
+        return f"DeviceMesh({', '.join(self._parts())})"
+
+    def __str__(self) -> str:
+        # Not in repr, which debuggers and loggers call at any time: host names may need a request to the store.
+        known = self._hosts() if self._plane_known else None
+        hosts = None if known is None else hosts_text(self._layout, known)
+        return f"DeviceMesh({', '.join(self._parts() if hosts is None else [*self._parts(), hosts])})"
+
+    def _parts(self) -> list[str]:
+        parts = [repr(self._device_type), self._layout.describe()]
+        if self._world is not None:
+            parts.append(position_text(self._layout, self._world, self._coordinate))
+        if self._plane_known:
+            parts.append(ranks_text(self._layout.ranks.reshape(-1)))
+        return parts
+
+    def __enter__(self) -> Self:
+        """Make this the current mesh, which `get_current_mesh()` returns, until the block ends.
+
+        Example:
+            >>> import meshdist
+            >>> def program():
+            ...     with meshdist.init_device_mesh("cpu", (2,)) as mesh:
+            ...         return meshdist.device_mesh.get_current_mesh() is mesh
+            >>> meshdist.run(program, 2)
+            [True, True]
+        """
+        entered.set((*entered.get(), self))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Make the mesh of the block around this one current again."""
+        entered.set(entered.get()[:-1])
+
+
+# Immutable tuples, innermost mesh last, so that a task cannot change the context of its parent.
+entered: ContextVar[tuple[MeshState, ...]] = ContextVar("meshdist_entered_meshes", default=())
+
+
+def _from_pickle(
+    kind: type[MeshState],
+    device_type: str,
+    ranks: Ranks,
+    names: tuple[str, ...] | None,
+    backends: tuple[str | None, ...],
+) -> MeshState:
+    """Make an equal mesh without a world: unpickling must not initialize one. The mesh binds to a world on use."""
+    mesh = object.__new__(kind)
+    mesh._store(device_type, Layout(ranks, names), backends, mesh)
+    return mesh

@@ -1,1 +1,1 @@
-"""Cells of a notebook that run on worker processes: `%load_ext meshdist`, then `%%mesh -n 4 --axes dp=2,tp=2`."""
+"""Run notebook cells on worker processes: `%load_ext meshdist`, then `%%mesh -n 4 --axes dp=2,tp=2`."""

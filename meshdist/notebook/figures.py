@@ -1,4 +1,4 @@
-"""The backend of matplotlib on workers: `pyplot.show()` hands the open figures to the notebook."""
+"""The matplotlib backend of workers: `pyplot.show()` sends the open figures to the notebook."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from meshdist.notebook.pictures import draw_figures
 
 
 class FigureManager(FigureManagerBase):
-    """What pyplot asks to show figures."""
+    """Lets pyplot show figures."""
 
     @classmethod
     def pyplot_show(cls, *, block: bool | None = None) -> None:
-        """Hand the open figures to the notebook, and close them."""
+        """Send the open figures to the notebook, and close them."""
         draw_figures()
 
 

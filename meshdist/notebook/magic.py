@@ -10,18 +10,18 @@ from typing import Any
 
 from meshdist.backends.device_backends import usable_backend_name
 from meshdist.errors import DistError
-from meshdist.notebook.options import CellOptions, parse_options
-from meshdist.notebook.pool import Outcome, Pool
+from meshdist.notebook.magic_options import CellOptions, parse_options
+from meshdist.notebook.pool import Completion, Pool
 
 _REPLACED = "a new process takes its place, without the variables of the old one"
 _NO_CLOUDPICKLE = '%%mesh needs the package cloudpickle: pip install "meshdist[notebook]"'
 
 
 class MeshCellError(RuntimeError):
-    """A cell went wrong on a worker; what it says is all there is to show."""
+    """A cell failed on a worker; IPython shows the message alone."""
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows instead of the frames of this package."""
+        """Return the lines that IPython shows instead of a traceback."""
         return str(self).splitlines()
 
 
@@ -33,11 +33,7 @@ class CellInterrupted(KeyboardInterrupt):
 
 
 class MeshMagics:
-    """Runs cells on workers; one for each notebook.
-
-    Args:
-        shell: The IPython shell.
-    """
+    """Runs cells on workers; one instance for each notebook."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
@@ -45,11 +41,11 @@ class MeshMagics:
         self._options: CellOptions | None = None
 
     def cell(self, line: str, cell: str) -> None:
-        """Run a cell on all workers: what is behind `%%mesh`.
+        """Run a cell on all workers: the implementation of `%%mesh`.
 
         Raises:
-            UsageError: The options make no sense, or a package is missing.
-            MeshCellError: The cell went wrong.
+            UsageError: The options are wrong, or a package is missing.
+            MeshCellError: The cell failed.
         """
         try:
             options = parse_options(line, self._options)
@@ -62,7 +58,8 @@ class MeshMagics:
         try:
             outcome = self._pool_for(options).run(cell, options.axes, sent, options.get)
         except DistError as error:
-            raise MeshCellError(f"%%mesh: {str(error).removeprefix('%%mesh: ')}") from None
+            error.locate("%%mesh")
+            raise MeshCellError(str(error)) from None
         if not outcome.is_good:
             raise _error_of(outcome)
         _show_pictures(outcome)
@@ -70,11 +67,11 @@ class MeshMagics:
             self._shell.push(outcome.values())
 
     def line(self, line: str) -> None:
-        """Say which workers there are; `%mesh stop` ends them."""
+        """List the workers; `%mesh stop` ends them."""
         if line.strip() == "stop":
             self.stop()
         elif line.strip():
-            raise self._usage_error(f"%mesh says which workers there are, %mesh stop ends them; got {line.strip()!r}")
+            raise self._usage_error(f"%mesh lists the workers, %mesh stop ends them; got {line.strip()!r}")
         if self._pool is None or self._options is None:
             print("no workers")
             return
@@ -86,14 +83,13 @@ class MeshMagics:
             print("replaced before: " + ", ".join(f"rank {rank} ({how})" for rank, how in self._pool.replaced))
 
     def stop(self) -> None:
-        """End the workers."""
         if self._pool is not None:
             self._pool.close()
             self._pool = None
             atexit.unregister(self.stop)
 
     def _check(self, backend: str, cell: str) -> None:
-        """Refuse what cannot be run, before any worker hears of it."""
+        """Reject an unusable backend or invalid Python before any worker gets the cell."""
         try:
             usable_backend_name(backend)
         except (ValueError, DistError) as error:
@@ -108,18 +104,18 @@ class MeshMagics:
         if pool is None or before is None or options.restart or options.num_ranks != before.num_ranks:
             pool = self._new_pool(options)
         elif (options.backend, options.timeout_s) != (before.backend, before.timeout_s):
-            pool.meet_anew(options.backend, options.timeout_s)
+            pool.join_new_world(options.backend, options.timeout_s)
             print(
-                f"the workers meet in a new world, of backend {options.backend} and timeout {options.timeout_s:g} s; "
+                f"the workers join a new world, of backend {options.backend} and timeout {options.timeout_s:g} s; "
                 "they keep their variables: make groups and meshes anew"
             )
         self._options = replace(options, send=(), get=(), restart=False)
         return pool
 
     def _new_pool(self, options: CellOptions) -> Pool:
-        pool = Pool(options.num_ranks, options.backend, options.timeout_s, _show, tell_replaced=_tell_replaced)
+        pool = Pool(options.num_ranks, options.backend, options.timeout_s, _show, on_replaced=_report_replaced)
         try:
-            pool.start()  # those before stay until it is known that there are others
+            pool.start()  # keep the old workers until the new ones run
         except BaseException:
             pool.close()
             raise
@@ -140,7 +136,7 @@ class MeshMagics:
             raise self._usage_error(f"%%mesh --send: the notebook has no variable {', '.join(missing)}")
         try:
             pickled: bytes = cloudpickle.dumps({name: self._shell.user_ns[name] for name in names})
-        except Exception as error:  # whatever an object's own code raises
+        except Exception as error:  # pickling may run any code of the objects
             raise self._usage_error(f"%%mesh --send {','.join(names)}: cannot be pickled: {error}") from None
         return pickled
 
@@ -155,11 +151,11 @@ def _show(rank: int, line: str) -> None:
     print(f"[{rank}] {line}", flush=True)
 
 
-def _tell_replaced(rank: int, how: str) -> None:
+def _report_replaced(rank: int, how: str) -> None:
     print(f"rank {rank} had ended between two cells ({how}); {_REPLACED}; make groups and meshes anew", flush=True)
 
 
-def _show_pictures(outcome: Outcome) -> None:
+def _show_pictures(outcome: Completion) -> None:
     from IPython.display import Image, display
 
     for picture, ranks in outcome.pictures().items():
@@ -168,17 +164,17 @@ def _show_pictures(outcome: Outcome) -> None:
 
 
 def _syntax_error(error: SyntaxError, cell: str) -> str:
-    """Return a syntax error in words; of a magic, that it is one."""
+    """Describe a syntax error; for a magic, explain that workers have none."""
     line = (cell.splitlines()[error.lineno - 1 :] or [""])[0].strip() if error.lineno else ""
     if line.startswith(("%", "!")):
         return (
-            f"%%mesh: line {error.lineno} is {line!r}: magics are for IPython, and workers run Python alone; "
+            f"%%mesh: line {error.lineno} is {line!r}: magics need IPython, and workers run plain Python; "
             "give it a cell of its own"
         )
     return "".join(traceback.format_exception_only(error)).rstrip()
 
 
-def _error_of(outcome: Outcome) -> BaseException:
+def _error_of(outcome: Completion) -> BaseException:
     lines: list[str] = []
     failed = {rank: answer for rank, answer in outcome.answers.items() if answer.status == "raised"}
     first = min(failed, key=lambda rank: (failed[rank].is_consequence, rank), default=None)
@@ -189,18 +185,14 @@ def _error_of(outcome: Outcome) -> BaseException:
     for rank, how in sorted(outcome.ended.items()):
         when = "had ended before it began the cell" if rank in outcome.not_begun else "ended in the cell"
         lines.append(f"rank {rank} {when} ({how}); {_REPLACED}")
-    lines.append("The workers keep their variables and meet in a new world; make groups and meshes anew.")
+    lines.append("The workers keep their variables and join a new world; make groups and meshes anew.")
     if outcome.interrupted:
         return CellInterrupted("\n".join(["The cell was interrupted.", *lines]))
     return MeshCellError("\n".join(lines))
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Define `%%mesh` and `%mesh`: what `%load_ext meshdist` calls.
-
-    Args:
-        shell: The IPython shell.
-    """
+    """Define `%%mesh` and `%mesh` in the IPython shell; called by `%load_ext meshdist`."""
     magics = MeshMagics(shell)
     shell.register_magic_function(magics.cell, "cell", "mesh")
     shell.register_magic_function(magics.line, "line", "mesh")

@@ -1,4 +1,4 @@
-"""What a cell draws with matplotlib on a worker, as files for the notebook; matplotlib itself is not imported here."""
+"""Collect the matplotlib figures of a cell on a worker, as files for the notebook, without importing matplotlib."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _PICTURES: ContextVar[list[bytes] | None] = ContextVar("pictures", default=None)
 
 @contextmanager
 def drawn_pictures() -> Iterator[list[bytes]]:
-    """Give a list that has, after the block, the figures that it has shown or left open, as PNG files.
+    """Yield a list that contains, after the block, the figures that it has shown or left open, as PNG files.
 
-    They are closed. After an exception the figures that were open are closed, and not drawn.
+    The figures are closed. After an exception, open figures are closed without being drawn.
     """
     pictures: list[bytes] = []
     token = _PICTURES.set(pictures)
@@ -30,9 +30,9 @@ def drawn_pictures() -> Iterator[list[bytes]]:
 
 
 def draw_figures() -> None:
-    """Draw all open figures into the list of the block, and close them; where there is none, leave them open."""
+    """Draw all open figures into the list of the block, and close them; without a list, leave them open."""
     pyplot, pictures = sys.modules.get("matplotlib.pyplot"), _PICTURES.get()
-    if pyplot is None or pictures is None:  # nothing was drawn, or a thread of the cell has called this
+    if pyplot is None or pictures is None:  # no figures, or called from a thread of the cell
         return
     for number in pyplot.get_fignums():
         file = BytesIO()

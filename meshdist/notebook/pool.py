@@ -13,28 +13,28 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from meshdist.deadline import Deadline
 from meshdist.errors import DistError
-from meshdist.launch.env import LOOPBACK, job_secret, new_job
-from meshdist.notebook.options import Axes
+from meshdist.launch.worker_env import LOOPBACK, job_secret, new_job
+from meshdist.notebook.cell_worker import Answer, Cell, Joining
+from meshdist.notebook.magic_options import Axes
 from meshdist.notebook.process import WorkerProcess
-from meshdist.notebook.worker import Answer, Cell, Joining
 from meshdist.store import TCPStore
-from meshdist.systems import check_processes
+from meshdist.system.deadline import Deadline
+from meshdist.system.platform import check_processes
 
 _START_S = 60.0
 _TICK_S = 0.1
 
 
 @dataclass
-class Outcome:
-    """What became of a cell.
+class Completion:
+    """How a cell ended.
 
     Attributes:
-        answers: Of the ranks that gave one.
-        ended: How the others ended.
-        not_begun: Those of them that had ended before they took the cell up.
-        interrupted: Somebody interrupted it.
+        answers: Of the ranks that answered.
+        ended: How the other workers ended.
+        not_begun: The workers in `ended` that had ended before they began the cell.
+        interrupted: The user interrupted the cell.
     """
 
     answers: dict[int, Answer] = field(default_factory=dict)
@@ -44,16 +44,16 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """Whether all ranks have run the cell to its end."""
+        """Whether all ranks have completed the cell."""
         return not self.ended and all(answer.status == "done" for answer in self.answers.values())
 
     def values(self) -> dict[str, list[Any]]:
-        """Return the variables that were asked for, by name, as lists by rank."""
+        """Return the requested variables, by name, as lists by rank."""
         by_rank = [pickle.loads(self.answers[rank].values or b"") for rank in sorted(self.answers)]
         return {name: [values[name] for values in by_rank] for name in by_rank[0]}
 
     def pictures(self) -> dict[bytes, list[int]]:
-        """Return the pictures that the ranks have drawn, as PNG files, and which ranks have drawn each."""
+        """Return the PNG files that the ranks have drawn, each with its ranks."""
         ranks_by_picture: dict[bytes, list[int]] = {}
         for rank, answer in sorted(self.answers.items()):
             for picture in dict.fromkeys(answer.pictures):
@@ -64,19 +64,19 @@ class Outcome:
 class Pool:
     """Worker processes on this host that are the ranks of one world.
 
-    A worker that ends is replaced before the next cell. After a cell that went wrong on any rank, all join a new world:
-    the variables of the workers stay, their groups do not.
+    A worker that ends is replaced before the next cell. After a cell that failed on any rank, all join a new world: the
+    variables of the workers stay, their groups do not.
 
     Args:
-        size: How many workers.
+        size: Number of workers.
         backend: Of their world.
-        timeout_s: How long a call of theirs may wait.
-        show: Is given each line that a worker prints, and its rank.
+        timeout_s: How long their calls may wait.
+        show: Called with rank and text of each line that a worker prints.
         grace_s: How long an interrupted worker may take before it is killed.
-        tell_replaced: Is given the rank of each worker that had ended between two cells, and how it had.
+        on_replaced: Called with rank and exit of each worker that has ended between two cells.
 
     Raises:
-        DistError: On this system, ranks cannot be processes.
+        DistError: This system cannot start processes.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Pool:
         timeout_s: float,
         show: Callable[[int, str], None],
         grace_s: float = 5.0,
-        tell_replaced: Callable[[int, str], None] = lambda rank, how: None,
+        on_replaced: Callable[[int, str], None] = lambda rank, how: None,
     ) -> None:
         check_processes("%%mesh")
         self.size = size
@@ -94,7 +94,7 @@ class Pool:
         self._timeout_s = timeout_s
         self._show = show
         self._grace_s = grace_s
-        self._tell_replaced = tell_replaced
+        self._on_replaced = on_replaced
         self._replaced: list[tuple[int, str]] = []
         self._num_cells = 0
         self._num_worlds = 0
@@ -106,7 +106,6 @@ class Pool:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the workers, by rank."""
         return [self._workers[rank].pid for rank in sorted(self._workers)]
 
     @property
@@ -116,23 +115,23 @@ class Pool:
 
     @property
     def replaced(self) -> list[tuple[int, str]]:
-        """The ranks of all workers that ended before, in this order, and how each ended."""
+        """Rank and exit of all workers that were replaced, in order."""
         return list(self._replaced)
 
     def start(self) -> None:
-        """Have all workers there, and in a world, as `run` would.
+        """Start the workers and let them join a world, as `run` would.
 
         Raises:
-            DistError: The workers could not be started, or could not meet.
+            DistError: The workers could not start or join.
         """
-        with _ctrl_c_noted() as is_interrupted:
+        with _ctrl_c_deferred() as is_interrupted:
             self._get_ready(is_interrupted)
 
-    def meet_anew(self, backend: str, timeout_s: float) -> None:
-        """Have all workers meet in a new world, of another backend or timeout; their variables stay.
+    def join_new_world(self, backend: str, timeout_s: float) -> None:
+        """Let all workers join a new world with another backend or timeout; their variables stay.
 
         Raises:
-            DistError: They could not meet; the next cell has backend and timeout of those before.
+            DistError: They could not join; the next cell has the old backend and timeout.
         """
         before = self.backend, self._timeout_s
         self.backend, self._timeout_s, self._is_joined = backend, timeout_s, False
@@ -142,45 +141,44 @@ class Pool:
             (self.backend, self._timeout_s), self._is_joined = before, False
             raise
 
-    def run(self, source: str, axes: Axes = (), sent: bytes | None = None, get: tuple[str, ...] = ()) -> Outcome:
-        """Run a cell on all workers and return what became of it.
+    def run(self, source: str, axes: Axes = (), sent: bytes | None = None, get: tuple[str, ...] = ()) -> Completion:
+        """Run a cell on all workers.
 
         Args:
             source: Its text.
             axes: Names and sizes of the mesh that it finds as `mesh`.
             sent: Variables for it: a pickled dict.
-            get: Variables that `Outcome.values` is to have.
+            get: Variables to return in `Completion.values`.
 
         Raises:
-            SyntaxError: The text is no Python; nothing was run.
-            DistError: The workers could not be started, or could not meet.
+            SyntaxError: The text is not Python; nothing was run.
+            DistError: The workers could not start or join.
         """
         self._num_cells += 1
         name = f"<mesh cell {self._num_cells}>"
-        compile(source, name, "exec")  # said once, and not by every worker
-        with _ctrl_c_noted() as is_interrupted:
+        compile(source, name, "exec")  # raise here once, not in every worker
+        with _ctrl_c_deferred() as is_interrupted:
             self._get_ready(is_interrupted)
-            outcome = self._ask_all(Cell(name, source, axes, sent, get), is_interrupted)
-        if not outcome.is_good:
+            result = self._request_all(Cell(name, source, axes, sent, get), is_interrupted)
+        if not result.is_good:
             self._is_joined = False
-            self._drop(outcome.ended)
-        return outcome
+            self._drop(result.ended)
+        return result
 
     def close(self) -> None:
-        """End the workers."""
         for worker in self._workers.values():
             worker.close()
         self._workers.clear()
         self._store.close()
 
     def _get_ready(self, is_interrupted: Callable[[], bool]) -> None:
-        """Have all workers there, and in a world."""
+        """Start missing workers, and let all join a world if they are in none."""
         ended = self.ended  # between two cells
         if ended:
             self._drop(ended)
             self._is_joined = False
         for rank, how in sorted(ended.items()):
-            self._tell_replaced(rank, how)
+            self._on_replaced(rank, how)
         missing = [rank for rank in range(self.size) if rank not in self._workers]
         for rank in missing:
             self._workers[rank] = WorkerProcess(self._job, rank)
@@ -190,7 +188,7 @@ class Pool:
         if not self._is_joined:
             self._num_worlds += 1
             joining = Joining(self._num_worlds, self.size, self.backend, self._timeout_s)
-            self._check_start(self._ask_all(joining, is_interrupted, Deadline(_START_S)), "join their world")
+            self._check_start(self._request_all(joining, is_interrupted, Deadline(_START_S)), "join their world")
             self._is_joined = True
 
     def _drop(self, ended: dict[int, str]) -> None:
@@ -198,30 +196,32 @@ class Pool:
             self._replaced.append((rank, how))
             self._workers.pop(rank).close()
 
-    def _check_start(self, outcome: Outcome, what: str) -> None:
-        if outcome.is_good:
+    def _check_start(self, result: Completion, action: str) -> None:
+        if result.is_good:
             return
         self._is_joined = False
         problems = [
-            *(f"rank {rank}: {how}" for rank, how in sorted(outcome.ended.items())),
-            *(f"rank {rank}: {answer.summary}" for rank, answer in sorted(outcome.answers.items()) if answer.summary),
+            *(f"rank {rank}: {how}" for rank, how in sorted(result.ended.items())),
+            *(f"rank {rank}: {answer.summary}" for rank, answer in sorted(result.answers.items()) if answer.summary),
         ]
-        self._drop(outcome.ended)
-        if outcome.interrupted:
+        self._drop(result.ended)
+        if result.interrupted:
             raise KeyboardInterrupt
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise DistError(f"the workers could not {what}: {problems[0]}{more}")
+        raise DistError(f"the workers could not {action}: {problems[0]}{more}")
 
-    def _ask_all(self, question: Any, is_interrupted: Callable[[], bool], deadline: Deadline | None = None) -> Outcome:
+    def _request_all(
+        self, request: Any, is_interrupted: Callable[[], bool], deadline: Deadline | None = None
+    ) -> Completion:
         for worker in self._workers.values():
-            worker.ask(question)
+            worker.ask(request)
         return self._collect(list(self._workers), is_interrupted, deadline)
 
     def _collect(
         self, ranks: list[int], is_interrupted: Callable[[], bool], deadline: Deadline | None = None
-    ) -> Outcome:
-        """Wait for the answers of workers, and show meanwhile what they print."""
-        outcome, waiting = Outcome(), set(ranks)
+    ) -> Completion:
+        """Collect the answers of workers, and show their output meanwhile."""
+        result, waiting = Completion(), set(ranks)
         with selectors.DefaultSelector() as selector:
             for rank in ranks:
                 selector.register(self._workers[rank].connection, selectors.EVENT_READ, (rank, True))
@@ -232,11 +232,11 @@ class Pool:
                     if is_answer:
                         selector.unregister(key.fileobj)
                         waiting.discard(rank)
-                        self._take_answer(rank, outcome)
+                        self._take_answer(rank, result)
                     elif not self._show_output(rank):
                         selector.unregister(key.fileobj)
-                if is_interrupted() and not outcome.interrupted:
-                    outcome.interrupted, deadline = True, Deadline(self._grace_s)
+                if is_interrupted() and not result.interrupted:
+                    result.interrupted, deadline = True, Deadline(self._grace_s)
                     for rank in waiting:
                         self._workers[rank].interrupt()
                 if deadline is not None and deadline.expired():
@@ -244,19 +244,19 @@ class Pool:
                         self._workers[rank].kill()
         for rank in ranks:
             self._show_output(rank, to_the_end=True)
-        return outcome
+        return result
 
-    def _take_answer(self, rank: int, outcome: Outcome) -> None:
+    def _take_answer(self, rank: int, result: Completion) -> None:
         answer = self._workers[rank].answer()
         if answer is None:
-            outcome.ended[rank] = self._workers[rank].how_it_ended()
+            result.ended[rank] = self._workers[rank].how_it_ended()
             if not self._workers[rank].has_begun:
-                outcome.not_begun.add(rank)
+                result.not_begun.add(rank)
         else:
-            outcome.answers[rank] = answer
+            result.answers[rank] = answer
 
     def _show_output(self, rank: int, to_the_end: bool = False) -> bool:
-        """Show what a worker has printed; return whether there may be more."""
+        """Show the new output of a worker; return whether there may be more."""
         worker = self._workers[rank]
         for line in worker.printed(to_the_end):
             self._show(rank, line)
@@ -264,18 +264,18 @@ class Pool:
 
 
 @contextlib.contextmanager
-def _ctrl_c_noted() -> Iterator[Callable[[], bool]]:
-    """Note a Ctrl-C instead of raising it in the middle of a conversation; give what says whether one came."""
-    came: list[int] = []
+def _ctrl_c_deferred() -> Iterator[Callable[[], bool]]:
+    """Defer Ctrl-C during a request; yield a function that returns whether one came."""
+    signals: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
+        signals.append(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
     handler = signal.signal(signal.SIGINT, note)
     try:
-        yield lambda: bool(came)
+        yield lambda: bool(signals)
     finally:
         signal.signal(signal.SIGINT, handler)

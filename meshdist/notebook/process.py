@@ -1,4 +1,4 @@
-"""WorkerProcess: one worker, as the notebook sees it."""
+"""WorkerProcess: the notebook's side of one worker."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from meshdist.exit_status import signal_name
-from meshdist.launch.env import Job, worker_environment
-from meshdist.notebook.worker import Answer
+from meshdist.launch.worker_env import Job, worker_environment
+from meshdist.notebook.cell_worker import Answer
+from meshdist.system.processes import signal_name
 
 _END_S = 5.0
 _CHUNK = 1 << 16
@@ -25,25 +25,24 @@ class WorkerProcess:
     """A process that runs cells as one rank.
 
     Attributes:
-        rank: Its rank.
         connection: Readable when it has answered, or ended.
         output: A descriptor that is readable when it has printed something, or ended.
-        may_print: It has not ended yet.
-        has_begun: It has read the last question, as far as can be told.
+        may_print: It has not closed its output.
+        has_begun: It has read the last request, as far as is known.
     """
 
     def __init__(self, job: Job, rank: int) -> None:
         self.rank = rank
-        ours, its = socket.socketpair()
-        with its:
+        ours, theirs = socket.socketpair()
+        with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "meshdist.notebook.worker", str(its.fileno()), str(os.getpid())],
+                [sys.executable, "-m", "meshdist.notebook.cell_worker", str(theirs.fileno()), str(os.getpid())],
                 env=_environment(job, rank),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=[its.fileno()],
-                start_new_session=True,  # Ctrl-C, and the interrupt of a notebook, are for the notebook alone
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # only the notebook gets Ctrl-C and interrupts
             )
         assert self._process.stdout is not None
         self._pipe = self._process.stdout
@@ -57,34 +56,29 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
-    def ask(self, question: Any) -> None:
-        """Send a question; where the worker has ended, reading its answer will say so."""
+    def ask(self, request: Any) -> None:
+        """Send a request; if the worker has ended, `answer` returns None."""
         self.has_begun = True
         try:
-            self.connection.send_bytes(pickle.dumps(question))
+            self.connection.send_bytes(pickle.dumps(request))
         except (BrokenPipeError, ConnectionResetError):
             self.has_begun = False
 
     def answer(self) -> Answer | None:
-        """Return its answer, waiting for it; None where it has ended."""
+        """Wait for its answer; None where it has ended."""
         try:
             answer: Answer = pickle.loads(self.connection.recv_bytes())
         except EOFError:
             return None
-        except ConnectionResetError:  # and no end of file: there was a question that it had not read
+        except ConnectionResetError:  # instead of end of file: the worker had not read the request
             self.has_begun = False
             return None
         return answer
 
     def printed(self, to_the_end: bool = False) -> list[str]:
-        """Return the lines that it has printed meanwhile.
-
-        Args:
-            to_the_end: The last one as well if it does not end yet.
-        """
+        """Return its new lines of output; with `to_the_end` also an unfinished last line."""
         with contextlib.suppress(BlockingIOError):
             while self.may_print:
                 chunk = os.read(self.output, _CHUNK)
@@ -97,15 +91,14 @@ class WorkerProcess:
         return [line.decode(errors="replace").rpartition("\r")[2] for line in lines]
 
     def interrupt(self) -> None:
-        """Have its cell raise KeyboardInterrupt."""
+        """Raise KeyboardInterrupt in its cell."""
         self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """End it at once."""
         self._process.kill()
 
     def how_it_ended(self) -> str:
-        """Return in words how it ended, which it has or is about to."""
+        """Describe how it ended; wait for the end if it is still to come."""
         try:
             status = self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -113,7 +106,7 @@ class WorkerProcess:
         return f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"
 
     def close(self) -> None:
-        """End it, and give back what it held here."""
+        """End it, and release its descriptors."""
         self.connection.close()
         try:
             self._process.wait(_END_S / 5)
@@ -124,9 +117,9 @@ class WorkerProcess:
 
 
 def _environment(job: Job, rank: int) -> dict[str, str]:
-    # Where this package is; the rest of the notebook's path comes with the first question.
+    # The path of this package; the rest of the notebook's sys.path comes with the first request.
     here = str(Path(__file__).parents[2])
     paths = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-    # The notebook's own way to draw would look for its page here.
+    # The notebook's own matplotlib backend needs its front end.
     drawing = {"MPLBACKEND": "module://meshdist.notebook.figures"}
     return {**os.environ, **worker_environment(job, rank), "PYTHONPATH": paths, **drawing}

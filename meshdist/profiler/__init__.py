@@ -1,1 +1,1 @@
-"""What calls cost: accounts of calls and bytes."""
+"""Profiles and accounts: times and bytes of calls."""

@@ -5,53 +5,76 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
-from meshdist.collectives.volume import Seat, sent_by
-from meshdist.profiler.axes import Axes
-from meshdist.profiler.call_size import call_size, collective_of, given_bytes, parts_bytes
-from meshdist.profiler.charts import plot_volumes
-from meshdist.profiler.tables import volume_html, volume_table
+import numpy as np
+
+from meshdist.collectives.registry import sent_in_call
+from meshdist.collectives.traffic import Seat
+from meshdist.groups.current import resolve
+from meshdist.profiler.tables import plot_volumes, volume_html, volume_table
+from meshdist.profiler.volume import Volume, call_size
 
 if TYPE_CHECKING:
-    from meshdist.detour import Announcement
-    from meshdist.mesh.device_mesh import DeviceMesh
-    from meshdist.mesh.mesh_state import MeshState
-    from meshdist.process_group import ProcessGroup
-    from meshdist.world import World
+    from numpy.typing import NDArray
+
+    from meshdist.groups.process_group import ProcessGroup
+    from meshdist.groups.world import World
+    from meshdist.runtime.hooks import CallInfo
+
+    Ranks = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Volume:
-    """What this rank's calls came to.
+class MeshView(Protocol):
+    """The attributes of a DeviceMesh that define its axes."""
 
-    Attributes:
-        calls: How many.
-        nbytes: Their sizes in bytes. That of a call is the longer of what this rank gives and what it gets: the array
-            of an all_reduce, the whole output of an all_gather, the whole input of a reduce_scatter.
-        inside: Bytes that this rank must at least send to ranks of its host for them.
-        between: The same, to ranks of other hosts.
-    """
+    @property
+    def mesh(self) -> Ranks: ...
 
-    calls: int = 0
-    nbytes: int = 0
-    inside: int = 0
-    between: int = 0
+    @property
+    def mesh_dim_names(self) -> tuple[str, ...] | None: ...
 
-    def __add__(self, other: Volume) -> Volume:
-        return Volume(
-            self.calls + other.calls,
-            self.nbytes + other.nbytes,
-            self.inside + other.inside,
-            self.between + other.between,
-        )
+    def get_coordinate(self) -> tuple[int, ...] | None: ...
+
+    def get_rank(self) -> int: ...
+
+
+def axes_of(mesh: MeshView) -> Axes | None:
+    return None if mesh.get_coordinate() is None else Axes(mesh.mesh, mesh.mesh_dim_names, mesh.get_rank())
+
+
+class Axes:
+    """The axes of a mesh of global `ranks`, to find the axes along which a group of `rank` runs."""
+
+    def __init__(self, ranks: Ranks, names: tuple[str, ...] | None, rank: int) -> None:
+        self._ranks = ranks
+        self._names = names
+        self._rank = rank
+
+    def of(self, ranks: tuple[int, ...]) -> str | None:
+        """Return the axes along which the group of these global ranks runs, as `dp` or `dp,tp`; None if there are none.
+
+        Such a group holds the calling rank and all ranks of the mesh that differ from it in these axes alone, in any
+        order. It may belong to an axis, a slice, the flattened mesh, or none of them. A group of this rank alone runs
+        along all axes of size 1.
+        """
+        inside = np.isin(self._ranks, ranks)
+        if self._rank not in ranks or np.count_nonzero(inside) != len(ranks):
+            return None
+        places = np.nonzero(inside)
+        along = [axis for axis, at in enumerate(places) if at.min() != at.max()]
+        shape = self._ranks.shape
+        if len(ranks) != np.prod([shape[axis] for axis in along], dtype=np.int64):
+            return None
+        along = along or [axis for axis, size in enumerate(shape) if size == 1]
+        if not along:
+            return None
+        return f"axis {','.join(map(str, along))}" if self._names is None else ",".join(self._names[k] for k in along)
 
 
 class _Group:
-    """What is counted of a group: by collective."""
-
     def __init__(self, label: str, ranks: tuple[int, ...]) -> None:
         self.label = label
         self.ranks = ranks
@@ -59,17 +82,17 @@ class _Group:
 
 
 class Account:
-    """Counts the calls of one rank and their bytes; `mesh.account()` and `meshdist.dry_run` make it.
+    """Counts the calls of one rank and their bytes; made by `mesh.account()` and `meshdist.dry_run`.
 
-    Counted is every call on any group, by flat function or method, sync or async, once it is made; not one that raises.
-    Calls inside a `coalescing_manager` count as the one that they become. Objects count as one call, with the
-    bytes of their pickles. Calls on groups that this rank is not in are none.
+    An account counts every call on any group, by flat function or method, sync or async, unless it raises. Calls inside
+    a `coalescing_manager` count as the combined call. Collectives of objects count as one call with the bytes of their
+    pickles. Calls on groups that do not contain this rank do not count.
 
-    A group is counted under the axes of the mesh that it runs along, `tp` or `dp,tp` (`axis 1` where they have no
-    names), whoever made it; a group that does not, under its label: `group 'label'`.
+    A group is counted under the axes of the mesh along which it runs, `tp` or `dp,tp` (`axis 1` without names); other
+    groups under their label: `group 'label'`.
 
-    What a rank must at least send is the standard cost of the collective, by the most sparing way between hosts; see
-    `meshdist.collectives.volume.sent_by`. What really travels may be more.
+    The bytes sent are the least that the collective needs, with as few as possible between hosts; see
+    `meshdist.collectives.registry.sent_by`. The actual traffic may be larger.
 
     Example:
         >>> import numpy as np
@@ -92,24 +115,24 @@ class Account:
 
     def __init__(self, axes: Axes | None = None, hosts: Callable[[ProcessGroup], Sequence[str]] | None = None) -> None:
         self._axes = axes
-        self._hosts = _hosts_of_the_world if hosts is None else hosts
+        self._hosts = _hosts_in_world if hosts is None else hosts
         self._lock = threading.Lock()
         self._groups: dict[tuple[str, tuple[int, ...]], _Group] = {}
         self._known: WeakKeyDictionary[ProcessGroup, tuple[_Group, Seat]] = WeakKeyDictionary()
 
-    def __call__(self, call: Announcement) -> Callable[[], None] | None:
-        """Return what counts a call, once it is made; what groups that are watched do."""
-        return None if call.is_prelude else lambda: self._count(call)
+    def __call__(self, call: CallInfo) -> Callable[[], None] | None:
+        """Return a function that counts the call once it is complete; called by the group's hooks."""
+        return None if call.is_size_exchange else lambda: self._count(call)
 
-    def along(self, mesh: DeviceMesh) -> Account:
-        """Return what has been counted so far, by the axes of `mesh`; between which hosts, as it was counted."""
-        account = Account(_axes_of(mesh))
+    def along(self, mesh: MeshView) -> Account:
+        """Return the counts so far by the axes of `mesh`, with the hosts as counted."""
+        account = Account(axes_of(mesh))
         with self._lock:
             account._groups = dict(self._groups)
         return account
 
     def as_dict(self) -> dict[str, dict[str, dict[str, int]]]:
-        """Return the counts by axis and collective, each a dict of what `Volume` has, in the order of the calls."""
+        """Return the counts by axis and collective as dicts of the fields of `Volume`, in the order of the calls."""
         return {
             axis: {name: asdict(volume) for name, volume in volumes.items()} for axis, volumes in self.volumes().items()
         }
@@ -130,16 +153,16 @@ class Account:
         return sum((volume for of_axis in self.volumes().values() for volume in of_axis.values()), Volume())
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the bytes that are sent along each axis as bars, inside and between hosts, with matplotlib.
+        """Draw the bytes sent along each axis as bars, inside and between hosts, with matplotlib.
 
         Args:
-            ax: The matplotlib Axes to draw in; those of a new figure where None.
+            ax: The matplotlib Axes to draw in. None: those of a new figure.
 
         Returns:
             The Axes.
 
         Raises:
-            ImportError: matplotlib is not installed; says how to install it.
+            ImportError: matplotlib is not installed.
         """
         return plot_volumes(self.volumes(), ax)
 
@@ -153,15 +176,14 @@ class Account:
         along = None if self._axes is None else self._axes.of(group.ranks)
         return f"group {group.label!r}" if along is None else along
 
-    def _count(self, call: Announcement) -> None:
-        group = call.group
+    def _count(self, call: CallInfo) -> None:
+        group = resolve(call.group)
         known = self._known.get(group)
         if known is None:
             known = self._known[group] = self._group(group), Seat(group.rank(), self._hosts(group))
         counted, seat = known
-        size, kind = call_size(call), collective_of(call)
-        given = given_bytes(call) if kind == "gather" else size
-        sent = sent_by(kind, given, seat, call.root, parts_bytes(call, kind, seat))
+        size = call_size(call)
+        sent = sent_in_call(call, size, seat)
         with self._lock:
             before = counted.volumes.get(call.name, Volume())
             counted.volumes[call.name] = before + Volume(1, size, sent.inside, sent.between)
@@ -171,24 +193,17 @@ class Account:
             return self._groups.setdefault((group.label, group.ranks), _Group(group.label, group.ranks))
 
 
-def _hosts_of_the_world(group: ProcessGroup) -> Sequence[str]:
+def _hosts_in_world(group: ProcessGroup) -> Sequence[str]:
     return group.hosts()
 
 
-def _axes_of(mesh: MeshState) -> Axes | None:
-    # A rank outside the mesh has no groups in it.
-    if mesh.get_coordinate() is None:
-        return None
-    return Axes(mesh.mesh, mesh.mesh_dim_names, mesh.get_rank())
-
-
 @contextmanager
-def accounting(world: World, mesh: MeshState) -> Iterator[Account]:
-    """Count the calls of the block; see `DeviceMesh.account`."""
-    hosts = mesh._hosts()
-    account = Account(_axes_of(mesh), None if hosts is None else hosts.of_group)
-    world.listeners.watch(account)
+def accounting(
+    world: World, mesh: MeshView, hosts: Callable[[ProcessGroup], Sequence[str]] | None
+) -> Iterator[Account]:
+    account = Account(axes_of(mesh), hosts)
+    world.hook_registry.watch(account)
     try:
         yield account
     finally:
-        world.listeners.unwatch(account)
+        world.hook_registry.unwatch(account)

@@ -1,37 +1,33 @@
-"""Tracks as a trace in the JSON format of Chrome, which https://ui.perfetto.dev and chrome://tracing show."""
+"""Tracks as a trace in Chrome's JSON format, for https://ui.perfetto.dev and chrome://tracing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from meshdist.profiler.call_matching import pairs
 from meshdist.profiler.event import Event, Track
-from meshdist.profiler.matching import pairs
 
-# Perfetto takes a thread for the main one where it has the number of its process, and puts other lines to it.
+# Perfetto treats the thread whose number is that of its process as main thread, and merges other lines into it.
 _PROCESS = 1
-# Shorter waits are not to be seen, and would be a second slice for nearly every call.
+# Shorter waits are invisible, and would add a slice to nearly every call.
 _SHOWN_WAIT_NS = 1000
 
 
 def chrome_trace(tracks: Sequence[Track]) -> dict[str, Any]:
-    """Return what the JSON file holds.
+    """Return the trace of the tracks of all ranks, on one clock.
 
-    The ranks are threads of one process, as viewers keep the order of threads and not that of processes. Each has a
-    line for its sync calls; async calls, and those of other threads, that were on their way at the same time have lines
-    of their own under it. Inside a call is, where it is known, the wait for the rank that came last. An arrow leads
-    from each message as it was sent to where it was received.
-
-    Args:
-        tracks: Of all ranks, by one clock.
+    Ranks are threads of one process, since viewers keep the order of threads but not of processes. Each rank has a line
+    for its sync calls; concurrent async calls, and calls of other threads, have lines below it. A slice inside a call
+    shows its wait for the last rank, if known. Arrows connect sends and receives.
     """
     zero_ns = min((track.begin_ns for track in tracks), default=0)
     lines: dict[int, int] = {}
     num_lines = [_lay_out(track, lines) for track in tracks]
-    apart = 10 ** len(str(max(num_lines, default=0)))  # with few lines, those of rank 2 are 30, 31, ...
+    apart = 10 ** len(str(max(num_lines, default=0)))  # the lines of rank 2 are 30, 31, ... if all ranks have few
     hosts = list(dict.fromkeys(track.host for track in tracks))
-    where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
-    shown: list[dict[str, Any]] = [_name("process", 0, f"ranks on {where}")]
+    error_prefix = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts"
+    shown: list[dict[str, Any]] = [_name("process", 0, f"ranks on {error_prefix}")]
     for track, count in zip(tracks, num_lines, strict=True):
         first = apart * (1 + track.rank)
         for event in track.events:
@@ -46,7 +42,7 @@ def chrome_trace(tracks: Sequence[Track]) -> dict[str, Any]:
 
 
 def _lay_out(track: Track, lines: dict[int, int]) -> int:
-    """Give each event the first line on which nothing else is meanwhile, sync calls first; return how many lines."""
+    """Give each event the first free line, sync calls first; return the number of lines."""
     ends: list[int] = []
     for event in sorted(track.events, key=lambda event: (event.is_async, event.begin_ns)):
         first = 1 if event.is_async else 0
@@ -86,7 +82,7 @@ def _slices(event: Event, line: int, zero_ns: int) -> Iterator[dict[str, Any]]:
 
 def _arrow(number: int, sent: Event, received: Event, lines: dict[int, int], zero_ns: int) -> Iterator[dict[str, Any]]:
     common = {"name": "message", "cat": "message", "id": number, "pid": _PROCESS}
-    begin_us, end_us = (sent.begin_ns - zero_ns) / 1e3, (received.end_ns - 1 - zero_ns) / 1e3  # inside of it
+    begin_us, end_us = (sent.begin_ns - zero_ns) / 1e3, (received.end_ns - 1 - zero_ns) / 1e3  # inside the slice
     yield {**common, "ph": "s", "tid": lines[id(sent)], "ts": begin_us}
-    # "e": the arrow ends at the slice that is there at this time, not at the next one.
+    # "e": the arrow ends at the enclosing slice, not at the next one.
     yield {**common, "ph": "f", "bp": "e", "tid": lines[id(received)], "ts": end_us}

@@ -1,4 +1,4 @@
-"""Event: one recorded call of one rank; Track: all of them."""
+"""Event: a recorded call of a rank. Track: all events of a rank."""
 
 from __future__ import annotations
 
@@ -12,26 +12,24 @@ from meshdist.profiler.recording import AsyncCall, GroupRecording, SyncCall
 
 @dataclass(frozen=True)
 class Event:
-    """One call of one rank. Times are nanoseconds of the rank's `perf_counter_ns`, or of rank 0's once they are merged.
+    """One call of one rank. Times are in nanoseconds on the rank's `perf_counter_ns`, or on rank 0's after merging.
 
     Attributes:
-        name: What was called.
-        group: The label of the group: the axis, of a group of a mesh.
+        name: The function.
+        group: The label of the group: the axis, for a group of a mesh.
         ranks: The global ranks of the group.
-        begin_ns, end_ns: When it began, and when it was done.
-        held_ns: For how long it held up the caller: of a sync call all of its time, of an async one its start and the
-            waits for it.
-        wait_ns: How much of that went by before the others had come; None where that is not known: of sync calls of one
-            rank alone.
-        nbytes: The longer of what the rank gave and what it got.
-        site: File and line of the call, with a colon between.
-        is_async: It was begun with `async_op=True`, or by isend or irecv.
-        failed: It ended with an error.
-        peer: Of a message, the global rank of the other side, -1 where none has come; None for a collective.
-        tag: Of a message.
-        key: The name of the group, and the place of the call among those of the group: of a collective the same on all
-            its ranks.
-        waits_for: The global rank that came last, where this one waited for it.
+        begin_ns, end_ns: The begin and the completion.
+        held_ns: The time for which the call blocked its caller: the duration of a sync call; for an async one, the
+            start and all waits.
+        wait_ns: The part of it spent waiting for other ranks; None if unknown (sync calls of an unmerged profile).
+        nbytes: The larger of input and output.
+        site: File and line of the call, separated by a colon.
+        is_async: The call had `async_op=True`, or was isend or irecv.
+        failed: The call raised.
+        peer: For a message, the global rank of the other side, -1 if none has matched; None for a collective.
+        tag: The tag of a message.
+        key: The name of the group, and the index of the call on it; equal on all ranks of a collective.
+        waits_for: The global rank that this call waited for.
     """
 
     name: str
@@ -52,25 +50,25 @@ class Event:
 
     @property
     def is_message(self) -> bool:
-        """Whether it is a message, and not a collective."""
+        """Whether this is a message rather than a collective."""
         return self.peer is not None
 
     @property
     def is_send(self) -> bool:
-        """Whether it is a message that the rank sent."""
+        """Whether this is a sent message."""
         return self.is_message and "send" in self.name
 
 
 @dataclass(frozen=True)
 class Track:
-    """What one rank recorded.
+    """The recording of one rank.
 
     Attributes:
-        rank: Its global rank.
+        rank: The global rank.
         host: The name of its host.
-        begin_ns, end_ns: When recording began and ended.
-        events: Its calls, by when they began.
-        num_dropped: How many more there were.
+        begin_ns, end_ns: The begin and end of recording.
+        events: The calls, sorted by begin.
+        num_dropped: The number of calls beyond the limit.
     """
 
     rank: int
@@ -87,12 +85,11 @@ class Track:
 
     @property
     def share(self) -> float:
-        """The share of the time for which calls held up the rank, 0 to 1 where one thread makes all calls."""
+        """The share of time for which calls blocked the rank, 0 to 1 if one thread makes all calls."""
         return sum(event.held_ns for event in self.events) / max(self.end_ns - self.begin_ns, 1)
 
 
 def events_of(group: GroupRecording, now_ns: int) -> list[Event]:
-    """Return the calls of a group; what is on its way still ends now."""
     events, num_collectives = [], 0
     for recorded in list(group.calls):
         event = _event(group, recorded, num_collectives, now_ns)

@@ -1,28 +1,80 @@
-"""profile: record the calls of a block, and see afterwards where the time went."""
+"""profile: record the calls of a block, and analyse their times."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from meshdist.current import current_slot, current_world
+from meshdist.groups.current import current_world, world_in
 from meshdist.profiler.recording import Recording
+from meshdist.runtime.context import current_slot
+from meshdist.store import Store
 
 if TYPE_CHECKING:
+    from meshdist.groups.world import World
     from meshdist.profiler.event import Event, Track
     from meshdist.profiler.timeline import Timeline
-    from meshdist.world import World
+
+# The quickest of these exchanges counts.
+_EXCHANGES = 8
+
+
+def clock_offset_ns(store: Store, rank: int, hosts: Sequence[str], clock: Callable[[], int] = perf_counter_ns) -> int:
+    """Return the offset from this rank's clock to that of rank 0, in nanoseconds; all ranks call it together.
+
+    The processes of a host share a clock, so the first rank of each host asks rank 0 for its time, and the other ranks
+    of the host use its result. The asking rank assumes that rank 0 read its clock half way between question and answer;
+    the quickest of several exchanges is off by at most half its duration (Cristian, "Probabilistic clock
+    synchronization", 1989).
+
+    Args:
+        store: A store used for this exchange only.
+        rank: This rank.
+        hosts: For each rank, a key of its host.
+        clock: The clock of this rank.
+    """
+    leaders = [first for first in (hosts.index(host) for host in dict.fromkeys(hosts)) if first != 0]
+    leader = hosts.index(hosts[rank])
+    if rank == 0:
+        for asking in leaders:
+            _answer(store, asking, clock)
+        return 0
+    if leader == 0:
+        return 0
+    if leader == rank:
+        offset = _ask(store, rank, clock)
+        store.set(f"offset/{rank}", str(offset))
+        return offset
+    return int(store.get(f"offset/{leader}"))
+
+
+def _answer(store: Store, asking: int, clock: Callable[[], int]) -> None:
+    for number in range(_EXCHANGES):
+        store.get(f"asked/{asking}/{number}")
+        store.set(f"answered/{asking}/{number}", str(clock()))
+
+
+def _ask(store: Store, rank: int, clock: Callable[[], int]) -> int:
+    found: list[tuple[int, int]] = []
+    for number in range(_EXCHANGES):
+        began = clock()
+        store.set(f"asked/{rank}/{number}", "")
+        answer = int(store.get(f"answered/{rank}/{number}"))
+        ended = clock()
+        found.append((ended - began, answer - (began + ended) // 2))
+    return min(found)[1]
+
 
 DEFAULT_LIMIT = 1_000_000
 
 
 class Profile:
-    """The recorded calls of one rank; `meshdist.profile` makes it, and while its block runs it grows.
+    """The recorded calls of one rank, made by `meshdist.profile`; it grows while the block runs.
 
-    `print` it for a table; `merged` brings all ranks together.
+    `print` shows a table; `merged` combines all ranks.
     """
 
     def __init__(self, world: World, limit: int) -> None:
@@ -32,43 +84,43 @@ class Profile:
         self._end_ns: int | None = None
 
     def start(self) -> None:
-        """Begin to record."""
+        """Start recording."""
         self._begin_ns = perf_counter_ns()
-        self._world.listeners.record(self._recording)
+        self._world.hook_registry.record(self._recording)
 
     def stop(self) -> None:
-        """End to record."""
+        """Stop recording."""
         self._end_ns = perf_counter_ns()
-        for world in {self._world, current_slot().world or self._world}:
-            world.listeners.unrecord(self._recording)
+        for world in {self._world, world_in(current_slot()) or self._world}:
+            world.hook_registry.unrecord(self._recording)
 
     @property
     def events(self) -> list[Event]:
-        """The calls so far, by when they began."""
+        """The calls so far, sorted by begin."""
         return self._track().events
 
     @property
     def timeline(self) -> Timeline:
-        """The calls so far of this rank alone."""
+        """The calls of this rank so far."""
         from meshdist.profiler.timeline import Timeline
 
         return Timeline([self._track()])
 
     def merged(self, dst: int = 0) -> Timeline | None:
-        """Return the calls of all ranks, by the clock of rank 0, on one rank; all ranks of the world call it.
+        """Return the calls of all ranks, on the clock of rank 0, on one rank; all ranks of the world call it.
 
-        The ranks must have begun and ended their blocks at the same places of the program: a call belongs to those of
-        other ranks that are as many calls of the group away from the begin. How far the clocks of hosts are apart is
-        found out through the store, in some milliseconds a host.
+        All ranks must start and stop recording at the same places of the program: calls of different ranks match by
+            their index on the group. Clock offsets between hosts are measured through the store, in a few milliseconds
+            per host.
 
         Args:
-            dst: The global rank that gets it.
+            dst: The global rank that gets the result.
 
         Returns:
-            On `dst` the Timeline, which knows how long each call waited, and for which rank. Elsewhere None.
+            On `dst` a Timeline that knows how long each call waited, and for which rank. Elsewhere None.
 
         Raises:
-            DistError: A rank failed, or did not come.
+            DistError: A rank failed, or did not call in time.
 
         Example:
             >>> import numpy as np
@@ -80,14 +132,13 @@ class Profile:
             >>> [None if timeline is None else len(timeline.tracks) for timeline in dist.run(main, 3)]
             [3, None, None]
         """
-        from meshdist.profiler.clocks import clock_offset_ns
-        from meshdist.profiler.matching import shifted, with_waits
+        from meshdist.profiler.call_matching import shifted, with_waits
         from meshdist.profiler.timeline import Timeline
         from meshdist.store import PrefixStore
 
         group = current_world().default_group
         world = current_world()
-        number = world.store.add(f"profile/{world.rank}", 1)  # all ranks merge as often
+        number = world.store.add(f"profile/{world.rank}", 1)  # all ranks merge equally often
         store = PrefixStore(f"profile/clocks/{number}", world.store)
         offset_ns = clock_offset_ns(store, world.rank, group.hosts())
         tracks: list[Track | None] = [None] * world.size
@@ -95,18 +146,18 @@ class Profile:
         return Timeline(with_waits([track for track in tracks if track is not None])) if world.rank == dst else None
 
     def export_chrome_trace(self, path: str | PathLike[str]) -> None:
-        """Write the calls of this rank as a trace; see `Timeline.export_chrome_trace` for that of all ranks.
+        """Write the calls of this rank as a trace; see `Timeline.export_chrome_trace` for all ranks.
 
         Args:
             path: The JSON file.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         self.timeline.export_chrome_trace(path)
 
     def show(self) -> None:
-        """Print the table of this rank; in colour where the package rich is installed."""
+        """Print the table of this rank; in colour if the package rich is installed."""
         self.timeline.show()
 
     def __str__(self) -> str:
@@ -133,19 +184,19 @@ def _begin(event: Event) -> int:
 
 @contextmanager
 def profile(limit: int = DEFAULT_LIMIT) -> Iterator[Profile]:
-    """Record every call of the block on this rank: when it began, when it was done, how long it waited, its bytes.
+    """Record every call of the block on this rank: begin, completion, waiting time and bytes.
 
-    Recorded are the collectives and messages of all groups, sync and async, by flat functions and methods. A call costs
-    about a microsecond more for it. Where CuPy is loaded, each call is a range in NVIDIA's profilers as well.
+    It records the collectives and messages of all groups, sync and async, by flat functions and methods. Recording adds
+    about a microsecond per call. If CuPy is loaded, each call is also a range in NVIDIA's profilers.
 
     Args:
-        limit: How many calls of each group are kept, from the first on; of the rest is known how many they were.
+        limit: The number of calls to keep per group, from the first on; later calls are only counted.
 
     Yields:
-        What is recorded: a table to print, a list of events, a trace to write, and `merged`, all ranks together.
+        The Profile: a table to print, a list of events, a trace to export, and `merged` for all ranks.
 
     Raises:
-        TypeError: `limit` is no integer.
+        TypeError: `limit` is not an integer.
         ValueError: `limit` is negative, or `init_process_group` has not been called.
 
     Example:

@@ -1,7 +1,8 @@
-"""Recording: when the calls of one rank begin and end, at the least cost that Python allows."""
+"""Recording: the begin and end of the calls of one rank, at minimal cost."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from operator import attrgetter
 from sys import _getframe
@@ -12,36 +13,49 @@ from weakref import ref
 
 import numpy as np
 
-from meshdist.arrays import as_array
-from meshdist.debug.flight_recorder import place_of, users
+from meshdist.arrays.host import as_array
 from meshdist.errors import DistError
-from meshdist.profiler.nvtx import Ranges, nvtx_ranges
-from meshdist.work import ReceiptWork, Work
+from meshdist.runtime.flight_recorder import place_of, users
+from meshdist.runtime.work import ReceiptWork, Work
 
 if TYPE_CHECKING:
     from meshdist.collectives.definition import Collective
-    from meshdist.process_group import ProcessGroup
+    from meshdist.runtime.interfaces import Group
 
 
-# Of a message from any rank that has not come: no rank.
+class Ranges(NamedTuple):
+    """Functions that open a nested range of the calling thread by name, and close the last one."""
+
+    open: Callable[[str], object]
+    close: Callable[[], object]
+
+
+def nvtx_ranges() -> Ranges | None:
+    cupy: Any = sys.modules.get("cupy")
+    if cupy is None:
+        return None
+    nvtx = cupy.cuda.nvtx
+    return Ranges(nvtx.RangePush, nvtx.RangePop)
+
+
+# The peer of an unmatched receive from any rank.
 _ANY = -1
-# The kinds of Work that say when they are done.
+# The kinds of Work that report completion.
 _SETTLED = (Work, ReceiptWork)
 _NBYTES = attrgetter("nbytes")
 
 
 class SyncCall(NamedTuple):
-    """A call that came back when it was done. In the recording it is a plain tuple of these, which costs less.
+    """A call that returned when complete. Recordings hold plain tuples of these fields, which cost less.
 
     Attributes:
-        name: What was called; of the first part of a call of objects, with " (sizes)".
+        name: The function; with " (sizes)" for the size exchange of a call of objects.
         begin_ns, end_ns: By `perf_counter_ns`.
-        nbytes: The longer of what this rank gave and what it got.
-        code, instruction: Where the user made the call.
-        peer: Of a message, the other side as a rank of the group, -1 for any; None for a collective.
-        tag: Of a message.
-        failed: It raised a DistError.
-        was_async: It was async, and done before the caller could go on.
+        nbytes: The larger of input and output.
+        code, instruction: The place of the call in the user's code.
+        peer: For a message, the other side as a rank of the group, -1 for any; None for a collective.
+        failed: The call raised a DistError.
+        was_async: The call was async, and complete on return.
     """
 
     name: str
@@ -57,17 +71,17 @@ class SyncCall(NamedTuple):
 
 
 class AsyncCall:
-    """A call that was begun, and goes on; the observer of its Work.
+    """A pending call; the observer of its Work.
 
     Attributes:
-        call: How it was begun; its end is when the caller could go on.
-        end_ns: When it was done; None as long as it is not.
-        blocked_ns: For how long the caller waited for it.
-        source: Of an irecv, from whom it came, as a global rank; None before it has.
-        failed: It ended with an error.
+        call: The fields of SyncCall; its end is the return to the caller.
+        end_ns: The completion; None while pending.
+        blocked_ns: The time for which the caller waited.
+        source: The global rank that an irecv received from; None before.
+        failed: The call raised.
     """
 
-    # Here, and not in each of them: nearly all stay as they are.
+    # Class attributes: most instances keep these defaults.
     end_ns: int | None = None
     blocked_ns = 0
     source: int | None = None
@@ -78,13 +92,11 @@ class AsyncCall:
         self._work: Work | None = work
 
     def blocked(self, nanoseconds: int) -> None:
-        """Note that somebody waited."""
         self.blocked_ns += nanoseconds
 
     def done(self) -> None:
-        """Note that it is done."""
         self.end_ns = perf_counter_ns()
-        work, self._work = self._work, None  # which has the arrays
+        work, self._work = self._work, None  # releases the arrays
         if work is not None and work.exception() is not None:
             self.failed = True
         elif type(work) is ReceiptWork:
@@ -95,13 +107,13 @@ class GroupRecording:
     """The calls of one group.
 
     Attributes:
-        name: Its name, the same on all its ranks and of no other group.
+        name: The unique name of the group, equal on all its ranks.
         ranks: Its global ranks.
-        calls: The calls in the order in which they were made, sync ones in that in which they ended.
-        num_dropped: How many there was no room for.
+        calls: The calls in order of their start; sync calls in order of their end.
+        num_dropped: The number of calls beyond the limit.
     """
 
-    def __init__(self, group: ProcessGroup) -> None:
+    def __init__(self, group: Group) -> None:
         self._group = ref(group)
         self._label = group.label
         self.name = group.name
@@ -111,7 +123,7 @@ class GroupRecording:
 
     @property
     def label(self) -> str:
-        """What messages call the group: a mesh may give it another label later."""
+        """The label of the group in messages; a mesh may change it later."""
         group = self._group()
         if group is not None:
             self._label = group.label
@@ -119,27 +131,21 @@ class GroupRecording:
 
 
 class Recording:
-    """The calls of one rank, by group; stands around the calls of every group of its world.
-
-    Args:
-        limit: How many calls of each group are kept, from the first on.
-    """
+    """The calls of one rank by group, at most `limit` each; wraps the calls of every group of its world."""
 
     def __init__(self, limit: int) -> None:
         self.groups: dict[str, GroupRecording] = {}
         self._limit = limit
         self._ranges = nvtx_ranges()
 
-    def around_submit(self, group: ProcessGroup, submit: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what is called instead of `submit`, with its arguments, for every collective of a group."""
+    def around_submit(self, group: Group, submit: Callable[..., Any]) -> Callable[..., Any]:
         recorded = _recorded_submit(self._of(group), submit, self._limit)
         return recorded if self._ranges is None else _ranged(self._ranges, group, recorded)
 
-    def around_message(self, group: ProcessGroup, name: str, begin: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what is called instead of `begin`, the function `name` of a group's messages."""
+    def around_message(self, group: Group, name: str, begin: Callable[..., Any]) -> Callable[..., Any]:
         return _recorded_message(self._of(group), name, begin, self._limit)
 
-    def _of(self, group: ProcessGroup) -> GroupRecording:
+    def _of(self, group: Group) -> GroupRecording:
         found = self.groups.get(group.name)
         if found is None:
             found = self.groups[group.name] = GroupRecording(group)
@@ -175,7 +181,7 @@ def _recorded_submit(recording: GroupRecording, submit: Callable[..., Any], limi
         if recv is not send:
             taken = recv.nbytes if type(recv) is array else _size(recv)
             nbytes = taken if taken > nbytes else nbytes
-        # As `_users_frame`, which would be a call more.
+        # Inlined `_users_frame`, to save a call.
         try:
             frame = _getframe(2)
         except ValueError:
@@ -184,7 +190,7 @@ def _recorded_submit(recording: GroupRecording, submit: Callable[..., Any], limi
         if code is not caller:
             frame = users(frame)
             caller = code = frame.f_code
-        name = _name(collective) if collective.is_prelude else collective.name
+        name = _name(collective) if collective.is_size_exchange else collective.name
         call = name, begin_ns, end_ns, nbytes, code, frame.f_lasti
         if not async_op or type(result) not in _SETTLED:
             keep(call)
@@ -203,16 +209,16 @@ def _recorded_message(
     calls, keep, now, array = recording.calls, recording.calls.append, perf_counter_ns, np.ndarray
     caller: CodeType | None = None
 
-    def recorded(tensor: Any, peer: int | None, tag: int, of: str = name, *, is_prelude: bool = False) -> Any:
+    def recorded(tensor: Any, peer: int | None, tag: int, of: str = name, *, is_size_exchange: bool = False) -> Any:
         nonlocal caller
-        shown = f"{of} (sizes)" if is_prelude else of
+        shown = f"{of} (sizes)" if is_size_exchange else of
         other = _ANY if peer is None else peer
         begin_ns = now()
         try:
             if of == name:
                 result = begin(tensor, peer, tag)
             else:
-                result = begin(tensor, peer, tag, of, is_prelude=is_prelude)
+                result = begin(tensor, peer, tag, of, is_size_exchange=is_size_exchange)
         except DistError:
             keep(_failed_call(shown, begin_ns, _size(tensor), other, tag))
             raise
@@ -225,8 +231,7 @@ def _recorded_message(
         caller = frame.f_code
         call = shown, begin_ns, end_ns, nbytes, caller, frame.f_lasti
         if type(result) not in _SETTLED:
-            # Who receives from any gets to know from whom. A Work of a device goes on, and this rank need not hear of
-            # its end.
+            # A receive from any rank returns its source. A Work of a device may complete later, without notice.
             keep((*call, result if name == "recv" else other, tag))
         elif other >= 0 and result.is_success():
             keep((*call, other, tag, False, True))
@@ -238,10 +243,10 @@ def _recorded_message(
 
 
 def _users_frame(last: CodeType | None) -> FrameType:
-    """Return the frame of the user's code, for which three above is looked at first: where it was `last` time."""
+    """Return the frame of the user's code; the third frame above is tried first, if its code is `last`."""
     try:
         frame = _getframe(3)
-    except ValueError:  # a thread began with the call itself
+    except ValueError:  # the call is the outermost frame of a thread
         frame = _getframe(2)
     return frame if frame.f_code is last else users(frame)
 
@@ -256,7 +261,7 @@ def _followed(call: tuple[Any, ...], work: Work) -> AsyncCall:
     return followed
 
 
-def _ranged(ranges: Ranges, group: ProcessGroup, recorded: Callable[..., Any]) -> Callable[..., Any]:
+def _ranged(ranges: Ranges, group: Group, recorded: Callable[..., Any]) -> Callable[..., Any]:
     def ranged(collective: Collective[..., Any], *args: Any, **kwargs: Any) -> Any:
         ranges.open(f"{_name(collective)} {group.label}")
         try:
@@ -268,7 +273,7 @@ def _ranged(ranges: Ranges, group: ProcessGroup, recorded: Callable[..., Any]) -
 
 
 def _name(collective: Collective[..., Any]) -> str:
-    return f"{collective.name} (sizes)" if collective.is_prelude else collective.name
+    return f"{collective.name} (sizes)" if collective.is_size_exchange else collective.name
 
 
 def _size(value: Any) -> int:

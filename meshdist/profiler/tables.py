@@ -1,27 +1,25 @@
-"""Volumes as a table of text."""
+"""Volumes as tables of text or HTML, and as bars."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshdist.profiler.accounting import Volume
+    from meshdist.profiler.volume import Volume
 
 _HEAD = ("axis", "collective", "calls", "bytes", "sent inside hosts", "sent between hosts")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-# Up to here bytes are written out.
+# Up to here bytes are written without a unit prefix.
 _MOST_BYTES = 9999
 
 
 def volume_table(volumes: dict[str, dict[str, Volume]], total: Volume) -> str:
-    """Return a table with a row for each axis and collective, and one for all."""
     return text_table(_rows(volumes, total))
 
 
 def volume_html(volumes: dict[str, dict[str, Volume]], total: Volume) -> str:
-    """Return the same table as HTML."""
     return html_table(_rows(volumes, total))
 
 
@@ -32,7 +30,6 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def html_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return the same as HTML."""
     head, *others = rows
     lines = ["".join(f'<th style="text-align:{side(k)}">{escape(cell)}</th>' for k, cell in enumerate(head))]
     lines += [
@@ -42,12 +39,6 @@ def html_table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def bytes_text(nbytes: float) -> str:
-    """Return a number of bytes as people read it.
-
-    Example:
-        >>> bytes_text(1000), bytes_text(3 << 20)
-        ('1000 B', '3.00 MiB')
-    """
     if nbytes <= _MOST_BYTES:
         return f"{nbytes:.0f} B"
     power = min((int(nbytes).bit_length() - 1) // 10, len(_UNITS) - 1)
@@ -55,12 +46,6 @@ def bytes_text(nbytes: float) -> str:
 
 
 def short_bytes_text(nbytes: float) -> str:
-    """Return a multiple of a power of two as people read it.
-
-    Example:
-        >>> short_bytes_text(0), short_bytes_text(512), short_bytes_text(1 << 20), short_bytes_text(3 << 29)
-        ('0', '512 B', '1 MiB', '1.5 GiB')
-    """
     power = min(max((int(nbytes).bit_length() - 1) // 10, 0), len(_UNITS) - 1)
     return f"{nbytes / 1024**power:g} {_UNITS[power]}" if nbytes else "0"
 
@@ -72,7 +57,6 @@ def _rows(volumes: dict[str, dict[str, Volume]], total: Volume) -> list[tuple[st
 
 
 def side(column: int) -> str:
-    """Return to which side a column of a table is aligned."""
     return "left" if column < 2 else "right"
 
 
@@ -85,3 +69,42 @@ def _aligned(row: Sequence[str], widths: list[int]) -> list[str]:
         cell.ljust(width) if column < 2 else cell.rjust(width)
         for column, (cell, width) in enumerate(zip(row, widths, strict=True))
     ]
+
+
+# A multiple of the highest bar, so that its label stays inside the frame.
+_HEADROOM = 1.15
+_MOST_STEPS = 6
+
+
+def plot_volumes(volumes: dict[str, dict[str, Volume]], ax: Any = None) -> Any:
+    try:
+        from matplotlib import pyplot
+        from matplotlib.ticker import MultipleLocator
+    except ImportError as error:
+        raise ImportError("Account.plot draws with matplotlib; pip install matplotlib") from error
+
+    axes = list(volumes)
+    if ax is None:
+        ax = pyplot.subplots(figsize=(max(6.4, 1.2 + 0.9 * len(axes)), 4.8), layout="constrained")[1]
+    inside = [sum(volume.inside for volume in volumes[axis].values()) for axis in axes]
+    between = [sum(volume.between for volume in volumes[axis].values()) for axis in axes]
+    sums = [one + other for one, other in zip(inside, between, strict=True)]
+    highest = max(sums, default=0)
+    ax.bar(axes, inside, label="inside hosts")
+    bars = ax.bar(axes, between, bottom=inside, label="between hosts")
+    # The sum of both: the label shows a bar that is too small to see.
+    ax.bar_label(bars, labels=[bytes_text(nbytes) for nbytes in sums], padding=2, fontsize="small")
+    ax.set_ylim(0, _HEADROOM * highest if highest else 1)
+    ax.yaxis.set_major_locator(MultipleLocator(binary_step(highest)))
+    ax.yaxis.set_major_formatter(lambda nbytes, _: short_bytes_text(nbytes))
+    ax.set_xlabel("axis")
+    ax.set_ylabel("bytes that this rank sends")
+    ax.legend()
+    return ax
+
+
+def binary_step(highest: int) -> int:
+    step = 1
+    while highest > _MOST_STEPS * step:
+        step *= 2
+    return step

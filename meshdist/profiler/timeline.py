@@ -7,16 +7,16 @@ from os import PathLike
 from typing import Any
 
 from meshdist.profiler.event import Event, Track
-from meshdist.profiler.report import rows, sentences
+from meshdist.profiler.summary import rows, sentences
 from meshdist.profiler.tables import html_table, text_table
 from meshdist.profiler.totals import Slowest, Total, slowest_rank, totals
 
 
 class Timeline:
-    """What the ranks were at, by one clock: `print` it, or look at it in Perfetto.
+    """The calls of all ranks on one clock; `print` it, or view its trace in Perfetto.
 
     Attributes:
-        tracks: One for each rank, in rank order.
+        tracks: One per rank, in rank order.
 
     Example:
         >>> import numpy as np
@@ -37,41 +37,41 @@ class Timeline:
         self.tracks = list(tracks)
 
     def __iter__(self) -> Iterator[Event]:
-        """Give the calls of all ranks, rank by rank."""
+        """Yield the calls of all ranks, rank by rank."""
         return (event for track in self.tracks for event in track.events)
 
     @property
     def seconds(self) -> float:
-        """How long recording took, from the first rank that began to the last that ended."""
+        """The time of recording, from the first rank's begin to the last rank's end."""
         return (max(track.end_ns for track in self.tracks) - min(track.begin_ns for track in self.tracks)) / 1e9
 
     @property
     def communication_share(self) -> float:
-        """The share of the time for which calls held up the ranks, on average: from 0 to 1 with one thread a rank."""
+        """The share of time for which calls blocked the ranks, on average: 0 to 1 with one thread per rank."""
         return sum(track.share for track in self.tracks) / len(self.tracks)
 
     def totals(self) -> dict[str, dict[str, Total]]:
-        """Return what the calls came to, by label of the group and name; the longest first."""
+        """Return the totals by label of the group and name of the call, the longest first."""
         return totals(self.tracks)
 
     def slowest(self) -> Slowest | None:
-        """Return the rank for which the others waited most; None where nobody did, or of one rank alone."""
+        """Return the rank that the others waited for most; None if no rank waited, or for a single rank."""
         return slowest_rank(self.tracks)
 
     def chrome_trace(self) -> dict[str, Any]:
-        """Return the trace as `export_chrome_trace` writes it."""
+        """Return the trace that `export_chrome_trace` writes."""
         from meshdist.profiler.chrome_trace import chrome_trace
 
         return chrome_trace(self.tracks)
 
     def export_chrome_trace(self, path: str | PathLike[str]) -> None:
-        """Write a trace that https://ui.perfetto.dev and chrome://tracing show.
+        """Write a trace for https://ui.perfetto.dev and chrome://tracing.
 
         Args:
             path: The JSON file.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         import json
 
@@ -79,23 +79,23 @@ class Timeline:
             json.dump(self.chrome_trace(), file)
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the calls of each rank against time, with matplotlib: a bar for each, hatched while it waited.
+        """Draw a bar for each call of each rank over time with matplotlib, hatched while it waited.
 
         Args:
-            ax: The matplotlib Axes to draw in; those of a new figure where None.
+            ax: The matplotlib Axes to draw in. None: those of a new figure.
 
         Returns:
             The Axes.
 
         Raises:
-            ImportError: matplotlib is not installed; says how to install it.
+            ImportError: matplotlib is not installed.
         """
         from meshdist.profiler.timeline_plot import plot_timeline
 
         return plot_timeline(self.tracks, ax)
 
     def show(self) -> None:
-        """Print the table and what there is to say of it; in colour where rich is installed (extra `rich`)."""
+        """Print the table and a summary; in colour if rich is installed (extra `rich`)."""
         try:
             from rich.console import Console
             from rich.table import Table

@@ -1,20 +1,19 @@
-"""A timeline as a picture: a band for each rank, a bar for each call."""
+"""Draw a timeline: a band for each rank, a bar for each call."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from meshdist.mesh.show.colours import fill
+from meshdist.profiler.call_matching import pairs
 from meshdist.profiler.event import Track
-from meshdist.profiler.matching import pairs
+from meshdist.system.palette import fill
 
 _WAITING = "#ffffff"
 _BAND = 0.8
 
 
 def plot_timeline(tracks: Sequence[Track], ax: Any = None) -> Any:
-    """Draw the calls of all ranks against time; see `Timeline.plot`."""
     try:
         from matplotlib import pyplot
         from matplotlib.patches import Patch
@@ -49,7 +48,7 @@ def plot_timeline(tracks: Sequence[Track], ax: Any = None) -> Any:
 
 def _draw_rank(ax: Any, row: int, track: Track, zero_ns: int, unit_ns: float, colours: dict[str, str]) -> None:
     for is_async in (False, True):
-        # What goes on behind the computation is half as high, below the calls that hold it up.
+        # Async calls are half as high, below the sync calls.
         place = (row, _BAND / 2) if is_async else (row - _BAND / 2, _BAND)
         events = [event for event in track.events if event.is_async == is_async]
         spans = [((event.begin_ns - zero_ns) / unit_ns, (event.end_ns - event.begin_ns) / unit_ns) for event in events]

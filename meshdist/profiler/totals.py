@@ -1,4 +1,4 @@
-"""Totals: what the recorded calls of all ranks come to, by group and name, and who was waited for."""
+"""Totals: the recorded calls of all ranks by group and name, and the rank that the others waited for most."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from meshdist.profiler.event import Track
 
 @dataclass(frozen=True)
 class Total:
-    """What the calls of one name on the groups of one label came to, on all ranks that were recorded together.
+    """The calls of one name on groups of one label, over all recorded ranks.
 
     Attributes:
-        calls: How many; a collective of four ranks counts four times.
+        calls: The number of calls; a collective of four ranks counts four times.
         nbytes: Their bytes.
-        held_s: For how long they held up their callers, in seconds.
-        wait_s: How much of that went by before the other ranks had come; None where that is not known.
+        held_s: The time for which they blocked their callers, in seconds.
+        wait_s: The part of it spent waiting for other ranks; None if unknown.
         longest_s: The longest call.
     """
 
@@ -28,7 +28,6 @@ class Total:
 
 
 def totals(tracks: Sequence[Track]) -> dict[str, dict[str, Total]]:
-    """Return the totals by label of the group and name of the call, those first that held up their callers longest."""
     found: dict[str, dict[str, Total]] = {}
     for track in tracks:
         for event in track.events:
@@ -52,12 +51,12 @@ def totals(tracks: Sequence[Track]) -> dict[str, dict[str, Total]]:
 
 @dataclass(frozen=True)
 class Slowest:
-    """The rank for which the others waited most.
+    """The rank that the others waited for most.
 
     Attributes:
-        rank: Its global rank.
-        wait_s: For how long they did, all of them together, in seconds.
-        calls: In how many of their calls.
+        rank: The global rank.
+        wait_s: The total waiting time of the other ranks, in seconds.
+        calls: The number of calls in which they waited.
     """
 
     rank: int
@@ -66,7 +65,6 @@ class Slowest:
 
 
 def slowest_rank(tracks: Sequence[Track]) -> Slowest | None:
-    """Return the rank for which the others waited most; None where nobody waited for anybody, or it is not known."""
     waits: dict[int, tuple[int, int]] = {}
     for track in tracks:
         for event in track.events:

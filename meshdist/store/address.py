@@ -7,30 +7,19 @@ import socket
 from typing import Any, NamedTuple
 
 from meshdist.errors import DistNetworkError
-from meshdist.handshake import SECRET_VARIABLE
-from meshdist.secret_file import SECRET_FILE_VARIABLE
-from meshdist.switches import INSECURE, switch
+from meshdist.security.handshake import SECRET_FILE_VARIABLE, SECRET_VARIABLE
+from meshdist.system.env_flags import INSECURE, switch
 
 _BACKLOG = 4096
 _LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
 
 
 class PortTakenError(DistNetworkError):
-    """Report a port that another socket listens on.
-
-    Example:
-        >>> issubclass(PortTakenError, DistNetworkError)
-        True
-    """
+    """Report a port that another socket listens on."""
 
 
 class Address(NamedTuple):
-    """One resolved address.
-
-    Example:
-        >>> resolve("127.0.0.1", 80)[0].is_loopback
-        True
-    """
+    """One resolved address."""
 
     family: socket.AddressFamily
     sockaddr: tuple[Any, ...]
@@ -43,17 +32,12 @@ class Address(NamedTuple):
 
 
 def endpoint(host: str, port: int) -> str:
-    """Return "host:port", the host in brackets where it is an IPv6 literal."""
+    """Return "host:port", with an IPv6 literal in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def check_port(port: int, name: str = "port") -> int:
-    """Return `port`, a number from 0 to 65535.
-
-    Raises:
-        TypeError: It is not an integer.
-        ValueError: It is out of range.
-    """
+    """Return `port`; raise TypeError or ValueError unless it is an integer from 0 to 65535."""
     if not isinstance(port, int) or isinstance(port, bool):
         raise TypeError(f"{name} must be an integer, got {type(port).__name__}")
     if not 0 <= port <= 65535:
@@ -62,31 +46,25 @@ def check_port(port: int, name: str = "port") -> int:
 
 
 def resolve(host: str, port: int) -> list[Address]:
-    """Return the addresses of `host`, in the order in which to try them.
-
-    Raises:
-        OSError: The name is not known.
-    """
+    """Return the addresses of `host`, in the order in which to try them; raise OSError if it is unknown."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(Address(family, sockaddr) for family, _, _, _, sockaddr in found))
 
 
 def is_loopback_only(addresses: list[Address]) -> bool:
-    """Return True if none of `addresses` leads out of this host."""
+    """Return True if none of `addresses` is reachable from other hosts."""
     return all(address.is_loopback for address in addresses)
 
 
 def require_secret(host: str, port: int, secret: bytes) -> None:
-    """Refuse to use a store over a network without a secret, unless MESHDIST_INSECURE=1 allows it.
-
-    Raises:
-        DistNetworkError: There is no secret.
-    """
+    """Raise DistNetworkError if there is no secret for a store on a network, unless MESHDIST_INSECURE=1 allows it."""
     if not secret and not is_insecure_allowed():
         raise DistNetworkError(
-            f"{endpoint(host, port)} can be reached from other hosts, and this job has no secret that keeps strangers "
-            f"out: set {SECRET_VARIABLE} to the same random string on all hosts, or {SECRET_FILE_VARIABLE} to a file "
-            f"that holds it and that only you can read; or set {INSECURE}=1 on a network that you trust"
+            f"{endpoint(host, port)} can be reached from other hosts, and this job has no secret that keeps others"
+            " out: "
+            f"set {SECRET_VARIABLE} to the same random string on all hosts, or {SECRET_FILE_VARIABLE} to a file with"
+            " it "
+            f"that only you can read; or set {INSECURE}=1 on a network that you trust"
         )
 
 
@@ -96,9 +74,9 @@ def is_insecure_allowed() -> bool:
 
 
 def tune(sock: socket.socket) -> None:
-    """Make `sock` send at once, and break within 10 s of the network under it: TCP looks at its clocks now and then.
+    """Disable Nagle's algorithm, and make `sock` fail within 10 s of a network failure by keepalives.
 
-    A peer that is merely slow or stopped does not break it: its kernel goes on answering.
+    A slow or stopped peer does not make it fail, since its kernel still answers.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -111,8 +89,8 @@ def tune(sock: socket.socket) -> None:
 def listen(host: str, port: int, secret: bytes) -> socket.socket:
     """Return a non-blocking listening socket for `host`:`port`; port 0 picks a free one.
 
-    A loopback host is bound as it is. Any other is bound on all interfaces, as the name by which the other ranks know
-    this host need not be the address of one of its interfaces (address translation, several networks).
+    A loopback host is bound as it is, any other on all interfaces: the name that other ranks know need not be the
+    address of an interface (address translation, several networks).
 
     Raises:
         PortTakenError: The port is taken.
@@ -140,7 +118,7 @@ def listen(host: str, port: int, secret: bytes) -> socket.socket:
 def listen_everywhere(host: str, port: int, secret: bytes) -> list[socket.socket]:
     """Return listening sockets for all addresses of `host`, on one port, as `listen` does for one of them.
 
-    Where localhost means both 127.0.0.1 and ::1, the ranks may be told either; all other hosts need one socket.
+    If localhost means both 127.0.0.1 and ::1, ranks may use either; all other hosts need one socket.
 
     Raises:
         PortTakenError: The port is taken at one of them.
@@ -158,7 +136,7 @@ def listen_everywhere(host: str, port: int, secret: bytes) -> list[socket.socket
             if port == 0:
                 return listen_everywhere(host, port, secret)  # it was free in one IP version only
             raise _taken(host, port) from error
-        # This host has no such address, whatever its list of names says.
+        # Otherwise this host lacks the address, although its name resolves to it.
     return listeners
 
 
@@ -175,7 +153,8 @@ def _taken(host: str, port: int) -> PortTakenError:
 
 def _bind_candidates(host: str, port: int, addresses: list[Address], secret: bytes) -> list[Address]:
     if is_loopback_only(addresses):
-        # Some systems map a host's own name to 127.0.1.1; ranks elsewhere, who resolve it otherwise, must get through.
+        # Some systems map the host's own name to 127.0.1.1; other hosts resolve it differently and must be able to
+        # connect.
         is_own_name = host.lower() not in _LOOPBACK_NAMES and not _is_literal(host)
         if not is_own_name or not (secret or is_insecure_allowed()):
             return addresses
@@ -198,7 +177,7 @@ def _is_literal(host: str) -> bool:
 def _listen_on(address: Address) -> socket.socket:
     sock = socket.socket(address.family, socket.SOCK_STREAM)
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # not delayed by a finished run's last connections
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # despite connections of a finished run in TIME_WAIT
         if address.family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address.sockaddr[0] == "::" else 1)
         sock.bind(address.sockaddr)
@@ -214,8 +193,8 @@ def adopt_listener(fd: int, port: int, secret: bytes) -> socket.socket:
     """Take over `fd`, a bound TCP socket, as the listener.
 
     Raises:
-        ValueError: `fd` is no such socket, or is bound to another port than `port`.
-        DistNetworkError: It can be reached from outside, and there is no secret.
+        ValueError: `fd` is not such a socket, or is bound to a port other than `port`.
+        DistNetworkError: It can be reached from other hosts, and there is no secret.
     """
     try:
         sock = socket.socket(fileno=fd)

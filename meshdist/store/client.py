@@ -1,4 +1,4 @@
-"""The client of a TCPStore: a few connections that threads share."""
+"""The client of a TCPStore: a pool of connections shared by threads."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from meshdist.deadline import Deadline
 from meshdist.errors import DistNetworkError, DistStoreError
-from meshdist.handshake import HANDSHAKE_TIMEOUT_S, HandshakeBroken, connect_handshake
+from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, HandshakeBroken, connect_handshake
 from meshdist.store.address import Address, tune
 from meshdist.store.session import PURPOSE
-from meshdist.store.table import Op
-from meshdist.store.wire import MAX_REQUEST_BYTES, REPLY, REQUEST, Status, fields_size, pack_fields, unpack_fields
+from meshdist.store.table import MAX_REQUEST_BYTES, REPLY, REQUEST, Op, Status, fields_size, pack_fields, unpack_fields
+from meshdist.system.deadline import Deadline
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -26,10 +25,10 @@ _FIRST_PAUSE_S = 0.005
 _LONGEST_PAUSE_S = 0.2
 _ATTEMPT_S = 5.0
 _SHORTEST_ATTEMPT_S = 0.05
-_GRACE_S = 0.5  # how much later than the server's the client's own deadline is
-_SLICE_S = 0.05  # a signal that another thread got, such as Ctrl-C, is looked at between two slices
+_GRACE_S = 0.5  # the client's deadline is that much later than the server's
+_SLICE_S = 0.05  # signals that another thread received, such as Ctrl-C, are handled between two slices
 _MOST_IDLE = 8
-# The network is gone, and not the server alone: to find that out takes seconds, which nobody spends again at once.
+# The network has failed, not only the server. Detecting this takes seconds, so later calls fail at once for a while.
 _CUT = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 _CUT_FOR_S = 5.0
 _READ_BYTES = 1 << 16
@@ -38,38 +37,17 @@ Resolver = Callable[[], list[Address]]
 
 
 class NotReachedError(DistNetworkError):
-    """Report that nothing answered where the store should be, for as long as there was time.
-
-    Example:
-        >>> issubclass(NotReachedError, DistNetworkError)
-        True
-    """
+    """Report that no store answered within the timeout."""
 
 
 class StoreClient:
-    """A few connections to one server; each thread that has a request takes one, or makes one.
-
-    So a thread that waits for a key keeps no other from its requests.
+    """A pool of connections to one server. Each request takes one, so that a waiting thread does not block others.
 
     Args:
         name: The server's "host:port", for messages.
         resolver: Returns its addresses.
         secret: The job's secret.
-        tls: How to speak TLS with the server; None to speak without.
-
-    Example:
-        >>> from meshdist.store.address import listen, reachable_from_here
-        >>> from meshdist.store.server import StoreServer
-        >>> listener = listen("127.0.0.1", 0, b"")
-        >>> address = reachable_from_here(listener)
-        >>> server = StoreServer(listener, b"")
-        >>> server.start()
-        >>> client = StoreClient("here", lambda: [address], b"")
-        >>> client.connect(Deadline(5.0))
-        >>> client.request(Op.ADD, [b"count", b"1"], 5.0)
-        (<Status.OK: 0>, [b'1'])
-        >>> client.close(), server.close()
-        (None, None)
+        tls: The TLS context; None for no TLS.
     """
 
     def __init__(self, name: str, resolver: Resolver, secret: bytes, tls: SSLContext | None = None) -> None:
@@ -89,7 +67,7 @@ class StoreClient:
         """Make the first connection, as soon as there is a server.
 
         Raises:
-            DistNetworkError: There was none until the deadline, or what is there is no store of this job.
+            DistNetworkError: There was none until the deadline, or it is not a store of this job.
         """
         self._idle.append(_connect_patiently(self.name, self._resolver, self._secret, self._tls, deadline))
 
@@ -116,7 +94,7 @@ class StoreClient:
         except OSError as error:
             self._discard(sock)
             raise self._lost(error) from error
-        except BaseException:  # such as Ctrl-C: the reply may still come, so nobody else can use the connection
+        except BaseException:  # such as Ctrl-C: the reply may still arrive, so the connection cannot be reused
             self._discard(sock)
             raise
         self._put_back(sock)
@@ -131,7 +109,7 @@ class StoreClient:
             if error is not self._cut:
                 self._cut, self._cut_until_s = error, time.monotonic() + _CUT_FOR_S
             return DistNetworkError(f"lost the store at {self.name}: {error}; is the network to its host cut?")
-        return DistNetworkError(f"lost the store at {self.name}, as its process ended or closed it: {error}")
+        return DistNetworkError(f"lost the store at {self.name}: its process ended or closed it: {error}")
 
     def _take(self, deadline: Deadline) -> socket.socket:
         self.follow_fork()
@@ -170,7 +148,7 @@ class StoreClient:
         sock.close()
 
     def follow_fork(self) -> None:
-        """In a forked child, begin with no connection: the inherited ones are the parent's."""
+        """In a forked child, start without connections: the inherited ones belong to the parent."""
         if self._pid == os.getpid():
             return
         self._pid = os.getpid()
@@ -187,10 +165,10 @@ class StoreClient:
             self._is_closed = True
             idle, self._idle = self._idle, []
             for sock in self._busy:
-                with suppress(OSError):  # its thread wakes up and closes it; it may have done so already
+                with suppress(OSError):  # the thread that uses it wakes up and closes it
                     sock.shutdown(socket.SHUT_RDWR)
         for sock in idle:
-            with suppress(OSError):  # the server may be gone; shut down as a forked child may hold a copy
+            with suppress(OSError):  # shut down, since a forked child may hold a copy
                 sock.shutdown(socket.SHUT_RDWR)
             sock.close()
 
@@ -235,7 +213,7 @@ def _receive_some(sock: socket.socket, most: int, deadline: Deadline) -> bytes:
 def _connect_patiently(
     name: str, resolver: Resolver, secret: bytes, tls: SSLContext | None, deadline: Deadline
 ) -> socket.socket:
-    """Return a connection as soon as a store of this job listens: its process may start later than this one."""
+    """Return a connection as soon as a store of this job listens; its process may start later than this one."""
     pause_s = _FIRST_PAUSE_S
     while True:
         failure: HandshakeBroken | OSError
@@ -247,7 +225,7 @@ def _connect_patiently(
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise DistNetworkError(f"no file descriptor left to connect to {name}: raise `ulimit -n`") from error
             failure = error
-        # An attempt that had hardly any time would end in an error that says less than this one.
+        # Make no attempt with hardly any time left: its error would be less clear than this one.
         is_last = deadline.remaining_s() < pause_s + _SHORTEST_ATTEMPT_S
         time.sleep(deadline.remaining_s() if is_last else pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -263,7 +241,7 @@ def _connect_patiently(
 def _connect_once(
     name: str, addresses: list[Address], secret: bytes, tls: SSLContext | None, deadline: Deadline
 ) -> socket.socket:
-    """Return a connection to the first of `addresses` that takes one, proven to be to a store of this job."""
+    """Return a connection to the first of `addresses` that accepts one and proves to be a store of this job."""
     last_error: OSError | None = None
     for address in addresses:
         sock = socket.socket(address.family, socket.SOCK_STREAM)
@@ -271,13 +249,13 @@ def _connect_once(
             sock.settimeout(max(deadline.slice_s(_ATTEMPT_S), 1e-3))
             sock.connect(address.sockaddr)
             if sock.getsockname() == sock.getpeername():
-                # With nobody listening, TCP lets a socket connect to itself if it happens to have the very port.
+                # If no process listens, a TCP socket may connect to itself, on the same port.
                 raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
             tune(sock)
-            patience_s = max(HANDSHAKE_TIMEOUT_S, deadline.timeout_s / 10)  # a busy server may take its time
-            patience = Deadline(deadline.slice_s(patience_s))
+            grace_s = max(HANDSHAKE_TIMEOUT_S, deadline.timeout_s / 10)  # for a busy server
+            patience = Deadline(deadline.slice_s(grace_s))
             if tls is not None:
-                from meshdist.tls import connect_tls
+                from meshdist.security.tls import connect_tls
 
                 sock = connect_tls(sock, tls, PURPOSE, name, patience)
             connect_handshake(sock, secret, PURPOSE, name, patience)

@@ -8,14 +8,13 @@ import weakref
 from contextlib import suppress
 from typing import Any
 
-from meshdist.deadline import Deadline, Timeout, seconds
 from meshdist.errors import DistStoreError
-from meshdist.store.base import DEFAULT_STORE_TIMEOUT_S, missing_error
-from meshdist.store.dry import dry_store
-from meshdist.store.log import RequestLog
+from meshdist.store.file_log import RequestLog
+from meshdist.store.interface import DEFAULT_STORE_TIMEOUT_S, missing_error
 from meshdist.store.members import Member, Members
-from meshdist.store.request import RequestStore
+from meshdist.store.request import RequestStore, dry_store
 from meshdist.store.table import BLOCKING, Op, Table
+from meshdist.system.deadline import Deadline, Timeout, seconds
 
 _FIRST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 0.05
@@ -25,11 +24,11 @@ _LEAVE_TIMEOUT_S = 5.0
 class FileStore(RequestStore):
     """A store in a file, for processes that share a file system; NFS will do.
 
-    Every change is a record at the end of the file, written under a lock that is the open file's; each user replays the
-    records it has not seen. The file is readable and writable for its owner only, and grows with every change.
+    Every change is a record at the end of the file, written under a lock of the open file; each user replays the
+    records that it has not seen. Only the owner can read and write the file, and it grows with every change.
 
-    With a `world_size`, the file is one run's: a file left over from an earlier run or in use by another is refused,
-    and the last of the `world_size` users to leave deletes it. Without, it stays, and any number may come and go.
+    With a `world_size`, the file belongs to one run: a file left over from an earlier run, or in use by another, is
+    refused, and the last of the `world_size` users to leave deletes it. Without, it stays, for any number of users.
 
     Args:
         path: The file, made if it is not there; its directory must be.
@@ -94,7 +93,7 @@ class FileStore(RequestStore):
         self._closer()
 
     def withdraw(self) -> None:
-        """Leave the file as if this user had never come: its place is free again."""
+        """Leave the file as if this user had never joined: its place is free again."""
         if self._dry is None:
             self._replica.withdrawn = True
         self._closer()
@@ -104,7 +103,7 @@ class FileStore(RequestStore):
 
 
 class _Replica:
-    """What this user knows of the file: the table and the members that its records so far make."""
+    """This user's state of the file: the table and the members after the records read so far."""
 
     def __init__(self, log: RequestLog, world_size: int) -> None:
         self.log = log
@@ -116,11 +115,11 @@ class _Replica:
     def _forget(self) -> None:
         self._table = Table()
         self._members = Members()
-        self._is_one_runs: bool | None = None  # whether a run began the file, rather than users without number
+        self._is_one_runs: bool | None = None  # whether the first user had a world_size
         self.log.rewind()
 
     def request(self, op: Op, args: list[bytes], deadline: Deadline) -> tuple[list[bytes], list[bytes]]:
-        """Return the reply and the keys that a blocking operation has still to wait for."""
+        """Return the reply, and the missing keys of a blocking operation."""
         with self.log.locked(deadline):
             self._catch_up()
             if op in BLOCKING and (missing := self._table.missing(args)):
@@ -145,11 +144,11 @@ class _Replica:
         try:
             self.log.append(op, args)
         except DistStoreError:
-            self._forget()  # the table has a change that the file has not; replay the file at the next call
+            self._forget()  # the table has a change that the file lacks: replay the file at the next call
             raise
 
     def join(self, deadline: Deadline) -> None:
-        """Begin to use the file; wait for an earlier run's users that are just leaving it."""
+        """Start to use the file; wait for the users of an earlier run that are leaving it."""
         pause_s = _FIRST_PAUSE_S
         while not self._try_join(deadline):
             if deadline.expired():
@@ -180,10 +179,10 @@ class _Replica:
         return False
 
     def leave(self) -> None:
-        """Stop using the file, and delete it if everybody else has."""
+        """Stop using the file, and delete it if no other user is left."""
         me = self._me
         if me is not None and me.pid == os.getpid():
-            # Leaving is a courtesy to the next run: it finds out by itself about a file that is broken or still there.
+            # Errors are harmless: the next run detects a file that is broken or left over.
             with suppress(DistStoreError), self.log.locked(Deadline(_LEAVE_TIMEOUT_S)):
                 self._catch_up()
                 self._record(Op.LEAVE, [me.token, b"withdrawn"] if self.withdrawn else [me.token])
@@ -193,7 +192,7 @@ class _Replica:
         self.log.close()
 
     def _is_over(self) -> bool:
-        """Return True if nobody will need the file: all have left, or all have withdrawn from a file of their own."""
+        """Return True if the file is no longer needed: all have left, or all have withdrawn from a file of this run."""
         if self.withdrawn:
             return self._is_one_runs is True and self._members.is_empty()
         return self._members.have_all_left(self._world_size)

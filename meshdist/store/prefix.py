@@ -1,16 +1,16 @@
-"""A part of a store whose keys all begin alike."""
+"""A view of a store: all keys with one prefix."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
 
-from meshdist.deadline import Timeout
-from meshdist.store.base import Store, Value, check_keys
+from meshdist.store.interface import Store, Value, check_keys
+from meshdist.system.deadline import Timeout
 
 
 class PrefixStore(Store):
-    """A part of another store: key `k` is the other's key `prefix/k`.
+    """A view of another store: key `k` is the other's key `prefix/k`.
 
     The timeout is the other store's, and closing this one leaves the other open.
 
@@ -104,7 +104,7 @@ class PrefixStore(Store):
         return self._store.timeout
 
     def has_extended_api(self) -> bool:
-        """Return what the underlying store says."""
+        """Return the underlying store's answer."""
         return self._store.has_extended_api()
 
     def _full(self, key: str) -> str:

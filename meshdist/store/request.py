@@ -1,28 +1,25 @@
-"""The stores of meshdist: every call is one request on a table that lives elsewhere."""
+"""Stores whose every call is one request to a table: their base, HashStore, and the stand-in of a dry run."""
 
 from __future__ import annotations
 
 import operator
+import threading
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextvars import ContextVar
 
-from meshdist.deadline import Timeout, seconds
-from meshdist.store.base import Store, Value, check_keys, check_pairs, encode_key, encode_value
-from meshdist.store.table import MAX_VALUE_BYTES, Op
+from meshdist.errors import DistStoreError
+from meshdist.store.interface import Store, Value, check_keys, check_pairs, encode_key, encode_value, missing_error
+from meshdist.store.table import BLOCKING, MAX_VALUE_BYTES, Op, Status, Table
+from meshdist.system.deadline import Deadline, Timeout, seconds
 
 
 class RequestStore(Store):
-    """A store that defines one method, `_request`, and has all of a store's calls by it.
-
-    Example:
-        >>> from meshdist.store import HashStore
-        >>> isinstance(HashStore(), RequestStore)
-        True
-    """
+    """A store with all calls implemented by one method, `_request`."""
 
     @abstractmethod
     def _request(self, op: Op, args: list[bytes], timeout_s: float) -> list[bytes]:
-        """Carry out `op` atomically and return its reply; a blocking one as soon as none of its keys is missing."""
+        """Carry out `op` atomically and return its reply; a blocking one once none of its keys is missing."""
 
     def set(self, key: str, value: Value) -> None:
         """Store `value` (text is encoded as UTF-8) under `key`, in place of what was there."""
@@ -91,3 +88,84 @@ def _checked(value: Value) -> bytes:
     if len(encoded) > MAX_VALUE_BYTES:
         raise ValueError(f"a store's value must have at most {MAX_VALUE_BYTES} bytes, got {len(encoded)}")
     return encoded
+
+
+_SLICE_S = 0.1  # signals that another thread received, such as Ctrl-C, are handled between two slices
+
+
+class HashStore(RequestStore):
+    """A store between the threads of one process, such as ranks that are threads.
+
+    Example:
+        >>> store = HashStore()
+        >>> store.add("joined", 1), store.add("joined", 1)
+        (1, 2)
+        >>> store.get("joined")
+        b'2'
+    """
+
+    def __init__(self) -> None:
+        self._table = Table()
+        self._changed = threading.Condition(threading.Lock())
+
+    def _request(self, op: Op, args: list[bytes], timeout_s: float) -> list[bytes]:
+        with self._changed:
+            if op in BLOCKING and self._table.missing(args):
+                self._await(args, Deadline(timeout_s))
+            reply, changed = self._table.apply(op, args)
+            if changed:
+                self._changed.notify_all()
+            return reply
+
+    def _await(self, keys: list[bytes], deadline: Deadline) -> None:
+        while missing := self._table.missing(keys):
+            if deadline.expired():
+                raise missing_error("HashStore", [key.decode() for key in missing], deadline.timeout_s)
+            self._changed.wait(deadline.slice_s(_SLICE_S))
+
+    def __repr__(self) -> str:
+        return f"HashStore({self.num_keys()} keys)"
+
+
+class DryStore:
+    """The store of a given name in a dry run; a TCPStore uses it as its client."""
+
+    def __init__(self, name: str, table: Table) -> None:
+        self.name = name
+        self._table = table
+
+    def connect(self, deadline: Deadline) -> None:
+        """Do nothing."""
+
+    def request(self, op: Op, args: list[bytes], timeout_s: float) -> tuple[Status, list[bytes]]:
+        return Status.OK, [] if op in (Op.JOIN, Op.BEQUEATH) else self.reply(op, args)
+
+    def reply(self, op: Op, args: list[bytes]) -> list[bytes]:
+        """Carry out `op` and return its reply; raise DistStoreError if it waits for keys that no rank will set."""
+        if op in BLOCKING and (missing := self._table.missing(args)):
+            keys = ", ".join(repr(key.decode()) for key in missing)
+            raise DistStoreError(
+                f"{self.name}: {keys} will not be set, since no other rank runs in a dry run; set them before they are"
+                " asked for"
+            )
+        return self._table.apply(op, args)[0]
+
+    def close(self) -> None:
+        """Do nothing: the keys stay until the dry run ends."""
+
+
+# The tables of this context's dry run by the store's name; None outside of one.
+_tables: ContextVar[dict[str, Table] | None] = ContextVar("meshdist_dry_tables", default=None)
+
+
+def use_tables(tables: dict[str, Table] | None) -> dict[str, Table] | None:
+    """Make the stores created in this context use these tables, real ones if None; return the previous tables."""
+    before = _tables.get()
+    _tables.set(tables)
+    return before
+
+
+def dry_store(name: str) -> DryStore | None:
+    """Return the stand-in for the store of this name in a dry run; None outside of one."""
+    tables = _tables.get()
+    return None if tables is None else DryStore(name, tables.setdefault(name, Table()))

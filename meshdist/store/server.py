@@ -1,8 +1,9 @@
-"""The server of a TCPStore: one thread, any number of clients, no call that blocks."""
+"""The server of a TCPStore: one thread, any number of clients, no blocking calls."""
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import selectors
 import socket
@@ -15,13 +16,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from meshdist.errors import DistError
-from meshdist.handshake import HANDSHAKE_TIMEOUT_S, busy_notice
+from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, busy_notice
 from meshdist.store.address import endpoint, tune
 from meshdist.store.session import Request, Session
-from meshdist.store.table import BLOCKING, Op, Table
+from meshdist.store.table import BLOCKING, Op, Status, Table
 from meshdist.store.waiters import Waiter, Waiters
-from meshdist.store.wire import Status
-from meshdist.systems import CLOSE_ON_EXEC
+from meshdist.system.platform import CLOSE_ON_EXEC
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -33,25 +33,21 @@ _LONGEST_SELECT_S = 3600.0
 _CLOSE_TIMEOUT_S = 5.0
 _MOST_REFUSALS = 16
 
+_log = logging.getLogger("meshdist")
+
 
 class StoreServer:
-    """Serves one table to every client that knows the job's secret, from one thread.
+    """Serves one table, from one thread, to every client that proves to know the job's secret.
 
-    Clients that have yet to prove themselves get HANDSHAKE_TIMEOUT_S, and there are never more than a fixed number of
-    them. A request that has to wait is parked with its deadline; its client's other connections go on.
+    Clients that have not proven themselves are limited in number and get HANDSHAKE_TIMEOUT_S. A request that has to
+    wait is parked with its deadline; other connections of its client are served.
 
     Args:
         listener: The listening socket; the server closes it.
         secret: The job's secret.
-        outlives_owner: After `close`, go on until the last client has left.
-        more_listeners: Further sockets, such as one for the other IP version; the server closes them as well.
-        tls: How clients have to speak TLS; None where they do not.
-
-    Example:
-        >>> from meshdist.store.address import listen
-        >>> server = StoreServer(listen("127.0.0.1", 0, b""), b"")
-        >>> server.start()
-        >>> server.close()
+        outlives_owner: After `close`, serve until the last client has left.
+        more_listeners: Further sockets, such as one for the other IP version; the server closes them too.
+        tls: The TLS context that clients must use; None for no TLS.
     """
 
     def __init__(
@@ -77,26 +73,22 @@ class StoreServer:
             resources.callback(self._close_spare)
             self._resources = resources.pop_all()
         self._sessions: dict[Session, None] = {}
-        self._strangers: dict[Session, None] = {}  # a dict for its order: the oldest first
+        self._strangers: dict[Session, None] = {}  # unproven clients, oldest first
         self._timed: dict[Session, float] = {}
         self._next_due_s = float("inf")
         self._table, self._waiters = Table(), Waiters()
-        self._lobby, self._lobby_waiters = Table(), Waiters()  # key n is there once n clients have joined
+        self._lobby, self._lobby_waiters = Table(), Waiters()  # has key n once n clients have joined
         self._joined = 0
         self._world_size: int | None = None
         self._refusals: deque[str] = deque(maxlen=_MOST_REFUSALS)
         self._closing = False
         self._is_released = False
-        self._wake_lock = threading.RLock()  # the garbage collector may close a store within the server's thread
+        self._wake_lock = threading.RLock()  # the garbage collector may close a store in the server's thread
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="meshdist-store", daemon=True)
 
     def start(self) -> None:
-        """Begin to serve.
-
-        Raises:
-            DistError: The system allows no more threads.
-        """
+        """Start to serve; raise DistError if the system allows no more threads."""
         for listener in self._listeners:
             self._selector.register(listener, selectors.EVENT_READ, partial(self._accept, listener))
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._take_wake_up)
@@ -107,9 +99,9 @@ class StoreServer:
             raise DistError(f"the store's server got no thread: {error}; see `ulimit -u`") from error
 
     def close(self) -> None:
-        """Stop serving and wait for the thread's end; with `outlives_owner`, let it end with its last client."""
+        """Stop serving and wait for the thread; with `outlives_owner`, the thread ends with its last client."""
         if self._closing or self._pid != os.getpid():
-            return  # a forked child has the files, but neither the thread nor a say in the matter
+            return  # a forked child has copies of the descriptors, but not the thread
         self._closing = True
         with self._wake_lock:
             if not self._is_released:
@@ -118,7 +110,7 @@ class StoreServer:
             self._thread.join(_CLOSE_TIMEOUT_S)
 
     def take_refusals(self) -> list[str]:
-        """Return whom the server turned away since the last call, and why: those that speak its language only."""
+        """Return the processes of meshdist that the server refused since the last call, and why."""
         taken = []
         while self._refusals:
             taken.append(self._refusals.popleft())
@@ -143,7 +135,7 @@ class StoreServer:
                 strangers.append((key.data, events))
             else:
                 self._serve(key.data, events)
-        # What a stranger says may cost a signature (TLS). Those who have proven themselves have their turn in between.
+        # A message of an unproven client may cost a TLS signature: serve proven clients in between.
         for session, events in strangers[:_STRANGERS_AT_ONCE]:
             self._serve(session, events)
 
@@ -152,7 +144,7 @@ class StoreServer:
 
     def _release(self) -> None:
         for session in list(self._sessions):
-            session.last_will = []  # they are cut off from a store that ends, not gone
+            session.last_will = []  # the store ends, not these clients
             self._drop(session, "the store was closed")
         with self._wake_lock:
             self._is_released = True
@@ -191,18 +183,18 @@ class StoreServer:
             self._drop(next(iter(self._strangers)), "too many clients have yet to prove themselves")
 
     def _turn_away(self, listener: socket.socket) -> None:
-        """Give up the spare file descriptor to tell one client that there are no more."""
+        """Use the spare file descriptor to tell one client that there are no more."""
         self._close_spare()
         try:
             sock, _ = listener.accept()
             with sock:
                 sock.setblocking(False)
                 sock.send(busy_notice())
-                with suppress(BlockingIOError):  # what is left unread would turn the close into a reset
+                with suppress(BlockingIOError):  # unread data would turn the close into a reset
                     sock.recv(1024)
         except OSError:
-            time.sleep(0.001)  # another thread took the descriptor: give it time rather than spin
-        with suppress(OSError):  # if there is none for a spare either, the next client gets no notice
+            time.sleep(0.001)  # another thread took the descriptor: do not spin
+        with suppress(OSError):  # without a spare, the next client gets no notice
             self._spare_fd = os.open(os.devnull, os.O_RDONLY | CLOSE_ON_EXEC)
 
     def _close_spare(self) -> None:
@@ -216,7 +208,7 @@ class StoreServer:
         self._next_due_s = min(self._next_due_s, due_s)
 
     def _expire(self) -> None:
-        """Answer or drop everyone whose time has come; look for the next."""
+        """Answer or drop every session whose time has come; find the next due time."""
         now_s = time.monotonic()
         for session in [session for session, due_s in self._timed.items() if due_s <= now_s]:
             del self._timed[session]
@@ -239,18 +231,16 @@ class StoreServer:
         session.close()
         self._execute(session.last_will)
         if was_stranger:
-            from meshdist.debug.log import RankLog  # only where there is something to log
-
             if session.is_of_meshdist and session.closing is not None:
                 self._refusals.append(f"{session.name}, which {reason}")
-                RankLog().warning("the store refused %s, which %s", session.name, reason)
+                _log.warning("the store refused %s, which %s", session.name, reason)
             else:
-                RankLog().info("the store dropped %s: %s", session.name, reason)
+                _log.info("the store dropped %s: %s", session.name, reason)
 
     # Requests
 
     def _serve(self, session: Session, events: int) -> None:
-        """Read, carry out and answer what `session` has; whatever is wrong with it costs only itself."""
+        """Read, carry out and answer the requests of `session`; an error drops that session only."""
         if session not in self._sessions:
             return  # dropped earlier in this round
         try:
@@ -276,7 +266,7 @@ class StoreServer:
             self._watch(session)
 
     def _watch(self, session: Session) -> None:
-        # While replies wait to be taken, more requests are not read: they would only make more replies.
+        # Read no more requests while replies are unsent: they would add more replies.
         events = selectors.EVENT_WRITE if session.has_unsent else selectors.EVENT_READ
         if self._selector.get_key(session.sock).events != events:
             self._selector.modify(session.sock, events, session)
@@ -289,7 +279,7 @@ class StoreServer:
         if op is Op.JOIN:
             self._join(session, args, timeout_s)
         elif op is Op.BEQUEATH:
-            if len(args) % 2:  # now, and not when nobody is left to be told
+            if len(args) % 2:  # reject it now, while the client can be told
                 raise ValueError(f"not a request: a last will of {len(args)} keys and values")
             session.last_will = args
             session.reply(Status.OK)
@@ -309,7 +299,7 @@ class StoreServer:
         self._wake(changed)
 
     def _execute(self, last_will: list[bytes]) -> None:
-        """Set what a client that is gone wanted set then, where nobody has set it."""
+        """Set the last will of a client that is gone, except keys that exist."""
         pairs = zip(last_will[0::2], last_will[1::2], strict=True)
         missing = [part for pair in pairs if self._table.missing(pair[:1]) for part in pair]
         self._wake(self._table.apply(Op.SET, missing)[1])
@@ -319,15 +309,13 @@ class StoreServer:
             self._answer_late(waiter, self._table.apply(waiter.op, waiter.keys)[0])
 
     def _join(self, session: Session, args: list[bytes], timeout_s: float) -> None:
-        """Count the client in; answer once as many have joined as it says to await, none if that is not given."""
+        """Count the client in; answer at once, or when as many have joined as it awaits."""
         world_size, awaited = (int(arg) if arg else None for arg in args)
         if world_size is not None and self._world_size not in (None, world_size):
             self._refusals.append(f"{session.name}: it says world_size={world_size}, not {self._world_size}")
             text = f"this store is for world_size={self._world_size}, not {world_size}; all ranks must say the same"
             session.reply(Status.INVALID, [text.encode()])
-            import logging  # only where there is something to log
-
-            logging.getLogger("meshdist").warning("the store refused %s: %s", session.name, text)
+            _log.warning("the store refused %s: %s", session.name, text)
             return
         self._world_size = world_size or self._world_size
         self._joined += 1
@@ -351,7 +339,7 @@ class StoreServer:
             self._answer_late(waiter, [b"%d" % self._joined], Status.MISSING)
 
     def _answer_late(self, waiter: Waiter, reply: list[bytes], status: Status = Status.OK) -> None:
-        """Answer a request that waited; its client's failure is not the caller's."""
+        """Answer a parked request; an error drops its client only."""
         session = waiter.session
         self._timed.pop(session, None)
         try:
@@ -362,6 +350,6 @@ class StoreServer:
 
 
 def _close_listener(listener: socket.socket) -> None:
-    with suppress(OSError):  # shut down as well, as a forked child may hold a copy that would keep the port taken
+    with suppress(OSError):  # shut down too: a forked child may hold a copy, which would keep the port taken
         listener.shutdown(socket.SHUT_RDWR)
     listener.close()

@@ -1,4 +1,4 @@
-"""One client's connection, as the server of a store sees it."""
+"""A client's connection in the server of a store."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from meshdist.handshake import ServerHandshake
-from meshdist.store.table import Op
-from meshdist.store.wire import MAX_REQUEST_BYTES, REPLY, REQUEST, Status, pack_fields, unpack_fields
+from meshdist.security.handshake import ServerHandshake
+from meshdist.store.table import MAX_REQUEST_BYTES, REPLY, REQUEST, Op, Status, pack_fields, unpack_fields
 
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-    from meshdist.tls import TlsSocket
+    from meshdist.security.tls import TlsSocket
 
 PURPOSE = "store"
 
@@ -27,26 +26,12 @@ Request = tuple[Op, float, list[bytes]]
 
 
 class Session:
-    """One client's connection: bytes in, requests out, replies back; never blocks.
-
-    Args:
-        sock: Its socket, not blocking.
-        secret: The job's secret.
-        name: The client's address.
-        tls: How this side speaks TLS; None where it does not.
+    """A client's connection: bytes in, requests out, replies back; never blocks.
 
     Attributes:
         name: The client's address, for the log.
-        closing: Why it is to be closed once all replies are out, or None.
-        last_will: Keys and values by turns, to be set where they are missing when the connection ends.
-
-    Example:
-        >>> mine, theirs = socket.socketpair()
-        >>> session = Session(mine, b"", "a client")
-        >>> session.is_trusted
-        False
-        >>> session.close(), theirs.close()
-        (None, None)
+        closing: The reason to close it once all replies are sent, or None.
+        last_will: Alternating keys and values, to be set if missing when the connection ends.
     """
 
     __slots__ = (
@@ -69,35 +54,29 @@ class Session:
 
     @property
     def is_trusted(self) -> bool:
-        """True once the client has proven itself."""
         return self._handshake is None
 
     @property
     def is_of_meshdist(self) -> bool:
-        """True if the client is a process of meshdist, though maybe of another job."""
+        """True if the client is a process of meshdist, possibly of another job."""
         return self._handshake is None or self._handshake.is_of_meshdist
 
     @property
     def has_unsent(self) -> bool:
-        """True if replies wait for the client to take earlier ones."""
         return bool(self._outbox)
 
     def receive(self) -> None:
-        """Take what has arrived, at most some: other clients wait.
-
-        Raises:
-            OSError: The connection broke.
-        """
+        """Read what has arrived, up to a limit, since other clients wait; raise OSError if the connection broke."""
         if self._tls is not None and not self._entered():
             return
         self._receive_some()
-        # What TLS has taken out of the socket already wakes nobody; it is less than a record.
+        # Bytes that TLS has already read from the socket do not wake the selector; they are less than a record.
         while self._pending is not None and self.closing is None and self._pending():
             self._receive_some()
 
     def _entered(self) -> bool:
-        """Go on with the TLS handshake; return whether it is over, or this client is to be told that it must be."""
-        from meshdist.tls import accept_tls, looks_like_tls
+        """Advance the TLS handshake; return whether it is over, or the client has to be refused for the lack of one."""
+        from meshdist.security.tls import accept_tls, looks_like_tls
 
         if self._entry is None:
             assert self._tls is not None
@@ -135,15 +114,11 @@ class Session:
                 self._handshake = None
             elif handshake.refusal is not None:
                 self.closing = handshake.refusal
-                with suppress(OSError):  # what is left unread would turn the close into a reset, and the reply be lost
+                with suppress(OSError):  # unread data would turn the close into a reset, and the reply be lost
                     self.sock.recv(_MOST_UNREAD_BYTES)
 
     def requests(self) -> Iterator[Request]:
-        """Yield the requests that have arrived whole, for as long as the caller goes on asking.
-
-        Raises:
-            ValueError: What arrived is no request.
-        """
+        """Yield the complete requests; raise ValueError for bytes that are not a request."""
         inbox = self._inbox
         while len(inbox) >= REQUEST.size:
             size, code, timeout_s = REQUEST.unpack_from(inbox)
@@ -158,11 +133,7 @@ class Session:
             yield Op(code), timeout_s, args
 
     def reply(self, status: Status, fields: Sequence[bytes] = ()) -> None:
-        """Send a reply, or what the connection takes of it at once.
-
-        Raises:
-            OSError: The connection broke.
-        """
+        """Send a reply, or as much of it as possible now; raise OSError if the connection broke."""
         body = pack_fields(fields)
         self._send(REPLY.pack(len(body), status) + body)
 
@@ -172,11 +143,7 @@ class Session:
             self.flush()
 
     def flush(self) -> None:
-        """Send as much of the waiting replies as the connection takes at once.
-
-        Raises:
-            OSError: The connection broke.
-        """
+        """Send as much of the waiting replies as possible now; raise OSError if the connection broke."""
         while self._outbox:
             data = self._outbox[0]
             try:
@@ -189,8 +156,7 @@ class Session:
             self._outbox.popleft()
 
     def close(self) -> None:
-        """Close the connection."""
         self._outbox.clear()
-        with suppress(OSError):  # gone already; shut down as well, as a forked child may hold a copy
+        with suppress(OSError):  # gone already; shut down too, since a forked child may hold a copy
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()

@@ -1,22 +1,18 @@
-"""The operations of a store on the table of keys and values that every store keeps somewhere.
+"""The table of keys and values, the operations on it, and their wire format, in every kind of store.
 
-A request is an operation and a list of byte strings, its reply a list of byte strings, wherever the table lives: in
-this process, replayed from a file, or on a server.
+A request is an operation and a list of byte strings, its reply a list of byte strings. The table is in this process,
+replayed from a file, or on a server.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from enum import IntEnum
 
 
 class Op(IntEnum):
-    """An operation of a store; the numbers are part of the wire and file formats.
-
-    Example:
-        >>> Op.GET in BLOCKING
-        True
-    """
+    """An operation of a store; the numbers are part of the wire and file formats."""
 
     SET = 1
     GET = 2
@@ -34,7 +30,7 @@ class Op(IntEnum):
 
 
 BLOCKING = frozenset({Op.GET, Op.WAIT})
-"""Operations that need all their keys to be there first."""
+"""Operations that wait until all their keys exist."""
 
 MAX_VALUE_BYTES = 1 << 30
 
@@ -42,31 +38,19 @@ _MAX_DIGITS = 1000
 
 
 class Table:
-    """Keys and values, and what each operation does to them.
-
-    Example:
-        >>> table = Table()
-        >>> table.apply(Op.ADD, [b"count", b"2"])
-        ([b'2'], (b'count',))
-        >>> table.apply(Op.GET, [b"count"])
-        ([b'2'], ())
-    """
+    """Keys and values, and the effect of each operation."""
 
     def __init__(self) -> None:
         self._values: dict[bytes, bytes] = {}
 
     def missing(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Return those of `keys` that are not there."""
         return [key for key in keys if key not in self._values]
 
     def apply(self, op: Op, args: Sequence[bytes]) -> tuple[list[bytes], tuple[bytes, ...]]:
-        """Carry out `op`; a blocking one only when none of its keys is missing.
-
-        Returns:
-            The reply, and the keys that changed.
+        """Carry out `op` and return the reply and the changed keys; a blocking one needs all its keys.
 
         Raises:
-            ValueError: The operation does not fit the value, or the arguments the operation. Nothing has changed.
+            ValueError: The operation does not fit the value, or the arguments the operation; nothing has changed.
         """
         values = self._values
         if op is Op.SET:
@@ -121,3 +105,52 @@ class Table:
     def _delete(self, key: bytes) -> tuple[list[bytes], tuple[bytes, ...]]:
         was_there = self._values.pop(key, None) is not None
         return [b"1" if was_there else b"0"], (key,) if was_there else ()
+
+
+REQUEST = struct.Struct("!QBd")
+"""Bytes of the body, operation, seconds to wait."""
+
+REPLY = struct.Struct("!QB")
+"""Bytes of the body, status."""
+
+MAX_REQUEST_BYTES = MAX_VALUE_BYTES + (1 << 20)
+"""Room for a value of the largest size and its key; a longer request closes the connection."""
+
+_LENGTH = struct.Struct("!I")
+
+
+class Status(IntEnum):
+    """The outcome of a request."""
+
+    OK = 0
+    MISSING = 1  # the deadline passed; the reply holds the missing keys
+    INVALID = 2  # the reply holds the message of a ValueError
+
+
+def pack_fields(fields: Sequence[bytes]) -> bytes:
+    parts = []
+    for field in fields:
+        parts.append(_LENGTH.pack(len(field)))
+        parts.append(field)
+    return b"".join(parts)
+
+
+def fields_size(fields: Sequence[bytes]) -> int:
+    """Return how many bytes `pack_fields` makes of `fields`."""
+    return _LENGTH.size * len(fields) + sum(map(len, fields))
+
+
+def unpack_fields(body: bytes | bytearray | memoryview) -> list[bytes]:
+    """Return the fields of `body`; raise ValueError if it ends within a field."""
+    fields = []
+    at = 0
+    size = len(body)
+    while at < size:
+        start = at + _LENGTH.size
+        if start > size:
+            raise ValueError("a field's length is cut off")
+        at = start + _LENGTH.unpack_from(body, start - _LENGTH.size)[0]
+        if at > size:
+            raise ValueError(f"a field of {at - start} bytes is cut off after {size - start}")
+        fields.append(bytes(body[start:at]))
+    return fields

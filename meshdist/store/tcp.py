@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from meshdist.deadline import Deadline, Timeout
 from meshdist.errors import DistNetworkError, DistStoreError
-from meshdist.handshake import secret_from_environment
+from meshdist.security.handshake import secret_from_environment
+from meshdist.security.tls_config import TlsFiles, tls_files_from_environment
 from meshdist.store.address import (
     Address,
     PortTakenError,
@@ -22,27 +22,25 @@ from meshdist.store.address import (
     require_secret,
     resolve,
 )
-from meshdist.store.base import DEFAULT_STORE_TIMEOUT_S, Value, encode_key, encode_value, missing_error
 from meshdist.store.client import Resolver, StoreClient
-from meshdist.store.dry import DryStore, dry_store
-from meshdist.store.request import RequestStore
+from meshdist.store.interface import DEFAULT_STORE_TIMEOUT_S, Value, encode_key, encode_value, missing_error
+from meshdist.store.request import DryStore, RequestStore, dry_store
 from meshdist.store.server import StoreServer
-from meshdist.store.table import Op
-from meshdist.store.wire import Status
-from meshdist.tls_files import TlsFiles, tls_files_from_environment
+from meshdist.store.table import Op, Status
+from meshdist.system.deadline import Deadline, Timeout
 
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-# What a dry run picks where it is free to.
+# The port that a dry run picks for port 0.
 _DRY_PORT = 29500
 
 
 class TCPStore(RequestStore):
     """A store that one process, the master, hosts, and that others reach over TCP.
 
-    Only who knows the job's secret gets in. Without a secret, only this host's loopback addresses can be used. With
-    `MESHDIST_TLS_CERT`, `MESHDIST_TLS_KEY` and `MESHDIST_TLS_CA` all of it is encrypted.
+    Only processes with the job's secret can connect. Without a secret, only this host's loopback addresses can be used.
+    With `MESHDIST_TLS_CERT`, `MESHDIST_TLS_KEY` and `MESHDIST_TLS_CA`, connections are encrypted.
 
     Args:
         host_name: The master's host.
@@ -58,10 +56,10 @@ class TCPStore(RequestStore):
         secret: The job's secret; MESHDIST_SECRET where None.
 
     Raises:
-        DistNetworkError: The port is taken, the master not there, or no store of this job; or the host can be reached
-            from outside, and there is no secret; or only one of the two sides has TLS.
-        ValueError: The variables of TLS are set by half, or name files that cannot be used.
-        DistStoreError: Not all of `world_size` joined in time; says how many did.
+        DistNetworkError: The port is taken, the master does not answer, or is not a store of this job; or the host can
+            be reached from other hosts and there is no secret; or only one of the two sides uses TLS.
+        ValueError: Only some TLS variables are set, or they name files that cannot be used.
+        DistStoreError: Not all of `world_size` joined in time; the message says how many did.
 
     Example:
         >>> with TCPStore("127.0.0.1", 0, is_master=True) as store, TCPStore("127.0.0.1", store.port) as client:
@@ -150,7 +148,7 @@ class TCPStore(RequestStore):
                 self._join(world_size, wait_for_workers, deadline)
                 return
             except DistNetworkError:
-                # It was a store that was just ending, such as an earlier run's on the same port; ours is yet to come.
+                # That store was just ending, such as an earlier run's on the same port; ours is yet to start.
                 if self._is_master or deadline.expired():
                     raise
 
@@ -175,10 +173,10 @@ class TCPStore(RequestStore):
         return reply
 
     def bequeath(self, values: Mapping[str, Value]) -> None:
-        """Have the server set `values`, those that are missing, when this store's connection to it ends, in any way.
+        """Have the server set those of `values` that are missing when this store's connection to it ends in any way.
 
-        It is made known to the others so that this process was killed, or cut off. Use a store of its own for it, made
-        for nothing else: others may drop connections. The next call replaces this one's values.
+        So the others learn that this process was killed or disconnected. Use a separate store for it, and make no other
+        calls on that: other calls may drop connections. A later call replaces the values.
 
         Example:
             >>> with TCPStore("127.0.0.1", 0, is_master=True) as store:
@@ -207,11 +205,11 @@ class TCPStore(RequestStore):
         return self._port
 
     def take_refusals(self) -> list[str]:
-        """Return, on the master, which processes of meshdist the store turned away since the last call, and why."""
+        """Return, on the master, the processes of meshdist that the store refused since the last call, and why."""
         return self._take_refusals()
 
     def disown(self) -> None:
-        """In a forked process: let go of its parent's connections, which shall end when the parent does."""
+        """In a forked process: close the inherited connections, which must end when the parent does."""
         if isinstance(self._client, StoreClient):
             self._client.follow_fork()
 
@@ -232,7 +230,7 @@ def _close(client: StoreClient, server: StoreServer | None) -> None:
 def _context(files: TlsFiles | None, *, is_server: bool) -> SSLContext | None:
     if files is None:
         return None
-    from meshdist.tls import tls_context  # loads OpenSSL
+    from meshdist.security.tls import tls_context  # loads OpenSSL
 
     return tls_context(files, is_server=is_server)
 

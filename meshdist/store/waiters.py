@@ -1,4 +1,4 @@
-"""The requests that wait on the server for keys to be set."""
+"""Requests parked on the server until keys are set."""
 
 from __future__ import annotations
 
@@ -9,14 +9,7 @@ from meshdist.store.table import Op, Table
 
 
 class Waiter:
-    """A request whose reply waits for keys.
-
-    Attributes:
-        session: Who asked.
-        op: GET or WAIT.
-        keys: All keys it asked for.
-        missing: Those that were missing when it was last looked at.
-    """
+    """A parked request: its keys, and those missing when they were last checked."""
 
     __slots__ = ("keys", "missing", "op", "session")
 
@@ -28,32 +21,20 @@ class Waiter:
 
 
 class Waiters:
-    """The waiting requests, at most one a session, found by any key that they miss.
-
-    Example:
-        >>> import socket
-        >>> mine, theirs = socket.socketpair()
-        >>> waiters, table = Waiters(), Table()
-        >>> waiters.park(Waiter(Session(mine, b"", "a client"), Op.GET, [b"key"], [b"key"]))
-        >>> _, changed = table.apply(Op.SET, [b"key", b"value"])
-        >>> [waiter.keys for waiter in waiters.wake(changed, table)]
-        [[b'key']]
-        >>> mine.close(), theirs.close()
-        (None, None)
-    """
+    """The parked requests, at most one a session, indexed by the keys that they miss."""
 
     def __init__(self) -> None:
         self._by_session: dict[Session, Waiter] = {}
-        self._by_key: dict[bytes, dict[Waiter, None]] = {}  # a dict for its order: first come, first served
+        self._by_key: dict[bytes, dict[Waiter, None]] = {}  # in order: first come, first served
 
     def park(self, waiter: Waiter) -> None:
-        """Keep `waiter` until its keys are there, its deadline has passed, or its client has gone."""
+        """Keep `waiter` until its keys exist, its deadline passes, or its client is gone."""
         self._by_session[waiter.session] = waiter
         for key in waiter.missing:
             self._by_key.setdefault(key, {})[waiter] = None
 
     def wake(self, changed: Iterable[bytes], table: Table) -> list[Waiter]:
-        """Return, and keep no longer, those whose keys are all there now that `changed` has changed."""
+        """Remove and return the requests whose keys all exist now that `changed` has changed."""
         ready = []
         for key in changed:
             for waiter in list(self._by_key.get(key, ())):
@@ -72,11 +53,9 @@ class Waiters:
         return ready
 
     def of(self, session: Session) -> Waiter | None:
-        """Return the waiter of `session`."""
         return self._by_session.get(session)
 
     def drop(self, session: Session) -> Waiter | None:
-        """Return the waiter of `session` and keep it no longer."""
         waiter = self._by_session.pop(session, None)
         if waiter is not None:
             for key in waiter.missing:

@@ -11,11 +11,11 @@ import os
 import sys
 
 import meshdist
+from meshdist.runtime.rank_text import ranks_text
 from meshdist.topology import Topology, calibrate
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return the options."""
     parser = argparse.ArgumentParser(
         prog="python -m meshdist.topology",
         description="Show the topology of the ranks that meshrun started (of this host alone without it), or measure"
@@ -31,7 +31,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command on this rank; return its exit status."""
     options = parse(arguments)
     if "WORLD_SIZE" not in os.environ:
         if options.calibrate:
@@ -56,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def tree(topology: Topology) -> str:
-    """Return the parts of a topology, a line each, indented below the part that they are linked to."""
+    """Return one line per part of a topology, indented below its parent."""
     depth: dict[str, int] = {}
     lines = [str(topology)]
     for part in topology.parts:
@@ -67,7 +66,7 @@ def tree(topology: Topology) -> str:
         if part.link is not None:
             told.append(f"link {part.link}")
         if part.ranks:
-            told.append(f"ranks {', '.join(map(str, part.ranks))}")
+            told.append(ranks_text(part.ranks))
         if len(part.ranks) > 1:
             told.append(f"memory {part.memory}")
         lines.append(f"{'  ' * depth[part.name]}{part.name}: {'; '.join(told)}")

@@ -1,33 +1,36 @@
-"""What the algorithms of collectives cost: rounds of messages on the ways between the ranks.
+"""Costs of collective algorithms: rounds of messages on the routes between ranks.
 
-`n` is the size of the group, and the bytes of a call those of its larger side on one rank: of the array that
-all_reduce, broadcast and reduce work on, that all_gather fills, that reduce_scatter and all_to_all read, and that the
-root of gather and scatter holds.
+`n` is the size of the group. The bytes of a call are those of its larger side on one rank: the array of all_reduce,
+broadcast and reduce, the output of all_gather, the input of reduce_scatter and all_to_all, the list on the root of
+gather and scatter.
 
-- ring: a chunk travels round the group in n - 1 rounds of 1/n of the bytes; twice for all_reduce. It is optimal in
+- ring: a chunk travels around the group in n - 1 rounds of 1/n of the bytes; twice for all_reduce. It is optimal in
   bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009).
 - tree: binomial trees for broadcast, reduce, gather and scatter; recursive halving and doubling for all_gather,
-  reduce_scatter and all_reduce (Rabenseifner), by shifts of 1, 2, 4, ... as Bruck's algorithm does them, so that n may
-  be any number: the rounds and bytes are the same (Thakur, Rabenseifner and Gropp, "Optimization of collective
-  communication operations in MPICH", 2005).
-- doubling: all_reduce of all bytes in log2 n rounds, best for few bytes (the same, 4.5).
-- hierarchical: first or last inside each host, in between along the rails, which are the members of equal place in
-  their hosts. Only for groups with equally many members, more than one, on each of several hosts.
+  reduce_scatter and all_reduce (Rabenseifner), with shifts of 1, 2, 4, ... as in Bruck's algorithm, so that n may be
+  any number; rounds and bytes are the same (Thakur, Rabenseifner and Gropp, "Optimization of collective communication
+  operations in MPICH", 2005).
+- doubling: all_reduce of all bytes in log2 n rounds, best for small messages (the same paper, 4.5).
+- hierarchical: inside each host first or last, and between hosts along the rails, which connect the members of equal
+  index in their hosts. Only for groups with the same number of members, at least two, on each of several hosts.
 
-Arithmetic is taken to cost nothing; what is measured includes it.
+Arithmetic is free in the model; measured curves include it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from meshdist.collectives.registry import dataflow_of, functions, sampled_rounds
 from meshdist.topology.routes import NOTHING, Cost, Routes
 
 if TYPE_CHECKING:
-    from meshdist.mesh.rank_list import Ranks
+    from meshdist.mesh.layout.rank_list import Ranks
 
 Algorithm = Callable[[Routes, "Ranks"], "Cost | None"]
 
@@ -37,7 +40,6 @@ def _shift(routes: Routes, groups: Ranks, distance: int) -> Cost:
 
 
 def _distances(size: int) -> list[int]:
-    """Return 1, 2, 4, ... below `size`."""
     return [1 << power for power in range((size - 1).bit_length())]
 
 
@@ -57,17 +59,15 @@ def doubling_pass(routes: Routes, groups: Ranks) -> Cost:
 
 
 def ring_all_reduce(routes: Routes, groups: Ranks) -> Cost:
-    """Reduce_scatter by a ring, then all_gather by one."""
     return ring_pass(routes, groups).times(2, 1)
 
 
 def halving_doubling(routes: Routes, groups: Ranks) -> Cost:
-    """Reduce_scatter by recursive halving, then all_gather by recursive doubling."""
     return doubling_pass(routes, groups).times(2, 1)
 
 
 def recursive_doubling(routes: Routes, groups: Ranks) -> Cost:
-    """All bytes exchanged with partners at distances 1, 2, 4, ...; ranks beyond a power of two fold into others."""
+    """Exchange all bytes with partners at distances 1, 2, 4, ...; ranks beyond a power of two fold into others."""
     size = groups.shape[1]
     power = 1 << (size.bit_length() - 1)
     extra = size - power
@@ -92,7 +92,7 @@ def binomial(routes: Routes, groups: Ranks) -> Cost:
 
 
 def binomial_blocks(routes: Routes, groups: Ranks) -> Cost:
-    """Gather or scatter along a binomial tree: each message carries the blocks of the whole branch."""
+    """Gather or scatter along a binomial tree: each message carries the blocks of a whole subtree."""
     size = groups.shape[1]
     cost = NOTHING
     for distance in _distances(size):
@@ -107,7 +107,7 @@ def scatter_ring(routes: Routes, groups: Ranks) -> Cost:
 
 
 def direct(routes: Routes, groups: Ranks) -> Cost:
-    """Gather or scatter by one message between the root and each other rank, one after the other."""
+    """Gather or scatter with one message between the root and each other rank, one after the other."""
     size = groups.shape[1]
     if size == 1:
         return NOTHING
@@ -144,14 +144,14 @@ def dissemination(routes: Routes, groups: Ranks) -> Cost:
 
 
 def to_the_next(routes: Routes, groups: Ranks) -> Cost:
-    """Every rank but the last sends to the one behind it, as the stages of a pipeline do."""
+    """Every rank but the last sends to the next one, as the stages of a pipeline do."""
     return routes.round(groups[:, :-1], groups[:, 1:])
 
 
 def by_hosts(routes: Routes, groups: Ranks) -> tuple[Ranks, Ranks] | None:
-    """Return the parts of the groups inside hosts, and their rails, as rows; None where there are no such.
+    """Return the parts of the groups inside hosts, and their rails, as rows; None if they are not regular.
 
-    Every group must have equally many members on each of its hosts, more than one, and more than one host.
+    Every group must have the same number of members, at least two, on each of its hosts, and at least two hosts.
     """
     num_groups, size = groups.shape
     order = np.argsort(routes.host[groups], axis=1, kind="stable")
@@ -162,7 +162,7 @@ def by_hosts(routes: Routes, groups: Ranks) -> tuple[Ranks, Ranks] | None:
         return None
     blocks = hosts.reshape(num_groups, -1, locals_)
     same = (blocks == blocks[:, :, :1]).all()
-    # Two neighbouring blocks of one host: the host has more members than others.
+    # Two adjacent blocks on one host: it has more members than other hosts.
     if not same or (blocks[:, 1:, 0] == blocks[:, :-1, 0]).any():
         return None
     cut = ranks.reshape(num_groups, -1, locals_)
@@ -170,9 +170,9 @@ def by_hosts(routes: Routes, groups: Ranks) -> tuple[Ranks, Ranks] | None:
 
 
 def _hierarchical(before: Algorithm | None, between: Algorithm, after: Algorithm | None, share: bool) -> Algorithm:
-    """Return the algorithm that does `before` inside hosts, `between` along rails, and `after` inside hosts.
+    """Return the algorithm that runs `before` inside hosts, `between` along rails, and `after` inside hosts.
 
-    With `share` a rail moves the bytes of its members only, one of those in a host; else all bytes.
+    With `share`, a rail moves only the bytes of its members; else all bytes.
     """
 
     def cost(routes: Routes, groups: Ranks) -> Cost | None:
@@ -236,27 +236,35 @@ ALGORITHMS: Mapping[str, Mapping[str, Algorithm]] = {
     "send": {"direct": to_the_next},
 }
 
-SAME_AS: Mapping[str, str] = {
-    "all_gather_into_tensor": "all_gather",
-    "all_gather_single": "all_gather",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_single": "reduce_scatter",
-    "all_to_all_single": "all_to_all",
-    "all_reduce_coalesced": "all_reduce",
-    "isend": "send",
-    "recv": "send",
-    "irecv": "send",
-}
+
+def algorithms_of(name: str) -> Mapping[str, Algorithm]:
+    """Return the algorithms of a name from `collective_name`; without any, the collective's default algorithm."""
+    return ALGORITHMS.get(name) or {"default": partial(as_written, name)}
+
+
+def as_written(name: str, routes: Routes, groups: Ranks) -> Cost:
+    """Return the cost of a collective's default algorithm, traced on its first rank; all ranks behave alike.
+
+    Messages between two waits are sequential, unless a rank sends and receives at the same time.
+    """
+    size = groups.shape[1]
+    if size == 1:
+        return NOTHING
+    rounds, sample_bytes = sampled_rounds(name, size)
+    found: Counter[tuple[int, int]] = Counter()
+    for messages in rounds:
+        sent = [message for message in messages if message.is_sent]
+        found.update((message.distance, message.nbytes) for message in sent or messages)
+    ways: Mapping[int, Cost] = {distance: _shift(routes, groups, distance) for distance in {way for way, _ in found}}
+    total = NOTHING
+    for (distance, nbytes), times in found.items():
+        total = total.then(ways[distance].times(times, nbytes / sample_bytes))
+    return total
 
 
 def collective_name(name: str) -> str:
-    """Return what the model calls a collective.
-
-    Raises:
-        ValueError: It knows none of this name; the message lists those it knows.
-    """
-    found = SAME_AS.get(name, name)
-    if found not in ALGORITHMS:
-        known = ", ".join(sorted([*ALGORITHMS, *SAME_AS]))
-        raise ValueError(f"cost model: unknown collective {name!r}; it knows {known}")
-    return found
+    known = functions()
+    if name not in known:
+        raise ValueError(f"cost model: unknown collective {name!r}; it knows {', '.join(sorted(known))}")
+    moved = dataflow_of(name).name
+    return moved if moved in ALGORITHMS else name

@@ -1,4 +1,4 @@
-"""CostModel: how long a collective takes on a group or along a mesh axis."""
+"""CostModel: predict the time of a collective on a group or along a mesh axis."""
 
 from __future__ import annotations
 
@@ -9,37 +9,35 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdist.mesh.layout import Layout
+from meshdist.mesh.layout.layout import Layout
 from meshdist.topology.algorithms import collective_name
-from meshdist.topology.curves import Curve, nearest
-from meshdist.topology.estimate import Estimate, Measured, by_links
-from meshdist.topology.fitting import fitted
-from meshdist.topology.hosts import parts_of_hosts
-from meshdist.topology.link import MEMORY, NETWORK
-from meshdist.topology.part import Part
+from meshdist.topology.curve import Curve, nearest
+from meshdist.topology.estimate import Estimate, Measured, by_links, fitted
+from meshdist.topology.part import MEMORY, NETWORK, Part, parts_of_hosts
 from meshdist.topology.topology import Topology
 
 if TYPE_CHECKING:
-    from meshdist.mesh.rank_list import Ranks
+    from meshdist.mesh.layout.rank_list import Ranks
 
 
-# Of a machine of which nothing is said but the number of ranks.
+# The default if only the number of ranks is known.
 RANKS_OF_A_HOST = 8
 
 
 class CostModel:
-    """Predict how long collectives take on a topology.
+    """Predict the times of collectives on a topology.
 
-    By itself it counts on the links: every algorithm's rounds, each with the latency of its longest way and the bytes
-    on its fullest link (alpha-beta; see `meshdist.topology.algorithms`), and takes the fastest. With measured curves
-    (`meshdist.calibrate`), groups of a measured kind are read off them, and others scaled from the most similar one by
-    the links; groups over numbers of hosts of which nothing was measured are up to the links alone.
+    Without measurements it counts on the links: the rounds of every algorithm, each with the latency of its longest
+        route and the bytes on its fullest link (alpha-beta; see `meshdist.topology.algorithms`), and takes the fastest.
+        With measured curves (`meshdist.calibrate`), it reads groups of a measured kind off the curves, and scales the
+        most similar curve by the links for other groups. Groups over a number of hosts without measurements use the
+        links alone.
 
     Args:
-        topology: The machine, or anything that `Topology.of` takes; or a number of ranks, on hosts of 8 (the last one
+        topology: The machine, or anything that `Topology.of` accepts; or a number of ranks on hosts of 8 (the last one
             may have fewer) with default links.
-        curves: What was measured there.
-        note: What is to be known of the measurement.
+        curves: The measurements on this machine.
+        note: A remark about the measurements.
 
     Example:
         >>> cost = CostModel(Topology.uniform(num_hosts=4, ranks_per_host=8))
@@ -55,13 +53,13 @@ class CostModel:
         self.note = note
 
     def on(self, topology: Topology | Any) -> CostModel:
-        """Return a model of another machine, made of hosts like those that were measured.
+        """Return a model of another machine that consists of hosts like the measured ones.
 
-        It has the same curves, and where they say how fast a link is (the memory between the ranks of a host, the
-        network between hosts), this one in place of the topology's.
+        It has the same curves. Links that the curves determine (the memory between ranks of a host, the network)
+        replace those of the topology.
 
         Args:
-            topology: As at the class.
+            topology: As for the class.
 
         Example:
             >>> curve = Curve("all_reduce", (2,), (1 << 10, 1 << 20), (1e-5, 1e-3))
@@ -73,11 +71,11 @@ class CostModel:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CostModel:
-        """Return the model that `save` wrote; of a plain topology file, one without measurements.
+        """Return the model written by `save`; for a plain topology file, a model without measurements.
 
         Raises:
-            ValueError: What the file says is wrong; the message names the file and the table.
-            OSError: It cannot be read.
+            ValueError: An error in the file; the message names the file and the table.
+            OSError: The file cannot be read.
         """
         from meshdist.topology.toml_file import read_curves
 
@@ -87,7 +85,7 @@ class CostModel:
         """Write topology and curves to a TOML file.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         from meshdist.topology.toml_file import curves_text, topology_text
 
@@ -114,11 +112,11 @@ class CostModel:
             group: A ProcessGroup, a DeviceMesh, global ranks in any arrangement, or how many: the first ones.
             axis: Name or index of an axis of the mesh (or of the array of ranks): all its groups call at once and
                 share the links. None: all ranks are one group.
-            algorithm: Count with this one, by the links alone. None: as described at the class.
+            algorithm: Use this algorithm and the links alone. None: as described for the class.
 
         Raises:
-            ValueError: An unknown collective or algorithm, negative bytes, or ranks that the topology does not have.
-            UnknownAxisError: There is no such axis (a KeyError and a ValueError).
+            ValueError: An unknown collective or algorithm, negative bytes, or ranks outside the topology.
+            UnknownAxisError: No such axis (a KeyError and a ValueError).
 
         Example:
             >>> cost = CostModel(Topology.uniform(2, 4))
@@ -173,7 +171,7 @@ class CostModel:
         return Estimate(costs, self._measured(name, rows, Estimate(costs)))
 
     def _measured(self, name: str, rows: Ranks, here: Estimate) -> list[Measured]:
-        """Return a measured curve for every kind of group among `rows`; nothing unless there is one for each."""
+        """Return a measured curve for every kind of group in `rows`; an empty list if one lacks a curve."""
         if rows.shape[1] == 1 or not any(curve.collective == name for curve in self.curves):
             return []
         found = []
@@ -182,7 +180,7 @@ class CostModel:
             if curve is None:
                 return []
             factors = []
-            if len(rows) > 1:  # measured was one group alone
+            if len(rows) > 1:  # the curve is of one group alone
                 factors.append((here, Estimate(by_links(self.topology, name, rows[number : number + 1]))))
             if curve.members != members:
                 factors.append((self._alike(name, members), self._alike(name, curve.members)))
@@ -190,14 +188,14 @@ class CostModel:
         return found
 
     def _kinds(self, rows: Ranks) -> dict[tuple[int, ...], int]:
-        """Return the kinds of groups: how many members on each host, the most first; with one row of each."""
+        """Return the kinds of groups (members per host, descending), each with the index of one row."""
         kinds: dict[tuple[int, ...], int] = {}
         for number, hosts in enumerate(self.topology.routes.host[rows].tolist()):
             kinds.setdefault(tuple(sorted(Counter(hosts).values(), reverse=True)), number)
         return kinds
 
     def _alike(self, name: str, members: tuple[int, ...]) -> Estimate:
-        """Return what a group with so many members on its hosts costs on hosts with the links of the first one."""
+        """Return the cost for a group with these members per host, on hosts with the links of the first host."""
         host = next(part for part in self.topology.parts if part.kind == "host")
         memory = next((part.memory for part in self.topology.parts if part.ranks), MEMORY)
         parts = [Part("network", "network")]
@@ -209,7 +207,6 @@ class CostModel:
         return Estimate(by_links(Topology(parts), name, np.arange(first).reshape(1, -1)))
 
     def _rows(self, group: Any, axis: int | str | None) -> Ranks:
-        """Return the groups that `group` and `axis` mean, as the rows of an array."""
         names = None
         if hasattr(group, "mesh"):
             group, names = group.mesh, group.mesh_dim_names
@@ -244,5 +241,4 @@ def _machine(given: Topology | Any) -> Topology:
 
 
 def axis_rows(ranks: Ranks, axis: int) -> Ranks:
-    """Return the groups along an axis of an array of ranks, as rows."""
     return np.ascontiguousarray(np.moveaxis(ranks, axis, -1)).reshape(-1, ranks.shape[axis])

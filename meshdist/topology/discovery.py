@@ -1,4 +1,4 @@
-"""Finding the topology: hosts from the cards of the peers, cores and sockets from /sys, GPUs through CuPy."""
+"""Discover the topology: hosts from the world, cores and sockets from /sys, GPUs through CuPy."""
 
 from __future__ import annotations
 
@@ -6,26 +6,24 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from meshdist.current import current_slot, current_world
-from meshdist.topology.hosts import Links, host_parts, network_part
-from meshdist.topology.link import Link
-from meshdist.topology.part import Part
+from meshdist.groups.current import current_world
+from meshdist.runtime.context import current_slot
+from meshdist.topology.part import Link, Links, Part, host_parts, network_part
 
 NODES = Path("/sys/devices/system/node")
-# GPUs that reach each other's memory without the host: what NVLink gives on common machines, within a factor of two.
+# Between GPUs with peer access: NVLink on common machines, within a factor of two.
 PEER_LINK = Link(2e-6, 200e9)
 
 
 class Machine(NamedTuple):
-    """What one host is made of.
+    """The parts of one host.
 
     Attributes:
-        cores: Processors that this process may use.
-        sockets: The numbers of processors of its NUMA nodes, where it has several; else none.
-        gpus: How many GPUs there are.
-        peers: Whether all GPUs reach each other's memory without the host.
+        cores: Processors available to this process.
+        sockets: The number of processors of each NUMA node; empty for fewer than two nodes.
+        peers: All GPUs access each other's memory directly.
     """
 
     cores: int
@@ -35,30 +33,20 @@ class Machine(NamedTuple):
 
 
 def this_machine(gpus: bool | None) -> Machine:
-    """Return what this host is made of; see `Topology.find`."""
-    from meshdist.systems import available_cores
+    from meshdist.system.platform import available_cores
 
     sockets = numa_cores(NODES)
     return Machine(available_cores(), sockets if len(sockets) > 1 else (), *_gpus(gpus))
 
 
 def numa_cores(nodes: Path) -> tuple[int, ...]:
-    """Return how many processors each NUMA node has that has any, from the directory `nodes` of /sys.
-
-    None where there is no such directory: this is no Linux, or its /sys is hidden.
-    """
+    """Return the number of processors of each NUMA node that has any; empty without the /sys directory `nodes`."""
     numbered = sorted((int(path.name[4:]), path) for path in nodes.glob("node[0-9]*"))
     counts = [cores_in((path / "cpulist").read_text()) for _, path in numbered if (path / "cpulist").is_file()]
     return tuple(count for count in counts if count)
 
 
 def cores_in(cpulist: str) -> int:
-    """Return how many processors a list such as `0-3,8` names.
-
-    Example:
-        >>> cores_in("0-3,8")
-        5
-    """
     count = 0
     for part in filter(None, cpulist.strip().split(",")):
         first, _, last = part.partition("-")
@@ -81,20 +69,16 @@ def _gpus(wanted: bool | None) -> tuple[int, bool]:
     except runtime.CUDARuntimeError:
         if wanted:
             raise
-        return 0, False  # CuPy is there, but no GPU: nothing to find
+        return 0, False  # CuPy without a GPU
     pairs = [(one, other) for one in range(count) for other in range(count) if one != other]
     return count, bool(pairs) and all(runtime.deviceCanAccessPeer(*pair) for pair in pairs)
 
 
 def find_parts(gpus: bool | None) -> list[Part]:
-    """Return the parts of the current world; see `Topology.find`.
-
-    The ranks of a host come in the order of their numbers, whatever this rank's host is made of: so all ranks find
-    the same order, and place meshes alike.
-    """
+    """Return the parts of the current world, equal on all ranks: the ranks of a host are in ascending order."""
     world, dry = current_world(), current_slot().dry
     if dry is not None and dry.topology is not None:
-        return list(dry.topology.parts)
+        return cast("list[Part]", list(dry.topology.parts))
     machine = this_machine(gpus)
     hosts: dict[str, list[int]] = {}
     for rank, host in enumerate(world.hosts(range(world.size))):
@@ -108,9 +92,9 @@ def find_parts(gpus: bool | None) -> list[Part]:
 
 
 def parts_found(name: str, ranks: Sequence[int], machine: Machine, *, linked: bool) -> list[Part]:
-    """Return the parts of one host: ranks on GPUs, one each, where there are enough; else on the host.
+    """Return the parts of one host: one rank per GPU if there are enough GPUs, else all ranks on the host.
 
-    On which socket a rank runs is not known.
+    The socket of a rank is unknown.
     """
     links = Links()
     host, *_ = host_parts(name, ranks, 0, 0, links, linked=linked)
@@ -129,12 +113,7 @@ def parts_found(name: str, ranks: Sequence[int], machine: Machine, *, linked: bo
 
 
 def unique(names: Sequence[str]) -> list[str]:
-    """Return the names, those that were there before with a number: containers may share the name of their host.
-
-    Example:
-        >>> unique(["node", "node", "other"])
-        ['node', 'node#2', 'other']
-    """
+    """Return the names with a number after repeated ones: containers may share the name of their host."""
     seen: dict[str, int] = {}
     found = []
     for name in names:

@@ -1,4 +1,4 @@
-"""Drawing a topology: the tree, the root on top, with networkx and matplotlib."""
+"""Draw the tree of a topology, the root on top, with networkx and matplotlib."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from meshdist.runtime.rank_text import ranks_text
 from meshdist.topology.folding import folded
 from meshdist.topology.graphs import graph_of
-from meshdist.topology.link import Link
-from meshdist.topology.part import Part
+from meshdist.topology.part import Link, Part
 
 SHAPES = {"network": "s", "host": "s", "socket": "o", "switch": "D", "gpu": "o"}
 # The colours of links, darker than those of parts.
 LINKS = ("#888888", "#5577aa", "#aa7744", "#558855", "#885577")
 MOST_RANKS = 4
-# Inches: of a leaf, and of a level of the tree. A page is some 10 wide: what is wider is shown smaller.
+# Inches: the width of a leaf and the height of a level of the tree.
 LEAF, LEVEL = 0.6, 1.3
 FONT = 8
-# Labels stand on links.
+# Labels are drawn over links.
 BEHIND = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
 
 
 def draw_parts(parts: Sequence[Part], ax: Any) -> Any:
-    """Draw the parts on matplotlib axes, and return those; see `Topology.draw`."""
     try:
         import matplotlib
         import networkx as nx
@@ -37,7 +36,7 @@ def draw_parts(parts: Sequence[Part], ax: Any) -> Any:
     if ax is None:
         from matplotlib import pyplot
 
-        # The labels of hosts that stand for others are wider than a leaf.
+        # Labels of hosts that represent several are wider than a leaf.
         size = (max(6.0, LEAF * (2 + max(across))), 1.6 + LEVEL * (0.6 - min(down)))
         ax = pyplot.subplots(figsize=(min(size[0], 40.0), size[1]), layout="constrained")[1]
     graph = graph_of(shown)
@@ -65,7 +64,6 @@ def draw_parts(parts: Sequence[Part], ax: Any) -> Any:
 
 
 def _write(text: str, place: tuple[float, float], has_children: bool, ax: Any) -> None:
-    """Write the label of a part: beside it where links leave it downwards, else under it."""
     if has_children:
         where: dict[str, Any] = {"xytext": (14, 0), "ha": "left", "va": "center"}
     else:
@@ -74,14 +72,6 @@ def _write(text: str, place: tuple[float, float], has_children: bool, ax: Any) -
 
 
 def families_of(linked: Sequence[Part]) -> dict[tuple[str, Link], list[Part]]:
-    """Return the parts by what their links have in common: what they lead from, as words, and how fast they are.
-
-    Example:
-        >>> from meshdist.topology import Topology
-        >>> parts = [part for part in Topology.uniform(2, 2, gpus=2).parts if part.link is not None]
-        >>> [(what, len(members)) for (what, _), members in families_of(parts).items()]
-        [('host', 2), ('gpu', 4)]
-    """
     families: dict[tuple[str, Link], list[Part]] = {}
     for part in linked:
         if part.link is not None:
@@ -90,7 +80,6 @@ def families_of(linked: Sequence[Part]) -> dict[tuple[str, Link], list[Part]]:
 
 
 def _draw_legend(families: Mapping[tuple[str, Link], Sequence[Part]], ax: Any) -> None:
-    """Say how fast the links of each family are, below the tree."""
     from matplotlib.lines import Line2D
 
     if not families:
@@ -112,21 +101,12 @@ def _draw_legend(families: Mapping[tuple[str, Link], Sequence[Part]], ax: Any) -
 
 
 def label(part: Part) -> str:
-    r"""Return the text under a part: its name inside its host, and its ranks.
-
-    Example:
-        >>> label(Part("node/gpu0", "gpu", ranks=(0, 1, 2, 3, 4)))
-        'gpu0\nranks 0, 1, 2, 3, ...'
-    """
     name = part.name.rpartition("/")[2]
-    if not part.ranks:
-        return name
-    more = ", ..." if len(part.ranks) > MOST_RANKS else ""
-    return f"{name}\nrank{'s' * (len(part.ranks) > 1)} {', '.join(map(str, part.ranks[:MOST_RANKS]))}{more}"
+    return f"{name}\n{ranks_text(part.ranks, most=MOST_RANKS)}" if part.ranks else name
 
 
 def positions(parts: Sequence[Part]) -> dict[str, tuple[float, float]]:
-    """Return where to put each part: leaves side by side, the others above the middle of theirs."""
+    """Return the position of each part: leaves side by side, other parts centred above their children."""
     children: dict[str, list[str]] = {}
     depth: dict[str, int] = {}
     for part in parts:
@@ -135,7 +115,7 @@ def positions(parts: Sequence[Part]) -> dict[str, tuple[float, float]]:
             children.setdefault(part.parent, []).append(part.name)
     across: dict[str, float] = {}
     leaves = 0
-    for part in parts:  # parents come before children, so leaves are met from the left to the right
+    for part in parts:  # parents come before children, so leaves appear from left to right
         if part.name not in children:
             across[part.name] = float(leaves)
             leaves += 1
@@ -147,13 +127,12 @@ def positions(parts: Sequence[Part]) -> dict[str, tuple[float, float]]:
 
 
 def width_of(part: Part) -> float:
-    """Return how wide to draw the link of a part: a little wider for twice the bandwidth."""
     bandwidth = part.link.bandwidth if part.link is not None else 1.0
     return min(10.0, max(0.5, 1.0 + 0.8 * math.log2(bandwidth / 1e9)))
 
 
 def _colors(parts: Sequence[Part], palette: Any) -> Mapping[str, Any]:
-    """Return a colour for each part: one for each host and what is in it, in turns."""
+    """Return a colour for each part: one per host and the parts inside it."""
     colors: dict[str, Any] = {}
     num_hosts = 0
     for part in parts:

@@ -1,4 +1,4 @@
-"""Folding equal hosts of a topology into one, for a drawing."""
+"""Fold equal hosts of a topology into one for a drawing."""
 
 from __future__ import annotations
 
@@ -7,31 +7,19 @@ from typing import Any, NamedTuple
 
 from meshdist.topology.part import Part
 
-# So many equal hosts are drawn one by one.
+# Up to this many equal hosts are drawn individually.
 MOST_EQUAL = 4
 
 
 class Folded(NamedTuple):
-    """What is drawn.
-
-    Attributes:
-        parts: Of several equal hosts, the first alone.
-        stands_for: What is written under a host that stands for others, by its name: which ones, and what each has.
-    """
+    """The parts to draw, and the label of each host that represents several equal ones."""
 
     parts: list[Part]
     stands_for: dict[str, str]
 
 
 def folded(parts: Sequence[Part]) -> Folded:
-    r"""Return the parts without the hosts that are as another one is: more than four on one network with equal links.
-
-    Example:
-        >>> from meshdist.topology import Topology
-        >>> found = folded(Topology.uniform(16, 8, gpus=8).parts)
-        >>> len(found.parts), found.stands_for
-        (10, {'host0': 'host0 … host15\n16 hosts, each 8 gpus'})
-    """
+    """Return the parts with equal hosts folded: more than four on one network with equal links become one."""
     within = _parts_within(parts)
     alike: dict[Any, list[str]] = {}
     for name, below in within.items():
@@ -47,7 +35,7 @@ def folded(parts: Sequence[Part]) -> Folded:
 
 
 def _parts_within(parts: Sequence[Part]) -> dict[str, list[Part]]:
-    """Return for each host its own part and those below it. A host that is linked to a host is a part of that."""
+    """Return each host's own part and the parts below it. A host linked to a host is a part of that host."""
     top: dict[str, str] = {}
     within: dict[str, list[Part]] = {}
     for part in parts:
@@ -61,7 +49,7 @@ def _parts_within(parts: Sequence[Part]) -> dict[str, list[Part]]:
 
 
 def _kind_of(below: Sequence[Part]) -> tuple[Any, ...]:
-    """Return what two hosts have in common that are drawn alike."""
+    """Return a key that is equal for hosts drawn alike."""
     place = {part.name: number for number, part in enumerate(below)}
     return tuple(
         (part.kind, place.get(part.parent or "", part.parent), part.link, part.memory, len(part.ranks), part.cores)

@@ -1,8 +1,8 @@
 """Topologies as networkx graphs.
 
-A node is a part, under its name. Its attributes: `kind` ("network", "host", "socket", "switch" or "gpu"), `ranks` (the
-global ranks that run on it; none if left out), `memory_latency_s` and `memory_bandwidth` (the way between them), and
-`cores`. An edge is a link, with `latency_s` in seconds and `bandwidth` in bytes per second, each way.
+A node is a part, under its name, with the attributes `kind` ("network", "host", "socket", "switch" or "gpu"), `ranks`
+(the global ranks on it; optional), `memory_latency_s` and `memory_bandwidth` (between these ranks), and `cores`. An
+edge is a link, with `latency_s` in seconds and `bandwidth` in bytes per second, in each direction.
 """
 
 from __future__ import annotations
@@ -10,17 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from meshdist.topology.link import MEMORY, Link
-from meshdist.topology.part import Part
+from meshdist.topology.part import MEMORY, Link, Part
 
 
 def parts_of(graph: Any) -> list[Part]:
-    """Return the parts of a networkx graph. The root is the first network, else the first host.
-
-    Raises:
-        ValueError: It is no tree, or attributes are missing or wrong.
-        TypeError: It is no undirected networkx graph.
-    """
+    """Return the parts of a networkx graph. The root is the first network, else the first host."""
     import networkx as nx
 
     if not isinstance(graph, nx.Graph) or graph.is_directed() or graph.is_multigraph():
@@ -31,13 +25,13 @@ def parts_of(graph: Any) -> list[Part]:
         first = next(iter(graph))
         second = next(node for node in graph if not nx.has_path(graph, first, node))
         raise ValueError(
-            f"Topology.from_graph: there is no way from {first!r} to {second!r}; link all parts, hosts through a"
+            f"Topology.from_graph: there is no route from {first!r} to {second!r}; link all parts, hosts through a"
             " node of kind 'network'"
         )
     if not nx.is_tree(graph):
         circle = " - ".join(repr(edge[0]) for edge in nx.find_cycle(graph))
         raise ValueError(
-            f"Topology.from_graph: {circle} is a circle, and there must be one way only between two ranks; put a node"
+            f"Topology.from_graph: {circle} is a cycle, but there must be one route between two ranks; put a node"
             " of kind 'switch' in the middle of GPUs that are all linked with each other"
         )
     root = _root(graph)
@@ -87,7 +81,6 @@ def _link(graph: Any, parent: Any, node: Any) -> Link:
 
 
 def graph_of(parts: Sequence[Part]) -> Any:
-    """Return the networkx Graph of `parts`."""
     import networkx as nx
 
     graph = nx.Graph()

@@ -1,27 +1,74 @@
-"""The parts that a topology is made of: a tree of networks, hosts, sockets, switches and GPUs."""
+"""Parts of a topology: a tree of networks, hosts, sockets, switches and GPUs, and the parts of a host."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from meshdist.topology.link import MEMORY, Link
+
+@dataclass(frozen=True)
+class Link:
+    """The speed of a connection in each direction: a message takes `latency_s + nbytes / bandwidth` seconds.
+
+    Args:
+        latency_s: Seconds until the first byte arrives.
+        bandwidth: Bytes per second.
+
+    Raises:
+        ValueError: A negative latency, or a bandwidth of 0 or less.
+        TypeError: An argument is not a number.
+
+    Example:
+        >>> Link(latency_s=5e-6, bandwidth=12.5e9).seconds(125_000_000)
+        0.010005
+        >>> print(Link(5e-6, 12.5e9))
+        12.5 GB/s, 5 us
+    """
+
+    latency_s: float
+    bandwidth: float
+
+    def __post_init__(self) -> None:
+        for name, value in (("latency_s", self.latency_s), ("bandwidth", self.bandwidth)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"Link: {name} must be a number, got {value!r} ({type(value).__name__})")
+        if not 0 <= self.latency_s < math.inf:
+            raise ValueError(f"Link: latency_s must be 0 or a positive number of seconds, got {self.latency_s}")
+        if not self.bandwidth > 0:
+            raise ValueError(f"Link: bandwidth must be a positive number of bytes per second, got {self.bandwidth}")
+
+    def seconds(self, nbytes: float) -> float:
+        """Return the time of a message of `nbytes` bytes that has the link to itself."""
+        return self.latency_s + nbytes / self.bandwidth
+
+    def __str__(self) -> str:
+        return f"{self.bandwidth / 1e9:.3g} GB/s, {self.latency_s * 1e6:.3g} us"
+
+
+# Defaults without a description or measurement: orders of magnitude of common machines, to compare arrangements.
+MEMORY = Link(1e-6, 50e9)
+SOCKET_LINK = Link(0.3e-6, 40e9)
+GPU_LINK = Link(2e-6, 25e9)
+NETWORK = Link(5e-6, 12.5e9)
+
 
 KINDS = ("network", "host", "socket", "switch", "gpu")
 
 
 @dataclass(frozen=True)
 class Part:
-    """Describe one part of a machine.
+    """One part of a machine.
 
     Attributes:
         name: Unique in its topology.
         kind: "network", "host", "socket", "switch" or "gpu".
-        parent: The part that this one is linked to on the way to the rest; None for the root.
-        link: To the parent. The root has none.
-        memory: The way between ranks that sit on this very part.
+        parent: The part that this one is linked to towards the root; None for the root.
+        link: The link to the parent; None for the root.
+        memory: The connection between ranks on this same part.
         ranks: The global ranks that run here.
-        cores: How many processors it has, those of parts below it included; 0 where unknown.
+        cores: The number of processors, including those of parts below; 0 if unknown.
 
     Raises:
         ValueError: An unknown kind, a parent without a link or a link without a parent.
@@ -48,11 +95,7 @@ class Part:
 
 
 def checked_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """Return `parts` in an order in which parents precede children, siblings as they were given.
-
-    Raises:
-        ValueError: Names that repeat, an unknown parent, not exactly one root, or a circle.
-    """
+    """Return `parts` with parents before children, and siblings in the given order."""
     if not parts:
         raise ValueError("topology: expected at least one part, got none")
     by_name: dict[str, Part] = {}
@@ -75,12 +118,11 @@ def checked_parts(parts: Sequence[Part]) -> tuple[Part, ...]:
     if len(ordered) < len(parts):
         reached = {part.name for part in ordered}
         lost = [part.name for part in parts if part.name not in reached]
-        raise ValueError(f"topology: the parents of {_some(lost)} run in a circle and never reach {roots[0].name!r}")
+        raise ValueError(f"topology: the parents of {_some(lost)} form a cycle and never reach {roots[0].name!r}")
     return tuple(ordered)
 
 
 def _children(parts: Sequence[Part], by_name: dict[str, Part]) -> dict[str, list[Part]]:
-    """Return the parts below each part."""
     children: dict[str, list[Part]] = {}
     for part in parts:
         if part.parent is None:
@@ -95,12 +137,7 @@ def _children(parts: Sequence[Part], by_name: dict[str, Part]) -> dict[str, list
 
 
 def checked_ranks(parts: Sequence[Part]) -> int:
-    """Return how many ranks there are, after checking that they are 0, 1, 2, ... and each sits on one part.
-
-    Raises:
-        ValueError: A rank is missing, sits in two places, or is negative; or there is none.
-        TypeError: A rank is no integer.
-    """
+    """Return the number of ranks; check that they are 0, 1, 2, ... and each on one part."""
     place: dict[int, str] = {}
     for part in parts:
         for rank in part.ranks:
@@ -126,3 +163,68 @@ def checked_ranks(parts: Sequence[Part]) -> int:
 def _some(names: Sequence[str] | dict[str, Part], most: int = 8) -> str:
     shown = [repr(name) for name in list(names)[:most]]
     return ", ".join(shown) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+ROOT = "network"
+
+
+class Links(NamedTuple):
+    memory: Link = MEMORY
+    socket: Link = SOCKET_LINK
+    gpu: Link = GPU_LINK
+    network: Link = NETWORK
+
+
+def network_part(num_hosts: int) -> list[Part]:
+    """Return the root above several hosts; empty for a single host, which is the root itself."""
+    return [Part(ROOT, "network")] if num_hosts > 1 else []
+
+
+def host_parts(name: str, ranks: Sequence[int], sockets: int, gpus: int, links: Links, *, linked: bool) -> list[Part]:
+    """Return a host and the parts in it.
+
+    Args:
+        name: The host; its sockets are `<name>/socket0` and so on, its GPUs `<name>/gpu0` and so on.
+        ranks: They run on the GPUs, else on the sockets, else on the host, in blocks of equal size.
+        sockets: The number of sockets; 0 for an undivided host.
+        gpus: The number of GPUs, spread over the sockets in blocks.
+        links: The links inside the host and to the network.
+        linked: There is a network above.
+    """
+    on_host = () if sockets or gpus else tuple(ranks)
+    parent, link = (ROOT, links.network) if linked else (None, None)
+    parts = [Part(name, "host", parent, link, links.memory, on_host)]
+    if sockets:
+        _check_spread(name, "GPUs" if gpus else "ranks", gpus or len(ranks), "sockets", sockets)
+    if gpus:
+        _check_spread(name, "ranks", len(ranks), "GPUs", gpus)
+    for index in range(sockets):
+        here = () if gpus else _block(ranks, index, sockets)
+        parts.append(Part(f"{name}/socket{index}", "socket", name, links.socket, links.memory, here))
+    for index in range(gpus):
+        parent = f"{name}/socket{index * sockets // gpus}" if sockets else name
+        here = _block(ranks, index, gpus)
+        parts.append(Part(f"{name}/gpu{index}", "gpu", parent, links.gpu, links.memory, here))
+    return parts
+
+
+def parts_of_hosts(num_ranks: int, most: int) -> list[Part]:
+    counts = [min(most, num_ranks - first) for first in range(0, num_ranks, most)]
+    parts = network_part(len(counts))
+    for index, count in enumerate(counts):
+        ranks = range(index * most, index * most + count)
+        parts += host_parts(f"host{index}", ranks, 0, 0, Links(), linked=len(counts) > 1)
+    return parts
+
+
+def _check_spread(host: str, what: str, count: int, over: str, places: int) -> None:
+    if places < 0 or count % places:
+        raise ValueError(
+            f"topology: host {host!r}: {count} {what} cannot be spread evenly over {places} {over};"
+            f" make {what} a multiple of {over}"
+        )
+
+
+def _block(ranks: Sequence[int], index: int, count: int) -> tuple[int, ...]:
+    size = len(ranks) // count
+    return tuple(ranks[index * size : (index + 1) * size])

@@ -1,63 +1,17 @@
-"""Placing meshes: which rank goes where, so that the axes that talk most stay inside hosts."""
+"""Place the ranks of a mesh so that its inner axes stay inside hosts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshdist.mesh.axis_names import UnknownAxisError, checked_names
+from meshdist.mesh.layout.axes import UnknownAxisError, checked_names
 
 if TYPE_CHECKING:
-    from meshdist.mesh.rank_list import Ranks
-    from meshdist.topology.topology import Topology
-
-
-class Placement:
-    """Keep a topology and the axes that must stay inside its hosts: what `init_device_mesh` takes as `topology`.
-
-    `Topology.inside` makes one.
-
-    Args:
-        topology: The machine.
-        axes: Names or indices of axes of the mesh to come; none: as many of the last axes as fit.
-
-    Example:
-        >>> from meshdist.topology import Topology
-        >>> Topology.uniform(2, 2).inside("tp")
-        Placement(<Topology: 4 ranks on 2 hosts: host0 (2), host1 (2)>, inside=('tp',))
-    """
-
-    def __init__(self, topology: Topology, axes: Sequence[str | int] = ()) -> None:
-        self.topology = topology
-        self.axes = tuple(axes)
-
-    def place(self, shape: Sequence[int], names: Sequence[str] | None, among: Sequence[int] | None = None) -> Ranks:
-        """Return the ranks of a mesh of this shape; see `Topology.place`."""
-        return self.topology.place(shape, names, self.axes or None, among)
-
-    def __repr__(self) -> str:
-        return f"Placement({self.topology!r}, inside={self.axes})"
-
-
-def placement_of(topology: Any, world_size: int) -> Placement:
-    """Return what a mesh's `topology=` means, a Placement or anything that `Topology.of` takes.
-
-    Raises:
-        ValueError: The topology is of another number of ranks than the world.
-        TypeError: It is no topology.
-    """
-    from meshdist.topology.topology import Topology
-
-    placement = topology if isinstance(topology, Placement) else Placement(Topology.of(topology))
-    if placement.topology.num_ranks != world_size:
-        raise ValueError(
-            f"topology: it has {placement.topology.num_ranks} ranks, but the world has {world_size};"
-            " describe where all ranks of the world run"
-        )
-    return placement
+    from meshdist.mesh.layout.rank_list import Ranks
 
 
 def place_ranks(
@@ -68,8 +22,8 @@ def place_ranks(
 ) -> Ranks:
     """Return the ranks of a mesh of `shape`; see `Topology.place`.
 
-    A mesh is filled block by block: a block is what the inner axes span, and whole blocks are cut from the ranks of
-    each host, host after host. What is left of the hosts makes up the last blocks, if they are needed and may be mixed.
+    A mesh is filled block by block: a block spans the inner axes, and whole blocks are cut from the ranks of each host,
+        host after host. The remaining ranks form the last blocks, if they are needed and may span hosts.
     """
     extents = tuple(int(extent) for extent in shape)
     if not extents or min(extents) < 1:
@@ -89,7 +43,7 @@ def place_ranks(
         _check_fits(
             hosts, block, math.prod(extents) // block, [axis_names[axis] if axis_names else axis for axis in inner]
         )
-        # Beyond what was asked: of the outer axes, too, as much as fits.
+        # Also keep as much of the outer axes inside hosts as fits.
         larger = [size for size in _block_sizes(ordered, counts) if size >= block and size % block == 0]
     else:
         larger = _block_sizes(ordered, counts)
@@ -98,7 +52,6 @@ def place_ranks(
 
 
 def _inner_axes(ndim: int, names: tuple[str, ...] | None, inside: str | int | Sequence[str | int] | None) -> list[int]:
-    """Return the axes that must stay inside, in the order of the mesh."""
     wanted = () if inside is None else (inside,) if isinstance(inside, (str, int)) else tuple(inside)
     found = set()
     for axis in wanted:
@@ -131,9 +84,9 @@ def _check_fits(hosts: Mapping[str, Sequence[int]], block: int, needed: int, nam
 
 
 def _block_sizes(extents: Sequence[int], counts: Sequence[int]) -> list[int]:
-    """Return the sizes of blocks that all fit into hosts, the largest first, and where none does, one that mostly does.
+    """Return the block sizes that all fit into hosts, the largest first; if none fits, one that mostly does.
 
-    A block spans some last axes, and an even part of the one before them.
+    A block spans some last axes, and an even part of the axis before them.
     """
     total = math.prod(extents)
     sizes = {1}
@@ -143,13 +96,13 @@ def _block_sizes(extents: Sequence[int], counts: Sequence[int]) -> list[int]:
     fitting = [size for size in sizes if sum(count // size for count in counts) * size >= total]
     if max(fitting) > 1:
         return sorted(fitting, reverse=True)
-    # Then the rows of the last axis that is not trivial, or even parts of them, and some of them will be mixed.
+    # Fall back to rows of the last nontrivial axis, or even parts of them; some will span hosts.
     row = next((extent for extent in reversed(extents) if extent > 1), 1)
     return [max(part for part in range(1, row + 1) if row % part == 0 and part <= max(counts))]
 
 
 def _cut(hosts: Sequence[Sequence[int]], block: int) -> Ranks:
-    """Return all ranks, first the whole blocks of each host, then what is left over."""
+    """Return all ranks: first the whole blocks of each host, then the remaining ranks."""
     whole = [rank for ranks in hosts for rank in ranks[: len(ranks) // block * block]]
     rest = [rank for ranks in hosts for rank in ranks[len(ranks) // block * block :]]
     return np.array(whole + rest, dtype=np.int64)

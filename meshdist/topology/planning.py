@@ -1,4 +1,4 @@
-"""plan: which shape of a mesh is fastest for what its axes have to carry."""
+"""plan: rank the shapes of a mesh by the predicted time of its communication."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 
-from meshdist.mesh.axis_names import UnknownAxisError, checked_names
+from meshdist.mesh.layout.axes import UnknownAxisError, checked_names
 from meshdist.topology.algorithms import collective_name
 from meshdist.topology.cost_model import CostModel, axis_rows
 from meshdist.topology.topology import Topology
 
 if TYPE_CHECKING:
-    from meshdist.mesh.rank_list import Ranks
+    from meshdist.mesh.layout.rank_list import Ranks
     from meshdist.topology.estimate import Estimate
 
 Calls: TypeAlias = "float | tuple[float, float]"
@@ -24,13 +24,13 @@ Volumes: TypeAlias = "Mapping[str, Traffic | Callable[[Mapping[str, int]], Traff
 
 @dataclass(frozen=True)
 class Candidate:
-    """One shape of the mesh, and what a step takes on it.
+    """One shape of the mesh, and its time per step.
 
     Attributes:
         names: The names of the axes.
-        shape: The number of ranks along each.
+        shape: The number of ranks along each axis.
         axis_seconds: Seconds per step of each axis.
-        ranks: Which rank goes where, as nested tuples would say it: `DeviceMesh("cpu", candidate.ranks, ...)`.
+        ranks: The global ranks by axes, for `DeviceMesh("cpu", candidate.ranks, ...)`.
     """
 
     names: tuple[str, ...]
@@ -49,7 +49,7 @@ class Candidate:
 
 
 class Plan(Sequence[Candidate]):
-    """The candidates of `plan`, the fastest first; printed, a table of the best ones.
+    """The candidates of `plan`, the fastest first; `print` shows a table of the best ones.
 
     Args:
         candidates: In this order.
@@ -109,25 +109,25 @@ def plan(
 ) -> Plan:
     """Rank the shapes that a mesh over all ranks can have by the time its axes need for a step. Needs no world.
 
-    Every way to write the number of ranks as a product over the axes is tried, placed as `init_device_mesh` with
-    this topology places it, and the calls of each axis are predicted, all groups of an axis at once. The calls of a
-    step are taken to come one after the other; arithmetic is not counted.
+    It tries every factorization of the number of ranks over the axes, places it as `init_device_mesh` with this
+    topology does, and predicts the calls of each axis, with all groups of an axis calling at once. The calls of a step
+    are sequential in the model; arithmetic is not counted.
 
     Args:
-        volumes: The axes in the order of the mesh, and what each carries in a step: a dict from the name of a
-            collective to its bytes (as `CostModel.predict` counts them) or to (bytes, calls). Where they depend on the
-            shape, a function that takes the sizes of the axes, as a dict, and returns such a dict. None: nothing.
-        topology: A Topology, a CostModel, anything that `Topology.of` takes, or a number of ranks, which then are on
-            hosts of 8 with default links; where 8 does not divide them, the last host has fewer.
-        sizes: For some axes, the size, or the sizes to choose from.
-        inside: Axes that must stay inside hosts: shapes where they cannot are left out. None: no axis must.
+        volumes: The axes in the order of the mesh, and the communication of each per step: a dict from the name of a
+            collective to its bytes (as in `CostModel.predict`) or to (bytes, calls). If they depend on the shape, a
+            function from the sizes of the axes, a dict, to such a dict. None: no communication.
+        topology: A Topology, a CostModel, anything that `Topology.of` accepts, or a number of ranks on hosts of 8 with
+            default links (the last host may have fewer).
+        sizes: For some axes, the size, or the allowed sizes.
+        inside: Axes that must stay inside hosts; shapes that do not allow it are omitted. None: no such axes.
 
     Returns:
-        The candidates, the fastest first; equally fast ones with the smaller sizes of the first axes first.
+        The candidates, the fastest first; ties are sorted by shape.
 
     Raises:
         ValueError: No shape fits, unknown collectives or axes, or negative bytes.
-        TypeError: Volumes that are neither dicts nor functions, or not of numbers.
+        TypeError: Volumes that are neither dicts nor functions, or not numbers.
 
     Example:
         >>> machine = Topology.uniform(2, 8, gpus=8)
@@ -159,7 +159,7 @@ def plan(
         except UnknownAxisError:
             raise
         except ValueError:
-            continue  # these axes do not fit into the hosts: no shape to plan with
+            continue  # these axes do not fit into the hosts
         carried = dict(zip(names, shape, strict=True))
         axis_seconds = {}
         for axis, name in enumerate(names):
@@ -180,7 +180,6 @@ def plan(
 
 
 def _choices(names: tuple[str, ...], sizes: Mapping[str, int | Iterable[int]] | None) -> list[frozenset[int] | None]:
-    """Return for each axis the sizes it may have, None for any."""
     given = dict(sizes or {})
     for name in given:
         if name not in names:
@@ -194,12 +193,6 @@ def _choices(names: tuple[str, ...], sizes: Mapping[str, int | Iterable[int]] | 
 
 
 def shapes(num_ranks: int, choices: Sequence[frozenset[int] | None]) -> Iterator[tuple[int, ...]]:
-    """Give every shape of `num_ranks` ranks, the sizes of each axis among its `choices`.
-
-    Example:
-        >>> list(shapes(4, [None, None]))
-        [(1, 4), (2, 2), (4, 1)]
-    """
     if len(choices) == 1:
         if choices[0] is None or num_ranks in choices[0]:
             yield (num_ranks,)
@@ -216,7 +209,6 @@ def _divisors(number: int) -> list[int]:
 
 
 def _calls(axis: str, volume: Any, sizes: Mapping[str, int]) -> list[tuple[str, float, float]]:
-    """Return the calls of an axis in a step: collective, bytes, and how many."""
     traffic = volume(sizes) if callable(volume) else volume
     if traffic is None:
         return []
@@ -238,7 +230,7 @@ def _calls(axis: str, volume: Any, sizes: Mapping[str, int]) -> list[tuple[str, 
 
 
 def _estimate(cost: CostModel, known: dict[tuple[str, bytes, int], Estimate], name: str, rows: Ranks) -> Estimate:
-    """Return the estimate for these groups; shapes that differ in other axes have the same."""
+    """Return the estimate for these groups, cached: shapes that differ in other axes share it."""
     key = name, rows.tobytes(), rows.shape[1]
     if key not in known:
         known[key] = cost.estimate(name, rows)

@@ -1,4 +1,4 @@
-"""The ways between ranks, as arrays: what a round of messages takes that are all under way at once."""
+"""Routes between ranks, as arrays: the cost of a round of simultaneous messages."""
 
 from __future__ import annotations
 
@@ -10,28 +10,25 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from meshdist.mesh.rank_list import Ranks
+    from meshdist.mesh.layout.rank_list import Ranks
     from meshdist.topology.part import Part
 
     Floats = NDArray[np.float64]
 
 
 class Cost(NamedTuple):
-    """What a round, or a whole algorithm, takes: `latency_s + nbytes * s_per_byte` seconds."""
+    """The cost of a round or an algorithm: `latency_s + nbytes * s_per_byte` seconds."""
 
     latency_s: float
     s_per_byte: float
 
     def seconds(self, nbytes: float) -> float:
-        """Return the time for `nbytes` bytes."""
         return self.latency_s + nbytes * self.s_per_byte
 
     def times(self, rounds: float, share: float) -> Cost:
-        """Return the cost of `rounds` rounds that move `share` of the bytes each."""
         return Cost(self.latency_s * rounds, self.s_per_byte * rounds * share)
 
     def then(self, other: Cost) -> Cost:
-        """Return the cost of this and, after it, `other`."""
         return Cost(self.latency_s + other.latency_s, self.s_per_byte + other.s_per_byte)
 
 
@@ -39,14 +36,11 @@ NOTHING = Cost(0.0, 0.0)
 
 
 class Routes:
-    """Know the way of every rank up the tree of parts.
+    """The route of every rank up the tree of `parts`, which are sorted parents first.
 
-    A message goes up from its sender's part to the first part above both, and down from there. It crosses the links of
-    the parts on its way, each with the latency and the bandwidth of its link; between two ranks of one part it crosses
-    that part's memory. All messages of a round share what they cross, up and down apart from each other.
-
-    Args:
-        parts: The tree, parents before children.
+    A message goes up from its sender's part to the first common ancestor, and down from there. It crosses the link of
+    each part on its route; between two ranks of one part it crosses that part's memory. Messages of a round share the
+    links, in each direction separately.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
@@ -71,12 +65,9 @@ class Routes:
         self._memory_s_per_byte = np.array([1 / part.memory.bandwidth for part in parts])
 
     def round(self, src: Ranks, dst: Ranks, weights: Floats | None = None) -> Cost:
-        """Return what it takes to send from each of `src` to the one of `dst` at the same place, all at once.
+        """Return the cost of simultaneous messages from each of `src` to the rank at the same place of `dst`.
 
-        Args:
-            src: Global ranks.
-            dst: Global ranks; where they are the senders themselves, nothing is sent.
-            weights: How many times the bytes each message has; once where None.
+        A rank sends nothing to itself. `weights` multiplies the bytes of each message; None: 1.
         """
         src, dst = src.reshape(-1), dst.reshape(-1)
         sent = src != dst
@@ -94,7 +85,7 @@ class Routes:
         slowest = float(load.max())
         for level in self._way[1:]:  # the root has no link
             up, down = level[src], level[dst]
-            # A way that ended further up repeats its last part with the number of no part.
+            # A route that ended further up is padded with numbers that are no part.
             apart = up != down
             for ends in (up, down):
                 crossed = apart & (ends < self._num_parts)
@@ -104,25 +95,21 @@ class Routes:
         return Cost(float(latency.max()), slowest)
 
     def _loads(self, ends: Ranks, crossed: NDArray[np.bool_], weights: Floats | None) -> Floats:
-        """Return how many messages cross the link (or memory) of each part."""
         shares = crossed.astype(np.float64) if weights is None else crossed * weights
         loads: Floats = np.bincount(ends, weights=shares, minlength=self._num_parts).astype(np.float64)
         return loads
 
     def everyone_to_everyone(self, groups: Ranks) -> Cost:
-        """Return what it takes if every rank sends to every other of its group, in whatever order.
+        """Return the cost if every rank sends to every other rank of its group, in any order.
 
-        Args:
-            groups: The groups, all of one size, as the rows of an array.
-
-        Returns:
-            The latency of one message, and the seconds per byte that each rank sends to each other.
+        `groups` has one group per row. The cost has the latency of one message, and the seconds per byte that each rank
+        sends to each other rank.
         """
         num_groups, size = groups.shape
         row = np.repeat(np.arange(num_groups), size)
         slowest, latency = 0.0, 0.0
         leaves = self._leaf[groups].reshape(-1)
-        # Of the members of a group, those on one part send to each other through its memory, and out to all the rest.
+        # Members on one part send to each other through its memory, and to all other members over its link.
         pairs, counts = _counted(row, leaves, self._num_parts)
         load = np.bincount(pairs, weights=counts * (counts - 1.0), minlength=self._num_parts)
         slowest = float((load * self._memory_s_per_byte).max())
@@ -143,7 +130,7 @@ class Routes:
 
 
 def _padded(ways: Sequence[Sequence[int]]) -> Ranks:
-    """Return the ways as the columns of an array; one that ends early goes on with a number of its own, of no part."""
+    """Return the routes as columns of an array; short ones are padded with a unique number that is no part."""
     depth = max(map(len, ways))
     padded = np.empty((depth, len(ways)), dtype=np.int64)
     for number, way in enumerate(ways):
@@ -153,6 +140,6 @@ def _padded(ways: Sequence[Sequence[int]]) -> Ranks:
 
 
 def _counted(row: Ranks, part: Ranks, num_parts: int) -> tuple[Ranks, Ranks]:
-    """Return the part, and the number of members there, of each group and part that have any."""
+    """Return the part, and the number of members on it, for each group and part with members."""
     keys, counts = np.unique(row * num_parts + part, return_counts=True)
     return keys % num_parts, counts

@@ -1,18 +1,43 @@
-"""Topologies, and what was measured on them, as TOML files; docs/topology.md describes the format."""
+"""Topologies and measurements as TOML files; docs/topology.md describes the format."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from meshdist.topology.bounds import MOST_PARTS, MOST_RANKS, check_number, read_bounded
-from meshdist.topology.curves import Curve
-from meshdist.topology.hosts import Links, host_parts, network_part
-from meshdist.topology.link import Link
-from meshdist.topology.part import Part
+from meshdist.topology.curve import Curve
+from meshdist.topology.part import Link, Links, Part, host_parts, network_part
+
+MOST_BYTES = 64 << 20  # of a file; 65,536 ranks as individual parts take a quarter
+MOST_PARTS = 1 << 18  # hosts, sockets, GPUs and switches, after expansion of counts
+MOST_RANKS = 1 << 20
+
+_MOST_DOTS = 32
+_STRING = re.compile(r""""(?:[^"\\\n]|\\.)*"|'[^'\n]*'""")
+_DOTTED = re.compile(rf"(?:[\w\"'-]+[ \t]*\.[ \t]*){{{_MOST_DOTS}}}")
+
+
+def read_bounded(path: str | os.PathLike[str]) -> str:
+    """Return the text of a TOML file."""
+    with open(path, "rb") as file:
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"a topology file has at most {MOST_BYTES >> 20} MiB, and this has more")
+    text = data.decode()
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count(".") > _MOST_DOTS and _DOTTED.search(_STRING.sub("_", line)):
+            raise ValueError(f"line {number} has a key of more than {_MOST_DOTS} words with dots between them")
+    return text
+
+
+def check_number(of: str, number: int, most: int) -> None:
+    if number > most:
+        raise ValueError(f"a topology has at most {most} {of}, and this asks for {number}")
+
 
 LINKS = ("memory", "socket_link", "gpu_link", "network")
 HOST_KEYS = ("name", "count", "ranks", "sockets", "gpus", *LINKS)
@@ -22,11 +47,10 @@ LINK_KEYS = ("latency_s", "latency_us", "bandwidth", "bandwidth_gb_s")
 
 
 class TomlError(ValueError):
-    """Report what is wrong in a topology file: the file, the table, what was expected and what came."""
+    """Report an error in a topology file: the file, the table, the expected and the actual value."""
 
 
 def read_topology(path: str | os.PathLike[str]) -> list[Part]:
-    """Return the parts of a topology file; see `Topology.load`."""
     table = _read(path)
     try:
         _check_keys("the file", table, (*LINKS, "host", "part", "measured"))
@@ -39,7 +63,7 @@ def read_topology(path: str | os.PathLike[str]) -> list[Part]:
 
 
 def read_curves(path: str | os.PathLike[str]) -> tuple[list[Curve], str]:
-    """Return what was measured and the note on it, of a file of `CostModel.save`; nothing without `[[measured]]`."""
+    """Return the curves and the note in a file of `CostModel.save`; nothing without `[[measured]]`."""
     table = _read(path)
     try:
         tables = enumerate(_tables(table, "measured"), 1)
@@ -153,7 +177,7 @@ def _hosts(tables: Sequence[Mapping[str, Any]], common: Links) -> list[Part]:
 
 
 def _num_parts(table: Mapping[str, Any], count: int) -> int:
-    inside = [table.get(key, 0) for key in ("sockets", "gpus")]  # what is no number is said later, with its place
+    inside = [table.get(key, 0) for key in ("sockets", "gpus")]  # wrong types are reported later, with their table
     return count * (1 + sum(number for number in inside if isinstance(number, int) and number > 0))
 
 
@@ -195,7 +219,6 @@ def _curve(where: str, table: Mapping[str, Any]) -> Curve:
 
 
 def topology_text(parts: Iterable[Part]) -> str:
-    """Return the TOML of a topology, part by part."""
     blocks = []
     for part in parts:
         lines = ["[[part]]", f"name = {_quoted(part.name)}", f"kind = {_quoted(part.kind)}"]
@@ -211,7 +234,6 @@ def topology_text(parts: Iterable[Part]) -> str:
 
 
 def curves_text(curves: Iterable[Curve], note: str) -> str:
-    """Return the TOML of what was measured; a note stands in each table."""
     last = f"note = {_quoted(note)}\n" if note else ""
     return "".join(
         f"\n[[measured]]\ncollective = {_quoted(curve.collective)}\nmembers = {list(curve.members)}\n"
@@ -225,4 +247,4 @@ def _link_text(link: Link) -> str:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text)  # a basic string of TOML has the escapes of JSON
+    return json.dumps(text)  # TOML basic strings have the escapes of JSON

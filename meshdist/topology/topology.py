@@ -1,4 +1,4 @@
-"""Topology: which rank runs where, and how fast the ways between them are."""
+"""Topology: the host of each rank, and the speed of the links between them."""
 
 from __future__ import annotations
 
@@ -7,28 +7,25 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from meshdist.topology.link import GPU_LINK, MEMORY, NETWORK, SOCKET_LINK, Link
-from meshdist.topology.part import Part, checked_parts, checked_ranks
+from meshdist.topology.part import GPU_LINK, MEMORY, NETWORK, SOCKET_LINK, Link, Part, checked_parts, checked_ranks
 
 if TYPE_CHECKING:
-    from meshdist.mesh.rank_list import Ranks
-    from meshdist.topology.placement import Placement
+    from meshdist.mesh.layout.rank_list import Ranks
     from meshdist.topology.routes import Routes
 
 
 class Topology:
-    """Describe the machine that ranks run on: hosts, sockets and GPUs, and the links between them.
+    """The machine that ranks run on: hosts, sockets and GPUs, and the links between them.
 
-    A topology is a tree, so that there is one way between any two ranks: the network, its hosts, their sockets,
-    switches and GPUs. Each part has a link to the one above it, and ranks may sit on any of them. It is found
-    (`Topology.find()`), built (`Topology.uniform`), read from a TOML file (`Topology.load`) or made of a networkx graph
-    (`Topology.from_graph`).
+    A topology is a tree with one route between any two ranks: the network, its hosts, their sockets, switches and GPUs.
+    Each part has a link to its parent, and ranks may be on any part of a host. `Topology.find()` detects it,
+    `Topology.uniform` builds it, `Topology.load` reads a TOML file, `Topology.from_graph` converts a networkx graph.
 
     Args:
         parts: The tree, in any order.
 
     Raises:
-        ValueError: No tree, ranks that are not 0, 1, 2, ..., one of them twice, or on no host.
+        ValueError: The parts are not a tree, or ranks are not 0, 1, 2, ..., repeated, or on no host.
 
     Example:
         >>> machine = Topology.uniform(2, 4)
@@ -43,7 +40,7 @@ class Topology:
         self._num_ranks = checked_ranks(self._parts)
         self._hosts = _ranks_by_host(self._parts)
 
-    # ---- Where they come from
+    # ---- Constructors
 
     @classmethod
     def uniform(
@@ -58,26 +55,26 @@ class Topology:
         gpu_link: Link = GPU_LINK,
         network: Link = NETWORK,
     ) -> Topology:
-        """Return a cluster of equal hosts, their ranks numbered on from host to host.
+        """Return a cluster of equal hosts, with consecutive ranks on each host.
 
         Args:
-            num_hosts: How many hosts.
-            ranks_per_host: How many ranks on each.
-            sockets: Sockets of a host, over which the ranks or GPUs are spread in blocks; 0: the host is not divided.
-            gpus: GPUs of a host, over which the ranks are spread in blocks; 0: ranks on processors.
-            memory: Between ranks of one socket (or host, where it is not divided; or GPU).
+            num_hosts: The number of hosts.
+            ranks_per_host: The number of ranks on each host.
+            sockets: Sockets per host; ranks or GPUs are spread over them in blocks. 0: an undivided host.
+            gpus: GPUs per host; ranks are spread over them in blocks. 0: ranks run on processors.
+            memory: Between ranks on one socket (or undivided host, or GPU).
             socket_link: From a socket to the middle of its host.
             gpu_link: From a GPU to the middle of its host or socket.
             network: From a host to the network; a message from host to host crosses two of them.
 
         Raises:
-            ValueError: A count below 1, or sockets and GPUs that ranks cannot be spread over evenly.
+            ValueError: A count below 1, or ranks that cannot be spread evenly over sockets and GPUs.
 
         Example:
             >>> Topology.uniform(2, 8, gpus=8).num_ranks
             16
         """
-        from meshdist.topology.hosts import Links, host_parts, network_part
+        from meshdist.topology.part import Links, host_parts, network_part
 
         for name, count in (("num_hosts", num_hosts), ("ranks_per_host", ranks_per_host)):
             if count < 1:
@@ -94,14 +91,14 @@ class Topology:
 
     @classmethod
     def find(cls, *, gpus: bool | None = None) -> Topology:
-        """Return the topology of the current world: which ranks share a host, and what this host is made of.
+        """Return the topology of the current world: the ranks of each host, and the parts of this host.
 
-        Hosts are known from what every rank left in the store when it joined; nothing more is sent. Sockets (NUMA
-        nodes) and GPUs are those of the calling rank's host, and the other hosts are taken to be alike where they have
-        ranks for them. Links are the defaults until they are measured (`meshdist.calibrate`) or given.
+        Every rank stored its host name when it joined, so no messages are sent. Sockets (NUMA nodes) and GPUs are those
+        of the calling rank's host; other hosts are assumed to be alike. Links have default speeds unless measured
+        (`meshdist.calibrate`) or given.
 
         Args:
-            gpus: Ask CuPy for GPUs and NVLink. None: if it has been imported.
+            gpus: Query GPUs and NVLink through CuPy. None: only if CuPy has been imported.
 
         Raises:
             ValueError: There is no world.
@@ -118,15 +115,15 @@ class Topology:
 
     @classmethod
     def from_graph(cls, graph: Any) -> Topology:
-        """Return the topology that a networkx graph describes; see `meshdist.topology.graphs` for its attributes.
+        """Return the topology of a networkx graph; see `meshdist.topology.graphs` for the attributes.
 
         Args:
-            graph: An undirected tree. Nodes have `kind`, and `ranks` where ranks run; edges have `latency_s` and
+            graph: An undirected tree. Nodes have `kind`, and `ranks` if any; edges have `latency_s` and
                 `bandwidth` (bytes per second).
 
         Raises:
-            ValueError: The graph has a circle, is not connected, or misses attributes; the message names the place.
-            TypeError: It is no undirected networkx graph.
+            ValueError: The graph has a cycle, is not connected, or lacks attributes.
+            TypeError: The argument is not an undirected networkx graph.
 
         Example:
             >>> import networkx as nx
@@ -143,14 +140,14 @@ class Topology:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Topology:
-        """Return the topology of a TOML file, as docs/topology.md describes it.
+        """Return the topology of a TOML file; docs/topology.md describes the format.
 
         Args:
-            path: The file. One that `CostModel.save` wrote will do: what was measured is passed over.
+            path: The file. For a file written by `CostModel.save`, measurements are ignored.
 
         Raises:
-            ValueError: What the file says is wrong; the message names the file and the table.
-            OSError: It cannot be read.
+            ValueError: An error in the file; the message names the file and the table.
+            OSError: The file cannot be read.
             ImportError: On Python 3.10 without `tomli`.
         """
         from meshdist.topology.toml_file import TomlError, read_topology
@@ -163,14 +160,14 @@ class Topology:
 
     @classmethod
     def of(cls, topology: Topology | str | bool | os.PathLike[str] | Any) -> Topology:
-        """Return what a `topology=` argument means.
+        """Return the Topology for a `topology=` argument.
 
         Args:
-            topology: A Topology, True or "auto" to find it, the path of a TOML file, or a networkx graph.
+            topology: A Topology, True or "auto" to detect it, the path of a TOML file, or a networkx graph.
 
         Raises:
-            ValueError: It is a string that is neither "auto" nor the path of a TOML file, or what it names is wrong.
-            TypeError: It is none of these.
+            ValueError: A string that is neither "auto" nor the path of a TOML file, or an invalid description.
+            TypeError: An argument of another type.
         """
         if isinstance(topology, Topology):
             return topology
@@ -190,7 +187,7 @@ class Topology:
             f" {topology!r} ({type(topology).__name__})"
         )
 
-    # ---- What it says
+    # ---- Attributes
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -204,7 +201,7 @@ class Topology:
 
     @property
     def hosts(self) -> Mapping[str, tuple[int, ...]]:
-        """The hosts that have ranks, and the ranks of each in the order of its parts."""
+        """The ranks of each host that has any, in the order of its parts."""
         return dict(self._hosts)
 
     @cached_property
@@ -225,30 +222,30 @@ class Topology:
 
     @property
     def graph(self) -> Any:
-        """A networkx Graph of the parts and links, with the attributes that `from_graph` takes; a new one each time."""
+        """A new networkx Graph of the parts and links, with the attributes of `from_graph`."""
         from meshdist.topology.graphs import graph_of
 
         return graph_of(self._parts)
 
     @cached_property
     def routes(self) -> Routes:
-        """The ways between the ranks, as arrays, on which the cost model counts."""
+        """The routes between ranks, as arrays, for the cost model."""
         from meshdist.topology.routes import Routes
 
         return Routes(self._parts)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a TOML file that `load` reads.
+        """Write a TOML file for `load`.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         from meshdist.topology.toml_file import topology_text
 
         with open(path, "w", encoding="utf-8") as file:
             file.write(topology_text(self._parts))
 
-    # ---- What it is for
+    # ---- Use
 
     def place(
         self,
@@ -257,28 +254,27 @@ class Topology:
         inside: str | int | Sequence[str | int] | None = None,
         among: Sequence[int] | None = None,
     ) -> Ranks:
-        """Return the ranks of a mesh of this shape, arranged so that axes stay inside hosts.
+        """Return the ranks of a mesh of this shape, placed so that axes stay inside hosts.
 
-        A function of its arguments alone, so that all ranks get the same.
+        Deterministic: all ranks get the same result.
 
         Args:
             shape: The number of ranks along each axis; the product is at most the number of ranks.
             names: The names of the axes.
-            inside: Names or indices of axes whose rows must not leave a host, a ValueError if they cannot. None: the
-                last axes, as many of them as fit; where hosts have too few or unequal numbers of ranks, as few rows as
-                possible leave one.
-            among: The ranks that the mesh is made of; all where None.
+            inside: Names or indices of axes whose rows must stay inside a host. None: as many of the last axes as
+                fit; if hosts have too few or unequal numbers of ranks, as few rows as possible span hosts.
+            among: The ranks of the mesh. None: all ranks.
 
         Returns:
             An int64 array of global ranks of shape `shape`.
 
         Raises:
-            ValueError: The mesh is larger than the world, names are wrong, or the axes of `inside` do not fit.
+            ValueError: The mesh is larger than the world, names are invalid, or the axes of `inside` do not fit.
 
         Example:
             >>> from meshdist.topology import Part, Link
             >>> link = Link(1e-5, 1e9)
-            >>> in_turns = Topology([  # ranks that came in turns over two hosts
+            >>> in_turns = Topology([  # ranks alternate between two hosts
             ...     Part("network", "network"),
             ...     Part("a", "host", "network", link, ranks=(0, 2, 4, 6)),
             ...     Part("b", "host", "network", link, ranks=(1, 3, 5, 7)),
@@ -297,24 +293,22 @@ class Topology:
         return place_ranks(hosts, shape, names, inside)
 
     def inside(self, *axes: str | int) -> Placement:
-        """Return this topology with the names of axes that must stay inside hosts, for `init_device_mesh`.
+        """Return this topology with axes that must stay inside hosts, for `init_device_mesh`.
 
         Args:
-            axes: Names or indices of axes of the mesh to come.
+            axes: Names or indices of axes of the new mesh.
 
         Example:
             >>> Topology.uniform(2, 4).inside("tp").place((4, 2), ("tp", "dp")).tolist()
             [[0, 4], [1, 5], [2, 6], [3, 7]]
         """
-        from meshdist.topology.placement import Placement
-
         return Placement(self, axes)
 
     def draw(self, ax: Any = None) -> Any:
-        """Draw the tree with networkx and matplotlib: the ranks on their parts, links the wider the faster.
+        """Draw the tree with networkx and matplotlib: ranks on their parts; faster links are wider.
 
-        A legend says how fast the links are, by families of equal ones. More than four equal hosts are drawn as one,
-        with the names of the first and the last.
+        A legend lists the speeds of links. More than four equal hosts are drawn as one, with the names of the first
+        and the last.
 
         Args:
             ax: The matplotlib axes to draw on. None: a new figure.
@@ -347,12 +341,11 @@ class Topology:
 
 
 def _ranks_by_host(parts: Sequence[Part]) -> dict[str, tuple[int, ...]]:
-    """Return the ranks of each host: hosts in the order of the tree, ranks in that of the parts of the host."""
     host_above: dict[str, str | None] = {}
     found: dict[str, list[int]] = {}
     for part in parts:
         above = None if part.parent is None else host_above[part.parent]
-        # A host linked to a host is one of its own: two machines with a cable between them.
+        # A host linked to a host is a separate host: two machines with a cable between them.
         host = part.name if part.kind == "host" else above
         host_above[part.name] = None if part.kind == "network" else host
         if part.ranks:
@@ -363,3 +356,38 @@ def _ranks_by_host(parts: Sequence[Part]) -> dict[str, tuple[int, ...]]:
                 )
             found.setdefault(host, []).extend(sorted(part.ranks))
     return {host: tuple(ranks) for host, ranks in found.items()}
+
+
+class Placement:
+    """A topology and the axes that must stay inside its hosts, for `init_device_mesh`; see `Topology.inside`.
+
+    Args:
+        topology: The machine.
+        axes: Names or indices of axes of the new mesh; empty: as many of the last axes as fit.
+
+    Example:
+        >>> from meshdist.topology import Topology
+        >>> Topology.uniform(2, 2).inside("tp")
+        Placement(<Topology: 4 ranks on 2 hosts: host0 (2), host1 (2)>, inside=('tp',))
+    """
+
+    def __init__(self, topology: Topology, axes: Sequence[str | int] = ()) -> None:
+        self.topology = topology
+        self.axes = tuple(axes)
+
+    def place(self, shape: Sequence[int], names: Sequence[str] | None, among: Sequence[int] | None = None) -> Ranks:
+        """Return the ranks of a mesh of this shape; see `Topology.place`."""
+        return self.topology.place(shape, names, self.axes or None, among)
+
+    def __repr__(self) -> str:
+        return f"Placement({self.topology!r}, inside={self.axes})"
+
+
+def placement_of(topology: Any, world_size: int) -> Placement:
+    placement = topology if isinstance(topology, Placement) else Placement(Topology.of(topology))
+    if placement.topology.num_ranks != world_size:
+        raise ValueError(
+            f"topology: it has {placement.topology.num_ranks} ranks, but the world has {world_size};"
+            " describe where all ranks of the world run"
+        )
+    return placement

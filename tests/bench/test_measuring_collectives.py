@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from meshdist import ReduceOp
-from meshdist.bench.cli import main
+from meshdist.bench.command_line import main
 from meshdist.bench.operations import OPERATIONS
 from meshdist.bench.values import Part, Values
-from meshdist.collectives.volume import sent_bytes
+from meshdist.collectives.registry import sent_bytes
 
 pytestmark = pytest.mark.timeout(120)
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only")
@@ -136,6 +136,7 @@ def test_sizes_that_round_to_one_are_measured_once(capsys):
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
+@pytest.mark.slow
 def test_plot(tmp_path, suffix):
     pytest.importorskip("matplotlib", reason="pictures need matplotlib")
     path = tmp_path / f"picture{suffix}"
@@ -184,7 +185,7 @@ def test_every_wrong_element_counts():
         (["-i", "0"], "expected a number of at least 1, got '0'"),
         (["-w", "-1"], "expected a number of at least 0, got '-1'"),
         (["--seconds", "0"], "expected seconds above 0, got '0'"),
-        (["--dtype", "float33"], "'float33' is no dtype; known are those of NumPy, such as float32"),
+        (["--dtype", "float33"], "'float33' is not a dtype; use one of NumPy's, such as float32"),
         (["--dtype", "object"], "--dtype has dtype object"),
         (["--op", "mean"], "unknown op 'mean'; known are sum, product, min, max, band, bor, bxor, avg; did you mean"),
         (["--op", "bxor"], "--op: op BXOR is not defined for float32: it takes integers and bool"),
@@ -251,7 +252,7 @@ def test_what_was_measured_before_an_interrupt_is_kept(tmp_path):
         running.send_signal(signal.SIGINT)
         _, said = running.communicate(timeout=60)
     assert running.returncode == 130
-    assert said == f"interrupted; what was measured is in {table}\n"
+    assert said == f"interrupted; results so far are in {table}\n"
     with table.open() as file:
         assert [line["num_bytes"] for line in csv.DictReader(file)][:1] == ["8"]
 

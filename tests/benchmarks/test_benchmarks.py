@@ -34,6 +34,14 @@ COLLECTIVES = [
     "send_recv",
     "barrier",
 ]
+# The MPI libraries come with an environment of their own, which is made when it is needed.
+TORCH = pytest.param(
+    "torch",
+    marks=[
+        pytest.mark.torch,
+        pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
+    ],
+)
 QUICK = ["--rounds", "2", "--seconds", "0.001"]
 
 
@@ -72,11 +80,7 @@ def sidebyside(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
-def is_installed(library):
-    # The MPI libraries come with an environment of their own, which is made when it is needed.
-    return library != "torch" or importlib.util.find_spec("torch") is not None
-
-
+@pytest.mark.slow
 def test_backend_mpi_is_compared_with_mpi_itself(script):
     done = script(
         "compare.py", "--libraries", "meshdist-mpi,openmpi", "--collectives", "all_reduce", "--sizes", "8", *QUICK
@@ -87,6 +91,7 @@ def test_backend_mpi_is_compared_with_mpi_itself(script):
     assert "| Open MPI / meshdist on MPI |" in done.stdout
 
 
+@pytest.mark.slow
 def test_between_hosts_measures(script):
     done = script("between_hosts.py", "--per-host", "2", "--collectives", "all_reduce,barrier", "--sizes", "8", *QUICK)
     if "between_hosts.py: ip" in done.stderr or "needs the program ip" in done.stderr:
@@ -95,6 +100,7 @@ def test_between_hosts_measures(script):
     assert "| 2 x 2 ranks | size | meshdist |" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_start_on_two_hosts_is_timed(script, tmp_path):
     path = tmp_path / "out.json"
     done = script("start_between_hosts.py", "--per-host", "2", "--rounds", "1", "--json", path)
@@ -107,9 +113,8 @@ def test_the_start_on_two_hosts_is_timed(script, tmp_path):
 
 
 @pytest.mark.parametrize("library", ["meshdist", "torch", "openmpi", "mpich"])
+@pytest.mark.slow
 def test_compare_measures_every_collective(script, tmp_path, library):
-    if not is_installed(library):
-        pytest.skip(f"{library} is not installed")
     libraries = ["meshdist"] if library == "meshdist" else ["meshdist", library]
     paths = ["--json", tmp_path / "out.json", "--markdown", tmp_path / "page.md"]
     done = script("compare.py", "--libraries", ",".join(libraries), "--sizes", "8,100", *QUICK, *paths)
@@ -132,6 +137,7 @@ def test_compare_measures_every_collective(script, tmp_path, library):
     assert {line.count("|") for line in rows} == {3 + len(libraries) + ratios}
 
 
+@pytest.mark.slow
 def test_shared_arrays_are_a_column_for_all_reduce(script, tmp_path):
     libraries = ["--libraries", "meshdist,meshdist-shared", "--collectives", "all_reduce,broadcast"]
     done = script("compare.py", *libraries, "--sizes", "300000", *QUICK, "--json", tmp_path / "out.json")
@@ -140,6 +146,7 @@ def test_shared_arrays_are_a_column_for_all_reduce(script, tmp_path):
     assert [list(found["times"]) for found in results] == [["meshdist", "meshdist-shared"], ["meshdist"]]
 
 
+@pytest.mark.slow
 def test_several_numbers_of_ranks_and_a_picture(script, tmp_path):
     pytest.importorskip("matplotlib", reason="pictures need matplotlib")
     args = ["--libraries", "meshdist", "--ranks", "2,3", "--collectives", "all_reduce,barrier", "--sizes", "8,100"]
@@ -181,6 +188,7 @@ def test_means_are_those_of_the_ratios(sidebyside):
     ]
 
 
+@pytest.mark.slow
 def test_overlap_measures_every_kind(script, tmp_path):
     done = script("overlap.py", "--size", "100000", "--rounds", "2", "--json", tmp_path / "out.json")
     assert done.returncode == 0, done.stderr
@@ -249,6 +257,7 @@ def test_wrong_options_are_refused(script, name, args, message):
     assert message in done.stderr
 
 
+@pytest.mark.slow
 def test_startup_times_import_and_launch(script, tmp_path):
     done = script(
         "startup.py", "--libraries", "meshdist", "--ranks", "2", "--rounds", "1", "--json", tmp_path / "out.json"
@@ -263,6 +272,7 @@ def test_startup_times_import_and_launch(script, tmp_path):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 reads TOML with tomli, which need not be installed")
+@pytest.mark.slow
 def test_cost_model_is_calibrated_and_compared(script, tmp_path):
     paths = ["--json", tmp_path / "out.json", "--markdown", tmp_path / "page.md", "--model", tmp_path / "cost.toml"]
     few = ["--sizes", "4096,65536", "--seconds", "0.1", "--rounds", "2", "--turn", "0.001"]
@@ -285,10 +295,9 @@ def test_how_many_predictions_are_near(monkeypatch):
     assert within(ratios) == "3 of 5 within a factor of 1.5; the farthest is 0.50"
 
 
-@pytest.mark.parametrize("library", ["torch", "openmpi", "mpich"])
+@pytest.mark.parametrize("library", [TORCH, "openmpi", "mpich"])
+@pytest.mark.slow
 def test_launched_script_works_with_each_library(sidebyside, library):
-    if not is_installed(library):
-        pytest.skip(f"{library} is not installed")
     from sidebyside.libraries import BENCHMARKS as folder
     from sidebyside.libraries import environment, installed
 
@@ -300,6 +309,7 @@ def test_launched_script_works_with_each_library(sidebyside, library):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_mesh_scale_times_meshes(script, tmp_path):
     path = tmp_path / "out.json"
     done = script("mesh_scale.py", "--libraries", "meshdist", "--rounds", "2", "--json", path)
@@ -310,6 +320,7 @@ def test_mesh_scale_times_meshes(script, tmp_path):
     assert "| init_device_mesh of 256 x 256 |" in done.stdout
 
 
+@pytest.mark.slow
 def test_mesh_start_counts_one_request_of_each_rank(script, tmp_path):
     path = tmp_path / "out.json"
     done = script("mesh_start.py", "--ranks", "4", "--rounds", "1", "--json", path)
@@ -320,6 +331,7 @@ def test_mesh_start_counts_one_request_of_each_rank(script, tmp_path):
     assert "| requests to the store of a rank, for the mesh | 1 |" in done.stdout
 
 
+@pytest.mark.slow
 def test_cells_of_a_notebook_are_timed(script, tmp_path):
     path = tmp_path / "times.json"
     done = script("notebook_cell.py", "--workers", "2", "--rounds", "1", "--cells", "2", "--json", path)
@@ -329,6 +341,7 @@ def test_cells_of_a_notebook_are_timed(script, tmp_path):
     assert all(0 < begun <= over for rounds in times.values() for begun, over in rounds)
 
 
+@pytest.mark.slow
 def test_what_a_call_costs_above_its_plan_is_measured(script, tmp_path):
     path = tmp_path / "times.json"
     script("call_overhead.py", "--rounds", "2", "--calls", "3", "--json", path)  # its status is about the goals
@@ -347,10 +360,9 @@ def test_the_way_from_a_clone_to_a_model_is_that_of_the_readme():
     ]
 
 
-@pytest.mark.parametrize("library", ["meshdist", "torch"])
+@pytest.mark.parametrize("library", ["meshdist", TORCH])
+@pytest.mark.slow
 def test_the_same_meshes_are_timed_with_each_library(sidebyside, library):
-    if not is_installed(library):
-        pytest.skip(f"{library} is not installed")
     from sidebyside import scale
 
     found = scale.square(getattr(scale, library)(), 2)
@@ -358,6 +370,7 @@ def test_the_same_meshes_are_timed_with_each_library(sidebyside, library):
     assert all(seconds > 0 for seconds in found.values())
 
 
+@pytest.mark.slow
 def test_training_compares_meshes_with_one_rank(script, tmp_path):
     path = tmp_path / "out.json"
     done = script("training.py", "--meshes", "2x1", "--steps", "3", "--rounds", "1", "--json", path)
@@ -524,6 +537,7 @@ def test_times_and_sizes_are_readable(sidebyside):
     [["--seed", "5"], ["--tcp", "--seed", "5"], ["--hosts", "2", "--seed", "1747188", "--first", "19"]],
     ids=["shared memory", "tcp", "hosts"],
 )
+@pytest.mark.slow
 def test_soak_finds_no_wrong_value(script, way):
     done = script("soak.py", "--seconds", "0.3", "--steps", "12", "--timeout", "20", *way)
     assert done.returncode == 0, done.stderr
@@ -532,6 +546,7 @@ def test_soak_finds_no_wrong_value(script, way):
 
 
 @pytest.mark.parametrize("way", [[], ["--hosts", "2"]], ids=["shared memory", "hosts"])
+@pytest.mark.slow
 def test_faults_are_noticed(script, way):
     faults = ["kill", "raise", "mismatch"]
     limits = ["--trials", "3", "--seconds", "60", "--slack", "15"]
@@ -541,6 +556,7 @@ def test_faults_are_noticed(script, way):
     assert all(f"| {fault} | 1 |" in done.stdout for fault in faults)
 
 
+@pytest.mark.slow
 def test_who_raises_is_named_by_those_that_it_never_met(script):
     trial = ["--seed", "3801853", "--first", "26", "--trials", "1", "--seconds", "60"]
     done = script("soak_faults.py", "--tcp", "--timeout", "40", "--slack", "15", *trial)

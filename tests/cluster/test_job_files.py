@@ -115,11 +115,17 @@ def test_slurm_starts_a_script_of_ones_own(tools, tmp_path, name):
 )
 def test_what_srun_is_told(tools, tmp_path, name, options):
     (tmp_path / "empty.py").touch()
-    told = tmp_path / "told"
-    variables = {**tools, **job(1, 1), "STUB_OPTIONS": str(told), "SLURM_CPUS_PER_TASK": "6", "RANKS_PER_NODE": "1"}
+    options_file = tmp_path / "options"
+    variables = {
+        **tools,
+        **job(1, 1),
+        "STUB_OPTIONS": str(options_file),
+        "SLURM_CPUS_PER_TASK": "6",
+        "RANKS_PER_NODE": "1",
+    }
     run(["bash", str(FOLDER / name), "empty.py"], tmp_path, **variables)
     # A rank that fails ends the others; ranks of one task have its processors.
-    assert set(told.read_text().splitlines()) == {"--kill-on-bad-exit=1", *options}
+    assert set(options_file.read_text().splitlines()) == {"--kill-on-bad-exit=1", *options}
 
 
 def test_batch_script_that_forgets_srun_is_told_so(tools, tmp_path):

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.timeout(120)
 
 MEET = """
 import os, sys, time
-from meshdist.rendezvous import rendezvous
+from meshdist.bootstrap.rendezvous import rendezvous
 store, rank, size = rendezvous("env://", timeout=60)
 if store.add("there", 1) == size:
     store.set("all", "")

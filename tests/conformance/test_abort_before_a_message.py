@@ -1,4 +1,4 @@
-"""Who waits for a rank that gives up, to send its first message or to take one, is told so."""
+"""A rank raises if its peer gives up before their first message."""
 
 import numpy as np
 import pytest

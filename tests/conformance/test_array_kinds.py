@@ -38,7 +38,10 @@ def check(wrap, case, rank, size, what):
         kept.check(want, f"{what}, an output")
 
 
-@pytest.mark.parametrize("kind", array_kinds.KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.torch] if "tensor" in kind else []) for kind in array_kinds.KINDS],
+)
 def test_every_collective(world_of_3, kind):
     _, dtype, _ = array_kinds.KINDS[kind]
     if dtype in EXTENSIONS:

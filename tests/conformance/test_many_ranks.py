@@ -38,6 +38,7 @@ def equal(actual, expected, what):
     "backend",
     ["threads", *(f"gloo{way}" for way in ("", "-slots", "-tcp")), *(["mpi-mpich"] if RUNS_ALL else [])],
 )
+@pytest.mark.slow
 def test_every_collective_on_nine_ranks(worlds, backend):
     worlds.world(backend, SIZE).run(everything)
     if backend != "threads":

@@ -11,7 +11,7 @@ from mpi_worlds import RUNS_ALL
 from mpi_worlds import WORLDS as MPI_WORLDS
 
 import meshdist as dist
-from meshdist.deadline import Deadline
+from meshdist.system.deadline import Deadline
 
 pytestmark = pytest.mark.timeout(120)
 KIB = cases.KIB
@@ -241,6 +241,111 @@ def many_in_flight(count):
 
 def test_many_in_flight(world):
     world.run(many_in_flight, 2000)
+
+
+def pairs_meet(rounds):
+    """Make messages of one number known to both sides, so that receives of them are not posted at once."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for number in range(rounds):
+        taken = [np.full(1, -1.0) for _ in range(size)]
+        works = [dist.irecv(taken[peer], peer, tag=5) for peer in range(size) if peer != rank]
+        works += [dist.isend(np.full(1, 10.0 * number + rank), peer, tag=5) for peer in range(size) if peer != rank]
+        for work in works[:: 1 if number % 2 else -1]:
+            work.wait()
+        assert [x.item() for x in taken] == [-1 if peer == rank else 10 * number + peer for peer in range(size)]
+    return rank, size
+
+
+def in_posting_order_of_all_kinds():
+    rank, size = pairs_meet(6)
+    after, before = (rank + 1) % size, (rank - 1) % size
+    for number in range(4):
+        for value in range(7):
+            dist.send(np.full(1, float(value)), after, tag=5)
+        dist.send(np.full(1, -1.0), after, tag=6)
+        x = [np.zeros(1) for _ in range(7)]
+        works = [dist.irecv(x[0], before, tag=5), dist.irecv(x[1], before, tag=5)]
+        if number == 1:
+            dist.recv(np.zeros(1), before, tag=6)
+        dist.recv(x[2], before, tag=5)
+        works.append(dist.irecv(x[3], before, tag=5))
+        works.append(dist.irecv(x[4], None if size == 2 else before, tag=5))
+        works += [dist.irecv(x[k], before, tag=5) for k in (5, 6)]
+        if number != 1:
+            other = dist.irecv(np.zeros(1), before, tag=6)
+            assert other.source_rank() == before
+        works[2].wait()
+        for work in works[::-1]:
+            work.wait()
+            assert work.source_rank() == before
+        assert [y.item() for y in x] == [*range(7)]
+        dist.barrier()
+
+
+def test_receives_of_known_messages_are_matched_in_posting_order(world):
+    world.run(in_posting_order_of_all_kinds)
+
+
+def without_a_wait():
+    rank, size = pairs_meet(6)
+    after, before = (rank + 1) % size, (rank - 1) % size
+    for _ in range(3):
+        x, y, seen = np.zeros(1), np.zeros(1), []
+        polled, told = dist.irecv(x, before, tag=5), dist.irecv(y, before, tag=5)
+        told.get_future().add_done_callback(lambda _, y=y, seen=seen: seen.append(y.item()))
+        dist.send(np.full(1, 1.0), after, tag=5)
+        dist.send(np.full(1, 2.0), after, tag=5)
+        deadline = Deadline(20)
+        while not (polled.is_completed() and seen):
+            assert not deadline.expired()
+        assert (x.item(), seen) == (1.0, [2.0])
+        assert polled.is_success()
+        dist.barrier()
+
+
+def test_receives_of_known_messages_end_without_a_wait(world):
+    world.run(without_a_wait)
+
+
+def more_than_buffers_hold(count):
+    rank, size = pairs_meet(6)
+    after, before = (rank + 1) % size, (rank - 1) % size
+    taken = [np.zeros(1) for _ in range(count)]
+    works = [dist.irecv(x, before, tag=5) for x in taken]
+    for number in range(count):
+        dist.send(np.full(1, float(number)), after, tag=5)
+    dist.barrier()
+    for work in works:
+        work.wait()
+    assert [x.item() for x in taken] == [*range(count)]
+
+
+def test_receives_that_are_posted_make_room(world_of_2):
+    """All send more than any buffer holds, before anyone waits for what was posted to receive it."""
+    world_of_2.run(more_than_buffers_hold, 5000)
+
+
+def receives_that_fail():
+    rank, size = pairs_meet(6)
+    before = (rank - 1) % size
+    group = dist.new_group()
+    for _ in range(4):
+        work = group.irecv(np.zeros(1), before)
+        group.send(np.zeros(1), (rank + 1) % size)
+        work.wait()
+    works = [group.irecv(np.zeros(1), before) for _ in range(3)]
+    with pytest.raises(dist.DistTimeoutError):
+        works[1].wait(timeout=0.05)
+    works.append(group.irecv(np.zeros(1), before))
+    dist.barrier()
+    group.abort("enough")
+    for work in works:
+        with pytest.raises(dist.DistBackendError, match="enough"):
+            work.wait()
+
+
+def test_receives_of_known_messages_fail_with_their_group(world):
+    world.run(receives_that_fail)
 
 
 def one_tag_each(count):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from failing import fails
 from mpi_worlds import WORLDS as MPI_WORLDS
-from worlds import Crew
+from worlds import WorkerSet
 
 import meshdist as dist
 
@@ -130,11 +130,11 @@ def zero_bytes():
 @pytest.mark.parametrize("single_copy", ["1", "0"])
 def test_with_a_limit_of_0_every_send_waits(worlds, single_copy):
     variables = {"MESHDIST_EAGER_LIMIT": "0", "MESHDIST_SINGLE_COPY": single_copy}
-    with Crew(worlds.nursery, 2, variables) as crew:
-        crew.join()
+    with WorkerSet(worlds.nursery, 2, variables) as workers:
+        workers.join()
         for program in (every_send_waits, zero_bytes):
-            crew.start(program)
-            crew.gather()
+            workers.start(program)
+            workers.gather()
 
 
 def test_with_a_limit_of_0_every_send_waits_on_threads(monkeypatch):
@@ -161,11 +161,11 @@ def largest_buffered(num_bytes):
 
 
 def test_a_limit_beyond_the_buffers(worlds):
-    with Crew(worlds.nursery, 2, {"MESHDIST_EAGER_LIMIT": "1000000000"}) as crew:
-        crew.join()
+    with WorkerSet(worlds.nursery, 2, {"MESHDIST_EAGER_LIMIT": "1000000000"}) as workers:
+        workers.join()
         for num_bytes, _ in itertools.product((100_000, 128 * KIB, 300 * KIB), range(2)):
-            crew.start(largest_buffered, num_bytes)
-            crew.gather()
+            workers.start(largest_buffered, num_bytes)
+            workers.gather()
 
 
 def silent_peer_dies():
@@ -187,9 +187,9 @@ def killed():
 
 
 def test_a_sender_that_dies_ends_a_receipt_of_any_source(worlds):
-    with Crew(worlds.nursery, 3) as crew:
-        crew.join()
-        crew.start(silent_peer_dies)
-        crew.gather()
-        crew.start(killed)
-        assert crew.outcome(0, 20) is None
+    with WorkerSet(worlds.nursery, 3) as workers:
+        workers.join()
+        workers.start(silent_peer_dies)
+        workers.gather()
+        workers.start(killed)
+        assert workers.outcome(0, 20) is None

@@ -9,10 +9,10 @@ from itertools import permutations
 
 import pytest
 
-from meshdist.automatic_ranks import Arrival, Roster, number_ranks
-from meshdist.deadline import Deadline
+from meshdist.bootstrap.rank_assignment import Arrival, RankAssignment, number_ranks
 from meshdist.errors import DistTimeoutError
 from meshdist.store import HashStore
+from meshdist.system.deadline import Deadline
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -22,7 +22,7 @@ def arrival(token, rank=-1, world_size=3, host="a"):
 
 
 def roster_of(*entries):
-    roster = Roster()
+    roster = RankAssignment()
     for entry in entries:
         if isinstance(entry, str):
             roster.leave(entry)
@@ -61,7 +61,7 @@ def test_another_world_size_is_refused():
 
 def test_all_or_none_is_numbered():
     entries = [arrival("x"), arrival("y", world_size=2), arrival("z"), arrival("w")]
-    roster = Roster(all_or_none=True)
+    roster = RankAssignment(all_or_none=True)
     for entry in entries:
         roster.arrive(entry)
     assert not roster.ranks

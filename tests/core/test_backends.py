@@ -12,7 +12,7 @@ from backend_programs import (
     register_around,
     use_only_barrier,
 )
-from worlds import Crew
+from worlds import WorkerSet
 
 import meshdist as dist
 from meshdist.backends import Engine, Wrapper
@@ -375,10 +375,10 @@ def test_an_engine_of_messages_has_every_collective(size):
 
 
 def test_an_engine_of_messages_between_processes(worlds):
-    with Crew(worlds.nursery, 3) as crew:
-        crew.join()
-        crew.start(register_and_run_every_collective, "by_store")
-        crew.gather()
+    with WorkerSet(worlds.nursery, 3) as workers:
+        workers.join()
+        workers.start(register_and_run_every_collective, "by_store")
+        workers.gather()
 
 
 def test_calls_that_disagree_are_found_over_messages():
@@ -398,10 +398,10 @@ def test_an_engine_of_one_collective():
 
 def test_an_engine_around_that_of_the_world(worlds):
     assert dist.run(register_around, 2, ("around",), timeout=20) == [1, 1]  # one plan for three equal calls
-    with Crew(worlds.nursery, 2) as crew:
-        crew.join()
-        crew.start(register_around, "around")
-        assert crew.gather() == [1, 1]
+    with WorkerSet(worlds.nursery, 2) as workers:
+        workers.join()
+        workers.start(register_around, "around")
+        assert workers.gather() == [1, 1]
 
 
 def test_options_of_the_world_reach_its_engine():

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import meshdist as dist
-from meshdist.call import Signature, call_site
-from meshdist.debug.mismatch import disagreement
+from meshdist.runtime.call import Elements, Signature
+from meshdist.runtime.call_check import CallCheck
+from meshdist.runtime.call_site import call_site
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -26,21 +27,30 @@ def test_fingerprints_tell_calls_apart():
     assert Signature("a").fingerprint == Signature("a").fingerprint
 
 
+def described(calls, ranks):
+    return str(CallCheck(0, ranks).error(calls))
+
+
 def test_disagreement_joins_the_ranks_of_one_call():
     calls = {0: "a() at x.py:1", 2: "b() at x.py:2", 1: "a() at x.py:1"}
-    assert (
-        disagreement(calls, range(3)) == "the ranks disagree: ranks 0, 1 call a() at x.py:1; rank 2 calls b() at x.py:2"
-    )
-    assert disagreement({3: "a()", 1: "b()"}, range(4)) == "the ranks disagree: rank 1 calls b(); rank 3 calls a()"
+    assert described(calls, range(3)) == "the ranks disagree: ranks 0, 1 call a() at x.py:1; rank 2 calls b() at x.py:2"
+    assert described({3: "a()", 1: "b()"}, range(4)) == "the ranks disagree: rank 1 calls b(); rank 3 calls a()"
 
 
 def test_disagreement_says_global_ranks_where_they_are_others():
     calls = {0: "a()", 1: "a()", 2: "b()"}
-    assert disagreement(calls, (0, 3, 5)) == (
+    assert described(calls, (0, 3, 5)) == (
         "the ranks disagree: ranks 0, 1 (global ranks 0, 3) call a(); rank 2 (global rank 5) calls b()"
     )
     many = dict.fromkeys(range(40), "a()")
-    assert disagreement(many, range(40)).startswith("the ranks disagree: 40 ranks 0, 1, 2, ")
+    assert described(many, range(40)).startswith("the ranks disagree: ranks 0-39 call ")
+
+
+def test_ranks_that_disagree_are_heard_before_it_is_told():
+    said, heard = [], iter([{}, {1: "b()"}, {1: "b()", 2: "b()"}])
+    error = CallCheck(0, range(3)).explain(Signature("a()"), 2, said.append, lambda: next(heard))
+    assert re.fullmatch(r"the ranks disagree: rank 0 calls (a\(\) at \S+); ranks 1, 2 call b\(\)", str(error))
+    assert said == [re.search(r"a\(\) at [^;]+", str(error))[0]]
 
 
 def where_am_i():
@@ -103,3 +113,20 @@ def same_meaning():
 
 def test_what_does_not_matter_is_not_compared():
     dist.run(same_meaning, 2, timeout=20)
+
+
+def test_a_fingerprint_is_the_upper_half_of_a_word():
+    one, other = Signature("barrier()"), Signature("all_reduce(float32[4], op=sum)")
+    assert one.fingerprint != other.fingerprint
+    assert one.fingerprint & 0xFFFFFFFF == 0
+
+
+def test_element_counts_know_the_shapes():
+    word = Elements("float64[", [np.zeros((2, 3))])
+    assert (word, word.with_shapes) == ("float64[6]", "float64[6, shape (2, 3)]")
+
+
+def test_calls_that_disagree_are_listed_by_rank():
+    calls = {0: "barrier() at a.py:3", 1: "barrier() at a.py:3", 2: "send()"}
+    expected = "the ranks disagree: ranks 0, 1 call barrier() at a.py:3; rank 2 calls send()"
+    assert str(CallCheck(0, range(3)).error(calls)) == expected

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from meshdist.deadline import DEFAULT_TIMEOUT_S, Deadline, seconds
+from meshdist.system.deadline import DEFAULT_TIMEOUT_S, Deadline, seconds
 
 pytestmark = pytest.mark.timeout(30)
 

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from worlds import Crew, tell
+from worlds import WorkerSet, report
 
 import meshdist as dist
 from meshdist import DebugLevel
@@ -34,6 +34,12 @@ def test_off_unless_something_is_said():
     assert dist.get_debug_level() is DebugLevel.OFF
     assert [level.name for level in DebugLevel] == ["OFF", "INFO", "DETAIL"]
     assert [int(level) for level in DebugLevel] == [0, 1, 2]
+
+
+def test_a_level_prints_as_torch_prints_it():
+    level = dist.get_debug_level()
+    assert (str(level), repr(level), f"{level}") == ("DebugLevel.OFF", "<DebugLevel.OFF: 0>", "DebugLevel.OFF")
+    assert "%s" % DebugLevel.DETAIL == f"{DebugLevel.DETAIL!s}" == "DebugLevel.DETAIL"  # noqa: UP031
 
 
 @pytest.mark.parametrize("level", list(DebugLevel))
@@ -195,17 +201,17 @@ def switch():
 def switch_and_tell():
     with kept() as records:
         switch()
-    tell([message.partition(" on ")[0] for _, level, message in records if level == "DEBUG"])
+    report([message.partition(" on ")[0] for _, level, message in records if level == "DEBUG"])
     dist.set_debug_level(DebugLevel.OFF)
 
 
 def test_the_level_can_change_between_calls(worlds):
-    with Crew(worlds.nursery, 2) as crew:
-        crew.join()
-        crew.start(switch_and_tell)
+    with WorkerSet(worlds.nursery, 2) as workers:
+        workers.join()
+        workers.start(switch_and_tell)
         for rank, message in ((0, "send"), (1, "recv")):
-            assert crew.told(rank) == ["barrier", "all_reduce", "all_reduce_coalesced", message]
-        crew.gather()
+            assert workers.reported(rank) == ["barrier", "all_reduce", "all_reduce_coalesced", message]
+        workers.gather()
 
 
 def test_a_watched_call_that_fails_says_what_it_says_unwatched(monkeypatch):
@@ -259,7 +265,7 @@ def test_where_records_are_seen(when, before, after):
 
 TALKING = """
 import logging
-from meshdist.debug.levels import DebugLevel, set_debug_level
+from meshdist.debug.debug_level import DebugLevel, set_debug_level
 set_debug_level(DebugLevel.INFO)
 for _ in range(2000):
     logging.getLogger("meshdist").info("a line of many letters that must not be cut")

@@ -15,15 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from meshdist.deadline import Deadline
-from meshdist.discovery import Discovery, meet
+from meshdist.bootstrap.multicast import Beacon, Discovery, meet, sign, verify
+from meshdist.bootstrap.multicast_socket import MulticastSocket, is_multicast
 from meshdist.errors import DistNetworkError, DistTimeoutError
-from meshdist.multicast import MulticastSocket, is_multicast
-from meshdist.notices import Notice, seal, unseal
+from meshdist.system.deadline import Deadline
 
 pytestmark = pytest.mark.timeout(60)
 TOKEN = "0123456789abcdef"
-NOTICE = Notice(TOKEN, "job", "host", 4000, ("fedcba9876543210",))
+BEACON = Beacon(TOKEN, "job", "host", 4000, ("fedcba9876543210",))
 
 
 class Air:
@@ -105,17 +104,17 @@ def all_meet(discoveries, ranks, timeout_s=30.0, world_size=None):
 
 
 def test_a_notice_says_what_was_said():
-    assert unseal(seal(NOTICE, b"key"), b"key") == NOTICE
-    assert unseal(seal(NOTICE, b""), b"") == NOTICE
+    assert verify(sign(BEACON, b"key"), b"key") == BEACON
+    assert verify(sign(BEACON, b""), b"") == BEACON
 
 
 def test_without_the_secret_nothing_is_believed():
-    data = seal(NOTICE, b"key")
-    assert unseal(data, b"") is None
-    assert unseal(seal(NOTICE, b""), b"key") is None
+    data = sign(BEACON, b"key")
+    assert verify(data, b"") is None
+    assert verify(sign(BEACON, b""), b"key") is None
     for at in range(len(data)):
-        assert unseal(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], b"key") is None
-        assert unseal(data[:at], b"key") is None
+        assert verify(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :], b"key") is None
+        assert verify(data[:at], b"key") is None
 
 
 @pytest.mark.parametrize(
@@ -135,13 +134,13 @@ def test_without_the_secret_nothing_is_believed():
     ],
 )
 def test_what_is_no_notice_is_dropped_also_where_anyone_can_seal(change):
-    assert unseal(seal(NOTICE._replace(**change), b""), b"") is None
+    assert verify(sign(BEACON._replace(**change), b""), b"") is None
 
 
 def test_deep_nesting_is_dropped():
-    magic = seal(NOTICE, b"")[: -len(json.dumps(NOTICE)) - 32]
+    magic = sign(BEACON, b"")[: -len(json.dumps(BEACON)) - 32]
     body = b"[" * 60_000
-    assert unseal(magic + hmac.digest(b"", magic + body, "sha256") + body, b"") is None
+    assert verify(magic + hmac.digest(b"", magic + body, "sha256") + body, b"") is None
 
 
 # ---- Discovery
@@ -189,7 +188,7 @@ def test_two_stores_become_one(air):
 def await_store(ear):
     """Wait until somebody says that it hosts a store."""
     deadline = Deadline(30.0)
-    while not ((came := ear.receive(0.05)) and unseal(came[0], b"").port):
+    while not ((came := ear.receive(0.05)) and verify(came[0], b"").port):
         assert not deadline.expired()
 
 
@@ -215,7 +214,7 @@ def test_jobs_of_other_names_and_secrets_do_not_mix(air):
 
 def test_recordings_of_an_earlier_run_disturb_nobody(air):
     all_meet([searcher(air) for _ in range(3)], [-1] * 3)
-    recording = [data for data in air.sent if unseal(data, b"").port] + air.sent[:20]
+    recording = [data for data in air.sent if verify(data, b"").port] + air.sent[:20]
     start = time.monotonic()
     discoveries = [searcher(air) for _ in range(2)]
     for data in recording:
@@ -233,9 +232,9 @@ def test_a_store_that_is_not_there_is_passed_over(air):
         result = pool.submit(all_meet, discoveries, [-1, -1])
         while not result.done():
             came = liar.receive(0.02)
-            notice = came and unseal(came[0], b"")
+            notice = came and verify(came[0], b"")
             if notice and notice.token != "0" * 16:
-                liar.send(seal(Notice("0" * 16, "job", notice.host, 1, (notice.token,)), b""))
+                liar.send(sign(Beacon("0" * 16, "job", notice.host, 1, (notice.token,)), b""))
         assert sorted(result.result(timeout=40)) == [0, 1]
 
 
@@ -243,8 +242,8 @@ def test_who_is_missing_and_what_was_ignored_is_said(air):
     noise = air.channel()
     discovery = searcher(air, secret=b"")
     noise.send(b"noise")
-    noise.send(seal(Notice(TOKEN, "another job", "host", 0, ()), b""))
-    noise.send(seal(Notice(TOKEN, "job", "another host", 0, ()), b""))
+    noise.send(sign(Beacon(TOKEN, "another job", "host", 0, ()), b""))
+    noise.send(sign(Beacon(TOKEN, "job", "another host", 0, ()), b""))
     with pytest.raises(DistTimeoutError) as raised:
         meet(discovery, -1, 3, Deadline(0.8))
     message = str(raised.value)

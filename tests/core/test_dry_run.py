@@ -227,7 +227,7 @@ def use_store(store):
         mine.set("key", "other")
         assert mine.get("key") == b"other"
     assert store.get("key") == b"value"
-    with pytest.raises(dist.DistStoreError, match="'theirs' cannot come, as this is a dry run"):
+    with pytest.raises(dist.DistStoreError, match="'theirs' will not be set, since no other rank runs in a dry run"):
         store.wait(["key", "theirs"])
     assert not store.check(["theirs"])
     with pytest.raises(ValueError, match="decimal number"):

@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 import meshdist
-from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistStoreError, DistTimeoutError
+from meshdist.errors import CallMade, DistBackendError, DistError, DistNetworkError, DistStoreError, DistTimeoutError
 
 pytestmark = pytest.mark.timeout(30)
 CHILDREN = [DistBackendError, DistNetworkError, DistStoreError, DistTimeoutError]
@@ -29,3 +29,8 @@ def test_they_pickle(kind, peer_failed):
 
 def test_the_cause_is_here_unless_said():
     assert DistBackendError("a rank died").peer_failed is False
+
+
+def test_the_call_that_failed_in_words():
+    made = CallMade("call", 18, "train.py:42", peers_last=17)
+    assert str(made) == "its last was call 17, this is call 18, at train.py:42"

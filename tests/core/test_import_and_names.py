@@ -13,6 +13,7 @@ from datetime import timedelta
 import pytest
 
 import meshdist
+from meshdist._torch_names import no_attribute
 
 pytestmark = pytest.mark.timeout(60)
 # What is loaded when it is needed, or never.
@@ -121,7 +122,7 @@ def test_documented_arguments_are_the_parameters():
 
 
 def test_names_that_are_not_there_are_looked_up_only_when_asked_for():
-    assert "meshdist.absent" not in loaded_by("import meshdist, meshdist.launch; meshdist.all_reduce")
+    assert "meshdist._torch_names" not in loaded_by("import meshdist, meshdist.launch; meshdist.all_reduce")
     assert not hasattr(meshdist, "all_reduse")
     assert not hasattr(meshdist, "__path_to_nothing__")
     with pytest.raises(AttributeError, match="module 'meshdist' has no attribute 'all_reduse'$") as caught:
@@ -165,3 +166,8 @@ def test_collectives_say_what_they_are(name):
 
 def test_the_version_is_there():
     assert meshdist.__version__.count(".") >= 1
+
+
+def test_a_name_of_torch_that_is_missing_is_explained():
+    expected = "module 'meshdist' has no attribute 'rpc' of torch.distributed"
+    assert no_attribute(None, "", "module 'meshdist'", "rpc").args[0].partition(";")[0] == expected

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from worlds import Crew, crew_rank
+from worlds import WorkerSet, worker_rank
 
 import meshdist as dist
 from meshdist.store import TCPStore
@@ -17,8 +17,8 @@ needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="backend gloo s
 
 @pytest.fixture
 def pair(worlds):
-    with Crew(worlds.nursery, 2) as crew:
-        yield crew
+    with WorkerSet(worlds.nursery, 2) as workers:
+        yield workers
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def ipv6_port():
 
 def meet(url, variables):
     os.environ.update(variables)
-    dist.init_process_group("gloo", init_method=url, rank=crew_rank(), world_size=2, timeout=20)
+    dist.init_process_group("gloo", init_method=url, rank=worker_rank(), world_size=2, timeout=20)
     total = int(dist.all_reduce(np.array(1)))
     dist.destroy_process_group()
     return total

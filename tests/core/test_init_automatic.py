@@ -7,13 +7,13 @@ import time
 
 import numpy as np
 import pytest
-from worlds import Crew, crew_rank, tell
+from worlds import WorkerSet, report, worker_rank
 
 import meshdist as dist
-from meshdist.deadline import Deadline
-from meshdist.handshake import secret_from_environment
-from meshdist.multicast import MulticastSocket
-from meshdist.notices import unseal
+from meshdist.bootstrap.multicast import verify
+from meshdist.bootstrap.multicast_socket import MulticastSocket
+from meshdist.security.handshake import secret_from_environment
+from meshdist.system.deadline import Deadline
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -23,14 +23,14 @@ pytestmark = [
 
 @pytest.fixture
 def pair(worlds):
-    with Crew(worlds.nursery, 2) as crew:
-        yield crew
+    with WorkerSet(worlds.nursery, 2) as workers:
+        yield workers
 
 
 @pytest.fixture
 def four(worlds):
-    with Crew(worlds.nursery, 4) as crew:
-        yield crew
+    with WorkerSet(worlds.nursery, 4) as workers:
+        yield workers
 
 
 def ipv6_url(port):
@@ -122,11 +122,11 @@ def test_a_job_with_a_secret_and_one_without(worlds, port):
     """With a secret the store can be reached over the network; jobs with other secrets do not mix."""
     url = f"tcp://239.255.77.2:{port}"
     variables = [{"MESHDIST_SECRET": "one"}, {"MESHDIST_SECRET": "two"}]
-    with Crew(worlds.nursery, 2, variables[0]) as one, Crew(worlds.nursery, 2, variables[1]) as two:
-        for crew in (one, two):
-            crew.start(meet, url, 2)
-        for crew in (one, two):
-            assert sorted(crew.gather()) == [[0], [1]]
+    with WorkerSet(worlds.nursery, 2, variables[0]) as one, WorkerSet(worlds.nursery, 2, variables[1]) as two:
+        for workers in (one, two):
+            workers.start(meet, url, 2)
+        for workers in (one, two):
+            assert sorted(workers.gather()) == [[0], [1]]
 
 
 # ---- Who is wrong, who does not come
@@ -134,7 +134,7 @@ def test_a_job_with_a_secret_and_one_without(worlds, port):
 
 def try_to_join(url, rank, world_size, timeout_s):
     start = time.monotonic()
-    tell("trying")
+    report("trying")
     try:
         dist.init_process_group("gloo", init_method=url, rank=rank, world_size=world_size, timeout=timeout_s)
     except Exception as error:
@@ -146,7 +146,7 @@ def try_to_join(url, rank, world_size, timeout_s):
 def test_two_ranks_of_one_number(four, place):
     """Whichever of the two comes second is told at once; at a multicast address the others go on."""
     four.start(try_to_join, place, 1, 3, 30, ranks=[0, 1])
-    assert [four.told(rank) for rank in (0, 1)] == ["trying"] * 2
+    assert [four.reported(rank) for rank in (0, 1)] == ["trying"] * 2
     refused, (took_s, kind, message) = four.first_outcome([0, 1])
     assert kind is ValueError
     assert re.search(r"rank 1 is there already, pid \d+ on .*give each process a rank of its own", message)
@@ -158,14 +158,14 @@ def test_two_ranks_of_one_number(four, place):
         assert took_s < 5
         return
     four.start(try_to_join, place, -1, 3, 30, ranks=[2, 3])
-    assert [four.told(rank) for rank in (2, 3)] == ["trying"] * 2
+    assert [four.reported(rank) for rank in (2, 3)] == ["trying"] * 2
     assert four.outcome(1 - refused)[1:] == (None, 1)
     assert sorted(four.outcome(rank)[2] for rank in (2, 3)) == [0, 2]
 
 
 def test_who_did_not_come_is_said(pair, place):
     pair.start(try_to_join, place, -1, 3, 1.5)
-    assert [pair.told(rank) for rank in (0, 1)] == ["trying"] * 2
+    assert [pair.reported(rank) for rank in (0, 1)] == ["trying"] * 2
     for took_s, kind, message in pair.gather():
         assert kind is dist.DistTimeoutError
         assert 1.4 < took_s < 3.5
@@ -180,16 +180,16 @@ def test_who_did_not_come_is_said(pair, place):
 def test_a_file_left_over_is_named(worlds, tmp_path):
     """A rank that was killed leaves the file; who comes later is told that, and where it is."""
     url = f"file://{tmp_path}/sharedfile"
-    with Crew(worlds.nursery, 1) as killed:
+    with WorkerSet(worlds.nursery, 1) as killed:
         killed.start(try_to_join, url, -1, 2, 60)
-        assert killed.told(0) == "trying"
+        assert killed.reported(0) == "trying"
         deadline = time.monotonic() + 30
         while b"arrivals" not in file_of(tmp_path):
             assert time.monotonic() < deadline
-    with Crew(worlds.nursery, 1) as crew:
-        crew.start(try_to_join, url, -1, 2, 60)
-        assert crew.told(0) == "trying"
-        took_s, kind, message = crew.outcome(0)
+    with WorkerSet(worlds.nursery, 1) as workers:
+        workers.start(try_to_join, url, -1, 2, 60)
+        assert workers.reported(0) == "trying"
+        took_s, kind, message = workers.outcome(0)
     assert took_s < 5
     assert kind is dist.DistStoreError
     assert re.search(f"{tmp_path}/sharedfile: it was left over by an earlier run, .*delete it", message)
@@ -207,16 +207,16 @@ def test_a_killed_host_is_replaced(four, port):
     url = f"tcp://239.255.77.2:{port}"
     with MulticastSocket("239.255.77.2", port, this_host_only=True) as ear:
         four.start(try_to_join, url, -1, 3, 60, ranks=[0])
-        assert four.told(0) == "trying"
+        assert four.reported(0) == "trying"
         deadline = Deadline(30.0)
-        while not ((came := ear.receive(0.1)) and unseal(came[0], secret_from_environment()).port):
+        while not ((came := ear.receive(0.1)) and verify(came[0], secret_from_environment()).port):
             assert not deadline.expired()
     four.start(try_to_join, url, -1, 3, 60, ranks=[1])
-    assert four.told(1) == "trying"
+    assert four.reported(1) == "trying"
     four.signal(0, 9)
     assert four.ended(0)
     four.start(try_to_join, url, -1, 3, 60, ranks=[2, 3])
-    assert [four.told(rank) for rank in (2, 3)] == ["trying"] * 2
+    assert [four.reported(rank) for rank in (2, 3)] == ["trying"] * 2
     outcomes = [four.outcome(rank) for rank in (1, 2, 3)]
     assert [kind for _, kind, _ in outcomes] == [None] * 3
     assert sorted(rank for _, _, rank in outcomes) == [0, 1, 2]
@@ -230,10 +230,10 @@ def meet_and_count(url):
     meet(url, 2)
     before = held()
     meet(url, 2, times=3)
-    return before, held(), crew_rank()
+    return before, held(), worker_rank()
 
 
-def test_nothing_is_left(pair, place):
+def test_cleanup(pair, place):
     pair.start(meet_and_count, place)
     for before, after, _ in pair.gather():
         assert after == before

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-from worlds import Crew, crew_rank, tell
+from worlds import WorkerSet, report, worker_rank
 
 import meshdist as dist
 
@@ -26,8 +26,8 @@ def _own_environment(monkeypatch):
 
 @pytest.fixture
 def pair(worlds):
-    with Crew(worlds.nursery, 2) as crew:
-        yield crew
+    with WorkerSet(worlds.nursery, 2) as workers:
+        yield workers
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def by_keywords(url):
         init_method=url,
         timeout=timedelta(seconds=20),
         world_size=np.int64(2),
-        rank=np.int32(crew_rank()),
+        rank=np.int32(worker_rank()),
         group_name="train",
         pg_options=None,
         device_id=None,
@@ -61,25 +61,25 @@ def by_keywords(url):
 
 
 def by_position(url):
-    dist.init_process_group("gloo", url, timedelta(seconds=20), 2, crew_rank())
+    dist.init_process_group("gloo", url, timedelta(seconds=20), 2, worker_rank())
     return finish()
 
 
 def by_store(port):
-    store = dist.TCPStore("127.0.0.1", port, 2, crew_rank() == 0, timedelta(seconds=20))
-    dist.init_process_group("gloo", rank=crew_rank(), world_size=2, store=store, device_id=0)
+    store = dist.TCPStore("127.0.0.1", port, 2, worker_rank() == 0, timedelta(seconds=20))
+    dist.init_process_group("gloo", rank=worker_rank(), world_size=2, store=store, device_id=0)
     return finish()
 
 
 def by_one_store_twice(port):
-    with dist.TCPStore("127.0.0.1", port, 2, crew_rank() == 0, timedelta(seconds=20)) as store:
+    with dist.TCPStore("127.0.0.1", port, 2, worker_rank() == 0, timedelta(seconds=20)) as store:
         totals = []
         for name in ("first", "second"):
             part = dist.PrefixStore(name, store)
-            dist.init_process_group("gloo", rank=crew_rank(), world_size=2, store=part)
+            dist.init_process_group("gloo", rank=worker_rank(), world_size=2, store=part)
             totals.append(finish())
         store.add("ended", 1)
-        if crew_rank() == 0:  # the store is here: it stays until the other needs it no more
+        if worker_rank() == 0:  # the store is here: it stays until the other needs it no more
             store.wait(["left"], timedelta(seconds=20))
         else:
             store.set("left", "")
@@ -91,7 +91,7 @@ def in_threads(url):
     results = []
 
     def join():
-        dist.init_process_group("gloo", init_method=url, rank=crew_rank(), world_size=2, timeout=20)
+        dist.init_process_group("gloo", init_method=url, rank=worker_rank(), world_size=2, timeout=20)
 
     for step in (join, lambda: results.append(int(dist.all_reduce(np.array(1)))), dist.destroy_process_group):
         thread = threading.Thread(target=copy_context().run, args=(step,))
@@ -216,14 +216,14 @@ def in_a_file(url, rank):
     if rank == 0:
         with pytest.raises(dist.DistTimeoutError, match=r"1 of 2 ranks joined within 0.2 s; rank 1 is missing"):
             dist.init_process_group("gloo", init_method=url, rank=0, world_size=2, timeout=0.2)
-        tell("gave up")
+        report("gave up")
     dist.init_process_group("gloo", init_method=url, rank=rank, world_size=2, timeout=20)
     return finish()
 
 
 def test_a_rank_that_gave_up_may_come_again_in_the_same_file(pair, tmp_path):
     pair.start(in_a_file, f"file://{tmp_path}/meet", 0, ranks=[0])
-    assert pair.told(0) == "gave up"
+    assert pair.reported(0) == "gave up"
     pair.start(in_a_file, f"file://{tmp_path}/meet", 1, ranks=[1])
     assert pair.gather() == [2, 2]
 

@@ -1,4 +1,4 @@
-"""Processes that cannot begin together: all that meet are told at once, and who waits in vain learns why."""
+"""Processes that cannot form a world: all that have met raise at once; a timeout gives the reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from worlds import Crew, crew_rank, tell
+from worlds import WorkerSet, report, worker_rank
 
 import meshdist as dist
 from meshdist.backends import Engine
@@ -17,7 +17,7 @@ from meshdist.backends import Engine
 def join(url, rank, world_size=2, backend="gloo", timeout_s=1.5, **variables):
     """Try to join and make a call; return how long that took, and the error."""
     os.environ.update(variables)
-    tell("about to join")
+    report("about to join")
     began_s = time.monotonic()
     try:
         dist.init_process_group(
@@ -32,8 +32,8 @@ def join(url, rank, world_size=2, backend="gloo", timeout_s=1.5, **variables):
 
 @pytest.fixture
 def new_pair(worlds):
-    with Crew(worlds.nursery, 2) as crew:
-        yield crew
+    with WorkerSet(worlds.nursery, 2) as workers:
+        yield workers
 
 
 @pytest.fixture(params=["tcp", "file"])
@@ -50,10 +50,10 @@ def test_backends_that_disagree_are_an_error_on_all_ranks(new_pair, url, first):
     for rank in (first, 1 - first):
         new_pair.start(join, url, rank, 2, names[rank], 20, ranks=[rank])
         if rank == first:
-            new_pair.told(rank)
+            new_pair.reported(rank)
     for rank in (0, 1):
         if rank != first:
-            new_pair.told(rank)
+            new_pair.reported(rank)
         took_s, kind, message = new_pair.outcome(rank)
         assert kind is ValueError, message
         assert re.match(rf"init_process_group \(rank {rank} of 2\): the backends disagree: rank", message)
@@ -64,7 +64,7 @@ def test_backends_that_disagree_are_an_error_on_all_ranks(new_pair, url, first):
     new_pair.start(join, url, 0, 2, "gloo", 20, ranks=[0])
     new_pair.start(join, url, 1, 2, "gloo", 20, ranks=[1])
     for rank in (0, 1):
-        new_pair.told(rank)
+        new_pair.reported(rank)
         assert new_pair.outcome(rank)[1:] == (None, "2.0")
 
 
@@ -72,7 +72,7 @@ def test_a_backend_that_is_not_for_processes_is_an_error_on_all_ranks(new_pair, 
     for rank in (0, 1):
         new_pair.start(join, url, rank, 2, "threads", 20, ranks=[rank])
     for rank in (0, 1):
-        new_pair.told(rank)
+        new_pair.reported(rank)
         took_s, kind, message = new_pair.outcome(rank)
         assert kind is ValueError
         assert re.search("backend 'threads' is for ranks that are threads of meshdist.run; for processes use", message)
@@ -105,7 +105,7 @@ def test_a_registered_backend_that_cannot_be_made_is_an_error_on_all_ranks(new_p
     for rank in (0, 1):
         new_pair.start(join_refusing, url, rank, ranks=[rank])
     for rank in (0, 1):
-        new_pair.told(rank)
+        new_pair.reported(rank)
     took_s, kind, message = new_pair.outcome(0)
     assert kind is dist.DistBackendError
     assert (
@@ -123,10 +123,10 @@ def test_a_registered_backend_that_cannot_be_made_is_an_error_on_all_ranks(new_p
 def test_a_wrong_secret_is_told_to_those_who_wait(new_pair, port):
     url = f"tcp://127.0.0.1:{port}"
     new_pair.start(join, url, 0, 2, "gloo", 2.5, ranks=[0])
-    new_pair.told(0)
+    new_pair.reported(0)
     code = {"MESHDIST_SECRET": "another"}
     new_pair.start(join_with, code, url, 1, ranks=[1])
-    new_pair.told(1)
+    new_pair.reported(1)
     _, kind, message = new_pair.outcome(1)
     assert issubclass(kind, dist.DistNetworkError)
     assert "belongs to another job" in message
@@ -149,7 +149,7 @@ def test_a_wrong_world_size_ends_the_wait_of_the_others(new_pair, port, size_of_
     new_pair.start(join, url, 0, size_of_0, "gloo", 30, ranks=[0])
     new_pair.start(join, url, 1, 5 - size_of_0, "gloo", 30, ranks=[1])
     for place in (0, 1):
-        new_pair.told(place)
+        new_pair.reported(place)
         took_s, kind, message = new_pair.outcome(place)
         assert kind is ValueError
         assert re.search("the other ranks say that the world size is [23], this one says [32]$", message), message
@@ -160,22 +160,22 @@ def test_two_ranks_0_at_one_port(new_pair, port):
     url = f"tcp://127.0.0.1:{port}"
     for place in (0, 1):
         new_pair.start(join, url, 0, 2, "gloo", 30, ranks=[place])
-        new_pair.told(place)
+        new_pair.reported(place)
     outcomes = [new_pair.outcome(place) for place in (0, 1)]
     taken = f"127.0.0.1:{port} is taken by another socket.*; or is another process of this job rank 0"
-    told = r"refused pid \d+ on .*: rank 0 is there already; this is another rank 0 of 2$"
+    refusal = r"refused pid \d+ on .*: rank 0 is there already; this is another rank 0 of 2$"
     assert all(took_s < 10 for took_s, _, _ in outcomes)
     assert sorted(bool(re.search(taken, message)) for _, _, message in outcomes) == [False, True], outcomes
-    assert any(re.search(told, message) for _, _, message in outcomes), outcomes
+    assert any(re.search(refusal, message) for _, _, message in outcomes), outcomes
 
 
 def test_a_stranger_does_not_end_the_wait_of_a_rank(new_pair, port):
     """Whoever has not proven to be of the job is turned away, whatever it says."""
     url = f"tcp://127.0.0.1:{port}"
     new_pair.start(join, url, 0, 2, "gloo", 2.5, ranks=[0])
-    new_pair.told(0)
+    new_pair.reported(0)
     new_pair.start(join_with_size, {"MESHDIST_SECRET": "another"}, url, 3, ranks=[1])
-    new_pair.told(1)
+    new_pair.reported(1)
     assert new_pair.outcome(0)[1] is dist.DistTimeoutError
     new_pair.outcome(1)
 
@@ -213,7 +213,7 @@ def test_a_second_destroy_says_that_it_is_one(new_pair, url):
 
 
 def destroy_twice(url):
-    dist.init_process_group("gloo", init_method=url, rank=crew_rank(), world_size=2, timeout=20)
+    dist.init_process_group("gloo", init_method=url, rank=worker_rank(), world_size=2, timeout=20)
     dist.destroy_process_group()
     with pytest.raises(ValueError, match="call meshdist.init_process_group") as raised:
         dist.destroy_process_group()

@@ -113,8 +113,10 @@ def test_a_rank_that_is_killed_on_macos_is_missed(tmp_path):
         dist.destroy_process_group()
 
     if __name__ == "__main__":
+        context = dist.spawn(main, nprocs=2, join=False)
+        context.processes[0].join(60)  # to join the context would end rank 0, maybe before it has noticed
         try:
-            dist.spawn(main, nprocs=2)
+            context.join()
         except Exception as error:
             print(str(error).partition(" (")[0])
     """
@@ -170,7 +172,7 @@ REFUSED = {
     "backend 'gloo' is not available": "dist.init_process_group('gloo', 'tcp://127.0.0.1:0', rank=0, world_size=1)",
     "spawn": "dist.spawn(print, nprocs=2)",
     "%%mesh": "from meshdist.notebook.pool import Pool; Pool(2, 'gloo', 30.0, print)",
-    "meshrun": "from meshdist.launch.cli import main; main(['--nproc-per-node', '2', 'x.py'])",
+    "meshrun": "from meshdist.launch.meshrun import main; main(['--nproc-per-node', '2', 'x.py'])",
 }
 
 
@@ -210,7 +212,7 @@ import platform
 platform.machine = lambda: "aarch64"
 import numpy as np
 import meshdist as dist
-from meshdist.backends.gloo import fences
+from meshdist.backends.gloo.shm import fences
 
 assert not fences.KEEPS_ORDER
 dist.init_process_group("gloo")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshdist.overlap import KnownApart, must_copy, repeats_elements, shared_pair
+from meshdist.arrays.overlap import KnownApart, must_copy, repeats_elements, shared_pair
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -1,4 +1,4 @@
-"""The cards of the processes, and whether they live."""
+"""The cards of the processes, and the detection of their ends."""
 
 import os
 import signal
@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from meshdist.peers import Card, host_id, my_card
-from meshdist.process_watch import ProcessWatch, started_at
+from meshdist.runtime.departure import Departure, describe
+from meshdist.runtime.peers import Card, host_id, my_card
+from meshdist.system.processes import ProcessWatch, started_at
 
 pytestmark = [
     pytest.mark.timeout(30),
@@ -36,7 +37,7 @@ def test_a_card_survives_the_store():
 
 def test_the_host_is_the_same_for_processes_that_can_share_memory(monkeypatch):
     monkeypatch.delenv("MESHDIST_HOST_ID", raising=False)
-    code = "from meshdist.peers import host_id; print(host_id())"
+    code = "from meshdist.runtime.peers import host_id; print(host_id())"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     other = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
     assert other.strip() == host_id()
@@ -76,12 +77,12 @@ def test_how_a_process_ended(end, how, reaped):
         if reaped:
             child.wait()
         assert watch.ended()
-        said = watch.how_ended()
+        status = watch.status()
         watch.close()
     if reaped and not tells_of_the_reaped():
-        assert said is None
+        assert status is None
     else:
-        assert said == how
+        assert describe(Departure.of_status(status)) == how
 
 
 def tells_of_the_reaped():

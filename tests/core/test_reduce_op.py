@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from meshdist import ReduceOp
-from meshdist.reduce_op import as_reduce_op, check_op_dtype
+from meshdist.arrays.reduce_op import as_reduce_op, check_op_dtype
 
 pytestmark = pytest.mark.timeout(30)
 

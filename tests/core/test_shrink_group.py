@@ -1,4 +1,4 @@
-"""shrink_group: some ranks go on without the others, which may be dead, hung, or well."""
+"""shrink_group: some ranks continue without the others, which may be dead, hung, or well."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from worlds import Crew, crew_rank, tell
+from worlds import WorkerSet, report, worker_rank
 
 import meshdist as dist
 
@@ -24,15 +24,15 @@ def on_4_ranks(program, *args):
 
 
 @pytest.fixture
-def crew(worlds):
-    with Crew(worlds.nursery, 4) as crew:
-        yield crew
+def workers(worlds):
+    with WorkerSet(worlds.nursery, 4) as workers:
+        yield workers
 
 
 @pytest.fixture
-def world_crew(crew):
-    crew.join()
-    return crew
+def world_workers(workers):
+    workers.join()
+    return workers
 
 
 def sum_of(value, group=None):
@@ -152,9 +152,9 @@ def shrink_and_say():
 
 
 @needs_linux
-def test_the_world_of_processes_is_shrunk(world_crew):
-    world_crew.start(shrink_and_say)
-    assert world_crew.gather() == [(0, 5, 5), None, (1, 5, 5), (2, 5, 5)]
+def test_the_world_of_processes_is_shrunk(world_workers):
+    world_workers.start(shrink_and_say)
+    assert world_workers.gather() == [(0, 5, 5), None, (1, 5, 5), (2, 5, 5)]
 
 
 def shrink_twice():
@@ -196,10 +196,10 @@ def die_at(victim, group_ranks):
 @needs_linux
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("of", ["the world", "a group"])
-def test_a_dead_rank_is_left_behind(world_crew, of, victim):
-    world_crew.start(die_at, victim, None if of == "the world" else [0, 1, 2, 3])
+def test_a_dead_rank_is_left_behind(world_workers, of, victim):
+    world_workers.start(die_at, victim, None if of == "the world" else [0, 1, 2, 3])
     alive = [rank for rank in range(4) if rank != victim]
-    outcomes = [world_crew.outcome(rank) for rank in alive]
+    outcomes = [world_workers.outcome(rank) for rank in alive]
     assert outcomes == ([(new, 3) for new in range(3)] if of == "the world" else [(rank, 4) for rank in alive])
 
 
@@ -220,22 +220,22 @@ def join_again(port):
 
 def join_first(port):
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=crew_rank(), world_size=4, timeout=20)
+    dist.init_process_group("gloo", store=store, rank=worker_rank(), world_size=4, timeout=20)
     return join_again(port)
 
 
 @needs_linux
-def test_those_that_are_left_may_init_again_with_the_same_store(crew):
+def test_those_that_are_left_may_init_again_with_the_same_store(workers):
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with store:
-        crew.start(join_first, store.port)
-        assert [crew.outcome(rank) for rank in (0, 2, 3)] == [(0, 3), (1, 3), (2, 3)]
+        workers.start(join_first, store.port)
+        assert [workers.outcome(rank) for rank in (0, 2, 3)] == [(0, 3), (1, 3), (2, 3)]
 
 
 def die_with_the_store(url, other_url):
-    dist.init_process_group("gloo", url, rank=crew_rank(), world_size=4, timeout=20)
+    dist.init_process_group("gloo", url, rank=worker_rank(), world_size=4, timeout=20)
     sum_of(1)
-    if crew_rank() == 0:
+    if worker_rank() == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(dist.DistBackendError, match="rank 0 .*(killed|died)"):
         sum_of(1)
@@ -248,22 +248,22 @@ def die_with_the_store(url, other_url):
     assert dist.get_world_size() == 4  # nothing has changed
     # The way out that the message names.
     dist.destroy_process_group()
-    dist.init_process_group("gloo", other_url, rank=crew_rank() - 1, world_size=3, timeout=20)
+    dist.init_process_group("gloo", other_url, rank=worker_rank() - 1, world_size=3, timeout=20)
     result = sum_of(1)
     dist.destroy_process_group()
     return result
 
 
 @needs_linux
-def test_a_store_that_died_with_the_rank_is_said(crew, port, tmp_path):
-    crew.start(die_with_the_store, f"tcp://127.0.0.1:{port}", f"file://{tmp_path}/meeting")
-    assert [crew.outcome(rank) for rank in (1, 2, 3)] == [3, 3, 3]
+def test_a_store_that_died_with_the_rank_is_said(workers, port, tmp_path):
+    workers.start(die_with_the_store, f"tcp://127.0.0.1:{port}", f"file://{tmp_path}/meeting")
+    assert [workers.outcome(rank) for rank in (1, 2, 3)] == [3, 3, 3]
 
 
 def leave_out_a_hung_rank():
     sum_of(1)
     if dist.get_rank() == 1:
-        tell("asleep")
+        report("asleep")
         os.kill(os.getpid(), signal.SIGSTOP)
         return None
     work = dist.all_reduce(np.array(1), async_op=True)
@@ -279,17 +279,17 @@ def leave_out_a_hung_rank():
 
 
 @needs_linux
-def test_calls_in_flight_are_aborted(world_crew):
+def test_calls_in_flight_are_aborted(world_workers):
     """With the flag: those that wait for a rank that hangs would end with the timeout only."""
-    world_crew.start(leave_out_a_hung_rank)
-    world_crew.told(1)
-    assert [world_crew.outcome(rank) for rank in (0, 2, 3)] == [3, 3, 3]
+    world_workers.start(leave_out_a_hung_rank)
+    world_workers.reported(1)
+    assert [world_workers.outcome(rank) for rank in (0, 2, 3)] == [3, 3, 3]
 
 
 def go_on_alone():
     sum_of(1)
     if dist.get_rank() == 1:
-        tell("asleep")
+        report("asleep")
         os.kill(os.getpid(), signal.SIGSTOP)
         return None
     work = dist.all_reduce(np.array(1), async_op=True)
@@ -301,11 +301,11 @@ def go_on_alone():
 
 @needs_linux
 def test_the_last_rank_goes_on_alone(worlds):
-    with Crew(worlds.nursery, 2) as crew:
-        crew.join()
-        crew.start(go_on_alone)
-        crew.told(1)
-        assert crew.outcome(0) == (1, 1)
+    with WorkerSet(worlds.nursery, 2) as workers:
+        workers.join()
+        workers.start(go_on_alone)
+        workers.reported(1)
+        assert workers.outcome(0) == (1, 1)
 
 
 def let_calls_end():
@@ -341,7 +341,7 @@ def be_left_out(done):
             done.wait(20)
         return None
     if done is None:
-        tell("waiting")
+        report("waiting")
     for group in (old, unused, None):
         with pytest.raises(dist.DistBackendError, match=r"rank [013].* (has destroyed the group|has left the world)"):
             sum_of(1, group)
@@ -356,11 +356,11 @@ def test_who_is_left_out_is_told():
 
 
 @needs_linux
-def test_a_process_that_is_left_out_is_told(world_crew):
+def test_a_process_that_is_left_out_is_told(world_workers):
     """The others live on and are in other groups: it must not wait for them."""
-    world_crew.start(be_left_out, None)
-    assert world_crew.told(2) == "waiting"
-    assert world_crew.gather() == [None, None, "told", None]
+    world_workers.start(be_left_out, None)
+    assert world_workers.reported(2) == "waiting"
+    assert world_workers.gather() == [None, None, "told", None]
 
 
 # ---- Bad input

@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from worlds import Crew, crew_rank
+from worlds import WorkerSet, worker_rank
 
 import meshdist as dist
 
@@ -83,9 +83,9 @@ def test_subgroups_of_a_host(world_of_3):
 
 
 def join_from_a_host(port, hosts):
-    os.environ["MESHDIST_HOST_ID"] = hosts[crew_rank()]
+    os.environ["MESHDIST_HOST_ID"] = hosts[worker_rank()]
     store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=crew_rank(), world_size=len(hosts), timeout=20)
+    dist.init_process_group("gloo", store=store, rank=worker_rank(), world_size=len(hosts), timeout=20)
     mine, subgroups = dist.new_subgroups()
     result = mine.ranks, len(subgroups), total(mine)
     dist.destroy_process_group()
@@ -96,9 +96,9 @@ def join_from_a_host(port, hosts):
 def test_subgroups_of_several_hosts(worlds):
     """The ranks of a host make a group, however many they are and in whatever order they are numbered."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with store, Crew(worlds.nursery, 4) as crew:
-        crew.start(join_from_a_host, store.port, ["a", "b", "a", "a"])
-        assert crew.gather() == [((0, 2, 3), 2, 5), ((1,), 2, 1), ((0, 2, 3), 2, 5), ((0, 2, 3), 2, 5)]
+    with store, WorkerSet(worlds.nursery, 4) as workers:
+        workers.start(join_from_a_host, store.port, ["a", "b", "a", "a"])
+        assert workers.gather() == [((0, 2, 3), 2, 5), ((1,), 2, 1), ((0, 2, 3), 2, 5), ((0, 2, 3), 2, 5)]
 
 
 WRONG_SIZES = {

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import meshdist as dist
-from meshdist.rendezvous import rendezvous
-from meshdist.torchrun import meeting_file
+from meshdist.bootstrap.rendezvous import rendezvous
+from meshdist.bootstrap.torchrun import meeting_file
 
 pytestmark = pytest.mark.timeout(60)
 VARIABLES = {

@@ -1,16 +1,18 @@
-"""The one waiting loop: sees what it waits for, sleeps, is woken, raises at the deadline or where it is hopeless."""
+"""The waiting loop: polls, sleeps, is woken, and raises at the deadline or when waiting is hopeless."""
 
 import os
+import pathlib
 import sys
+import tempfile
 import threading
 import time
 
 import pytest
 
-from meshdist.deadline import Deadline
-from meshdist.doorbells import SocketDoorbells
 from meshdist.errors import DistBackendError, DistTimeoutError
-from meshdist.waiting import Doorbells, EventDoorbell, Waitable, wait_any, wait_until
+from meshdist.runtime.doorbells import SocketDoorbells
+from meshdist.runtime.waiting import Doorbells, EventDoorbell, Waitable, grace_s, wait_any, wait_until
+from meshdist.system.deadline import Deadline
 
 pytestmark = pytest.mark.timeout(30)
 linux = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux'")
@@ -45,13 +47,20 @@ class Flag(Waitable):
         return "somebody who sets the flag"
 
 
+@pytest.fixture
+def directory():
+    """A directory with a short path: that of a socket takes at most 107 bytes."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="md-") as path:
+        yield pathlib.Path(path)
+
+
 @pytest.fixture(params=["event", pytest.param("socket", marks=linux), pytest.param("file", marks=linux)])
-def bells(request, tmp_path):
-    kinds = {"event": Doorbells, "socket": SocketDoorbells, "file": lambda: SocketDoorbells(str(tmp_path))}
+def bells(request, directory):
+    kinds = {"event": Doorbells, "socket": SocketDoorbells, "file": lambda: SocketDoorbells(str(directory))}
     bells = kinds[request.param]()
     yield bells
     bells.close()
-    assert list(tmp_path.iterdir()) == []
+    assert list(directory.iterdir()) == []
 
 
 def test_nothing_to_wait_for(bells):
@@ -71,13 +80,13 @@ def test_a_ring_wakes(bells):
     assert flag.bells == []  # disarmed
 
 
-@pytest.mark.parametrize("nap_s", [0.0, 2e-4, 5e-3])
-def test_a_ring_is_kept_for_the_next_nap_however_short(bells, nap_s):
+@pytest.mark.parametrize("poll_interval_s", [0.0, 2e-4, 5e-3])
+def test_a_ring_is_kept_for_the_next_nap_however_short(bells, poll_interval_s):
     bell = bells.mine()
-    assert bell.wait(nap_s) is False
+    assert bell.wait(poll_interval_s) is False
     bell.ring()
-    assert bell.wait(nap_s) is True
-    assert bell.wait(nap_s) is False
+    assert bell.wait(poll_interval_s) is True
+    assert bell.wait(poll_interval_s) is False
 
 
 def test_a_lost_ring_costs_a_nap(bells):
@@ -171,14 +180,14 @@ def test_socket_bells_are_rung_by_address_and_leave_no_file():
 
 
 @linux
-def test_socket_bells_may_be_files_which_go_with_them(tmp_path):
-    ours, theirs = SocketDoorbells(str(tmp_path)), SocketDoorbells(str(tmp_path))
+def test_socket_bells_may_be_files_which_go_with_them(directory):
+    ours, theirs = SocketDoorbells(str(directory)), SocketDoorbells(str(directory))
     bell = theirs.mine()
-    assert [str(path) for path in tmp_path.iterdir()] == [f"{theirs.base}-{bell.number}"]
+    assert [str(path) for path in directory.iterdir()] == [f"{theirs.base}-{bell.number}"]
     ours.ring(theirs.base, bell.number)
     assert bell.wait(20.0)
     theirs.close()
-    assert list(tmp_path.iterdir()) == []
+    assert list(directory.iterdir()) == []
     ours.ring(theirs.base, bell.number)  # nobody there: nothing happens
     ours.close()
 
@@ -195,3 +204,13 @@ def test_closed_bells_give_their_descriptors_back():
 
 def test_event_bells_are_numbered_from_one():
     assert EventDoorbell(1).number == 1
+
+
+def test_a_long_wait_is_reported_after_a_part_of_its_timeout():
+    assert [grace_s(timeout_s) for timeout_s in (1800.0, 60.0, 0.5)] == [30.0, 6.0, 0.25]
+
+
+def test_an_event_bell_that_has_rung_ends_the_next_wait():
+    bell = EventDoorbell(1)
+    bell.ring()
+    assert bell.wait(60.0)

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-from worlds import Crew, crew_rank, tell
+from worlds import WorkerSet, report, worker_rank
 
 import meshdist as dist
 
@@ -27,14 +27,14 @@ def held():
 
 @pytest.fixture
 def pair(worlds):
-    with Crew(worlds.nursery, 2) as crew:
-        yield crew
+    with WorkerSet(worlds.nursery, 2) as workers:
+        yield workers
 
 
 @pytest.fixture
 def trio(worlds):
-    with Crew(worlds.nursery, 3) as crew:
-        yield crew
+    with WorkerSet(worlds.nursery, 3) as workers:
+        yield workers
 
 
 @pytest.fixture(params=["tcp", "file"])
@@ -88,9 +88,9 @@ def alone_twice():
 
 
 def test_second_init_and_second_destroy(worlds):
-    with Crew(worlds.nursery, 1) as crew:
-        crew.start(alone_twice)
-        crew.gather()
+    with WorkerSet(worlds.nursery, 1) as workers:
+        workers.start(alone_twice)
+        workers.gather()
 
 
 WRONG = {
@@ -153,7 +153,7 @@ def test_wrong_arguments_leave_nothing(name):
 
 
 def meet(url):
-    dist.init_process_group("gloo", init_method=url, rank=crew_rank(), world_size=2, timeout=20)
+    dist.init_process_group("gloo", init_method=url, rank=worker_rank(), world_size=2, timeout=20)
     total = int(dist.all_reduce(np.array(dist.get_rank() + 1)))
     dist.destroy_process_group()
     return total
@@ -165,8 +165,8 @@ def test_tcp_and_file(pair, url):
 
 
 def meet_by_query(url):
-    dist.init_process_group(init_method=f"{url}?rank={crew_rank()}&world_size=2", timeout=timedelta(seconds=20))
-    assert (dist.get_rank(), dist.get_world_size()) == (crew_rank(), 2)
+    dist.init_process_group(init_method=f"{url}?rank={worker_rank()}&world_size=2", timeout=timedelta(seconds=20))
+    assert (dist.get_rank(), dist.get_world_size()) == (worker_rank(), 2)
     assert dist.group.WORLD.timeout_s == dist.new_group().timeout_s == 20.0
     assert dist.new_group(timeout=3).timeout_s == 3.0
     dist.destroy_process_group()
@@ -178,7 +178,7 @@ def test_rank_in_the_query_and_the_timeout_of_all_groups(pair, url):
 
 
 def meet_by_env(port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(crew_rank()), WORLD_SIZE="2")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(worker_rank()), WORLD_SIZE="2")
     dist.init_process_group(timeout=20)
     total = int(dist.all_reduce(np.array(1)))
     dist.destroy_process_group()
@@ -215,8 +215,8 @@ def test_two_ranks_of_one_number_end_the_wait_of_all(trio, url):
         assert took_s < 10
         assert kind is ValueError
         assert re.search(r"rank 1 is there already, pid \d+ on .*give each process a rank of its own", message)
-    told = [message for _, _, message in outcomes if re.search(r"refused pid \d+ on .*rank 1 is there", message)]
-    assert len(told) == len(outcomes) - 1
+    reports = [message for _, _, message in outcomes if re.search(r"refused pid \d+ on .*rank 1 is there", message)]
+    assert len(reports) == len(outcomes) - 1
     for rank in range(3):
         trio.start(try_to_join, url, rank, 3, 30, ranks=[rank])
     assert [trio.outcome(rank)[1:] for rank in range(3)] == [(None, f"rank {rank} of 3") for rank in range(3)]
@@ -265,7 +265,7 @@ def test_who_is_not_of_a_world_that_has_begun_does_not_disturb_it(trio):
     with dist.TCPStore("127.0.0.1", 0, is_master=True) as store:
         for rank in (0, 1):
             trio.start(stay_in_the_world, store.port, rank, ranks=[rank])
-        assert [trio.told(rank) for rank in (0, 1)] == ["joined"] * 2
+        assert [trio.reported(rank) for rank in (0, 1)] == ["joined"] * 2
         for rank, world_size, words in ((1, 2, "rank 1 is there already"), (1, 3, "world size is 2, this one says 3")):
             trio.start(join_late, store.port, rank, world_size, ranks=[2])
             assert words in trio.outcome(2)
@@ -276,7 +276,7 @@ def test_who_is_not_of_a_world_that_has_begun_does_not_disturb_it(trio):
 def stay_in_the_world(port, rank):
     store = dist.TCPStore("127.0.0.1", port, timeout=30)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=30)
-    tell("joined")
+    report("joined")
     store.get("go on")
     total = dist.all_reduce(np.ones(1)).item()
     dist.destroy_process_group()
@@ -309,11 +309,11 @@ def test_missing_ranks_are_named_at_the_timeout(pair, url):
 
 
 def test_many_missing_ranks_are_not_all_listed(worlds, tmp_path):
-    with Crew(worlds.nursery, 1) as crew:
-        crew.start(try_to_join, f"file://{tmp_path}/meet", 0, 1000, 0.5)
-        [(_, kind, message)] = crew.gather()
+    with WorkerSet(worlds.nursery, 1) as workers:
+        workers.start(try_to_join, f"file://{tmp_path}/meet", 0, 1000, 0.5)
+        [(_, kind, message)] = workers.gather()
     assert kind is dist.DistTimeoutError
-    assert re.search(r"\(rank 0 of 1000\): 1 of 1000 ranks joined within 0.5 s; ranks 1, 2, 3", message)
+    assert re.search(r"\(rank 0 of 1000\): 1 of 1000 ranks joined within 0.5 s; ranks 1-999 are missing", message)
     assert len(message) < 300
 
 

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from worlds import Crew, crew_rank
+from worlds import WorkerSet, worker_rank
 
 import meshdist as dist
 
@@ -25,8 +25,8 @@ def held():
 
 @pytest.fixture
 def pair(worlds):
-    with Crew(worlds.nursery, 2) as crew:
-        yield crew
+    with WorkerSet(worlds.nursery, 2) as workers:
+        yield workers
 
 
 @pytest.fixture(params=["tcp", "file"])
@@ -41,7 +41,7 @@ def again_and_again(url, count):
     """Return what the process holds after the first and after the last world."""
     counts = []
     for step in range(count):
-        dist.init_process_group("gloo", init_method=url, rank=crew_rank(), world_size=2, timeout=20)
+        dist.init_process_group("gloo", init_method=url, rank=worker_rank(), world_size=2, timeout=20)
         assert dist.all_reduce(np.full(3, step)).tolist() == [2 * step] * 3
         group = dist.new_group()
         group.all_reduce(np.ones(50_000), async_op=True).wait()
@@ -54,6 +54,7 @@ def again_and_again(url, count):
     return counts[0], counts[-1]
 
 
+@pytest.mark.slow
 def test_init_and_destroy_20_times(pair, url):
     pair.start(again_and_again, url, 20)
     for first, last in pair.gather():
@@ -64,13 +65,14 @@ def again_in_one_store(path, count):
     counts = []
     with dist.FileStore(path) as store:
         for step in range(count):
-            dist.init_process_group("gloo", store=store, rank=crew_rank(), world_size=2, timeout=20)
+            dist.init_process_group("gloo", store=store, rank=worker_rank(), world_size=2, timeout=20)
             assert int(dist.all_reduce(np.array(step))) == 2 * step
             dist.destroy_process_group()
             counts.append(held())
     return counts[0], counts[-1]
 
 
+@pytest.mark.slow
 def test_init_and_destroy_20_times_with_one_store(pair, tmp_path):
     pair.start(again_in_one_store, str(tmp_path / "store"), 20)
     for first, last in pair.gather():
@@ -93,6 +95,7 @@ def many_groups(count, with_messages):
 
 
 @pytest.mark.parametrize("with_messages", [False, True], ids=["collectives", "messages"])
+@pytest.mark.slow
 def test_descriptors_and_threads_are_flat_over_200_groups(pair, with_messages):
     pair.join()
     pair.start(many_groups, 200, with_messages)

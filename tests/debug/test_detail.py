@@ -64,10 +64,10 @@ def test_calls_in_one_order_pass(detail):
 
 @pytest.mark.parametrize("orders", [[[0, 1], [1, 0]], [[0, 1, 0, 1], [0, 1, 1, 0]]], ids=["at once", "later"])
 def test_calls_in_other_orders_are_refused_on_both_ranks(detail, orders):
-    told = dist.run(in_orders, 2, (orders,), timeout=20)
+    reports = dist.run(in_orders, 2, (orders,), timeout=20)
     number = 1 if len(orders[0]) == 2 else 3
-    assert None not in told
-    (refused,) = [text for text in told if ": the ranks call overlapping groups in different orders: " in text[:120]]
+    assert None not in reports
+    (refused,) = [text for text in reports if ": the ranks call overlapping groups in different orders: " in text[:120]]
     assert f"call {number} on groups " in refused
     assert "all_reduce on 'one' at test_detail.py:" in refused
     assert "all_reduce on 'other' at test_detail.py:" in refused
@@ -132,7 +132,7 @@ def test_the_store_keeps_nothing_of_the_orders(detail):
             group.all_reduce(x)
             dist.all_reduce(x)
         dist.barrier()
-        from meshdist.current import current_world
+        from meshdist.runtime.context import current_world
 
         before = current_world().store.num_keys()
         dist.barrier()

@@ -10,7 +10,8 @@ import pytest
 from until import until
 
 import meshdist as dist
-from meshdist.debug.flight_recorder import NUM_RECORDS
+from meshdist.runtime.flight_recorder import NUM_RECORDS, SEQUENCE, CallFacts, FlightRecorder
+from meshdist.runtime.log import RankLog
 
 pytestmark = pytest.mark.timeout(60)
 RECORDED = {
@@ -197,3 +198,13 @@ def test_a_thread_may_begin_with_a_collective():
         return dist.flight_recorder()["records"][1]["text"]
 
     assert dist.run(main, 1) == ["all_reduce(float64[2], op=sum)"]
+
+
+def test_a_recorder_keeps_the_number_of_a_call():
+    recorder = FlightRecorder()
+    recorder.end(recorder.begin(CallFacts("barrier", "world", "world", "barrier()", [], [], None, 60.0), 1))
+    assert [record[SEQUENCE] for record in recorder.records()] == [1]
+
+
+def test_log_records_know_the_rank():
+    assert RankLog(3).process("ready", {}) == ("ready", {"extra": {"rank": 3, "group": None, "sequence": None}})

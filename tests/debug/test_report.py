@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from states_made_up import data, record, waiting
+from sample_states import data, record, waiting
 
 import meshdist as dist
 from meshdist.debug.__main__ import main
@@ -71,7 +71,7 @@ def test_the_page_names_faults_in_the_order_in_which_they_came(tmp_path, capsys)
 def test_the_page_names_ranks_without_a_file(tmp_path, capsys):
     page = page_of(tmp_path, capsys, data(0, [waiting("world", 2, 5.0)], WORLD, size=3))
     assert "1 of 3 ranks" in page
-    assert "Ranks without a record\n  ranks 1, 2: killed, or in no call that failed." in page
+    assert "Ranks without a record\n  ranks 1, 2: killed, or without a failed call." in page
     assert "ranks 1, 2 have not come to barrier(), call 2 on 'world'" in page
 
 
@@ -107,8 +107,8 @@ def test_the_command_line(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("rank_0.json", "{}", "is no file of the flight recorder: KeyError 'format'"),
-        ("rank_0.json", "{", "is no JSON"),
+        ("rank_0.json", "{}", "is not a file of the flight recorder: KeyError 'format'"),
+        ("rank_0.json", "{", "is not JSON"),
         ("notes.txt", "", "has no files of the flight recorder"),
     ],
 )

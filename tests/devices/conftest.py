@@ -9,9 +9,8 @@ import standin_cupy
 import standin_nccl
 
 import meshdist as dist
-from meshdist.backends.nccl.environment import no_nccl
-from meshdist.backends.nccl.library import CupyLibrary
-from meshdist.launch.devices import num_gpus
+from meshdist.backends.nccl.library import CupyLibrary, no_nccl
+from meshdist.system.platform import num_gpus
 
 collect_ignore_glob = ["*conftest.py"]
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from environments import install_step
+from environments import install_step, made_once
 
 VARIABLE = "MESHDIST_CUPY"
 PACKAGES = ("cupy-cuda12x>=14", "nvidia-nccl-cu12>=2.20")
@@ -27,11 +26,10 @@ def python() -> str:
         pytest.skip(f"CuPy is not installed; {VARIABLE}=1 installs it, and NCCL, in an environment of its own (900 MB)")
     folder = ROOT / ".pytest_cache" / "cupy" / f"{sys.version_info.major}.{sys.version_info.minor}"
     made = folder / "bin" / "python"
-    if not (folder / "complete").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        install_step("CuPy", sys.executable, "-m", "venv", "--without-pip", str(folder))
-        install_step("CuPy", sys.executable, "-m", "pip", "--python", str(made), "install", "-q", *PACKAGES)
-        (folder / "complete").touch()
+    with made_once(folder) as is_new:
+        if is_new:
+            install_step("CuPy", sys.executable, "-m", "venv", "--without-pip", str(folder))
+            install_step("CuPy", sys.executable, "-m", "pip", "--python", str(made), "install", "-q", *PACKAGES)
     return str(made)
 
 

@@ -124,8 +124,7 @@ def test_memory_is_not_given_away_while_a_call_uses_it(group, real, long_kernel)
         assert (whole.get() == 5).all()
 
 
-def test_arrays_of_torch(group):
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+def test_arrays_of_torch(group, torch):
     if not torch.cuda.is_available():
         pytest.skip("torch sees no GPU")
     for dtype in (torch.float32, torch.bfloat16, torch.int64):

@@ -43,6 +43,7 @@ def every_call(wanted):
 
 
 @pytest.mark.parametrize("wanted", ["0", "1"], ids=["staged", "passed"])
+@pytest.mark.slow
 def test_every_call(mpi_world, wanted):
     mpi_world.run(every_call, wanted)
 
@@ -92,8 +93,8 @@ def mixed():
 
 
 def said_by_the_library():
+    from meshdist.backends.mpi.cuda_aware import is_cuda_aware
     from meshdist.backends.mpi.library import session
-    from meshdist.backends.mpi.passing import is_cuda_aware
 
     return is_cuda_aware(session())
 

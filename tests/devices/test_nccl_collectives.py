@@ -33,6 +33,7 @@ def run(program, cupy, size, *args, **how):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("dtype", DTYPES[:3])
+@pytest.mark.slow
 def test_every_collective(standin, cupy, size, dtype):
     run(programs.every_collective, cupy, size, dtype, skipped=programs.OF_SEVERAL_GPUS)
     assert standin.aborts == 0
@@ -140,7 +141,7 @@ def test_a_block_in_its_place_is_not_copied(standin, cupy):
 
 
 def test_shapes_that_never_come_again_keep_no_memory(standin, cupy, monkeypatch):
-    monkeypatch.setattr("meshdist.plan_key.MOST_PLANS", 8)
+    monkeypatch.setattr("meshdist.runtime.plan_cache.MOST_PLANS", 8)
     made = []
 
     def count(call):

@@ -1,4 +1,4 @@
-"""Backend nccl on the stand-in: what waits for what, and how long arrays live."""
+"""Backend nccl on the stand-in: the order of streams, and the lifetime of arrays."""
 
 import gc
 import threading

@@ -10,8 +10,8 @@ import standin_cupy
 from standin_cupy import MACHINE
 
 import meshdist as dist
+from meshdist.arrays.device import as_device_array
 from meshdist.backends import Wrapper
-from meshdist.cupy_arrays import as_device_array
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -52,6 +52,7 @@ def debug_levels(on: Side) -> None:
     dist = on.dist
     on.case("names", lambda: [dist.DebugLevel.OFF.name, dist.DebugLevel.INFO.name, dist.DebugLevel.DETAIL.name])
     on.case("at first", lambda: dist.get_debug_level().name)
+    on.case("printed", lambda: [str(dist.get_debug_level()), repr(dist.get_debug_level()), f"{dist.DebugLevel.INFO}"])
     for name in ("INFO", "DETAIL", "OFF"):
         on.case(f"set {name}", lambda name=name: dist.set_debug_level(getattr(dist.DebugLevel, name)))
         on.case(f"get {name}", lambda: dist.get_debug_level().name)

@@ -19,7 +19,7 @@ from accepted import ACCEPTED, NOT_COMPARED, accepted, name_of
 from agreement import disagreements
 from both_sides import Outcomes, Program, record
 from torch_worlds import TorchWorlds
-from worlds import BACKENDS, Crew, Worlds
+from worlds import BACKENDS, WorkerSet, Worlds
 
 import meshdist
 
@@ -46,9 +46,9 @@ def test_every_rank_gets_what_torch_gives(
 
 @pytest.mark.parametrize("program", programs_alone.PROGRAMS, ids=name_of)
 def test_a_process_alone_gets_what_torch_gives(program: Program, worlds: Worlds, torch_worlds: TorchWorlds) -> None:
-    with Crew(worlds.nursery, 1) as crew:
-        crew.start(record, "meshdist", program)
-        ours: list[Outcomes] = [crew.gather()[0][0]]
+    with WorkerSet(worlds.nursery, 1) as workers:
+        workers.start(record, "meshdist", program)
+        ours: list[Outcomes] = [workers.gather()[0][0]]
     _judge(program, disagreements(ours, torch_worlds.alone(program)))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import uuid4
 
 from both_sides import Outcomes, Program, record
-from worlds import CALL_TIMEOUT_S, PRELOADED, Crew, Nursery, crew_rank
+from worlds import CALL_TIMEOUT_S, PRELOADED, Nursery, WorkerSet, worker_rank
 
 
 class TorchWorlds:
@@ -23,7 +23,7 @@ class TorchWorlds:
         self.names: set[str] = set()
         self._directory = directory
         self._nursery = Nursery((*PRELOADED, "torch", "torch.distributed"))
-        self._crews: dict[int, Crew] = {}
+        self._worker_sets: dict[int, WorkerSet] = {}
         self._outcomes: dict[tuple[Any, int], list[Outcomes]] = {}
 
     def outcomes(self, program: Program, size: int) -> list[Outcomes]:
@@ -37,32 +37,32 @@ class TorchWorlds:
 
     def alone(self, program: Program) -> list[Outcomes]:
         """Return what `program` comes to in a process of its own that is in no world."""
-        with self.processes(1) as crew:
-            crew.start(record, "torch", program)
-            ((outcomes, names),) = crew.gather()
+        with self.processes(1) as workers:
+            workers.start(record, "torch", program)
+            ((outcomes, names),) = workers.gather()
         self.names.update(names)
         return [outcomes]
 
     def run(self, size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Call `function` on all ranks of a world and return what each returned."""
-        crew = self._crews.pop(size, None) or self.processes(size)
+        workers = self._worker_sets.pop(size, None) or self.processes(size)
         try:
-            crew.start(_joined, f"file://{self._directory}/{uuid4()}", size, function, args)
-            results = crew.gather()
+            workers.start(_joined, f"file://{self._directory}/{uuid4()}", size, function, args)
+            results = workers.gather()
         except BaseException:
-            crew.close()  # the next who asks gets new ones
+            workers.close()  # the next who asks gets new ones
             raise
-        self._crews[size] = crew
+        self._worker_sets[size] = workers
         return results
 
-    def processes(self, size: int) -> Crew:
+    def processes(self, size: int) -> WorkerSet:
         """Return processes that have torch, and no world yet."""
-        return Crew(self._nursery, size, {"GLOO_SOCKET_IFNAME": "lo"})
+        return WorkerSet(self._nursery, size, {"GLOO_SOCKET_IFNAME": "lo"})
 
     def close(self) -> None:
         """End all processes."""
-        for crew in self._crews.values():
-            crew.close()
+        for workers in self._worker_sets.values():
+            workers.close()
         self._nursery.close()
 
 
@@ -72,6 +72,6 @@ def _joined(meeting: str, size: int, function: Callable[..., Any], args: tuple[A
     if not torch.distributed.is_initialized():
         torch.set_num_threads(1)
         torch.distributed.init_process_group(
-            "gloo", meeting, rank=crew_rank(), world_size=size, timeout=timedelta(seconds=CALL_TIMEOUT_S)
+            "gloo", meeting, rank=worker_rank(), world_size=size, timeout=timedelta(seconds=CALL_TIMEOUT_S)
         )
     return function(*args)

@@ -32,8 +32,8 @@ def test_program_prints_what_the_page_says(text, name, arguments, output, tmp_pa
 
 @pytest.mark.parametrize("variables", [{}, {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}])
 @pytest.mark.parametrize("standalone", [[], ["--standalone"]])
+@pytest.mark.usefixtures("torch")
 def test_torchrun_starts_the_same_program(tmp_path, monkeypatch, variables, standalone, port):
-    pytest.importorskip("torch", reason="torchrun comes with torch")
     monkeypatch.delenv("MESHDIST_AGENT_STORE", raising=False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -16,7 +16,7 @@ import pytest
 import torch_api
 
 import meshdist
-from meshdist.absent import REASONS
+from meshdist._torch_names import REASONS
 from meshdist.collectives.definition import GroupFunction
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migration.md").read_text()
@@ -155,8 +155,8 @@ def test_names_that_are_not_here_are_not():
 
 
 def test_names_that_are_not_here_say_why():
-    told = {row.name: row.text for row in ROWS if row.here == "not here"}
-    errors = {name: text for name, text in told.items() if "." not in name or name.startswith("ProcessGroup.")}
+    documented = {row.name: row.text for row in ROWS if row.here == "not here"}
+    errors = {name: text for name, text in documented.items() if "." not in name or name.startswith("ProcessGroup.")}
     assert errors == REASONS
     with pytest.raises(AttributeError, match=r"no attribute 'rpc' of torch.distributed.*remote calls are no coll"):
         getattr(meshdist, "rpc")  # noqa: B009 - for type checkers it is an error
@@ -165,8 +165,8 @@ def test_names_that_are_not_here_say_why():
 
 
 def test_every_public_name_is_in_a_table():
-    told = {row.place.partition(".")[0] for row in PRESENT} | {name for name, _ in cells(ONLY_HERE)}
-    assert sorted(set(meshdist.__all__) - told) == []
+    documented = {row.place.partition(".")[0] for row in PRESENT} | {name for name, _ in cells(ONLY_HERE)}
+    assert sorted(set(meshdist.__all__) - documented) == []
 
 
 def test_names_that_are_only_here_are_here():
@@ -175,8 +175,7 @@ def test_names_that_are_only_here_are_here():
     assert sorted(set(only) & set(TAKEN_BY_TORCH)) == []
 
 
-def test_snapshot_is_what_torch_has():
-    torch = pytest.importorskip("torch", reason="the snapshot of torch's names is compared where torch is installed")
+def test_snapshot_is_what_torch_has(torch):
     if torch.__version__.partition("+")[0] != torch_api.VERSION:
         pytest.skip(f"the snapshot is of torch {torch_api.VERSION}, installed is {torch.__version__}")
     assert torch_api.installed() == API

@@ -53,6 +53,7 @@ def test_notebook_is_that_of_its_source(path):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.name for path in NOTEBOOKS])
+@pytest.mark.slow
 def test_notebook_shows_what_is_stored_in_it(path, tmp_path, monkeypatch):
     for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):
         monkeypatch.setenv(variable, str(tmp_path / variable))

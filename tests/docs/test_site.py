@@ -36,10 +36,12 @@ def site(tmp_path_factory):
     return folder / "site"
 
 
+@pytest.mark.slow
 def test_every_page_is_made(site):
     assert {path.stem for path in site.glob("*.html")} >= {path.stem for path in DOCS.glob("*.md")}
 
 
+@pytest.mark.slow
 def test_the_reference_has_every_public_name(site):
     reference = (site / "api.html").read_text()
     documented = set(re.findall(r'id="meshdist\.(\w+)"', reference))
@@ -47,6 +49,7 @@ def test_the_reference_has_every_public_name(site):
     assert "Reduce <code" in reference  # the docstring of all_reduce
 
 
+@pytest.mark.slow
 def test_the_results_of_measurements_are_those_of_the_benchmarks(site):
     performance = (site / "performance.html").read_text().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
     headings = re.findall(r"^## (.*)$", (ROOT / "benchmarks" / "RESULTS.md").read_text(), re.MULTILINE)
@@ -54,6 +57,7 @@ def test_the_results_of_measurements_are_those_of_the_benchmarks(site):
     assert [heading for heading in headings if heading not in performance] == []
 
 
+@pytest.mark.slow
 def test_every_notebook_is_a_page_with_what_it_shows(site):
     for path in (ROOT / "notebooks").glob("*.ipynb"):
         page = (site / "notebooks" / f"{path.stem}.html").read_text()

@@ -11,12 +11,14 @@ def test_the_tables_have_the_variables_that_are_read():
     sources = [path.read_text() for path in (ROOT / "meshdist").rglob("*.py")]
     read = {name for text in sources for name in NAME.findall(text)}
     page = (ROOT / "docs" / "variables.md").read_text()
-    told = {name for line in page.splitlines() for name in NAME.findall(line.split(" | ")[0]) if line.startswith("| `")}
+    documented = {
+        name for line in page.splitlines() for name in NAME.findall(line.split(" | ")[0]) if line.startswith("| `")
+    }
     assert len(read) >= 8
-    assert told == read
+    assert documented == read
 
 
 def test_pages_name_no_other_variables():
-    told = set(NAME.findall((ROOT / "docs" / "variables.md").read_text()))
+    documented = set(NAME.findall((ROOT / "docs" / "variables.md").read_text()))
     for page in ("README.md", "CHANGELOG.md", "docs/migration.md"):
-        assert set(NAME.findall((ROOT / page).read_text())) - told == set(), page
+        assert set(NAME.findall((ROOT / page).read_text())) - documented == set(), page

@@ -98,13 +98,13 @@ def calls_of(value: Any) -> list[str]:
     """Return the calls that `value` knows."""
     value = getattr(value, "__func__", value)
     if isinstance(value, type):
-        told = [] if issubclass(value, BaseException) else calls_in(value.__init__.__doc__)
+        signatures = [] if issubclass(value, BaseException) else calls_in(value.__init__.__doc__)
     elif callable(value):
-        told = calls_in(value.__doc__)
+        signatures = calls_in(value.__doc__)
     else:
         return []
     is_exception = isinstance(value, type) and issubclass(value, BaseException)
-    return told or ([in_short(inspect.signature(value))] if has_signature(value) and not is_exception else [])
+    return signatures or ([in_short(inspect.signature(value))] if has_signature(value) and not is_exception else [])
 
 
 def has_signature(value: Any) -> bool:

@@ -13,7 +13,7 @@ import pytest
 
 from meshdist.doctor import machine, network
 from meshdist.doctor.__main__ import main
-from meshdist.doctor.cluster import look_around
+from meshdist.doctor.cluster import check_cluster
 from meshdist.doctor.finding import ERROR, NOTE, OK, WARNING, Finding, run_checks
 from meshdist.store import HashStore
 
@@ -121,7 +121,7 @@ def examine(size, own=None):
     """Run the ranks' parts of the examination as threads; return what rank 0 learns."""
     store = HashStore()
     with ThreadPoolExecutor(size) as pool:
-        parts = [pool.submit(look_around, store, rank, size, (own or {}).get(rank, [])) for rank in range(size)]
+        parts = [pool.submit(check_cluster, store, rank, size, (own or {}).get(rank, [])) for rank in range(size)]
         return [part.result(60) for part in parts]
 
 
@@ -158,4 +158,9 @@ def test_a_job_that_does_not_meet_is_an_error(monkeypatch, port, capsys):
     monkeypatch.setenv("MASTER_PORT", str(port))
     monkeypatch.setattr("meshdist.doctor.__main__.MEET_S", 1.0)
     assert main([]) == 1
-    assert "error    job: rank 1 does not meet the others" in capsys.readouterr().out
+    assert "error    job: rank 1 cannot join the others" in capsys.readouterr().out
+
+
+def test_finding_shows_its_cure():
+    finding = Finding("open files", "warning", "at most 64", "ulimit -n 4096")
+    assert str(finding) == "warning  open files: at most 64\n         -> ulimit -n 4096"

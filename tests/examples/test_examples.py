@@ -1,7 +1,6 @@
 """The examples: short, run on as many ranks as one likes, and each agrees with what one process computes."""
 
 import contextlib
-import importlib.util
 import os
 import re
 import subprocess
@@ -28,7 +27,6 @@ CASES = {
     "nbody_ring": (r"largest difference from one process: (0\.0e\+00|\d\.\de-1\d)$", ["--bodies", "120"]),
     "classic": (r"as one process: True$", []),
 }
-torch_is_missing = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 
 def environment():
@@ -91,14 +89,14 @@ def with_imports(text, torch, dist):
     return changed
 
 
-@torch_is_missing
+@pytest.mark.usefixtures("torch")
 def test_classic_script_prints_the_same_with_torch_arrays(tmp_path):
     script = tmp_path / "classic.py"
     script.write_text(with_imports(CLASSIC, "import torch", "import meshdist as dist"))
     assert output_of([*LAUNCH, "2", str(script)]) == output_of([*LAUNCH, "2", str(EXAMPLES / "classic.py")])
 
 
-@torch_is_missing
+@pytest.mark.usefixtures("torch")
 def test_classic_script_prints_the_same_under_torch(tmp_path, port):
     script = tmp_path / "classic.py"
     script.write_text(with_imports(CLASSIC, "import torch", "import torch.distributed as dist"))

@@ -187,6 +187,7 @@ def test_bad_mesh_is_explained(example, text, world_size, message):
 
 # The whole default run on the mesh that has both axes; the first steps of it on the others, which says the same sooner.
 @pytest.mark.parametrize(("mesh", "steps"), [("2x2", 600), ("2x1", 150), ("1x2", 150), ("4x1", 150), ("1x4", 150)])
+@pytest.mark.slow
 def test_every_mesh_computes_the_run_of_one_rank(alone, mesh, steps, tmp_path):
     dp, tp = map(int, mesh.split("x"))
     run, _ = train(tmp_path, "--mesh", mesh, "--steps", str(steps), "--dtype", alone["dtype"], ranks=dp * tp)
@@ -195,6 +196,7 @@ def test_every_mesh_computes_the_run_of_one_rank(alone, mesh, steps, tmp_path):
     np.testing.assert_allclose(run["losses"], alone["losses"][:steps], rtol=tolerance)
 
 
+@pytest.mark.slow
 def test_default_run_on_four_ranks_learns_the_digits(tmp_path):
     run, lines = train(tmp_path, ranks=4)
     assert run["test_accuracy"] >= 0.95
@@ -207,6 +209,7 @@ def test_default_run_on_four_ranks_learns_the_digits(tmp_path):
     assert lines[-1].endswith("of the time in communication")
 
 
+@pytest.mark.slow
 def test_without_a_launcher_it_is_the_run_of_one_rank(alone, tmp_path):
     picture = tmp_path / "losses.png"
     run, _ = train(tmp_path, "--steps", "150", "--dtype", alone["dtype"], "--plot", str(picture))

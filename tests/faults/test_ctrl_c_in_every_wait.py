@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 import pytest
 from trying import attempt
-from worlds import crew_rank, tell
+from worlds import report, worker_rank
 
 import meshdist as dist
 
@@ -49,7 +49,7 @@ def tell_of_a_thread():
     """Tell the number that the kernel knows a thread by, which sleeps."""
     thread = threading.Thread(target=threading.Event().wait, daemon=True)
     thread.start()
-    tell(thread.native_id)
+    report(thread.native_id)
 
 
 def meet(connected):
@@ -72,15 +72,15 @@ def wait_again_and_again(kind, name, connected):
     return failures
 
 
-def interrupted(crew, to_thread):
+def interrupted(workers, to_thread):
     """Send Ctrl-C to rank 0 in each round; return how it failed and how long after, by rounds."""
-    sent_s, other = [], crew.told(0)
+    sent_s, other = [], workers.reported(0)
     for _ in range(ROUNDS):
-        crew.told(0)
-        crew.until_asleep(0)
+        workers.reported(0)
+        workers.until_asleep(0)
         sent_s.append(time.monotonic())
-        os.kill(other if to_thread else crew.pids[0], signal.SIGINT)
-    return list(zip(crew.outcome(0), sent_s, strict=True))
+        os.kill(other if to_thread else workers.pids[0], signal.SIGINT)
+    return list(zip(workers.outcome(0), sent_s, strict=True))
 
 
 THREADS = pytest.mark.parametrize("to_thread", [False, True], ids=["to the main thread", "to another"])
@@ -98,21 +98,21 @@ def check(rounds, breaks):
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "first call"])
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("backend", ["gloo", "gloo-tcp", "gloo-hosts"])
-def test_a_call_that_waits(new_crew, backend, name, connected, to_thread):
-    crew = new_crew(2, backend, timeout_s=30.0)
-    crew.start(meet, connected, ranks=[1])
-    crew.start(wait_again_and_again, "call", name, connected, ranks=[0])
-    check(interrupted(crew, to_thread), breaks=True)
+def test_a_call_that_waits(new_workers, backend, name, connected, to_thread):
+    workers = new_workers(2, backend, timeout_s=30.0)
+    workers.start(meet, connected, ranks=[1])
+    workers.start(wait_again_and_again, "call", name, connected, ranks=[0])
+    check(interrupted(workers, to_thread), breaks=True)
 
 
 @THREADS
 @pytest.mark.parametrize("name", WORKS)
 @pytest.mark.parametrize("backend", ["gloo", "gloo-tcp"])
-def test_the_wait_for_a_work_which_goes_on(new_crew, backend, name, to_thread):
-    crew = new_crew(2, backend, timeout_s=30.0)
-    crew.start(meet, True, ranks=[1])
-    crew.start(wait_again_and_again, "work", name, True, ranks=[0])
-    check(interrupted(crew, to_thread), breaks=False)
+def test_the_wait_for_a_work_which_goes_on(new_workers, backend, name, to_thread):
+    workers = new_workers(2, backend, timeout_s=30.0)
+    workers.start(meet, True, ranks=[1])
+    workers.start(wait_again_and_again, "work", name, True, ranks=[0])
+    check(interrupted(workers, to_thread), breaks=False)
 
 
 def join_alone(port):
@@ -126,7 +126,7 @@ def join_alone(port):
 
 
 def join(store):
-    dist.init_process_group("gloo", store=store, rank=crew_rank(), world_size=2, timeout=30)
+    dist.init_process_group("gloo", store=store, rank=worker_rank(), world_size=2, timeout=30)
 
 
 def ask_the_store(port):
@@ -140,8 +140,8 @@ def ask_the_store(port):
 
 @THREADS
 @pytest.mark.parametrize("program", [join_alone, ask_the_store])
-def test_the_start(new_crew, program, to_thread):
-    crew = new_crew(1, join=False)
+def test_the_start(new_workers, program, to_thread):
+    workers = new_workers(1, join=False)
     with dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) as store:
-        crew.start(program, store.port)
-        check(interrupted(crew, to_thread), breaks=False)
+        workers.start(program, store.port)
+        check(interrupted(workers, to_thread), breaks=False)

@@ -1,4 +1,4 @@
-"""Ctrl-C in a wait is delivered and the others are told; a rank that does not come is named at the timeout."""
+"""Ctrl-C interrupts a wait and the peers learn of it; a timeout names the missing rank."""
 
 import re
 import signal
@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from trying import attempt
+from until import loaded
 
 import meshdist as dist
 
@@ -43,18 +44,18 @@ def call_announced(name):
 
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "first call"])
 @pytest.mark.parametrize("name", CALLS)
-def test_ctrl_c_in_a_wait(new_crew, name, connected):
-    crew = new_crew(3)
+def test_ctrl_c_in_a_wait(new_workers, name, connected):
+    workers = new_workers(3)
     if connected:
-        crew.start(connect)
-        crew.gather()
-    crew.start(call_announced, name, ranks=[0])
-    crew.told(0)
-    crew.until_asleep(0)
-    sent_s = crew.signal(0, signal.SIGINT)
-    failure, after = crew.outcome(0)
+        workers.start(connect)
+        workers.gather()
+    workers.start(call_announced, name, ranks=[0])
+    workers.reported(0)
+    workers.until_asleep(0)
+    sent_s = workers.signal(0, signal.SIGINT)
+    failure, after = workers.outcome(0)
     assert failure.kind is KeyboardInterrupt, failure
-    assert failure.ended_s - sent_s < 0.5, failure
+    assert failure.ended_s - sent_s < loaded(0.5), failure
     assert after.kind is dist.DistBackendError, after
     assert "barrier on group 'world'" in after.message
     assert after.message.endswith("KeyboardInterrupt")
@@ -64,29 +65,29 @@ def test_ctrl_c_in_a_wait(new_crew, name, connected):
 @pytest.mark.parametrize("connected", [True, False], ids=["connected", "first call"])
 @pytest.mark.parametrize("name", COLLECTIVES)
 @BOTH_PATHS
-def test_the_others_are_told_of_a_ctrl_c(new_crew, backend, name, connected):
-    crew = new_crew(3, backend)
+def test_the_others_are_told_of_a_ctrl_c(new_workers, backend, name, connected):
+    workers = new_workers(3, backend)
     if connected:
-        crew.start(connect)
-        crew.gather()
-    crew.start(call_announced, name, ranks=[0, 2])
+        workers.start(connect)
+        workers.gather()
+    workers.start(call_announced, name, ranks=[0, 2])
     for rank in (0, 2):
-        crew.told(rank)
-        crew.until_asleep(rank)
-    sent_s = crew.signal(2, signal.SIGINT)
-    assert crew.outcome(2)[0].kind is KeyboardInterrupt
-    failure, after = crew.outcome(0)
+        workers.reported(rank)
+        workers.until_asleep(rank)
+    sent_s = workers.signal(2, signal.SIGINT)
+    assert workers.outcome(2)[0].kind is KeyboardInterrupt
+    failure, after = workers.outcome(0)
     assert failure.kind is dist.DistBackendError, failure
-    assert failure.ended_s - sent_s < DETECTED_S, failure
-    assert re.search(rf"rank 2 \(pid {crew.pids[2]} on .*KeyboardInterrupt", failure.message), failure
+    assert failure.ended_s - sent_s < loaded(DETECTED_S), failure
+    assert re.search(rf"rank 2 \(pid {workers.pids[2]} on .*KeyboardInterrupt", failure.message), failure
     assert "KeyboardInterrupt" in after.message
     # Who comes later is told as well.
-    crew.start(call_announced, name, ranks=[ABSENT])
-    crew.told(ABSENT)
-    late, next_call = crew.outcome(ABSENT)
+    workers.start(call_announced, name, ranks=[ABSENT])
+    workers.reported(ABSENT)
+    late, next_call = workers.outcome(ABSENT)
     failed = late if late.kind else next_call  # a call that all have entered may still end well
     assert failed.kind is dist.DistBackendError, failed
-    assert failed.ended_s - late.began_s < DETECTED_S, failed
+    assert failed.ended_s - late.began_s < loaded(DETECTED_S), failed
     assert "KeyboardInterrupt" in failed.message, failed
 
 
@@ -96,17 +97,17 @@ def wait_for_work():
     return attempt(work.wait, announce=True)
 
 
-def test_ctrl_c_in_the_wait_for_a_work(new_crew):
-    crew = new_crew(2)
-    crew.start(connect, ranks=[1])
-    crew.start(wait_for_work, ranks=[0])
-    crew.outcome(1)
-    crew.told(0)
-    crew.until_asleep(0)
-    sent_s = crew.signal(0, signal.SIGINT)
-    failure = crew.outcome(0)
+def test_ctrl_c_in_the_wait_for_a_work(new_workers):
+    workers = new_workers(2)
+    workers.start(connect, ranks=[1])
+    workers.start(wait_for_work, ranks=[0])
+    workers.outcome(1)
+    workers.reported(0)
+    workers.until_asleep(0)
+    sent_s = workers.signal(0, signal.SIGINT)
+    failure = workers.outcome(0)
     assert failure.kind is KeyboardInterrupt, failure
-    assert failure.ended_s - sent_s < 0.5
+    assert failure.ended_s - sent_s < loaded(0.5)
 
 
 # ---- Timeouts
@@ -138,7 +139,7 @@ def test_the_timeout_names_who_is_missing(worlds, backend, name, connected):
     waited = [outcomes[0], outcomes[2]]
     for failure in waited:
         assert failure.kind in (dist.DistTimeoutError, dist.DistBackendError), failure
-        assert failure.took_s < TIMEOUT_S + DETECTED_S, failure
+        assert failure.took_s < TIMEOUT_S + loaded(DETECTED_S), failure
         assert re.search(r"on group 'short of time' \(rank [02] of 3\): ", failure.message), failure
         assert re.search(r"rank 1 \(pid \d+ on ", failure.message), failure
     # The first to give up says so; another one may be told by it before its own time is over.
@@ -146,7 +147,7 @@ def test_the_timeout_names_who_is_missing(worlds, backend, name, connected):
     assert first.took_s >= TIMEOUT_S - 0.01, first
     assert f"timed out after {TIMEOUT_S:g} s waiting for" in first.message, first
     # Who comes too late does not wait for those who have given up.
-    assert outcomes[ABSENT].took_s < DETECTED_S, outcomes[ABSENT]
+    assert outcomes[ABSENT].took_s < loaded(DETECTED_S), outcomes[ABSENT]
 
 
 def work_with_timeout():
@@ -161,7 +162,7 @@ def work_with_timeout():
 def test_the_timeout_of_an_async_call(worlds, backend):
     failure, _ = worlds.world(backend, 2).run(work_with_timeout)
     assert failure.kind is dist.DistTimeoutError, failure
-    assert TIMEOUT_S - 0.01 <= failure.took_s < TIMEOUT_S + DETECTED_S, failure
+    assert TIMEOUT_S - 0.01 <= failure.took_s < TIMEOUT_S + loaded(DETECTED_S), failure
     assert re.search(r"all_reduce on group 'short of time' \(rank 0 of 2\): .*ranks? \[?1", failure.message), failure
 
 
@@ -171,18 +172,18 @@ def call_short(name):
 
 
 @pytest.mark.parametrize("name", ["all_reduce", "recv"])
-def test_a_stopped_rank_is_named_at_the_timeout(new_crew, name):
-    crew = new_crew(2)
-    crew.start(connect)
-    crew.gather()
-    crew.signal(1, signal.SIGSTOP)
-    crew.start(call_short, name, ranks=[0])
-    crew.told(0)
-    failure = crew.outcome(0)
-    crew.signal(1, signal.SIGCONT)
+def test_a_stopped_rank_is_named_at_the_timeout(new_workers, name):
+    workers = new_workers(2)
+    workers.start(connect)
+    workers.gather()
+    workers.signal(1, signal.SIGSTOP)
+    workers.start(call_short, name, ranks=[0])
+    workers.reported(0)
+    failure = workers.outcome(0)
+    workers.signal(1, signal.SIGCONT)
     assert failure.kind is dist.DistTimeoutError, failure
-    assert f"rank 1 (pid {crew.pids[1]} on " in failure.message, failure
-    assert failure.took_s < TIMEOUT_S + DETECTED_S, failure
+    assert f"rank 1 (pid {workers.pids[1]} on " in failure.message, failure
+    assert failure.took_s < TIMEOUT_S + loaded(DETECTED_S), failure
 
 
 def short_of_time_on_threads():

@@ -1,4 +1,4 @@
-"""Messages about groups whose ranks have other numbers in the world say both numbers, everywhere in the same way."""
+"""Messages about groups with other rank numbers than the world's have both numbers."""
 
 import re
 
@@ -57,9 +57,9 @@ def test_both_numbers_are_said(make_call, ranks, backend, request):
     if backend == "threads":
         said = dist.run(failing, 3, (make_call, ranks))
     else:
-        crew = request.getfixturevalue("new_crew")(3, backend)
-        crew.start(failing, make_call, ranks)
-        said = [crew.outcome(rank) for rank in range(3)]
+        workers = request.getfixturevalue("new_workers")(3, backend)
+        workers.start(failing, make_call, ranks)
+        said = [workers.outcome(rank) for rank in range(3)]
     message = said[ranks[0]]
     assert re.match(rf"\w+ on group 'pair' \(rank 0 of 2, global rank {ranks[0]}\): ", message), message
     assert re.search(CALLS[make_call].format(*ranks), message), message

@@ -1,4 +1,4 @@
-"""Shared arrays where there is no shared memory, where a rank may not open it, and when a rank dies."""
+"""Shared arrays without shared memory, without permission to open it, and after the death of a rank."""
 
 import os
 import resource
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lacking import logged, without_memfd
 from trying import attempt
-from until import until
-from worlds import crew_rank, tell
+from until import loaded, until
+from without_features import logged, without_memfd
+from worlds import report, worker_rank
 
 import meshdist as dist
 
@@ -27,7 +27,7 @@ def without_memory():
 
 
 def without_leave():
-    if crew_rank() == 1:
+    if worker_rank() == 1:
         opened = os.open
 
         def forbidden(path, *args, **how):
@@ -60,10 +60,10 @@ def work(lack):
 
 @pytest.mark.parametrize("lack", LACKS)
 @pytest.mark.parametrize("backend", ["gloo", "gloo-slots"])
-def test_calls_are_slower_and_as_right(new_crew, lack, backend):
-    crew = new_crew(3, backend)
-    crew.start(work, lack)
-    for texts in crew.gather():
+def test_calls_are_slower_and_as_right(new_workers, lack, backend):
+    workers = new_workers(3, backend)
+    workers.start(work, lack)
+    for texts in workers.gather():
         assert len(texts) == 1, texts
         assert LACKS[lack][1] in texts[0]
 
@@ -81,47 +81,47 @@ def live_after_destroy():
     return total, left
 
 
-def test_arrays_outlive_their_world_and_nothing_else_does(new_crew):
-    crew = new_crew(3)
-    crew.start(live_after_destroy)
-    assert crew.gather() == [(4.0 * COUNT, [])] * 3
+def test_arrays_outlive_their_world_and_nothing_else_does(new_workers):
+    workers = new_workers(3)
+    workers.start(live_after_destroy)
+    assert workers.gather() == [(4.0 * COUNT, [])] * 3
 
 
 def wait_for_rank_1():
     x = dist.full(COUNT, 1.0)
     dist.all_reduce(x)
-    tell("about to wait")
+    report("about to wait")
     return attempt(lambda: dist.all_reduce(x))
 
 
 def come_once():
     dist.all_reduce(dist.full(COUNT, 1.0))
-    tell("came")
+    report("came")
     signal.pause()
 
 
-def test_a_rank_that_dies_is_named(new_crew):
-    crew = new_crew(2)
-    crew.start(wait_for_rank_1, ranks=[0])
-    crew.start(come_once, ranks=[1])
-    crew.told(0)
-    crew.told(1)
-    killed_s = crew.signal(1, signal.SIGKILL)
-    failure = crew.outcome(0)
+def test_a_rank_that_dies_is_named(new_workers):
+    workers = new_workers(2)
+    workers.start(wait_for_rank_1, ranks=[0])
+    workers.start(come_once, ranks=[1])
+    workers.reported(0)
+    workers.reported(1)
+    killed_s = workers.signal(1, signal.SIGKILL)
+    failure = workers.outcome(0)
     assert failure.kind is dist.DistBackendError, failure
-    assert f"rank 1 (pid {crew.pids[1]} on " in failure.message, failure
-    assert failure.ended_s - killed_s < 1, failure
+    assert f"rank 1 (pid {workers.pids[1]} on " in failure.message, failure
+    assert failure.ended_s - killed_s < loaded(1.0), failure
 
 
 def different_arrays():
-    x = np.ones(COUNT) if crew_rank() else dist.full(COUNT - 1, 1.0)
+    x = np.ones(COUNT) if worker_rank() else dist.full(COUNT - 1, 1.0)
     return attempt(lambda: dist.all_reduce(x))
 
 
-def test_calls_that_disagree_are_named(new_crew):
-    crew = new_crew(2)
-    crew.start(different_arrays)
-    for failure in crew.gather():
+def test_calls_that_disagree_are_named(new_workers):
+    workers = new_workers(2)
+    workers.start(different_arrays)
+    for failure in workers.gather():
         assert failure.kind is dist.DistBackendError
         assert "float64[99999]" in failure.message
         assert "float64[100000]" in failure.message

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from worlds import tell
+from worlds import report
 
 
 class Failure(NamedTuple):
@@ -27,7 +27,7 @@ def attempt(call: Callable[[], Any], announce: bool = False) -> Failure:
     began_s = time.monotonic()
     try:
         if announce:
-            tell("about to call")
+            report("about to call")
         result = call()
     except BaseException as error:  # KeyboardInterrupt is one of those wanted
         return Failure(began_s, time.monotonic(), type(error), str(error))

@@ -34,7 +34,7 @@ class Example:
     changes: tuple[tuple[int, tuple[Any, ...]], ...] = ()
 
 
-class Outcome(NamedTuple):
+class Completion(NamedTuple):
     """What became of a call on one rank.
 
     Attributes:
@@ -96,7 +96,7 @@ class Guarded:
         return self.view.size == wanted.size and bool((self.view.reshape(-1) == wanted.reshape(-1)).all())
 
 
-def attempt(example: Example) -> Outcome | None:
+def attempt(example: Example) -> Completion | None:
     """Make the call of this rank; None on a rank that is not in the group."""
     if dist.get_rank() not in example.members:
         return None
@@ -107,7 +107,7 @@ def attempt(example: Example) -> Outcome | None:
         dist.destroy_process_group(group)
 
 
-def _attempt(example: Example, group: Any) -> Outcome:
+def _attempt(example: Example, group: Any) -> Completion:
     rank, size = group.rank(), group.size()
     change = dict(example.changes).get(rank, ("none",))
     case = replace(example.case, **dict(change[1])) if change[0] == "case" else example.case
@@ -128,7 +128,7 @@ def _attempt(example: Example, group: Any) -> Outcome:
         group.abort("a message of its program went wrong")  # the other side cannot know, and waits for the message
     # A call that no example makes: a rank whose call was refused is never taken for one that came later.
     after, _, _ = _try(lambda: group.all_reduce(np.zeros(7, np.int16), "bxor"))
-    return Outcome(kind, message, wrong, touched, any(part.changed() for part in take), after)
+    return Completion(kind, message, wrong, touched, any(part.changed() for part in take), after)
 
 
 def _try(call: Any) -> tuple[type[BaseException] | None, str, Any]:

@@ -11,7 +11,7 @@ import sys
 
 import calls
 import pytest
-from attempts import SPOILS, Example, Outcome, attempt
+from attempts import SPOILS, Completion, Example, attempt
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 from worlds import BACKENDS
@@ -132,22 +132,22 @@ def test_calls_that_do_not(worlds, backend, size, data):
     judge(example, worlds.world(backend, size).run(attempt, example))
 
 
-def judge(example: Example, outcomes: list[Outcome | None]) -> None:
+def judge(example: Example, outcomes: list[Completion | None]) -> None:
     """Check what became of a call on all ranks."""
     found = [outcomes[rank] for rank in example.members]
-    told = "\n".join(map(str, found))
+    reports = "\n".join(map(str, found))
     for outcome in found:
-        assert outcome.kind is not dist.DistTimeoutError, f"a hang\n{told}"
-        assert outcome.after is not dist.DistTimeoutError, f"a hang\n{told}"
-        assert not outcome.touched, told
-        assert not outcome.wrong, told
-        assert outcome.kind in (None, ValueError, TypeError, dist.DistBackendError), told
+        assert outcome.kind is not dist.DistTimeoutError, f"a hang\n{reports}"
+        assert outcome.after is not dist.DistTimeoutError, f"a hang\n{reports}"
+        assert not outcome.touched, reports
+        assert not outcome.wrong, reports
+        assert outcome.kind in (None, ValueError, TypeError, dist.DistBackendError), reports
         if outcome.kind in (ValueError, TypeError):
-            assert not outcome.changed, f"refused, but written\n{told}"
+            assert not outcome.changed, f"refused, but written\n{reports}"
     refused = [outcome.kind in (ValueError, TypeError) for outcome in found]
     if not any(outcome.kind for outcome in found) or (all(refused) and example.case.collective != "message"):
-        assert not any(outcome.after for outcome in found), f"the group is not in step any more\n{told}"
+        assert not any(outcome.after for outcome in found), f"the group is not in step any more\n{reports}"
         return
-    assert all(outcome.after for outcome in found), f"broken on some ranks only\n{told}"
+    assert all(outcome.after for outcome in found), f"broken on some ranks only\n{reports}"
     if example.case.collective != "message":  # a short message is on its way when send returns
-        assert all(outcome.kind for outcome in found), f"an error on some ranks only\n{told}"
+        assert all(outcome.kind for outcome in found), f"an error on some ranks only\n{reports}"

@@ -18,13 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import meshdist as dist
-from meshdist.backends.gloo.wire import frames
-from meshdist.backends.gloo.wire.connection import Connection
+from meshdist.backends.gloo.tcp import frames
+from meshdist.backends.gloo.tcp.connection import Connection
 from meshdist.cluster.nodelist import expand_nodelist
-from meshdist.deadline import Deadline
-from meshdist.handshake import ServerHandshake, connect_handshake
-from meshdist.secret_file import read_secret_file
-from meshdist.store.wire import REQUEST, pack_fields, unpack_fields
+from meshdist.security.handshake import ServerHandshake, connect_handshake, read_secret_file
+from meshdist.store.table import REQUEST, pack_fields, unpack_fields
+from meshdist.system.deadline import Deadline
 from meshdist.topology import Topology
 
 pytestmark = pytest.mark.timeout(36_000 if "MESHDIST_FUZZ_EXAMPLES" in os.environ else 60)
@@ -159,7 +158,7 @@ def test_no_bytes_pass_for_the_store(words: bytes) -> None:
 
 # ---- Frames between ranks
 
-FRAME = frames.pack(frames.WHOLE, 1, 7, 5, 8, 3, b"float64")
+FRAME = frames.pack(frames.EAGER, 1, 7, 5, 8, 3, b"float64")
 
 
 @given(st.one_of(st.binary(min_size=frames.HEADER_BYTES, max_size=frames.HEADER_BYTES), changed(FRAME + bytes(8))))
@@ -171,7 +170,7 @@ def test_a_header_is_one_or_refused(data: bytes) -> None:
         header = frames.unpack(data, 0)
     except frames.FrameError:
         return
-    assert frames.WHOLE <= header[0] <= frames.BYE
+    assert frames.EAGER <= header[0] <= frames.BYE
     assert 0 <= frames.follows(header) <= 1 << 56
 
 
@@ -184,7 +183,7 @@ class Forgetful:
     def take(self, header: frames.Header, connection: Connection) -> tuple[None, None]:
         return None, None
 
-    def over(self, connection: Connection) -> None:
+    def on_closed(self, connection: Connection) -> None:
         self.is_over = True
 
 

@@ -75,7 +75,7 @@ def finish(process):
         process.wait()
 
 
-def told(directory, name):
+def reported(directory, name):
     """Wait for what a rank tells."""
     until((directory / name).exists, f"a rank tells {name}")
     return (directory / name).read_text()

@@ -9,7 +9,7 @@ import stat
 import time
 
 import pytest
-from launching import finish, meshrun, start_meshrun, told, write_script
+from launching import finish, meshrun, reported, start_meshrun, write_script
 
 
 def read(directory):
@@ -22,8 +22,12 @@ if rank == 0:
     tell("pid0", os.getpid())
     time.sleep(60)
 if rank == 1:
+    tell("pid1", os.getpid())
     sys.exit(0)
 hear("pid0")
+stat = pathlib.Path("/proc", hear("pid1"), "stat")
+while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX":
+    time.sleep(0.005)  # rank 1 is to end before this one fails
 def inner():
     raise KeyError("no such weight")
 inner()
@@ -54,7 +58,7 @@ inner()
     assert written.timestamp() == int(first["time_s"])
     assert (first["failed"], first["is_first"], first["follows_from_peer"]) == (True, True, False)
     assert (first["first_failure"], first["stderr"]) == (None, None)
-    assert other["pid"] == int(told(tmp_path, "pid0"))
+    assert other["pid"] == int(reported(tmp_path, "pid0"))
     assert (other["failed"], other["is_first"], other["signal"]) == (False, False, "SIGTERM")
     assert other["how"] == "was ended, after the first failure"
     assert other["first_failure"]["rank"] == 2
@@ -151,7 +155,7 @@ def test_every_start_has_files_of_its_own_and_those_of_the_job_before_are_remove
 def test_job_that_is_interrupted_has_no_error_files(tmp_path):
     write_script(tmp_path, "tell('ready')\ntime.sleep(60)")
     process = start_meshrun(tmp_path, "--error-dir", "errors", "script.py")
-    told(tmp_path, "ready")
+    reported(tmp_path, "ready")
     process.send_signal(signal.SIGINT)
     assert finish(process) == "meshrun: ended by SIGINT\n"
     assert not read(tmp_path / "errors")
@@ -228,7 +232,7 @@ dist.destroy_process_group()
     arguments = ["--nproc-per-node", "4", "--max-restarts", "3", "--error-dir", "errors", "script.py"]
     status, _, err = meshrun(tmp_path, *arguments)
     assert status == 0, err
-    assert [told(tmp_path, f"done{rank}") for rank in range(4)] == ["3.0"] * 4
+    assert [reported(tmp_path, f"done{rank}") for rank in range(4)] == ["3.0"] * 4
     first = [said for said in read(tmp_path / "errors").values() if said["is_first"]]
     assert sorted((said["restart"], said["rank"], said["signal"]) for said in first) == [
         (0, 0, "SIGKILL"),

@@ -1,21 +1,22 @@
-"""The launcher's parts by themselves: which failure is the cause, how it is worded, what the crew notices."""
+"""The parts of the launcher: the first cause, its text, and the ends that the worker set notices."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+from argparse import Namespace
 
 import pytest
 
-from meshdist.exit_status import describe_status, shell_status
-from meshdist.launch.cli import split_command
-from meshdist.launch.crew import Crew, Member
-from meshdist.launch.devices import parse_num_ranks
-from meshdist.launch.env import is_torchelastic_launched, new_job, worker_environment
 from meshdist.launch.failures import Failure, first_cause, read_error_file
-from meshdist.launch.guard import Guard
-from meshdist.systems import available_cores
+from meshdist.launch.meshrun import split_command
+from meshdist.launch.options import rendezvous_of
+from meshdist.launch.reaper import Reaper
+from meshdist.launch.worker_env import is_torchelastic_launched, new_job, worker_environment
+from meshdist.launch.worker_set import Member, WorkerSet
+from meshdist.system.platform import available_cores, parse_num_ranks
+from meshdist.system.processes import describe_status, shell_status
 
 
 def failure(rank, time_s, secondary=False, **more):
@@ -89,7 +90,7 @@ def test_number_of_ranks():
 
 def test_gpu_needs_one(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    code = "from meshdist.launch.devices import parse_num_ranks; parse_num_ranks('gpu')"
+    code = "from meshdist.system.platform import parse_num_ranks; parse_num_ranks('gpu')"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "no CUDA GPU" in ran.stderr
 
@@ -118,36 +119,50 @@ def no_pidfd(pid):
 
 
 @pytest.mark.parametrize("pidfd", [True, False])
-def test_crew_notices_every_end(monkeypatch, pidfd):
+def test_worker_set_notices_every_end(monkeypatch, pidfd):
     if not pidfd:
         monkeypatch.setattr(os, "pidfd_open", no_pidfd)
-    crew = Crew(Guard("/nonexistent"))
+    workers = WorkerSet(Reaper("/nonexistent"))
     try:
         processes = [
             subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
             for code in ("exit(4)", "import os; os.abort()", "import time; time.sleep(60)")
         ]
         for rank, process in enumerate(processes):
-            crew.add(Member(rank, process.pid, process.poll))
+            workers.add(Member(rank, process.pid, process.poll))
         exits = {}
         while len(exits) < 2:
-            found = crew.wait(20.0)
+            found = workers.wait(20.0)
             assert found
             exits.update({exit.rank: exit.status for exit in found})
         assert exits == {0: 4, 1: -signal.SIGABRT}
-        assert list(crew.running) == [2]
-        assert crew.wait(0.05) == []
-        crew.signal(signal.SIGTERM)
-        assert [(exit.rank, exit.status) for exit in crew.wait(20.0) or crew.wait(20.0)] == [(2, -signal.SIGTERM)]
+        assert list(workers.running) == [2]
+        assert workers.wait(0.05) == []
+        workers.signal(signal.SIGTERM)
+        assert [(exit.rank, exit.status) for exit in workers.wait(20.0) or workers.wait(20.0)] == [(2, -signal.SIGTERM)]
     finally:
-        crew.close()
+        workers.close()
 
 
-def test_crew_gives_back_its_descriptors():
+def test_worker_set_closes_its_descriptors():
     before = len(os.listdir("/proc/self/fd"))
-    crew = Crew(Guard("/nonexistent"))
+    workers = WorkerSet(Reaper("/nonexistent"))
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-    crew.add(Member(0, process.pid, process.poll))
-    crew.close()
+    workers.add(Member(0, process.pid, process.poll))
+    workers.close()
     assert process.returncode == -signal.SIGKILL
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_launchers_of_two_jobs_on_one_host_meet_at_two_ports(monkeypatch):
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_STEP_NODELIST": "node[1-2]"}
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    unset = dict.fromkeys(["standalone", "node_rank", "rdzv_endpoint", "master_addr", "rdzv_id", "rdzv_timeout"])
+    meetings = []
+    for job in ("1001", "1002", "1002"):
+        monkeypatch.setenv("SLURM_JOB_ID", job)
+        meetings.append(rendezvous_of(Namespace(**{**unset, "nnodes": 2})))
+    first, second, again = meetings
+    assert (first.host, first.node) == ("node1", 1)
+    assert first.port != second.port == again.port

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from meshdist.launch.cli import main
+from meshdist.launch.meshrun import main
 
 VALUES = {"--node-rank": "0", "--rdzv-endpoint": "node1:29400", "--redirects": "0", "--tee": "3", "--master-addr": "a"}
 # These say how many ranks there are and what they run, or what is so anyway.
@@ -39,13 +39,13 @@ def test_every_option_that_would_be_dropped_is_refused(refused, capsys):
         values = [VALUES.get(option, "static" if option == "--rdzv-backend" else "1")]
         for words in ([option, *values], [f"{option.replace('-', '_').replace('__', '--', 1)}={values[0]}"]):
             said = refused(*words)
-            assert said.startswith(f"meshrun: {option} is of no use with --launcher mpi: "), said
+            assert said.startswith(f"meshrun: {option} does not work with --launcher mpi: "), said
             # What to do, and not only that it does not work.
             assert re.search("mpirun (-n|has options)|leave it out|start the job again", said), said
 
 
 def test_several_hosts_are_those_of_mpiruns_host_file(refused):
     said = refused("--nnodes", "2", "--nproc-per-node", "2")
-    assert "--nnodes 2 is of no use" in said
+    assert "--nnodes 2 does not work" in said
     assert "mpirun -n RANKS --hostfile FILE" in said
-    assert "--rdzv-id is of no use" in refused("--nnodes", "1", "--rdzv-id", "x")
+    assert "--rdzv-id does not work" in refused("--nnodes", "1", "--rdzv-id", "x")

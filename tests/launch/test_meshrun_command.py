@@ -6,7 +6,7 @@ import socket
 import sys
 
 import pytest
-from launching import meshrun, start_meshrun, told, write_script
+from launching import meshrun, reported, start_meshrun, write_script
 from until import until
 
 
@@ -15,13 +15,13 @@ def test_script_gets_its_arguments_untouched(tmp_path):
     status, _, err = meshrun(tmp_path, "--nproc-per-node", "2", "script.py", "-m", "--grace", "1", "--", "--x=a b")
     assert (status, err) == (0, "")
     expected = repr(["script.py", "-m", "--grace", "1", "--", "--x=a b"])
-    assert [told(tmp_path, f"argv{rank}") for rank in range(2)] == [expected] * 2
+    assert [reported(tmp_path, f"argv{rank}") for rank in range(2)] == [expected] * 2
 
 
 def test_ranks_find_their_place_in_the_environment(tmp_path):
     write_script(tmp_path, "import json; tell(f'env{rank}', json.dumps(dict(os.environ)))")
     assert meshrun(tmp_path, "--nproc_per_node=3", "--standalone", "script.py")[0] == 0
-    found = [json.loads(told(tmp_path, f"env{rank}")) for rank in range(3)]
+    found = [json.loads(reported(tmp_path, f"env{rank}")) for rank in range(3)]
     for rank, variables in enumerate(found):
         for name in ("RANK", "LOCAL_RANK", "ROLE_RANK"):
             assert variables[name] == str(rank), name
@@ -43,12 +43,12 @@ def test_what_the_user_set_is_kept(tmp_path):
     )
     variables = {"OMP_NUM_THREADS": "7", "MESHDIST_SECRET": "given", "MINE": "x"}
     assert meshrun(tmp_path, "script.py", variables=variables)[0] == 0
-    assert told(tmp_path, "set") == "7 given x"
+    assert reported(tmp_path, "set") == "7 given x"
 
 
 def test_ranks_meet_in_the_launchers_store(tmp_path):
     body = """
-from meshdist.launch.env import is_torchelastic_launched
+from meshdist.launch.worker_env import is_torchelastic_launched
 from meshdist.store import TCPStore
 assert is_torchelastic_launched()
 store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
@@ -62,7 +62,7 @@ tell(f"met{rank}", os.environ["MASTER_PORT"])
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     assert meshrun(tmp_path, "--nproc-per-node", "3", "--master-port", port, "script.py") == (0, "", "")
-    assert [told(tmp_path, f"met{rank}") for rank in range(3)] == [port] * 3
+    assert [reported(tmp_path, f"met{rank}") for rank in range(3)] == [port] * 3
 
 
 def test_script_is_the_main_module_and_finds_its_neighbours(tmp_path):
@@ -79,7 +79,7 @@ tell("file", __file__)
 """
     write_script(package, body)
     assert meshrun(tmp_path, "code/script.py") == (0, "", "")
-    assert told(tmp_path, "file") == str(package / "script.py")
+    assert reported(tmp_path, "file") == str(package / "script.py")
 
 
 def test_script_may_start_processes_of_its_own_by_name(tmp_path):
@@ -100,7 +100,7 @@ if __name__ == "__main__":
 """
     write_script(tmp_path, body)
     assert meshrun(tmp_path, "script.py") == (0, "", "")
-    assert [told(tmp_path, f"inner{rank}") for rank in range(2)] == ["0", "1"]
+    assert [reported(tmp_path, f"inner{rank}") for rank in range(2)] == ["0", "1"]
 
 
 def test_module_package_and_directory_run_as_with_python(tmp_path):
@@ -112,11 +112,11 @@ def test_module_package_and_directory_run_as_with_python(tmp_path):
     )
     write_script(package, "tell(sys.argv[1], __package__)", "__main__.py")
     assert meshrun(tmp_path, "-m", "package.part", "-a", "1") == (0, "", "")
-    assert told(tmp_path, "module") == repr(("__main__", 5, ["-a", "1"], str(tmp_path)))
+    assert reported(tmp_path, "module") == repr(("__main__", 5, ["-a", "1"], str(tmp_path)))
     assert meshrun(tmp_path, "--module", "package", "as_package") == (0, "", "")
-    assert told(tmp_path, "as_package") == "package"
+    assert reported(tmp_path, "as_package") == "package"
     assert meshrun(tmp_path, "package", "as_directory") == (0, "", "")
-    assert told(tmp_path, "as_directory") == ""
+    assert reported(tmp_path, "as_directory") == ""
 
 
 def test_program_without_python(tmp_path):
@@ -157,7 +157,7 @@ def test_log_dir_takes_the_output_and_is_named_at_a_failure(tmp_path):
         (["--nproc-per-node", "-2", "script.py"], "got '-2'"),
         (["--nproc-per-node", "many", "script.py"], "got 'many'"),
         (["--nproc-per-node"], "expected one argument"),
-        (["--nnodes", "2", "script.py"], "the launchers need a place to meet"),
+        (["--nnodes", "2", "script.py"], "the launchers need a meeting point"),
         (["--nnodes", "1:4", "script.py"], "a job cannot grow and shrink between 1 and 4 hosts"),
         (["--nnodes", "0", "script.py"], "expected the number of hosts, got '0'"),
         (["--nnodes", "2", "--standalone", "script.py"], "give one of them"),
@@ -174,7 +174,7 @@ def test_log_dir_takes_the_output_and_is_named_at_a_failure(tmp_path):
         (["--max-retries", "3", "script.py"], "unrecognized arguments: --max-retries 3"),
         (
             ["--start_method", "fork", "script.py"],
-            "--start-method is an option of torchrun that meshrun has not: every",
+            "--start-method is an option of torchrun that meshrun does not have: every",
         ),
         (["--rdzv-conf=a=1", "script.py"], "--rdzv-conf is an option of torchrun"),
         (["--master-port", "70000", "script.py"], "expected a port from 0 to 65535, got '70000'"),
@@ -208,7 +208,7 @@ def test_help_names_every_option(tmp_path):
 def test_cpu_means_a_rank_per_processor(tmp_path):
     write_script(tmp_path, "tell(f'size{rank}', os.environ['WORLD_SIZE'])")
     assert meshrun(tmp_path, "--nproc-per-node", "cpu", "script.py")[0] == 0
-    assert told(tmp_path, "size0") == str(len(os.sched_getaffinity(0)))
+    assert reported(tmp_path, "size0") == str(len(os.sched_getaffinity(0)))
 
 
 def test_taken_port_is_an_error_before_any_rank_starts(tmp_path):
@@ -229,8 +229,8 @@ def test_secret_is_random_and_in_no_command_line(tmp_path):
     secrets = []
     for end in ("end1", "end2"):
         process = start_meshrun(tmp_path, "--nproc-per-node", "2", "script.py", end)
-        secret = told(tmp_path, "secret1")
-        assert told(tmp_path, "secret0") == secret
+        secret = reported(tmp_path, "secret1")
+        assert reported(tmp_path, "secret0") == secret
         assert len(secret) == 64
         for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
@@ -253,6 +253,6 @@ def test_a_script_that_does_not_use_meshdist_does_not_load_it(tmp_path):
     )
     # Nothing but the ranks' own start counts here, so no site packages, which may load modules of their own.
     assert meshrun(tmp_path, "script.py")[0] == 0
-    loaded = told(tmp_path, "loaded")
+    loaded = reported(tmp_path, "loaded")
     assert "meshdist" not in loaded, sys.version
     assert "numpy" not in loaded

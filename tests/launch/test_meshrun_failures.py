@@ -7,7 +7,7 @@ import tempfile
 import time
 
 import pytest
-from launching import all_gone, finish, meshrun, start_meshrun, told, write_script
+from launching import all_gone, finish, meshrun, reported, start_meshrun, write_script
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +151,7 @@ raise ValueError("once")
 """
     write_script(tmp_path, body)
     status, _, err = meshrun(tmp_path, "script.py")
-    assert (status, told(tmp_path, "hooked")) == (1, "ValueError")
+    assert (status, reported(tmp_path, "hooked")) == (1, "ValueError")
     assert err.count("ValueError: once") == 1
 
 
@@ -185,7 +185,7 @@ raise ValueError("the end")
     assert status == 1
     assert "ValueError: the end" in err
     assert "rank 1 had to be killed" in err
-    all_gone([int(told(tmp_path, "pid"))])
+    all_gone([int(reported(tmp_path, "pid"))])
 
 
 def test_rank_may_save_its_work_within_the_grace(tmp_path):
@@ -202,7 +202,7 @@ os._exit(6)
 """
     write_script(tmp_path, body)
     assert meshrun(tmp_path, "--nproc-per-node", "2", "script.py")[0] == 6
-    assert told(tmp_path, "saved") == ""
+    assert reported(tmp_path, "saved") == ""
 
 
 def test_stopped_rank_is_ended(tmp_path):
@@ -234,12 +234,12 @@ raise ValueError("the end")
 """
     write_script(tmp_path, body)
     process = start_meshrun(tmp_path, "--nproc-per-node", "2", "--grace", "60", "script.py")
-    told(tmp_path, "asked")
+    reported(tmp_path, "asked")
     assert process.stderr.readline().startswith("meshrun: first failure: rank 0 ")
     process.send_signal(signal.SIGINT)  # whoever does not want to wait any longer
     finish(process)
     assert process.returncode == 1
-    all_gone([int(told(tmp_path, "ready"))])
+    all_gone([int(reported(tmp_path, "ready"))])
 
 
 def test_error_directory_that_cannot_be_made_loses_no_traceback(tmp_path):

@@ -8,7 +8,7 @@ import sys
 import termios
 
 import pytest
-from launching import all_gone, environment, finish, is_alive, start_meshrun, told, write_script
+from launching import all_gone, environment, finish, is_alive, reported, start_meshrun, write_script
 from until import until
 
 WAIT = """
@@ -25,7 +25,7 @@ tell(f"pid{rank}", f"{os.getpid()} {child.pid}")
 
 
 def started(directory, num_ranks):
-    return [int(pid) for rank in range(num_ranks) for pid in told(directory, f"pid{rank}").split()]
+    return [int(pid) for rank in range(num_ranks) for pid in reported(directory, f"pid{rank}").split()]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ except KeyboardInterrupt:
     process.send_signal(signal.SIGINT)
     finish(process)
     assert process.returncode == 130
-    assert [told(tmp_path, f"saved{rank}") for rank in range(2)] == ["", ""]
+    assert [reported(tmp_path, f"saved{rank}") for rank in range(2)] == ["", ""]
 
 
 def test_second_ctrl_c_does_not_wait_for_the_grace(tmp_path):
@@ -100,8 +100,8 @@ while True:
     process = start_meshrun(tmp_path, "--nproc-per-node", "2", "--grace", "100", "script.py")
     pids = started(tmp_path, 2)
     process.send_signal(signal.SIGINT)
-    told(tmp_path, "asked0")
-    told(tmp_path, "asked1")
+    reported(tmp_path, "asked0")
+    reported(tmp_path, "asked1")
     process.send_signal(signal.SIGINT)
     err = finish(process)
     assert process.returncode == 130
@@ -117,7 +117,7 @@ def test_launcher_killed_with_9_leaves_nothing(tmp_path):
     process.kill()
     all_gone(pids)
     process.communicate(timeout=20)
-    until(lambda: not processes_mentioning(str(tmp_path)), "no guard is left")
+    until(lambda: not processes_mentioning(str(tmp_path)), "no reaper is left")
     assert not list(tmp_path.glob("meshdist-*"))
 
 
@@ -134,7 +134,7 @@ while True:
     write_script(tmp_path, body)
     process = start_meshrun(tmp_path, "--nproc-per-node", "2", "script.py", variables={"TMPDIR": str(tmp_path)})
     pids = started(tmp_path, 2)
-    told(tmp_path, "asked")
+    reported(tmp_path, "asked")
     assert list(tmp_path.glob("meshdist-*"))
     process.kill()
     all_gone(pids)
@@ -146,35 +146,35 @@ def test_everything_killed_at_once_leaves_no_file(tmp_path):
     write_script(tmp_path, WAIT)
     process = start_meshrun(tmp_path, "--nproc-per-node", "2", "script.py", variables={"TMPDIR": str(tmp_path)})
     pids = started(tmp_path, 2)
-    guards = processes_mentioning(str(tmp_path))
-    assert len(guards) == 1
-    for pid in [*guards, process.pid, *pids]:
+    reapers = processes_mentioning(str(tmp_path))
+    assert len(reapers) == 1
+    for pid in [*reapers, process.pid, *pids]:
         os.kill(pid, signal.SIGKILL)
-    all_gone([*pids, *guards])
+    all_gone([*pids, *reapers])
     process.communicate(timeout=20)
     assert not list(tmp_path.glob("meshdist-*"))
 
 
-def test_job_outlives_its_guard(tmp_path):
+def test_job_outlives_its_reaper(tmp_path):
     write_script(tmp_path, "tell(f'pid{rank}')\nhear('go on')\nsys.exit(rank)")
     process = start_meshrun(tmp_path, "--nproc-per-node", "2", "script.py", variables={"TMPDIR": str(tmp_path)})
-    told(tmp_path, "pid0")
-    told(tmp_path, "pid1")
-    guards = processes_mentioning(str(tmp_path))
-    os.kill(guards[0], signal.SIGKILL)
-    all_gone(guards)
+    reported(tmp_path, "pid0")
+    reported(tmp_path, "pid1")
+    reapers = processes_mentioning(str(tmp_path))
+    os.kill(reapers[0], signal.SIGKILL)
+    all_gone(reapers)
     (tmp_path / "go on").touch()
     finish(process)
     assert process.returncode == 1
 
 
-def test_kernel_ends_the_ranks_where_the_guard_is_gone(tmp_path):
+def test_kernel_ends_the_ranks_where_the_reaper_is_gone(tmp_path):
     write_script(tmp_path, WAIT)
     process = start_meshrun(tmp_path, "--nproc-per-node", "2", "script.py", variables={"TMPDIR": str(tmp_path)})
     pids = started(tmp_path, 2)
-    guards = processes_mentioning(str(tmp_path))
-    os.kill(guards[0], signal.SIGKILL)
-    all_gone(guards)
+    reapers = processes_mentioning(str(tmp_path))
+    os.kill(reapers[0], signal.SIGKILL)
+    all_gone(reapers)
     process.kill()
     all_gone(pids)
     process.communicate(timeout=20)
@@ -217,7 +217,7 @@ time.sleep(60)
     write_script(tmp_path, body)
     process = start_meshrun(tmp_path, "script.py")
     pids = started(tmp_path, 1)
-    segment = "/dev/shm/" + told(tmp_path, "name")
+    segment = "/dev/shm/" + reported(tmp_path, "name")
     assert os.path.exists(segment)
     os.kill(pids[0] if victim == "rank" else process.pid, signal.SIGKILL)
     finish(process)
@@ -227,7 +227,7 @@ time.sleep(60)
 def test_ended_ranks_are_no_zombies_of_a_running_launcher(tmp_path):
     write_script(tmp_path, "tell(f'pid{rank}', os.getpid())\nif rank == 0: hear('go on')")
     process = start_meshrun(tmp_path, "--nproc-per-node", "2", "script.py")
-    pid = int(told(tmp_path, "pid1"))
+    pid = int(reported(tmp_path, "pid1"))
     until(lambda: not os.path.exists(f"/proc/{pid}"), "rank 1 is reaped while rank 0 runs")
     assert process.poll() is None
     (tmp_path / "go on").touch()

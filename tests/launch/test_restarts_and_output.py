@@ -5,12 +5,12 @@ import signal
 import socket
 
 import pytest
-from launching import all_gone, finish, meshrun, start_meshrun, told, write_script
+from launching import all_gone, finish, meshrun, reported, start_meshrun, write_script
 
 
 def test_all_ranks_are_started_again_with_a_new_secret_and_store(tmp_path):
     body = """
-from meshdist.rendezvous import rendezvous
+from meshdist.bootstrap.rendezvous import rendezvous
 count = int(os.environ["RESTART_COUNT"])
 store, _, _ = rendezvous("env://", timeout=30)
 assert store.add("there", 1) <= 2
@@ -29,7 +29,7 @@ while count < 2: time.sleep(60)
         *[line for line in err.splitlines() if "first failure: rank 1 (pid " in line],
         "meshrun: starting all ranks again, restart 2 of at most 3",
     ]
-    said = [[told(tmp_path, f"told{rank}.{count}").split() for rank in range(2)] for count in range(3)]
+    said = [[reported(tmp_path, f"told{rank}.{count}").split() for rank in range(2)] for count in range(3)]
     assert all(first == second for first, second in said)
     assert len({secret for (secret, _), _ in said}) == 3
     assert len({run_id for (_, run_id), _ in said}) == 1
@@ -46,7 +46,7 @@ if os.environ["RESTART_COUNT"] == "0": sys.exit(1)
     (tmp_path / "secret").chmod(0o600)
     variables = {"MESHDIST_SECRET_FILE": str(tmp_path / "secret")}
     assert meshrun(tmp_path, "--max-restarts", "1", "script.py", variables=variables)[0] == 0
-    assert [told(tmp_path, count) for count in "01"] == ["given", "given"]
+    assert [reported(tmp_path, count) for count in "01"] == ["given", "given"]
 
 
 def test_last_failure_counts_where_restarts_are_used_up(tmp_path):
@@ -59,7 +59,7 @@ def test_last_failure_counts_where_restarts_are_used_up(tmp_path):
 def test_signal_is_no_reason_to_start_again(tmp_path):
     write_script(tmp_path, "tell('pid0', os.getpid())\ntime.sleep(60)")
     process = start_meshrun(tmp_path, "--max-restarts", "9", "script.py")
-    pid = int(told(tmp_path, "pid0"))
+    pid = int(reported(tmp_path, "pid0"))
     process.send_signal(signal.SIGTERM)
     assert finish(process) == "meshrun: ended by SIGTERM\n"
     assert process.returncode == 143
@@ -78,8 +78,8 @@ hear("go on")
 """
     write_script(tmp_path, body)
     process = start_meshrun(tmp_path, "--max-restarts", "1", "script.py", variables={"TMPDIR": str(tmp_path)})
-    told(tmp_path, "pids1")
-    all_gone([int(pid) for pid in told(tmp_path, "pids0").split()])
+    reported(tmp_path, "pids1")
+    all_gone([int(pid) for pid in reported(tmp_path, "pids0").split()])
     assert not list(tmp_path.glob("meshdist-*"))
     (tmp_path / "go on").touch()
     finish(process)
@@ -94,7 +94,7 @@ def test_fixed_port_can_be_used_by_every_start(tmp_path):
         port = str(probe.getsockname()[1])
     arguments = ["--max-restarts", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-backend", "c10d", "script.py"]
     assert meshrun(tmp_path, *arguments)[0] == 0
-    assert [told(tmp_path, count) for count in "012"] == [port] * 3
+    assert [reported(tmp_path, count) for count in "012"] == [port] * 3
 
 
 SPEAK = "print(f'out {rank}')\nprint(f'err {rank}', file=sys.stderr)\nprint('half a line', end='')"
@@ -175,4 +175,4 @@ def test_full_disk_costs_the_file_and_not_the_job(tmp_path):
     status, out, _ = meshrun(tmp_path, "--tee", "1", "--log-dir", "logs", "script.py")
     assert status == 0
     assert "[rank0] 1999 " in out
-    assert out.count("cannot write logs/rank0.stdout.log, and gives it up") == 1
+    assert out.count("cannot write logs/rank0.stdout.log, stopped writing it") == 1

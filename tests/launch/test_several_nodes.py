@@ -6,7 +6,7 @@ import socket
 import time
 
 import pytest
-from launching import all_gone, finish, start_meshrun, told, write_script
+from launching import all_gone, finish, reported, start_meshrun, write_script
 from until import until
 
 from meshdist.launch.nodes import Report, judge
@@ -15,7 +15,7 @@ from meshdist.launch.plan import NodeCard, check_card, number_nodes
 pytestmark = pytest.mark.timeout(90)
 
 MEET = """
-from meshdist.rendezvous import rendezvous
+from meshdist.bootstrap.rendezvous import rendezvous
 store, found, size = rendezvous("env://", timeout=30)
 assert found == rank
 if store.add("there", 1) == size:
@@ -58,7 +58,7 @@ def job(tmp_path, port):
 
 
 def environment_of(directory, rank):
-    return json.loads(told(directory, f"env{rank}"))
+    return json.loads(reported(directory, f"env{rank}"))
 
 
 def test_launchers_agree_on_ranks_of_unequal_hosts(job, tmp_path):
@@ -96,7 +96,7 @@ dist.destroy_process_group()
     job.start("--nproc-per-node", "2", "script.py")
     job.start("--nproc-per-node", "2", "script.py")
     assert job.finish() == [(0, "")] * 2
-    assert [told(tmp_path, f"sum{rank}") for rank in range(4)] == ["2", "4", "2", "4"]
+    assert [reported(tmp_path, f"sum{rank}") for rank in range(4)] == ["2", "4", "2", "4"]
 
 
 def test_given_node_ranks_are_kept(job, tmp_path):
@@ -104,7 +104,7 @@ def test_given_node_ranks_are_kept(job, tmp_path):
     for node in ("1", "0"):
         job.start("--node-rank", node, "--rdzv-id", "run7", "script.py", variables={"MINE": node})
     assert job.finish() == [(0, "")] * 2
-    assert [told(tmp_path, f"group{rank}") for rank in range(2)] == ["00", "11"]
+    assert [reported(tmp_path, f"group{rank}") for rank in range(2)] == ["00", "11"]
 
 
 def test_master_addr_and_port_do_as_well(tmp_path, port, job):
@@ -113,7 +113,7 @@ def test_master_addr_and_port_do_as_well(tmp_path, port, job):
     for node in range(2):
         job.launchers.append(start_meshrun(tmp_path, *where, "--node-rank", str(node), "script.py"))
     assert job.finish() == [(0, "")] * 2
-    assert told(tmp_path, "run0") == told(tmp_path, "run1")
+    assert reported(tmp_path, "run0") == reported(tmp_path, "run1")
 
 
 @pytest.mark.parametrize("started_by", ["srun", "kubernetes"])
@@ -130,7 +130,7 @@ def test_one_launcher_a_host_started_by_another_finds_the_rest(tmp_path, job, st
         command = ["--nnodes", "2", *where, "--nproc-per-node", "2", "script.py"]
         job.launchers.append(start_meshrun(tmp_path, *command, variables=variables))
     assert job.finish() == [(0, "")] * 2
-    assert [told(tmp_path, f"group{rank}") for rank in range(4)] == ["0", "0", "1", "1"]
+    assert [reported(tmp_path, f"group{rank}") for rank in range(4)] == ["0", "0", "1", "1"]
 
 
 def test_failure_ends_all_hosts_and_is_shown_first_with_its_host_and_rank(job, tmp_path):
@@ -141,7 +141,7 @@ def test_failure_ends_all_hosts_and_is_shown_first_with_its_host_and_rank(job, t
     write_script(tmp_path, body)
     job.start("--node-rank", "0", "--nproc-per-node", "2", "script.py")
     job.start("--node-rank", "1", "--nproc-per-node", "2", "script.py")
-    told(tmp_path, "pid3")
+    reported(tmp_path, "pid3")
     began = time.monotonic()
     (status0, err0), (status1, err1) = job.finish()
     assert time.monotonic() - began < 5
@@ -154,7 +154,7 @@ def test_failure_ends_all_hosts_and_is_shown_first_with_its_host_and_rank(job, t
     assert err1.startswith(f"meshrun: first failure: node 1 ({host}), rank 3 (pid ")
     assert err1.count("ValueError: boom") == 1
     assert err1.splitlines()[-1] == "meshrun: ended rank 2 after it"
-    all_gone([int(told(tmp_path, f"pid{rank}")) for rank in range(4)])
+    all_gone([int(reported(tmp_path, f"pid{rank}")) for rank in range(4)])
 
 
 def test_failure_that_follows_from_another_hosts_is_not_the_cause(job, tmp_path):
@@ -194,7 +194,7 @@ def test_early_end_of_one_hosts_ranks_ends_nobody(job, tmp_path):
     write_script(tmp_path, body)
     job.start("--node-rank", "0", "script.py")
     job.start("--node-rank", "1", "script.py")
-    told(tmp_path, "end0")
+    reported(tmp_path, "end0")
     assert [launcher.poll() for launcher in job.launchers] == [None, None]
     (tmp_path / "go on").touch()
     assert job.finish() == [(0, "")] * 2
@@ -205,7 +205,7 @@ def test_signal_to_one_launcher_ends_all_hosts(job, tmp_path, victim):
     write_script(tmp_path, WAIT)
     for node in ("0", "1"):
         job.start("--node-rank", node, "--nproc-per-node", "2", "script.py")
-    pids = [int(told(tmp_path, f"pid{rank}")) for rank in range(4)]
+    pids = [int(reported(tmp_path, f"pid{rank}")) for rank in range(4)]
     job.launchers[victim].send_signal(signal.SIGTERM)
     ended = job.finish()
     assert [status for status, _ in ended] == [143, 143]
@@ -219,7 +219,7 @@ def test_killed_launcher_ends_all_hosts_within_seconds(job, tmp_path, victim):
     write_script(tmp_path, WAIT)
     for node in ("0", "1"):
         job.start("--node-rank", node, "--nproc-per-node", "2", "--max-restarts", "5", "script.py")
-    pids = [int(told(tmp_path, f"pid{rank}")) for rank in range(4)]
+    pids = [int(reported(tmp_path, f"pid{rank}")) for rank in range(4)]
     job.launchers[victim].kill()
     began = time.monotonic()
     all_gone(pids, timeout_s=5)
@@ -235,7 +235,7 @@ def test_stopped_launcher_is_not_taken_for_a_dead_one(job, tmp_path):
     write_script(tmp_path, MEET + "tell(f'pid{rank}', os.getpid())\nhear('go on')")
     job.start("--node-rank", "0", "script.py")
     job.start("--node-rank", "1", "script.py")
-    told(tmp_path, "pid0"), told(tmp_path, "pid1")
+    reported(tmp_path, "pid0"), reported(tmp_path, "pid1")
     job.launchers[1].send_signal(signal.SIGSTOP)
     (tmp_path / "go on").touch()
     job.launchers[1].send_signal(signal.SIGCONT)
@@ -267,7 +267,7 @@ while count < "2": time.sleep(60)
         ]
         assert "ValueError: try 0" in err
         assert "ValueError: try 1" in err
-    secrets = [{told(tmp_path, f"secret{rank}.{count}") for rank in range(3)} for count in range(3)]
+    secrets = [{reported(tmp_path, f"secret{rank}.{count}") for rank in range(3)} for count in range(3)]
     assert [len(each) for each in secrets] == [1, 1, 1]
     assert len(set.union(*secrets)) == 3
 
@@ -332,9 +332,9 @@ def test_one_launcher_too_many_is_told_so(job, tmp_path):
     write_script(tmp_path, WAIT)
     job.start("script.py")
     job.start("script.py")
-    told(tmp_path, "pid0"), told(tmp_path, "pid1")
+    reported(tmp_path, "pid0"), reported(tmp_path, "pid1")
     late = job.start("script.py")
-    assert "the 2 launchers of this job (--nnodes) are there already" in finish(late)
+    assert "the 2 launchers of this job (--nnodes) have already come" in finish(late)
     assert late.returncode == 1
     assert [launcher.poll() for launcher in job.launchers[:2]] == [None, None]
 
@@ -348,7 +348,7 @@ def test_host_that_does_not_come_is_waited_for_so_long(job, tmp_path, node):
     assert time.monotonic() - began < 6
     assert status == 1
     assert (
-        "1 of 2 hosts (--nnodes) came within 1 s" if node == "0" else "no launcher keeps a store at 127.0.0.1:"
+        "1 of 2 hosts (--nnodes) came within 1 s" if node == "0" else "no launcher kept a store at 127.0.0.1:"
     ) in err
 
 

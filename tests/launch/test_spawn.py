@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import all_gone, environment, told
+from launching import all_gone, environment, reported
 from until import until
 
 from meshdist.errors import DistBackendError
@@ -109,7 +109,7 @@ def test_ranks_find_what_meshrun_sets(tmp_path, monkeypatch, method):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("MASTER_PORT", "29500")
     assert spawn(note_environment, (str(tmp_path),), nprocs=2, start_method=method) is None
-    found = [json.loads(told(tmp_path, f"env{rank}")) for rank in range(2)]
+    found = [json.loads(reported(tmp_path, f"env{rank}")) for rank in range(2)]
     for rank, variables in enumerate(found):
         assert (variables["RANK"], variables["LOCAL_RANK"], variables["WORLD_SIZE"]) == (str(rank), str(rank), "2")
         assert variables["MASTER_ADDR"] == "127.0.0.1"
@@ -132,7 +132,7 @@ def test_failing_rank_ends_the_others_and_is_raised(tmp_path, method):
     with pytest.raises(ProcessRaisedException) as caught:
         spawn(raise_in_one, (str(tmp_path),), nprocs=3, start_method=method)
     error = caught.value
-    pids = [int(told(tmp_path, f"pid{rank}")) for rank in range(3)]
+    pids = [int(reported(tmp_path, f"pid{rank}")) for rank in range(3)]
     assert (error.error_index, error.error_pid) == (1, pids[1])
     assert str(error).startswith(f"rank 1 (pid {pids[1]} on {os.uname().nodename}) exited with status 1:\nTraceback")
     assert "in raise_in_one\n" in str(error)
@@ -176,7 +176,7 @@ def test_errors_can_be_pickled():
 def test_join_false_returns_what_can_be_joined(tmp_path):
     context = spawn(wait_for, (str(tmp_path), "go on"), nprocs=2, join=False)
     assert isinstance(context, SpawnContext)
-    pids = [int(told(tmp_path, f"pid{rank}")) for rank in range(2)]
+    pids = [int(reported(tmp_path, f"pid{rank}")) for rank in range(2)]
     assert context.pids() == pids
     assert all(process.is_alive() for process in context.processes)
     assert context.join(timeout=0.05) is False
@@ -201,7 +201,7 @@ def test_ranks_outlive_the_thread_that_started_them(tmp_path):
     )
     starter.start()
     starter.join()
-    told(tmp_path, "pid0"), told(tmp_path, "pid1")
+    reported(tmp_path, "pid0"), reported(tmp_path, "pid1")
     assert contexts[0].join(timeout=0.05) is False
     tell(tmp_path, "go on")
     assert contexts[0].join(timeout=30) is True
@@ -227,7 +227,7 @@ def test_what_cannot_be_pickled_is_an_error_here():
 
 def test_children_of_ranks_end_with_them(tmp_path):
     spawn(start_child, (str(tmp_path),), nprocs=2, start_method="fork")
-    all_gone([int(told(tmp_path, f"pid{rank}")) for rank in range(2)], timeout_s=2.0)
+    all_gone([int(reported(tmp_path, f"pid{rank}")) for rank in range(2)], timeout_s=2.0)
 
 
 def test_failed_rank_that_cannot_end_is_noticed():
@@ -276,7 +276,7 @@ if __name__ == "__main__":
     )
     assert (ran.returncode, ran.stderr) == (0, "")
     assert len(list(tmp_path.glob("met*"))) == (0 if daemon else 2)
-    all_gone([int(told(tmp_path, f"pid{rank}")) for rank in range(2)], timeout_s=2.0)
+    all_gone([int(reported(tmp_path, f"pid{rank}")) for rank in range(2)], timeout_s=2.0)
 
 
 PARENT = """
@@ -300,7 +300,7 @@ def start_parent(directory, method, function="wait_for", num_args=2):
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    return parent, [int(told(directory, f"pid{rank}")) for rank in range(2)]
+    return parent, [int(reported(directory, f"pid{rank}")) for rank in range(2)]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -319,7 +319,7 @@ def test_ctrl_c_reaches_the_ranks_and_shows_one_traceback(tmp_path, method):
     _, err = parent.communicate(timeout=20)
     assert parent.returncode == -signal.SIGINT
     assert err.count("Traceback") == 1
-    assert [told(tmp_path, f"saved{rank}") for rank in range(2)] == ["", ""]
+    assert [reported(tmp_path, f"saved{rank}") for rank in range(2)] == ["", ""]
     all_gone(pids)
 
 

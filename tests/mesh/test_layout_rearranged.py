@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshdist.mesh.layout import Layout
+from meshdist.mesh.layout.layout import Layout
 
 NAMES = ("pp", "dp", "cp", "tp")
 EXTENTS = st.sampled_from([1, 2, 3, 4, 6])

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from worlds import crew_rank, needs_linux, tell
+from worlds import needs_linux, report, worker_rank
 
 import meshdist
 from meshdist.device_mesh import DeviceMesh, init_device_mesh
@@ -24,7 +24,7 @@ class CountingStore(meshdist.TCPStore):
 
 def mesh_with_all_groups(port, size):
     store = CountingStore("127.0.0.1", port, is_master=False)
-    meshdist.init_process_group("gloo", store=store, rank=crew_rank(), world_size=size)
+    meshdist.init_process_group("gloo", store=store, rank=worker_rank(), world_size=size)
     before = store.requests
     mesh = init_device_mesh("cpu", (2, 2, size // 4), mesh_dim_names=("pp", "dp", "tp"))
     mesh.get_all_groups()
@@ -38,14 +38,14 @@ def mesh_with_all_groups(port, size):
 
 @needs_linux
 def test_a_mesh_with_all_groups_is_one_request_of_each_rank(worlds):
-    from worlds import Crew
+    from worlds import WorkerSet
 
     with (
         meshdist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) as store,
-        Crew(worlds.nursery, 8) as crew,
+        WorkerSet(worlds.nursery, 8) as workers,
     ):
-        crew.start(mesh_with_all_groups, store.port, 8)
-        made = crew.gather()
+        workers.start(mesh_with_all_groups, store.port, 8)
+        made = workers.gather()
     assert [count for count, _ in made] == [1] * 8
     assert [total for _, total in made] == [10, 10, 18, 18, 10, 10, 18, 18]
 
@@ -93,9 +93,9 @@ def test_every_rank_fails_where_the_last_made_another(make, words):
         rank = meshdist.get_rank()
         if rank == 3:
             assert all(event.wait(30) for event in made[:3])
-            told = refused(make)
+            reports = refused(make)
             made[3].set()
-            return told
+            return reports
         mesh = agreed()
         made[rank].set()
         assert made[3].wait(30)
@@ -118,15 +118,15 @@ def test_every_rank_fails_where_the_first_made_another(make, words):
                 mesh.flatten().unflatten(0, (2, 2), *([("a", "b")] if mesh.mesh_dim_names else []))
             )
         assert made[0].wait(30)
-        told = refused(agreed)
+        reports = refused(agreed)
         made[rank].set()
-        return told
+        return reports
 
     check_sentences(meshdist.run(program, 4, timeout=SHORT_S), 0, words)
 
 
-def check_sentences(told, odd, words):
-    for sentence in told:
+def check_sentences(reports, odd, words):
+    for sentence in reports:
         assert f"rank {odd} made DeviceMesh('cpu', " in sentence
         assert words in sentence
         assert "(dp=2, tp=2)" in sentence
@@ -155,7 +155,7 @@ def test_ranks_that_wait_already_learn_it():
 def one_differs():
     """On a process: rank 3 makes another mesh while the others may wait for it; all say what they were told."""
     rank = meshdist.get_rank()
-    tell("begins")
+    report("begins")
     try:
         mesh = init_device_mesh("cpu", (2, 2) if rank < 3 else (4, 1), mesh_dim_names=("dp", "tp"))
         mesh["dp"].all_reduce(np.ones(1))
@@ -169,22 +169,22 @@ def one_differs():
 @needs_linux
 @pytest.mark.parametrize("late", [False, True])
 def test_every_process_fails_where_one_made_another(worlds, late):
-    from worlds import Crew
+    from worlds import WorkerSet
 
-    with Crew(worlds.nursery, 4) as crew:
-        crew.join()
-        crew.start(one_differs, ranks=[0, 1, 2])
+    with WorkerSet(worlds.nursery, 4) as workers:
+        workers.join()
+        workers.start(one_differs, ranks=[0, 1, 2])
         for rank in range(3):
-            crew.told(rank)
+            workers.reported(rank)
         if late:
-            crew.until_asleep(1)  # in its first call with rank 3
-        crew.start(one_differs, ranks=[3])
-        crew.told(3)
-        told = [crew.outcome(rank, SHORT_S) for rank in range(4)]
-    for sentence in told:
+            workers.until_asleep(1)  # in its first call with rank 3
+        workers.start(one_differs, ranks=[3])
+        workers.reported(3)
+        reports = [workers.outcome(rank, SHORT_S) for rank in range(4)]
+    for sentence in reports:
         assert "(dp=2, tp=2)" in sentence or "the group is broken" in sentence or "gave up" in sentence
-    assert "(dp=4, tp=1)" in told[3]
-    assert "(dp=4, tp=1)" in told[1]
+    assert "(dp=4, tp=1)" in reports[3]
+    assert "(dp=4, tp=1)" in reports[1]
 
 
 def test_a_refusal_on_one_rank_reaches_the_others():
@@ -227,19 +227,19 @@ def test_many_meshes_that_agree():
 
 def test_a_difference_that_the_words_do_not_show():
     def program():
-        ranks = list(range(16))
+        ranks = [*range(0, 16, 2), *range(1, 16, 2)]
         if meshdist.get_rank() == 15:
-            ranks[5], ranks[6] = 6, 5
+            ranks[13], ranks[14] = ranks[14], ranks[13]
         try:
             DeviceMesh("cpu", ranks)
         except ValueError as error:
             return str(error)
         return None
 
-    told = [words for words in meshdist.run(program, 16) if words]
-    assert told
-    for words in told:
-        assert words.count("ranks 0, 1, 2, ... 15) [") == 2
+    reports = [words for words in meshdist.run(program, 16) if words]
+    assert reports
+    for words in reports:
+        assert words.count("and so on, 16 in all) [") == 2
 
 
 @pytest.mark.parametrize("connected", [False, True])
@@ -308,35 +308,35 @@ def makes_another():
 
 
 def calls_twice():
-    told = []
-    tell("begins")
+    reports = []
+    report("begins")
     for _ in range(2):
         try:
             meshdist.all_reduce(np.ones(1))
         except meshdist.DistError as error:
-            told.append(str(error))
-    return told
+            reports.append(str(error))
+    return reports
 
 
 @needs_linux
 def test_a_group_that_was_connected_before_the_mesh(worlds):
     """The next call looks for the note, whichever way it is made, and tells the rank that waits in it already."""
-    from worlds import Crew
+    from worlds import WorkerSet
 
-    with Crew(worlds.nursery, 3) as crew:
-        crew.join()
-        crew.start(uses_the_world)
-        crew.gather()
-        crew.start(makes_a_mesh_of_the_world, ranks=[0, 1])
-        assert [crew.outcome(rank, SHORT_S) for rank in (0, 1)] == [True, True]
-        crew.start(calls_twice, ranks=[0])
-        crew.told(0)
-        crew.until_asleep(0)
-        crew.start(makes_another, ranks=[2])
-        crew.outcome(2, SHORT_S)
-        crew.start(calls_twice, ranks=[1])
-        crew.told(1)
+    with WorkerSet(worlds.nursery, 3) as workers:
+        workers.join()
+        workers.start(uses_the_world)
+        workers.gather()
+        workers.start(makes_a_mesh_of_the_world, ranks=[0, 1])
+        assert [workers.outcome(rank, SHORT_S) for rank in (0, 1)] == [True, True]
+        workers.start(calls_twice, ranks=[0])
+        workers.reported(0)
+        workers.until_asleep(0)
+        workers.start(makes_another, ranks=[2])
+        workers.outcome(2, SHORT_S)
+        workers.start(calls_twice, ranks=[1])
+        workers.reported(1)
         for rank in (1, 0):
-            told = crew.outcome(rank, SHORT_S)
-            assert len(told) == 2
-            assert all("the ranks' meshes differ: " in words for words in told)
+            reports = workers.outcome(rank, SHORT_S)
+            assert len(reports) == 2
+            assert all("the ranks' meshes differ: " in words for words in reports)

@@ -17,9 +17,9 @@ def refusal(make, kind, world_size=4):
             make()
         return str(error.value)
 
-    told = set(meshdist.run(program, world_size))
-    assert len(told) == 1
-    return told.pop()
+    reports = set(meshdist.run(program, world_size))
+    assert len(reports) == 1
+    return reports.pop()
 
 
 @pytest.mark.parametrize(

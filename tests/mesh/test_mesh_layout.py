@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshdist.mesh.axis_names import UnknownAxisError
-from meshdist.mesh.layout import Layout
+from meshdist.mesh.layout.axes import UnknownAxisError
+from meshdist.mesh.layout.layout import Layout
 
 NAMES = ("pp", "dp", "cp", "tp")
 

@@ -89,8 +89,8 @@ def test_groups_that_are_not_the_rows(ask, kind, words):
             ask(rows, columns)
         return str(error.value)
 
-    for told in meshdist.run(program, 4):
-        assert words in told
+    for reports in meshdist.run(program, 4):
+        assert words in reports
 
 
 def meshes_inside_groups():

@@ -9,7 +9,7 @@ from worlds import needs_linux
 
 import meshdist
 from meshdist.device_mesh import DeviceMesh, init_device_mesh
-from meshdist.mesh.axis_names import UnknownAxisError
+from meshdist.mesh.layout.axes import UnknownAxisError
 
 CUBE = np.array([[[7, 2], [0, 5]], [[3, 6], [1, 4]]])
 NAMES = ("pp", "dp", "tp")
@@ -238,8 +238,8 @@ def test_what_is_refused(ask, kind, words):
             ask(mesh)
         return str(error.value)
 
-    for told in meshdist.run(program, 8):
-        assert words in told
+    for reports in meshdist.run(program, 8):
+        assert words in reports
 
 
 def test_ranks_outside_rearrange_as_well():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import meshdist
-from meshdist.mesh.layout import Layout
+from meshdist.mesh.layout.layout import Layout
 from meshdist.mesh.show import show
 
 pytestmark = pytest.mark.timeout(60)
@@ -223,6 +223,7 @@ def test_more_hosts_than_letters_have_two(capsys):
     assert text.rstrip().endswith("l dry-host-11 (8), and 20 more")
 
 
+@pytest.mark.slow
 def test_large_html_and_plots(recwarn):
     pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
     pyplot.switch_backend("agg")
@@ -242,6 +243,7 @@ def test_large_html_and_plots(recwarn):
     assert not recwarn.list
 
 
+@pytest.mark.slow
 def test_panels_leave_no_blank_bands():
     pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
     pyplot.switch_backend("agg")

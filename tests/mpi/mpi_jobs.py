@@ -8,7 +8,7 @@ from pathlib import Path
 import mpi_worlds
 
 import meshdist
-from meshdist.launch.mpi import mpirun_command
+from meshdist.launch.mpirun import mpirun_command
 
 JOB_S, END_S = 60.0, 10.0
 

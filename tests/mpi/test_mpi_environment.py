@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 import meshdist as dist
-from meshdist.backends.mpi import environment, launchers, meeting
-from meshdist.call import Signature
-from meshdist.launch import mpi as launcher
-from meshdist.start_and_end import add_hint
+from meshdist.backends.mpi import environment, precheck
+from meshdist.launch import mpirun as launcher
+from meshdist.lifecycle import add_hint
+from meshdist.runtime.call import Signature
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ class Alone:
     ],
 )
 def test_a_launcher_that_mpi_does_not_know(variables, said):
-    assert re.search(said, launchers.wrong_launcher(Alone, variables))
+    assert re.search(said, environment.wrong_launcher(Alone, variables))
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ def test_a_launcher_that_mpi_does_not_know(variables, said):
     [{}, {"PMI_SIZE": "1"}, {"OMPI_COMM_WORLD_SIZE": "1"}, {"SLURM_STEP_NUM_TASKS": "8"}, {"PMI_SIZE": "many"}],
 )
 def test_a_rank_that_is_alone_as_it_should_be(variables):
-    assert launchers.wrong_launcher(Alone, variables) is None
+    assert environment.wrong_launcher(Alone, variables) is None
 
 
 def test_what_ranks_know_together():
-    one, other = (meeting.word_of(Signature(text), may_block=True) for text in ("barrier()", "all_reduce(int8[1])"))
-    assert meeting.merged(one, one) == one
-    assert meeting.merged(one, other) == meeting.merged(other, one) != one
-    assert meeting.merged(meeting.merged(one, other), one) == meeting.merged(one, other)
+    one, other = (precheck.word_of(Signature(text), may_block=True) for text in ("barrier()", "all_reduce(int8[1])"))
+    assert precheck.merged(one, one) == one
+    assert precheck.merged(one, other) == precheck.merged(other, one) != one
+    assert precheck.merged(precheck.merged(one, other), one) == precheck.merged(one, other)
 
 
 def fake_mpirun(folder, version):

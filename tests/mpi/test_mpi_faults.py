@@ -1,4 +1,4 @@
-"""What becomes of an MPI job when a rank is killed, ends early, or somebody presses Ctrl-C."""
+"""The end of an MPI job when a rank is killed, exits early, or Ctrl-C is pressed."""
 
 from __future__ import annotations
 

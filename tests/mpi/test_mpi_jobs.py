@@ -8,9 +8,9 @@ import mpi_worlds
 import pytest
 from mpi_jobs import job, run
 
-from meshdist.launch.mpi import mpirun_command
+from meshdist.launch.mpirun import mpirun_command
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.slow]
 
 
 # Each line is written at once, so that ranks do not cut each other's.
@@ -81,7 +81,7 @@ REFUSED = """
         try:
             dist.init_process_group("mpi", **wrong)
         except ValueError as error:
-            assert said + "; MPI says both" in str(error), error
+            assert said + "; MPI provides both" in str(error), error
         else:
             raise AssertionError(wrong)
     dist.init_process_group("mpi", rank=dist_rank(), world_size=2)
@@ -184,7 +184,7 @@ ARGUMENTS_THAT_ARE_WRONG = """
 def test_a_rank_that_is_refused_ends_the_job(one_library, script):
     done = job(one_library, 2, script(RANK + textwrap.dedent(ARGUMENTS_THAT_ARE_WRONG)))
     assert done.returncode != 0
-    assert "world_size must be 2 and is 3; MPI says both" in done.stderr
+    assert "world_size must be 2 and is 3; MPI provides both" in done.stderr
 
 
 ABSENT = """
@@ -323,7 +323,7 @@ def test_meshrun_becomes_mpirun(library, script):
     assert failing.returncode == 3
     refused = run([*meshrun[:-2], "--log-dir", "logs", script(text)])
     assert refused.returncode == 2
-    assert "--log-dir is of no use with --launcher mpi: mpirun has options for it" in refused.stderr
+    assert "--log-dir does not work with --launcher mpi: mpirun has options for it" in refused.stderr
 
 
 SERIALIZED = """

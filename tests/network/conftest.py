@@ -6,18 +6,20 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from worlds import VARIABLES, Crew, Worlds
+from worlds import VARIABLES, WorkerSet, Worlds
 
 
 @pytest.fixture
-def tcp_crew(worlds: Worlds) -> Iterator[Callable[..., Crew]]:
-    """Make a world of fresh processes that share no memory: `tcp_crew(size, NAME=value)`."""
+def tcp_workers(worlds: Worlds) -> Iterator[Callable[..., WorkerSet]]:
+    """Make a world of fresh processes that share no memory: `tcp_workers(size, NAME=value)`."""
     with ExitStack() as stack:
 
-        def make(size: int, *, join: bool = True, timeout_s: float = 20.0, **variables: str) -> Crew:
-            crew = stack.enter_context(Crew(worlds.nursery, size, {**VARIABLES["gloo-tcp"], **variables}, timeout_s))
+        def make(size: int, *, join: bool = True, timeout_s: float = 20.0, **variables: str) -> WorkerSet:
+            workers = stack.enter_context(
+                WorkerSet(worlds.nursery, size, {**VARIABLES["gloo-tcp"], **variables}, timeout_s)
+            )
             if join:
-                crew.join()
-            return crew
+                workers.join()
+            return workers
 
         yield make

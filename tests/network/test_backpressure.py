@@ -1,4 +1,4 @@
-"""What nobody asks for is kept up to a limit; then its sender waits, and nobody else."""
+"""Unexpected messages are buffered up to a limit; then only their sender waits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from worlds import tell
+from worlds import report
 
 import meshdist as dist
 
@@ -27,7 +27,7 @@ def flood():
     works = [dist.isend(np.full(MESSAGE_BYTES // 8, number), 1) for number in range(NUM_MESSAGES)]
     with pytest.raises(dist.DistTimeoutError):
         works[-1].wait(1.0)
-    tell("held up")
+    report("held up")
     for work in works:
         work.wait()
 
@@ -51,18 +51,18 @@ def meet():
     dist.barrier()
 
 
-def test_a_flood_is_held_up_and_then_comes_whole(tcp_crew):
-    crew = tcp_crew(3, timeout_s=60.0)
-    crew.start(meet)
-    crew.gather()
-    crew.start(be_flooded, ranks=[1])
-    crew.start(flood, ranks=[0])
-    assert crew.told(0) == "held up"
-    crew.start(release, ranks=[2])
-    assert crew.outcome(2) is None
-    growth_kb = crew.outcome(1)
+def test_a_flood_is_held_up_and_then_comes_whole(tcp_workers):
+    workers = tcp_workers(3, timeout_s=60.0)
+    workers.start(meet)
+    workers.gather()
+    workers.start(be_flooded, ranks=[1])
+    workers.start(flood, ranks=[0])
+    assert workers.reported(0) == "held up"
+    workers.start(release, ranks=[2])
+    assert workers.outcome(2) is None
+    growth_kb = workers.outcome(1)
     assert growth_kb < MOST_GROWTH_KB
-    assert crew.outcome(0) is None
+    assert workers.outcome(0) is None
 
 
 def cross():
@@ -79,10 +79,10 @@ def cross():
         work.wait()
 
 
-def test_what_is_waited_for_comes_past_any_number_of_others(tcp_crew):
-    crew = tcp_crew(2, timeout_s=60.0)
-    crew.start(cross)
-    crew.gather()
+def test_what_is_waited_for_comes_past_any_number_of_others(tcp_workers):
+    workers = tcp_workers(2, timeout_s=60.0)
+    workers.start(cross)
+    workers.gather()
 
 
 def send_then_sum():
@@ -98,10 +98,10 @@ def receive_then_sum():
     return set(message) | set(dist.all_reduce(np.ones(LONG_COUNT)))
 
 
-def test_a_long_message_is_not_held_up_by_a_collective_that_its_receiver_comes_to_later(tcp_crew):
+def test_a_long_message_is_not_held_up_by_a_collective_that_its_receiver_comes_to_later(tcp_workers):
     """Between the announcement of the message and its bytes come those of the collective, which nobody asked for."""
-    crew = tcp_crew(2, timeout_s=8.0)
+    workers = tcp_workers(2, timeout_s=8.0)
     for _ in range(5):
-        crew.start(send_then_sum, ranks=[0])
-        crew.start(receive_then_sum, ranks=[1])
-        assert [crew.outcome(rank) for rank in range(2)] == [{2.0}, {7.0, 2.0}]
+        workers.start(send_then_sum, ranks=[0])
+        workers.start(receive_then_sum, ranks=[1])
+        assert [workers.outcome(rank) for rank in range(2)] == [{2.0}, {7.0, 2.0}]

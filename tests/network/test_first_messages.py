@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from worlds import VARIABLES, Crew
+from worlds import VARIABLES, WorkerSet
 
 import meshdist as dist
 
@@ -35,7 +35,7 @@ def messages_during_the_first_collective():
 def test_messages_during_the_first_collective(worlds, backend):
     for _ in range(4):
         # Fresh processes: what is loaded when it is first needed takes a while, which is when threads meet.
-        with Crew(worlds.nursery, 3, VARIABLES[backend], timeout_s=8.0) as crew:
-            crew.join()
-            crew.start(messages_during_the_first_collective)
-            assert crew.gather() == [True] * 3
+        with WorkerSet(worlds.nursery, 3, VARIABLES[backend], timeout_s=8.0) as workers:
+            workers.join()
+            workers.start(messages_during_the_first_collective)
+            assert workers.gather() == [True] * 3

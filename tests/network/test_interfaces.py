@@ -10,8 +10,8 @@ import pytest
 from listening import listening_at
 
 import meshdist as dist
-from meshdist.backends.gloo.wire.caller import first_turn
-from meshdist.backends.gloo.wire.interfaces import listen_addresses
+from meshdist.backends.gloo.tcp.connector import ListenerRecord, first_interface
+from meshdist.backends.gloo.tcp.listen_addresses import listen_addresses
 from meshdist.store import HashStore
 
 pytestmark = [
@@ -62,8 +62,17 @@ def test_address_of_several_machines_is_one_of_this_host():
 @pytest.mark.parametrize("apart", [2, 3, 4, 7])
 @pytest.mark.parametrize("interfaces", [2, 3])
 def test_pairs_of_ranks_of_two_hosts_begin_with_all_interfaces(apart, interfaces):
-    turns = [first_turn(rank + apart, rank) % interfaces for rank in range(interfaces)]
+    turns = [first_interface(rank + apart, rank) % interfaces for rank in range(interfaces)]
     assert sorted(turns) == list(range(interfaces))
+
+
+def test_neighbouring_pairs_take_turns():
+    assert [first_interface(rank, rank + 4) % 2 for rank in range(4)] == [0, 1, 0, 1]
+
+
+def test_a_listening_rank_is_found_as_it_was_published():
+    listed = ListenerRecord(b"12345678", [("127.0.0.1", 4711)])
+    assert ListenerRecord.decode(listed.encode()) == listed
 
 
 def reduce_on_both():
@@ -73,11 +82,11 @@ def reduce_on_both():
         assert (x == 3.0).all()
 
 
-def test_ranks_use_two_interfaces(tcp_crew):
-    crew = tcp_crew(2, MESHDIST_SOCKET_IFNAME="lo,lo")
-    crew.start(reduce_on_both)
-    crew.gather()
-    assert [len(listening_at(pid)) for pid in crew.pids] == [2, 2]
+def test_ranks_use_two_interfaces(tcp_workers):
+    workers = tcp_workers(2, MESHDIST_SOCKET_IFNAME="lo,lo")
+    workers.start(reduce_on_both)
+    workers.gather()
+    assert [len(listening_at(pid)) for pid in workers.pids] == [2, 2]
 
 
 def fail_to_listen():
@@ -85,7 +94,7 @@ def fail_to_listen():
         dist.barrier()
 
 
-def test_unknown_interface_fails_the_first_call(tcp_crew):
-    crew = tcp_crew(2, GLOO_SOCKET_IFNAME="nonsense7")
-    crew.start(fail_to_listen)
-    crew.gather()
+def test_unknown_interface_fails_the_first_call(tcp_workers):
+    workers = tcp_workers(2, GLOO_SOCKET_IFNAME="nonsense7")
+    workers.start(fail_to_listen)
+    workers.gather()

@@ -1,4 +1,4 @@
-"""The secret is nowhere to be seen, and nothing of a stranger is unpickled."""
+"""The secret appears nowhere, and no pickle of a stranger is read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from listening import listening_at
 
 import meshdist as dist
-from meshdist.handshake import connect_handshake
+from meshdist.security.handshake import connect_handshake
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -92,14 +92,14 @@ def meet():
     return dist.all_reduce(np.ones(3)).tolist()
 
 
-def test_no_pickle_of_a_stranger_is_read(tcp_crew, tmp_path):
-    crew = tcp_crew(2)
-    crew.start(meet)
-    crew.gather()
+def test_no_pickle_of_a_stranger_is_read(tcp_workers, tmp_path):
+    workers = tcp_workers(2)
+    workers.start(meet)
+    workers.gather()
     trace = tmp_path / "trace"
     bomb = pickle.dumps(Bomb(trace))
-    store = ("127.0.0.1", int(crew.address.rpartition(":")[2]))
-    for address in (store, listening_at(crew.pids[0])[0]):
+    store = ("127.0.0.1", int(workers.address.rpartition(":")[2]))
+    for address in (store, listening_at(workers.pids[0])[0]):
         for greeting in (b"", b"MESHDIST\x01\x00\x00\x00"):
             say(address, (greeting + bomb).ljust(92, b"\0"))
     # Of a member the store takes bytes, and gives them back as they are.
@@ -108,8 +108,8 @@ def test_no_pickle_of_a_stranger_is_read(tcp_crew, tmp_path):
         member.sendall(bomb)
         member.shutdown(socket.SHUT_WR)
         assert member.recv(4096) == b""
-    crew.start(meet)
-    assert crew.gather() == [[2.0] * 3] * 2
+    workers.start(meet)
+    assert workers.gather() == [[2.0] * 3] * 2
     assert not trace.exists()
     pickle.loads(bomb)
     assert trace.exists(), "the bomb works"

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshdist.backends.gloo.wire.connection import Connection, Outgoing
-from meshdist.backends.gloo.wire.frames import DATA, GO, HEADER_BYTES, LEFT, WHOLE, FrameError, pack, pack_text, unpack
+from meshdist.backends.gloo.tcp.connection import Connection, Outgoing
+from meshdist.backends.gloo.tcp.frames import CTS, DATA, EAGER, HEADER_BYTES, LEFT, FrameError, pack, pack_text, unpack
 
-KINDS = st.sampled_from([(WHOLE, True), (DATA, True), (GO, False), (LEFT, True)])
+KINDS = st.sampled_from([(EAGER, True), (DATA, True), (CTS, False), (LEFT, True)])
 SIZES = st.one_of(st.integers(0, 300), st.integers(60_000, 70_000), st.integers(200_000, 400_000))
 
 
-class Recorder:
+class CallRecorder:
     """Takes all frames; holds the connection as often as it is told to."""
 
     def __init__(self, holds=0):
@@ -27,10 +27,10 @@ class Recorder:
             self.holds -= 1
             connection.hold()
             return None, None
-        data = bytearray(header[4]) if header[0] != GO else bytearray()
+        data = bytearray(header[4]) if header[0] != CTS else bytearray()
         return memoryview(data), lambda: self.frames.append((header[0], header[5], bytes(data)))
 
-    def over(self, connection):
+    def on_closed(self, connection):
         self.has_ended = True
 
 
@@ -51,8 +51,8 @@ def pair():
 def test_frames_come_whole_and_in_order(frames, holds):
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        recorder = Recorder(holds)
-        sender, receiver = connection_of(ours, Recorder()), connection_of(theirs, recorder)
+        recorder = CallRecorder(holds)
+        sender, receiver = connection_of(ours, CallRecorder()), connection_of(theirs, recorder)
         expected, outgoings = [], []
         for number, ((kind, carries), size) in enumerate(frames):
             size = min(size, 4096) if kind == LEFT else size
@@ -63,7 +63,7 @@ def test_frames_come_whole_and_in_order(frames, holds):
         while sender.has_unsent or len(recorder.frames) < len(expected):
             sender.write()
             receiver.read()
-            receiver.go_on()
+            receiver.resume()
         assert recorder.frames == expected
         assert all(outgoing.done for outgoing in outgoings)
         sender.shut()
@@ -77,9 +77,9 @@ def test_frames_come_whole_and_in_order(frames, holds):
 def test_any_pieces_will_do(cuts):
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        recorder = Recorder()
+        recorder = CallRecorder()
         receiver = connection_of(theirs, recorder)
-        header, text = pack_text(LEFT, 3, 4, "farewell", word=5)
+        header, text = pack_text(LEFT, 3, 4, b"farewell", word=5)
         stream = (header + text) * 3
         for cut in [*cuts, len(stream)]:
             ours.sendall(stream[:cut])
@@ -93,7 +93,7 @@ def test_any_pieces_will_do(cuts):
     [
         bytes(HEADER_BYTES),
         b"GET / HTTP/1.1".ljust(HEADER_BYTES),
-        pack(WHOLE, 0, 0, num_bytes=1 << 57),
+        pack(EAGER, 0, 0, num_bytes=1 << 57),
         pack(LEFT, 0, 0, num_bytes=1 << 20),
         b"mf\x63" + bytes(HEADER_BYTES),
     ],
@@ -101,7 +101,7 @@ def test_any_pieces_will_do(cuts):
 )
 def test_what_is_no_frame_ends_the_connection(pair, garbage):
     ours, theirs = pair
-    recorder = Recorder()
+    recorder = CallRecorder()
     receiver = connection_of(theirs, recorder)
     with pytest.raises(FrameError):
         unpack(garbage, 0)
@@ -114,19 +114,19 @@ def test_what_is_no_frame_ends_the_connection(pair, garbage):
 
 def test_end_is_found_behind_what_was_sent_before(pair):
     ours, theirs = pair
-    recorder = Recorder()
+    recorder = CallRecorder()
     receiver = connection_of(theirs, recorder)
-    ours.sendall(pack(GO, 0, 0, number=9))
+    ours.sendall(pack(CTS, 0, 0, number=9))
     ours.close()
-    receiver.send(Outgoing(pack(GO, 0, 0), memoryview(b"")))  # in vain
+    receiver.send(Outgoing(pack(CTS, 0, 0), memoryview(b"")))  # in vain
     receiver.read()
     receiver.read()
-    assert recorder.frames == [(GO, 9, b"")]
+    assert recorder.frames == [(CTS, 9, b"")]
     assert receiver.ended == ""
 
 
 def whole(data, number=0):
-    return pack(WHOLE, 1, 2, num_bytes=len(data), number=number) + data
+    return pack(EAGER, 1, 2, num_bytes=len(data), number=number) + data
 
 
 def one_of(receiver, data):
@@ -137,7 +137,7 @@ def one_of(receiver, data):
 
 def test_a_frame_that_is_asked_for_is_handed_over_alone(pair):
     ours, theirs = pair
-    recorder = Recorder()
+    recorder = CallRecorder()
     receiver = connection_of(theirs, recorder)
     with pytest.raises(BlockingIOError):
         one_of(receiver, b"12345678")
@@ -147,17 +147,17 @@ def test_a_frame_that_is_asked_for_is_handed_over_alone(pair):
     assert one_of(receiver, b"12345678") == b"abcdefgh"
     ours.sendall(b"off")
     receiver.read()
-    assert recorder.frames == [(WHOLE, 1, b"more"), (WHOLE, 2, b"cut off")]
+    assert recorder.frames == [(EAGER, 1, b"more"), (EAGER, 2, b"cut off")]
 
 
 @pytest.mark.parametrize(
     "stream",
-    [whole(b"87654321", 5) + whole(b"x"), whole(b"longer than that"), pack(GO, 0, 0, number=9) + whole(b"abcdefgh")],
+    [whole(b"87654321", 5) + whole(b"x"), whole(b"longer than that"), pack(CTS, 0, 0, number=9) + whole(b"abcdefgh")],
     ids=["another number", "another size", "another kind"],
 )
 def test_what_comes_instead_of_the_frame_asked_for_goes_where_frames_go(pair, stream):
     ours, theirs = pair
-    expected, recorder = Recorder(), Recorder()
+    expected, recorder = CallRecorder(), CallRecorder()
     ours.sendall(stream)
     connection_of(theirs, expected).read()
     ours.sendall(stream)
@@ -168,7 +168,7 @@ def test_what_comes_instead_of_the_frame_asked_for_goes_where_frames_go(pair, st
 @pytest.mark.parametrize("cut", [1, HEADER_BYTES, HEADER_BYTES + 1, HEADER_BYTES + 7])
 def test_a_frame_that_is_asked_for_and_comes_in_pieces_is_not_lost(pair, cut):
     ours, theirs = pair
-    recorder = Recorder()
+    recorder = CallRecorder()
     receiver = connection_of(theirs, recorder)
     stream = whole(b"abcdefgh") + whole(b"12345678")
     ours.sendall(stream[:cut])
@@ -176,12 +176,12 @@ def test_a_frame_that_is_asked_for_and_comes_in_pieces_is_not_lost(pair, cut):
     ours.sendall(stream[cut:])
     assert one_of(receiver, b"........") is None
     receiver.read()
-    assert recorder.frames == [(WHOLE, 0, b"abcdefgh"), (WHOLE, 0, b"12345678")]
+    assert recorder.frames == [(EAGER, 0, b"abcdefgh"), (EAGER, 0, b"12345678")]
 
 
 def test_the_end_is_found_by_who_asks_for_a_frame(pair):
     ours, theirs = pair
-    recorder = Recorder()
+    recorder = CallRecorder()
     receiver = connection_of(theirs, recorder)
     ours.sendall(whole(b"abcdefgh") + bytes(HEADER_BYTES))
     ours.close()
@@ -191,25 +191,32 @@ def test_the_end_is_found_by_who_asks_for_a_frame(pair):
     other, closed = socket.socketpair()
     other.close()
     with closed:
-        receiver = connection_of(closed, Recorder())
+        receiver = connection_of(closed, CallRecorder())
         assert one_of(receiver, b"12345678") is None
         assert receiver.ended == ""
 
 
 def test_what_is_sent_at_once_keeps_its_place(pair):
     ours, theirs = pair
-    recorder = Recorder()
-    sender, receiver = connection_of(ours, Recorder()), connection_of(theirs, recorder)
+    recorder = CallRecorder()
+    sender, receiver = connection_of(ours, CallRecorder()), connection_of(theirs, recorder)
     sent = 0
     while sender.send_at_once(whole(bytes([sent % 251]) * 4000, sent)):
         sent += 1
     assert sender.send_at_once(whole(b"too early")) is False
-    sender.send(Outgoing(pack(WHOLE, 1, 2, num_bytes=4, number=sent), memoryview(b"last")))
+    sender.send(Outgoing(pack(EAGER, 1, 2, num_bytes=4, number=sent), memoryview(b"last")))
     while len(recorder.frames) < sent + 1:
         sender.write()
         receiver.read()
     numbers = range(sent)
-    assert recorder.frames == [*((WHOLE, n, bytes([n % 251]) * 4000) for n in numbers), (WHOLE, sent, b"last")]
+    assert recorder.frames == [*((EAGER, n, bytes([n % 251]) * 4000) for n in numbers), (EAGER, sent, b"last")]
     receiver.shut()
     sender.read()
     assert sender.send_at_once(whole(b"nobody is there")) is False
+
+
+def test_a_header_is_unpacked_as_it_was_packed():
+    header = pack(EAGER, src=1, group=7, tag=5, num_bytes=8, dtype=b"float64")
+    assert len(header) == HEADER_BYTES
+    assert unpack(header, 0)[:5] == (EAGER, 1, 7, 5, 8)
+    assert issubclass(FrameError, ValueError)

@@ -15,7 +15,7 @@ from listening import listening_at, num_fds
 
 import meshdist as dist
 from meshdist.errors import DistNetworkError
-from meshdist.handshake import connect_handshake
+from meshdist.security.handshake import connect_handshake
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -55,16 +55,16 @@ def is_hung_up(sock):
 
 
 @pytest.fixture
-def world(tcp_crew):
+def world(tcp_workers):
     """Two ranks that have met; without a secret, as all are on this machine."""
-    crew = tcp_crew(2)
-    crew.start(meet)
-    crew.gather()
-    return crew
+    workers = tcp_workers(2)
+    workers.start(meet)
+    workers.gather()
+    return workers
 
 
-def port_of(crew, rank):
-    [(host, port)] = listening_at(crew.pids[rank])
+def port_of(workers, rank):
+    [(host, port)] = listening_at(workers.pids[rank])
     assert host == "127.0.0.1"
     return port
 
@@ -75,10 +75,10 @@ def test_ranks_of_one_machine_listen_on_loopback_alone(world):
 
 
 def test_who_shares_memory_listens_nowhere(worlds):
-    crew = worlds.crew("gloo", 2)
-    crew.start(meet)
-    crew.gather()
-    assert [listening_at(pid) for pid in crew.pids] == [[], []]
+    workers = worlds.workers("gloo", 2)
+    workers.start(meet)
+    workers.gather()
+    assert [listening_at(pid) for pid in workers.pids] == [[], []]
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())

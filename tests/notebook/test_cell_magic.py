@@ -60,7 +60,7 @@ def test_an_error_is_that_of_the_rank_that_made_it(shell):
         "[2] Traceback (most recent call last):",
         *(line for line in str(raised.value).splitlines()[1:-2]),
         "[2] ZeroDivisionError: division by zero",
-        "The workers keep their variables and meet in a new world; make groups and meshes anew.",
+        "The workers keep their variables and join a new world; make groups and meshes anew.",
     ]
     assert "1 / 0" in str(raised.value)
     assert "DistBackendError" not in str(raised.value)
@@ -71,7 +71,7 @@ def test_a_worker_that_ends_is_said(shell, capsys):
         shell.run_cell_magic("mesh", "", "import os\nif rank == 1: os._exit(3)\ndist.barrier()")
     assert str(raised.value).splitlines() == [
         "rank 1 ended in the cell (exit status 3); a new process takes its place, without the variables of the old one",
-        "The workers keep their variables and meet in a new world; make groups and meshes anew.",
+        "The workers keep their variables and join a new world; make groups and meshes anew.",
     ]
     shell.run_cell_magic("mesh", "", "dist.barrier()")
 
@@ -116,9 +116,7 @@ def test_another_backend_or_timeout_takes_no_variables(shell, capsys):
     capsys.readouterr()
     shell.run_cell_magic("mesh", "--timeout 60", "kept + dist.get_world_size()")
     said, *lines = capsys.readouterr().out.splitlines()
-    assert said.startswith(
-        "the workers meet in a new world, of backend gloo and timeout 60 s; they keep their variables"
-    )
+    assert said.startswith("the workers join a new world, of backend gloo and timeout 60 s; they keep their variables")
     assert sorted(lines) == ["[0] 7", "[1] 7"]
 
 
@@ -148,7 +146,7 @@ def test_a_backend_that_cannot_be_takes_nothing(shell, capsys, line, message):
         (
             "x = 1\n%time x",
             [
-                "%%mesh: line 2 is '%time x': magics are for IPython, and workers run Python alone; give it a cell"
+                "%%mesh: line 2 is '%time x': magics need IPython, and workers run plain Python; give it a cell"
                 " of its own"
             ],
         ),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshdist.notebook.options import CellOptions, parse_options
+from meshdist.notebook.magic_options import CellOptions, parse_options
 
 
 @pytest.mark.parametrize(
@@ -30,10 +30,10 @@ def test_what_is_not_given_stays():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("", "%%mesh: say on how many workers the cell is to run, as in %%mesh -n 4, or --axes dp=2,tp=2"),
+        ("", "%%mesh: give the number of workers, as in %%mesh -n 4, or --axes dp=2,tp=2"),
         ("-n 0", "%%mesh: -n must be at least 1, got 0"),
         ("-n four", "%%mesh: argument -n/--nproc: invalid int value: 'four'; it is used as in %%mesh -n 4"),
-        ("-n 3 --axes dp=2,tp=2", "%%mesh: --axes has 2 x 2 = 4 ranks, but -n says 3"),
+        ("-n 3 --axes dp=2,tp=2", "%%mesh: --axes has 2 x 2 = 4 ranks, but -n is 3"),
         ("--axes dp", "%%mesh: --axes takes names and sizes, as in --axes dp=2,tp=2, got 'dp'"),
         ("--axes dp=2,dp=2", "%%mesh: --axes names an axis twice: 'dp=2,dp=2'"),
         ("-n 2 --get x.y", "%%mesh: --get takes names of variables, as in --get x,y, got 'x.y'"),
@@ -46,3 +46,9 @@ def test_what_makes_no_sense_is_said(line, message):
     with pytest.raises(ValueError, match="^%%mesh: ") as raised:
         parse_options(line)
     assert str(raised.value).startswith(message)
+
+
+def test_axes_give_the_number_of_ranks_and_are_kept():
+    options = parse_options("--axes dp=2,tp=3 --get loss")
+    assert (options.num_ranks, options.axes, options.get) == (6, (("dp", 2), ("tp", 3)), ("loss",))
+    assert parse_options("", options).axes == (("dp", 2), ("tp", 3))

@@ -36,12 +36,16 @@ def run(*command: str | Path, **how: object) -> subprocess.CompletedProcess[str]
 
 @pytest.fixture(scope="session")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a wheel and an sdist, as `python -m build` makes them."""
+    """The folder of a wheel without the compiled core and an sdist, as `python -m build` makes them."""
     for package in ("build", "hatchling"):
         pytest.importorskip(package, reason=f'{package} is not installed: pip install -e ".[dev]"')
     folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, env=without_core())
     return folder
+
+
+def without_core() -> dict[str, str]:
+    return {**os.environ, "MESHDIST_CORE": "python"}
 
 
 @pytest.fixture(scope="session")

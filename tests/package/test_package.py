@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from email import message_from_string
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "tests" / "package" / "typed_project"
 MINORS = (10, 11, 12, 13)
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 SMOKE = """
 import sys
@@ -57,12 +58,45 @@ def metadata(folder):
 def test_the_wheel_has_the_package_and_nothing_else(distributions):
     names = names_in_the_wheel(distributions)
     version = meshdist.__version__
-    package = {str(path.relative_to(ROOT)) for path in (ROOT / "meshdist").rglob("*.py")} | {"meshdist/py.typed"}
+    package = {
+        str(path.relative_to(ROOT)) for path in (ROOT / "meshdist").rglob("*.py*") if path.suffix in (".py", ".pyi")
+    }
+    package |= {"meshdist/py.typed"}
     info = f"meshdist-{version}.dist-info"
     assert set(names) == package | {
         f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
     }
     assert next(distributions.glob("*.whl")).name == f"meshdist-{version}-py3-none-any.whl"
+
+
+def build_wheel(folder, **variables):
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
+    env = {**os.environ, **variables}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+
+
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="the core is for Linux")
+
+
+@needs_linux
+def test_a_wheel_with_the_core_is_for_this_platform(distributions, tmp_path):
+    done = build_wheel(tmp_path, MESHDIST_CORE="require")
+    assert done.returncode == 0, done.stdout + done.stderr
+    tag = f"cp3{sys.version_info.minor}-cp3{sys.version_info.minor}-linux_"
+    assert next(tmp_path.glob("*.whl")).name.startswith(f"meshdist-{meshdist.__version__}-{tag}")
+    core = {f"meshdist/core/_core{sysconfig.get_config_var('EXT_SUFFIX')}"}
+    assert set(names_in_the_wheel(tmp_path)) == set(names_in_the_wheel(distributions)) | core
+
+
+@needs_linux
+def test_without_a_compiler_the_wheel_is_for_all_platforms_or_none_is_built(tmp_path):
+    done = build_wheel(tmp_path, MESHDIST_CORE="auto", CC="false")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "meshdist is built without its compiled core: false failed" in done.stdout + done.stderr
+    assert [path.name for path in tmp_path.glob("*.whl")] == [f"meshdist-{meshdist.__version__}-py3-none-any.whl"]
+    done = build_wheel(tmp_path / "none", MESHDIST_CORE="require", CC="false")
+    assert "MESHDIST_CORE=require, but the compiled core cannot be built: false failed" in done.stdout + done.stderr
+    assert not list(tmp_path.glob("none/*.whl"))
 
 
 def test_the_sdist_has_what_a_distributor_needs_and_no_leftovers(distributions):
@@ -80,10 +114,10 @@ def test_only_numpy_and_networkx_are_needed(distributions):
 
 
 def test_the_metadata_is_good(distributions):
-    told = metadata(distributions)
-    assert told["Version"] == meshdist.__version__
-    assert told["Requires-Python"] == ">=3.10"
-    said = {line for line in told.get_all("Classifier") if re.search(r":: 3\.\d+$", line)}
+    fields = metadata(distributions)
+    assert fields["Version"] == meshdist.__version__
+    assert fields["Requires-Python"] == ">=3.10"
+    said = {line for line in fields.get_all("Classifier") if re.search(r":: 3\.\d+$", line)}
     assert said == {f"Programming Language :: Python :: 3.{minor}" for minor in MINORS}
     if importlib.util.find_spec("twine") is None:
         pytest.skip('twine is not installed: pip install -e ".[dev]"')
@@ -112,6 +146,24 @@ def test_the_wheel_works(environment, minor, tmp_path):
     assert done.stdout.startswith(f"python 3.{minor}.")
     if minor == MINORS[0]:
         assert "numpy 1.24." in done.stdout
+
+
+@needs_linux
+@pytest.mark.parametrize("minor", [minor for minor in MINORS if sys.version_info[:2] != (3, minor)])
+def test_the_core_is_compiled_by_every_python(environment, minor, tmp_path):
+    python = environment(minor) / "bin" / "python"
+    (tmp_path / "smoke.py").write_text(SMOKE)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "MESHDIST_"))}
+    kept |= {"MESHDIST_CORE": "require", "PYTHONPATH": str(tmp_path / "site")}
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps"]
+    done = subprocess.run(
+        [*install, "--target", tmp_path / "site", ROOT], env=kept, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    command = [python, "-m", "meshdist.launch", "--nproc-per-node", "2", "smoke.py"]
+    done = subprocess.run(command, env=kept, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith(f"python 3.{minor}.")
 
 
 def test_a_project_is_type_checked_against_it(environment, tmp_path):

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import meshdist as dist
-from meshdist.profiler.clocks import clock_offset_ns
+from meshdist.profiler.call_matching import with_waits
 from meshdist.profiler.event import Event, Track
-from meshdist.profiler.matching import with_waits
+from meshdist.profiler.profile import clock_offset_ns
 from meshdist.profiler.timeline import Timeline
 
 pytestmark = pytest.mark.timeout(60)

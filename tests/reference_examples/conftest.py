@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from worlds import Crew, World, Worlds
+from worlds import WorkerSet, World, Worlds
 
 SIZES = (2, 3, 4)
 _linux = pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only")
@@ -20,7 +20,7 @@ def initialised(request: pytest.FixtureRequest, worlds: Worlds) -> World:
 
 
 @pytest.fixture(params=_sizes)
-def bare(request: pytest.FixtureRequest, worlds: Worlds) -> Iterator[Crew]:
+def bare(request: pytest.FixtureRequest, worlds: Worlds) -> Iterator[WorkerSet]:
     """Processes that have done nothing yet: the examples that make the default group themselves."""
-    with Crew(worlds.nursery, request.param) as crew:
-        yield crew
+    with WorkerSet(worlds.nursery, request.param) as workers:
+        yield workers

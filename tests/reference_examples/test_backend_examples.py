@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from documented import check, place
-from worlds import crew_rank
+from worlds import worker_rank
 
 import meshdist as dist
 
@@ -20,7 +20,7 @@ def register_and_run(init_method, size):
     dist.Backend.register_backend("ring", create, devices=["cpu"])
     assert dist.Backend("RING") == dist.Backend.RING == "ring"
     with pytest.raises(dist.DistBackendError, match="the example ends"):
-        dist.init_process_group("ring", init_method, timeout=20, rank=crew_rank(), world_size=size)
+        dist.init_process_group("ring", init_method, timeout=20, rank=worker_rank(), world_size=size)
     return made
 
 

@@ -113,14 +113,14 @@ def the_rest():
     rank, size = place()
     reduced = np.array([rank + 1])
     dist.reduce(reduced, dst=size - 1)
-    told = np.array([rank + 1])
-    dist.broadcast(told, src=1)
+    sent = np.array([rank + 1])
+    dist.broadcast(sent, src=1)
     taken = [np.zeros(1, np.int64) for _ in range(size)] if rank == 0 else None
     dist.gather(np.array([rank]), taken, dst=0)
     part = np.zeros(1, np.int64)
     dist.reduce_scatter(part, [np.array([rank * size + other]) for other in range(size)])
     dist.barrier()
-    return reduced.item(), told.item(), None if taken is None else lists(taken), part.item()
+    return reduced.item(), sent.item(), None if taken is None else lists(taken), part.item()
 
 
 def test_collectives_that_are_described_in_words(initialised):

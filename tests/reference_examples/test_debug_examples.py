@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from documented import check, place
 from scripts import run_script
-from worlds import Crew, crew_rank
+from worlds import WorkerSet, worker_rank
 
 import meshdist as dist
 
@@ -81,7 +81,7 @@ def test_barrier_names_all_missing_ranks(initialised):
 
 
 def on_the_default_group(init_method, size):
-    dist.init_process_group("gloo", init_method, timeout=SOON * 4, rank=crew_rank(), world_size=size)
+    dist.init_process_group("gloo", init_method, timeout=SOON * 4, rank=worker_rank(), world_size=size)
     dist.barrier()
     if dist.get_rank() == 1:
         return None
@@ -127,17 +127,17 @@ def test_script_with_arrays_that_do_not_fit(tmp_path, size):
 
 
 def arrays_that_do_not_fit(init_method, size):
-    dist.init_process_group("gloo", init_method, rank=crew_rank(), world_size=size, timeout=30)
+    dist.init_process_group("gloo", init_method, rank=worker_rank(), world_size=size, timeout=30)
     with pytest.raises(RuntimeError, match=r"\[10\].*\[20\]"):
-        dist.all_reduce(np.zeros(10 if crew_rank() == 0 else 20))
+        dist.all_reduce(np.zeros(10 if worker_rank() == 0 else 20))
 
 
 @pytest.mark.parametrize("level", ["OFF", "DETAIL"])
 @pytest.mark.parametrize("size", SIZES)
 def test_arrays_that_do_not_fit_are_an_error_on_every_rank(worlds, tmp_path, size, level):
-    with Crew(worlds.nursery, size, {"TORCH_DISTRIBUTED_DEBUG": level}) as crew:
-        crew.start(arrays_that_do_not_fit, f"file://{tmp_path}/store", size)
-        assert crew.gather() == [None] * size
+    with WorkerSet(worlds.nursery, size, {"TORCH_DISTRIBUTED_DEBUG": level}) as workers:
+        workers.start(arrays_that_do_not_fit, f"file://{tmp_path}/store", size)
+        assert workers.gather() == [None] * size
 
 
 def train_two_layers():
@@ -160,7 +160,7 @@ def train_two_layers():
 
 
 def train_in_a_world(init_method, size):
-    dist.init_process_group("gloo", init_method, rank=crew_rank(), world_size=size, timeout=30)
+    dist.init_process_group("gloo", init_method, rank=worker_rank(), world_size=size, timeout=30)
     found = train_two_layers()
     dist.destroy_process_group()
     return found
@@ -168,9 +168,11 @@ def train_in_a_world(init_method, size):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_training_under_the_highest_level(worlds, tmp_path, size):
-    with Crew(worlds.nursery, size, {"TORCH_CPP_LOG_LEVEL": "INFO", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}) as crew:
-        crew.start(train_in_a_world, f"file://{tmp_path}/store", size)
-        assert crew.gather() == [(1, True)] * size
+    with WorkerSet(
+        worlds.nursery, size, {"TORCH_CPP_LOG_LEVEL": "INFO", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    ) as workers:
+        workers.start(train_in_a_world, f"file://{tmp_path}/store", size)
+        assert workers.gather() == [(1, True)] * size
 
 
 def levels():

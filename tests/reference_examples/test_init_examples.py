@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-from worlds import crew_rank
+from worlds import worker_rank
 
 import meshdist as dist
 from meshdist.device_mesh import init_device_mesh
@@ -31,7 +31,7 @@ def looks(size):
 
 
 def by_init_method(init_method, size):
-    dist.init_process_group("gloo", init_method=init_method, rank=crew_rank(), world_size=size, timeout=TIMEOUT)
+    dist.init_process_group("gloo", init_method=init_method, rank=worker_rank(), world_size=size, timeout=TIMEOUT)
     return look_around()
 
 
@@ -46,7 +46,7 @@ def test_shared_file(bare, tmp_path):
 
 
 def in_the_url(init_method, size):
-    dist.init_process_group("gloo", f"{init_method}?rank={crew_rank()}&world_size={size}", TIMEOUT)
+    dist.init_process_group("gloo", f"{init_method}?rank={worker_rank()}&world_size={size}", TIMEOUT)
     return look_around()
 
 
@@ -57,9 +57,9 @@ def test_rank_and_world_size_in_the_url(bare, port):
 
 def by_environment(port, size, as_arguments):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    rank = {"rank": crew_rank(), "world_size": size}
+    rank = {"rank": worker_rank(), "world_size": size}
     if not as_arguments:
-        os.environ.update(RANK=str(crew_rank()), WORLD_SIZE=str(size))
+        os.environ.update(RANK=str(worker_rank()), WORLD_SIZE=str(size))
         rank = {}
     dist.init_process_group(backend="gloo", **({"init_method": "env://"} if as_arguments else {}), **rank)
     return look_around()
@@ -72,11 +72,11 @@ def test_environment(bare, port, as_arguments):
 
 
 def by_store(port, size):
-    with dist.TCPStore("127.0.0.1", port, size, crew_rank() == 0, TIMEOUT) as store:
-        dist.init_process_group(None, store=store, rank=crew_rank(), world_size=size)
+    with dist.TCPStore("127.0.0.1", port, size, worker_rank() == 0, TIMEOUT) as store:
+        dist.init_process_group(None, store=store, rank=worker_rank(), world_size=size)
         found = look_around()
-        store.set(f"left by {crew_rank()}", "")
-        if crew_rank() == 0:
+        store.set(f"left by {worker_rank()}", "")
+        if worker_rank() == 0:
             store.wait([f"left by {rank}" for rank in range(size)])  # the store ends with this rank
     return found
 
@@ -87,10 +87,10 @@ def test_store(bare, port):
 
 
 def by_mesh(port, size):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(crew_rank()), WORLD_SIZE=str(size))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(worker_rank()), WORLD_SIZE=str(size))
     before = dist.is_initialized()
     mesh_1d = init_device_mesh("cpu", mesh_shape=(size,))
-    assert mesh_1d.get_coordinate() == (crew_rank(),)
+    assert mesh_1d.get_coordinate() == (worker_rank(),)
     return before, look_around()
 
 
@@ -159,8 +159,8 @@ def test_backend_parses_any_case():
 
 
 def by_backend_string(init_method, size):
-    dist.init_process_group("cpu:gloo,cuda:nccl", init_method, TIMEOUT, rank=crew_rank(), world_size=size)
-    total = np.array([crew_rank()])
+    dist.init_process_group("cpu:gloo,cuda:nccl", init_method, TIMEOUT, rank=worker_rank(), world_size=size)
+    total = np.array([worker_rank()])
     dist.all_reduce(total)
     dist.destroy_process_group()
     return total.item()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from documented import check
-from worlds import crew_rank
+from worlds import worker_rank
 
 import meshdist as dist
 
@@ -12,7 +12,7 @@ NUM_DEVICES = 8
 
 
 def all_reduce_ones(init_method, size):
-    dist.init_process_group(backend="gloo", init_method=init_method, world_size=size, rank=crew_rank())
+    dist.init_process_group(backend="gloo", init_method=init_method, world_size=size, rank=worker_rank())
     tensor_list = [np.ones(1, np.float32) for _ in range(NUM_DEVICES)]
     dist.all_reduce_multigpu(tensor_list)
     dist.destroy_process_group()
@@ -28,8 +28,8 @@ def test_all_reduce_multigpu(bare, tmp_path):
 
 def the_rest():
     rank, size = dist.get_rank(), dist.get_world_size()
-    told = [np.array([rank * 2 + device]) for device in range(2)]
-    dist.broadcast_multigpu(told, src=1, src_tensor=1)
+    sent = [np.array([rank * 2 + device]) for device in range(2)]
+    dist.broadcast_multigpu(sent, src=1, src_tensor=1)
     reduced = [np.array([rank * 2 + device]) for device in range(2)]
     dist.reduce_multigpu(reduced, dst=0, dst_tensor=1)
     gathered = [[np.zeros(1, np.int64) for _ in range(2 * size)] for _ in range(2)]
@@ -37,7 +37,7 @@ def the_rest():
     parts = [np.zeros(1, np.int64) for _ in range(2)]
     dist.reduce_scatter_multigpu(parts, [[np.array([place]) for place in range(2 * size)] for _ in range(2)])
     numbers = [[array.item() for array in arrays] for arrays in gathered]
-    return [x.item() for x in told], reduced[1].item() if rank == 0 else None, numbers, [x.item() for x in parts]
+    return [x.item() for x in sent], reduced[1].item() if rank == 0 else None, numbers, [x.item() for x in parts]
 
 
 def test_the_other_multigpu_functions(initialised):

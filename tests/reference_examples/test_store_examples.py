@@ -4,7 +4,7 @@ import threading
 from datetime import timedelta
 
 import pytest
-from worlds import crew_rank
+from worlds import worker_rank
 
 import meshdist as dist
 
@@ -13,13 +13,13 @@ SOON = timedelta(seconds=0.1)
 
 
 def serve_or_ask(port, size):
-    is_server = crew_rank() == 0
+    is_server = worker_rank() == 0
     timeout = timedelta(seconds=30)
     with dist.TCPStore("127.0.0.1", port, size, is_server, timeout) as store:
         if is_server:
             store.set("first_key", "first_value")
         found = store.get("first_key")
-        store.set(f"left by {crew_rank()}", "")
+        store.set(f"left by {worker_rank()}", "")
         if is_server:
             store.wait([f"left by {rank}" for rank in range(size)])  # the store ends with this process
     return found
@@ -32,7 +32,7 @@ def test_server_and_clients(bare, port):
 
 def share_a_file(path, size):
     with dist.FileStore(path, size) as store:
-        if crew_rank() == 0:
+        if worker_rank() == 0:
             store.set("first_key", "first_value")
         return store.get("first_key")
 

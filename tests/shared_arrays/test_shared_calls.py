@@ -55,6 +55,7 @@ def examples(draw: st.DrawFn, size: int) -> Example:
 
 @pytest.mark.parametrize("backend", ["gloo", "gloo-slots"])
 @pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.slow
 def test_whatever_the_ranks_pass(worlds, backend, size):
     world = worlds.world(backend, size)
 
@@ -76,6 +77,7 @@ def test_four_ranks(worlds, backend, kinds, collective):
 
 @pytest.mark.parametrize("op", ["sum", "avg"])
 @pytest.mark.parametrize("collective", OF_BLOCKS)
+@pytest.mark.slow
 def test_some_shared_on_one_of_two_hosts(worlds, collective, op):
     """What the ranks of a host do of a call is compared as that call, whichever of its ways a rank has taken."""
     kinds = (SHARED, ORDINARY, SHARED, SHARED)

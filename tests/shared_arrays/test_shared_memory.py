@@ -17,7 +17,8 @@ from shared_programs import held_bytes, mapped_bytes
 from until import until
 
 import meshdist as dist
-from meshdist.backends.gloo.segment import map_for_good
+from meshdist.backends.gloo.shm.heap import Heap
+from meshdist.backends.gloo.shm.segment import map_until_unused
 
 pytestmark = pytest.mark.timeout(60)
 needs_gloo = pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only")
@@ -203,7 +204,7 @@ def test_async_calls_of_two_groups_at_once(two):
 def map_once_more():
     fd = os.memfd_create("a mapping")
     try:
-        memory = map_for_good(fd, 0, os.ftruncate(fd, MIB) or MIB)
+        memory = map_until_unused(fd, 0, os.ftruncate(fd, MIB) or MIB)
         np.frombuffer(memory, np.uint8)[:] = 1
     finally:
         os.close(fd)
@@ -233,3 +234,13 @@ def make_and_drop_while_interrupted(what, times):
 @pytest.mark.parametrize("what", MADE)
 def test_no_ctrl_c_is_lost_in_the_death_of_an_array(two, what):
     assert two.run(make_and_drop_while_interrupted, what, 40) == [40] * 2
+
+
+def test_a_heap_finds_the_array_of_an_address():
+    heap = Heap()
+    array = heap.empty((1000, 1000), np.dtype(np.float32))
+    extent = heap.find(array[10:].__array_interface__["data"][0])
+    assert extent is not None
+    assert extent.num_bytes >= array.nbytes
+    del array
+    heap.close()

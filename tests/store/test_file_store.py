@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from meshdist.errors import DistStoreError
+from meshdist.security.handshake import PROTOCOL
 from meshdist.store import FileStore
 
 SPAWN = multiprocessing.get_context("fork")
@@ -98,6 +99,15 @@ def test_a_directory_is_no_store(tmp_path: Path) -> None:
         FileStore(tmp_path)
     with pytest.raises(DistStoreError, match="not a regular file"):
         FileStore("/dev/null")
+
+
+def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    path.write_bytes(b"meshdist file store 1\n")
+    with pytest.raises(
+        DistStoreError, match=f"it is of version 1 of meshdist's protocol, this process uses {PROTOCOL}"
+    ):
+        FileStore(path, 2)
 
 
 @pytest.mark.parametrize("content", [b"some notes\n", b"\0", b"meshdist file"])
@@ -306,7 +316,7 @@ def test_a_forked_child_uses_the_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_nothing_left")
-def test_nothing_is_left(tmp_path: Path) -> None:
+def test_cleanup(tmp_path: Path) -> None:
     for _ in range(5):
         FileStore(tmp_path / "store", 1).set("key", "value")  # forgotten, so it is closed and the file deleted
     assert not (tmp_path / "store").exists()

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshdist.deadline import Deadline
 from meshdist.errors import DistNetworkError
-from meshdist.handshake import (
+from meshdist.security.handshake import (
+    MAGIC,
+    PROTOCOL,
     HandshakeBroken,
     ServerHandshake,
     accept_handshake,
@@ -23,6 +24,7 @@ from meshdist.handshake import (
     job_id,
     secret_from_environment,
 )
+from meshdist.system.deadline import Deadline
 
 PEER = "10.0.0.1:29500"
 Pair = tuple[socket.socket, socket.socket]
@@ -150,13 +152,32 @@ def test_a_server_without_file_descriptors_may_be_tried_again(pair: Pair) -> Non
 
 
 def test_a_server_that_knows_the_job_but_not_the_secret_is_found_out(pair: Pair) -> None:
-    error = answer_with(pair, b"MESHDIST\x01\x00\x00\x00" + job_id(b"s") + bytes(64))
+    error = answer_with(pair, b"MESHDIST" + bytes([PROTOCOL, 0, 0, 0]) + job_id(b"s") + bytes(64))
     assert "does not know its MESHDIST_SECRET" in str(error)
 
 
 def test_a_server_of_another_version_says_so(pair: Pair) -> None:
     error = answer_with(pair, b"MESHDIST\x09\x03\x00\x00" + bytes(80))
-    assert "speaks version 9" in str(error)
+    words = f"speaks version 9 of meshdist's protocol, this process {PROTOCOL}: install the same meshdist on all hosts"
+    assert str(error) == f"{PEER} {words}"
+
+
+@pytest.mark.parametrize("theirs", [PROTOCOL - 1, PROTOCOL + 1])
+def test_versions_refuse_each_other_with_a_sentence(theirs: int) -> None:
+    hello = bytearray(record_client(b"s")[0])
+    hello[len(MAGIC)] = theirs
+    handshake = ServerHandshake(b"s", "store")
+    challenge = handshake.feed(bytes(hello))
+    assert handshake.refusal == f"speaks version {theirs} of meshdist's protocol, not {PROTOCOL}"
+    assert challenge[: len(MAGIC) + 1] == MAGIC + bytes([PROTOCOL]), "by which the client says the same"
+    client, server = socket.socketpair()
+    with client, server:
+        server.sendall(challenge)
+        words = f"speaks version {PROTOCOL} of meshdist's protocol, this process {theirs}: install the same meshdist"
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr("meshdist.security.handshake.PROTOCOL", theirs)
+            with pytest.raises(DistNetworkError, match=words):
+                connect_handshake(client, b"s", "store", PEER)
 
 
 # The server and a client that is none of ours

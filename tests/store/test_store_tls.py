@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from authorities import TLS_VARIABLES, Authority
-from until import until
+from until import loaded, until
 
 from meshdist.errors import DistError, DistNetworkError
 from meshdist.store import TCPStore
@@ -224,7 +224,7 @@ def test_strangers_delay_nobody_and_are_hung_up_on_in_time(master, resources):
             with client(master.port) as store:
                 store.add("count", 1)
             slowest_s = max(slowest_s, time.monotonic() - before)
-        assert slowest_s < 1.0
+        assert slowest_s < loaded(1.0)
         assert all(is_hung_up(stranger) for stranger in strangers)
         assert 2.0 < time.monotonic() - began < 10.0
     until(lambda: num_open_files() == files, "the server notices that the last client has gone")
@@ -256,11 +256,13 @@ def test_strangers_who_have_the_store_sign_delay_no_member(master, resources):
     hello = client_hello()
     for stranger in strangers:
         stranger.sendall(hello)
-    for stranger in strangers:
-        assert stranger.recv(1) == b"\x16"  # the server's side of the handshake has begun
+    # The server's side of the handshake has begun, or, on a busy machine, its time is over.
+    answers = {stranger.recv(1) for stranger in strangers}
     done.set()
     asking.join()
-    assert max(slowest_s) < 0.5  # the goal is 0.1 s; a busy machine gets some more
+    assert b"\x16" in answers
+    assert answers <= {b"\x16", b""}
+    assert max(slowest_s) < loaded(0.5)  # the goal is 0.1 s
 
 
 @pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", bytes(4096), b"\x16" * 4096, b"\x16\x03\x01\xff\xff"])

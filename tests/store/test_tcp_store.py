@@ -12,7 +12,7 @@ from datetime import timedelta
 import pytest
 
 from meshdist.errors import DistNetworkError, DistStoreError
-from meshdist.handshake import accept_handshake
+from meshdist.security.handshake import accept_handshake
 from meshdist.store import TCPStore
 
 LOOPBACK = "127.0.0.1"

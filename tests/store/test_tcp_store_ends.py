@@ -1,4 +1,4 @@
-"""The store over TCP: what is left when it ends, and who outlives whom."""
+"""The end of a store over TCP: what is left, and which side outlives which."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_uniform_spreads_ranks_over_sockets_and_gpus():
             lambda: Topology(
                 [Part("r", "host", ranks=(0,)), Part("a", "gpu", "b", CABLE), Part("b", "gpu", "a", CABLE)]
             ),
-            "the parents of 'a', 'b' run in a circle",
+            "the parents of 'a', 'b' form a cycle",
         ),
         (lambda: Topology([Part("a", "host", ranks=(0,)), Part("a", "host", ranks=(1,))]), "two parts are called 'a'"),
         (lambda: Part("a", "host", "b"), "part 'a' has a parent but no link"),
@@ -151,8 +151,8 @@ def without_bandwidth():
     ("graph", "message"),
     [
         (nx.Graph(), "the graph is empty"),
-        (graph_of_gpus(("node", "gpu0")), "there is no way from 'node' to 'gpu1'"),
-        (graph_of_gpus(("node", "gpu0"), ("node", "gpu1"), ("gpu0", "gpu1")), "is a circle.*of kind 'switch'"),
+        (graph_of_gpus(("node", "gpu0")), "there is no route from 'node' to 'gpu1'"),
+        (graph_of_gpus(("node", "gpu0"), ("node", "gpu1"), ("gpu0", "gpu1")), "is a cycle.*of kind 'switch'"),
         (without_kind(), "node 'gpu1' has no attribute 'kind'"),
         (without_bandwidth(), "node 'gpu1': the edge to 'node' has no attribute 'bandwidth'"),
     ],

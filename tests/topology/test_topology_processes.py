@@ -1,7 +1,7 @@
 """Topologies of processes: hosts found from what ranks left in the store, and collectives measured."""
 
 import topology_programs as programs
-from worlds import Crew, needs_linux
+from worlds import WorkerSet, needs_linux
 
 import meshdist
 
@@ -10,12 +10,12 @@ pytestmark = needs_linux
 
 def test_ranks_that_came_in_turns_are_placed_by_host(worlds):
     store = meshdist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with Crew(worlds.nursery, 4, {"MESHDIST_SINGLE_COPY": "0"}) as crew:
-        crew.start(programs.join_in_turns, store.port, 4)
-        crew.gather()
-        crew.start(programs.place)
+    with WorkerSet(worlds.nursery, 4, {"MESHDIST_SINGLE_COPY": "0"}) as workers:
+        workers.start(programs.join_in_turns, store.port, 4)
+        workers.gather()
+        workers.start(programs.place)
         mesh, hosts = [[0, 2], [1, 3]], [(0, 2), (1, 3)]
-        assert crew.gather() == [(mesh, hosts, 2.0), (mesh, hosts, 4.0)] * 2
+        assert workers.gather() == [(mesh, hosts, 2.0), (mesh, hosts, 4.0)] * 2
     store.close()
 
 

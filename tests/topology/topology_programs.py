@@ -3,7 +3,7 @@
 import os
 
 import numpy as np
-from worlds import crew_rank
+from worlds import worker_rank
 
 import meshdist
 from meshdist.topology import Topology
@@ -11,9 +11,9 @@ from meshdist.topology import Topology
 
 def join_in_turns(port, size):
     """Join as a rank of one of two hosts, in turns."""
-    os.environ["MESHDIST_HOST_ID"] = f"host {crew_rank() % 2}"
+    os.environ["MESHDIST_HOST_ID"] = f"host {worker_rank() % 2}"
     store = meshdist.TCPStore("127.0.0.1", port, is_master=False, timeout=30)
-    meshdist.init_process_group("gloo", store=store, rank=crew_rank(), world_size=size, timeout=30)
+    meshdist.init_process_group("gloo", store=store, rank=worker_rank(), world_size=size, timeout=30)
 
 
 def place():

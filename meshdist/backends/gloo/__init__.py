@@ -1,6 +1,5 @@
-"""Backend `gloo`: our own CPU backend, named as scripts name it; shared memory between the ranks of a host.
+"""Backend `gloo`, meshdist's own CPU backend (not the Gloo library): shared memory within a host, TCP between hosts.
 
-It is not the Gloo library. `segment` hands the memory around, `arena` divides it, `lockstep` keeps the ranks in step,
-`movement` and `reduction` are the collectives, `messages` is send and recv, `single_copy` reads and writes a peer's
-memory, `joint_copy` does so for a message from both sides.
+Layers, from below: `published`, `host_ranks` and `match` (the store, hosts, matching of messages); the transports `shm`
+and `tcp`; `p2p` (send and recv over either); `hier` (collectives across hosts); `backend`.
 """

@@ -1,4 +1,4 @@
-"""GlooBackend: which plan carries out which call."""
+"""GlooBackend: selects the plan of each call."""
 
 from __future__ import annotations
 
@@ -8,196 +8,181 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdist.arrays import Array
-from meshdist.backends.base import Backend, BackendOptions, DefaultPlan, Express, Incoming, Plan
-from meshdist.backends.gloo import cuts, routes
-from meshdist.backends.gloo.host import Host, shared_segment
-from meshdist.backends.gloo.lockstep import Arrival, OneStep
-from meshdist.backends.gloo.messages import Mail
-from meshdist.backends.gloo.movement import plan_movement
-from meshdist.backends.gloo.places import ranks_elsewhere
-from meshdist.backends.gloo.published import told_who_ended
-from meshdist.backends.gloo.reduction import plan_reduction
-from meshdist.backends.gloo.windows import shared_memory
-from meshdist.backends.whereabouts import SetUpWait
-from meshdist.backends.withdrawal import withdraw
-from meshdist.call import Buffers, Call, Signature
-from meshdist.deadline import Deadline
-from meshdist.doorbells import SocketDoorbells
-from meshdist.errors import DistBackendError
-from meshdist.farewell import DESTROYED_GROUP, gave_up
-from meshdist.waiting import Waitable, look_a_while
+from meshdist.arrays.host import Array
+from meshdist.backends.base import Backend, BackendOptions, DefaultPlan, FastPath, Plan
+from meshdist.backends.gloo.host_ranks import remote_ranks
+from meshdist.backends.gloo.p2p.p2p import P2P
+from meshdist.backends.gloo.published import naming_ended_rank
+from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, OneStep, StepCopies
+from meshdist.backends.gloo.shm.mapping_cache import shared_memory
+from meshdist.backends.gloo.shm.movement import plan_movement
+from meshdist.backends.gloo.shm.reduction import plan_reduction
+from meshdist.backends.gloo.shm.shm_group import ShmGroup, shared_segment
+from meshdist.backends.group_setup import SetUpWait, withdraw
+from meshdist.collectives.dataflow import ReductionSpec
+from meshdist.collectives.definition import Collective, definition_of
+from meshdist.collectives.registry import functions
+from meshdist.errors import DistBackendError, DistError
+from meshdist.runtime.call import Buffers, Call, Signature
+from meshdist.runtime.departure import PeerExit, gave_up
+from meshdist.runtime.doorbells import SocketDoorbells
+from meshdist.runtime.waiting import Incoming, Waitable, spin
+from meshdist.system.deadline import Deadline
 
 if TYPE_CHECKING:
-    from meshdist.backends.gloo.network.plans import Network
+    from meshdist.backends.gloo.hier.plans import InterHostCollectives
 
 
 class GlooBackend(Backend):
-    """The CPU backend: shared memory between the ranks of a host, TCP between hosts.
-
-    Memory is shared at the group's first collective, which all its ranks make; messages need only the two ranks.
-    """
+    """The CPU backend. A group's first collective sets up its shared memory; messages need only the two ranks."""
 
     def __init__(self, options: BackendOptions) -> None:
         super().__init__(options)
         if not isinstance(options.bells, SocketDoorbells):
             raise ValueError("backend 'gloo' is for ranks that are processes; this rank is a thread of meshdist.run")
-        self._shared: Host | None = None
-        self._met = False
+        self._shared: ShmGroup | None = None
+        self._is_connected = False
         self._opening = threading.Lock()
-        self._mail: Mail | None = None
-        self._network: Network | None = None
+        self._p2p: P2P | None = None
+        self._inter_host: InterHostCollectives | None = None
 
     def connect(self) -> Iterator[Waitable]:
-        if not self._met and self.size > 1:
-            with told_who_ended(self.options):
-                if ranks_elsewhere(self.options):
-                    self._network = (self._mail or self._make_mail()).network()
-                    for waitable in self._network.connect():
+        if not self._is_connected and self.size > 1:
+            with naming_ended_rank(self.options):
+                if remote_ranks(self.options):
+                    self._inter_host = self._make_inter_host()
+                    for waitable in self._inter_host.connect():
                         yield SetUpWait(waitable, self.options)
                 else:
                     for waitable in self._set_up():
                         yield SetUpWait(waitable, self.options)
-            self._met = True
+            self._is_connected = True
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         if self.options.peers.num_ranks == 1:
             return super().empty(shape, dtype)
-        # Also for a group of one rank: other groups can make use of it as well.
+        # Also for a group of one rank: the array may be passed to another group.
         return shared_memory(self.options).heap.empty(shape, dtype)
 
     def prepare(self, call: Call) -> Plan:
-        # Alone there is nothing to share: the default algorithms have nobody to send to.
-        if call.collective.staging is None:
-            if self._network is not None:
-                return self._network.plan(call)
+        # A group of one rank needs no communication: the default algorithms send nothing.
+        if call.collective.composition is None:
+            if self._inter_host is not None:
+                return self._inter_host.plan(call)
             if self.size == 1:
                 return DefaultPlan(self, call)
+            describe = definition_of(call.collective).dataflow.spec
+            if describe is not None:
+                spec = describe(call)
+                if isinstance(spec, ReductionSpec):
+                    return plan_reduction(self._shm, call, spec)
+                return plan_movement(self._shm, call, spec)
         return super().prepare(call)
 
+    @classmethod
+    def has_own(cls, native: str) -> bool:
+        found = functions().get(native)
+        describes = isinstance(found, Collective) and found.composition is None and found.dataflow.spec is not None
+        return describes or super().has_own(native)
+
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
-        if self._network is not None:
-            yield from self._network.check_in(signature)
+        if self._inter_host is not None:
+            yield from self._inter_host.check_in(signature)
         elif self.size > 1:
-            lockstep = self._host.lockstep
-            yield Arrival(lockstep, lockstep.post(signature.fingerprint), signature)
+            barrier = self._shm.barrier
+            yield BarrierWait(barrier, barrier.signal(signature.fingerprint), signature)
 
     def barrier(self, call: Call) -> Plan:
-        return Barrier(self._host.lockstep, self, call)
-
-    def all_reduce(self, call: Call) -> Plan:
-        return plan_reduction(self._host, call, cuts.all_reduce(call))
-
-    def reduce(self, call: Call) -> Plan:
-        return plan_reduction(self._host, call, cuts.reduce(call))
-
-    def reduce_scatter(self, call: Call) -> Plan:
-        return plan_reduction(self._host, call, cuts.reduce_scatter(call))
-
-    reduce_scatter_tensor = reduce_scatter
-
-    def broadcast(self, call: Call) -> Plan:
-        return plan_movement(self._host, call, routes.broadcast(call))
-
-    def all_gather(self, call: Call) -> Plan:
-        return plan_movement(self._host, call, routes.all_gather(call))
-
-    all_gather_into_tensor = all_gather
-
-    def gather(self, call: Call) -> Plan:
-        return plan_movement(self._host, call, routes.gather(call))
-
-    def scatter(self, call: Call) -> Plan:
-        return plan_movement(self._host, call, routes.scatter(call))
-
-    def all_to_all(self, call: Call) -> Plan:
-        return plan_movement(self._host, call, routes.all_to_all(call))
-
-    def all_to_all_single(self, call: Call) -> Plan:
-        return plan_movement(self._host, call, routes.all_to_all_single(call))
+        return Barrier(self._shm.barrier, self, call)
 
     def send(self, array: Array, dst: int, tag: int) -> Waitable:
-        return (self._mail or self._make_mail()).send(array, dst, tag)
+        return (self._p2p or self._make_p2p()).send(array, dst, tag)
 
     def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
-        return (self._mail or self._make_mail()).recv(array, src, tag)
+        return (self._p2p or self._make_p2p()).recv(array, src, tag)
 
-    def express_to(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Express | None:
-        return None if self._mail is None else self._mail.express_to(dst, tag, dtype, shape)
+    def fast_send(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
+        return None if self._p2p is None else self._p2p.fast_send(dst, tag, dtype, shape)
 
-    def express_from(self, src: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Express | None:
-        return None if self._mail is None else self._mail.express_from(src, tag, dtype, shape)
+    def fast_recv(self, src: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
+        return None if self._p2p is None else self._p2p.fast_recv(src, tag, dtype, shape)
 
-    def wait(self, waitable: Waitable, where: str, deadline: Deadline | None = None) -> None:
+    def wait(self, waitable: Waitable, error_prefix: str, deadline: Deadline | None = None) -> None:
         deadline = deadline or Deadline(self.options.timeout_s)
-        if not look_a_while(waitable):
-            super().wait(waitable, where, deadline)
+        if not spin(waitable):
+            super().wait(waitable, error_prefix, deadline)
 
-    def explain_by(self, explain: Callable[[], DistBackendError]) -> None:
-        """Have `explain` find out what the calls are where those of ranks that memory is shared with disagree."""
+    def set_mismatch_handler(self, explain: Callable[[], DistBackendError]) -> None:
         if self._shared is not None:
-            self._shared.lockstep.explain = explain
+            self._shared.barrier.explain = explain
 
-    def is_at_odds_here(self) -> bool:
-        """Return whether a rank that memory is shared with makes another call."""
-        return self._shared is not None and self._shared.lockstep.is_at_odds()
+    def has_local_mismatch(self) -> bool:
+        return self._shared is not None and self._shared.barrier.has_mismatch()
 
-    def check_here(self, signature: Signature) -> None:
-        """Raise DistBackendError if a rank that memory is shared with makes another call, has given up, or is dead."""
+    def check_local(self, signature: Signature) -> None:
         if self._shared is not None:
-            self._shared.lockstep.check_now(signature)
+            self._shared.barrier.check_now(signature)
 
-    def abort(self, reason: str) -> None:
+    def give_up(self, error: DistError) -> None:
+        departure = gave_up(error)
         if self._shared is not None:
-            self._shared.lockstep.fail(reason)
-            self._shared.settle()
-        if self._network is not None:
-            self._network.abort(reason)
+            self._shared.barrier.fail(error)
+            self._shared.wait_for_writers()
+        if self._inter_host is not None:
+            self._inter_host.give_up(error)
         if self.size > 1:
-            # Also where memory is shared: a peer may wait for a message channel, which is found through the store.
-            withdraw(self.options, self.rank, gave_up(reason))
-        if self._mail is not None:
-            self._mail.fail(reason)
+            # Also with shared memory: a peer may still wait for this rank to publish a message channel.
+            withdraw(self.options, self.rank, departure)
+        if self._p2p is not None:
+            self._p2p.fail(departure)
 
     def close(self) -> None:
-        farewell = self.options.peers.farewell
+        departure = self.options.peers.departure
         if self._shared is not None:
-            self._shared.lockstep.leave(farewell)
-            self._shared.arena.seal()
+            self._shared.barrier.leave(departure)
+            self._shared.region.seal()
             self._shared = None
-        if self._mail is not None:
-            self._mail.leave(farewell)
-            self._mail = None
-        if self._network is not None:
-            self._network.close()
-        # After the mail: whoever finds this stops to look for a message. Who leaves the world says so to all groups in
-        # one place, but may take its time until then.
-        if self.size > 1 and (not self._met or farewell == DESTROYED_GROUP):
-            withdraw(self.options, self.rank, farewell)
+        if self._p2p is not None:
+            self._p2p.leave(departure)
+            self._p2p = None
+        if self._inter_host is not None:
+            self._inter_host.close()
+        # After closing the messages: a peer that reads this looks for no more of them. A rank that leaves the world
+        # publishes that once for all groups, later.
+        if self.size > 1 and (not self._is_connected or departure.exit is PeerExit.DESTROYED_GROUP):
+            withdraw(self.options, self.rank, departure)
 
     @property
-    def _host(self) -> Host:
+    def _shm(self) -> ShmGroup:
         assert self._shared is not None, "connect comes before prepare"
         return self._shared
 
     def _set_up(self) -> Iterator[Waitable]:
-        self._shared = Host(self, (yield from shared_segment(self)))
-        yield from self._shared.meet()
+        self._shared = ShmGroup(self, (yield from shared_segment(self)))
+        yield from self._shared.wait_for_all()
 
-    def _make_mail(self) -> Mail:
-        # A thread that carries out an async collective may be the first to need it, just as the caller's is.
+    def _make_inter_host(self) -> InterHostCollectives:
+        from meshdist.backends.gloo.hier.plans import InterHostCollectives
+
+        remote = (self._p2p or self._make_p2p()).remote
+        assert remote is not None
+        return InterHostCollectives(self, remote, GlooBackend)
+
+    def _make_p2p(self) -> P2P:
+        # The progress thread and the caller's thread may both be first.
         with self._opening:
-            mail = self._mail
-            if mail is None:
-                self._mail = mail = Mail(self)
-        return mail
+            p2p = self._p2p
+            if p2p is None:
+                self._p2p = p2p = P2P(self)
+        return p2p
 
 
 class Barrier(OneStep):
-    """Nothing but the meeting."""
+    def step_copies(self) -> StepCopies:
+        return StepCopies(None, 0, 0, [(), ()], [(), ()])
 
-    def put(self, send: Buffers, use: int) -> None:
+    def put(self, send: Buffers, phase: int) -> None:
         return
 
-    def take(self, recv: Buffers, use: int) -> None:
+    def take(self, recv: Buffers, phase: int) -> None:
         return

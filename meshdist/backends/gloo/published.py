@@ -1,31 +1,29 @@
-"""What one rank publishes in the store and others wait for: where its shared memory is."""
+"""Keys that ranks publish in the group's store (where shared memory is), and how ranks have left."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
 
-from meshdist.deadline import Deadline
-from meshdist.doorbells import SocketDoorbells
+from meshdist.backends.base import BackendOptions
 from meshdist.errors import DistBackendError, DistError, DistNetworkError
-from meshdist.farewell import DESTROYED_GROUP, ENDED_WITH_STORE, ORDERLY, peer_gone
-from meshdist.waiting import Doorbell, Waitable
+from meshdist.runtime.departure import Departure, LeftOut, PeerExit, peer_gone
+from meshdist.runtime.doorbells import SocketDoorbells
+from meshdist.runtime.waiting import Doorbell, Waitable
+from meshdist.system.deadline import Deadline
 
-if TYPE_CHECKING:
-    from meshdist.backends.base import BackendOptions
-
-# The store is another process: it is not asked more often than this.
+# Shortest time between two requests of one wait to the store.
 _PAUSE_S = 0.001
-# The one who waits has told nobody on which of its doorbells it sleeps: the first few are rung.
+# The publisher does not know on which of its doorbells a reader sleeps: it rings the first few.
 _BELLS = 4
 _END_S = 0.2
+# How long a rank takes at most to record its departure after it has removed its memory.
+_RECORD_S = 2.0
 
 
 def publish(options: BackendOptions, key: str, value: str, readers: list[int]) -> None:
-    """Put `value` into the group's store, and wake the ranks (of the group) that wait for it."""
     options.store.set(key, value)
     assert isinstance(options.bells, SocketDoorbells)
     for rank in readers:
@@ -34,85 +32,94 @@ def publish(options: BackendOptions, key: str, value: str, readers: list[int]) -
             options.bells.ring(card.bells, number)
 
 
-def mark_told(options: BackendOptions, rank: int) -> None:
-    """Say in the store that this rank has told all that it is connected with that it leaves the group; see `fate`."""
+def publish_departed(options: BackendOptions, rank: int) -> None:
+    """Record that this rank has sent all connected peers its departure from the group; see `find_departure`."""
     with contextlib.suppress(DistError):
-        options.store.set(_told_key(rank), "")
+        options.store.set(_departed_key(rank), "")
 
 
-def _says_itself(options: BackendOptions, rank: int, what: str | None) -> bool:
-    # One that has made no use of the group, but is heard in others, says that it has destroyed it to the store alone.
-    if what == DESTROYED_GROUP:
-        return options.store.check([_told_key(rank)])
-    return what is None or what in ORDERLY
+def _announces_itself(options: BackendOptions, rank: int, departure: Departure | None) -> bool:
+    # A rank that never used the group, but has connections through other groups, destroys it in the store alone.
+    if departure is not None and departure.exit is PeerExit.DESTROYED_GROUP:
+        return options.store.check([_departed_key(rank)])
+    return departure is None or departure.exit.is_orderly
 
 
-def _told_key(rank: int) -> str:
+def _departed_key(rank: int) -> str:
     return f"told/{rank}"
 
 
-def fate(options: BackendOptions, rank: int, *, is_listened_to: bool = False) -> str | None:
-    """Return what became of a rank of the group: what it said as it went away, or that its process has ended.
+def find_departure(options: BackendOptions, rank: int, *, is_read: bool = False) -> Departure | None:
+    """Return how a rank left the group or died; None while it appears to be alive.
 
-    None where it is there, as far as can be seen. One that is listened to says itself, behind all else it has sent,
-    that it has left, and its end shows there as well: what the store says may come before. Not so where it gave up.
+    With `is_read`, an orderly departure also arrives on the connection, behind the rank's last messages, so the
+    store's record is ignored: it may come first. A rank that gave the group up is reported all the same.
 
     Raises:
-        DistBackendError: The store is gone, with another rank; or what the group rests on is broken, so that the rank
-            may never come.
-        DistNetworkError: The store is gone, and nobody knows with whom.
+        DistBackendError: The store was lost because another rank ended, or a precondition of the group is broken.
+        DistNetworkError: The store was lost, and no ended rank was found.
     """
     try:
-        options.check_premises()
-        what = options.gone(rank)
-        if is_listened_to and _says_itself(options, rank, what):
+        options.check_preconditions()
+        departure = options.gone(rank)
+        if is_read and _announces_itself(options, rank, departure):
             return None
-        if what is None and options.peers.ended(options.ranks[rank]):
-            # Its last word may have come between the two looks.
-            what = options.gone(rank) or options.peers.how_ended(options.ranks[rank])
-        return what
+        if departure is None and options.peers.ended(options.ranks[rank]):
+            # The rank may have published its departure between the two checks.
+            departure = options.gone(rank) or options.peers.how_ended(options.ranks[rank])
+        return departure
     except DistNetworkError:
-        ended = _who_ended(options, rank)
+        ended = _find_ended_rank(options, rank)
         if ended is None:
             raise
         if ended != rank:
             raise _ended_with_store(options, ended) from None
-        return ENDED_WITH_STORE
+        return Departure(PeerExit.ENDED_WITH_STORE)
 
 
-def check_withdrawn(options: BackendOptions, rank: int, left_out: str, *, is_listened_to: bool = False) -> None:
-    """Raise DistBackendError if a rank of the group is gone, without `left_out`; see `fate`."""
-    what = fate(options, rank, is_listened_to=is_listened_to)
-    if what is not None:
-        raise peer_gone(options.describe(rank), what, left_out)
+def check_withdrawn(options: BackendOptions, rank: int, left_out: LeftOut, *, is_read: bool = False) -> None:
+    """Raise DistBackendError, which names `left_out`, if a rank of the group is gone; see `find_departure`."""
+    departure = find_departure(options, rank, is_read=is_read)
+    if departure is not None:
+        raise peer_gone(options.describe(rank), departure, left_out)
+
+
+def check_why_removed(options: BackendOptions, ranks: Iterable[int], left_out: LeftOut, error: DistError) -> None:
+    """After a peer's memory could not be opened: raise DistBackendError if one of `ranks` is gone.
+
+    A rank that fails or ends removes its memory a moment before that is recorded, which is waited for.
+    """
+    is_removed = isinstance(error.__cause__, FileNotFoundError)
+    ranks, deadline, pause = list(ranks), Deadline(_RECORD_S if is_removed else 0), threading.Event()
+    while True:
+        for rank in ranks:
+            check_withdrawn(options, rank, left_out)
+        if deadline.expired():
+            return
+        pause.wait(deadline.slice_s(_PAUSE_S))
 
 
 @contextlib.contextmanager
-def told_who_ended(options: BackendOptions, first: int = 0) -> Iterator[None]:
-    """Where the store is lost in the block because a rank of the group has ended, raise DistBackendError, naming it.
-
-    Args:
-        options: What the group is.
-        first: The rank in the group that is looked at first.
-    """
+def naming_ended_rank(options: BackendOptions, first: int = 0) -> Iterator[None]:
+    """Turn the loss of the store into a DistBackendError that names the ended rank, checking `first` first."""
     try:
         yield
     except DistNetworkError:
-        ended = _who_ended(options, first)
+        ended = _find_ended_rank(options, first)
         if ended is None:
             raise
         raise _ended_with_store(options, ended) from None
 
 
-def _look_up(options: BackendOptions, key: str, publisher: int) -> str | None:
-    with told_who_ended(options, publisher):
+def _get(options: BackendOptions, key: str, publisher: int) -> str | None:
+    with naming_ended_rank(options, publisher):
         return options.store.get(key).decode() if options.store.check([key]) else None
 
 
-def _who_ended(options: BackendOptions, first: int) -> int | None:
-    """Return a rank whose process has ended, `first` if it is one; None where there is none.
+def _find_ended_rank(options: BackendOptions, first: int) -> int | None:
+    """Return a rank whose process has ended, preferably `first`; None if there is none.
 
-    The store may have gone with a rank that held it. That rank is the news; its end shows a moment later.
+    The store may be lost together with the rank that hosted it; that rank's end becomes visible a moment later.
     """
     deadline = Deadline(_END_S)
     ranks: list[int] = [first, *range(len(options.ranks))]
@@ -125,24 +132,22 @@ def _who_ended(options: BackendOptions, first: int) -> int | None:
 
 
 def _ended_with_store(options: BackendOptions, rank: int) -> DistBackendError:
-    return peer_gone(options.describe(rank), ENDED_WITH_STORE, "")
+    return peer_gone(options.describe(rank), Departure(PeerExit.ENDED_WITH_STORE))
 
 
 def channel_key(src: int, dst: int) -> str:
-    """Return the key under which the channel from one rank to another is published."""
     return f"mail/{src}/{dst}"
 
 
 def publish_channel(options: BackendOptions, src: int, dst: int, place: str) -> None:
-    """Publish a channel, and wake the rank that may wait for it."""
-    with told_who_ended(options, dst):
-        # The list comes first: who finds the channel without it has asked for this sender, who finds it there waits.
+    with naming_ended_rank(options, dst):
+        # Append to the list first: a receiver from any source that finds no channel yet waits for this sender.
         options.store.append(_senders_key(dst), f"{src} ")
         publish(options, channel_key(src, dst), place, [dst])
 
 
 class Senders:
-    """Who has begun to send to this rank; for those who take a message of any rank."""
+    """The ranks that have begun to send to this one, for receives from any source."""
 
     def __init__(self, options: BackendOptions, rank: int) -> None:
         self._options = options
@@ -150,17 +155,16 @@ class Senders:
         self._found: set[int] = set()
         self._next_s = 0.0
 
-    def look_again(self) -> None:
-        """Have the next `find` ask the store, however short ago that was done."""
+    def poll_now(self) -> None:
         self._next_s = 0.0
 
     def find(self) -> list[int]:
-        """Return those that were not found before."""
+        """Return the senders that are new since the last call."""
         others = len(self._options.ranks) - 1
         if len(self._found) == others or time.monotonic() < self._next_s:
             return []
         new: set[int] = set()
-        # Where the store is gone nobody new is found; with whom it went is for the look at those who are gone.
+        # Without a store no new senders are found; another check reports which rank it was lost with.
         with contextlib.suppress(DistNetworkError):
             if self._options.store.check([self._key]):
                 new = set(map(int, self._options.store.get(self._key).split())) - self._found
@@ -174,19 +178,9 @@ def _senders_key(dst: int) -> str:
 
 
 class Published(Waitable):
-    """A key that a rank of the group has published.
+    """Waits for the `value` that `publisher` stores under `key`; if it is gone, the error names `left_out`."""
 
-    Args:
-        options: What the group is.
-        key: The key.
-        publisher: The rank.
-        left_out: What the rank has not done where it is gone without publishing it.
-
-    Attributes:
-        value: What it is, once ready.
-    """
-
-    def __init__(self, options: BackendOptions, key: str, publisher: int, left_out: str) -> None:
+    def __init__(self, options: BackendOptions, key: str, publisher: int, left_out: LeftOut) -> None:
         self.value: str | None = None
         self._left_out = left_out
         self._options = options
@@ -196,13 +190,12 @@ class Published(Waitable):
 
     def ready(self) -> bool:
         if self.value is None and time.monotonic() >= self._next_s:
-            return self.look()
+            return self.read_now()
         return self.value is not None
 
-    def look(self) -> bool:
-        """Return whether it is there now, however short a time ago it was not."""
+    def read_now(self) -> bool:
         if self.value is None:
-            self.value = _look_up(self._options, self._key, self._publisher)
+            self.value = _get(self._options, self._key, self._publisher)
             self._next_s = time.monotonic() + _PAUSE_S
         return self.value is not None
 
@@ -210,11 +203,10 @@ class Published(Waitable):
         check_withdrawn(self._options, self._publisher, self._left_out)
 
     def arm(self, bell: Doorbell) -> None:
-        # A ring may have come within the pause after the last look: the look before the sleep is never left out.
-        self.look_again()
+        # The bell may have rung during the pause after the last request: always ask once more before sleeping.
+        self.poll_now()
 
-    def look_again(self) -> None:
-        """Have the next `ready` ask the store, however short ago that was done."""
+    def poll_now(self) -> None:
         self._next_s = 0.0
 
     def disarm(self, bell: Doorbell) -> None:

@@ -1,7 +1,7 @@
 """Backend `mpi`: the ranks of an MPI job, through mpi4py.
 
-Collectives are those of the MPI library, on a communicator of the group's own. Before each, the ranks of the group meet
-by messages of a few bytes and compare their calls: so a rank that does not come, fails, or calls something else is an
-error on all of them and never a hang, and the MPI library may then block as it likes. Messages carry a header of ours,
-since MPI compares neither sizes nor dtypes and has smaller tags.
+Collectives are those of the MPI library, on a communicator of the group. Before each one, the ranks compare their calls
+by messages of a few bytes (the precheck), so that a rank that is missing, has failed or calls something else is an
+error on all ranks and never a hang; the MPI call that follows may then block. Point-to-point messages carry a header of
+ours, since MPI compares neither sizes nor dtypes and has a smaller range of tags.
 """

@@ -1,7 +1,12 @@
-"""A rank that ends with an exception, or a status, ends the MPI job: the others would wait for it for ever."""
+"""End the MPI job when a rank ends by an uncaught exception or by `sys.exit` with a status other than 0.
+
+Otherwise the other ranks would wait for it forever: MPI_Finalize waits for all processes, so the launcher would learn
+the status of the first rank only after the others have failed with a different error, because this rank had gone.
+"""
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -9,64 +14,116 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
-from meshdist.backends.mpi.exiting import WatchedExit
 from meshdist.backends.mpi.library import Session
 
+
+class WatchedExit:
+    """A `sys.exit` that detects that its SystemExit was not caught, and then aborts the job as the process ends.
+
+    The SystemExit carries a token whose `__del__` runs when the exception is freed. Code that catches the exception is
+    a Python frame at that moment; the interpreter, which handles an uncaught one at exit, has no Python frame left. If
+    an implementation frees it later or never, nothing happens: the job ends as without this class.
+
+    Args:
+        exit_: The previous `sys.exit`.
+        end: Called at exit with the status, if that is not 0.
+    """
+
+    def __init__(self, exit_: Callable[..., NoReturn], end: Callable[[int], None]) -> None:
+        self.exit_ = exit_
+        self._end = end
+
+    def __call__(self, status: object = None, /) -> NoReturn:
+        # Bind the exception to no variable that outlives this frame: its traceback refers to the frame.
+        try:
+            self.exit_(status)
+        except SystemExit as error:
+            code = exit_status(error.code)
+            if code and threading.current_thread() is threading.main_thread():
+                error.__dict__["_watched"] = _Watched(code, self._leave)
+            raise
+
+    def _leave(self, status: int) -> None:
+        # atexit runs the last registered function first: before the groups are closed, which other ranks would see as
+        # an error.
+        if getattr(sys, "exit", None) is self:
+            atexit.register(self._end, status)
+
+
+class _Watched:
+    """Token that lives as long as the SystemExit that holds it."""
+
+    def __init__(self, status: int, leave: Callable[[int], None]) -> None:
+        self._status = status
+        self._leave = leave
+
+    def __del__(self) -> None:
+        # Without a calling frame, the interpreter itself frees the exception: nothing caught it.
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and sys._getframe().f_back is None:
+            self._leave(self._status)
+
+
+def exit_status(code: object) -> int:
+    """Return the exit status of a process that raises SystemExit(code)."""
+    if code is None:
+        return 0
+    return code & 0xFF if isinstance(code, int) else 1
+
+
 _READ_S = 0.5
-# MPICH's launcher does not mind how a process ends that has not started MPI, and all others wait for that in MPI's own
-# start. What it listens to is the PMI-1 protocol (P. Balaji et al.: "PMI: A Scalable Parallel Process-Management
-# Interface for Extreme-Scale Systems", EuroMPI 2010), at the descriptor of this name; that of Slurm is another one.
+# MPICH's launcher ignores how a process ends that has not started MPI, while all others wait for it in MPI_Init. The
+# launcher reads the PMI-1 protocol (P. Balaji et al.: "PMI: A Scalable Parallel Process-Management Interface for
+# Extreme-Scale Systems", EuroMPI 2010) from the descriptor of this name; Slurm uses a different protocol.
 _PMI_DESCRIPTOR, _SIGN_OF_MPICH = "PMI_FD", "HYDI_CONTROL_FD"
 
 
 class Aborting:
-    """Shows an exception as before, and then aborts the job."""
+    """An exception hook that calls the previous hook and then aborts the job."""
 
     def __init__(self, shown: Callable[..., Any]) -> None:
         self.shown = shown
 
     def __call__(self, *error: Any) -> None:
-        """Show an exception that nobody caught, and abort the job."""
         self.shown(*error)
         abort_job(1)
 
 
 class AbortingThreads(Aborting):
-    """The same for threads, which may end with SystemExit as they like."""
+    """The same for `threading.excepthook`; a thread may end by SystemExit."""
 
     def __call__(self, *error: Any) -> None:
-        """Show what ended a thread, and abort the job."""
         self.shown(*error)
         if error[0].exc_type is not SystemExit:
             abort_job(1)
 
 
 def abort_job(status: int) -> None:
-    """End all ranks of the job, and have its launcher exit with `status`; also where MPI has not been started here."""
+    """Abort all ranks of the job and have its launcher exit with `status`, even if MPI is not initialized here."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    # Launchers throw away what they have not read when they are told to abort, as MPICH's does.
+    # Launchers such as MPICH's discard output that they have not read when they are told to abort.
     time.sleep(_READ_S)
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized():
         if not mpi.Is_finalized():
             mpi.COMM_WORLD.Abort(status)
     elif _SIGN_OF_MPICH in os.environ:
-        with suppress(KeyError, ValueError, OSError):  # then there is nobody who could be told
+        with suppress(KeyError, ValueError, OSError):  # then there is no launcher to notify
             os.write(int(os.environ[_PMI_DESCRIPTOR]), f"cmd=abort exitcode={status}\n".encode())
 
 
 def abort_on_early_exceptions() -> None:
-    """Have an exception that nobody catches abort the job, already before `init_process_group`."""
+    """Install the exception hook that aborts the job, also before `init_process_group`."""
     if not isinstance(sys.excepthook, Aborting):
         sys.excepthook = Aborting(sys.excepthook)
 
 
 def abort_on_exceptions(session: Session) -> Callable[[], None]:
-    """Have an exception that nobody catches, in any thread, and `sys.exit(3)` abort the job; return what ends that."""
+    """Have an uncaught exception in any thread, and `sys.exit(3)`, abort the job; return a function to undo it."""
     abort_on_early_exceptions()
     if not isinstance(threading.excepthook, Aborting):
         threading.excepthook = AbortingThreads(threading.excepthook)

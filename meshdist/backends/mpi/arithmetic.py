@@ -1,10 +1,9 @@
-"""Which MPI datatype and operation a reduction takes, and the operations that MPI does not have.
+"""The MPI datatype and operation of each reduction.
 
-MPI knows the usual integers, floats and complex numbers. What it does not know, float16 and the dtypes of ml_dtypes,
-goes as copies of an unsigned integer type of the same length, by which an operation of ours finds the dtype and lets
-NumPy do the arithmetic. So do minimum and maximum of floating numbers, where MPI does not say what becomes of a NaN,
-and sums and products of integers where the library does not let them wrap on overflow: Open MPI's stop at the largest
-number of 8 and 16 bits.
+MPI reduces the usual integers, floats and complex numbers. Other dtypes (float16 and those of ml_dtypes) are described
+to MPI as contiguous unsigned integers of the same length; an operation of ours maps that datatype back to the dtype and
+reduces by NumPy. So do minimum and maximum of floating-point numbers, for which MPI does not define NaN, and sums and
+products of integers that the library does not wrap on overflow: Open MPI saturates those of 8 and 16 bits.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from meshdist.arrays.reduce_op import ReduceOp, quietly
 from meshdist.backends.mpi.library import Session
-from meshdist.quiet import quietly
-from meshdist.reduce_op import ReduceOp
 
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _REALS = {"float32": "FLOAT", "float64": "DOUBLE", "longdouble": "LONG_DOUBLE"}
@@ -30,14 +28,14 @@ _OPS = {
     ReduceOp.BOR: "BOR",
     ReduceOp.BXOR: "BXOR",
 }
-# What NumPy's arithmetic on bool means for bytes that are 0 or 1.
+# NumPy's arithmetic on bool, for bytes that are 0 or 1.
 _OPS_OF_BOOL = {**_OPS, ReduceOp.SUM: "BOR", ReduceOp.MAX: "BOR", ReduceOp.PRODUCT: "BAND", ReduceOp.MIN: "BAND"}
-# A number of elements that no vector of a processor divides.
+# Divisible by no vector length, so that vector instructions and the remainder loop are both tried.
 _TRIED = 257
 
 
 class Arithmetic:
-    """The datatypes and operations of reductions, made when they are first needed; there is room for few in MPI."""
+    """Datatypes and operations of reductions, created at first use: MPI may hold few of them."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -48,7 +46,7 @@ class Arithmetic:
             np.dtype(bool): mpi.UINT8_T,
         }
         self._ours: dict[np.dtype[Any], Any] = {}
-        self._dtypes: dict[int, np.dtype[Any]] = {}  # by the number of the MPI datatype
+        self._dtypes: dict[int, np.dtype[Any]] = {}  # by the handle of the MPI datatype
         self._ops: dict[str, Any] = {}
 
     def of(self, dtype: np.dtype[Any], op: ReduceOp) -> tuple[Any, Any]:
@@ -65,19 +63,19 @@ class Arithmetic:
             return datatype, made
 
     def moved(self, dtype: np.dtype[Any]) -> tuple[Any, int]:
-        """Return the MPI datatype that moves elements of `dtype`, and how many of it make up one."""
+        """Return the MPI datatype that moves elements of `dtype`, and its count per element."""
         length = dtype.itemsize
         mpi = self._session.mpi
         words = {1: mpi.UINT8_T, 2: mpi.UINT16_T, 4: mpi.UINT32_T, 8: mpi.UINT64_T}
         return (words[length], 1) if length in words else (mpi.UINT64_T, length // 8)
 
     def _is_numpys(self, dtype: np.dtype[Any], op: ReduceOp) -> bool:
-        """Return whether MPI's operation on a dtype that it knows does what NumPy's does."""
+        """Return whether MPI's operation gives the same result as NumPy's, for a dtype that MPI knows."""
         if dtype.kind == "f":
             return op not in (ReduceOp.MIN, ReduceOp.MAX)
         if dtype.kind not in "iu" or op not in (ReduceOp.SUM, ReduceOp.PRODUCT):
             return True
-        # What happens on overflow MPI leaves open: try it, on enough elements for vector instructions and the rest.
+        # MPI does not define overflow: try it.
         largest = np.full(_TRIED, np.iinfo(dtype).max, dtype)
         found, known = largest.copy(), self._known[dtype]
         with self._session.lock:

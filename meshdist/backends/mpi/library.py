@@ -1,4 +1,4 @@
-"""Session: the MPI library of this process, started once, and what the groups of this process share of it."""
+"""Session: the MPI library of this process, started once and shared by its groups."""
 
 from __future__ import annotations
 
@@ -6,36 +6,33 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from meshdist.backends.mpi.environment import NO_LIBRARY, has_cores_for_all
-from meshdist.backends.mpi.launchers import warn_of_other_library
+from meshdist.backends.mpi.environment import NO_LIBRARY, has_cores_for_all, warn_of_other_library
 from meshdist.errors import DistBackendError
-from meshdist.waiting import Doorbell, Waitable
+from meshdist.runtime.waiting import Doorbell, Waitable
 
-# Nobody rings when a request is done. Who waits looks again after an eighth of the time that it has waited, so that
-# what comes late is noticed little later, within these bounds.
+if TYPE_CHECKING:
+    from meshdist.backends.base import BackendOptions
+    from meshdist.system.deadline import Deadline
+
+# Requests have no notification: poll after an eighth of the time waited so far, within these bounds.
 _SHORTEST_NAP_S, _LONGEST_NAP_S = 50e-6, 1e-3
 _SHARE_OF_WAIT = 8
-# How often to look for what is nearly there, some ten microseconds, where the other ranks have processors of their own.
+# Polls before any other work, about ten microseconds, if every rank has a core of its own.
 _SPINS = 100
 LARGEST_COUNT = (1 << 31) - 1
 
 
 class Session:
-    """The MPI library, as all groups of this process use it.
-
-    MPI cannot be started again once it has ended, so this lives as long as the process.
-
-    Args:
-        mpi: The module mpi4py.MPI, started.
+    """The MPI library, shared by all groups; lives as long as the process, since MPI cannot be restarted.
 
     Attributes:
-        mpi: That module.
-        lock: Held for every call that does not block: a library may not stand two threads at once.
-        may_block: Threads may wait inside of MPI, as it lets several threads in.
-        largest_count: How many elements one call can carry; None where there is no limit.
-        spins: How often to look before anything else is done.
+        mpi: The module mpi4py.MPI, initialized.
+        lock: Held for every nonblocking call: the library may not support concurrent calls.
+        may_block: Threads may block inside MPI (MPI_THREAD_MULTIPLE).
+        largest_count: The most elements of one call; None if there is no limit.
+        spins: Polls before any other work.
     """
 
     def __init__(self, mpi: Any) -> None:
@@ -46,21 +43,20 @@ class Session:
         self.spins = _SPINS if has_cores_for_all() else 1
         self.rank: int = mpi.COMM_WORLD.Get_rank()
         self.size: int = mpi.COMM_WORLD.Get_size()
-        # What the groups share; made by those who need it.
+        # Resources of all groups; see `resources_of`.
         self.shared: Any = None
-        # What MPI may still write to or read from must live, also where nobody waits for it any more.
+        # Memory of pending requests must stay alive, even if no caller waits for them.
         self._held: dict[int, Any] = {}
 
     def hold(self, pending: Any) -> None:
-        """Keep what belongs to a request until `let_go`."""
+        """Keep the memory of a request alive until `let_go`."""
         self._held[id(pending)] = pending
 
     def let_go(self, pending: Any) -> None:
-        """End `hold`."""
         self._held.pop(id(pending), None)
 
     def error(self, error: BaseException) -> BaseException:
-        """Return what the caller gets for an error: one of MPI in its own words, any other as it is."""
+        """Return an error of MPI as DistBackendError with MPI's text, any other as it is."""
         if not isinstance(error, self.mpi.Exception):
             return error
         text = " ".join(str(error.Get_error_string()).split())
@@ -68,7 +64,7 @@ class Session:
 
 
 class Once:
-    """Makes the session of this process when it is first asked for."""
+    """Creates the session at its first use."""
 
     def __init__(self, make: Callable[[], Session]) -> None:
         self._make = make
@@ -76,11 +72,7 @@ class Once:
         self._made: Session | None = None
 
     def __call__(self) -> Session:
-        """Return the session.
-
-        Raises:
-            DistBackendError: There is no MPI library, or it has ended.
-        """
+        """Return the session; raise DistBackendError if there is no MPI library, or MPI is finalized."""
         if self._made is None:
             with self._lock:
                 self._made = self._made or self._make()
@@ -91,35 +83,55 @@ def _start() -> Session:
     if "mpi4py.MPI" not in sys.modules:
         warn_of_other_library()
     try:
-        # By default the import starts MPI, with all threads let in, and has it ended when the process ends.
+        # By default the import initializes MPI with MPI_THREAD_MULTIPLE and finalizes it at exit.
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise DistBackendError(f"backend 'mpi': {NO_LIBRARY} ({str(error).splitlines()[0]})") from None
     if MPI.Is_finalized():
-        raise DistBackendError("backend 'mpi': MPI has been finalized in this process, and cannot be started again")
+        raise DistBackendError("backend 'mpi': MPI has been finalized in this process and cannot be started again")
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     return Session(MPI)
 
 
-# MPI is one to a process, started once and never again: what is known of it is the module's, no part of a World.
+# One MPI per process, started once: module state, not part of a World.
 session = Once(_start)
 
 
+class Member(Protocol):
+    """What the precheck, the messages and the set-up of a group need of its backend."""
+
+    options: BackendOptions
+    rank: int
+    size: int
+    addresses: list[int]
+
+    @property
+    def session(self) -> Session: ...
+
+    def look(self) -> None:
+        """Raise DistBackendError if another rank has failed, or a precondition of the group is broken."""
+
+    def check_there(self, rank: int) -> None:
+        """Raise DistBackendError if a rank has gone away."""
+
+    def wait(self, waitable: Waitable, error_prefix: str, deadline: Deadline | None = None) -> None: ...
+
+
 class Polled(Waitable):
-    """Something that is found out by looking: nobody rings for it."""
+    """A condition that is polled: no doorbell rings for it."""
 
     def __init__(self) -> None:
         self._since_s = 0.0
 
     def waited_s(self) -> float:
-        """Return the seconds since this was first asked for in vain."""
+        """Return the seconds since the first unsuccessful poll."""
         now_s = time.monotonic()
         if not self._since_s:
             self._since_s = now_s
         return now_s - self._since_s
 
-    def nap_s(self) -> float:
+    def poll_interval_s(self) -> float:
         return min(max(self.waited_s() / _SHARE_OF_WAIT, _SHORTEST_NAP_S), _LONGEST_NAP_S)
 
     def arm(self, bell: Doorbell) -> None:
@@ -130,13 +142,7 @@ class Polled(Waitable):
 
 
 class Requests:
-    """Requests of MPI that belong together, and the memory that they use.
-
-    Args:
-        session: The session.
-        requests: The requests, begun.
-        memory: What must live until they are done.
-    """
+    """MPI requests that belong together; `memory` stays alive until they are done."""
 
     def __init__(self, session: Session, requests: Sequence[Any], memory: Any) -> None:
         self._session = session
@@ -145,7 +151,7 @@ class Requests:
         session.hold(self)
 
     def done(self) -> bool:
-        """Return True once all are done; move them on."""
+        """Advance the requests; return True once all are done."""
         left = self._left
         with self._session.lock:
             while left and left[-1].Test():

@@ -1,25 +1,22 @@
-"""How the ranks of a group get a communicator of their own."""
+"""Creation of a group's communicator."""
 
 from __future__ import annotations
 
 import threading
 import zlib
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from meshdist.backends.counting_in import Counted
-from meshdist.backends.mpi.library import Polled, Session
+from meshdist.backends.group_setup import StoreBarrier
+from meshdist.backends.mpi.library import Member, Polled, Session
 from meshdist.errors import DistBackendError
-from meshdist.waiting import Waitable
-
-if TYPE_CHECKING:
-    from meshdist.backends.mpi.backend import MpiBackend
+from meshdist.runtime.waiting import Waitable
 
 
-def new_communicator(backend: MpiBackend) -> Generator[Waitable, None, Any]:
-    """Meet all ranks of the group in its store, and make its communicator, which the generator returns."""
+def new_communicator(backend: Member) -> Generator[Waitable, None, Any]:
+    """Wait for all ranks of the group in its store, then create its communicator; the generator returns it."""
     options = backend.options
-    yield Counted(options, options.store, tuple(range(backend.size)), "", backend.look)
+    yield StoreBarrier(options, options.store, tuple(range(backend.size)), "", backend.look)
     if backend.session.may_block:
         making = Making(backend.session, backend.addresses, options.name)
         yield making
@@ -36,10 +33,10 @@ def new_communicator(backend: MpiBackend) -> Generator[Waitable, None, Any]:
 
 
 class Making(Polled):
-    """The communicator of a group is made, by a thread of its own.
+    """Creation of the group's communicator by a thread of its own.
 
-    MPI makes it in a call that waits for all members. Of two groups that are used for the first time at once, ranks may
-    turn to either first; so none of them may keep the other waiting.
+    The MPI call blocks until all members make it. Ranks may first use two groups in different orders, so one creation
+    must not block the other.
     """
 
     def __init__(self, session: Session, addresses: list[int], name: str) -> None:
@@ -65,22 +62,22 @@ class Making(Polled):
     def _make(self) -> None:
         try:
             self.comm = _make(self._session, self._addresses, self._name)
-        except BaseException as error:  # it belongs to whoever waits
+        except BaseException as error:  # raised by `ready`
             self._error = DistBackendError(str(self._session.error(error)))
 
 
 class Turn(Polled):
-    """It is the turn of this group to be made, alone of all groups of the job.
+    """The turn of this group among all groups of the job whose communicators are being created.
 
-    MPI lets one thread in at a time, and the one that makes a group waits there for all its members. Were two groups
-    made at once, a rank might wait in the one for a rank that waits in the other.
+    MPI admits one thread at a time, and creating a group blocks it until all members come. If two groups were created
+    at once, a rank might block in one for a rank that blocks in the other.
     """
 
-    def __init__(self, backend: MpiBackend) -> None:
+    def __init__(self, backend: Member) -> None:
         super().__init__()
         self._backend = backend
         self._own, self._job = backend.options.store, backend.options.world_store
-        # The first rank takes a number, and says when it is next; the other members wait for that.
+        # The first rank draws a number and reports when it is next; the other members wait for that.
         self._number = self._job.add("mpi/numbers", 1) if backend.rank == 0 else 0
         self._is_on = False
 
@@ -97,10 +94,10 @@ class Turn(Polled):
         self._backend.look()
 
     def missing(self) -> str:
-        return "its turn to make the group's communicator: MPI lets in one thread at a time, and is making others"
+        return "the creation of other groups' communicators: MPI admits one thread at a time"
 
     def end(self) -> None:
-        """Let the next group be made."""
+        """Let the next group create its communicator."""
         if self._number:
             self._job.set(_made_key(self._number), "")
 
@@ -110,9 +107,9 @@ def _made_key(number: int) -> str:
 
 
 def _make(session: Session, addresses: list[int], name: str) -> Any:
-    """Return a new communicator; all its ranks do this."""
+    """Return a new communicator; collective over its ranks."""
     mpi = session.mpi
-    # Groups that are made at the same time are told apart by it.
+    # The tag distinguishes groups that are created at the same time.
     tag = zlib.crc32(name.encode()) % (mpi.COMM_WORLD.Get_attr(mpi.TAG_UB) + 1)
     members = mpi.COMM_WORLD.Get_group().Incl(addresses)
     comm = mpi.COMM_WORLD.Create_group(members, tag)

@@ -1,60 +1,57 @@
-"""The plans of backend `mpi`: the ranks meet, and then MPI carries the call out.
+"""The plans of backend `mpi`: the precheck, then the MPI call.
 
-Where all ranks may wait inside of MPI, they do so in a call that blocks, which is its fastest. Else, as for async
-calls, it is a request that whoever carries the call out looks at.
+If all ranks may block inside MPI, they use the blocking call, which is fastest. Otherwise, and for async calls, it is a
+nonblocking request that is polled.
 """
 
 from __future__ import annotations
 
-import threading
 from abc import abstractmethod
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from meshdist.arrays import Array
+from meshdist.arrays.host import Array
+from meshdist.arrays.reduce_op import quietly
 from meshdist.backends.base import Plan
+from meshdist.backends.mpi.group import MpiGroup
 from meshdist.backends.mpi.library import Polled, Requests
-from meshdist.backends.mpi.meeting import word_of
-from meshdist.call import Buffers, Call
+from meshdist.backends.mpi.precheck import word_of
 from meshdist.collectives.algorithms.pairwise import split_blocks
-from meshdist.debug.mismatch import compare_splits
-from meshdist.outcome import CarrierThread
-from meshdist.quiet import quietly
-from meshdist.waiting import Waitable
+from meshdist.runtime.call import Buffers, Call
+from meshdist.runtime.call_check import compare_splits
+from meshdist.runtime.waiting import Waitable
+from meshdist.runtime.work import carried
 
-if TYPE_CHECKING:
-    from meshdist.backends.mpi.backend import MpiBackend
-
-# A method of a communicator, and its arguments.
+# The name of a communicator's method, and its arguments.
 Step = tuple[str, tuple[Any, ...]]
 
 
 class MpiPlan(Plan):
-    """A call that MPI carries out, in one step or several."""
+    """A call that consists of one or more MPI calls."""
 
-    backend: MpiBackend
+    backend: MpiGroup
 
-    def __init__(self, backend: MpiBackend, call: Call) -> None:
+    def __init__(self, backend: MpiGroup, call: Call) -> None:
         super().__init__(backend, call)
         self.session = backend.session
         self.rank, self.size, self.root, self.op = call.rank, call.size, call.root, call.op
         self._begin_word = word_of(self.signature, backend.session.may_block)
         self._request_word = word_of(self.signature, may_block=False)
-        self._meet = backend.meeting.meet
+        self._meet = backend.precheck.meet
 
     @abstractmethod
     def mpi_steps(self, send: Any, recv: Any) -> Iterator[Step]:
-        """Yield the calls of MPI that carry this one out."""
+        """Yield the MPI calls."""
 
     def run(self, send: Buffers, recv: Buffers) -> None:
         if not self.session.may_block:
             super().run(send, recv)
             return
         try:
-            if self._meet(self._begin_word, self.signature, self.where):
+            if self._meet(self._begin_word, self.signature, self.error_prefix):
                 self.carry_out(send, recv)
                 return
             for name, arguments in self.mpi_steps(send, recv):
@@ -63,16 +60,16 @@ class MpiPlan(Plan):
             raise self.session.error(error) from None
 
     def carry_out(self, send: Any, recv: Any) -> None:
-        """Carry the call out, waiting inside of MPI."""
+        """Make the blocking MPI calls."""
         for name, arguments in self.mpi_steps(send, recv):
             getattr(self.backend.comm, name)(*arguments)
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
         try:
-            # The progress thread carries out several calls at once, and must not wait inside of one.
-            waits = self.session.may_block and not isinstance(threading.current_thread(), CarrierThread)
+            # The progress thread runs several calls at once and must not block in one.
+            waits = self.session.may_block and carried.place is None
             word = self._begin_word if waits else self._request_word
-            may_block = yield from self.backend.meeting.steps(word, self.signature)
+            may_block = yield from self.backend.precheck.steps(word, self.signature)
             if may_block:
                 self.carry_out(send, recv)
                 return
@@ -88,9 +85,9 @@ class MpiPlan(Plan):
 
 
 class Pending(Polled):
-    """A collective of MPI that is on its way."""
+    """A nonblocking MPI collective."""
 
-    def __init__(self, backend: MpiBackend, requests: Requests, name: str) -> None:
+    def __init__(self, backend: MpiGroup, requests: Requests, name: str) -> None:
         super().__init__()
         self._backend, self._requests, self._name = backend, requests, name
         self._is_done = False
@@ -107,16 +104,16 @@ class Pending(Polled):
 
 
 class Barrier(MpiPlan):
-    """Nothing but the meeting."""
+    """The precheck alone."""
 
     def mpi_steps(self, send: Any, recv: Any) -> Iterator[Step]:
         return iter(())
 
 
 class Reduction(MpiPlan):
-    """What reductions have in common: the MPI datatype and operation."""
+    """Base of reductions: the MPI datatype and operation."""
 
-    def __init__(self, backend: MpiBackend, call: Call) -> None:
+    def __init__(self, backend: MpiGroup, call: Call) -> None:
         super().__init__(backend, call)
         assert call.op is not None
         sample = _first(call.send)
@@ -124,26 +121,24 @@ class Reduction(MpiPlan):
         self.averages = call.op.value == "avg"
 
     def message(self, array: Array) -> list[Any]:
-        """Return how MPI is told of an array; mpi4py finds the count, of all elements or of those of a block."""
+        """Return the buffer as MPI gets it; mpi4py finds the count, of all elements or of a block."""
         return [array, self.dtype]
 
     def finish(self, array: Array) -> None:
-        """Make the sum the result."""
+        """Divide the sum for AVG."""
         assert self.op is not None
         if self.averages:
             quietly(self.op.finish, array, self.size)
 
 
 class AllReduce(Reduction):
-    """In place, on all ranks."""
-
-    def __init__(self, backend: MpiBackend, call: Call) -> None:
+    def __init__(self, backend: MpiGroup, call: Call) -> None:
         super().__init__(backend, call)
         self._all_reduce = backend.comm.Allreduce
         self._in_place = self.session.mpi.IN_PLACE
 
     def carry_out(self, send: Any, recv: Any) -> None:
-        # Said twice, since this is the one that is called most, and with the fewest bytes.
+        # The body of `mpi_steps` without the generator: this is the most frequent call, on the smallest arrays.
         self._all_reduce(self._in_place, [recv, self.dtype], self.mpi_op)
         if self.averages:
             self.finish(recv)
@@ -154,7 +149,7 @@ class AllReduce(Reduction):
 
 
 class Reduce(Reduction):
-    """In place on the root; the others' arrays stay."""
+    """In place on the root; the arrays of the other ranks stay unchanged."""
 
     def mpi_steps(self, send: Any, recv: Any) -> Iterator[Step]:
         if self.rank != self.root:
@@ -165,7 +160,7 @@ class Reduce(Reduction):
 
 
 class ReduceScatter(Reduction):
-    """Blocks of one array, or of a list, each to its rank."""
+    """Blocks of one array, or the arrays of a list."""
 
     def mpi_steps(self, send: Any, recv: Any) -> Iterator[Step]:
         if isinstance(send, list):
@@ -175,47 +170,42 @@ class ReduceScatter(Reduction):
                 yield "Reduce_scatter", (self.message(send), self.message(recv), sizes, self.mpi_op)
                 self.finish(recv)
                 return
-        # The count of a block goes with the array that is received.
+        # mpi4py takes the count of a block from the received array.
         yield "Reduce_scatter_block", (self.message(send), self.message(recv), self.mpi_op)
         self.finish(recv)
 
 
 class Movement(MpiPlan):
-    """What movements have in common: the MPI datatype, which is any of the right length."""
+    """Base of collectives that only move data, as any MPI datatype of the same length."""
 
-    def __init__(self, backend: MpiBackend, call: Call) -> None:
+    def __init__(self, backend: MpiGroup, call: Call) -> None:
         super().__init__(backend, call)
         dtype = _first(call.send if call.send is not None else call.recv).dtype
         self.dtype, self.per_element = backend.arithmetic.moved(dtype)
 
     def message(self, array: Array) -> list[Any]:
-        """Return how MPI is told of an array."""
         return [array, self.dtype]
 
     def blocks(self, array: Array, sizes: list[int]) -> list[Any]:
-        """Return how MPI is told of an array of blocks of so many elements."""
+        """Return the buffer, counts and displacements of an array of blocks with these element counts."""
         counts = [size * self.per_element for size in sizes]
         return [array, (counts, _begins(counts)), self.dtype]
 
 
 class Broadcast(Movement):
-    """From the root to all."""
-
     def mpi_steps(self, send: Any, recv: Any) -> Iterator[Step]:
         yield "Bcast", (self.message(recv), self.root)
 
 
 class AllGather(Movement):
-    """Into one array."""
-
     def mpi_steps(self, send: Any, recv: Any) -> Iterator[Step]:
         if isinstance(send, np.ndarray) and np.may_share_memory(send, recv):
-            send = send.copy()  # it is the block of this rank already; MPI wants all ranks to do it so, or none
+            send = send.copy()  # this rank's block, already in place; MPI wants all ranks to pass IN_PLACE, or none
         yield "Allgather", (self.message(send), self.message(recv))
 
 
 class AllGatherList(Movement):
-    """Into a list, of arrays that may differ in size."""
+    """Into a list of arrays that may differ in size."""
 
     def mpi_steps(self, send: Any, recv: Any) -> Iterator[Step]:
         sizes = [array.size for array in recv]
@@ -228,8 +218,6 @@ class AllGatherList(Movement):
 
 
 class Gather(Movement):
-    """Into a list on the root."""
-
     def mpi_steps(self, send: Any, recv: Any) -> Iterator[Step]:
         if self.rank != self.root:
             yield "Gather", (self.message(send), None, self.root)
@@ -240,9 +228,7 @@ class Gather(Movement):
 
 
 class Scatter(Movement):
-    """Of a list on the root."""
-
-    def __init__(self, backend: MpiBackend, call: Call) -> None:
+    def __init__(self, backend: MpiGroup, call: Call) -> None:
         super().__init__(backend, call)
         self.dtype, self.per_element = backend.arithmetic.moved(_first(call.recv).dtype)
 
@@ -252,16 +238,14 @@ class Scatter(Movement):
 
 
 class AllToAll(Movement):
-    """Equal blocks."""
-
     def mpi_steps(self, send: Any, recv: Any) -> Iterator[Step]:
         yield "Alltoall", (self.message(send), self.message(recv))
 
 
 class AllToAllVarying(Movement):
-    """Blocks whose sizes each pair of ranks must agree on: of a list, or of rows."""
+    """Blocks of a list or of rows, whose sizes each pair of ranks must agree on."""
 
-    def __init__(self, backend: MpiBackend, call: Call) -> None:
+    def __init__(self, backend: MpiGroup, call: Call) -> None:
         super().__init__(backend, call)
         self._splits = call.splits
         self._unit = "elements" if call.splits is None else "rows"
@@ -273,7 +257,7 @@ class AllToAllVarying(Movement):
         state = np.array([0, 1 if most is None else -(-max(whole) // most)], np.int64)
         yield from self._compare(give, take, state)
         num_rounds = max(1, int(state[1]))
-        # Where MPI counts in 32 bits, as many rounds as the rank with the most bytes needs: a part of each block.
+        # With 32-bit counts: as many rounds as the rank with the most bytes needs, with a part of each block in each.
         for number in range(num_rounds):
             gives = [_share(block, number, num_rounds) for block in give]
             takes = [_share(block, number, num_rounds) for block in take]
@@ -292,7 +276,7 @@ class AllToAllVarying(Movement):
         mpi = self.session.mpi
         sizes = [[block.size for block in give], [block.size for block in take]]
         mine = np.array(sizes if self._splits is None else self._splits, np.int64)
-        # Each pair of ranks by itself; only where one disagrees does every rank get the sizes of all.
+        # Each pair of ranks compares its sizes; only if one pair disagrees does every rank gather the sizes of all.
         told = np.empty(self.size, np.int64)
         yield "Alltoall", ([mine[0], mpi.INT64_T], [told, mpi.INT64_T])
         state[0] = not np.array_equal(told, mine[1])

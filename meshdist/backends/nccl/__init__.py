@@ -1,1 +1,1 @@
-"""Backend `nccl`: arrays in the memory of GPUs, carried by NCCL, by way of CuPy."""
+"""Backend `nccl`: calls on GPU arrays over NCCL, through CuPy."""

@@ -1,4 +1,4 @@
-"""Which NCCL datatype and operation a reduction takes, and what becomes of what NCCL does not have."""
+"""The NCCL datatype and operation of each reduction, and substitutes for those that NCCL lacks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from meshdist.arrays.reduce_op import ReduceOp
 from meshdist.backends.nccl import library as nccl
-from meshdist.reduce_op import ReduceOp
 
 _NATIVE = {
     "int8": nccl.INT8,
@@ -24,9 +24,9 @@ _NATIVE = {
     "float8_e4m3fn": nccl.FLOAT8_E4M3,
     "float8_e5m2": nccl.FLOAT8_E5M2,
 }
-# Two numbers each, which are added one by one.
+# Two numbers each, added separately.
 _PARTS = {"complex64": nccl.FLOAT32, "complex128": nccl.FLOAT64}
-# Of twice the bits, whose lower half is the result: sums and products wrap as those of the narrow dtype do.
+# Twice the bits; the lower half is the result, so that sums and products wrap as in the narrow dtype.
 _WIDER = {"int16": "int32", "uint16": "uint32"}
 _OPS = {
     ReduceOp.SUM: nccl.SUM,
@@ -35,7 +35,7 @@ _OPS = {
     ReduceOp.MAX: nccl.MAX,
     ReduceOp.AVG: nccl.AVG,
 }
-# Of bytes that are 0 or 1: "or" is their maximum, "and" their minimum, and their sum is odd where "xor" is 1.
+# For bytes that are 0 or 1: "or" is the maximum, "and" the minimum, and "xor" the lowest bit of the sum.
 _OPS_OF_BOOL = {
     ReduceOp.SUM: nccl.MAX,
     ReduceOp.MAX: nccl.MAX,
@@ -54,10 +54,10 @@ class Reduction:
     Attributes:
         dtype: NCCL's datatype.
         op: NCCL's operation.
-        parts: How many of its elements make up one of ours.
-        wide: The dtype that the array is converted to before, and from after; None where it goes as it is.
-        is_parity: Of what comes out only the last bit is wanted.
-        takes_factor: PREMUL_SUM can be left to NCCL.
+        parts: NCCL elements per element of ours.
+        wide: The dtype to convert to before and from after; None for none.
+        is_parity: Only the lowest bit of the result counts.
+        takes_factor: NCCL can do PREMUL_SUM.
     """
 
     dtype: int
@@ -69,15 +69,9 @@ class Reduction:
 
 
 def reduction_of(dtype: np.dtype[Any], op: ReduceOp) -> Reduction | None:
-    """Return how NCCL reduces arrays of `dtype` by `op`; None where it cannot.
+    """Return how NCCL reduces arrays of `dtype` by `op`; None if it cannot.
 
-    Then the ranks gather all arrays, and each reduces them by itself: so it is for the bits of integers.
-
-    Example:
-        >>> reduction_of(np.dtype("complex64"), ReduceOp.SUM)
-        Reduction(dtype=7, op=0, parts=2, wide=None, is_parity=False, takes_factor=False)
-        >>> reduction_of(np.dtype("int32"), ReduceOp.BXOR) is None
-        True
+    In that case, such as for bitwise operations, every rank gathers all arrays and reduces them itself.
     """
     name = dtype.name
     if name == "bool":

@@ -1,12 +1,17 @@
-"""NCCL: the calls of it that backend `nccl` makes, and no others.
+"""NCCL: whether it is installed, and the functions that the backend uses.
 
-They are those of CuPy's binding. What that lacks, and a few functions more, come through ctypes from the same library:
-reductions with a factor, the orderly end of a communicator, and what NCCL says of its last error.
+Most are those of CuPy's binding; the others use ctypes on the same library: reductions with a factor, the orderly end
+of a communicator, and the text of the last error.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Protocol
 
 from meshdist.errors import DistBackendError
@@ -19,7 +24,7 @@ INT8, UINT8, INT32, UINT32, INT64, UINT64 = 0, 1, 2, 3, 4, 5
 FLOAT16, FLOAT32, FLOAT64, BFLOAT16, FLOAT8_E4M3, FLOAT8_E5M2 = 6, 7, 8, 9, 10, 11
 # ncclRedOp_t
 SUM, PROD, MAX, MIN, AVG = 0, 1, 2, 3, 4
-# ncclScalarResidence_t: the factor is read before the call returns.
+# ncclScalarResidence_t: the call reads the factor before it returns.
 _HOST_IMMEDIATE = 1
 
 # ncclResult_t
@@ -37,7 +42,7 @@ _RESULTS = {
 
 
 class Communicator(Protocol):
-    """One rank's end of a communicator. Arrays and streams are addresses, counts are of elements."""
+    """One rank's communicator. Arrays and streams are addresses, counts are of elements."""
 
     def all_reduce(self, send: int, recv: int, count: int, dtype: int, op: int, stream: int, /) -> None:
         """Enqueue ncclAllReduce."""
@@ -61,22 +66,22 @@ class Communicator(Protocol):
         """Enqueue ncclRecv."""
 
     def premul_sum(self, factor: bytes, dtype: int) -> int:
-        """Return an op that sums what each rank has multiplied by its factor; to be given back."""
+        """Return a new op that sums what each rank has multiplied by its factor; `drop_op` frees it."""
 
     def drop_op(self, op: int) -> None:
-        """Give an op of `premul_sum` back; calls that were enqueued with it are not touched."""
+        """Free an op of `premul_sum`; calls enqueued with it are unaffected."""
 
     def check_async_error(self) -> None:
-        """Raise what `Library.failure` reads where NCCL has failed since the last call."""
+        """Raise an error for `Library.failure` if NCCL has failed since the last call."""
 
     def finalize(self) -> None:
-        """Let the communicator come to rest once what was enqueued is done; may wait for the other ranks."""
+        """Let the communicator finish what was enqueued; may wait for the other ranks."""
 
     def destroy(self) -> None:
-        """End a communicator that has come to rest."""
+        """Free a finalized communicator."""
 
     def abort(self) -> None:
-        """End the communicator at once, and what it has enqueued."""
+        """Abort the communicator and its operations at once."""
 
 
 class Library(Protocol):
@@ -86,10 +91,10 @@ class Library(Protocol):
         """Return the version as NCCL counts: 2.27.3 is 22703."""
 
     def unique_id(self) -> bytes:
-        """Return what the ranks of a new communicator have in common."""
+        """Return the id that identifies a new communicator to its ranks."""
 
     def communicator(self, size: int, unique_id: bytes, rank: int) -> Communicator:
-        """Return this rank's end of a communicator on the current device; waits for all ranks."""
+        """Return a new communicator on the current device; blocks until all ranks call it."""
 
     def group_start(self) -> None:
         """Begin a group: what is enqueued until `group_end` becomes one operation."""
@@ -98,7 +103,7 @@ class Library(Protocol):
         """End a group."""
 
     def failure(self, error: BaseException, communicator: Communicator | None = None) -> BaseException:
-        """Return a DistBackendError with NCCL's words, for what its calls raise; any other error as it is."""
+        """Return an error of NCCL as DistBackendError with NCCL's text, any other as it is."""
 
 
 class CupyLibrary:
@@ -121,35 +126,31 @@ class CupyLibrary:
         self.group_end = nccl.groupEnd
 
     def version(self) -> int:
-        """Return the version as NCCL counts: 2.27.3 is 22703."""
         return int(self._nccl.get_version())
 
     def unique_id(self) -> bytes:
-        """Return what the ranks of a new communicator have in common."""
         return bytes(number & 0xFF for number in self._nccl.get_unique_id())
 
     def communicator(self, size: int, unique_id: bytes, rank: int) -> Communicator:
-        """Return this rank's end of a communicator on the current device; waits for all ranks."""
         make = self._nccl.NcclCommunicator
         try:
             made = make(size, unique_id, rank)
         except TypeError:
-            # Earlier versions of CuPy 14 want a tuple of numbers, as C's signed char has them.
+            # Early versions of CuPy 14 want a tuple of signed numbers, as C's char.
             made = make(size, tuple(number - 256 if number > 127 else number for number in unique_id), rank)
         return CupyCommunicator(made, self._supplement)
 
     def failure(self, error: BaseException, communicator: Communicator | None = None) -> BaseException:
-        """Return a DistBackendError with NCCL's words, for what its calls raise; any other error as it is."""
         if isinstance(error, self._nccl.NcclError):
             return DistBackendError(self._supplement.explain(int(error.status)))
-        # CuPy has no name for the newer codes, and fails as it looks for one.
+        # CuPy raises KeyError for newer result codes.
         if type(error) is KeyError and len(error.args) == 1 and error.args[0] in _RESULTS:
             return DistBackendError(self._supplement.explain(error.args[0]))
         return error
 
 
 class CupyCommunicator:
-    """One rank's end of a communicator, by way of CuPy; its calls are CuPy's own, without one of ours around them."""
+    """A communicator of CuPy; the bound methods are CuPy's own, to save a call."""
 
     def __init__(self, made: Any, supplement: Supplement) -> None:
         self._made = made
@@ -165,32 +166,25 @@ class CupyCommunicator:
         self.abort = made.abort
 
     def premul_sum(self, factor: bytes, dtype: int) -> int:
-        """Return an op that sums what each rank has multiplied by its factor; to be given back."""
         return self._supplement.premul_sum(factor, dtype, self._made.comm)
 
     def drop_op(self, op: int) -> None:
-        """Give an op of `premul_sum` back; calls that were enqueued with it are not touched."""
         self._supplement.drop_op(op, self._made.comm)
 
     def finalize(self) -> None:
-        """Let the communicator come to rest once what was enqueued is done; may wait for the other ranks."""
         if self._made.comm:
             self._supplement.finalize(self._made.comm)
 
     def destroy(self) -> None:
-        """End a communicator that has come to rest."""
         self._made.destroy()
 
 
 class Supplement:
-    """What CuPy's binding lacks, from the NCCL that CuPy has loaded.
-
-    A communicator is the address that CuPy has for it.
-    """
+    """Functions that CuPy's binding lacks, from the NCCL that CuPy has loaded; `comm` is CuPy's address."""
 
     def __init__(self) -> None:
         try:
-            # The loader knows the library that is there already by this name, wherever CuPy has found it.
+            # By this name the loader finds the library that is already loaded, wherever it came from.
             library = ctypes.CDLL("libnccl.so.2")
         except OSError as error:
             raise DistBackendError(f"backend 'nccl': NCCL cannot be loaded ({error}); {HOW_TO_INSTALL}") from None
@@ -205,22 +199,19 @@ class Supplement:
         self._library = library
 
     def premul_sum(self, factor: bytes, dtype: int, comm: int) -> int:
-        """Return a new op: the sum of what each rank has multiplied by its factor, whose bytes are given."""
         op = ctypes.c_int(-1)
         room = ctypes.create_string_buffer(factor, len(factor))
         self._check(self._library.ncclRedOpCreatePreMulSum(ctypes.byref(op), room, dtype, _HOST_IMMEDIATE, comm))
         return op.value
 
     def drop_op(self, op: int, comm: int) -> None:
-        """Give an op back."""
         self._check(self._library.ncclRedOpDestroy(op, comm))
 
     def finalize(self, comm: int) -> None:
-        """Let a communicator come to rest."""
         self._check(self._library.ncclCommFinalize(comm))
 
     def explain(self, code: int) -> str:
-        """Return what a result of NCCL means, in its own words and those that it has for its last error."""
+        """Return NCCL's texts of a result code and of its last error."""
         text = (self._library.ncclGetErrorString(code) or b"").decode(errors="replace")
         last = (self._library.ncclGetLastError(None) or b"").decode(errors="replace").strip()
         words = _RESULTS.get(code, f"result {code}")
@@ -229,3 +220,50 @@ class Supplement:
     def _check(self, result: int) -> None:
         if result not in (0, IN_PROGRESS):
             raise DistBackendError(self.explain(result))
+
+
+_INSTALL = "`pip install 'meshdist[cuda]'` brings it (cupy-cuda12x, or cupy-cuda13x for CUDA 13)"
+_INSTALL_NCCL = "`pip install nvidia-nccl-cu12` brings it (nvidia-nccl-cu13 for CUDA 13)"
+_SYSTEM = (
+    "/usr/lib/*-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/local/lib",
+    "/usr/local/cuda*/lib64",
+    "/opt/cuda/lib64",
+)
+
+
+def no_nccl() -> str | None:
+    """Return what is missing for NCCL on this host, and how to get it; None if nothing is."""
+    from meshdist.system.platform import num_gpus
+
+    if "cupy" not in sys.modules and find_spec("cupy") is None:
+        return f"CuPy is not installed; {_INSTALL}"
+    if num_gpus() == 0:
+        return (
+            "this process sees no CUDA GPU: install NVIDIA's driver, or see whether CUDA_VISIBLE_DEVICES, or the"
+            " container, hides the GPUs"
+        )
+    return None if _has_library() else f"the NCCL library is not installed; {_INSTALL_NCCL}"
+
+
+def _has_library() -> bool:
+    # Where pip installs it; otherwise where CuPy or the system's loader look.
+    try:
+        if find_spec("nvidia.nccl") is not None:
+            return True
+    except ModuleNotFoundError:  # there is no package `nvidia`
+        return any(_libraries())
+    return any(_libraries())
+
+
+def _libraries() -> Iterator[Path]:
+    given = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    roots = [Path(os.environ[name]) for name in ("CONDA_PREFIX", "CUDA_PATH", "CUDA_HOME") if name in os.environ]
+    folders = [Path(folder) for folder in given if folder]
+    folders += [root / part for root in roots for part in ("lib", "lib64")]
+    for pattern in _SYSTEM:
+        folders += Path("/").glob(pattern[1:])
+    for folder in folders:
+        yield from folder.glob("libnccl.so*")

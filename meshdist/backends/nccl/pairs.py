@@ -1,12 +1,11 @@
-"""Pair: the messages between this rank and one other, which keep no order with the collectives of the group.
+"""Pair: the messages between this rank and one other, unordered with respect to the group's collectives.
 
-NCCL carries messages on a communicator, which the two ranks have to make together. Whoever begins a message must not
-wait for that: in a ring every rank would wait for the next. So a thread meets the other rank, and what is begun
-meanwhile is posted as soon as there is a lane. There is a lane for each direction: two ranks that both send before they
-receive do not wait for each other.
+NCCL sends messages on a communicator, which both ranks have to create. The first message must not wait for that: in a
+ring, every rank would wait for the next. So a thread creates it with the other rank, and messages begun meanwhile are
+posted afterwards. Each direction has a CommStream of its own, so that two ranks that both send first do not deadlock.
 
-The first message on a communicator blocks the host until the other side comes to it. So the thread passes a byte over
-each lane before anything else, which the other rank's does too: the messages of the program find all connected.
+The first message on a communicator blocks the host until the peer arrives. So the threads of both ranks first exchange
+a byte on each CommStream; messages of the program then find them connected.
 """
 
 from __future__ import annotations
@@ -14,98 +13,106 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from meshdist.backends.nccl.lane import Lane
-from meshdist.backends.nccl.mail import Batch, Greeting
+from meshdist.arrays.device import cupy_module
+from meshdist.backends.base import BackendOptions
+from meshdist.backends.nccl.comm_stream import CommStream
+from meshdist.backends.nccl.library import Library
+from meshdist.backends.nccl.p2p import Batch, ConnectOp
 from meshdist.backends.nccl.works import DeviceWork
-from meshdist.cupy_arrays import cupy_module
 from meshdist.errors import DistError
 
-if TYPE_CHECKING:
-    from meshdist.backends.nccl.backend import NcclBackend
+
+class PairBackend(Protocol):
+    """What a Pair needs of the group's backend."""
+
+    options: BackendOptions
+    rank: int
+    library: Library
+    cuda: Any
+    error: DistError | None
+
+    def check(self) -> None:
+        """Raise the error that the backend has given up with, if it has."""
+
+    def fail(self, error: BaseException) -> None: ...
+
+    def new_comm_stream(self, place: str, members: tuple[int, ...], error_prefix: str) -> CommStream: ...
 
 
 class Pair:
-    """This rank and another.
+    """The messages between this rank and `peer`; `device` is the number of this rank's GPU."""
 
-    Args:
-        backend: The group's engine.
-        peer: The other, as a rank of the group.
-        device: The number of this rank's GPU.
-    """
-
-    def __init__(self, backend: NcclBackend, peer: int, device: int) -> None:
+    def __init__(self, backend: PairBackend, peer: int, device: int) -> None:
         self._backend, self._device = backend, device
         self._low, self._high = sorted((backend.rank, peer))
         self._lock = threading.Lock()
-        # By whether this rank sends; None until they are made.
-        self._lanes: dict[bool, Lane] | None = None
+        # By direction: True is that in which this rank sends. None until they are created.
+        self._comm_streams: dict[bool, CommStream] | None = None
         self._waiting: list[tuple[bool, Batch, str, float, Sequence[DeviceWork], Any]] = []
         self._thread: threading.Thread | None = None
 
     def is_busy(self, *, sends_alone: bool = False) -> bool:
-        """Return whether messages wait for the lanes, or are on their way.
-
-        Args:
-            sends_alone: Look at those alone that this rank sends.
-        """
+        """Return whether messages are waiting or in flight; with `sends_alone`, only messages that this rank sends."""
         if any(is_send or not sends_alone for is_send, *_ in list(self._waiting)):
             return True
-        lanes = self._lanes or {}
-        return any(lane.flights for is_send, lane in lanes.items() if is_send or not sends_alone)
+        comm_streams = self._comm_streams or {}
+        return any(comm_stream.flights for is_send, comm_stream in comm_streams.items() if is_send or not sends_alone)
 
-    def post(self, batch: Batch, where: str, timeout_s: float, works: Sequence[DeviceWork], *, is_send: bool) -> None:
-        """Post messages of one direction, now or as soon as there is a lane. The current device is the pair's.
-
-        Raises:
-            BaseException: What NCCL or CuPy raised.
-        """
+    def post(
+        self, batch: Batch, error_prefix: str, timeout_s: float, works: Sequence[DeviceWork], *, is_send: bool
+    ) -> None:
+        """Post messages of one direction, now or once the CommStreams exist; the current device is the pair's."""
         with self._lock:
-            if self._lanes is not None:
-                self._lanes[is_send].launch(batch, batch.messages, None, where, timeout_s, works, batch.records())
+            if self._comm_streams is not None:
+                self._comm_streams[is_send].launch(
+                    batch, batch.messages, None, error_prefix, timeout_s, works, batch.records()
+                )
                 return
             cuda = self._backend.cuda
             start = cuda.Event(disable_timing=True)
             start.record(cuda.get_current_stream())
             for work in works:
                 work.await_post(self._backend.check)
-            self._waiting.append((is_send, batch, where, timeout_s, works, start))
+            self._waiting.append((is_send, batch, error_prefix, timeout_s, works, start))
             if self._thread is None:
                 run = copy_context().run
                 name = f"meshdist-nccl-pair-{self._low}-{self._high}"
-                self._thread = threading.Thread(target=run, args=(self._make, where), name=name, daemon=True)
+                self._thread = threading.Thread(target=run, args=(self._make, error_prefix), name=name, daemon=True)
                 self._thread.start()
 
     def fail(self, error: DistError | None) -> None:
-        """Have the messages that wait for the lanes fail."""
+        """Complete the messages that wait for the CommStreams with an error."""
         for _, _, _, _, works, _ in list(self._waiting):
             for work in works:
-                work.settle(error)
+                work.complete(error)
 
-    def _make(self, where: str) -> None:
+    def _make(self, error_prefix: str) -> None:
         mine = self._backend.rank
         try:
             with self._backend.cuda.Device(self._device):
-                lanes = {
-                    src == mine: self._backend.new_lane(f"{src}-{dst}", (src, dst), where)
+                comm_streams = {
+                    src == mine: self._backend.new_comm_stream(f"{src}-{dst}", (src, dst), error_prefix)
                     for src, dst in ((self._low, self._high), (self._high, self._low))
                 }
                 # In the same order on both ranks.
                 for is_send in (self._low == mine, self._low != mine):
-                    lane = lanes[is_send]
-                    with lane.stream:  # and behind nothing of anybody's
+                    comm_stream = comm_streams[is_send]
+                    with comm_stream.stream:  # ordered after no other stream
                         byte = cupy_module().empty(1, "uint8")
-                        greeting = Greeting(byte, is_send=is_send)
-                        lane.launch(greeting, byte, None, where, self._backend.options.timeout_s, (), ())
+                        greeting = ConnectOp(byte, is_send=is_send)
+                        comm_stream.launch(greeting, byte, None, error_prefix, self._backend.options.timeout_s, (), ())
                 with self._lock:
                     for is_send, batch, of, timeout_s, works, start in self._waiting:
-                        lanes[is_send].launch(batch, batch.messages, None, of, timeout_s, works, batch.records(), start)
+                        comm_streams[is_send].launch(
+                            batch, batch.messages, None, of, timeout_s, works, batch.records(), start
+                        )
                     self._waiting.clear()
-                    self._lanes = lanes
-        except BaseException as error:  # it belongs to those who wait for the messages
+                    self._comm_streams = comm_streams
+        except BaseException as error:  # raised where the messages are waited for
             failure = self._backend.library.failure(error)
-            if isinstance(failure, DistError) and not str(failure).startswith(where):
-                failure.args = (f"{where}: {failure}",)
+            if isinstance(failure, DistError):
+                failure.locate(error_prefix)
             self._backend.fail(failure)
             self.fail(self._backend.error)

@@ -8,24 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshdist.arrays.device import cupy_module, plain
+from meshdist.arrays.reduce_op import PremulSum
 from meshdist.backends.nccl.dtypes import Reduction, reduction_of
 from meshdist.backends.nccl.library import UINT8
-from meshdist.backends.nccl.plans import NcclPlan, each, is_plain
-from meshdist.call import Call
-from meshdist.cupy_arrays import cupy_module, plain
-from meshdist.reduce_op import PremulSum
+from meshdist.backends.nccl.plans import NcclPlan, is_plain
+from meshdist.runtime.call import Call
+from meshdist.runtime.plan_cache import each
 
 if TYPE_CHECKING:
-    from meshdist.backends.nccl.lane import Lane
+    from meshdist.backends.nccl.comm_stream import CommStream
 
 
 class Reducing(NcclPlan):
-    """What reductions by NCCL have in common.
-
-    Args:
-        call: The call.
-        reduction: How NCCL does it.
-    """
+    """Base of reductions that NCCL carries out."""
 
     def __init__(self, call: Call, reduction: Reduction) -> None:
         super().__init__(call)
@@ -33,31 +29,31 @@ class Reducing(NcclPlan):
         self.op = reduction.op
         self.computes = reduction.wide is not None or reduction.is_parity
 
-    def launch_scaled(self, lane: Lane, send: Any, recv: Any, factor: PremulSum) -> None:
-        """Enqueue the call for arrays that are multiplied by a factor first: a PREMUL_SUM."""
+    def launch_scaled(self, comm_stream: CommStream, send: Any, recv: Any, factor: PremulSum) -> None:
+        """Enqueue a PREMUL_SUM: the reduction of arrays multiplied by a factor."""
         if factor.factor.ndim or not self.reduction.takes_factor:
-            with lane.stream:
-                self._run(lane, scaled(send, factor), send, recv)
+            with comm_stream.stream:
+                self._run(comm_stream, scaled(send, factor), send, recv)
             return
         dtype = each(send)[0].dtype
-        comm = lane.communicator
+        comm = comm_stream.communicator
         op = comm.premul_sum(factor.factor.astype(dtype).tobytes(), self.reduction.dtype)
         try:
             if is_plain(send) and is_plain(recv) and not self.computes:
-                self.enqueue(lane, send, recv, op)
+                self.enqueue(comm_stream, send, recv, op)
                 return
-            with lane.stream:
+            with comm_stream.stream:
                 sent, received = self.prepare(send, recv)
-                self.enqueue(lane, sent, received, op)
+                self.enqueue(comm_stream, sent, received, op)
                 self.finish(received, recv)
         finally:
             comm.drop_op(op)
 
-    def go(self, lane: Lane, sent: Any, received: Any) -> None:
-        self.enqueue(lane, sent, received, self.op)
+    def go(self, comm_stream: CommStream, sent: Any, received: Any) -> None:
+        self.enqueue(comm_stream, sent, received, self.op)
 
     @abstractmethod
-    def enqueue(self, lane: Lane, sent: Any, received: Any, op: int) -> None:
+    def enqueue(self, comm_stream: CommStream, sent: Any, received: Any, op: int) -> None:
         """Enqueue NCCL's operation."""
 
     def prepare(self, send: Any, recv: Any) -> tuple[Any, Any]:
@@ -67,12 +63,12 @@ class Reducing(NcclPlan):
         return sent, self.room(recv)
 
     def given(self, array: Any) -> Any:
-        """Return a plain array of the dtype that NCCL reduces."""
+        """Return a contiguous array of the dtype that NCCL reduces."""
         wide = self.reduction.wide
         return plain(array if wide is None else array.astype(wide))
 
     def room(self, array: Any) -> Any:
-        """Return where NCCL writes what goes to `array`."""
+        """Return the array that receives the result for `array`."""
         wide = self.reduction.wide
         if wide is None and array.flags.c_contiguous:
             return array
@@ -85,14 +81,14 @@ class Reducing(NcclPlan):
         if received is not recv:
             recv[...] = received if received.dtype == recv.dtype else received.astype(recv.dtype)
 
-    def _run(self, lane: Lane, given: Any, send: Any, recv: Any) -> None:
+    def _run(self, comm_stream: CommStream, given: Any, send: Any, recv: Any) -> None:
         sent, received = self.prepare(given, given if recv is send else recv)
-        self.enqueue(lane, sent, received, self.op)
+        self.enqueue(comm_stream, sent, received, self.op)
         self.finish(received, recv)
 
 
 def scaled(buffers: Any, factor: PremulSum) -> Any:
-    """Return new arrays: those given times the factor, by the current stream."""
+    """Return new arrays, the given ones times the factor, on the current stream."""
     cupy = cupy_module()
 
     def product(array: Any) -> Any:
@@ -103,24 +99,24 @@ def scaled(buffers: Any, factor: PremulSum) -> Any:
 
 
 class AllReduce(Reducing):
-    """In place."""
-
-    def enqueue(self, lane: Lane, sent: Any, received: Any, op: int) -> None:
+    def enqueue(self, comm_stream: CommStream, sent: Any, received: Any, op: int) -> None:
         count = sent.size * self.reduction.parts
         if count:
-            lane.communicator.all_reduce(
-                sent.data.ptr, received.data.ptr, count, self.reduction.dtype, op, lane.stream_address
+            comm_stream.communicator.all_reduce(
+                sent.data.ptr, received.data.ptr, count, self.reduction.dtype, op, comm_stream.stream_address
             )
 
 
 class Reduce(Reducing):
-    """In place on the root; the arrays of the others stay as they are."""
+    """In place on the root; the other ranks' arrays stay unchanged."""
 
-    def enqueue(self, lane: Lane, sent: Any, received: Any, op: int) -> None:
+    def enqueue(self, comm_stream: CommStream, sent: Any, received: Any, op: int) -> None:
         count, root = sent.size * self.reduction.parts, self.root or 0
         if count:
             target = received.data.ptr if self.rank == root else 0
-            lane.communicator.reduce(sent.data.ptr, target, count, self.reduction.dtype, op, root, lane.stream_address)
+            comm_stream.communicator.reduce(
+                sent.data.ptr, target, count, self.reduction.dtype, op, root, comm_stream.stream_address
+            )
 
     def finish(self, received: Any, recv: Any) -> None:
         if self.rank == self.root:
@@ -128,18 +124,16 @@ class Reduce(Reducing):
 
 
 class ReduceScatter(Reducing):
-    """The blocks of one array, each to its rank."""
-
-    def enqueue(self, lane: Lane, sent: Any, received: Any, op: int) -> None:
+    def enqueue(self, comm_stream: CommStream, sent: Any, received: Any, op: int) -> None:
         count = received.size * self.reduction.parts
         if count:
-            lane.communicator.reduce_scatter(
-                sent.data.ptr, received.data.ptr, count, self.reduction.dtype, op, lane.stream_address
+            comm_stream.communicator.reduce_scatter(
+                sent.data.ptr, received.data.ptr, count, self.reduction.dtype, op, comm_stream.stream_address
             )
 
 
 class ReduceScatterList(ReduceScatter):
-    """The arrays of a list, all of one size, each to its rank: by way of one array."""
+    """The arrays of a list, all of one size, through one array."""
 
     def __init__(self, call: Call, reduction: Reduction) -> None:
         super().__init__(call, reduction)
@@ -150,32 +144,28 @@ class ReduceScatterList(ReduceScatter):
 
 
 class ReduceScatterVarying(Reducing):
-    """The arrays of a list, of several sizes, each to its rank: a reduction to each."""
+    """The arrays of a list, of different sizes: a reduce to each rank."""
 
     def given(self, array: Any) -> Any:
         return [super(ReduceScatterVarying, self).given(block) for block in array]
 
-    def enqueue(self, lane: Lane, sent: Any, received: Any, op: int) -> None:
-        library, comm = lane.library, lane.communicator
+    def enqueue(self, comm_stream: CommStream, sent: Any, received: Any, op: int) -> None:
+        library, comm = comm_stream.library, comm_stream.communicator
         library.group_start()
         try:
             for root, block in enumerate(sent):
                 target = received.data.ptr if root == self.rank else 0
                 count = block.size * self.reduction.parts
                 if count:
-                    comm.reduce(block.data.ptr, target, count, self.reduction.dtype, op, root, lane.stream_address)
+                    comm.reduce(
+                        block.data.ptr, target, count, self.reduction.dtype, op, root, comm_stream.stream_address
+                    )
         finally:
             library.group_end()
 
 
 class Coalesced(Reducing):
-    """Several reductions of one kind, as one operation.
-
-    Args:
-        call: The call.
-        reduction: How NCCL does it.
-        single: That of one array.
-    """
+    """Several reductions of one kind as one operation; `single` is the plan for one array."""
 
     def __init__(self, call: Call, reduction: Reduction, single: Reducing) -> None:
         super().__init__(call, reduction)
@@ -185,13 +175,13 @@ class Coalesced(Reducing):
         pairs = [self._single.prepare(given, taken) for given, taken in zip(send, recv, strict=True)]
         return [sent for sent, _ in pairs], [received for _, received in pairs]
 
-    def enqueue(self, lane: Lane, sent: Any, received: Any, op: int) -> None:
-        lane.library.group_start()
+    def enqueue(self, comm_stream: CommStream, sent: Any, received: Any, op: int) -> None:
+        comm_stream.library.group_start()
         try:
             for given, taken in zip(sent, received, strict=True):
-                self._single.enqueue(lane, given, taken, op)
+                self._single.enqueue(comm_stream, given, taken, op)
         finally:
-            lane.library.group_end()
+            comm_stream.library.group_end()
 
     def finish(self, received: Any, recv: Any) -> None:
         for room, array in zip(received, recv, strict=True):
@@ -199,7 +189,7 @@ class Coalesced(Reducing):
 
 
 class Gathered(NcclPlan):
-    """A reduction that NCCL does not have: every rank gets all arrays, and reduces them by itself, in rank order."""
+    """A reduction that NCCL lacks: every rank gathers all arrays and reduces them itself, in rank order."""
 
     computes = True
 
@@ -218,20 +208,21 @@ class Gathered(NcclPlan):
         else:
             self._part = slice(sum(sizes[: call.rank]), sum(sizes[: call.rank + 1]))
 
-    def launch_scaled(self, lane: Lane, send: Any, recv: Any, factor: PremulSum) -> None:
-        """Enqueue a PREMUL_SUM."""
-        with lane.stream:
+    def launch_scaled(self, comm_stream: CommStream, send: Any, recv: Any, factor: PremulSum) -> None:
+        with comm_stream.stream:
             sent, received = self.prepare(scaled(send, factor), recv)
-            self.go(lane, sent, received)
+            self.go(comm_stream, sent, received)
             self.finish(received, recv)
 
     def prepare(self, send: Any, recv: Any) -> tuple[Any, Any]:
         sent = joined(send, None) if isinstance(send, list) else plain(send)
         return sent, cupy_module().empty((self.size, sent.size), sent.dtype)
 
-    def go(self, lane: Lane, sent: Any, received: Any) -> None:
+    def go(self, comm_stream: CommStream, sent: Any, received: Any) -> None:
         if sent.nbytes:
-            lane.communicator.all_gather(sent.data.ptr, received.data.ptr, sent.nbytes, UINT8, lane.stream_address)
+            comm_stream.communicator.all_gather(
+                sent.data.ptr, received.data.ptr, sent.nbytes, UINT8, comm_stream.stream_address
+            )
 
     def finish(self, received: Any, recv: Any) -> None:
         if self.root not in (None, self.rank):
@@ -244,7 +235,7 @@ class Gathered(NcclPlan):
 
 
 def joined(arrays: list[Any], wide: np.dtype[Any] | None) -> Any:
-    """Return the elements of all arrays as one flat array, converted to a dtype, by the current stream."""
+    """Return the elements of all arrays as one flat array, converted to a dtype, on the current stream."""
     whole = cupy_module().empty(sum(array.size for array in arrays), wide or arrays[0].dtype)
     begin = 0
     for array in arrays:
@@ -266,24 +257,21 @@ _COALESCED: Mapping[str, Callable[[Call, Reduction], Reducing]] = {
 
 
 def reduction_plan(call: Call) -> Reducing | Gathered:
-    """Return the plan of a reduction.
-
-    Raises:
-        TypeError: NCCL does not reduce the dtype, and CuPy cannot either.
-    """
+    """Return the plan of a reduction; raise TypeError if neither NCCL nor CuPy reduces the dtype."""
     assert call.op is not None
     dtype = each(call.send)[0].dtype
     reduction, name = reduction_of(dtype, call.op), call.collective.name
     if name in _COALESCED:
         if reduction is None:
             raise TypeError(
-                f"{call.where}: NCCL does not reduce {dtype} by {call.op.name}; call it for each array by itself"
+                f"{call.error_prefix}: NCCL does not reduce {dtype} by {call.op.name}; call it for each array by itself"
             )
         return Coalesced(call, reduction, _COALESCED[name](call, reduction))
     if reduction is None:
         if dtype.kind not in "biufc":
             raise TypeError(
-                f"{call.where}: neither NCCL nor CuPy reduces {dtype} by {call.op.name}; convert it to float32 before"
+                f"{call.error_prefix}: neither NCCL nor CuPy reduces {dtype} by {call.op.name}; convert it to"
+                " float32 before"
             )
         return Gathered(call)
     if call.collective.native != "reduce_scatter":

@@ -1,5 +1,5 @@
-"""The default algorithms of the collectives, over send and recv: what a backend without a native form runs.
+"""Default algorithms of the collectives over send and recv, for backends without a native form.
 
-Each is a generator of `(backend, call, send, recv)` that yields what has to be waited for. Posting never blocks, so a
-send and a receive are posted together and then waited for. Messages between two ranks keep their order.
+Each is a generator of `(transport, call, send, recv)` that yields what it waits for. Posting never blocks: post a send
+and a receive together, then wait for both. Messages between two ranks keep their order.
 """

@@ -1,4 +1,4 @@
-"""What the algorithms have in common: a buffer as one block per rank, and the exchange of two messages."""
+"""Helpers of the algorithms: buffers as one block per rank, and the exchange of two messages."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshdist.arrays import Array, split_rows
-from meshdist.call import Buffers
-from meshdist.waiting import Waitable
+from meshdist.arrays.host import Array, split_rows
+from meshdist.runtime.call import Buffers
+from meshdist.runtime.waiting import Waitable
 
 if TYPE_CHECKING:
-    from meshdist.backends.base import Backend
+    from meshdist.runtime.call import Transport
 
 # Users' tags are not negative, so the messages of a collective never meet theirs.
 COLLECTIVE_TAG = -1
 
 
 def flat(buffers: Buffers) -> Array:
-    """Return the one array of a call as a flat view."""
     assert isinstance(buffers, np.ndarray)
     return buffers.reshape(-1)
 
 
 def blocks_of(buffers: Buffers, size: int) -> list[Array]:
-    """Return the block of each rank as a flat view, from a list of arrays or from one array of equal blocks."""
+    """Return the flat block of each rank, from a list of arrays or from one array of equal blocks."""
     if isinstance(buffers, list):
         return [array if array.ndim == 1 else array.reshape(-1) for array in buffers]
     assert buffers is not None
@@ -33,14 +32,13 @@ def blocks_of(buffers: Buffers, size: int) -> list[Array]:
 
 
 def shares_of(array: Array, size: int) -> list[Array]:
-    """Return a flat array cut into `size` nearly equal views, in order; the first ones get the remainder."""
+    """Cut a flat array into `size` nearly equal views, in order; the first ones get the remainder."""
     short, longer = divmod(array.size, size)
     ends = [short * (k + 1) + min(k + 1, longer) for k in range(size)]
     return [array[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def exchange(backend: Backend, give: Array, dst: int, take: Array, src: int) -> Iterator[Waitable]:
-    """Send `give` to one rank while receiving `take` from one."""
-    sent = backend.send(give, dst, COLLECTIVE_TAG)
-    yield backend.recv(take, src, COLLECTIVE_TAG)
+def exchange(transport: Transport, give: Array, dst: int, take: Array, src: int) -> Iterator[Waitable]:
+    sent = transport.send(give, dst, COLLECTIVE_TAG)
+    yield transport.recv(take, src, COLLECTIVE_TAG)
     yield sent

@@ -1,4 +1,4 @@
-"""Seeing a mesh: one grid of its ranks, and it as text, as HTML and as a matplotlib drawing."""
+"""Draw a mesh: one grid of its ranks as text, as HTML or with matplotlib."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from meshdist.mesh.show.html import as_html
 from meshdist.mesh.show.text import as_text
 
 if TYPE_CHECKING:
-    from meshdist.mesh.layout import Layout
-    from meshdist.mesh.mesh_hosts import MeshHosts
+    from meshdist.mesh.layout.layout import Layout
+    from meshdist.mesh.render import MeshHosts
 
 FORMS = ("text", "html", "plot")
 
 
 def show(layout: Layout, hosts: MeshHosts | None, form: str | None, axis: int | str | None, ax: Any) -> Any:
-    """Show a mesh; `DeviceMesh.show` says how."""
     if form == "matplotlib":
         form = "plot"
     if form is not None and form not in FORMS:
@@ -41,7 +40,7 @@ def show(layout: Layout, hosts: MeshHosts | None, form: str | None, axis: int | 
 
 
 def _in_notebook() -> bool:
-    # Found among what is loaded: nobody who is not in a notebook has to have IPython.
+    # Outside notebooks IPython need not be installed.
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and hasattr(shell, "kernel")

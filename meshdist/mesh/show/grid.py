@@ -1,4 +1,4 @@
-"""A mesh as rows and columns of cells: what all drawings of it have in common."""
+"""Grid: a mesh as rows and columns of cells, common to all drawings."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshdist.errors import DistError
-from meshdist.mesh.layout import Layout
+from meshdist.mesh.layout.layout import Layout
 
 if TYPE_CHECKING:
-    from meshdist.mesh.mesh_hosts import MeshHosts
+    from meshdist.mesh.render import MeshHosts
 
-# What is seen of a large mesh: so many along each axis, and of the panels, around the calling rank.
+# The visible part of a large mesh around the calling rank.
 MOST_ROWS = 16
 MOST_COLUMNS = 16
 MOST_PANELS = 8
@@ -26,11 +26,10 @@ class Cell:
     """One rank of the mesh.
 
     Attributes:
-        rank: Its global rank.
-        host: The number of its host, in the order of `Grid.hosts`; None where the hosts are not known.
-        group: The number of its group along the axis that is shown; None where none is.
-        is_mine: It is the calling rank.
-        is_with_me: It is in the calling rank's group along the axis that is shown.
+        host: The index of its host in `Grid.hosts`; None if the hosts are unknown.
+        group: The number of its group along the shown axis; None without one.
+        is_mine: This is the calling rank.
+        is_with_me: The rank is in the calling rank's group along the shown axis.
     """
 
     rank: int
@@ -42,12 +41,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Panel:
-    """The cells along the last two axes, at one place of the others.
-
-    Attributes:
-        title: That place, such as `pp=0`; empty where there are no other axes.
-        rows: The cells, row by row.
-    """
+    """The cells along the last two axes at one place of the others; `title` is that place, such as `pp=0`."""
 
     title: str
     rows: list[list[Cell]]
@@ -55,13 +49,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Window:
-    """What is seen along one axis, or of the panels.
-
-    Attributes:
-        first: The first that is seen.
-        end: The one behind the last.
-        size: How many there are.
-    """
+    """The visible range `first` to `end` (exclusive) of `size` places along an axis."""
 
     first: int
     end: int
@@ -69,40 +57,31 @@ class Window:
 
     @classmethod
     def around(cls, middle: int, most: int, size: int) -> Window:
-        """Return a window of at most `most` places of `size`, with `middle` as near to its middle as can be.
-
-        Example:
-            >>> Window.around(19, 16, 256), Window.around(255, 16, 256)
-            (Window(first=12, end=28, size=256), Window(first=240, end=256, size=256))
-        """
         first = max(0, min(middle - (most - 1) // 2, size - most))
         return cls(first, min(first + most, size), size)
 
     @property
     def is_cut_before(self) -> bool:
-        """Whether there is something before the window."""
         return self.first > 0
 
     @property
     def is_cut_after(self) -> bool:
-        """Whether there is something after it."""
         return self.end < self.size
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A mesh to be drawn.
+    """A mesh to draw.
 
     Attributes:
-        title: The axes with their sizes and where the calling rank is.
-        row_labels, column_labels: One for each row and column shown; a row label is empty for a mesh of one axis.
-        rows, columns: What is shown along the last two axes.
-        panels: What is shown of the mesh.
-        hosts: The name of each host that is seen and how many ranks of the mesh it has; empty where they are not known.
-        num_hosts: How many hosts the mesh has ranks on.
-        axis: The axis whose groups are shown, in words; None where none is.
-        groups_text: How many groups it has, in words; whose are marked where one is the calling rank's.
-        left_out: What is not shown, in words; empty where all is.
+        title: The axes with their sizes, and the coordinate of the calling rank.
+        row_labels, column_labels: One per visible row and column; row labels are empty for a mesh of one axis.
+        rows, columns: The visible range of the last two axes.
+        hosts: The name of each visible host and its number of ranks in the mesh; empty if unknown.
+        num_hosts: The number of hosts of the mesh.
+        axis: The axis whose groups are shown; None without one.
+        groups_text: The number of groups along `axis`, in words.
+        left_out: What is not visible, in words; empty if all is.
     """
 
     title: str
@@ -119,27 +98,21 @@ class Grid:
 
     @property
     def frame_text(self) -> str:
-        """What a frame around cells means, for the drawings that have frames; empty where no cell has one."""
+        """The meaning of a frame around cells; empty if no cell has one."""
         if not any(cell.is_mine for panel in self.panels for row in panel.rows for cell in row):
             return ""
         return "framed: this rank" if self.axis is None else "framed: this rank's group; bold: this rank"
 
 
 def grid_of(layout: Layout, known: MeshHosts | None, axis: int | str | None) -> Grid:
-    """Return what is to be drawn of a mesh, with the groups of `axis` if one is given.
+    """Return the grid of a mesh, with the groups of `axis` if given.
 
-    Args:
-        layout: The ranks by axes.
-        known: Knows the calling rank and the hosts; None for a mesh without a world.
-        axis: The axis whose groups are shown, by name or index, or None.
-
-    Raises:
-        UnknownAxisError: There is no such axis (a KeyError and a ValueError).
+    `known` has the calling rank and the hosts; None for a mesh without a world.
     """
     shown_axis = None if axis is None else layout.axis(axis)
     mine = -1 if known is None else known.rank
     at = layout.coordinate(mine)
-    outer, rows, columns = _windows(layout, at)
+    outer, rows, columns = _mappings(layout, at)
     ranks = _ranks_by_panel(layout)[outer.first : outer.end, rows.first : rows.end, columns.first : columns.end]
     hosts = _Hosts(layout, ranks.reshape(-1).tolist(), known)
     groups = _groups(layout.shape, shown_axis)
@@ -178,13 +151,12 @@ def grid_of(layout: Layout, known: MeshHosts | None, axis: int | str | None) -> 
 
 
 def _ranks_by_panel(layout: Layout) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the ranks as panels of rows."""
     rows, columns = (1, layout.shape[0]) if layout.ndim == 1 else layout.shape[-2:]
     return np.asarray(layout.ranks).reshape(-1, rows, columns)
 
 
-def _windows(layout: Layout, at: Sequence[int] | None) -> tuple[Window, Window, Window]:
-    """Return what is seen of the panels, of their rows and of their columns: around this rank, if it is there."""
+def _mappings(layout: Layout, at: Sequence[int] | None) -> tuple[Window, Window, Window]:
+    """Return the visible range of panels, rows and columns around the calling rank."""
     place = tuple(at) if at is not None else (0,) * layout.ndim
     num_panels, num_rows, num_columns = _ranks_by_panel(layout).shape
     outer = int(np.ravel_multi_index(place[:-2], layout.shape[:-2])) if layout.ndim > 2 else 0
@@ -197,7 +169,7 @@ def _windows(layout: Layout, at: Sequence[int] | None) -> tuple[Window, Window, 
 
 
 def _groups(shape: Sequence[int], axis: int | None) -> np.ndarray[Any, np.dtype[np.int64]] | None:
-    """Return the number of each place's group along `axis`, counted in row-major order of the other axes."""
+    """Return the group number of each place along `axis`, in row-major order of the other axes."""
     if axis is None:
         return None
     others = [1 if k == axis else extent for k, extent in enumerate(shape)]
@@ -205,12 +177,12 @@ def _groups(shape: Sequence[int], axis: int | None) -> np.ndarray[Any, np.dtype[
 
 
 class _Hosts:
-    """The hosts of a mesh, those numbered that are seen.
+    """The hosts of a mesh; the visible ones are numbered.
 
     Attributes:
-        count: How many hosts the mesh has ranks on; 0 where they are not known.
-        number_of: For each rank that is seen, the number of its host.
-        shown: For each number, the name of the host and how many ranks of the mesh it has.
+        count: The number of hosts of the mesh; 0 if unknown.
+        number_of: For each visible rank, the number of its host.
+        shown: For each number, the name of the host and its number of ranks in the mesh.
     """
 
     def __init__(self, layout: Layout, seen: list[int], known: MeshHosts | None) -> None:
@@ -222,7 +194,7 @@ class _Hosts:
         members = layout.members()
         try:
             names, hosts = known.host_names(), known.hosts(members)
-        except DistError:  # asked after the end of the world: the mesh can still be drawn, without its hosts
+        except DistError:  # after the world was destroyed: draw the mesh without hosts
             return
         if names is None:
             return

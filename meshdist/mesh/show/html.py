@@ -1,19 +1,19 @@
-"""A mesh as an HTML table, for notebooks."""
+"""Draw a mesh as an HTML table, for notebooks."""
 
 from __future__ import annotations
 
 from html import escape
 
-from meshdist.mesh.show.colours import MINE, fill
 from meshdist.mesh.show.grid import Cell, Grid, Panel
-from meshdist.mesh.show.legend import CUT, has_letters, legend_of_hosts, mark
+from meshdist.mesh.show.text import CUT, has_letters, legend_of_hosts, mark
+from meshdist.system.palette import MINE, fill
 
 _TABLE = "border-collapse:collapse;display:inline-table;margin:0 1.5em 0.5em 0;font-variant-numeric:tabular-nums"
 _HEAD = "padding:2px 6px;font-weight:normal;color:#666;text-align:center"
 
 
 def as_html(grid: Grid) -> str:
-    """Return the grid as HTML: a table for each panel, coloured by host or by group; hovering a rank says which."""
+    """Return the grid as HTML: a table per panel, coloured by host or by group; tooltips name the host and group."""
     lines = (grid.groups_text, grid.frame_text, grid.left_out)
     legend = "".join(f"<div>{escape(line)}</div>" for line in lines if line)
     tables = "".join(_table(grid, panel) for panel in grid.panels)

@@ -1,26 +1,21 @@
-"""A mesh as a matplotlib drawing."""
+"""Draw a mesh with matplotlib."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from meshdist.mesh.show.colours import MINE, fill
 from meshdist.mesh.show.grid import Cell, Grid, Panel
-from meshdist.mesh.show.legend import CUT, has_letters, legend_of_hosts, mark
+from meshdist.mesh.show.text import CUT, has_letters, legend_of_hosts, mark
+from meshdist.system.palette import MINE, fill
 
-# Inches: of a cell, of what stands above the cells, and of a letter of the legend.
+# Inches: the size of a cell, the space above the cells, the width of a letter of the legend.
 _CELL, _TITLE, _LETTER = 0.7, 0.9, 0.09
-# Cells: what labels take beside a panel, and above it with the gap to the one before.
+# In cells: the space for labels beside a panel, and above it including the gap.
 _BESIDE, _ABOVE = 1.2, 1.0
 
 
 def as_plot(grid: Grid, ax: Any = None) -> Any:
-    """Draw the grid into `ax`, new ones where it is None; return the matplotlib Axes.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
     try:
         from matplotlib import pyplot
     except ImportError as error:
@@ -52,19 +47,13 @@ def as_plot(grid: Grid, ax: Any = None) -> Any:
 
 
 def panels_across(count: int, height: float, width: float) -> int:
-    """Return how many panels of this height and width to put side by side, for a drawing that is nearly square.
-
-    Example:
-        >>> panels_across(8, 5, 9.2), panels_across(1, 5, 9.2), panels_across(8, 3, 3.2)
-        (2, 1, 3)
-    """
     return min(
         range(1, count + 1), key=lambda across: abs(math.log(across * width / (math.ceil(count / across) * height)))
     )
 
 
 def _legend(grid: Grid) -> dict[int | None, str]:
-    """Return the lines of the legend by the number of the host, None for the line about the others; none for groups."""
+    """Return the lines of the legend by host number, None for the remaining hosts; empty if groups are shown."""
     if grid.axis is not None or grid.num_hosts < 2:
         return {}
     named, more = legend_of_hosts(grid)
@@ -126,6 +115,5 @@ def _draw(ax: Any, cell: Cell, column: float, row: float) -> None:
         )
     )
     weight = "bold" if cell.is_mine else "normal"
-    # Long numbers have to fit as well.
     size = "medium" if cell.rank < 10_000 else "small"
     ax.text(column, row, str(cell.rank), ha="center", va="center", color="black", fontweight=weight, fontsize=size)

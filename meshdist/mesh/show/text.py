@@ -1,16 +1,39 @@
-"""A mesh as text."""
+"""Draw a mesh as text, and the legends of all drawings."""
 
 from __future__ import annotations
 
+from string import ascii_lowercase
+
 from meshdist.mesh.show.grid import Cell, Grid
-from meshdist.mesh.show.legend import CUT, legend_of_hosts, mark
+from meshdist.system.palette import NUM_COLOURS
+
+# Marks omitted rows or columns.
+CUT = "…"
+MOST_NAMED = 12
+
+
+def mark(number: int) -> str:
+    before, last = divmod(number, len(ascii_lowercase))
+    return (mark(before - 1) if before else "") + ascii_lowercase[last]
+
+
+def has_letters(grid: Grid) -> bool:
+    """Return whether coloured drawings also need letters: there are more hosts than colours."""
+    return grid.axis is None and len(grid.hosts) > NUM_COLOURS
+
+
+def legend_of_hosts(grid: Grid) -> tuple[list[str], str]:
+    """Return the first visible hosts, each with its number of ranks, and the number of remaining hosts."""
+    named = [f"{name} ({count})" for name, count in grid.hosts[:MOST_NAMED]]
+    left = grid.num_hosts - len(named)
+    return named, f"and {left:,} more" if left else ""
 
 
 def as_text(grid: Grid) -> str:
     """Return the grid as lines of text.
 
-    The calling rank stands in square brackets, the ranks of its group along the axis that is shown in round ones. Where
-    the mesh spans several hosts letters behind each rank say which it is on.
+    The calling rank is in square brackets, the ranks of its group along the shown axis in round ones. If the mesh spans
+    several hosts, letters after each rank name its host.
     """
     lines = [grid.title]
     marked = grid.num_hosts > 1
@@ -36,7 +59,7 @@ def _cell(cell: Cell, marked: bool) -> str:
     host = mark(cell.host) if marked and cell.host is not None else ""
     if cell.is_mine:
         return f"[{cell.rank}{host}]"
-    # The space keeps the digits of a column under each other.
+    # The space aligns the digits of a column.
     return f"({cell.rank}{host})" if cell.is_with_me else f"{cell.rank}{host} "
 
 

@@ -1,0 +1,160 @@
+"""Array arguments as NumPy arrays over the same memory; packing of strided ones.
+
+Backends get contiguous, aligned arrays in native byte order only. This module converts the user's arrays.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from meshdist.arrays.interchange import is_copied, shared_array
+from meshdist.arrays.overlap import repeats_elements, shared_pair
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+# By the kind of an unsupported dtype: what to do instead.
+_HINTS = {
+    "M": "; pass {name}.view('int64')",
+    "m": "; pass {name}.view('int64')",
+    "O": "; send objects by broadcast_object_list, all_gather_object and the like",
+    "U": "; send texts as objects, by all_gather_object and the like",
+    "S": "; pass {name}.view('uint8')",
+    "T": "; send texts as objects, by all_gather_object and the like",
+    "V": "; pass its fields one by one, or its bytes: {name}.view('uint8')",
+}
+
+
+def as_array(value: Any, name: str) -> Array:
+    """Return `value` as a NumPy array over the same memory, never a copy to be written.
+
+    Accepts NumPy arrays and subclasses that lose only their methods (`matrix`, `memmap`, `recarray`), but not masked
+    arrays, which would lose their masks; and what `shared_array` accepts.
+
+    Raises:
+        TypeError: Not an array, or its memory cannot be shared.
+    """
+    if type(value) is np.ndarray:
+        return value
+    if isinstance(value, np.ndarray):
+        masked_class = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
+        if masked_class is not None and isinstance(value, masked_class):
+            raise TypeError(
+                f"{name} is a masked array, and its mask is not sent; pass {name}.data, with"
+                f" np.ma.getmaskarray({name}) in a call of its own, or {name}.filled(...)"
+            )
+        return np.asarray(value)  # a subclass may define indexing differently, as np.matrix does
+    if isinstance(value, np.generic):
+        raise TypeError(f"{name} must be an array, got the scalar {value!r}; use np.array({value!r})")
+    return shared_array(value, name)
+
+
+def as_buffers(value: Any, name: str, is_list: bool) -> Array | list[Array] | None:
+    """Return an argument as an array or, if `is_list`, a list of arrays, of supported dtypes; None stays None.
+
+    Raises:
+        TypeError: A list for one array, no list for several, or as `as_array` and `check_dtype`.
+    """
+    if value is None:
+        return None
+    if not isinstance(value, (list, tuple)):
+        if is_list and not isinstance(value, np.ndarray):
+            raise TypeError(f"{name} must be a list of arrays, got {type(value).__name__}")
+        array = as_array(value, name)
+        check_dtype(array, name)
+        return array
+    if not is_list:
+        numbers = bool(value) and not any(hasattr(item, "__len__") or hasattr(item, "dtype") for item in value)
+        hint = f"; use np.array({name})" if numbers else ""
+        raise TypeError(f"{name} must be one array, got a {type(value).__name__} of {len(value)} elements{hint}")
+    arrays = [as_array(item, f"{name}[{k}]") for k, item in enumerate(value)]
+    for k, array in enumerate(arrays):
+        check_dtype(array, f"{name}[{k}]")
+    return arrays
+
+
+def check_dtype(array: Array, name: str) -> None:
+    """Raise TypeError for an unsupported dtype: objects, texts, structures, dates."""
+    dtype = array.dtype
+    # Extension dtypes such as ml_dtypes.bfloat16 have kind void, but are registered with NumPy (2).
+    if (dtype.kind in "biufc" or dtype.isbuiltin == 2) and not dtype.hasobject:
+        return
+    hint = _HINTS.get(dtype.kind, "")
+    raise TypeError(
+        f"{name} has dtype {dtype}; known are bool, the integers, floating and complex ones, and those of ml_dtypes,"
+        f" such as bfloat16 and float8_e4m3fn{hint.format(name=name)}"
+    )
+
+
+def native(array: Array) -> Array:
+    """Return a view in native byte order, with shape and dtype of the array but not its values; `pack` swaps bytes."""
+    return array if array.dtype.isnative else array.view(array.dtype.newbyteorder("="))
+
+
+def check_writable(array: Array, name: str, value: Any = None) -> None:
+    """Raise if `array`, which `as_array` made of `value`, cannot be written, or if its elements share memory.
+
+    Raises:
+        TypeError: NumPy gets the elements of `value` as a copy.
+        ValueError: `array` is read-only, or repeats elements in memory.
+    """
+    if not array.flags.writeable:
+        if is_copied(value):
+            raise TypeError(
+                f"{name} is a {type(value).__name__}, whose elements NumPy gets as a copy, and this call would write"
+                f" that; pass an array, np.array({name})"
+            )
+        raise ValueError(f"{name} is read-only, and this call writes it; pass {name}.copy()")
+    if not array.flags.c_contiguous and repeats_elements(array):
+        raise ValueError(
+            f"{name} repeats elements in memory (np.broadcast_to?), and this call writes it; pass {name}.copy()"
+        )
+
+
+def check_apart(arrays: Sequence[Array], name: str) -> None:
+    """Raise ValueError if two arrays of a list that is written share memory."""
+    shared = shared_pair(arrays) if len(arrays) > 1 else None
+    if shared is not None:
+        one, other = shared
+        raise ValueError(
+            f"{name}[{one}] and {name}[{other}] share memory, and this call writes both; pass arrays that do not"
+        )
+
+
+def is_plain(array: Array) -> bool:
+    """Return True for an array that a backend can take: native, aligned and contiguous."""
+    flags = array.flags
+    return flags.c_contiguous and flags.aligned and array.dtype.isnative
+
+
+def pack(array: Array, *, keep: bool = True, copy: bool = False) -> Array:
+    """Return a plain array of the same shape: `array` itself if it is plain and not `copy`, else a new one.
+
+    With `keep`, a new one holds the elements; otherwise it is uninitialized.
+    """
+    if is_plain(array) and not copy:
+        return array
+    packed = np.empty(array.shape, array.dtype.newbyteorder("="))
+    if keep:
+        packed[...] = array
+    return packed
+
+
+def split_rows(array: Array, num_blocks: int) -> list[Array]:
+    """Return `num_blocks` equal, flat views of a plain array, in memory order."""
+    flat = array.reshape(-1)
+    size = flat.size // num_blocks
+    return [flat[k * size : (k + 1) * size] for k in range(num_blocks)]
+
+
+def describe_array(array: Array) -> str:
+    """Return dtype and shape as messages show them: `float32[4, 3]`."""
+    return f"{array.dtype}[{', '.join(map(str, array.shape))}]"
+
+
+def as_bytes(array: Array) -> Array:
+    """Return the bytes of a plain array, flat."""
+    return (array if array.ndim == 1 else array.reshape(-1)).view(np.uint8)

@@ -1,0 +1,120 @@
+"""The match queue of gloo's transports: posted receives, and sends that wait for room."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+from meshdist.arrays.host import Array
+from meshdist.backends.p2p.match_queue import MatchQueue
+from meshdist.backends.p2p.requests import RecvRequest, UnexpectedMessage
+from meshdist.errors import DistBackendError
+from meshdist.runtime.departure import failure_of
+from meshdist.runtime.waiting import Doorbell
+
+
+class Sleepable(Protocol):
+    """Something that rings a bell when a message has arrived or room has become free."""
+
+    def arm(self, bell: Doorbell) -> bool:
+        """Ask for `bell` to be rung; return False, without effect, if there is no channel yet."""
+
+    def disarm(self, bell: Doorbell) -> None: ...
+
+
+class PendingSends(Sleepable, Protocol):
+    """Sends to one rank that wait for room."""
+
+    def advance(self) -> None:
+        """Write as much as there is room for."""
+
+
+class GlooMatchQueue(MatchQueue[UnexpectedMessage, "GlooRecvRequest"]):
+    """A match queue, and this rank's `pending` sends: every wait advances them, as the peer may need them first."""
+
+    def __init__(self) -> None:
+        super().__init__(threading.Lock())
+        self.pending: set[PendingSends] = set()
+
+    def progress_sends(self) -> None:
+        for sends in tuple(self.pending):
+            sends.advance()
+
+
+class Receiver(Protocol):
+    """Receives from one rank, or from any.
+
+    Attributes:
+        description: The rank in error messages.
+        spin_s: How long to poll before sleeping.
+        connect_error: Why there is no connection, appended to errors; empty if there is one or none is needed.
+    """
+
+    description: str
+    spin_s: float
+
+    @property
+    def connect_error(self) -> str: ...
+
+    def move(self, request: GlooRecvRequest) -> None:
+        """Read until `request` has its message, or nothing more is available."""
+
+    def check(self) -> None:
+        """Raise DistBackendError if no more messages can arrive."""
+
+    def poll_now(self) -> None:
+        """Have the next `move` ask the store for new channels, without the usual pause."""
+
+    def receivers(self) -> Sequence[Sleepable]:
+        """Return the receivers of single ranks whose bells the request arms."""
+
+
+class GlooRecvRequest(RecvRequest):
+    """A posted receive; `receiver` delivers the message. See `RecvRequest` for the rest."""
+
+    queue: GlooMatchQueue
+
+    def __init__(
+        self, array: Array, dtype_name: bytes, wanted: int | None, tag: int, queue: GlooMatchQueue, receiver: Receiver
+    ) -> None:
+        super().__init__(array, dtype_name, wanted, tag, queue)
+        self.spin_s = receiver.spin_s
+        self._receiver = receiver
+        self._armed: list[Sleepable] = []
+
+    def progress(self) -> None:
+        self.queue.progress_sends()
+        self._receiver.move(self)
+
+    def check(self) -> None:
+        try:
+            self._receiver.check()
+        except DistBackendError as error:
+            self._receiver.move(self)  # the peer may have sent the message right before it left
+            if self.done:
+                return
+            failure, tags = failure_of(error), self.other_tags()
+            if failure is not None and failure.departure.exit.is_orderly and tags not in ("", f" with tag {self.tag}"):
+                error.add(tags)
+            raise
+
+    def arm(self, bell: Doorbell) -> None:
+        self._bell = bell
+        if not self.done:
+            # A channel found only after this point would not know about the sleeping thread.
+            self._receiver.poll_now()
+            self._receiver.move(self)
+        places = (*self._receiver.receivers(), *self.queue.pending)
+        self._armed = [place for place in places if place.arm(bell)]
+
+    def disarm(self, bell: Doorbell) -> None:
+        self._bell = None
+        for place in self._armed:
+            place.disarm(bell)
+
+    def source_words(self) -> str:
+        return self._receiver.description
+
+    def other_tags(self) -> str:
+        return f"{super().other_tags()}{self._receiver.connect_error}"

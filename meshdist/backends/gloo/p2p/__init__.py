@@ -1,0 +1,1 @@
+"""Point-to-point messages of a group: over shared memory between ranks of one host, else over TCP."""

@@ -1,0 +1,130 @@
+"""Point-to-point messages of a group: through shared memory between ranks of one host, else over TCP.
+
+A message of up to the eager limit is copied into the channel's ring, and its send is done. A longer one goes through
+the ring in pieces, and is done when it is received. A still longer one is only announced in the ring: both sides copy
+it between the arrays, if the receiver can read the sender's memory (`READS`).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshdist.arrays.host import Array
+from meshdist.backends.base import Backend, FastPath
+from meshdist.backends.gloo.host_ranks import remote_ranks
+from meshdist.backends.gloo.match import GlooMatchQueue, GlooRecvRequest, Receiver
+from meshdist.backends.gloo.p2p.any_source import AnySource
+from meshdist.backends.gloo.shm.channel import RING_BYTES
+from meshdist.backends.gloo.shm.receiver import ShmReceiver
+from meshdist.backends.gloo.shm.sender import ShmSender
+from meshdist.backends.p2p.fast_path import MessageKinds
+from meshdist.backends.p2p.requests import post
+from meshdist.runtime.departure import Departure
+from meshdist.runtime.waiting import Incoming, Waitable
+from meshdist.system.deadline import Deadline
+
+if TYPE_CHECKING:
+    from meshdist.backends.gloo.p2p.remote import RemoteP2P
+    from meshdist.backends.gloo.tcp.receiver import TcpReceiver
+    from meshdist.backends.gloo.tcp.sender import TcpSender
+
+# An entry of up to half the ring finds room regardless of what was written before it.
+_LARGEST_ENTRY = RING_BYTES // 2 - 128
+_DELIVERY_S = 5.0
+
+
+class P2P:
+    """The messages of one rank in its group; `remote` is the part with other hosts, None if there is none."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._kinds = MessageKinds(_LARGEST_ENTRY)
+        self._senders: dict[int, ShmSender | TcpSender] = {}
+        self._opening = threading.Lock()
+        self._receivers: dict[int, ShmReceiver | TcpReceiver] = {}
+        self.remote: RemoteP2P | None = None
+        elsewhere = remote_ranks(backend.options)
+        if elsewhere:  # a group on one host does not load the modules for TCP
+            from meshdist.backends.gloo.p2p.remote import RemoteP2P
+
+            self.remote = RemoteP2P(backend, elsewhere)
+        self._queue = GlooMatchQueue() if self.remote is None else self.remote.receive_state.queue
+        self._queue.describe = backend.options.describe
+        self._any_source = AnySource(backend, self._receivers, self._receiver, self._queue)
+        for rank in () if self.remote is None else self.remote.ranks:
+            self._receiver(rank)
+
+    def send(self, array: Array, dst: int, tag: int) -> Waitable:
+        sender = self._senders.get(dst) or self._sender(dst)
+        return sender.post(array, tag, self._kinds.names[array.dtype], self._kinds.eager_bytes)
+
+    def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
+        remote = self.remote
+        if src is not None and remote is None:
+            receiver: Receiver = self._receivers.get(src) or self._receiver(src)
+        else:
+            receiver = self._receiver_for(src, tag)
+        request = GlooRecvRequest(array, self._kinds.names[array.dtype], src, tag, self._queue, receiver)
+        if not post(request, pulls=remote is not None) and remote is not None:
+            remote.resume(src)
+        return request
+
+    def fast_send(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
+        sender, kind = self._senders.get(dst), self._kinds.kind(tag, dtype, shape)
+        return None if sender is None or kind is None else sender.fast_path(kind)
+
+    def fast_recv(self, src: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
+        receiver, kind = self._receivers.get(src), self._kinds.kind(tag, dtype, shape)
+        return None if receiver is None or kind is None else receiver.fast_path(kind)
+
+    def fail(self, departure: Departure) -> None:
+        self._end(departure)
+        if self.remote is not None:
+            self.remote.announce(departure)
+
+    def leave(self, departure: Departure) -> None:
+        """Wait for the delivery of sent messages, and end the channels."""
+        deadline = Deadline(_DELIVERY_S)
+        for sender in self._senders.values():
+            if isinstance(sender, ShmSender):
+                sender.deliver(deadline)
+        self._end(departure)
+        if self.remote is not None:
+            self.remote.leave(departure)
+
+    def _receiver_for(self, src: int | None, tag: int) -> Receiver:
+        if src is None:
+            return self._any_source
+        if tag < 0 and self.remote is not None:
+            return self.remote.in_collective(src, self._receiver(src))
+        return self._receivers.get(src) or self._receiver(src)
+
+    def _sender(self, dst: int) -> ShmSender | TcpSender:
+        # Only one sender for each rank: the receiver opens only the first channel.
+        with self._opening:
+            sender = self._senders.get(dst)
+            if sender is None:
+                remote = self._remote_of(dst)
+                sender = remote.sender(dst) if remote else ShmSender(self._backend, dst, self._queue)
+                self._senders[dst] = sender
+        return sender
+
+    def _receiver(self, src: int) -> ShmReceiver | TcpReceiver:
+        with self._queue.lock:
+            receiver = self._receivers.get(src)
+            if receiver is None:
+                remote = self._remote_of(src)
+                receiver = remote.receiver(src) if remote else ShmReceiver(self._backend, src, self._queue)
+                self._receivers[src] = receiver
+        return receiver
+
+    def _remote_of(self, rank: int) -> RemoteP2P | None:
+        return self.remote if self.remote is not None and rank in self.remote.ranks else None
+
+    def _end(self, departure: Departure) -> None:
+        for side in (*self._senders.values(), *self._receivers.values()):
+            if isinstance(side, (ShmSender, ShmReceiver)):
+                side.end(departure)

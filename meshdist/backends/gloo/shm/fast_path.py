@@ -1,0 +1,161 @@
+"""The fast path of small messages over shared memory; see `backends.p2p.fast_path`.
+
+A request is used instead if the ring is full, earlier sends wait, a receive is posted, a message is unexpected, or the
+peer has left.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sized
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from meshdist import core
+from meshdist.arrays.host import Array, as_bytes
+from meshdist.backends.base import FastPath
+from meshdist.backends.gloo.match import GlooMatchQueue
+from meshdist.backends.gloo.shm.channel import (
+    EAGER,
+    FIRST_PIECE,
+    HEAD,
+    RING,
+    RING_BYTES,
+    TAIL,
+    UNIT,
+    Channel,
+    Header,
+    Peer,
+    entry_bytes,
+    kind_of,
+)
+from meshdist.backends.p2p.fast_path import MessageKind, fast_recv
+
+# Up to here a message is copied in one go, else in pieces, as with a request.
+_SHORT_BYTES = FIRST_PIECE
+# How often a receiver polls, and then for how long it polls and yields.
+_SPINS, _SPIN_S = 60, 0.0002
+
+
+class RingReader(Protocol):
+    peer: Peer
+    channel: Channel | None
+    moving: threading.Lock
+    queue: GlooMatchQueue
+    coming: tuple[Header, Callable[[], None] | None, Array] | None
+    left_over: tuple[int, int] | None
+
+
+def shm_fast_send(
+    channel: Channel, peer: Peer, lock: threading.Lock, waiting: Sized, kind: MessageKind
+) -> FastPath | None:
+    """Return a function that sends messages of a kind; None if the ring cannot hold elements of its dtype."""
+    dtype, wake = kind.dtype, peer.wake
+    if not _is_aligned(dtype):
+        return None
+    words, memory, ring = channel.words, channel.memory, channel.ring_of(dtype)
+    others_state, others_bells = channel.others_state, channel.others_bells
+    itemsize, count, is_flat = dtype.itemsize, math.prod(kind.shape), len(kind.shape) == 1
+    header, start, length, last = _entry(kind)
+    start_bytes = len(start)
+    if core.module is not None and last >= 0:
+        nothing: tuple[str, ...] = ()
+        return _compiled(False, channel, kind, lock.locked, (waiting,), None, nothing, partial(wake, channel))
+
+    def send(array: Array) -> bool:
+        with lock:
+            head = words[HEAD]
+            if waiting or words[others_state] or head + length - words[TAIL] > RING_BYTES:
+                return False
+            place = head % RING_BYTES
+            if place <= last:
+                begin = place + RING
+                memory[begin : begin + start_bytes] = start
+                begin = (place + UNIT) // itemsize
+                ring[begin : begin + count] = array if is_flat else array.reshape(-1)
+                words[HEAD] = head + length
+            else:
+                channel.announce(header)
+                channel.fill(as_bytes(array), 0)
+        if words[others_bells]:
+            wake(channel)
+        return True
+
+    return send
+
+
+def shm_fast_recv(receiver: RingReader, kind: MessageKind) -> FastPath | None:
+    """Return a function that receives messages of a kind; None if the sender has no channel yet, or as above."""
+    dtype = kind.dtype
+    channel, wake, moving, queue = receiver.channel, receiver.peer.wake, receiver.moving, receiver.queue
+    if channel is None or not _is_aligned(dtype):
+        return None
+    words, memory, ring = channel.words, channel.memory, channel.ring_of(dtype)
+    others_bells = channel.others_bells
+    itemsize, count, is_flat = dtype.itemsize, math.prod(kind.shape), len(kind.shape) == 1
+    _, start, length, last = _entry(kind)
+    start_bytes = len(start)
+    if core.module is not None and last >= 0:
+        busy = ("coming", "left_over")
+        return _compiled(True, channel, kind, moving.locked, queue.containers, receiver, busy, partial(wake, channel))
+
+    def take(array: Array) -> bool | None:
+        tail = words[TAIL]
+        if words[HEAD] == tail:
+            return None
+        if not moving.acquire(False):
+            return False
+        try:
+            tail = words[TAIL]
+            place = tail % RING_BYTES
+            begin = place + RING
+            if words[HEAD] == tail or memory[begin : begin + start_bytes] != start:
+                return False
+            # The next entry may be the rest of a message in progress, or belong to another receive.
+            if receiver.coming is not None or receiver.left_over is not None or not queue.is_idle:
+                return False
+            if place <= last and words[HEAD] - tail >= length:
+                begin = (place + UNIT) // itemsize
+                (array if is_flat else array.reshape(-1))[...] = ring[begin : begin + count]
+                words[TAIL] = tail + length
+            elif not channel.read_whole(as_bytes(array)):
+                return False
+        finally:
+            moving.release()
+        if words[others_bells]:
+            wake(channel)
+        return True
+
+    return fast_recv(take, _SPIN_S, _SPINS)
+
+
+def _compiled(
+    receives: bool,
+    channel: Channel,
+    kind: MessageKind,
+    locked: Callable[[], bool],
+    empties: tuple[Sized, ...],
+    owner: object,
+    nones: tuple[str, ...],
+    wake: Callable[[], None],
+) -> FastPath:
+    _, start, length, _ = _entry(kind)
+    words = HEAD, TAIL, channel.others_state, channel.others_bells
+    sizes = UNIT, kind.num_bytes, length
+    ring = RING, RING_BYTES
+    return core.Ring(receives, channel.memory, ring, words, sizes, start, locked, empties, owner, nones, wake)
+
+
+def _is_aligned(dtype: np.dtype[Any]) -> bool:
+    # Whether the ring's units are multiples of an element.
+    return UNIT % (dtype.itemsize or UNIT + 1) == 0
+
+
+def _entry(kind: MessageKind) -> tuple[Header, bytes, int, int]:
+    # A message's header, the bytes it begins with, its length in the ring, and the last place from which it is copied
+    # in one go (-1 if it is long).
+    header, length = Header(EAGER, kind.tag, kind.num_bytes, kind.dtype_name), entry_bytes(kind.num_bytes)
+    return header, kind_of(header), length, RING_BYTES - length if kind.num_bytes <= _SHORT_BYTES else -1

@@ -1,0 +1,271 @@
+"""Data movement: the plans that carry out a TransferSpec.
+
+Few bytes go through the slots in one step, more in chunks. If ranks can read and write each other's memory, still more
+goes in one copy straight from the giver's array into the taker's: the ranks write the addresses of their blocks into
+the table, step, copy, and step again before they may change their arrays. Shared arrays are copied without the kernel:
+see zero_copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshdist.arrays.host import Array
+from meshdist.backends.base import Plan
+from meshdist.backends.gloo.shm.copying import CopyingPlan
+from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait, OneStep, StepCopies
+from meshdist.backends.gloo.shm.shared_region import PAGE
+from meshdist.backends.gloo.shm.shm_group import ShmGroup
+from meshdist.backends.gloo.shm.zero_copy import SharedMove
+from meshdist.collectives.dataflow import Blocks, TransferSpec
+from meshdist.runtime.call import Buffers, Call, Signature
+from meshdist.runtime.call_check import compare_splits
+from meshdist.runtime.plan_cache import each
+
+# The longest block that moves through the slots although the kernel could copy it. While the slots stay in the cache,
+# two copies by the processor take less time than finding the block's pages, and the ranks copy in the next chunk while
+# others copy out the last. Measured on 2 and 4 ranks, on 2 cores.
+CHUNKED_BYTES = 16 << 20
+# The same for a block for each rank, from all ranks and from one, times the cube of the number of ranks: all of them
+# share the slots, and here the cores.
+CHUNKED_BYTES_OF_ALL, CHUNKED_BYTES_OF_ONE = 64 << 20, 8 << 20
+# The same for blocks that each rank writes into the taker's memory: all work at once, as through the slots.
+CHUNKED_BYTES_WRITTEN = 2 << 20
+# The chunk if all ranks give one block for all, or one rank gives a block for each: the slots are to stay in the cache.
+# A broadcast, which uses one slot, and an exchange use whole slots: broadcasts of 4 MiB took three quarters of the time
+# so, exchanges of as much five sixths, and all-gathers a quarter more.
+_SHORT_CHUNK = 256 << 10
+
+_NOTHING = np.empty(0, np.uint8)
+
+
+def plan_movement(shm: ShmGroup, call: Call, spec: TransferSpec) -> Plan:
+    if spec.longest is None:
+        return AgreedMove(shm, call, spec)
+    if spec.given_bytes is not None and max(spec.given_bytes) <= shm.region.slot_bytes:
+        shm.reserve(max(spec.given_bytes))
+        return SlotMove(shm, call, spec)
+    way = ChunkedMove if moves_in_chunks(shm, spec, spec.longest) else SingleCopyMove
+    return SharedMove(shm, call, spec, way(shm, call, spec))
+
+
+def moves_in_chunks(shm: ShmGroup, spec: TransferSpec, longest: int) -> bool:
+    if not shm.single_copy:
+        return True
+    if spec.shared:
+        return longest <= (CHUNKED_BYTES_WRITTEN if spec.written == 1 and shm.writes else CHUNKED_BYTES)
+    return longest * shm.backend.size**3 <= (CHUNKED_BYTES_OF_ALL if spec.giver is None else CHUNKED_BYTES_OF_ONE)
+
+
+class SlotMove(OneStep):
+    """Few bytes: through the slots in one step."""
+
+    def __init__(self, shm: ShmGroup, call: Call, spec: TransferSpec) -> None:
+        super().__init__(shm.barrier, shm.backend, call)
+        self._puts = [spec.puts(shm.region, phase) for phase in (0, 1)]
+        self._takes = [spec.takes(shm.region, phase) for phase in (0, 1)]
+
+    def put(self, send: Any, phase: int) -> None:
+        put(send, self._puts[phase])
+
+    def take(self, recv: Any, phase: int) -> None:
+        place = self._takes[phase]
+        if type(place) is list:
+            for peer, part in enumerate(place):
+                recv[peer][...] = part
+        elif place is not None:
+            (recv if recv.shape == place.shape else recv.reshape(place.shape))[...] = place
+
+    def step_copies(self) -> StepCopies:
+        return StepCopies(
+            keeps=(self._puts, self._takes),
+            num_sent=len(each(self._puts[0])),
+            num_received=len(each(self._takes[0])),
+            puts=[*map(copies_of, self._puts)],
+            takes=[*map(copies_of, self._takes)],
+        )
+
+
+def copies_of(places: Any) -> list[tuple[int, int, int, int]]:
+    """Return the copies between the arrays of a call and their places in the slots; see `StepCopies`."""
+    copies = []
+    for which, place in enumerate(each(places)):
+        # The rows of a stack are contiguous, each in the slot of another rank.
+        offset = 0
+        for row in (place,) if place.flags.c_contiguous else place:
+            copies.append((which, offset, row.nbytes, row.ctypes.data))
+            offset += row.nbytes
+    return copies
+
+
+def put(send: Any, place: Any) -> None:
+    if type(place) is list:
+        for peer, part in enumerate(place):  # a strict zip is slower
+            part[...] = send[peer]
+    elif place is not None:
+        place[...] = send
+
+
+class BulkMove(CopyingPlan):
+    """Base of data movement by chunks or by single copies; `longest` is the size of the longest block, in bytes."""
+
+    def __init__(self, shm: ShmGroup, call: Call, spec: TransferSpec) -> None:
+        super().__init__(shm, call)
+        self.spec = spec
+        self.longest = spec.longest or 0
+
+
+class SingleCopyMove(BulkMove):
+    """Many bytes, one copy: read from the giver's array, or written into the taker's."""
+
+    def __init__(self, shm: ShmGroup, call: Call, spec: TransferSpec) -> None:
+        super().__init__(shm, call, spec)
+        self._written = spec.written if shm.writes else 0
+
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
+        give, take = self.spec.give(send), self.spec.take(recv)
+        phase = self.announce(give, take)
+        if self._written:
+            self.shm.begin_exposure(take, *(self.barrier.next_word(self.fingerprint, steps) for steps in (1, 2)))
+        yield self.arrive()
+        keep_own(give[self.rank], take[self.rank])
+        for peer in self.others():
+            address, _, wanted, target = self.shm.region.table(phase, peer)[self.rank].tolist()
+            given, taken = _bytes(give[peer]), _bytes(take[peer])
+            self.read(peer, address, taken[: self._read(taken.size)])
+            if wanted and self._written:
+                begin = self._read(wanted)
+                self.write(peer, target + begin, given[begin:wanted])
+        yield self.arrive()
+        self.shm.end_exposure()
+
+    def _read(self, num_bytes: int) -> int:
+        """Return how many bytes of a block its taker reads: whole pages."""
+        return int(num_bytes * (1 - self._written)) & -PAGE if self._written else num_bytes
+
+
+class ChunkedMove(BulkMove):
+    """Many bytes through the slots: chunk by chunk, using the two slots in turn."""
+
+    def __init__(self, shm: ShmGroup, call: Call, spec: TransferSpec) -> None:
+        super().__init__(shm, call, spec)
+        self._room = shm.region.slot_bytes
+        is_broadcast_or_exchange = spec.shared == (spec.giver is not None)
+        if not is_broadcast_or_exchange:
+            self._room = min(self._room, _SHORT_CHUNK)
+        shm.reserve(self._room)
+
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
+        give, take = self.spec.give(send), self.spec.take(recv)
+        keep_own(give[self.rank], take[self.rank])
+        given, taken = [_bytes(block) for block in give], [_bytes(block) for block in take]
+        # A shared block has the slot to itself; otherwise each rank has an area.
+        shared = self.spec.shared
+        chunk = self._room // (1 if shared else self.size)
+        for begin in range(0, self.longest, chunk):
+            slots = self.shm.byte_slots[self.barrier.flip()]
+            for peer in self.others()[:1] if shared else self.others():
+                part = given[peer][begin : begin + chunk]
+                area = 0 if shared else peer * chunk
+                slots[self.rank][area : area + part.size] = part
+            yield self.arrive()
+            for peer in self.others():
+                part = taken[peer][begin : begin + chunk]
+                area = 0 if shared else self.rank * chunk
+                part[...] = slots[peer][area : area + part.size]
+
+
+class AgreedMove(BarrierPlan):
+    """An exchange whose sizes no rank knows alone.
+
+    In the first step each rank puts the sizes of its blocks into the table and, if they are short, the blocks into its
+    slot. All ranks read all sizes: all raise if two ranks disagree, and all see whether the blocks of every rank were
+    short. If not, the blocks move like long ones.
+    """
+
+    def __init__(self, shm: ShmGroup, call: Call, spec: TransferSpec) -> None:
+        super().__init__(shm.barrier, shm.backend, call)
+        give, take = spec.give(call.send), spec.take(call.recv)
+        assert all(block is not None for block in (*give, *take))
+        self._shm, self._spec, self._rank = shm, spec, call.rank
+        self._limit = shm.region.slot_bytes
+        self._moves: list[BulkMove] = [SingleCopyMove(shm, call, spec), ChunkedMove(shm, call, spec)]
+        self._bulks = [SharedMove(shm, call, spec, move) for move in self._moves]
+        self._bulk = self._bulks[0]
+        self._dtype = give[0].dtype  # type: ignore[union-attr]
+        # Arrays of a list are copied as they are: flattening them costs more than copying a few bytes.
+        self._shapes = [block.shape for block in (call.recv if isinstance(call.recv, list) else take)]  # type: ignore[union-attr]
+        given, taken = [[block.nbytes for block in blocks] for blocks in (give, take)]  # type: ignore[union-attr]
+        self._sizes = np.array([[0, to, come, 0] for to, come in zip(given, taken, strict=True)], np.int64).tobytes()
+        self._puts: list[Any] | None = None
+        if sum(given) <= self._limit:
+            shm.reserve(sum(given))
+            self._puts = [spec.puts(shm.region, phase) for phase in (0, 1)]
+        # The table when it was last compared, and the places of short blocks then.
+        self._agreed = b""
+        self._takes: list[list[Array]] | None = None
+
+    def adopt_signature(self, signature: Signature) -> None:
+        super().adopt_signature(signature)
+        for bulk in self._bulks:
+            bulk.adopt_signature(signature)
+
+    def run(self, send: Buffers, recv: Buffers) -> None:
+        phase = self._put(send)
+        self.barrier.await_all(self.barrier.signal(self.fingerprint), self)
+        if not self._take(recv, phase):
+            self._bulk.run(send, recv)
+
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
+        phase = self._put(send)
+        yield self.arrive()
+        if not self._take(recv, phase):
+            yield from self._bulk.steps(send, recv)
+
+    def _put(self, send: Buffers) -> int:
+        phase = self.barrier.flip()
+        self._shm.table_rows[phase][self._rank][:] = self._sizes
+        if self._puts is not None:
+            put(send, self._puts[phase])
+        return phase
+
+    def _take(self, recv: Buffers, phase: int) -> bool:
+        if self._shm.table_bytes[phase].tobytes() != self._agreed:
+            self._compare(phase)
+        if self._takes is None:
+            return False
+        blocks: Blocks = recv if isinstance(recv, list) else self._spec.take(recv)
+        for peer, place in enumerate(self._takes[phase]):
+            blocks[peer][...] = place  # type: ignore[index]
+        return True
+
+    def _compare(self, phase: int) -> None:
+        table = self._shm.table_bytes[phase]
+        size, row_bytes = self.backend.size, self._spec.row_bytes
+        sizes = np.frombuffer(table, np.int64).reshape(size, size, -1)
+        given, expected = sizes[:, :, 1], sizes[:, :, 2]
+        compare_splits(given // row_bytes, expected // row_bytes, self._spec.unit, self.backend.options.ranks)
+        self._agreed = bytes(table)
+        longest = int(given.max())
+        way = moves_in_chunks(self._shm, self._spec, longest)
+        self._bulk, self._moves[way].longest = self._bulks[way], longest
+        self._takes = None
+        if given.sum(axis=1).max() <= self._limit:
+            begins = given[:, : self._rank].sum(axis=1).tolist()
+            self._takes = [self._places(k, begins) for k in (0, 1)]
+
+    def _places(self, phase: int, begins: Sequence[int]) -> list[Array]:
+        slot, blocks = self._shm.region.slot, zip(self._shapes, begins, strict=True)
+        return [slot(phase, peer, self._dtype, shape, begin) for peer, (shape, begin) in enumerate(blocks)]
+
+
+def _bytes(block: Array | None) -> Array:
+    return _NOTHING if block is None else block.view(np.uint8)
+
+
+def keep_own(give: Array | None, take: Array | None) -> None:
+    if give is not None and take is not None:
+        take[...] = give

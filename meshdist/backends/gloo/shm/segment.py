@@ -1,0 +1,167 @@
+"""Segment: shared memory between processes of a host, created by one and opened by the others.
+
+It is anonymous (memfd) and opened through `/proc/<pid>/fd`, so nothing is left behind however the processes end, and
+the size of /dev/shm does not matter. If there is no memfd (before Linux 3.17, on macOS), or a peer may not access this
+process, it is a file with a random name that is removed as soon as all have mapped it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import sys
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from meshdist.errors import DistBackendError
+from meshdist.system.platform import CLOSE_ON_EXEC, limit_of
+
+# Since Linux 5.14: allocate the pages now, or report that there is no memory (later it would be SIGBUS).
+_MADV_POPULATE_WRITE = 23
+_MAP_FAILED = ctypes.c_void_p(-1).value
+_MAP_FIXED = 0x10  # on Linux and macOS
+
+
+class Segment:
+    """Shared memory that this process created or opened, through the descriptor `fd`.
+
+    Attributes:
+        memory: The mapping, a buffer. It lives as long as an array over it.
+        place: The path by which peers open it, while its creator keeps it open. With `is_file`, a file that is removed
+            when the segment is sealed.
+    """
+
+    def __init__(self, fd: int, num_bytes: int, place: str, *, is_file: bool = False) -> None:
+        # Also if the segment is dropped before it is sealed, for instance after `reserve` has failed.
+        self._give_back = weakref.finalize(self, _give_back, fd, place if is_file else None, os.getpid())
+        self.memory = map_until_unused(fd, 0, num_bytes)
+        self.place = place
+
+    @property
+    def is_anonymous(self) -> bool:
+        """Whether it is no file, and so takes no space in /dev/shm."""
+        return self.place.startswith("/proc/")
+
+    def reserve(self, offset: int, num_bytes: int) -> None:
+        """Allocate the memory behind a part of the mapping; raise DistBackendError if there is not enough."""
+        begin = offset - offset % mmap.PAGESIZE
+        problem = populate(self.memory, begin, offset + num_bytes - begin)
+        if problem not in (0, errno.EINVAL):
+            raise _no_memory(num_bytes, problem)
+
+    def seal(self) -> None:
+        """Close the descriptor and remove the file: all peers have mapped the memory."""
+        self._give_back()
+
+
+def _give_back(fd: int, file: str | None, owner: int) -> None:
+    os.close(fd)
+    if file is not None and os.getpid() == owner:  # not in a forked child
+        Path(file).unlink(missing_ok=True)
+
+
+def create(num_bytes: int, peer_pids: Sequence[int]) -> Segment:
+    """Create a segment of `num_bytes` zeros that the processes `peer_pids` can open."""
+    fd = anonymous_file("meshdist") if all(map(_may_access, peer_pids)) else None
+    if fd is not None:
+        place = f"/proc/{os.getpid()}/fd/{fd}"
+        segment = Segment(fd, num_bytes, place)
+    else:
+        import tempfile
+
+        fd, place = tempfile.mkstemp(prefix="meshdist-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+        segment = Segment(fd, num_bytes, place, is_file=True)
+    try:
+        os.ftruncate(fd, num_bytes)
+    except OSError as error:
+        segment.seal()
+        raise _no_memory(num_bytes, error.errno or 0) from error
+    # macOS has neither of the two calls: there a full disk ends the process at the first write.
+    if sys.platform == "linux" and populate(segment.memory, 0, mmap.PAGESIZE) == errno.EINVAL:
+        try:
+            os.posix_fallocate(fd, 0, num_bytes)
+        except OSError as error:
+            segment.seal()
+            raise _no_memory(num_bytes, error.errno or 0) from error
+    return segment
+
+
+def find(place: str, num_bytes: int, *, only_reader: bool = False) -> Segment:
+    """Map the segment that a peer created; its `only_reader` also removes its file."""
+    try:
+        fd = os.open(place, os.O_RDWR | CLOSE_ON_EXEC)
+    except OSError as error:
+        raise DistBackendError(
+            f"cannot open the shared memory {place} of a peer on this host: {error}{limit_of(error)}"
+        ) from error
+    segment = Segment(fd, num_bytes, place, is_file=only_reader and not place.startswith("/proc/"))
+    segment.seal()
+    return segment
+
+
+def anonymous_file(name: str) -> int | None:
+    """Return a descriptor of a new file in memory; None if the system has none, or a sandbox refuses it."""
+    if sys.platform == "linux" and hasattr(os, "memfd_create"):
+        try:
+            return os.memfd_create(name, os.MFD_CLOEXEC)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EACCES, errno.ENOSYS):
+                raise
+    return None
+
+
+def _may_access(pid: int) -> bool:
+    # Access to the peer's descriptors implies the peer's access to this process's: the same user. A dead peer needs
+    # none.
+    return os.access(f"/proc/{pid}/fd", os.R_OK | os.X_OK) or not os.path.exists(f"/proc/{pid}")
+
+
+def map_shared(fd: int, begin: int, num_bytes: int) -> tuple[Any, int]:
+    """Map a part of a file; return a buffer and its address. The caller unmaps it."""
+    address = _map(fd, begin, num_bytes, None, 0)
+    return (ctypes.c_ubyte * num_bytes).from_address(address), address
+
+
+def map_until_unused(fd: int, begin: int, num_bytes: int) -> Any:
+    """Like `map_shared`, but unmap when the last array over the mapping has died.
+
+    The mapping replaces that of an mmap object, whose deallocation unmaps it: without Python code, which might be
+    interrupted, and without a descriptor for each, which mmap.mmap would keep of a file until Python 3.13.
+    """
+    try:
+        placeholder = mmap.mmap(-1, num_bytes)
+    except OSError as error:
+        raise _no_memory(num_bytes, error.errno or 0) from error
+    memory = (ctypes.c_ubyte * num_bytes).from_buffer(placeholder)
+    _map(fd, begin, num_bytes, ctypes.addressof(memory), _MAP_FIXED)
+    return memory
+
+
+def _map(fd: int, begin: int, num_bytes: int, at: int | None, flags: int) -> int:
+    if sys.platform == "win32":
+        raise AssertionError("`check_processes` comes before")
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
+    address: int = libc.mmap(at, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | flags, fd, begin)
+    if address == _MAP_FAILED:
+        raise _no_memory(num_bytes, ctypes.get_errno())
+    return address
+
+
+def populate(memory: Any, begin: int, num_bytes: int) -> int:
+    if sys.platform != "linux":
+        return errno.EINVAL
+    libc = ctypes.CDLL(None, use_errno=True)
+    address = ctypes.c_void_p(ctypes.addressof(memory) + begin)
+    return ctypes.get_errno() if libc.madvise(address, ctypes.c_size_t(num_bytes), _MADV_POPULATE_WRITE) else 0
+
+
+def _no_memory(num_bytes: int, problem: int) -> DistBackendError:
+    # If a file has no room for a page, the kernel reports a bad address.
+    why = "the file system of its file is full (/dev/shm)" if problem == errno.EFAULT else os.strerror(problem)
+    return DistBackendError(f"no {num_bytes} bytes of shared memory to be had: {why}")

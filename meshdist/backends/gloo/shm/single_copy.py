@@ -1,0 +1,127 @@
+"""Access to the memory of a peer on the same host: one copy by the kernel (process_vm_readv and process_vm_writev).
+
+C. Yeoh: "Cross memory attach", Linux 3.2 (2012). It needs the right to trace the peer: the same user, and if the Yama
+security module restricts tracing to ancestors, the peer's consent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from meshdist.arrays.host import Array
+from meshdist.errors import DistBackendError
+from meshdist.system.deadline import Deadline
+from meshdist.system.env_flags import SINGLE_COPY, switch
+
+_PR_SET_PTRACER = 0x59616D61
+_ANY_PROCESS = -1
+# The most that the kernel moves in one call.
+_LARGEST_COPY = 0x7FFFF000
+# How long a rank whose call has failed waits for peers that write into its arrays.
+_SETTLE_S = 1.0
+
+
+class _Span(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def address_of(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def may_copy() -> bool:
+    """Return False if the user forbids it: `MESHDIST_SINGLE_COPY=0`."""
+    return switch(SINGLE_COPY) is not False
+
+
+def allow_peers() -> None:
+    """Let processes of the same user access this one's memory, if Yama asks for consent.
+
+    The consent lasts until the process ends: another group may need it at any time, and Yama keeps one consent for the
+    whole process. Without Yama all processes of the same user have this access anyway.
+    """
+    if not may_copy():
+        return
+    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
+    if scope.exists() and scope.read_text().strip() == "1":
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_long(_ANY_PROCESS), 0, 0, 0)
+
+
+def _system_call(name: str) -> Callable[..., int]:
+    if sys.platform != "linux":
+        return _not_here
+    call = ctypes.CDLL(None, use_errno=True)[name]
+    call.restype = ctypes.c_ssize_t
+    return call
+
+
+def _not_here(*args: Any) -> int:
+    ctypes.set_errno(errno.ENOSYS)
+    return -1
+
+
+def await_writers(is_quiet: Callable[[], bool], arrays: Iterable[Array | None]) -> None:
+    """After a call has failed: wait until no peer writes into its arrays any more, which the user may then free.
+
+    If a peer does not finish, as it was stopped, the arrays are never freed: it would write into the same addresses
+    when it continues.
+    """
+    pause, deadline = threading.Event(), Deadline(_SETTLE_S)
+    while not is_quiet():
+        if deadline.expired():
+            for array in arrays:
+                if array is not None:
+                    ctypes.pythonapi.Py_IncRef(ctypes.py_object(array))
+            return
+        pause.wait(0.001)
+
+
+class Memory:
+    def __init__(self, pid: int, description: str) -> None:
+        self._pid = pid
+        self._description = description
+        self._reads, self._writes = _system_call("process_vm_readv"), _system_call("process_vm_writev")
+        self._local, self._remote = _Span(), _Span()
+        self._spans = ctypes.byref(self._local), 1, ctypes.byref(self._remote), 1, 0
+
+    def read(self, address: int, into: Array) -> None:
+        """Copy from `address` in the process into a contiguous array; raise DistBackendError if that fails."""
+        self._copy(self._reads, address, into, "read")
+
+    def write(self, address: int, data: Array) -> None:
+        """Copy a contiguous array to `address` in the process; raise DistBackendError if that fails."""
+        self._copy(self._writes, address, data, "write")
+
+    def try_read(self, address: int, into: Array) -> bool:
+        return self._tried(self.read, address, into)
+
+    def try_write(self, address: int, data: Array) -> bool:
+        return self._tried(self.write, address, data)
+
+    def _tried(self, copy: Callable[[int, Array], None], address: int, array: Array) -> bool:
+        try:
+            copy(address, array)
+        except DistBackendError:
+            return False
+        return True
+
+    def _copy(self, call: Callable[..., int], address: int, array: Array, verb: str) -> None:
+        self._local.base, left = address_of(array), array.nbytes
+        self._remote.base = address
+        while left:
+            self._local.length = self._remote.length = min(left, _LARGEST_COPY)
+            copied = call(self._pid, *self._spans)
+            if copied <= 0:
+                reason = os.strerror(ctypes.get_errno())
+                raise DistBackendError(f"cannot {verb} the memory of {self._description}: {reason}", peer_failed=True)
+            left -= copied
+            self._local.base += copied
+            self._remote.base += copied

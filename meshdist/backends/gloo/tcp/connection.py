@@ -1,0 +1,304 @@
+"""Connection: sends and receives frames over one socket, without blocking."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol, TypeAlias
+
+from meshdist.backends.gloo.tcp.frames import HEADER_BYTES, FrameError, Header, follows, unpack
+from meshdist.system.platform import ioctl
+
+# Size of the staging buffer for headers: a small message arrives with its header in one read.
+STAGING_BYTES = 64 << 10
+# Up to this size header and bytes are joined, which is faster than passing two buffers to the kernel.
+_JOINED_BYTES = 4 << 10
+# Reads or writes in a row before other connections are served.
+_MOST_STEPS = 16
+_NOTHING = memoryview(b"")
+# Linux: the number of bytes that the peer's kernel has not acknowledged.
+_TIOCOUTQ = 0x5411
+
+
+# Where the bytes of a frame go (None: discard them), and what to call when they have arrived.
+Place: TypeAlias = "tuple[memoryview | None, Callable[[], None] | None]"
+
+
+class Sink(Protocol):
+    """Receives the frames of a connection."""
+
+    def take(self, header: Header, connection: Connection) -> Place:
+        """Return where the bytes behind a header go, and what to call when they have arrived.
+
+        After `connection.hold()` the result is ignored, and the frame is offered again later.
+        """
+
+    def on_closed(self, connection: Connection) -> None:
+        """Called when a connection has ended."""
+
+
+class Outgoing:
+    """Bytes being sent; `on_done` is called when the kernel has them all, by whichever thread writes."""
+
+    __slots__ = ("_pieces", "done", "on_done")
+
+    def __init__(self, header: bytes, data: memoryview) -> None:
+        self.done = False
+        self.on_done: Callable[[], None] | None = None
+        self._pieces = [memoryview(header), data] if len(data) else [memoryview(header)]
+
+    def write(self, sock: socket.socket) -> bool:
+        """Write as much as the kernel takes; return True when all is written; raise OSError if it takes nothing."""
+        pieces = self._pieces
+        if len(pieces) == 1:
+            sent = sock.send(pieces[0])
+        elif sys.platform == "win32" or len(pieces[1]) <= _JOINED_BYTES:
+            pieces[:] = [memoryview(b"".join(pieces))]
+            sent = sock.send(pieces[0])
+        else:
+            sent = sock.sendmsg(pieces)
+        while pieces and sent >= len(pieces[0]):
+            sent -= len(pieces.pop(0))
+        if pieces:
+            pieces[0] = pieces[0][sent:]
+            return False
+        self.done = True
+        if self.on_done is not None:
+            self.on_done()
+        return True
+
+
+class Connection:
+    """One authenticated socket.
+
+    Args:
+        sock: The socket, not blocking.
+        sink: Receives the frames.
+        watch: Called with (reads, writes) when the events to poll the socket for change.
+
+    Attributes:
+        ended: Why the connection has ended, empty if the peer closed it; None while it is open.
+        is_held: No frames are parsed for now; see `hold`.
+        is_closed: The peer has closed the socket, but not all frames are parsed: it cannot be held any more.
+    """
+
+    def __init__(self, sock: socket.socket, sink: Sink, watch: Callable[[bool, bool], None]) -> None:
+        self.ended: str | None = None
+        self.is_closed = False
+        self.sock = sock
+        self._sink = sink
+        self._watch = watch
+        self._composition = memoryview(bytearray(STAGING_BYTES))
+        self._begin = self._end = 0
+        # Of the frame being read: the rest of its place, its group, and what to call at its end.
+        self._left = _NOTHING
+        self._group = 0
+        self._then: Callable[[], None] | None = None
+        self.is_held = False
+        self._why = ""
+        self._out: deque[Outgoing] = deque()
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._out)
+
+    def send(self, outgoing: Outgoing) -> None:
+        self._out.append(outgoing)
+        if len(self._out) == 1:
+            self.write()
+
+    def send_at_once(self, frame: bytes) -> bool:
+        """Send unless something waits for room or there is none; return whether it was sent or queued."""
+        if self._out or self.ended is not None:
+            return False
+        try:
+            sent = self.sock.send(frame)
+        except OSError:  # the ordinary send that follows reports the error
+            return False
+        if sent < len(frame):
+            self._out.append(Outgoing(frame[sent:], _NOTHING))
+            self._watch(not self.is_held, True)
+        return True
+
+    def write(self) -> None:
+        out, steps = self._out, _MOST_STEPS
+        try:
+            while out and steps and out[0].write(self.sock):
+                out.popleft()
+                steps -= 1
+        except BlockingIOError:
+            pass  # the socket is polled for room
+        except OSError as error:
+            # Frames that the peer sent before are still readable; reading reports the end.
+            out.clear()
+            self._why = _words(error)
+        self._watch(not self.is_held, bool(out))
+
+    def read(self) -> None:
+        if self.ended is not None:
+            return
+        if self.is_held:
+            # A held socket is polled only for its end. What is left is little, and tells how the peer ended.
+            self.is_closed = True
+            self.resume()
+        try:
+            for _ in range(_MOST_STEPS):
+                if self.is_held or not self._read_some():
+                    return
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.end(_words(error))
+
+    def read_frame(self, header: bytes, num_bytes: int) -> memoryview | None:
+        """Read once; return the bytes behind `header` if just that frame came; raise BlockingIOError if nothing did."""
+        if self._end or self._left or self.is_held or self.ended is not None:
+            return None
+        composition, end = self._composition, HEADER_BYTES + num_bytes
+        try:
+            count = self.sock.recv_into(composition)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            self.end(_words(error))
+            return None
+        if not count:
+            self.end("")
+            return None
+        frame = None
+        if count >= end and composition[:HEADER_BYTES] == header:
+            frame = composition[HEADER_BYTES:end]
+            if count == end:
+                return frame
+            # More frames follow: copy this one, and parse the rest.
+            frame, self._begin = memoryview(bytes(frame)), end
+        self._end = count
+        self._take_frames()
+        return frame
+
+    def hold(self) -> None:
+        """Stop parsing: the current frame and those behind it wait."""
+        self.is_held = True
+        self._watch(False, bool(self._out))
+
+    def resume(self) -> None:
+        if self.is_held and self.ended is None:
+            self.is_held = False
+            self._watch(True, bool(self._out))
+            self._take_frames()
+
+    def discard(self, group: int) -> None:
+        if self._left and self._group == group:
+            self._left, self._then = memoryview(bytearray(len(self._left))), None
+
+    def all_arrived(self) -> bool:
+        return not self._out and not any(ioctl(self.sock.fileno(), _TIOCOUTQ, bytes(4)))
+
+    def shut(self) -> None:
+        with suppress(OSError):  # shut down explicitly, as a forked child may hold a copy; the peer may be gone
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.end("closed here")
+
+    def end(self, why: str) -> None:
+        if self.ended is None:
+            self.ended = why or self._why
+            self._out.clear()
+            self._watch(False, False)
+            self.sock.close()
+            self._sink.on_closed(self)
+
+    def _read_some(self) -> bool:
+        left = self._left
+        if left:
+            count = self.sock.recv_into(left)
+            if not count:
+                self.end("")
+                return False
+            self._left = left[count:]
+            if not self._left and self._then is not None:
+                self._then()
+            return True
+        count = self.sock.recv_into(self._composition[self._end :])
+        if not count:
+            self.end("")
+            return False
+        self._end += count
+        is_full = self._end == STAGING_BYTES
+        self._take_frames()
+        return self.ended is None and (is_full or bool(self._left))
+
+    def _take_frames(self) -> None:
+        try:
+            self._parse()
+        except FrameError as error:
+            self.end(f"it sent {error}")
+
+    def _parse(self) -> None:
+        composition, begin, end = self._composition, self._begin, self._end
+        while end - begin >= HEADER_BYTES:
+            header = unpack(composition, begin)
+            size = follows(header)
+            try:
+                place, then = self._sink.take(header, self)
+                if place is None and size and not self.is_held:
+                    place = memoryview(bytearray(size))
+            except (MemoryError, OverflowError):
+                raise FrameError(f"a frame of {size} bytes, more than this process has memory for") from None
+            if self.is_held or self.ended is not None:
+                break
+            begin += HEADER_BYTES
+            if size:
+                assert place is not None
+                there = min(size, end - begin)
+                place[:there] = composition[begin : begin + there]
+                begin += there
+                if there < size:
+                    self._left, self._group, self._then = place[there:], header[2], then
+                    break
+            if then is not None:
+                then()
+        if begin == end:
+            begin = end = 0
+        elif begin:
+            composition[: end - begin] = bytes(composition[begin:end])
+            begin, end = 0, end - begin
+        self._begin, self._end = begin, end
+
+
+def _words(error: OSError) -> str:
+    # A connection reset needs no explanation: the process of the peer has ended.
+    return "" if isinstance(error, ConnectionError) else error.strerror or str(error)
+
+
+# Up to this round-trip time few bytes in flight keep the line busy. With more, what one side has copied has left the
+# cache before the other side copies it, which takes up to twice the processor time (measured between namespaces of one
+# machine).
+NEAR_US = 100
+NEAR_BYTES = 256 << 10
+
+# Offset of the shortest round trip in Linux' tcp_info, in microseconds.
+_MIN_RTT = 148
+
+
+def tune_send_buffer(sock: socket.socket) -> None:
+    """Limit the bytes in flight to a near peer; for others the kernel tunes the buffer itself."""
+    round_trip_us = _round_trip_us(sock)
+    if round_trip_us is not None and round_trip_us < NEAR_US:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_BYTES)
+
+
+def _round_trip_us(sock: socket.socket) -> int | None:
+    if sys.platform != "linux":
+        return None
+    try:
+        found = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT + 4)
+    except OSError:
+        return None
+    if len(found) < _MIN_RTT + 4:
+        return None
+    round_trip_us: int = struct.unpack_from("=I", found, _MIN_RTT)[0]
+    return round_trip_us

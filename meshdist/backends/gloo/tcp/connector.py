@@ -1,0 +1,132 @@
+"""Connector: connects to one peer, in a thread of its own."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from meshdist.backends.gloo.tcp.acceptor import PURPOSE, pack_claim
+from meshdist.errors import DistNetworkError, DistStoreError
+from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, connect_handshake
+from meshdist.store import Store
+from meshdist.store.address import endpoint, tune
+from meshdist.system.deadline import Deadline
+from meshdist.system.platform import limit_of, start_thread
+
+# How long a peer may be unreachable.
+PATIENCE_S = 10.0
+
+_SLICE_S = 0.5
+_CONNECT_S = 3.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
+
+
+class ListenerRecord(NamedTuple):
+    """Where a rank listens, as published in the store: the listener's token, and host and port of each address."""
+
+    token: bytes
+    endpoints: Sequence[tuple[str, int]]
+
+    def encode(self) -> str:
+        return json.dumps([self.token.hex(), self.endpoints])
+
+    @classmethod
+    def decode(cls, text: str | bytes) -> ListenerRecord:
+        token, endpoints = json.loads(text)
+        return cls(bytes.fromhex(token), [(host, port) for host, port in endpoints])
+
+
+def listener_key(rank: int) -> str:
+    return f"wire/{rank}"
+
+
+def first_interface(caller: int, peer: int) -> int:
+    """Return the index of the interface (modulo their number) that a pair of ranks tries first.
+
+    Ranks of equal place on two hosts have equal distances, so their sums are all even or all odd; halving them spreads
+    the pairs over the interfaces.
+    """
+    return (caller + peer) // 2
+
+
+class Connector:
+    """Connects rank `caller` to `peer`, both global; the thread calls `connected` or `gave_up`, with the reason."""
+
+    def __init__(
+        self,
+        store: Store,
+        secret: bytes,
+        caller: int,
+        peer: int,
+        connected: Callable[[socket.socket], None],
+        gave_up: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._secret = secret
+        self._caller = caller
+        self._peer = peer
+        self._connected = connected
+        self._gave_up = gave_up
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"meshdist-connector-{peer}", daemon=True)
+        start_thread(self._thread)
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            listener = self._find()
+            if listener is not None:
+                self._connect(listener)
+        except DistNetworkError as error:
+            self._gave_up(str(error))
+
+    def _find(self) -> ListenerRecord | None:
+        key = listener_key(self._peer)
+        while not self._closed.is_set():
+            try:
+                self._store.wait([key], _SLICE_S)
+                return ListenerRecord.decode(self._store.get(key))
+            except DistNetworkError:
+                # The store is lost; the waits for the peer report with which rank.
+                return None
+            except DistStoreError:
+                continue
+        return None
+
+    def _connect(self, listener: ListenerRecord) -> None:
+        turn, pause_s, since_s = first_interface(self._caller, self._peer), _FIRST_PAUSE_S, time.monotonic()
+        while not self._closed.is_set():
+            host, port = listener.endpoints[turn % len(listener.endpoints)]
+            try:
+                sock = self._connect_to(host, port, listener.token)
+            except (OSError, DistNetworkError) as error:
+                if time.monotonic() - since_s > PATIENCE_S:
+                    raise DistNetworkError(
+                        f"no connection to {endpoint(host, port)}: {error}{limit_of(error)}"
+                    ) from None
+                self._closed.wait(pause_s)
+                turn, pause_s = turn + 1, min(2 * pause_s, _LONGEST_PAUSE_S)
+                continue
+            self._connected(sock)
+            return
+
+    def _connect_to(self, host: str, port: int, token: bytes) -> socket.socket:
+        sock = socket.create_connection((host, port), _CONNECT_S)
+        try:
+            tune(sock)
+            said = pack_claim(token, self._caller)
+            deadline = Deadline(HANDSHAKE_TIMEOUT_S)
+            connect_handshake(sock, self._secret, PURPOSE, endpoint(host, port), deadline, said)
+            sock.setblocking(False)
+        except BaseException:
+            sock.close()
+            raise
+        return sock

@@ -1,0 +1,187 @@
+"""TcpTransport: the links of one rank with the others of its world.
+
+There is no progress thread: every thread that waits for TCP polls the sockets for all, or sleeps on one descriptor that
+stands for all. Only accepting and connecting have threads, so a computing rank does not delay its peers' connections.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+from functools import partial
+
+from meshdist.backends.base import BackendOptions
+from meshdist.backends.gloo.tcp.acceptor import Acceptor
+from meshdist.backends.gloo.tcp.connection import Connection, tune_send_buffer
+from meshdist.backends.gloo.tcp.connector import Connector, ListenerRecord, listener_key
+from meshdist.backends.gloo.tcp.frames import BYE, group_token, pack
+from meshdist.backends.gloo.tcp.group_receive_state import GroupReceiveState
+from meshdist.backends.gloo.tcp.link import Link
+from meshdist.backends.gloo.tcp.listen_addresses import listen_addresses
+from meshdist.backends.gloo.tcp.poller import new_poller
+from meshdist.errors import DistError
+from meshdist.runtime.departure import Departure
+from meshdist.security.handshake import secret_from_environment
+from meshdist.system.deadline import Deadline
+
+_DELIVERY_S = 5.0
+_PAUSE_S = 0.002
+
+
+class TcpTransport:
+    """The links of one rank, from its first group with other hosts on; `fd` is readable when `progress` has work."""
+
+    def __init__(self, options: BackendOptions) -> None:
+        peers, store = options.peers, options.world_store
+        self.lock = threading.RLock()
+        self._poller = new_poller()
+        self.fd = self._poller.fd
+        self._peers = peers
+        self._store = store
+        self._rank = options.ranks[options.rank]
+        self._secret = secret_from_environment()
+        self._links: dict[int, Link] = {}
+        self._receive_states: dict[int, GroupReceiveState] = {}
+        self._connectors: dict[int, Connector] = {}
+        self._by_fd: dict[int, Connection] = {}
+        self._closing = False
+        one_machine = len({card.network for card in peers.cards(range(peers.num_ranks))}) == 1
+        addresses = listen_addresses(store, one_machine=one_machine)
+        self._acceptor = Acceptor(addresses, self._secret, peers.num_ranks, self._admit)
+        store.set(listener_key(self._rank), ListenerRecord(self._acceptor.token, self._acceptor.endpoints).encode())
+
+    def progress(self) -> None:
+        with self.lock:
+            if self._closing:
+                return
+            for fd, reads, writes in self._poller.poll():
+                connection = self._by_fd.get(fd)
+                if connection is None:
+                    continue
+                if writes:
+                    connection.write()
+                if reads:
+                    connection.read()
+
+    def link(self, rank: int) -> Link:
+        link = self._links.get(rank)
+        if link is None:
+            process = self._peers.process(rank)
+            with self.lock:
+                link = self._links.setdefault(rank, Link(self, rank, process))
+        return link
+
+    def receive_state(self, token: int) -> GroupReceiveState:
+        receive_state = self._receive_states.get(token)
+        if receive_state is None:
+            with self.lock:
+                receive_state = self._receive_states.setdefault(token, GroupReceiveState(token))
+        return receive_state
+
+    def open(self, name: str, ranks: tuple[int, ...]) -> GroupReceiveState:
+        receive_state = self.receive_state(group_token(name))
+        receive_state.ranks = ranks
+        return receive_state
+
+    def close_group(self, receive_state: GroupReceiveState, header: bytes, data: bytes) -> None:
+        """Send a last frame to a group's ranks, now or when they connect, and discard what arrives for it."""
+        with self.lock:
+            if receive_state.is_open:
+                receive_state.is_open = False
+                receive_state.last_words = header, data
+                for link in self._links.values():
+                    link.discard(receive_state)
+                    if link.rank in receive_state.ranks and link.is_connected:
+                        link.send_frame(header, data)
+
+    def last_words(self, rank: int) -> list[tuple[bytes, bytes]]:
+        return [
+            receive_state.last_words
+            for receive_state in self._receive_states.values()
+            if receive_state.last_words is not None and rank in receive_state.ranks
+        ]
+
+    def awaits(self, link: Link) -> bool:
+        return any(receive_state.awaits(link) for receive_state in list(self._receive_states.values()))
+
+    def links_of(self, receive_state: GroupReceiveState) -> list[Link]:
+        return [self._links[rank] for rank in receive_state.ranks if rank in self._links]
+
+    def departure_of(self, rank: int) -> Departure | None:
+        with suppress(DistError):  # the store may be lost as well
+            return self._peers.departure_of(rank)
+        return None
+
+    def report_lost(self, rank: int) -> None:
+        self._peers.report_end(rank)
+
+    def connect(self, link: Link) -> None:
+        if link.rank not in self._connectors and not self._closing:
+            connected, gave_up = partial(self._admit, link.rank), partial(self._give_up, link)
+            self._connectors[link.rank] = Connector(
+                self._store, self._secret, self._rank, link.rank, connected, gave_up
+            )
+
+    def close(self) -> None:
+        """Say BYE to all peers, wait for delivery, and close the connections."""
+        for connector in list(self._connectors.values()):
+            connector.close()
+        self._acceptor.close()
+        with self.lock:
+            for link in self._links.values():
+                link.close(pack(BYE, 0, 0))
+        self._deliver(Deadline(_DELIVERY_S))
+        with self.lock:
+            for link in self._links.values():
+                link.shut()
+            self._closing = True
+            self._poller.close()
+
+    def disown(self) -> None:
+        """Close the sockets in a forked child, without a BYE: the parent keeps its own copies."""
+        self._closing = True
+        self._acceptor.disown()
+        for connection in self._by_fd.values():
+            connection.sock.close()
+        self._poller.close()
+
+    def _deliver(self, deadline: Deadline) -> None:
+        """Wait until the peers' kernels have everything: closing a socket earlier may discard it."""
+        pause = threading.Event()
+        while not deadline.expired():
+            self.progress()
+            if all(link.all_arrived() for link in list(self._links.values())):
+                return
+            pause.wait(deadline.slice_s(_PAUSE_S))
+
+    def _admit(self, rank: int, sock: socket.socket) -> None:
+        link = self.link(rank)
+        with self.lock:
+            if self._closing:
+                sock.close()
+                return
+            tune_send_buffer(sock)
+            fd = sock.fileno()
+            connection = Connection(sock, link, partial(self._watch, fd))
+            self._by_fd[fd] = connection
+            self._watch(fd, True, False)
+            link.adopt(connection)
+        self._poller.ring()
+
+    def _give_up(self, link: Link, why: str) -> None:
+        with self.lock:
+            link.give_up(why)
+        self._poller.ring()
+
+    def _watch(self, fd: int, reads: bool, writes: bool) -> None:
+        if self._by_fd[fd].ended is None:
+            self._poller.watch(fd, reads, writes)
+        else:
+            self._poller.forget(fd)
+            del self._by_fd[fd]
+
+
+def tcp_transport(options: BackendOptions) -> TcpTransport:
+    transport: TcpTransport = options.peers.once("wire", partial(TcpTransport, options))
+    return transport

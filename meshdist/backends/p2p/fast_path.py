@@ -1,0 +1,52 @@
+"""The fast path: small messages of a kind that has been sent or received before.
+
+The common part of all messages with one peer, tag, dtype and shape is prepared once, and they need no requests. A
+transport gives two functions for a kind:
+
+- Send: write the message, unless an earlier one waits for room, or the peer has left or failed.
+- Take: copy the next message into an array, if it is of this kind, no receive is posted and no message is unexpected:
+  otherwise it may be for another receive. Return None if nothing has arrived.
+
+Both return False, without effect, if the message needs a request; the caller then posts one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from meshdist.arrays.host import Array
+from meshdist.backends.base import FastPath
+from meshdist.backends.p2p.match_queue import DtypeNames, eager_bytes
+from meshdist.runtime.waiting import spin_for
+
+Take: TypeAlias = "Callable[[Array], bool | None]"
+
+
+class MessageKind(NamedTuple):
+    tag: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    dtype_name: bytes
+    num_bytes: int
+
+
+class MessageKinds:
+    """Makes the kinds of a group's messages; messages longer than `eager_bytes` have no fast path."""
+
+    def __init__(self, most_eager_bytes: int) -> None:
+        self.names = DtypeNames()
+        self.eager_bytes = min(eager_bytes(), most_eager_bytes)
+
+    def kind(self, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> MessageKind | None:
+        num_bytes = math.prod(shape) * dtype.itemsize
+        return None if num_bytes > self.eager_bytes else MessageKind(tag, dtype, shape, self.names[dtype], num_bytes)
+
+
+def fast_recv(take: Take, spin_s: float, spins: int = 0) -> FastPath:
+    """Return a fast path that polls `spins` times and then for `spin_s`; after that the caller posts a receive."""
+    return lambda array: spin_for(partial(take, array), spin_s, spins)

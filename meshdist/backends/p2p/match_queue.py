@@ -1,0 +1,137 @@
+"""The match queue: posted receives, and messages that arrived before their receive was posted."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Sized
+from contextlib import AbstractContextManager
+from itertools import count
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import numpy as np
+
+M = TypeVar("M")
+R = TypeVar("R")
+T = TypeVar("T")
+
+EAGER_VARIABLE = "MESHDIST_EAGER_LIMIT"
+DEFAULT_EAGER_BYTES = 64 << 10
+_MOST_TAGS = 8
+
+_Key: TypeAlias = "tuple[int | None, int]"
+
+
+class MatchQueue(Generic[M, R]):
+    """The posted receives and the unexpected messages of one rank in one group.
+
+    A receive takes the first message from its source with its tag; a message goes to the receive posted first among
+    those for its sender and those for any source. Callers hold `lock`, except for `other_tags`. `describe` returns a
+    rank's description in errors.
+    """
+
+    def __init__(self, lock: AbstractContextManager[Any]) -> None:
+        self.lock = lock
+        self.describe: Callable[[int], str] = "rank {}".format
+        self._numbers = count()
+        # Queues without an entry are removed: a program may use every tag once.
+        self._posted: dict[_Key, deque[tuple[int, R]]] = {}
+        self._unexpected: dict[_Key, deque[tuple[int, M]]] = {}
+        self._num_any_source = 0
+
+    def post_recv(self, request: R, source: int | None, tag: int) -> M | None:
+        """Return the message for a receive; if none has arrived, post the receive and return None."""
+        message = None
+        if self._unexpected:
+            keys: list[_Key] = [(source, tag)]
+            if source is None:
+                keys = [key for key in self._unexpected if key[1] == tag]
+            message = _take_first(self._unexpected, keys)
+        if message is None:
+            self._num_any_source += source is None
+            _append(self._posted, (source, tag), (next(self._numbers), request))
+        return message
+
+    def match(self, source: int, tag: int) -> R | None:
+        """Return the receive for an arrived message; None if none is posted: see `add_unexpected`."""
+        if not self._num_any_source:
+            return _take_first(self._posted, [(source, tag)])
+        before = len(self._posted.get((None, tag), ()))
+        request = _take_first(self._posted, [(source, tag), (None, tag)])
+        self._num_any_source -= before - len(self._posted.get((None, tag), ()))
+        return request
+
+    def add_unexpected(self, message: M, source: int, tag: int) -> None:
+        _append(self._unexpected, (source, tag), (next(self._numbers), message))
+
+    @property
+    def containers(self) -> tuple[Sized, Sized]:
+        """What is empty while it is idle."""
+        return self._posted, self._unexpected
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._posted or self._unexpected)
+
+    def awaits(self, source: int) -> bool:
+        """Return whether a posted receive could match a message of `source`, whatever its tag."""
+        return any(wanted in (source, None) for wanted, _ in self._posted)
+
+    def unexpected(self, source: int | None) -> list[M]:
+        if not self._unexpected:
+            return []
+        queues = [queue for (src, _), queue in self._unexpected.items() if source in (src, None)]
+        return [message for queue in queues for _, message in queue]
+
+    def other_tags(self, source: int | None, tag: int) -> str:
+        """Return the end of an error: the awaited tag and those of unexpected messages; empty in collectives."""
+        if tag < 0:
+            return ""
+        with self.lock:
+            tags = sorted({tag for src, tag in self._unexpected if source in (src, None) and tag >= 0})
+        if not tags:
+            return f" with tag {tag}"
+        named = ", ".join(map(str, tags[:_MOST_TAGS])) + (", ..." if len(tags) > _MOST_TAGS else "")
+        return f" with tag {tag}; there {'is one with tag' if len(tags) == 1 else 'are some with tags'} {named}"
+
+
+class DtypeNames(dict["np.dtype[Any]", bytes]):
+    """The dtype names in headers, cached: NumPy takes microseconds to format one."""
+
+    def __missing__(self, dtype: np.dtype[Any]) -> bytes:
+        name = self[dtype] = str(dtype).encode()[:16].ljust(16, b"\0")
+        return name
+
+
+def _append(queues: dict[_Key, deque[tuple[int, T]]], key: _Key, entry: tuple[int, T]) -> None:
+    queue = queues.get(key)
+    if queue is None:
+        queues[key] = deque((entry,))
+    else:
+        queue.append(entry)
+
+
+def _take_first(queues: dict[_Key, deque[tuple[int, T]]], keys: list[_Key]) -> T | None:
+    there = [key for key in keys if key in queues]
+    if not there:
+        return None
+    key = there[0] if len(there) == 1 else min(there, key=lambda key: queues[key][0][0])
+    queue = queues[key]
+    entry = queue.popleft()[1]
+    if not queue:
+        del queues[key]
+    return entry
+
+
+def eager_bytes() -> int:
+    """Return up to how many bytes a send is buffered, so that it does not wait for its receive; -1 for none.
+
+    Raises:
+        ValueError: `MESHDIST_EAGER_LIMIT` is not a number of bytes.
+    """
+    text = os.environ.get(EAGER_VARIABLE, str(DEFAULT_EAGER_BYTES))
+    if not text.strip().isdecimal():
+        raise ValueError(
+            f"{EAGER_VARIABLE} must be a number of bytes, got {text!r}; 0 makes every send wait until it is received"
+        )
+    return int(text) or -1

@@ -1,0 +1,196 @@
+"""Requests of all backends: posted receives, unexpected messages and posted sends."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshdist.arrays.host import Array, as_bytes, describe_array
+from meshdist.backends.p2p.match_queue import MatchQueue
+from meshdist.errors import DistBackendError
+from meshdist.runtime.waiting import Doorbell, Incoming, Waitable
+
+
+class RecvRequest(Incoming):
+    """A posted receive from the rank `wanted`, None for any; `message` is set once matched, `done` at the end."""
+
+    def __init__(
+        self, array: Array, dtype_name: bytes, wanted: int | None, tag: int, queue: MatchQueue[Any, Any]
+    ) -> None:
+        self.done = False
+        self.source = -1
+        self.wanted = wanted
+        self.tag = tag
+        self.queue = queue
+        self.message: UnexpectedMessage | None = None
+        self._array = array
+        self._dtype_name = dtype_name
+        self._error: DistBackendError | None = None
+        self._bell: Doorbell | None = None
+
+    def target(self, source: int, num_bytes: int, dtype: bytes) -> Array | None:
+        """Return the bytes of the array for a message; None if it does not fit, which completes with an error."""
+        self.source = source
+        if num_bytes == self._array.nbytes and dtype == self._dtype_name:
+            return as_bytes(self._array)
+        name = dtype.rstrip(bytes(1)).decode()
+        self._error = DistBackendError(
+            f"the message from {self.queue.describe(source)} is {num_bytes} bytes of {name},"
+            f" the array to receive it is {describe_array(self._array)}, {self._array.nbytes} bytes"
+        )
+        self.complete()
+        return None
+
+    def complete(self) -> None:
+        """Mark as done, and wake the waiting thread: another one may have made the progress."""
+        self.done = True
+        if self._bell is not None:
+            self._bell.ring()
+
+    def ready(self) -> bool:
+        if not self.done:
+            self.progress()
+        if self._error is not None:
+            raise self._error
+        return self.done
+
+    @abstractmethod
+    def progress(self) -> None:
+        """Receive what has arrived, for this request and for others."""
+
+    def source_words(self) -> str:
+        return "any rank" if self.wanted is None else self.queue.describe(self.wanted)
+
+    def other_tags(self) -> str:
+        return self.queue.other_tags(self.wanted, self.tag)
+
+    def missing(self) -> str:
+        return f"a message from {self.source_words()}{self.other_tags()}"
+
+
+class UnexpectedMessage:
+    """A message that arrived before its receive was posted: its bytes, or only their announcement (RTS).
+
+    An announced message is fetched when a receive claims it, or into memory of its own when it is pulled.
+
+    Attributes:
+        data: Its bytes, complete or still arriving.
+        is_coming: Its bytes are complete or arriving.
+    """
+
+    data: Array
+
+    def __init__(
+        self,
+        queue: MatchQueue[Any, Any],
+        source: int,
+        tag: int,
+        num_bytes: int,
+        dtype: bytes,
+        *,
+        is_announced: bool = False,
+    ) -> None:
+        self.source = source
+        self.tag = tag
+        self.num_bytes = num_bytes
+        self.dtype = dtype
+        self.queue = queue
+        self.is_coming = not is_announced
+        self._is_complete = False
+        self._request: RecvRequest | None = None
+
+    def allocate(self) -> Array:
+        self.data = np.empty(self.num_bytes, np.uint8)
+        return self.data
+
+    def pull(self) -> None:
+        with self.queue.lock:
+            is_coming, self.is_coming = self.is_coming, True
+        if not is_coming:
+            self.fetch(self.allocate(), self.arrived)
+
+    def claim(self, request: RecvRequest) -> None:
+        with self.queue.lock:
+            is_coming, self.is_coming = self.is_coming, True
+            is_complete = self._is_complete
+            self._request = request
+        if is_complete:
+            self.deliver(request)
+            return
+        request.message = self
+        if not is_coming:
+            target = request.target(self.source, self.num_bytes, self.dtype)
+            if target is not None:
+                self.fetch(target, request.complete)
+
+    def arrived(self) -> None:
+        with self.queue.lock:
+            self._is_complete = True
+            request = self._request
+        if request is not None:
+            self.deliver(request)
+
+    def deliver(self, request: RecvRequest) -> None:
+        target = request.target(self.source, self.num_bytes, self.dtype)
+        if target is not None:
+            target[...] = self.data
+            request.complete()
+
+    def fetch(self, target: Array, then: Callable[[], None]) -> None:
+        """Fetch the bytes of an announced message into `target`, then call `then`."""
+        raise NotImplementedError
+
+    def progress(self) -> None:
+        """Advance the fetch, in transports where nothing else does."""
+
+
+class SendRequest(Waitable):
+    """A posted send, which is done once its array may be changed."""
+
+    done = False
+
+    def ready(self) -> bool:
+        return self.done
+
+    @abstractmethod
+    def receiver_words(self) -> str: ...
+
+    def missing(self) -> str:
+        return f"{self.receiver_words()} to receive a message"
+
+
+def arrive(message: UnexpectedMessage) -> bool:
+    """Match an arrived message, or keep it as unexpected; return whether a receive was posted.
+
+    An announced message is fetched at once if another message of its sender is awaited: that one may be behind it.
+    """
+    queue = message.queue
+    with queue.lock:
+        request: RecvRequest | None = queue.match(message.source, message.tag)
+        if request is None:
+            is_in_the_way = not message.is_coming and queue.awaits(message.source)
+            queue.add_unexpected(message, message.source, message.tag)
+    if request is not None:
+        message.claim(request)
+    elif is_in_the_way:
+        message.pull()
+    return request is not None
+
+
+def post(request: RecvRequest, *, pulls: bool = True) -> bool:
+    """Post a receive; return whether its message is here or arriving; if not, `pulls` fetches announced ones."""
+    queue = request.queue
+    others: Sequence[UnexpectedMessage] = ()
+    with queue.lock:
+        message: UnexpectedMessage | None = queue.post_recv(request, request.wanted, request.tag)
+        if message is None and pulls:
+            others = queue.unexpected(request.wanted)
+    if message is not None:
+        message.claim(request)
+        return True
+    for other in others:
+        other.pull()
+    return False

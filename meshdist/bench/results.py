@@ -1,0 +1,105 @@
+"""Parse and format sizes, and write the table of a measurement."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from meshdist.bench.measuring import Row
+from meshdist.system.versions import versions
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SIZE = re.compile(r"(\d+) *([KMGT]?)(?:i?B)?", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Return a size in bytes: `8`, `64K`, `64KiB` and `64kb` are accepted, with powers of 1024.
+
+    Raises:
+        ValueError: The text is not a size, or 0.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or int(match[1]) == 0:
+        raise ValueError(f"expected a size above 0, such as 8, 64K, 16M or 1G, got {text!r}")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def series(begin: int, end: int, factor: float) -> list[int]:
+    """Return sizes from `begin` to `end`, each `factor` times the one before; `end` is the last."""
+    sizes, size = [], float(begin)
+    while round(size) < end:
+        sizes.append(round(size))
+        size *= factor
+    return [*dict.fromkeys(sizes), end]
+
+
+def show_size(num_bytes: int) -> str:
+    """Return a size in the largest unit that divides it."""
+    for unit, unit_bytes in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if num_bytes and num_bytes % unit_bytes == 0:
+            return f"{num_bytes // unit_bytes} {unit}"
+    return f"{num_bytes} B"
+
+
+_HEAD = (
+    ("size", "count", "calls", "median", "min", "p99", "algbw", "busbw", "wrong"),
+    ("", "elements", "", "us", "us", "us", "GB/s", "GB/s", "elements"),
+)
+_WIDTHS = (12, 11, 7, 11, 11, 11, 9, 9, 9)
+
+LEGEND = """\
+A time is that of a call on the slowest rank. algbw is size / median time; busbw counts the bytes that the busiest rank
+must send instead, so it can be compared with the speed of memory or network for any number of ranks."""
+
+
+def head(title: str) -> str:
+    """Return the head of the table of one operation."""
+    return "\n".join([title, *map(_line, _HEAD)])
+
+
+def line(row: Row) -> str:
+    times = [_digits(time) for time in (row.median_us, row.min_us, row.p99_us)]
+    speeds = [f"{speed:.2f}" if row.num_bytes else "" for speed in (row.algorithm_gbps, row.bus_gbps)]
+    size, count = (show_size(row.num_bytes), str(row.elements)) if row.num_bytes else ("", "")
+    return _line((size, count, str(row.iterations), *times, *speeds, "-" if row.wrong is None else str(row.wrong)))
+
+
+def write_csv(path: Path, rows: Sequence[Row], job: Mapping[str, Any]) -> None:
+    """Write the rows, each with the common settings."""
+    text = StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow([*job, *Row._fields])
+    writer.writerows([[*job.values(), *row] for row in rows])
+    _overwrite(path, text.getvalue())
+
+
+def write_json(path: Path, rows: Sequence[Row], job: Mapping[str, Any]) -> None:
+    """Write the rows, the common settings, and the machine."""
+    everything = {"machine": versions(), "job": dict(job), "results": [row._asdict() for row in rows]}
+    _overwrite(path, json.dumps(everything, indent=1) + "\n")
+
+
+def _overwrite(path: Path, text: str) -> None:
+    # One write over the old content: if this process is killed, the file has the old or the new content.
+    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o666)
+    try:
+        os.write(file, text.encode())
+        with suppress(OSError):  # a pipe cannot be truncated
+            os.ftruncate(file, len(text.encode()))
+    finally:
+        os.close(file)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "  ".join(cell.rjust(width) for cell, width in zip(cells, _WIDTHS, strict=True)).rstrip()
+
+
+def _digits(number: float) -> str:
+    return f"{number:.2f}" if number < 9.995 else f"{number:.1f}" if number < 999.95 else f"{number:.0f}"

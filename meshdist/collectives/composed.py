@@ -1,0 +1,117 @@
+"""Composition: collectives of lists, carried out by a collective of single arrays.
+
+The input is packed into one flat array, another collective runs on it, natively if the backend has it, and its output
+is unpacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from meshdist.arrays.host import Array
+from meshdist.collectives.definition import Collective
+from meshdist.runtime.call import Buffers, Call, Transport
+from meshdist.runtime.plan_cache import each
+from meshdist.runtime.waiting import Waitable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Composition:
+    """How a collective is carried out by another.
+
+    Attributes:
+        inner: The collective that runs on flat arrays.
+        put: Packs the input of the outer call into the input of the inner one.
+        room: Makes the output of the inner call from its input; the same array for a collective in place.
+        take: Unpacks the output of the inner call into the user's buffers.
+        by_device: The lists have one array, or list, for each device of this process, which acts as one rank.
+        by_element: Each place of the lists could be a call of `inner` by itself.
+    """
+
+    inner: Collective[..., Any]
+    put: Callable[[Call, Buffers], Array]
+    room: Callable[[Call, Array], Array]
+    take: Callable[[Call, Array, Buffers], None]
+    by_device: bool = False
+    by_element: bool = False
+
+    def inner_call(self, call: Call) -> Call:
+        """Return the call of the inner collective; messages, and the comparison of ranks, name the outer one."""
+        words = call.collective.agreed(call)
+        with np.errstate(all="ignore"):  # only the shape and the dtype of what comes of it matter here
+            flat = self.put(call, call.send)
+        return replace(
+            call,
+            collective=self.inner.under(call.collective.name, lambda _: words),
+            send=flat,
+            recv=self.room(call, flat),
+        )
+
+
+def composed(
+    inner: Collective[..., Any],
+    *,
+    names: tuple[str, str],
+    check: Callable[[Call], None],
+    agreed: Callable[[Call], tuple[Any, ...]],
+    put: Callable[[Call, Buffers], Array],
+    take: Callable[[Call, Array, Buffers], None],
+    room: Callable[[Call, Array], Array] = lambda call, flat: flat,
+    writes: Callable[[Call], bool] = lambda call: True,
+    lists: tuple[str, ...] = ("send", "recv"),
+    by_device: bool = False,
+    by_element: bool = False,
+) -> Callable[[Callable[P, R]], Collective[P, R]]:
+    """Make the decorated function a Collective that `inner` carries out; see Composition and Collective."""
+
+    def decorate(function: Callable[P, R]) -> Collective[P, R]:
+        made = Collective(function, names, check, agreed, _never, writes, lists=lists, dataflow=inner.dataflow)
+        made.composition = Composition(inner, put, room, take, by_device, by_element)
+        return made
+
+    return decorate
+
+
+def _never(transport: Transport, call: Call, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
+    raise AssertionError(f"{call.collective.name} is carried out by another collective")
+
+
+def joined(arrays: list[Array]) -> Array:
+    whole: Array = np.concatenate([array.reshape(-1) for array in arrays])
+    return whole
+
+
+def pack_all(call: Call, send: Buffers) -> Array:
+    return joined(each(send))
+
+
+def unpack_all(call: Call, flat: Array, recv: Buffers) -> None:
+    begin = 0
+    for array in each(recv):
+        part = flat[begin : begin + array.size]
+        array[...] = part if array.ndim == 1 else part.reshape(array.shape)
+        begin += array.size
+
+
+def unchained(name: str, lists: Any, counted_name: str, counted: Any, size: int, by_rank: bool) -> list[Any]:
+    """Return the arrays of a list of lists as one list; `name` and `counted_name` are for messages.
+
+    With `by_rank`, there is one list per rank, as long as `counted`. Otherwise, there is one list for each of
+    `counted`, with as many arrays as all ranks have of these.
+    """
+    if not isinstance(counted, (list, tuple)):
+        raise TypeError(f"{counted_name} must be a list of arrays, got {type(counted).__name__}")
+    if not isinstance(lists, (list, tuple)) or not all(isinstance(inner, (list, tuple)) for inner in lists):
+        raise TypeError(f"{name} must be a list of lists of arrays")
+    num_lists, length = (size, len(counted)) if by_rank else (len(counted), size * len(counted))
+    lengths = [len(inner) for inner in lists]
+    if lengths != [length] * num_lists:
+        raise ValueError(f"{name} must hold {num_lists} lists of {length} arrays, got lists of {lengths}")
+    return [array for inner in lists for array in inner]

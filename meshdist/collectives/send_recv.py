@@ -1,0 +1,247 @@
+"""Messages between two ranks: send, recv, isend, irecv, and batches of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from operator import index
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from meshdist.arrays.device_types import device_type_of
+from meshdist.collectives.dataflow import RECV, SEND
+from meshdist.collectives.definition import GroupFunction
+from meshdist.runtime.context import GroupLike, resolve
+from meshdist.runtime.work import Work
+
+if TYPE_CHECKING:
+    from meshdist.runtime.interfaces import Group
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# As `group_src`: any rank.
+ANY_SOURCE = -1
+
+
+class Receiving(GroupFunction[P, R]):
+    """A function that receives from any rank by default."""
+
+    absent_root = ANY_SOURCE
+
+
+class NamingSender(Receiving[P, int]):
+    """A function whose code returns the sender's rank in the group; the flat function returns its global rank."""
+
+    @staticmethod
+    def flat(function: Callable[..., Any]) -> Callable[..., Any]:
+        place = function.__code__.co_varnames.index("group")
+
+        def flat(*args: Any, **kwargs: Any) -> int:
+            source: int = function(*args, **kwargs)
+            group = args[place] if len(args) > place else kwargs.get("group")
+            return source if group is None else resolve(group).global_rank(source)
+
+        return flat
+
+
+@GroupFunction
+def send(
+    tensor: Any, dst: int | None = None, group: GroupLike = None, tag: int = 0, group_dst: int | None = None
+) -> None:
+    """Send `tensor` to a rank that receives it.
+
+    A message of at most 64 KiB is buffered, and the call returns; a larger one waits until it is received. The
+    environment variable MESHDIST_EAGER_LIMIT sets another limit in bytes, up to 128 KiB; with 0 every send waits, so
+    that programs which rely on buffers show it.
+
+    Args:
+        tensor: An array.
+        dst: Global rank of the receiver; as a method, its rank in the group or along the mesh.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        tag: Matches this message with a `recv` of the same tag, from 0 on. Messages of one tag keep their order.
+        group_dst: The receiver's rank in the group, instead of `dst`.
+
+    Raises:
+        TypeError: Not an array, or an unsupported dtype.
+        ValueError: Both or none of `dst` and `group_dst` are given, it is no member or this rank, or `tag` is negative.
+        DistBackendError: The receiver failed, or its array does not fit. After a buffered send, the next call raises.
+        DistTimeoutError: It was not received within the group's timeout.
+    """
+    messages = resolve(group).messages
+    messages.send(tensor, messages.peer("send", "dst", dst, group_dst), tag)
+
+
+@NamingSender
+def recv(
+    tensor: Any, src: int | None = None, group: GroupLike = None, tag: int = 0, group_src: int | None = None
+) -> int:
+    """Receive a message into `tensor`.
+
+    Args:
+        tensor: An array of as many elements and the dtype that was sent.
+        src: Global rank of the sender; as a method, its rank in the group or along the mesh. None takes the first
+            message from any rank.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        tag: The tag it was sent with.
+        group_src: The sender's rank in the group, instead of `src`; -1 takes any.
+
+    Returns:
+        The sender's global rank; as a method, its rank in the group or along the mesh.
+
+    Raises:
+        TypeError: Not an array, or an unsupported dtype.
+        ValueError: Both `src` and `group_src` are given, it is no member or this rank, the tag is negative, or `tensor`
+            cannot be written.
+        DistBackendError: The sender failed, or the message does not fit.
+        DistTimeoutError: No message arrived within the group's timeout.
+    """
+    members = resolve(group)
+    return members.messages.recv(tensor, source_of(members, "recv", src, group_src), tag)
+
+
+@GroupFunction
+def isend(
+    tensor: Any, dst: int | None = None, group: GroupLike = None, tag: int = 0, group_dst: int | None = None
+) -> Work:
+    """Begin to send `tensor`; never wait for the receiver, whatever the size of the message.
+
+    The first message to a rank sets up a connection, which takes milliseconds.
+
+    Args:
+        tensor: An array. Do not change it before the Work is done.
+        dst: As in `send`.
+        group: As in `send`.
+        tag: As in `send`.
+        group_dst: As in `send`.
+
+    Returns:
+        A Work, done when `tensor` may be changed.
+
+    Raises:
+        TypeError: As `send`.
+        ValueError: As `send`. The Work raises later errors.
+    """
+    messages = resolve(group).messages
+    return messages.isend(tensor, messages.peer("isend", "dst", dst, group_dst), tag)
+
+
+@Receiving
+def irecv(
+    tensor: Any, src: int | None = None, group: GroupLike = None, tag: int = 0, group_src: int | None = None
+) -> Work:
+    """Begin to receive a message into `tensor`.
+
+    Receives with one source and tag match messages in the order in which they were posted.
+
+    Args:
+        tensor: An array of as many elements and the dtype that is sent. Do not use it before the Work is done.
+        src: As in `recv`.
+        group: As in `recv`.
+        tag: As in `recv`.
+        group_src: As in `recv`.
+
+    Returns:
+        A Work, done when the message has arrived; its `source_rank()` is the global rank of the sender.
+
+    Raises:
+        TypeError: As `recv`.
+        ValueError: As `recv`. The Work raises later errors.
+    """
+    members = resolve(group)
+    return members.messages.irecv(tensor, source_of(members, "irecv", src, group_src), tag)
+
+
+def source_of(members: Group, of: str, src: int | None, group_src: int | None) -> int | None:
+    if group_src is None:
+        return None if src is None else members.messages.peer(of, "src", src, None)
+    if src is None and hasattr(group_src, "__index__") and index(group_src) == ANY_SOURCE:
+        return None
+    return members.messages.peer(of, "src", src, group_src)
+
+
+send.dataflow = isend.dataflow = SEND
+recv.dataflow = irecv.dataflow = RECV
+
+
+class P2POp:
+    """A message to send or to receive, for `batch_isend_irecv`.
+
+    Attributes:
+        op: `isend` or `irecv`.
+        tensor: The array.
+        peer: Global rank of the other side; None with `irecv` takes any.
+        group: A ProcessGroup or a DeviceMesh; the world where None.
+        tag: Matches sends with receives.
+        group_peer: The other side's rank in the group, instead of `peer`.
+
+    Raises:
+        ValueError: `op` is another function, both ranks are given, or none with `isend`.
+
+    Example:
+        >>> import numpy as np
+        >>> import meshdist as dist
+        >>> def main():
+        ...     rank, size, taken = dist.get_rank(), dist.get_world_size(), np.zeros(1)
+        ...     give = dist.P2POp(dist.isend, np.array([float(rank)]), (rank + 1) % size)
+        ...     take = dist.P2POp(dist.irecv, taken, (rank - 1) % size)
+        ...     for work in dist.batch_isend_irecv([give, take]):
+        ...         work.wait()
+        ...     return taken.item()
+        >>> dist.run(main, 3)
+        [2.0, 0.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        op: Callable[..., Work],
+        tensor: Any,
+        peer: int | None = None,
+        group: GroupLike = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+    ) -> None:
+        if op is not isend and op is not irecv:
+            raise ValueError(f"P2POp: op must be meshdist.isend or meshdist.irecv, got {op!r}")
+        # Checked here: later, other messages of the batch would already be posted.
+        if (peer is None) == (group_peer is None) and (peer is not None or op is isend):
+            given = "neither" if peer is None else "both"
+            raise ValueError(f"P2POp: give peer (a global rank) or group_peer (a rank in the group), got {given}")
+        self.op = op
+        self.tensor = tensor
+        self.peer = peer
+        self.group = group
+        self.tag = tag
+        self.group_peer = group_peer
+
+    def __repr__(self) -> str:
+        peer = f"peer={self.peer}" if self.group_peer is None else f"group_peer={self.group_peer}"
+        return f"P2POp({getattr(self.op, '__name__', self.op)}, {peer}, tag={self.tag})"
+
+
+def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
+    """Start all messages of a list together.
+
+    Args:
+        p2p_op_list: Any number of P2POp, in any order.
+
+    Returns:
+        A Work for each, in the order of the list.
+
+    Raises:
+        TypeError: Not a list of P2POp, or what `isend` and `irecv` raise.
+        ValueError: What `isend` and `irecv` raise.
+    """
+    ops = list(p2p_op_list) if isinstance(p2p_op_list, Sequence) else [p2p_op_list]
+    for number, op in enumerate(ops):
+        if not isinstance(op, P2POp):
+            raise TypeError(f"batch_isend_irecv: p2p_op_list[{number}] must be a P2POp, got {type(op).__name__}")
+    with ExitStack() as batches:
+        # On a GPU, messages that are not posted together may deadlock.
+        groups = [op.group for op in ops if type(op.tensor) is not np.ndarray and device_type_of(op.tensor) != "cpu"]
+        for members in {id(members): members for members in map(resolve, groups)}.values():
+            if members.rank() >= 0:
+                batches.enter_context(members.messages.batched("batch_isend_irecv"))
+        return [op.op(op.tensor, op.peer, op.group, op.tag, op.group_peer) for op in ops]

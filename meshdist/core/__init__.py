@@ -1,0 +1,111 @@
+"""The compiled core: calls of few bytes that were made before, without Python on their way; optional.
+
+`MESHDIST_CORE` chooses: `auto` (the default) takes the core where it was built, `python` does without, `require` raises
+where it is missing. What it does is written in Python as well, which is the reference: the flag barrier, the plans of
+one step, the fast path of messages, and `ProcessGroup.submit`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, TypeVar
+
+VARIABLE = "MESHDIST_CORE"
+"""Whether to use the compiled core: auto, python or require."""
+
+_CHOICES = ("auto", "python", "require")
+# What this package and the module expect of each other; the same number stands in module.c.
+_INTERFACE = 2
+
+T = TypeVar("T")
+
+
+class PlainCalls:
+    """The numbers of a group's calls; what `Calls` is without the core.
+
+    Attributes:
+        num_calls, num_messages: How many collectives, and sends and receives, this rank has called.
+        is_open: Whether the group has no hooks.
+        note: None: nothing learns what carried a call out.
+    """
+
+    note: Callable[..., None] | None = None
+
+    def __init__(self, outstanding: Any, deferred: Any, keep: Any, fail: Any) -> None:
+        self.num_calls = self.num_messages = 0
+        self.is_open = True
+
+    def forget(self) -> None:
+        return
+
+
+def _load() -> tuple[Any, str]:
+    # The module, and in words why there is none.
+    choice = os.environ.get(VARIABLE) or "auto"
+    if choice not in _CHOICES:
+        raise ImportError(f"{VARIABLE} must be one of {', '.join(_CHOICES)}, got {choice!r}")
+    if choice == "python":
+        return None, f"{VARIABLE}=python"
+    try:
+        module: Any = import_module("meshdist.core._core")
+    except ImportError as error:
+        why = "it was not built" if isinstance(error, ModuleNotFoundError) else f"it cannot be loaded: {error}"
+    else:
+        if module.INTERFACE == _INTERFACE:
+            return module, ""
+        why = "it was built from another version; install meshdist again"
+    if choice == "require":
+        raise ImportError(f"{VARIABLE}=require, but there is no compiled core: {why}")
+    return None, why
+
+
+module, missing = _load()
+"""The module, or None; then `missing` says why."""
+
+
+def status() -> str:
+    """Return in words whether the core is used."""
+    return f"not used: {missing}" if module is None else f"used, compiled by {module.COMPILER}"
+
+
+if TYPE_CHECKING:
+    from meshdist.core._core import Barrier, Calls, Function, Ring, Step
+elif module is None:
+    Function, Calls, Barrier, Ring, Step = partial, PlainCalls, None, None, None
+else:
+    Function, Calls, Barrier, Ring, Step = module.Function, module.Calls, module.Barrier, module.Ring, module.Step
+
+
+def compare_by_identity(kind: type[T]) -> type[T]:
+    """Let arguments of a type be told by identity where a call is compared with an earlier one; a decorator."""
+    return kind if module is None else module.compare_by_identity(kind)
+
+
+def world_changed() -> None:
+    """Functions without a group run over another one from now on."""
+    if module is not None:
+        module.world_changed()
+
+
+def use_many_worlds() -> None:
+    """Threads may have worlds of their own from now on."""
+    if module is not None:
+        module.use_many_worlds()
+
+
+__all__ = [
+    "Barrier",
+    "Calls",
+    "Function",
+    "Ring",
+    "Step",
+    "compare_by_identity",
+    "missing",
+    "module",
+    "status",
+    "use_many_worlds",
+    "world_changed",
+]

@@ -1,0 +1,74 @@
+"""The types of the compiled module; see the C files beside it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+INTERFACE: int
+COMPILER: str
+
+class Function:
+    func: Callable[..., Any]
+    def __init__(self, func: Callable[..., Any], *, is_bound: bool = False) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class Calls:
+    num_calls: int
+    num_messages: int
+    is_open: bool
+    note: Callable[[Any, Any, str, Any, Any, bool], None] | None
+    def __init__(
+        self, outstanding: Any, deferred: Any, keep: Callable[[Any], None], fail: Callable[..., None]
+    ) -> None: ...
+    def forget(self) -> None: ...
+
+class Barrier:
+    step: int
+    phase: int
+    def attach(
+        self, words: memoryview, mine: int, even: Sequence[int], odd: Sequence[int], bells: Sequence[int]
+    ) -> None: ...
+
+class Step:
+    # Returns None where NumPy has to reduce.
+    def __init__(
+        self,
+        barrier: Any,
+        fingerprint: int,
+        wait: Callable[[int], None],
+        keeps: Any,
+        num_sent: int,
+        num_received: int,
+        puts: Sequence[Sequence[tuple[int, int, int, int]]],
+        takes: Sequence[Sequence[tuple[int, int, int, int]]],
+        op: str = "",
+        kind: str = "",
+        itemsize: int = 0,
+        num_rows: int = 0,
+        rows: Sequence[Sequence[int]] | None = None,
+        count: int = 0,
+    ) -> None: ...
+    def __call__(self, send: Any, recv: Any) -> bool: ...
+
+class Ring:
+    def __init__(
+        self,
+        receives: bool,
+        memory: memoryview,
+        ring: tuple[int, int],
+        words: tuple[int, int, int, int],
+        sizes: tuple[int, int, int],
+        start: bytes,
+        locked: Callable[[], bool],
+        empties: tuple[Any, ...],
+        owner: Any,
+        nones: tuple[str, ...],
+        wake: Callable[[], object],
+    ) -> None: ...
+    def __call__(self, array: Any) -> bool: ...
+
+def configure(array: Any, users: Callable[..., Any]) -> None: ...
+def compare_by_identity(kind: type[T]) -> type[T]: ...
+def world_changed() -> None: ...
+def use_many_worlds() -> None: ...

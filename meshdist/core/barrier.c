@@ -1,0 +1,192 @@
+/* Barrier: the base class of the compiled FlagBarrier. What the words mean is told in `flag_barrier`. */
+#include "core.h"
+
+#include <structmember.h>
+
+PyTypeObject *barrier_type;
+
+static const uint64_t STEP = 0xFFFFFFFF;
+/* How often to poll before yielding: some microseconds, the delay of a peer in the same call. Fewer after a poll in
+   vain, as on a machine with more ranks than cores, where polling keeps peers from running. */
+enum { SPINS = 300, FEWEST_SPINS = 8 };
+
+static Py_ssize_t *read_indices(PyObject *sequence, int *count)
+{
+    PyObject *fast = PySequence_Fast(sequence, "indices of words, as a sequence");
+    if (fast == NULL)
+        return NULL;
+    Py_ssize_t size = PySequence_Fast_GET_SIZE(fast);
+    Py_ssize_t *indices = PyMem_New(Py_ssize_t, size ? size : 1);
+    for (Py_ssize_t i = 0; indices != NULL && i < size; i++) {
+        indices[i] = PyLong_AsSsize_t(PySequence_Fast_GET_ITEM(fast, i));
+        if (indices[i] == -1 && PyErr_Occurred()) {
+            PyMem_Free(indices);
+            indices = NULL;
+        }
+    }
+    Py_DECREF(fast);
+    *count = (int)size;
+    if (indices == NULL && !PyErr_Occurred())
+        PyErr_NoMemory();
+    return indices;
+}
+
+static PyObject *barrier_attach(Barrier *self, PyObject *args)
+{
+    PyObject *words, *even, *odd, *bells;
+    int num_odd;
+    Py_ssize_t *odd_posts;
+    if (self->words != NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "Barrier: attached already");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(args, "OnOOO", &words, &self->mine, &even, &odd, &bells))
+        return NULL;
+    if ((self->posts = read_indices(even, &self->num_peers)) == NULL || (odd_posts = read_indices(odd, &num_odd)) == NULL)
+        return NULL;
+    if (num_odd != self->num_peers) {
+        PyMem_Free(odd_posts);
+        PyErr_SetString(PyExc_ValueError, "Barrier: as many posts in even steps as in odd ones");
+        return NULL;
+    }
+    Py_ssize_t *both = PyMem_Resize(self->posts, Py_ssize_t, 2 * num_odd + 1);
+    if (both == NULL) {
+        PyMem_Free(odd_posts);
+        return PyErr_NoMemory();
+    }
+    self->posts = both;
+    memcpy(both + num_odd, odd_posts, num_odd * sizeof *both);
+    PyMem_Free(odd_posts);
+    if ((self->bells = read_indices(bells, &self->num_bells)) == NULL)
+        return NULL;
+    if (PyObject_GetBuffer(words, &self->view, PyBUF_CONTIG) < 0)
+        return NULL;
+    self->words = self->view.buf;
+    self->spins = SPINS;
+    Py_RETURN_NONE;
+}
+
+int barrier_signal(Barrier *self, uint64_t fingerprint, uint64_t *word)
+{
+    uint64_t step = ++self->step;
+    self->word = *word = fingerprint | (step & STEP);
+    store(&self->words[self->mine + (step & 1)], *word);
+    for (int i = 0; i < self->num_bells; i++) {
+        if (load(&self->words[self->bells[i]])) {
+            PyObject *rang = PyObject_CallMethod((PyObject *)self, "_ring", NULL);
+            Py_XDECREF(rang);
+            return rang == NULL ? -1 : 0;
+        }
+    }
+    return 0;
+}
+
+int barrier_await(Barrier *self, uint64_t word, PyObject *wait)
+{
+    const Py_ssize_t *post = self->posts + (word & 1) * self->num_peers, *end = post + self->num_peers;
+    int spins = self->spins;
+    for (; post < end; post++) {
+        while (load(&self->words[*post]) != word) {
+            if (--spins < 0)
+                goto yield;
+            pause_briefly();
+        }
+    }
+    if (self->spins < SPINS && spins < self->spins)
+        self->spins++;
+    return 0;
+
+yield:
+    self->spins = self->spins / 2 > FEWEST_SPINS ? self->spins / 2 : FEWEST_SPINS;
+    bool arrived = true;
+    Py_BEGIN_ALLOW_THREADS
+    int64_t until = now_ns() + YIELD_NS;
+    for (; arrived && post < end; post++) {
+        while (load(&self->words[*post]) != word && (arrived = now_ns() < until))
+            sched_yield();
+    }
+    Py_END_ALLOW_THREADS
+    if (arrived)
+        return 0;
+    PyObject *number = PyLong_FromUnsignedLongLong(word);
+    PyObject *waited = number == NULL ? NULL : PyObject_CallOneArg(wait, number);
+    Py_XDECREF(number);
+    Py_XDECREF(waited);
+    return waited == NULL ? -1 : 0;
+}
+
+static PyObject *barrier_signal_method(Barrier *self, PyObject *fingerprint)
+{
+    uint64_t word, bits = PyLong_AsUnsignedLongLong(fingerprint);
+    if (bits == (uint64_t)-1 && PyErr_Occurred())
+        return NULL;
+    return barrier_signal(self, bits, &word) < 0 ? NULL : PyLong_FromUnsignedLongLong(word);
+}
+
+static PyObject *barrier_await_all(Barrier *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    if (num_args != 2) {
+        PyErr_SetString(PyExc_TypeError, "await_all(word, plan)");
+        return NULL;
+    }
+    uint64_t word = PyLong_AsUnsignedLongLong(args[0]);
+    if (word == (uint64_t)-1 && PyErr_Occurred())
+        return NULL;
+    PyObject *wait = PyObject_GetAttrString(args[1], "await_rest");
+    if (wait == NULL)
+        return NULL;
+    int status = barrier_await(self, word, wait);
+    Py_DECREF(wait);
+    if (status < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *barrier_arrived(Barrier *self, PyObject *number)
+{
+    uint64_t word = PyLong_AsUnsignedLongLong(number);
+    if (word == (uint64_t)-1 && PyErr_Occurred())
+        return NULL;
+    const Py_ssize_t *post = self->posts + (word & 1) * self->num_peers;
+    for (int i = 0; i < self->num_peers; i++) {
+        if (load(&self->words[post[i]]) != word)
+            Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
+static void barrier_dealloc(Barrier *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyMem_Free(self->posts);
+    PyMem_Free(self->bells);
+    if (self->words != NULL)
+        PyBuffer_Release(&self->view);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef methods[] = {
+    {"attach", (PyCFunction)barrier_attach, METH_VARARGS,
+     "attach(words, mine, even, odd, bells): set the words, and the indices of this rank's, the peers' and the bells"},
+    {"signal", (PyCFunction)barrier_signal_method, METH_O, "Enter the next step; return its word."},
+    {"await_all", (PyCFunction)(void (*)(void))barrier_await_all, METH_FASTCALL, "Wait until all have signalled."},
+    {"arrived", (PyCFunction)barrier_arrived, METH_O, "Return whether all have signalled a word."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"step", T_ULONGLONG, offsetof(Barrier, step), 0, NULL},
+    {"phase", T_INT, offsetof(Barrier, phase), 0, NULL},
+    {"_word", T_ULONGLONG, offsetof(Barrier, word), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_dealloc, barrier_dealloc}, {Py_tp_methods, methods}, {Py_tp_members, members},
+    {Py_tp_doc, "The steps of a group: the compiled part of FlagBarrier."}, {0, NULL},
+};
+
+PyType_Spec barrier_spec = {
+    "meshdist.core._core.Barrier", sizeof(Barrier), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots,
+};

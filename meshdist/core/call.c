@@ -1,0 +1,672 @@
+/* Function: from the user's call to its plan, without Python where the same call was made before.
+
+   The first calls of a kind run the Python function, which ends in the plan, or the ring, that carries them out, and is
+   told here by `Calls.note`. The Function keeps what the arguments were: the dtype and shape of the arrays, and all
+   others by identity. A later call with such arguments does what the Python function would do: it records the call,
+   and runs the plan. All else is handed to the Python function: other arguments, arrays that overlap, a group with
+   hooks, with outstanding calls, or without plans, such as one that is broken. */
+#include "core.h"
+
+#include <structmember.h>
+
+PyTypeObject *function_type, *calls_type, *array_type;
+
+enum { MOST_ARGS = 8, MOST_MEMOS = 16, MOST_ARRAYS = 64 };
+
+/* A tuple: values of these types are compared by identity, besides None, numbers and strings. */
+static PyObject *identity_types;
+/* `users` of the flight recorder: from a frame to the user's. */
+static PyObject *find_user;
+/* Counts changes of the world, which functions without a group run over. */
+static uint64_t num_worlds;
+/* Ranks that are threads: every thread may have a world of its own. */
+static bool has_many_worlds;
+
+/* One group's counts, and what is the same for all its calls. */
+typedef struct {
+    PyObject_HEAD
+    unsigned long long num_calls, num_messages;
+    char is_open; /* no hooks */
+    PyObject *outstanding; /* async calls: a deque */
+    PyObject *deferred;    /* receives that are not posted: a deque */
+    PyObject *keep;        /* of the flight recorder */
+    PyObject *fail;        /* called with the error, its prefix and the record: raises */
+} Calls;
+
+typedef struct Arg {
+    enum { IDENTICAL, ARRAY, LIST } kind;
+    PyObject *value; /* or the dtype */
+    int flags, num_dims, count;
+    Py_ssize_t *shape, num_bytes;
+    struct Arg *items;
+} Arg;
+
+/* A kind of call: what its arguments are, and what carries it out. */
+typedef struct {
+    Calls *calls;
+    uint64_t world; /* at the time */
+    PyObject *run, *facts, *prefix, *kwnames, *result;
+    int send, recv, returned; /* arguments; -1 for none */
+    bool apart;               /* inputs may not share memory with outputs */
+    int num_args;
+    Arg args[MOST_ARGS];
+} Memo;
+
+typedef struct Function {
+    PyObject_HEAD
+    vectorcallfunc call;
+    PyObject *func;
+    PyObject *user; /* the code that called last */
+    char is_bound;  /* to a group */
+    int next;
+    Memo *memos[MOST_MEMOS];
+    struct Function *before, *after;
+} Function;
+
+/* All functions, so that the end of a group can reach what they keep of it. */
+static Function *functions;
+
+/* A call of a Function that runs in Python, and what it has told. */
+typedef struct Active {
+    struct Active *outer;
+    int num_notes;
+    Calls *calls;
+    PyObject *run, *facts, *prefix, *send, *recv;
+    bool apart;
+} Active;
+
+static _Thread_local Active *active;
+
+/* ---- arguments */
+
+static void arg_clear(Arg *arg)
+{
+    Py_CLEAR(arg->value);
+    for (int i = 0; i < arg->count; i++)
+        arg_clear(&arg->items[i]);
+    PyMem_Free(arg->items);
+    PyMem_Free(arg->shape);
+    arg->items = NULL, arg->shape = NULL, arg->count = 0;
+}
+
+static bool learn_array(Arg *arg, PyObject *object, int flags)
+{
+    Array *array = (Array *)object;
+    if (!is_array(object) || (array->flags & flags) != flags)
+        return false;
+    arg->kind = ARRAY, arg->flags = flags, arg->num_dims = array->num_dims;
+    arg->value = Py_NewRef(array->dtype);
+    arg->shape = PyMem_New(Py_ssize_t, array->num_dims + 1);
+    PyObject *num_bytes = PyObject_GetAttrString(object, "nbytes");
+    if (arg->shape == NULL || num_bytes == NULL || (arg->num_bytes = PyLong_AsSsize_t(num_bytes)) < 0) {
+        Py_XDECREF(num_bytes);
+        PyErr_Clear();
+        return false;
+    }
+    Py_DECREF(num_bytes);
+    memcpy(arg->shape, array->shape, array->num_dims * sizeof *arg->shape);
+    return true;
+}
+
+/* Keep what an argument of `send` or `recv` was; return whether it can be kept. */
+static bool learn_buffers(Arg *arg, PyObject *object, int flags)
+{
+    if (!PyList_CheckExact(object))
+        return learn_array(arg, object, flags);
+    Py_ssize_t size = PyList_GET_SIZE(object);
+    if (size > MOST_ARRAYS || (arg->items = PyMem_Calloc(size + 1, sizeof *arg->items)) == NULL)
+        return false;
+    arg->kind = LIST, arg->count = (int)size;
+    for (Py_ssize_t i = 0; i < size; i++) {
+        if (!learn_array(&arg->items[i], PyList_GET_ITEM(object, i), flags))
+            return false;
+    }
+    return true;
+}
+
+static bool learn_value(Arg *arg, PyObject *object)
+{
+    bool is_constant = object == Py_None || PyBool_Check(object) || PyLong_CheckExact(object)
+                       || PyUnicode_CheckExact(object);
+    if (!is_constant && (identity_types == NULL || PyObject_IsInstance(object, identity_types) != 1)) {
+        PyErr_Clear();
+        return false;
+    }
+    arg->kind = IDENTICAL, arg->value = Py_NewRef(object);
+    return true;
+}
+
+static bool matches(const Arg *arg, PyObject *object)
+{
+    if (arg->kind == ARRAY) {
+        const Array *array = (Array *)object;
+        return is_array(object) && array->dtype == arg->value && (array->flags & arg->flags) == arg->flags
+               && array->num_dims == arg->num_dims
+               && memcmp(array->shape, arg->shape, arg->num_dims * sizeof *arg->shape) == 0;
+    }
+    if (arg->kind == IDENTICAL)
+        return object == arg->value;
+    if (!PyList_CheckExact(object) || PyList_GET_SIZE(object) != arg->count)
+        return false;
+    for (int i = 0; i < arg->count; i++) {
+        if (!matches(&arg->items[i], PyList_GET_ITEM(object, i)))
+            return false;
+    }
+    return true;
+}
+
+/* ---- memos */
+
+static void memo_free(Memo *memo)
+{
+    for (int i = 0; i < memo->num_args; i++)
+        arg_clear(&memo->args[i]);
+    Py_XDECREF(memo->calls);
+    Py_XDECREF(memo->run);
+    Py_XDECREF(memo->facts);
+    Py_XDECREF(memo->prefix);
+    Py_XDECREF(memo->kwnames);
+    Py_XDECREF(memo->result);
+    PyMem_Free(memo);
+}
+
+/* Drop the memos of a group; of all groups if it is NULL. */
+static void forget(Function *function, Calls *calls)
+{
+    for (int i = 0; i < MOST_MEMOS; i++) {
+        Memo *memo = function->memos[i];
+        if (memo != NULL && (calls == NULL || memo->calls == calls)) {
+            function->memos[i] = NULL; /* first: what it frees may call */
+            memo_free(memo);
+        }
+    }
+}
+
+/* Keep a call that has returned, if a later one like it can be told by its arguments. */
+static void learn(Function *self, Active *told, PyObject *const *args, int num_args, PyObject *kwnames, PyObject *result)
+{
+    bool is_message = Py_TYPE(told->run) == ring_type;
+    Memo *memo = num_args > MOST_ARGS ? NULL : PyMem_Calloc(1, sizeof *memo);
+    if (memo == NULL)
+        return;
+    memo->send = memo->recv = memo->returned = -1;
+    memo->num_args = num_args;
+    bool is_known = true;
+    for (int i = 0; i < num_args && is_known; i++) {
+        bool is_sent = args[i] == told->send && told->send != Py_None && memo->send < 0;
+        bool is_received = args[i] == told->recv && told->recv != Py_None && memo->recv < 0;
+        if (is_sent)
+            memo->send = i;
+        if (is_received)
+            memo->recv = i;
+        if (args[i] == result && result != Py_None)
+            memo->returned = i;
+        is_known = is_sent || is_received ? learn_buffers(&memo->args[i], args[i], is_received ? CARRAY : C_CONTIGUOUS)
+                                          : learn_value(&memo->args[i], args[i]);
+    }
+    is_known = is_known && (told->send == Py_None || memo->send >= 0) && (told->recv == Py_None || memo->recv >= 0);
+    /* The result of a message is the rank of its sender, if any. */
+    is_known = is_known && (result == Py_None || memo->returned >= 0 || (is_message && PyLong_CheckExact(result)));
+    memo->calls = (Calls *)Py_NewRef(told->calls);
+    memo->world = num_worlds;
+    memo->run = Py_NewRef(told->run), memo->facts = Py_NewRef(told->facts), memo->prefix = Py_NewRef(told->prefix);
+    memo->kwnames = Py_XNewRef(kwnames), memo->result = Py_NewRef(memo->returned < 0 ? result : Py_None);
+    memo->apart = told->apart;
+    if (!is_known) {
+        memo_free(memo);
+        return;
+    }
+    Memo *old = self->memos[self->next];
+    self->memos[self->next] = memo;
+    self->next = (self->next + 1) % MOST_MEMOS;
+    if (old != NULL)
+        memo_free(old);
+}
+
+static bool same_names(PyObject *names, PyObject *others)
+{
+    if (names == others)
+        return true;
+    if (names == NULL || others == NULL || PyTuple_GET_SIZE(names) != PyTuple_GET_SIZE(others))
+        return false;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(names); i++) { /* names are interned */
+        if (PyTuple_GET_ITEM(names, i) != PyTuple_GET_ITEM(others, i))
+            return false;
+    }
+    return true;
+}
+
+/* Whether no earlier call of the group has to come before. */
+static bool comes_next(const Memo *memo)
+{
+    if (Py_TYPE(memo->run) != ring_type)
+        return PyObject_Size(memo->calls->outstanding) == 0;
+    return !((Ring *)memo->run)->receives || PyObject_Size(memo->calls->deferred) == 0;
+}
+
+static Memo *find(Function *self, PyObject *const *args, int num_args, PyObject *kwnames)
+{
+    if (!self->is_bound && has_many_worlds)
+        return NULL;
+    for (int i = 0; i < MOST_MEMOS; i++) {
+        Memo *memo = self->memos[i];
+        if (memo == NULL || memo->num_args != num_args || !same_names(memo->kwnames, kwnames))
+            continue;
+        int arg = 0;
+        while (arg < num_args && matches(&memo->args[arg], args[arg]))
+            arg++;
+        if (arg < num_args)
+            continue;
+        bool is_current = self->is_bound || memo->world == num_worlds;
+        if (is_current && memo->calls->is_open)
+            return memo;
+    }
+    return NULL;
+}
+
+/* ---- the call itself */
+
+static int gather(const Arg *arg, PyObject *object, char **data, Py_ssize_t *num_bytes)
+{
+    if (arg->kind != LIST) {
+        data[0] = ((Array *)object)->data, num_bytes[0] = arg->num_bytes;
+        return 1;
+    }
+    for (int i = 0; i < arg->count; i++)
+        data[i] = ((Array *)PyList_GET_ITEM(object, i))->data, num_bytes[i] = arg->items[i].num_bytes;
+    return arg->count;
+}
+
+static bool overlap(const char *one, Py_ssize_t one_bytes, const char *other, Py_ssize_t other_bytes)
+{
+    return one < other + other_bytes && other < one + one_bytes;
+}
+
+/* The code and instruction of the user's call; a new reference. NULL if Python has to find it, or with an error. */
+static PyObject *place_of_user(Function *self, int *instruction)
+{
+    PyFrameObject *frame = PyEval_GetFrame();
+    if (frame == NULL)
+        return NULL;
+    PyObject *code = (PyObject *)PyFrame_GetCode(frame), *user = NULL;
+    if (code != self->user) {
+        if ((user = PyObject_CallOneArg(find_user, (PyObject *)frame)) == NULL) {
+            Py_DECREF(code);
+            return NULL;
+        }
+        if (user == (PyObject *)frame)
+            Py_XSETREF(self->user, Py_NewRef(code));
+        frame = (PyFrameObject *)user;
+        Py_SETREF(code, (PyObject *)PyFrame_GetCode(frame));
+    }
+#if PY_VERSION_HEX >= 0x030B0000
+    *instruction = PyFrame_GetLasti(frame);
+#else
+    PyObject *last = PyObject_GetAttrString((PyObject *)frame, "f_lasti");
+    *instruction = last == NULL ? 0 : (int)PyLong_AsLong(last);
+    Py_XDECREF(last);
+#endif
+    Py_XDECREF(user);
+    return code;
+}
+
+/* Put a record of a call into the flight recorder, as `submit` does; a new reference. */
+static PyObject *begin_record(Calls *calls, PyObject *facts, unsigned long long number, PyObject *code, int instruction)
+{
+    PyObject *record = PyList_New(7), *now = PyLong_FromLongLong(now_ns());
+    if (record == NULL || now == NULL) {
+        Py_XDECREF(record);
+        Py_XDECREF(now);
+        return NULL;
+    }
+    PyList_SET_ITEM(record, 0, Py_NewRef(facts));
+    PyList_SET_ITEM(record, 1, PyLong_FromUnsignedLongLong(number));
+    PyList_SET_ITEM(record, 2, Py_NewRef(now));
+    PyList_SET_ITEM(record, 3, now);
+    PyList_SET_ITEM(record, 4, PyLong_FromLong(0));
+    PyList_SET_ITEM(record, 5, Py_NewRef(code));
+    PyList_SET_ITEM(record, 6, PyLong_FromLong(instruction));
+    PyObject *kept = PyObject_CallOneArg(calls->keep, record);
+    Py_XDECREF(kept);
+    if (kept == NULL)
+        Py_CLEAR(record);
+    return record;
+}
+
+static PyObject *failed(Calls *calls, PyObject *prefix, PyObject *record)
+{
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    if (trace != NULL)
+        PyException_SetTraceback(error, trace);
+    PyObject *raised = PyObject_CallFunctionObjArgs(calls->fail, error, prefix, record, NULL);
+    Py_XDECREF(raised); /* it raises */
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    return NULL;
+}
+
+/* Make a call again. Returns NULL without an error if Python has to make it. */
+static PyObject *run_memo(Function *self, Memo *memo, PyObject *const *args)
+{
+    char *sent[MOST_ARRAYS], *received[MOST_ARRAYS];
+    Py_ssize_t sent_bytes[MOST_ARRAYS], received_bytes[MOST_ARRAYS];
+    int num_sent = 0, num_received = 0, instruction = 0;
+    PyObject *send = memo->send < 0 ? Py_None : args[memo->send], *recv = memo->recv < 0 ? Py_None : args[memo->recv];
+    if (memo->send >= 0)
+        num_sent = gather(&memo->args[memo->send], send, sent, sent_bytes);
+    if (memo->recv >= 0)
+        num_received = gather(&memo->args[memo->recv], recv, received, received_bytes);
+    for (int i = 0; i < num_received; i++) {
+        for (int j = 0; j < i; j++)
+            if (overlap(received[i], received_bytes[i], received[j], received_bytes[j]))
+                return NULL;
+        for (int j = 0; memo->apart && send != recv && j < num_sent; j++)
+            if (overlap(received[i], received_bytes[i], sent[j], sent_bytes[j]))
+                return NULL;
+    }
+    bool is_message = Py_TYPE(memo->run) == ring_type;
+    PyObject *code = place_of_user(self, &instruction);
+    if (code == NULL)
+        return NULL;
+    /* The memo may be dropped while this waits. */
+    Calls *calls = (Calls *)Py_NewRef(memo->calls);
+    PyObject *run = Py_NewRef(memo->run), *facts = Py_NewRef(memo->facts), *prefix = Py_NewRef(memo->prefix);
+    PyObject *result = Py_NewRef(memo->returned < 0 ? memo->result : args[memo->returned]), *record = NULL;
+    int status = 1;
+    if (is_message) { /* recorded once it is done: a message that needs a request is recorded by that */
+        status = ring_move((Ring *)run, num_sent ? sent[0] : received[0]);
+        if (status > 0) {
+            record = begin_record(calls, facts, ++calls->num_messages, code, instruction);
+            status = record == NULL ? -1 : 1;
+        }
+    } else if ((record = begin_record(calls, facts, ++calls->num_calls, code, instruction)) == NULL) {
+        status = -1;
+    } else if (Py_TYPE(run) == step_type) {
+        status = step_run((Step *)run, sent, received) < 0 ? -1 : 1;
+    } else {
+        PyObject *ran = PyObject_CallFunctionObjArgs(run, send, recv, NULL);
+        Py_XDECREF(ran);
+        status = ran == NULL ? -1 : 1;
+    }
+    if (status > 0)
+        PyList_SetItem(record, 4, PyLong_FromLongLong(now_ns()));
+    else
+        Py_CLEAR(result);
+    if (status < 0)
+        failed(calls, prefix, record == NULL ? Py_None : record);
+    Py_XDECREF(record);
+    Py_DECREF(run);
+    Py_DECREF(facts);
+    Py_DECREF(prefix);
+    Py_DECREF(code);
+    Py_DECREF(calls);
+    return result;
+}
+
+static PyObject *function_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    Function *self = (Function *)object;
+    int num_args = (int)PyVectorcall_NARGS(nargsf) + (kwnames == NULL ? 0 : (int)PyTuple_GET_SIZE(kwnames));
+    Memo *memo = find(self, args, num_args, kwnames);
+    if (memo != NULL && comes_next(memo)) {
+        PyObject *result = run_memo(self, memo, args);
+        if (result != NULL || PyErr_Occurred())
+            return result;
+    }
+    Active told = {.outer = active};
+    active = &told;
+    PyObject *result = PyObject_Vectorcall(self->func, args, nargsf, kwnames);
+    active = told.outer;
+    /* A call that Python made although it is known stays known. */
+    if (result != NULL && told.num_notes == 1 && memo == NULL && told.calls->is_open)
+        learn(self, &told, args, num_args, kwnames, result);
+    if (told.num_notes) {
+        Py_DECREF(told.calls);
+        Py_DECREF(told.run);
+        Py_DECREF(told.facts);
+        Py_DECREF(told.prefix);
+        Py_DECREF(told.send);
+        Py_DECREF(told.recv);
+    }
+    return result;
+}
+
+static PyObject *function_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    static char *names[] = {"", "is_bound", NULL};
+    PyObject *func;
+    int is_bound = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "O|$p", names, &func, &is_bound))
+        return NULL;
+    Function *self = (Function *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    /* Before Python 3.12 subclasses do not inherit it. */
+    if (type->tp_call == PyVectorcall_Call)
+        type->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
+    self->call = function_call;
+    self->func = Py_NewRef(func);
+    self->is_bound = (char)is_bound;
+    self->after = functions;
+    if (functions != NULL)
+        functions->before = self;
+    functions = self;
+    return (PyObject *)self;
+}
+
+static int function_traverse(Function *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->func);
+    Py_VISIT(self->user);
+    for (int i = 0; i < MOST_MEMOS; i++) {
+        Memo *memo = self->memos[i];
+        if (memo == NULL)
+            continue;
+        Py_VISIT(memo->calls);
+        Py_VISIT(memo->run);
+        Py_VISIT(memo->facts);
+        for (int arg_number = 0; arg_number < memo->num_args; arg_number++) {
+            if (memo->args[arg_number].kind == IDENTICAL)
+                Py_VISIT(memo->args[arg_number].value);
+        }
+    }
+    return 0;
+}
+
+static int function_clear(Function *self)
+{
+    forget(self, NULL);
+    Py_CLEAR(self->func);
+    Py_CLEAR(self->user);
+    return 0;
+}
+
+static void function_dealloc(Function *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    function_clear(self);
+    if (self->before != NULL)
+        self->before->after = self->after;
+    else
+        functions = self->after;
+    if (self->after != NULL)
+        self->after->before = self->before;
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMemberDef function_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Function, call), READONLY, NULL},
+    {"func", T_OBJECT_EX, offsetof(Function, func), READONLY, "What is called for a call that is not known."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot function_slots[] = {
+    {Py_tp_new, function_new}, {Py_tp_dealloc, function_dealloc}, {Py_tp_traverse, function_traverse},
+    {Py_tp_clear, function_clear}, {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, function_members},
+    {Py_tp_doc, "Function(func, *, is_bound=False): calls `func`, or what carries out a call that was made before."},
+    {0, NULL},
+};
+
+PyType_Spec function_spec = {
+    "meshdist.core._core.Function", sizeof(Function), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, function_slots,
+};
+
+/* ---- Calls */
+
+static PyObject *calls_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    PyObject *outstanding, *deferred, *keep, *fail;
+    if (!PyArg_ParseTuple(args, "OOOO", &outstanding, &deferred, &keep, &fail))
+        return NULL;
+    Calls *self = (Calls *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->is_open = 1;
+    self->outstanding = Py_NewRef(outstanding), self->deferred = Py_NewRef(deferred);
+    self->keep = Py_NewRef(keep), self->fail = Py_NewRef(fail);
+    return (PyObject *)self;
+}
+
+static PyObject *calls_note(Calls *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    if (num_args != 6) {
+        PyErr_SetString(PyExc_TypeError, "note(run, facts, prefix, send, recv, apart)");
+        return NULL;
+    }
+    if (active != NULL && active->num_notes++ == 0) {
+        active->calls = (Calls *)Py_NewRef(self);
+        active->run = Py_NewRef(args[0]), active->facts = Py_NewRef(args[1]), active->prefix = Py_NewRef(args[2]);
+        active->send = Py_NewRef(args[3]), active->recv = Py_NewRef(args[4]);
+        active->apart = args[5] == Py_True;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *calls_forget(Calls *self, PyObject *unused)
+{
+    for (Function *function = functions, *next; function != NULL; function = next) {
+        Py_INCREF(function); /* what is freed may free functions */
+        forget(function, self);
+        next = function->after;
+        Py_DECREF(function);
+    }
+    Py_RETURN_NONE;
+}
+
+static int calls_traverse(Calls *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->outstanding);
+    Py_VISIT(self->deferred);
+    Py_VISIT(self->keep);
+    Py_VISIT(self->fail);
+    return 0;
+}
+
+static int calls_clear(Calls *self)
+{
+    self->is_open = 0;
+    Py_CLEAR(self->outstanding);
+    Py_CLEAR(self->deferred);
+    Py_CLEAR(self->keep);
+    Py_CLEAR(self->fail);
+    return 0;
+}
+
+static void calls_dealloc(Calls *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    calls_clear(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef calls_methods[] = {
+    {"note", (PyCFunction)(void (*)(void))calls_note, METH_FASTCALL,
+     "note(run, facts, prefix, send, recv, apart): tell the Function that is being called what carried the call out."},
+    {"forget", (PyCFunction)calls_forget, METH_NOARGS, "Forget all known calls of the group."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef calls_members[] = {
+    {"num_calls", T_ULONGLONG, offsetof(Calls, num_calls), 0, NULL},
+    {"num_messages", T_ULONGLONG, offsetof(Calls, num_messages), 0, NULL},
+    {"is_open", T_BOOL, offsetof(Calls, is_open), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot calls_slots[] = {
+    {Py_tp_new, calls_new}, {Py_tp_dealloc, calls_dealloc}, {Py_tp_traverse, calls_traverse},
+    {Py_tp_clear, calls_clear}, {Py_tp_methods, calls_methods}, {Py_tp_members, calls_members},
+    {Py_tp_doc, "Calls(outstanding, deferred, keep, fail): the known calls of one group, and their numbers."}, {0, NULL},
+};
+
+PyType_Spec calls_spec = {
+    "meshdist.core._core.Calls", sizeof(Calls), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, calls_slots,
+};
+
+/* ---- of the module */
+
+static PyObject *configure(PyObject *module, PyObject *args)
+{
+    PyObject *array, *users;
+    if (!PyArg_ParseTuple(args, "OO", &array, &users))
+        return NULL;
+    const Array *head = (const Array *)array;
+    PyObject *dtype = PyObject_GetAttrString(array, "dtype"), *data = PyObject_GetAttrString(array, "ctypes");
+    if (data != NULL)
+        Py_SETREF(data, PyObject_GetAttrString(data, "data"));
+    bool is_head = data != NULL && dtype == head->dtype && head->num_dims == 2 && head->shape[0] == 2
+                   && head->shape[1] == 3 && head->data == PyLong_AsVoidPtr(data) && (head->flags & CARRAY) == CARRAY;
+    Py_XDECREF(dtype);
+    Py_XDECREF(data);
+    if (!is_head) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ImportError, "the core does not know the arrays of this NumPy");
+        return NULL;
+    }
+    Py_XSETREF(array_type, (PyTypeObject *)Py_NewRef(Py_TYPE(array)));
+    Py_XSETREF(find_user, Py_NewRef(users));
+    Py_RETURN_NONE;
+}
+
+static PyObject *compare_by_identity(PyObject *module, PyObject *type)
+{
+    PyObject *types = PyTuple_New(identity_types == NULL ? 1 : PyTuple_GET_SIZE(identity_types) + 1);
+    if (types == NULL)
+        return NULL;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(types) - 1; i++)
+        PyTuple_SET_ITEM(types, i, Py_NewRef(PyTuple_GET_ITEM(identity_types, i)));
+    PyTuple_SET_ITEM(types, PyTuple_GET_SIZE(types) - 1, Py_NewRef(type));
+    Py_XSETREF(identity_types, types);
+    return Py_NewRef(type);
+}
+
+static PyObject *world_changed(PyObject *module, PyObject *unused)
+{
+    num_worlds++;
+    Py_RETURN_NONE;
+}
+
+static PyObject *use_many_worlds(PyObject *module, PyObject *unused)
+{
+    has_many_worlds = true;
+    Py_RETURN_NONE;
+}
+
+PyMethodDef call_functions[] = {
+    {"configure", configure, METH_VARARGS, "configure(array, users): an array of shape (2, 3), and the search for the "
+                                           "user's frame."},
+    {"compare_by_identity", compare_by_identity, METH_O, "Compare arguments of a type by identity; a decorator."},
+    {"world_changed", world_changed, METH_NOARGS, "Functions without a group may run over another from now on."},
+    {"use_many_worlds", use_many_worlds, METH_NOARGS, "Threads may have worlds of their own from now on."},
+    {NULL, NULL, 0, NULL},
+};

@@ -1,0 +1,142 @@
+/* What the parts of the compiled core share. The GIL is held everywhere but where a barrier or a ring yields. */
+#ifndef MESHDIST_CORE_H
+#define MESHDIST_CORE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+#include <time.h>
+
+/* The head of NumPy's array object, as it has been since 1.7. `configure` compares it with a real array, so that the
+   core is built without NumPy and works with every version of it. */
+typedef struct {
+    PyObject_HEAD
+    char *data;
+    int num_dims;
+    Py_ssize_t *shape;
+    Py_ssize_t *strides;
+    PyObject *base;
+    PyObject *dtype;
+    int flags;
+} Array;
+
+enum { C_CONTIGUOUS = 0x1, ALIGNED = 0x100, WRITEABLE = 0x400, CARRAY = C_CONTIGUOUS | ALIGNED | WRITEABLE };
+
+/* Set once, by `configure`. */
+extern PyTypeObject *array_type;
+
+static inline bool is_array(PyObject *object) { return Py_TYPE(object) == array_type; }
+
+typedef _Atomic uint64_t Word;
+
+static inline uint64_t load(const Word *word) { return atomic_load_explicit(word, memory_order_acquire); }
+static inline void store(Word *word, uint64_t value) { atomic_store_explicit(word, value, memory_order_release); }
+
+/* Between two polls: leaves the processor's resources to its other thread, and the bus to the peer that writes. */
+static inline void pause_briefly(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory");
+#endif
+}
+
+/* The same clock as `time.monotonic_ns`. */
+static inline int64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000ll + now.tv_nsec;
+}
+
+/* How long a wait yields the processor, without the GIL, before Python goes on with it, which sleeps in the end. */
+enum { YIELD_NS = 200000 };
+
+/* ---- barrier.c: the steps of a group; see `flag_barrier` */
+typedef struct {
+    PyObject_HEAD
+    Py_buffer view; /* of the words: it keeps them mapped */
+    Word *words;
+    unsigned long long step, word;
+    int phase, num_peers, num_bells, spins;
+    Py_ssize_t mine;
+    Py_ssize_t *posts; /* where the peers signal: in even steps, then in odd ones */
+    Py_ssize_t *bells;
+} Barrier;
+
+extern PyTypeObject *barrier_type;
+/* Enter the next step. Returns -1 with an error set, which ringing a sleeping peer may raise. */
+int barrier_signal(Barrier *barrier, uint64_t fingerprint, uint64_t *word);
+/* Wait until all have signalled `word`; after YIELD_NS call `wait(word)`. Returns -1 with an error set. */
+int barrier_await(Barrier *barrier, uint64_t word, PyObject *wait);
+
+/* ---- kernels.c: reductions, in rank order */
+/* out[i] = rows[0][i] op rows[1][i] op ...; `out` is none of the rows. At least two rows. */
+typedef void Kernel(char *out, char *const *rows, int num_rows, Py_ssize_t count);
+typedef struct {
+    Kernel *combine;
+    Py_ssize_t elements; /* of the kernel's type, in one of the dtype's */
+    bool averages;
+} Reduction;
+/* The reduction of a dtype by its kind and size; false if it has to be NumPy's. */
+bool find_reduction(const char *op, char kind, Py_ssize_t itemsize, Reduction *found);
+void divide(char *out, Py_ssize_t itemsize, Py_ssize_t count, int divisor);
+
+/* ---- step.c: calls of few bytes, carried out in one step; see `OneStep` */
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc call;
+    Barrier *barrier;
+    uint64_t fingerprint;
+    PyObject *wait;  /* goes on with a wait that takes longer */
+    PyObject *keeps; /* what the addresses point into */
+    int num_sent, num_received;
+    struct Parts {
+        int count;
+        struct Part {
+            int which; /* array */
+            Py_ssize_t offset, num_bytes;
+            char *place; /* in a slot */
+        } *parts;
+    } puts[2], takes[2];
+    Reduction reduction; /* none if `combine` is NULL */
+    int num_rows;
+    char **rows[2];
+    Py_ssize_t count, itemsize;
+} Step;
+
+extern PyTypeObject *step_type;
+/* Carry out a call with these arrays, whose sizes have been checked. Returns -1 with an error set. */
+int step_run(Step *step, char *const *sent, char *const *received);
+
+/* ---- ring.c: messages of few bytes of one kind to one rank, or from it; see `shm.fast_path` */
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc call;
+    bool receives;
+    Py_buffer memory; /* of the channel */
+    Word *words;
+    char *ring;
+    Py_ssize_t ring_bytes, unit, num_bytes, length;    /* an entry: a unit, then the message, `length` in all */
+    Py_ssize_t head, tail, others_state, others_bells; /* words */
+    PyObject *start;                                   /* the bytes an entry begins with */
+    PyObject *locked, *empties, *owner, *nones;        /* what `is_free` looks at */
+    PyObject *wake;
+} Ring;
+
+extern PyTypeObject *ring_type;
+/* Send or receive one message. Returns 1, 0 if it needs a request, or -1 with an error set. */
+int ring_move(Ring *ring, char *data);
+
+/* ---- call.c: from the user's call to its plan */
+extern PyTypeObject *function_type, *calls_type;
+extern PyMethodDef call_functions[];
+
+extern PyType_Spec barrier_spec, step_spec, ring_spec, function_spec, calls_spec;
+
+#endif

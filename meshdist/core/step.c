@@ -1,0 +1,197 @@
+/* Step: a call of few bytes, carried out in one step: put, signal, wait for all, take. The reference is `OneStep`. */
+#include "core.h"
+
+#include <structmember.h>
+
+PyTypeObject *step_type;
+
+/* As many arrays as a call may have on each side; with more, NumPy's part does not show. */
+enum { MOST_ARRAYS = 64 };
+
+int step_run(Step *self, char *const *sent, char *const *received)
+{
+    Barrier *barrier = self->barrier;
+    int phase = barrier->phase ^= 1;
+    uint64_t word;
+    const struct Part *part = self->puts[phase].parts, *end = part + self->puts[phase].count;
+    for (; part < end; part++)
+        memcpy(part->place, sent[part->which] + part->offset, part->num_bytes);
+    if (barrier_signal(barrier, self->fingerprint, &word) < 0 || barrier_await(barrier, word, self->wait) < 0)
+        return -1;
+    part = self->takes[phase].parts, end = part + self->takes[phase].count;
+    for (; part < end; part++)
+        memcpy(received[part->which] + part->offset, part->place, part->num_bytes);
+    if (self->reduction.combine != NULL) {
+        self->reduction.combine(received[0], self->rows[phase], self->num_rows, self->count);
+        if (self->reduction.averages)
+            divide(received[0], self->itemsize, self->count, self->num_rows);
+    }
+    return 0;
+}
+
+/* The data of an array, or of a list of them. Returns how many there are; -1 if they are not plain arrays. */
+static int read_arrays(PyObject *buffers, int flags, char **data)
+{
+    if (buffers == Py_None)
+        return 0;
+    if (is_array(buffers)) {
+        data[0] = ((Array *)buffers)->data;
+        return (((Array *)buffers)->flags & flags) == flags ? 1 : -1;
+    }
+    if (!PyList_CheckExact(buffers) || PyList_GET_SIZE(buffers) > MOST_ARRAYS)
+        return -1;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(buffers); i++) {
+        Array *array = (Array *)PyList_GET_ITEM(buffers, i);
+        if (!is_array((PyObject *)array) || (array->flags & flags) != flags)
+            return -1;
+        data[i] = array->data;
+    }
+    return (int)PyList_GET_SIZE(buffers);
+}
+
+static PyObject *step_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    Step *self = (Step *)object;
+    char *sent[MOST_ARRAYS], *received[MOST_ARRAYS];
+    if (PyVectorcall_NARGS(nargsf) != 2 || kwnames != NULL) {
+        PyErr_SetString(PyExc_TypeError, "a Step is called with what is sent and what is received");
+        return NULL;
+    }
+    if (read_arrays(args[0], C_CONTIGUOUS, sent) < self->num_sent
+        || read_arrays(args[1], CARRAY, received) < self->num_received)
+        Py_RETURN_FALSE;
+    if (step_run(self, sent, received) < 0)
+        return NULL;
+    Py_RETURN_TRUE;
+}
+
+/* Parts for both phases: lists of (array, offset, bytes, address). */
+static int read_parts(PyObject *phases, struct Parts *parts)
+{
+    for (int phase = 0; phase < 2; phase++) {
+        PyObject *list = PySequence_GetItem(phases, phase);
+        Py_ssize_t count = list == NULL ? -1 : PySequence_Size(list);
+        if (count >= 0 && (parts[phase].parts = PyMem_New(struct Part, count ? count : 1)) == NULL)
+            PyErr_NoMemory(), count = -1;
+        parts[phase].count = (int)count;
+        for (Py_ssize_t i = 0; i < count; i++) {
+            struct Part *part = &parts[phase].parts[i];
+            PyObject *entry = PySequence_GetItem(list, i);
+            unsigned long long address;
+            if (entry == NULL
+                || !PyArg_ParseTuple(entry, "innK", &part->which, &part->offset, &part->num_bytes, &address))
+                count = -1;
+            else
+                part->place = (char *)(uintptr_t)address;
+            Py_XDECREF(entry);
+        }
+        Py_XDECREF(list);
+        if (count < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int read_rows(Step *self, PyObject *rows)
+{
+    for (int phase = 0; phase < 2; phase++) {
+        if ((self->rows[phase] = PyMem_New(char *, self->num_rows)) == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        PyObject *addresses = PySequence_GetItem(rows, phase);
+        for (int row = 0; addresses != NULL && row < self->num_rows; row++) {
+            PyObject *address = PySequence_GetItem(addresses, row);
+            self->rows[phase][row] = address == NULL ? NULL : PyLong_AsVoidPtr(address);
+            Py_XDECREF(address);
+        }
+        Py_XDECREF(addresses);
+        if (PyErr_Occurred())
+            return -1;
+    }
+    return 0;
+}
+
+static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    PyObject *barrier, *wait, *keeps, *puts, *takes, *rows = Py_None;
+    unsigned long long fingerprint;
+    int num_sent, num_received, kind = 0, num_rows = 0;
+    const char *op = "";
+    Py_ssize_t itemsize = 0, count = 0;
+    if (!PyArg_ParseTuple(args, "O!KOOiiOO|sCniOn", barrier_type, &barrier, &fingerprint, &wait, &keeps, &num_sent,
+                          &num_received, &puts, &takes, &op, &kind, &itemsize, &num_rows, &rows, &count))
+        return NULL;
+    Reduction reduction = {NULL, 1, false};
+    if (num_sent > MOST_ARRAYS || num_received > MOST_ARRAYS
+        || (op[0] && !find_reduction(op, (char)kind, itemsize, &reduction)))
+        Py_RETURN_NONE; /* it is NumPy's */
+    Step *self = (Step *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->call = step_call;
+    self->barrier = (Barrier *)Py_NewRef(barrier);
+    self->fingerprint = fingerprint;
+    self->wait = Py_NewRef(wait);
+    self->keeps = Py_NewRef(keeps);
+    self->num_sent = num_sent, self->num_received = num_received;
+    self->reduction = reduction;
+    self->num_rows = num_rows;
+    self->count = count * reduction.elements;
+    self->itemsize = itemsize / (reduction.averages ? reduction.elements : 1);
+    if (read_parts(puts, self->puts) < 0 || read_parts(takes, self->takes) < 0
+        || (op[0] && read_rows(self, rows) < 0)) {
+        Py_DECREF(self);
+        return NULL;
+    }
+    return (PyObject *)self;
+}
+
+static int step_traverse(Step *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->barrier);
+    Py_VISIT(self->wait);
+    Py_VISIT(self->keeps);
+    return 0;
+}
+
+static int step_clear(Step *self)
+{
+    Py_CLEAR(self->barrier);
+    Py_CLEAR(self->wait);
+    Py_CLEAR(self->keeps);
+    return 0;
+}
+
+static void step_dealloc(Step *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    step_clear(self);
+    for (int phase = 0; phase < 2; phase++) {
+        PyMem_Free(self->puts[phase].parts);
+        PyMem_Free(self->takes[phase].parts);
+        PyMem_Free(self->rows[phase]);
+    }
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMemberDef members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Step, call), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_new, step_new}, {Py_tp_dealloc, step_dealloc}, {Py_tp_traverse, step_traverse}, {Py_tp_clear, step_clear},
+    {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, members},
+    {Py_tp_doc, "Step(barrier, fingerprint, wait, keeps, num_sent, num_received, puts, takes, op, kind, itemsize, "
+                "num_rows, rows, count): a call of few bytes; None if its reduction is left to NumPy."},
+    {0, NULL},
+};
+
+PyType_Spec step_spec = {
+    "meshdist.core._core.Step", sizeof(Step), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots,
+};

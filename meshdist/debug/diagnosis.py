@@ -1,0 +1,50 @@
+"""The diagnosis that is injected into a world: its hang watchdog, its loggers of calls, its dumps of faults."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from meshdist.debug.debug_level import DebugLevel, get_debug_level
+from meshdist.debug.hang_watchdog import HangWatchdog, StateExchange
+from meshdist.runtime.flight_recorder import DIRECTORY_VARIABLE
+
+if TYPE_CHECKING:
+    from meshdist.groups.world import World
+    from meshdist.runtime.hooks import CallObserver
+
+
+class WorldDiagnosis:
+    """Implements `groups.world.Diagnosis`, also for the worlds that shrinking makes.
+
+    Args:
+        make_exchange: Makes a rank's StateExchange; one that uses the store where None.
+    """
+
+    def __init__(self, make_exchange: Callable[[], StateExchange] | None = None) -> None:
+        self._make_exchange = make_exchange
+
+    def observer(self, world: World) -> HangWatchdog:
+        return HangWatchdog(world, self._make_exchange or (lambda: _by_store(world)))
+
+    def logs_calls(self) -> bool:
+        return get_debug_level() is DebugLevel.DETAIL
+
+    def loggers(self, world: World) -> tuple[CallObserver, ...]:
+        from meshdist.debug.call_hooks import CallLog, CallOrder
+
+        return CallLog(world.log), CallOrder(world.store, world.hook_registry.groups)
+
+    def note_fault(self, world: World, reason: str) -> None:
+        """Dump the flight recorder of a rank whose call failed, if the environment asks for it."""
+        if os.environ.get(DIRECTORY_VARIABLE):
+            from meshdist.debug.dump import dump_fault
+
+            dump_fault(world, reason)
+
+
+def _by_store(world: World) -> StateExchange:
+    from meshdist.debug.state_exchange import StoreStateExchange
+
+    return StoreStateExchange(world.store, world.peers, world.rank)

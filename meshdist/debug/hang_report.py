@@ -1,0 +1,169 @@
+"""Describe who waits for whom: what each rank does, since when, at which line, and the cause."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from meshdist.debug.states import CallSeen, RankSnapshot
+from meshdist.debug.waits import Waits, first_difference, who_waits
+from meshdist.runtime.rank_text import ranks_text
+
+_MOST_LINES = 8
+_MOST_RANKS = 8
+_MOST_STACKS, _MOST_FRAMES = 2, 5
+
+
+def hang_report(waits: Waits, world_size: int, *, now_s: float | None = None) -> list[str]:
+    """Return lines that describe the cause of a hang, what the ranks do, and what they wait for.
+
+    Args:
+        waits: Who waits for whom.
+        world_size: The number of ranks; those without a state are listed.
+        now_s: The time that ages refer to, in seconds since 1970; the time of each rank's state where None.
+    """
+    lines = causes(waits)
+    parts: dict[tuple[str, ...], list[RankSnapshot]] = {}
+    for _, state in sorted(waits.states.items()):
+        if state.rank not in waits.gone or state.outlasts:
+            parts.setdefault(tuple(_doing(waits, state)), []).append(state)
+    alike = sorted(parts.items(), key=lambda part: part[1][0].rank)
+    for doing, states in alike[:_MOST_LINES]:
+        verb = ("was" if states[0].is_last else "is") if len(states) == 1 else "were" if states[0].is_last else "are"
+        after = doing[1]
+        if len(states) > 1:
+            after = after.replace("; it has made", "; they have made", 1).replace("; its last", "; their last", 1)
+        lines.append(
+            f"{ranks_text(sorted(state.rank for state in states))} {verb} {doing[0]}{_age(states, now_s)}{after}"
+        )
+    if len(alike) > _MOST_LINES:
+        rest = sum(len(states) for _, states in alike[_MOST_LINES:])
+        lines.append(f"{rest} more ranks are in other places")
+    lines += [
+        f"stack of rank {rank}: {' > '.join(_short(line) for line in waits.states[rank].stack[-_MOST_FRAMES:])}"
+        for rank in waits.absent[:_MOST_STACKS]
+        if rank in waits.states and waits.states[rank].stack
+    ]
+    lines += [f"rank {rank} {state}" for rank, state in sorted(waits.gone.items())][:_MOST_LINES]
+    silent = [rank for rank in range(world_size) if rank not in waits.states and rank not in waits.gone]
+    if silent:
+        lines.append(f"{ranks_text(silent)} did not respond")
+    return lines
+
+
+def causes(waits: Waits) -> list[str]:
+    """Return the sentences that name the cause of the wait, as far as the graph shows it."""
+    found = []
+    if waits.cycle:
+        found.append(_describe_cycle(waits))
+    found += _describe_absences(waits)
+    if found:
+        return found
+    if any(state.open_calls for state in waits.states.values()):
+        return ["all ranks have come to the awaited calls, which are in progress"]
+    return ["no rank waits for another"]
+
+
+def _describe_cycle(waits: Waits) -> str:
+    steps = []
+    for number, rank in enumerate(waits.cycle[:_MOST_RANKS]):
+        following = waits.cycle[(number + 1) % len(waits.cycle)]
+        steps.append(f"rank {rank} waits for rank {following} in {waits.graph.edges[rank, following]['call'].words}")
+    return f"the ranks wait for each other: {'; '.join(steps)}{_differing(waits, *waits.cycle[:2])}"
+
+
+def _describe_absences(waits: Waits) -> list[str]:
+    """Return a sentence for each call with missing ranks; a rank is in that with the most ranks waiting for it."""
+    missing: dict[str, list[int]] = {}
+    for rank in waits.absent:
+        calls = Counter(
+            _left_out(call, waiting) for waiting, _, call in sorted(waits.graph.in_edges(rank, data="call"), key=_first)
+        )
+        missing.setdefault(calls.most_common(1)[0][0], []).append(rank)
+    sentences = [
+        f"{ranks_text(sorted(ranks))} {'has' if len(ranks) == 1 else 'have'} not {deed}"
+        + _differing(waits, min(waits.graph.predecessors(ranks[0])), ranks[0])
+        for deed, ranks in missing.items()
+    ]
+    if len(sentences) > _MOST_LINES:
+        sentences[_MOST_LINES:] = [f"and so on, {ranks_text(sorted(waits.absent))} in all"]
+    return sentences
+
+
+def _first(edge: tuple[int, int, CallSeen]) -> int:
+    return edge[0]
+
+
+def _left_out(call: CallSeen, waiting: int) -> str:
+    """Return what a missing rank has not done that the rank `waiting` waits for."""
+    if not call.is_message:
+        return f"come to {call.words}"
+    if call.is_receipt:
+        return f"sent what rank {waiting} waits for in {call.words}"
+    return f"received what rank {waiting} sends in {call.words}"
+
+
+def _differing(waits: Waits, mine: int, theirs: int) -> str:
+    one, other = waits.states.get(mine), waits.states.get(theirs)
+    if one is None or other is None:
+        return ""
+    difference = first_difference(one, other)
+    if difference is None or difference.mine is None or difference.theirs is None:
+        return ""  # one has only got further than the other, which is reported already
+    begin = "from the first call that they have in common on"
+    if difference.before is not None:
+        begin = f"after {difference.before.words}"
+    return f"; {begin}, rank {mine} calls {difference.mine.words} and rank {theirs} calls {difference.theirs.words}"
+
+
+def in_words(state: RankSnapshot) -> list[str]:
+    """Describe one rank, as lines: its call or place, and its stack."""
+    doing = _doing(who_waits({state.rank: state}), state)
+    return [f"it is {doing[0]}{_age([state])}{doing[1]}", *state.stack]
+
+
+def _doing(waits: Waits, state: RankSnapshot) -> tuple[str, str]:
+    """Describe what a rank does: the words before and after its age."""
+    call = _waiting(state)
+    if call is not None:
+        awaited = sorted(waits.graph.successors(state.rank)) if state.rank in waits.graph else []
+        whom = f", waiting for {ranks_text(sorted(awaited))}" if awaited else ""
+        given_up = ", and gave up" if state.is_last else ""
+        return f"in {call.words}{' (given up)' if call.state == 'failed' else ''}", whom + given_up
+    place = f"at {_short(state.place)}" if state.place else "at an unknown line"
+    last = next((call for call in reversed(state.calls) if call.state in ("completed", "failed")), None)
+    after = "; it has made no call" if last is None else f"; its last call was {last.words}"
+    if last is not None and last.state == "failed":
+        after += ", which failed"
+    if state.open_calls:
+        after += f"; {len(state.open_calls)} async calls are in progress"
+    return f"in no call, {place}", after
+
+
+def _waiting(state: RankSnapshot) -> CallSeen | None:
+    """Return the call that a rank waits in: of several in progress, the last that has begun."""
+    begun = [call for call in state.open_calls if call.state != "queued"]
+    return begun[-1] if begun and state.in_call else None
+
+
+def _short(line: str) -> str:
+    return PurePath(line).name if not line.startswith("<") else line
+
+
+def _since_s(state: RankSnapshot) -> float:
+    call = _waiting(state)
+    if call is not None:
+        return call.created_s
+    done = (call.completed_s for call in state.calls if call.completed_s is not None)
+    return max(done, default=state.time_s if state.began_s is None else state.began_s)
+
+
+def _age(states: Sequence[RankSnapshot], now_s: float | None = None) -> str:
+    """Return how long ranks have done what they do, until `now_s`, or until the time of their states."""
+    ends_s = (state.time_s if now_s is None or state.is_last else now_s for state in states)
+    ages_s = [end_s - _since_s(state) for end_s, state in zip(ends_s, states, strict=True)]
+    least, most = max(0.0, min(ages_s)), max(0.0, max(ages_s))
+    if most - least < 0.1 * most + 0.1:
+        return f", for {most:.1f} s"
+    return f", for {least:.1f} to {most:.1f} s"

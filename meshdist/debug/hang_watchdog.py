@@ -1,0 +1,351 @@
+"""HangWatchdog: watches the long waits of a rank, and finds out who waits for whom.
+
+A rank that has waited for a tenth of its timeout, 30 s at most, starts a thread, which ends with the wait. The thread
+publishes the state of this rank, as in all ranks in a long wait, and asks the ranks that do not wait. The lowest
+waiting rank builds the graph, logs a warning, and publishes its finding. A rank whose timeout expires adds the finding
+to its error, and publishes its last state: the others wait on, and may ask when it is gone. Before the first long wait
+there is no thread, no connection, and no key in the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from meshdist.errors import DistError
+from meshdist.runtime.flight_recorder import COMPLETED, SEQUENCE, facts_in
+from meshdist.runtime.waiting import grace_s
+from meshdist.system.deadline import Deadline
+from meshdist.system.platform import start_thread
+
+if TYPE_CHECKING:
+    from meshdist.debug.states import RankSnapshot
+    from meshdist.groups.world import World
+    from meshdist.runtime.waiting import Waitable, Watch
+
+_MOST_CHARACTERS = 3000
+_REFRESH_S = 10.0
+_SETTLE_S = 0.3
+_MOST_WAITS_FOR_LEADER = 10
+# Logged at debug level INFO.
+_SLOW_S = 1.0
+_LONGEST_BUDGET_S = 1.0
+# For the first finding: on a busy machine, the imports alone may take seconds.
+_FIRST_BUDGET_S = 5.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The finding about long waits.
+
+    Attributes:
+        text: Lines on who waits for whom; empty without a finding.
+        has_cycle: Whether ranks wait for each other.
+    """
+
+    text: str = ""
+    has_cycle: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.text)
+
+
+class StateExchange(Protocol):
+    """How one rank exchanges its state with the others."""
+
+    def publish(self, state: dict[str, Any], *, waits: bool) -> None:
+        """Show the state of this rank to the others; `waits` if it stays the same until `retract`."""
+
+    def retract(self, *, keeps_state: bool = False) -> None:
+        """Withdraw this rank's report, and its state unless that is its last, kept for ranks that ask later."""
+
+    def gather(self, budget_s: float) -> tuple[dict[int, RankSnapshot], dict[int, str]]:
+        """Return the states of ranks that answer in time, and what is known of those that are gone or silent.
+
+        A rank that is gone since its wait failed is in both.
+        """
+        ...
+
+    def stopped(self) -> dict[int, str]:
+        """Describe the ranks stopped by a signal, as far as this host shows it without asking any rank."""
+        return {}
+
+    def leader(self) -> int | None:
+        """Return the lowest waiting rank, which reports for all; None without one."""
+
+    def report(self, found: Finding) -> None:
+        """Publish the leader's finding for the other ranks."""
+
+    def reported(self) -> Finding:
+        """Return the leader's finding."""
+        ...
+
+
+class LongWait:
+    """One wait that may last long.
+
+    Attributes:
+        error_prefix: How messages about the call begin.
+        is_long: The watchdog's thread watches it.
+    """
+
+    def __init__(self, watchdog: HangWatchdog, error_prefix: str, deadline: Deadline, missing: str) -> None:
+        self.error_prefix = error_prefix
+        self.timeout_s = deadline.timeout_s
+        self.is_long = False
+        self._deadline = deadline
+        self._missing = missing
+        self._watchdog = watchdog
+
+    @property
+    def lasts_s(self) -> float:
+        return self._deadline.timeout_s - self._deadline.remaining_s()
+
+    def hang_report(self) -> str:
+        """Return lines on who waits for whom; empty if unknown."""
+        return self._watchdog.hang_report(self._budget_s)
+
+    def give_up(self, error: DistError) -> None:
+        """Publish the last state of this rank for ranks that ask later, as the wait ends with `error`.
+
+        A rank in a cycle may first notice that the next one has given up and gone: its error describes the cycle too.
+        """
+        if not self.is_long:
+            return
+        if error.peer_failed and not error.hang_report and self._watchdog.latest.has_cycle:
+            error.add(hang_report=self.hang_report())
+        self._watchdog.publish_last(self._budget_s)
+
+    @property
+    def _budget_s(self) -> float:
+        return min(_LONGEST_BUDGET_S, self.timeout_s / 10)
+
+    def end(self) -> None:
+        """Stop watching."""
+        if self.is_long:
+            self._watchdog.end(self)
+        if self._missing:
+            self._watchdog.log_slow(self, self._missing)
+
+
+class HangWatchdog:
+    """Watches the long waits of one rank.
+
+    Args:
+        world: The rank's.
+        make_exchange: Makes its StateExchange, which is imported on first use.
+    """
+
+    def __init__(self, world: World, make_exchange: Callable[[], StateExchange]) -> None:
+        self.make_exchange = make_exchange
+        self._log = world.log
+        self._world = world
+        self._lock = threading.Lock()
+        self._watches: list[LongWait] = []
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._asked = threading.Event()
+        self._answered = threading.Event()
+        self._found = Finding()
+        self._last: dict[str, Any] | None = None
+        self._has_cause = False
+        self._giving_up = threading.Event()
+        self._gave_up = threading.Event()
+
+    @property
+    def is_watching(self) -> bool:
+        return bool(self._watches)
+
+    def look(self, wait: Watch | None, error_prefix: str, deadline: Deadline, waitable: Waitable) -> LongWait | None:
+        """Watch a wait; called repeatedly, returns None while the wait is short.
+
+        Args:
+            wait: The result of the call before; its `end` must be called.
+            error_prefix: How messages about the call begin.
+            deadline: The deadline of the call.
+            waitable: The object it waits for.
+        """
+        watch = cast("LongWait | None", wait)
+        grace = grace_s(deadline.timeout_s)
+        lasts_s = deadline.timeout_s - deadline.remaining_s()
+        if watch is None and lasts_s >= min(_SLOW_S, grace):
+            watch = LongWait(
+                self, error_prefix, deadline, waitable.missing() if self._log.isEnabledFor(logging.INFO) else ""
+            )
+        if watch is not None and not watch.is_long and lasts_s >= grace:
+            self._begin(watch)
+        return watch
+
+    def log_slow(self, watch: LongWait, missing: str) -> None:
+        self._log.info(
+            "%s: has waited for %.1f s, for %s", watch.error_prefix, watch.lasts_s, missing, extra=self._open_call()
+        )
+
+    def _begin(self, watch: LongWait) -> None:
+        watch.is_long = True
+        with self._lock:
+            self._watches.append(watch)
+            self._last = None
+            if self._thread is None:
+                self._wake.clear()
+                self._found = Finding()
+                name = f"meshdist-watchdog-{self._world.rank}"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                try:
+                    start_thread(self._thread)
+                except DistError as error:  # the calls go on without an explanation
+                    self._thread = None
+                    self._log.warning("who waits for whom cannot be found out: %s", error)
+
+    @cached_property
+    def exchange(self) -> StateExchange:
+        return self.make_exchange()
+
+    @property
+    def latest(self) -> Finding:
+        return self._found
+
+    @property
+    def last(self) -> dict[str, Any] | None:
+        """The state of this rank when its last wait failed, as `rank_state` returns it; None if it has waited since."""
+        return self._last
+
+    def end(self, watch: LongWait) -> None:
+        with self._lock:
+            self._watches.remove(watch)
+        self._wake.set()
+
+    def hang_report(self, budget_s: float) -> str:
+        """Return who waits for whom; the finding before if a new one takes too long."""
+        # A stopped rank may host the store, which then never answers.
+        stopped = {} if self._found else self.exchange.stopped()
+        budget_s = budget_s if self._found or stopped else min(_FIRST_BUDGET_S, 10 * budget_s)
+        self._ask(self._asked, self._answered, budget_s)
+        return self._found.text or "\n".join(f"  rank {rank} {state}" for rank, state in stopped.items())
+
+    def publish_last(self, budget_s: float) -> None:
+        """Publish the last state of this rank, which gives up, for ranks that ask when it is gone."""
+        from meshdist.debug.rank_state import GAVE_UP, RECORDS_SENT, rank_state
+
+        self._last = rank_state(self._world, GAVE_UP, RECORDS_SENT)
+        # If the request before is still open, the thread waits for the store: do not wait for it again.
+        self._ask(self._giving_up, self._gave_up, 0.0 if self._asked.is_set() else budget_s)
+
+    def _ask(self, asked: threading.Event, answered: threading.Event, budget_s: float) -> None:
+        if self._thread is None:
+            return
+        answered.clear()
+        asked.set()
+        self._wake.set()
+        answered.wait(budget_s)
+
+    def close(self) -> None:
+        """Wait for the thread; there are no waits any more."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            self._wake.set()
+            thread.join(_LONGEST_BUDGET_S)
+
+    def _run(self) -> None:
+        try:
+            first = self._watches[0] if self._watches else None
+            refresh_s = _REFRESH_S if first is None else min(_REFRESH_S, grace_s(first.timeout_s))
+            # Ranks that began to wait together publish first, so that they agree on the leader.
+            self._publish()
+            self._wake.wait(min(_SETTLE_S, refresh_s / 4))
+            self._look(first)
+            num_waits = 0
+            while self._has_waits():
+                is_woken = self._wake.wait(refresh_s if self._found else min(_SETTLE_S, refresh_s))
+                self._wake.clear()
+                if self._handle_request():
+                    continue
+                if not is_woken and not self._found and num_waits < _MOST_WAITS_FOR_LEADER:
+                    num_waits += 1
+                    self._found = self.exchange.reported()  # the leader is still working
+                elif not is_woken:
+                    self._look(None)
+            self.exchange.retract(keeps_state=self._last is not None)
+        except Exception as error:  # the calls go on even if their explanation fails
+            # A lost store is not worth a warning: waiting calls that need it notice it themselves.
+            level = logging.DEBUG if isinstance(error, DistError) else logging.WARNING
+            self._log.log(level, "who waits for whom cannot be found out: %s: %s", type(error).__name__, error)
+            with self._lock:
+                self._thread = None
+            self._answered.set()
+            self._gave_up.set()
+
+    def _handle_request(self) -> bool:
+        """Handle the request of a rank that gives up; return whether there was one."""
+        if self._asked.is_set():
+            self._asked.clear()
+            self._look(None, is_last_chance=True)
+            self._answered.set()
+        elif self._giving_up.is_set():
+            self._giving_up.clear()
+            if self._last is not None:
+                self.exchange.publish(self._last, waits=False)
+            self._gave_up.set()
+        else:
+            return False
+        return True
+
+    def _has_waits(self) -> bool:
+        with self._lock:
+            if not self._watches:
+                self._thread = None
+                return False
+            return True
+
+    def _publish(self) -> None:
+        from meshdist.debug.rank_state import RECORDS_SENT, rank_state
+
+        self.exchange.publish(rank_state(self._world, "waits for long", RECORDS_SENT), waits=True)
+
+    def _look(self, warned: LongWait | None, *, is_last_chance: bool = False) -> None:
+        """Find out who waits for whom; the first time, warn about the wait `warned`, unless another rank has."""
+        self._publish()
+        reported = self.exchange.reported()
+        leads = self.exchange.leader() == self._world.rank
+        if not leads:
+            self._found = reported or self._found
+            if self._found or not is_last_chance:
+                return
+        self._find_out()
+        if leads:
+            self.exchange.report(self._found)
+        # All ranks may have come at this moment.
+        if warned is not None and warned in self._watches and not reported and self._has_cause:
+            self._log.warning(
+                "%s: has waited for %.1f s, of %g s at most\n%s",
+                *(warned.error_prefix, warned.lasts_s, warned.timeout_s, self._found.text),
+                extra=self._open_call(),
+            )
+
+    def _find_out(self) -> None:
+        from meshdist.debug.hang_report import hang_report
+        from meshdist.debug.waits import who_waits
+
+        timeout_s = min((watch.timeout_s for watch in list(self._watches)), default=0.0)
+        states, gone = self.exchange.gather(min(_LONGEST_BUDGET_S, timeout_s / 10))
+        waits = who_waits(states, gone)
+        lines = hang_report(waits, self._world.size, now_s=time.time())
+        text = "\n".join(f"  {line}" for line in ["who waits for whom:", *lines])[:_MOST_CHARACTERS]
+        self._found = Finding(text, has_cycle=bool(waits.cycle))
+        self._has_cause = bool(waits.absent or waits.cycle)
+
+    def _open_call(self) -> dict[str, Any]:
+        """Return the group and the number of the call that this rank waits for, as fields of a log record."""
+        for record in reversed(self._world.recorder.records()):
+            if not record[COMPLETED]:
+                return {"group": facts_in(record).label, "sequence": record[SEQUENCE]}
+        return {}
+
+
+def watchdog_of(world: World) -> HangWatchdog:
+    return cast(HangWatchdog, world.observer)

@@ -1,0 +1,1 @@
+"""Process groups: what a rank calls."""

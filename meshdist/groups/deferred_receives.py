@@ -1,0 +1,115 @@
+"""Messages of a known kind, and receives of them that are not posted before that is needed."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import CodeType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from meshdist.arrays.host import Array
+from meshdist.backends.base import FastPath
+from meshdist.runtime.flight_recorder import Record
+from meshdist.runtime.work import ReceiptWork, Work
+
+# The facts of a message in the flight recorder: function, group name and label, dtype, shape, peer, tag and timeout.
+Facts: TypeAlias = "tuple[str, str, str, np.dtype[Any], tuple[int, ...], int | None, int, float]"
+
+
+class PersistentRequest:
+    """The messages of one tag, dtype and shape to, or from, one rank, whose arguments have been checked.
+
+    Attributes:
+        facts: For the flight recorder.
+        fast_path: Of the backend, if it has one for them.
+        caller: The code that sent or received the last one.
+    """
+
+    __slots__ = ("caller", "facts", "fast_path")
+
+    def __init__(self, facts: Facts, fast_path: FastPath | None) -> None:
+        self.facts = facts
+        self.fast_path = fast_path
+        self.caller: CodeType | None = None
+
+
+class DeferredWork(ReceiptWork):
+    """The Work of an `irecv` of few bytes, which may not be posted yet."""
+
+    __slots__ = ("record", "request", "tensor")
+
+    def __init__(self, error_prefix: str, tensor: Array, request: PersistentRequest, record: Record) -> None:
+        super().__init__(error_prefix, tensor)
+        self.tensor = tensor
+        self.request = request
+        self.record = record
+
+    def is_completed(self) -> bool:
+        self._post()
+        return super().is_completed()
+
+    def add_callback(self, callback: Callable[[], object]) -> None:
+        self._post()
+        super().add_callback(callback)
+
+    def _post(self) -> None:
+        if isinstance(self.queue, DeferredReceives):
+            self.queue.post_all()
+
+
+class DeferredReceives:
+    """Receives of few bytes that are not posted yet, in their order.
+
+    Most are waited for before anything else is received: then their messages go from the transport straight into their
+    arrays, without a request. All are posted before any other receive of the group, when one is asked for in another
+    way than by `wait`, and when they are so many that their messages might fill the buffers of the transport.
+
+    Args:
+        take: Receive the message of a work, if it comes within moments; return whether it has.
+        post: Post the receive of a work.
+
+    Attributes:
+        works: Those that are not posted.
+    """
+
+    MOST, MOST_BYTES = 64, 64 << 10
+
+    def __init__(self, take: Callable[[DeferredWork], bool], post: Callable[[DeferredWork], None]) -> None:
+        self._take, self._post = take, post
+        self._lock = threading.RLock()
+        self.works: deque[DeferredWork] = deque()
+
+    def takes(self, tensor: Array) -> bool:
+        return len(self.works) < self.MOST and tensor.nbytes * (len(self.works) + 1) <= self.MOST_BYTES
+
+    def add(self, work: DeferredWork) -> DeferredWork:
+        work.queue = self
+        self.works.append(work)
+        return work
+
+    def carry(self, work: Work) -> None:
+        """Receive the message of `work`, and those before it, or post them all."""
+        with self._lock:
+            while work in self.works:
+                first = self.works.popleft()
+                if self._take(first):
+                    first.queue = None
+                    first.complete(None)
+                else:
+                    self.works.appendleft(first)
+                    self.post_all()
+        if work.queue is not None and work.queue is not self:
+            work.queue.carry(work)
+
+    def post_all(self) -> None:
+        with self._lock:
+            while self.works:
+                work = self.works.popleft()
+                work.queue = None
+                self._post(work)
+
+    def wait_for(self, work: Work, error_prefix: str, limit_s: float) -> None:
+        raise AssertionError("`carry` comes before, which posts the receive")

@@ -1,0 +1,416 @@
+"""Point-to-point calls of one group, sync and async."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from sys import _getframe
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from meshdist import core
+from meshdist.arrays.host import Array, as_array, check_dtype, check_writable, pack
+from meshdist.backends.base import Backend
+from meshdist.errors import DistError, DistTimeoutError
+from meshdist.groups.deferred_receives import DeferredReceives, DeferredWork, Facts, PersistentRequest
+from meshdist.runtime.device_calls import DeviceCalls, Parcel
+from meshdist.runtime.flight_recorder import COMPLETED, Record, clock, users
+from meshdist.runtime.hooks import CallInfo, CallObserver, HookedGroup, notify_around
+from meshdist.runtime.plan_cache import remember
+from meshdist.runtime.progress import Job, JobQueue, Progress
+from meshdist.runtime.waiting import Incoming, Waitable, Wrapped
+from meshdist.runtime.work import ReceiptWork, Work
+
+# How long a group that is closed waits for the messages that it is to receive.
+_LAST_MESSAGES_S = 5.0
+# Backends may send a tag as an integer of 64 bits.
+_TAGS = 1 << 63
+
+
+class MessageGroup(HookedGroup, Protocol):
+    """What messages need of their group."""
+
+    def check_usable(self, error_prefix: str) -> None: ...
+    def usable_backend(self, error_prefix: str, *buffers: Any) -> Backend: ...
+
+
+class PointToPoint:
+    """Sends and receives for one group. Ranks are those in the group.
+
+    Messages are not ordered with collectives, nor with messages of other ranks or tags. So there is one queue of sends
+    for each destination, and one queue of receives for each source and tag.
+    """
+
+    def __init__(self, group: MessageGroup, progress: Progress) -> None:
+        self._group = group
+        self._progress = progress
+        self._queues: WeakValueDictionary[Any, JobQueue] = WeakValueDictionary()
+        self._closing = False
+        self._recorder = group.recorder
+        # Requests whose arguments have been checked, by peer, tag, dtype and shape; emptied when the group ends.
+        self._sends: dict[Any, PersistentRequest] = {}
+        self._receives: dict[Any, PersistentRequest] = {}
+        self._isends: dict[Any, PersistentRequest] = {}
+        self._ireceives: dict[Any, PersistentRequest] = {}
+        self._deferral = DeferredReceives(self._take_deferred, self._post_deferred)
+        self.deferred = self._deferral.works
+        # The DeviceCalls that hold back messages until the end of a block; None outside of a block.
+        self._batches: list[DeviceCalls] | None = None
+        # Checked peers: global rank -> rank in the group.
+        self._peers: dict[int, int] = {}
+
+    @property
+    def num_messages(self) -> int:
+        return self._group.calls.num_messages
+
+    @property
+    def outstanding(self) -> int:
+        return len(self.deferred) + sum(len(queue.jobs) for queue in list(self._queues.values()))
+
+    def watch(self, *observers: CallObserver) -> None:
+        for name in ("send", "recv", "isend", "irecv"):
+            # An instance attribute hides the method of the class: messages without observers pay nothing.
+            self.__dict__.pop(name, None)
+            if observers:
+                setattr(self, name, _watched(observers, self._group, name, getattr(self, name)))
+
+    def unobserved(self, name: str) -> Callable[..., Any]:
+        """Return the function `name` without hooks, for a part of a call that the hooks have seen already."""
+        function: Callable[..., Any] = getattr(type(self), name).__get__(self)
+        return function
+
+    def peer(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
+        """Return the peer of a message, which must be another rank; see `ProcessGroup.root`."""
+        if group_rank is None and type(rank) is int and rank in self._peers:
+            return self._peers[rank]
+        group = self._group
+        peer = group.root(of, name, rank, group_rank)
+        if peer == group.rank():
+            raise ValueError(
+                f"{group.error_prefix(of)}: {name} must be another rank, not this one, global rank {group.ranks[peer]}"
+            )
+        self._peers[group.ranks[peer]] = peer
+        return peer
+
+    def send(self, tensor: Any, dst: int, tag: int, of: str = "send", *, is_size_exchange: bool = False) -> None:
+        """Send a message to rank `dst` and wait until `tensor` may be changed.
+
+        Args:
+            tensor: The array.
+            dst: The receiver, as a rank of the group.
+            tag: That of the matching receive.
+            of: The function that the user called.
+            is_size_exchange: Another message of the same call follows; for observers.
+        """
+        requests = self._sends
+        request = _known(requests, tensor, dst, tag) if of == "send" else None
+        if request is not None and request.fast_path is not None and self._try_fast_path(request, tensor):
+            return
+        group = self._group
+        error_prefix = group.error_prefix(of)
+        backend = group.usable_backend(error_prefix, tensor)
+        if backend.device_calls is not None:
+            backend.device_calls.send(self._parcel(error_prefix, of, tensor, dst, tag))
+            return
+        array = tensor if request is not None else pack(self._array(error_prefix, tensor, tag))
+        record = self.begin_record(of, array, dst, tag)
+        try:
+            backend.wait(backend.send(array, dst, tag), error_prefix)
+        except BaseException as error:
+            raise group.fail(error, error_prefix, record) from None
+        record[COMPLETED] = clock()
+        if request is None and array is tensor and of == "send":
+            self._keep_request(requests, of, tensor, dst, tag, backend.fast_send)
+
+    def recv(self, tensor: Any, src: int | None, tag: int, of: str = "recv", *, is_size_exchange: bool = False) -> int:
+        """Receive a message from rank `src`, or from any rank if it is None; return the sender. See `send`."""
+        if self.deferred:
+            self._deferral.post_all()
+        requests = self._receives
+        request = _known(requests, tensor, src, tag) if of == "recv" else None
+        if request is not None and request.fast_path is not None and self._try_fast_path(request, tensor):
+            assert src is not None
+            return src
+        group = self._group
+        error_prefix = group.error_prefix(of)
+        backend = group.usable_backend(error_prefix, tensor)
+        if backend.device_calls is not None:
+            return backend.device_calls.recv(self._parcel(error_prefix, of, tensor, src, tag))
+        array = packed = tensor
+        if request is None:
+            array, packed = self._output(error_prefix, tensor, tag)
+        if src is None:
+            self._check_not_alone(error_prefix)
+        record = self.begin_record(of, packed, src, tag)
+        try:
+            incoming = backend.recv(packed, src, tag)
+            backend.wait(incoming, error_prefix)
+        except BaseException as error:
+            raise group.fail(error, error_prefix, record) from None
+        record[COMPLETED] = clock()
+        if packed is not array:
+            array[...] = packed
+        elif request is None and packed is tensor and src is not None and of == "recv":
+            self._keep_request(requests, of, tensor, src, tag, backend.fast_recv)
+        return incoming.source
+
+    def isend(self, tensor: Any, dst: int, tag: int) -> Work:
+        group, requests = self._group, self._isends
+        request = _known(requests, tensor, dst, tag)
+        if request is not None and request.fast_path is not None and self._try_fast_path(request, tensor):
+            return Work.done(group.error_prefix("isend"), None)
+        error_prefix = group.error_prefix("isend")
+        backend = group.usable_backend(error_prefix, tensor)
+        if backend.device_calls is not None:
+            return self._in_batch(backend.device_calls).isend(self._parcel(error_prefix, "isend", tensor, dst, tag))
+        array = self._array(error_prefix, tensor, tag)
+        work = Work(error_prefix, None)
+        record = self.begin_record("isend", array, dst, tag)
+        self._begin(work, error_prefix, ("to", dst), lambda: backend.send(pack(array), dst, tag), None, record)
+        if request is None and array is tensor:
+            self._keep_request(requests, "isend", tensor, dst, tag, backend.fast_send)
+        return work
+
+    def irecv(self, tensor: Any, src: int | None, tag: int) -> Work:
+        group, requests = self._group, self._ireceives
+        request = _known(requests, tensor, src, tag)
+        if request is not None and request.fast_path is not None and self._deferral.takes(tensor):
+            return self._defer(request, tensor)
+        self._deferral.post_all()
+        error_prefix = group.error_prefix("irecv")
+        backend = group.usable_backend(error_prefix, tensor)
+        if backend.device_calls is not None:
+            return self._in_batch(backend.device_calls).irecv(self._parcel(error_prefix, "irecv", tensor, src, tag))
+        array, packed = self._output(error_prefix, tensor, tag)
+        if src is None:
+            self._check_not_alone(error_prefix)
+        work = ReceiptWork(error_prefix, tensor)
+
+        def arrive(incoming: Incoming) -> None:
+            work.source = group.ranks[incoming.source]
+            if packed is not array:
+                array[...] = packed
+
+        record = self.begin_record("irecv", packed, src, tag)
+        self._begin(work, error_prefix, ("from", src, tag), lambda: backend.recv(packed, src, tag), arrive, record)
+        if request is None and packed is tensor and src is not None:
+            self._keep_request(requests, "irecv", tensor, src, tag, backend.fast_recv)
+        return work
+
+    def forget_requests(self) -> None:
+        """Make the next message of each kind check the group and choose its backend again."""
+        self._sends, self._receives, self._isends, self._ireceives = {}, {}, {}, {}
+        self._deferral.post_all()
+
+    @contextmanager
+    def batched(self, of: str) -> Iterator[None]:
+        """Post the messages on GPUs that are begun in the block together at its end; `of` is the user's function."""
+        batches: list[DeviceCalls] = []
+        self._batches = batches
+        try:
+            yield
+        except BaseException:
+            for calls in batches:
+                calls.end_batch(self._group, None)
+            raise
+        finally:
+            self._batches = None
+        for calls in batches:
+            calls.end_batch(self._group, self._group.error_prefix(of))
+
+    def drain(self) -> None:
+        """Wait for the messages in progress; receives that get no message in time fail."""
+        self._deferral.post_all()
+        works = self._progress.works(list(self._queues.values()))
+        try:
+            for work in works:
+                # Sends have the group's timeout; a receive may have no matching send.
+                work.await_done(_LAST_MESSAGES_S if isinstance(work, ReceiptWork) else None, "draining a group")
+        except DistTimeoutError:
+            self._closing = True
+            for work in works:
+                work.await_done(None, "draining a group")
+
+    def check(self, error_prefix: str) -> None:
+        """Raise if the messages in progress must fail: the group is broken, or closed."""
+        self._group.check_usable(error_prefix)
+        if self._closing:
+            raise DistError("the group is destroyed, and the message has not come", error_prefix=error_prefix)
+
+    def _defer(self, request: PersistentRequest, tensor: Array) -> Work:
+        calls, facts = self._group.calls, request.facts
+        calls.num_messages += 1
+        record = self._recorder.begin(facts, calls.num_messages)
+        return self._deferral.add(DeferredWork(self._group.error_prefix("irecv"), tensor, request, record))
+
+    def _take_deferred(self, work: DeferredWork) -> bool:
+        try:
+            if not work.request.fast_path(work.tensor):  # type: ignore[misc]
+                return False
+        except BaseException as error:
+            work.complete(self._group.fail(error, self._group.error_prefix("irecv"), work.record))
+            raise
+        work.source = self._group.ranks[work.request.facts[5]]  # type: ignore[index]
+        work.record[COMPLETED] = clock()
+        return True
+
+    def _post_deferred(self, work: DeferredWork) -> None:
+        _, _, _, _, _, src, tag, _ = work.request.facts
+        group, error_prefix = self._group, self._group.error_prefix("irecv")
+        try:
+            backend = group.usable_backend(error_prefix, work.tensor)
+        except (DistError, ValueError) as error:
+            work.complete(error)
+            return
+
+        def arrive(incoming: Incoming) -> None:
+            work.source = group.ranks[incoming.source]
+
+        post = partial(backend.recv, work.tensor, src, tag)
+        self._begin(work, error_prefix, ("from", src, tag), post, arrive, work.record)
+
+    def _try_fast_path(self, request: PersistentRequest, tensor: Array) -> bool:
+        # Send or receive by the fast path if possible, with the same record as `begin_record` makes.
+        try:
+            if not request.fast_path(tensor):  # type: ignore[misc]
+                return False
+        except BaseException as error:
+            raise self._group.fail(error, self._group.error_prefix(request.facts[0])) from None
+        # The callers are the method, the flat function and usually the user's code: if it is the code of last time, the
+        # search by `users` is not needed.
+        try:
+            frame = _getframe(3)
+        except ValueError:  # the flat function is the thread's target
+            frame = _getframe(2)
+        code = frame.f_code
+        if code is not request.caller:
+            frame = users(frame)
+            request.caller = code = frame.f_code
+        calls = self._group.calls
+        calls.num_messages = sequence = calls.num_messages + 1
+        now = clock()  # one time for all three: the message is done
+        self._recorder.keep([request.facts, sequence, now, now, now, code, frame.f_lasti])
+        if calls.note is not None and isinstance(request.fast_path, core.Ring):
+            name = request.facts[0]
+            sent, received = (tensor, None) if name == "send" else (None, tensor)
+            calls.note(request.fast_path, request.facts, self._group.error_prefix(name), sent, received, False)
+        return True
+
+    def _keep_request(
+        self, requests: dict[Any, PersistentRequest], of: str, array: Array, peer: int, tag: int, fast: Any
+    ) -> None:
+        # The caller passes the dict that it used: if the group was closed meanwhile, the group has another one.
+        if array.dtype.isnative:  # other byte orders are swapped at each call
+            request = PersistentRequest(self._facts(of, array, peer, tag), fast(peer, tag, array.dtype, array.shape))
+            remember(requests, (peer, tag, array.dtype, array.shape), request)
+
+    def _facts(self, of: str, array: Array, peer: int | None, tag: int) -> Facts:
+        # A plain tuple, to be cheap; `facts_in` converts it.
+        group = self._group
+        return of, group.name, group.label, array.dtype, array.shape, peer, tag, group.timeout_s
+
+    def begin_record(self, of: str, array: Array, peer: int | None, tag: int) -> Record:
+        """Return the flight recorder's record of a message that is about to be sent or received."""
+        self._group.calls.num_messages += 1
+        return self._recorder.begin(self._facts(of, array, peer, tag), self.num_messages)
+
+    def _begin(self, work: Work, error_prefix: str, key: Any, post: Any, arrive: Any, record: Record) -> None:
+        group = self._group
+        try:
+            waitable: Waitable = post()
+            queue = self._queues.get(key)
+            is_done = (queue is None or not queue.jobs) and waitable.ready()
+        except DistError as error:
+            work.complete(group.fail(error, error_prefix, record))
+            return
+        except BaseException as error:
+            raise group.fail(error, error_prefix, record) from None
+        if is_done:
+            if arrive is not None:
+                arrive(waitable)
+            record[COMPLETED] = clock()
+            work.complete(None)
+            return
+        if queue is None:
+            queue = self._queues[key] = JobQueue(self._progress)
+        steps = partial(_steps, _Guarded(waitable, partial(self.check, error_prefix)), waitable, arrive)
+        try:
+            self._progress.submit(queue, Job(steps, work, group.timeout_s, error_prefix, group.fail, record))
+        except DistError as error:
+            raise group.fail(error, error_prefix, record) from None
+
+    def _output(self, error_prefix: str, tensor: Any, tag: int) -> tuple[Array, Array]:
+        array = self._array(error_prefix, tensor, tag)
+        self._group.named(error_prefix, check_writable, array, "tensor")
+        return array, pack(array, keep=False)
+
+    def _in_batch(self, calls: DeviceCalls) -> DeviceCalls:
+        if self._batches is not None and calls not in self._batches:
+            calls.begin_batch()
+            self._batches.append(calls)
+        return calls
+
+    def _parcel(self, error_prefix: str, of: str, tensor: Any, peer: int | None, tag: int) -> Parcel:
+        self._check_tag(error_prefix, tag)
+        if peer is None:
+            self._check_not_alone(error_prefix)
+        return Parcel(self._group, error_prefix, of, tensor, peer, tag)
+
+    def _array(self, error_prefix: str, tensor: Any, tag: int) -> Array:
+        self._check_tag(error_prefix, tag)
+        array = self._group.named(error_prefix, as_array, tensor, "tensor")
+        self._group.named(error_prefix, check_dtype, array, "tensor")
+        return array
+
+    def _check_tag(self, error_prefix: str, tag: int) -> None:
+        if type(tag) is not int and not isinstance(tag, (int, np.integer)):
+            raise TypeError(f"{error_prefix}: tag must be an integer, got {tag!r}")
+        if tag < 0:
+            raise ValueError(f"{error_prefix}: tag must not be negative, got {tag}")
+        if tag >= _TAGS:
+            raise ValueError(f"{error_prefix}: tag must be less than 2 ** 63, got {tag}")
+
+    def _check_not_alone(self, error_prefix: str) -> None:
+        if self._group.size() == 1:
+            raise ValueError(f"{error_prefix}: there is no other rank in the group to receive from")
+
+
+def _known(requests: dict[Any, PersistentRequest], tensor: Any, peer: int | None, tag: Any) -> PersistentRequest | None:
+    if type(tensor) is np.ndarray and type(tag) is int and tensor.flags.carray:
+        return requests.get((peer, tag, tensor.dtype, tensor.shape))
+    return None
+
+
+class _Guarded(Wrapped):
+    """Also checks the group of a waitable, which another call may break meanwhile."""
+
+    def __init__(self, waitable: Waitable, check: Any) -> None:
+        super().__init__(waitable)
+        self._check = check
+
+    def check(self) -> None:
+        self._check()
+        super().check()
+
+
+def _steps(guarded: Waitable, waitable: Waitable, arrive: Any) -> Iterator[Waitable]:
+    yield guarded
+    if arrive is not None:
+        arrive(waitable)
+
+
+def _watched(
+    observers: tuple[CallObserver, ...], group: MessageGroup, name: str, method: Callable[..., Any]
+) -> Callable[..., Any]:
+    def begin(tensor: Any, peer: int | None, tag: int, of: str = name, *, is_size_exchange: bool = False) -> Any:
+        send, recv = (tensor, None) if "send" in name else (None, tensor)
+        info = CallInfo(group, of, None, send, recv, peer, is_size_exchange=is_size_exchange)
+        return notify_around(observers, info, lambda: method(tensor, peer, tag, *named(of)))
+
+    def named(of: str) -> tuple[str, ...]:
+        return () if of == name else (of,)
+
+    return begin

@@ -1,0 +1,456 @@
+"""ProcessGroup: an ordered set of ranks, and the path of every call on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from functools import partial
+from sys import _getframe
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+from numpy import ndarray
+
+from meshdist import core
+from meshdist.arrays.host import as_buffers, check_apart
+from meshdist.arrays.reduce_op import Op, PremulSum, as_reduce_op
+from meshdist.backends.base import Backend, Plan
+from meshdist.collectives.methods import CollectiveMethods
+from meshdist.errors import DistBackendError, DistError
+from meshdist.groups.group_backends import GroupBackends
+from meshdist.groups.point_to_point import PointToPoint
+from meshdist.groups.rank_map import Membership, listed
+from meshdist.runtime import buffers
+from meshdist.runtime.call import Call, CollectiveSpec, Splits
+from meshdist.runtime.departure import Departure, gave_up
+from meshdist.runtime.device_calls import DeviceCalls, Request
+from meshdist.runtime.error_context import located
+from meshdist.runtime.flight_recorder import FlightRecorder, Record, clock, facts_of, users
+from meshdist.runtime.hooks import CallHooks
+from meshdist.runtime.plan_cache import each, plan_key, remember, simple_key
+from meshdist.runtime.progress import Job, JobQueue, Progress
+from meshdist.runtime.waiting import Waitable
+from meshdist.runtime.work import Work
+from meshdist.system.deadline import Deadline
+
+_T = TypeVar("_T")
+
+DESTROYED = "has been destroyed"  # what became of a closed group, unless it was closed for another reason
+
+
+class GroupHome(Protocol):
+    """What a group needs of its world."""
+
+    rank: int
+    progress: Progress
+    recorder: FlightRecorder
+
+    def make_backend(self, group: ProcessGroup, backend: str) -> Backend: ...
+    def hosts(self, ranks: Sequence[int]) -> list[str]: ...
+
+    def announce_departure(self, group: ProcessGroup, departure: Departure) -> None:
+        """Leave a record for ranks that wait for this one in the first call of `group`."""
+
+    def note_fault(self, cause: DistError) -> None:
+        """Write down the state of this rank after a failed call, if that is enabled."""
+
+    def end_block(self, group: ProcessGroup, error: BaseException | None) -> None:
+        """Destroy `group` at the end of its `with` block, which ended with `error`."""
+
+
+class ProcessGroup(CollectiveMethods, Membership):
+    """The ranks that a call runs over; made by `new_group`, by a mesh, or by `init_process_group` for the world.
+
+    Making one is cheap: the backend is made at the first call. Every collective is a method, whose `src` and `dst` are
+    ranks of the group.
+
+    Attributes:
+        ranks: The global ranks, in group order.
+        name: The group's name, the same on all its ranks.
+        label: The group's name in messages: `group_desc` of `new_group`, or else `name`.
+        messages: Sends and receives over the group.
+        calls: How many calls this rank has made on it, and what is known of them.
+        hooks: Observers, recorders and redirections of the calls.
+        backend_name: The backends by device type, as `backend_name` spells them.
+        pg_options, device_id: As passed to `new_group`.
+
+    As a context manager it is destroyed at the end of the block, as by `destroy_process_group`. If the block ends with
+    an exception, the peers' calls that wait for this rank fail.
+
+    Example:
+        >>> import numpy as np
+        >>> import meshdist as dist
+        >>> def main():
+        ...     if dist.get_rank() in (1, 3):
+        ...         with dist.new_group([1, 3]) as odd:
+        ...             return int(odd.all_reduce(np.array(dist.get_rank())))
+        >>> dist.run(main, 4)
+        [None, 4, None, 4]
+    """
+
+    pg_options: Any = None
+    device_id: Any = None
+
+    def __init__(
+        self, world: GroupHome, ranks: tuple[int, ...], name: str, label: str, backend: str, timeout_s: float
+    ) -> None:
+        super().__init__(ranks, name, label, world.rank)
+        self.backend_name = backend
+        self.timeout_s = timeout_s
+        self._world = world
+        self._plans: dict[Any, Plan] = {}
+        self._compares_shapes = False
+        self._queue = JobQueue(world.progress)
+        self._queued = self._queue.jobs
+        self.recorder = world.recorder
+        self._keep = self.recorder.keep
+        self._backends = GroupBackends(backend, lambda name: world.make_backend(self, name))
+        self._broken: DistError | None = None
+        self._closed: str | None = None
+        self.messages = PointToPoint(self, world.progress)
+        self.calls = core.Calls(self._queued, self.messages.deferred, self._keep, self._raise_failed)
+        self.hooks = CallHooks(self)
+
+    def __repr__(self) -> str:
+        return f"<ProcessGroup {self.label!r}: ranks {listed(self.ranks)}, backend {self.backend_name}>"
+
+    if not TYPE_CHECKING:  # for type checkers, a name that is not there is an error
+
+        def __getattr__(self, name: str) -> object:
+            if name.startswith("_"):
+                raise AttributeError(f"ProcessGroup has no attribute {name!r}")
+            from meshdist._torch_names import no_attribute
+
+            raise no_attribute(self, "ProcessGroup.", "ProcessGroup", name)
+
+    def __enter__(self) -> ProcessGroup:
+        """Return this group, which is destroyed when the block ends."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Destroy the group, unless it was destroyed in the block."""
+        self._world.end_block(self, error)
+
+    @property
+    def num_calls(self) -> int:
+        """How many collectives this rank has called on the group."""
+        return self.calls.num_calls
+
+    @num_calls.setter
+    def num_calls(self, count: int) -> None:
+        self.calls.num_calls = count
+
+    @property
+    def collective_group(self) -> ProcessGroup:
+        """This group: the methods run over it."""
+        return self
+
+    def hosts(self) -> list[str]:
+        """Return an id of the host of each rank, in group order; equal for ranks of one host."""
+        return self._world.hosts(self.ranks)
+
+    def submit(
+        self,
+        collective: CollectiveSpec,
+        send: Any,
+        recv: Any,
+        op: Op | None = None,
+        root: int | None = None,
+        async_op: bool = False,
+        splits: Splits | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Carry out one call of `collective`: all collectives, sync and async, flat functions and methods, come here.
+
+        If there is a plan for the call's signature, it runs at once. Calls without a plan, and calls on other objects
+        than plain arrays, go through `_submit_prepared`.
+        """
+        plan: Plan | None
+        try:
+            if send is recv and type(recv) is ndarray:
+                plan = self._plans.get((collective, recv.dtype, recv.shape, op, root))
+                if plan is not None and not recv.flags.carray:
+                    plan = None
+            elif type(recv) is ndarray and type(send) is ndarray:
+                plan = self._plans.get((collective, recv.dtype, recv.shape, send.dtype, send.shape, op, root, splits))
+                if plan is not None and not (
+                    recv.flags.carray
+                    and send.flags.c_contiguous
+                    and not (plan.apart and np.may_share_memory(send, recv))
+                ):
+                    plan = None
+            else:
+                plan = self._plans.get(simple_key(collective, send, recv, op, root, splits))
+                if plan is not None and recv is not None and plan.known_apart.may_overlap(send, recv):
+                    plan = None
+        except TypeError:  # the op is not hashable; `_submit_prepared` refuses it
+            plan = None
+        if plan is None or timeout_s is not None:
+            return self._submit_prepared(collective, send, recv, op, root, async_op, splits, timeout_s)
+        # The same record as `recorder.begin` makes. The callers are the collective and usually the user's code: if it
+        # is the code of last time, the search by `users` is not needed.
+        try:
+            frame = _getframe(2)
+        except ValueError:  # the collective is the thread's target
+            frame = _getframe(1)
+        code = frame.f_code
+        if code is not plan.caller:
+            frame = users(frame)
+            plan.caller = code = frame.f_code
+        calls = self.calls
+        calls.num_calls = sequence = calls.num_calls + 1
+        now = clock()
+        record = [plan.facts, sequence, now, now, 0, code, frame.f_lasti]
+        self._keep(record)
+        if async_op or self._queued:
+            return self._enqueue(plan.error_prefix, partial(self._plan_steps, plan, send, recv), recv, async_op, record)
+        try:
+            plan.run(send, recv)
+        except BaseException as error:
+            raise self.fail(error, plan.error_prefix, record) from None
+        record[4] = clock()  # COMPLETED; a literal is faster than a global name
+        if calls.note is not None:
+            calls.note(plan.runner, plan.facts, plan.error_prefix, send, recv, plan.apart)
+        return recv
+
+    def submit_unobserved(
+        self,
+        collective: CollectiveSpec,
+        send: Any,
+        recv: Any,
+        op: Op | None = None,
+        root: int | None = None,
+        async_op: bool = False,
+        splits: Splits | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Carry out a call without hooks, as a part of a call that the hooks have seen already."""
+        return type(self).submit(self, collective, send, recv, op, root, async_op, splits, timeout_s)
+
+    def relabel(self, label: str) -> None:
+        """Change the group's name in messages."""
+        super().relabel(label)
+        self._forget_plans()
+
+    def close(self, what: str = DESTROYED) -> None:
+        """Wait for the async calls and release the group's resources; later calls raise with `what` became of it.
+
+        A posted receive gets a few seconds more, since its message may never be sent.
+        """
+        self._world.progress.drain(self._queue)
+        self.messages.drain()
+        self._forget_plans()
+        self._backends.close()
+        self._closed = self._closed or what
+
+    def disown(self, what: str) -> None:
+        """In a forked child: make calls raise with `what` became of the group."""
+        self._closed = what
+        self._forget_plans()
+
+    def abort(self, reason: str) -> None:
+        """Tell the other ranks that this one gives up, and why; later calls raise."""
+        self.give_up(DistBackendError(reason))
+
+    def give_up(self, error: DistError) -> None:
+        """Abort because of `error`."""
+        self._world.announce_departure(self, gave_up(error))
+        self._break(error)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a call has failed, or the group was closed: later calls raise."""
+        return self._broken is not None or self._closed is not None
+
+    @property
+    def has_backend(self) -> bool:
+        """Whether a backend was made; it has a connection to the peers."""
+        return self._backends.any_made
+
+    @property
+    def outstanding(self) -> int:
+        """The number of async calls that are not done."""
+        return len(self._queued) + self.messages.outstanding
+
+    def check_usable(self, error_prefix: str) -> None:
+        """Raise if the group is no longer valid.
+
+        Raises:
+            ValueError: It was closed.
+            DistBackendError: An earlier call on it failed; names the error.
+        """
+        if self._closed is not None:
+            advice = "; make another with new_group() or init_process_group()" if self._closed == DESTROYED else ""
+            raise ValueError(f"{error_prefix}: group {self.label!r} {self._closed}{advice}")
+        if self._broken is not None:
+            words = f"the group is broken since: {self._broken}"
+            error = DistBackendError(words, peer_failed=self._broken.peer_failed, error_prefix=error_prefix)
+            error.is_numbered = True  # `words` has the number of the call that broke the group
+            raise error
+
+    def carries(self, device: str) -> bool:
+        """Return whether a backend of the group carries arrays on a device type, "cpu" or "cuda"."""
+        return self._backends.carries(device)
+
+    def device_calls(self, of: str) -> DeviceCalls | None:
+        """Return the DeviceCalls of the group; None if it takes no arrays on a GPU.
+
+        Raises:
+            DistBackendError: The backend for GPUs cannot be used here.
+        """
+        backend = self.named(self.error_prefix(of), self._backends.for_device, "cuda")
+        return None if backend is None else backend.device_calls
+
+    def usable_backend(self, error_prefix: str, *buffers: Any) -> Backend:
+        """Return the backend for these arrays, or lists of them; raise if this rank cannot use the group."""
+        self.check_usable(error_prefix)
+        if self._rank < 0:
+            raise ValueError(
+                f"{error_prefix}: global rank {self._world.rank} is not in this group, ranks {listed(self.ranks)}"
+            )
+        return self.named(error_prefix, self._backends.for_buffers, buffers)
+
+    def _submit_prepared(
+        self,
+        collective: CollectiveSpec,
+        send: Any,
+        recv: Any,
+        op: Op | None,
+        root: int | None,
+        async_op: bool,
+        splits: Splits | None,
+        timeout_s: float | None,
+    ) -> Any:
+        error_prefix = self.error_prefix(collective.name)
+        backend = self.usable_backend(error_prefix, send, recv)
+        if backend.device_calls is not None:
+            rest = (async_op, splits, timeout_s, self._compares_shapes)
+            return backend.device_calls.submit(Request(self, error_prefix, collective, send, recv, op, root, *rest))
+        given = self.named(error_prefix, as_buffers, send, collective.names[0], "send" in collective.lists)
+        in_place, taken = collective.in_place and recv is send, given
+        if not in_place:
+            taken = self.named(error_prefix, as_buffers, recv, collective.names[1], "recv" in collective.lists)
+        reduce_op = None if op is None else self.named(error_prefix, as_reduce_op, op)
+        sends = buffers.in_native_order(given)
+        recvs = sends if in_place else buffers.in_native_order(taken)
+        size, compares_shapes = len(self.ranks), self._compares_shapes
+        call = Call(collective, error_prefix, self._rank, size, sends, recvs, reduce_op, root, splits, compares_shapes)
+        writes = collective.writes(call)
+        if writes:
+            self.named(error_prefix, buffers.check_output, taken, recv, collective.names[1])
+        factor = op if isinstance(op, PremulSum) else None
+        if factor is not None:
+            for array in each(given):
+                self.named(error_prefix, factor.check, array, collective.names[0])
+        # The plan of a PREMUL_SUM is that of the plain sum; the factor is applied before it runs.
+        key = plan_key(collective, sends, recvs, op if factor is None else reduce_op, root, splits)
+        plans = self._plans  # the group may have another dict when an async call starts
+        prepared = plans.get(key)
+        if prepared is None:
+            collective.check(call)
+            backend.require(call)
+            facts = facts_of(call, self.name, self.label, self.timeout_s)
+        else:
+            facts = prepared.facts
+        if writes and isinstance(taken, list):
+            self.named(error_prefix, check_apart, taken, collective.names[1])
+
+        def steps() -> Iterator[Waitable]:
+            self.check_usable(error_prefix)
+            yield from backend.connect()
+            plan = plans.get(key)
+            if plan is None:
+                plan = backend.prepare(call)
+                plan.facts = facts
+                remember(plans, key, plan)
+            copies = writes and plan.apart and buffers.must_be_copied(call)
+            sent = buffers.packed(given, copies) if factor is None else buffers.scaled(factor, given)
+            received = sent if in_place else buffers.packed(taken)
+            yield from plan.steps(sent, received)
+            if writes:
+                buffers.unpack(received, taken)
+
+        self.num_calls += 1
+        queued = async_op or bool(self._queued)
+        record = self.recorder.begin(facts, self.num_calls, started=not queued)
+        if queued:
+            return self._enqueue(error_prefix, steps, recv, async_op, record, timeout_s)
+        self._drive(error_prefix, backend, steps, None if timeout_s is None else Deadline(timeout_s), record)
+        return recv
+
+    def _enqueue(
+        self, error_prefix: str, steps: Any, recv: Any, async_op: bool, record: Record, timeout_s: float | None = None
+    ) -> Any:
+        record[3] = 0  # not STARTED
+        work = Work(error_prefix, recv)
+        job = Job(steps, work, self.timeout_s if timeout_s is None else timeout_s, error_prefix, self.fail, record)
+        try:
+            self._world.progress.submit(self._queue, job)
+        except DistError as error:
+            raise self.fail(error, error_prefix, record) from None
+        try:
+            return work if async_op else work.result()
+        except KeyboardInterrupt as error:  # the caller no longer waits for the result
+            raise self.fail(error, error_prefix) from None
+
+    def _plan_steps(self, plan: Plan, send: Any, recv: Any) -> Iterator[Waitable]:
+        if self.is_broken:
+            self.check_usable(plan.error_prefix)
+        return plan.steps(send, recv)
+
+    def _drive(
+        self, error_prefix: str, backend: Backend, steps: Any, deadline: Deadline | None, record: Record
+    ) -> None:
+        try:
+            for waitable in steps():
+                backend.wait(waitable, error_prefix, deadline)
+        except BaseException as error:
+            raise self.fail(error, error_prefix, record) from None
+        self.recorder.end(record)
+
+    def compare_shapes(self, wanted: bool) -> None:
+        """Compare the shapes of the ranks' arrays in all following calls, or only the numbers of elements."""
+        self._compares_shapes = wanted
+        self._forget_plans()  # they have their comparison built in
+
+    def check_precondition(self, precondition: Callable[[], str | None]) -> None:
+        """Make the next call fail if `precondition` returns what is broken, and not None."""
+        self._backends.check_precondition(precondition)
+        self._forget_plans()  # a call that has a plan does not look for its backend
+
+    def fail(self, error: BaseException, error_prefix: str, record: Record | None = None) -> BaseException:
+        """Break the group after `error` in the call of `record`, if there is one; return the error to raise."""
+        # After a call that ended half way the ranks are out of step, so the group is no longer valid.
+        error, cause = located(error, error_prefix, record)
+        if record is not None:
+            self.recorder.end(record, cause)
+        self._break(cause)
+        self._world.note_fault(cause)
+        return error
+
+    def _break(self, cause: DistError) -> None:
+        # A copy, since the traceback of the exception would keep the shared memory alive.
+        self._broken = self._broken or copy(cause)
+        self._forget_plans()
+        self._backends.give_up(self._broken)
+
+    def _forget_plans(self) -> None:
+        # Replaced, not emptied: an async call that has started keeps its plan in the dict of its time.
+        self._plans = {}
+        self.messages.forget_requests()
+        self.calls.forget()
+
+    def _raise_failed(self, error: BaseException, error_prefix: str, record: Record | None) -> None:
+        raise self.fail(error, error_prefix, record) from None
+
+    def named(self, error_prefix: str, function: Callable[..., _T], *args: Any) -> _T:
+        """Return `function(*args)`; put `error_prefix` before the message of what it raises."""
+        try:
+            return function(*args)
+        except DistBackendError as error:
+            raise DistBackendError(str(error), error_prefix=error_prefix) from error.__cause__
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{error_prefix}: {error}") from error.__cause__

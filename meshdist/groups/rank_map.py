@@ -1,0 +1,154 @@
+"""The ranks of a group, by their place in the group and in the world, and the names of groups."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from functools import cached_property
+from operator import index
+
+from meshdist import core
+from meshdist.runtime.rank_text import numbers_differ
+
+
+@core.compare_by_identity
+class Membership:
+    """The ranks of a group.
+
+    Args:
+        ranks: The global ranks, in group order.
+        name: The group's name, the same on all its ranks.
+        label: The group's name in messages.
+        rank: The global rank of the caller.
+    """
+
+    def __init__(self, ranks: tuple[int, ...], name: str, label: str, rank: int) -> None:
+        self.ranks = ranks
+        self.name = self.group_name = name
+        self.label = label
+        self._rank = place_of(rank, ranks)
+        self._error_prefixes: dict[str, str] = {}
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        # Made at first use: most groups of a mesh of 100,000 ranks never need it.
+        return {rank: place for place, rank in enumerate(self.ranks)}
+
+    @property
+    def group_desc(self) -> str:
+        """The group's name in messages, under torch's name."""
+        return self.label
+
+    def rank(self) -> int:
+        """Return this rank's place in the group; -1 if it is not a member."""
+        return self._rank
+
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return len(self.ranks)
+
+    def root(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
+        """Return the root of a call as a rank of the group.
+
+        Args:
+            of: The function that is called, for messages.
+            name: The parameter that `rank` is, `src` or `dst`; `group_rank` is `group_<name>`.
+            rank: A global rank, or None.
+            group_rank: A rank of the group, or None.
+
+        Raises:
+            TypeError: It is not an integer.
+            ValueError: Both or none are given, or it is not a member.
+        """
+        if type(rank) is int and group_rank is None and rank in self._places:
+            return self._places[rank]
+        if (rank is None) == (group_rank is None):
+            given = "neither" if rank is None else "both"
+            raise ValueError(
+                f"{self.error_prefix(of)}: give {name} (a global rank) or group_{name} (a rank in the group), got"
+                f" {given}"
+            )
+        try:
+            place = self._places.get(index(rank)) if group_rank is None else index(group_rank)  # type: ignore[arg-type]
+        except TypeError:
+            given = repr(rank if group_rank is None else group_rank)
+            raise TypeError(f"{self.error_prefix(of)}: {name} must be an integer, got {given}") from None
+        if place is None:
+            raise ValueError(
+                f"{self.error_prefix(of)}: {name} must be a member, one of {listed(self.ranks)}, got {rank}"
+            )
+        if not 0 <= place < len(self.ranks):
+            raise ValueError(
+                f"{self.error_prefix(of)}: {name} must be a rank in the group, 0 to {len(self.ranks) - 1}, got {place}"
+            )
+        return place
+
+    def root_or_first(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
+        """Return `root(...)`; the first rank of the group if no rank is given."""
+        return 0 if rank is None and group_rank is None else self.root(of, name, rank, group_rank)
+
+    def global_rank(self, place: int) -> int:
+        """Return the global rank of a place in the group."""
+        return self.ranks[place]
+
+    def relabel(self, label: str) -> None:
+        """Change the group's name in messages."""
+        self.label, self._error_prefixes = label, {}
+
+    def error_prefix(self, name: str) -> str:
+        """Return the beginning of messages about a call of `name`."""
+        error_prefix = self._error_prefixes.get(name)
+        if error_prefix is None:
+            error_prefix = self._error_prefixes[name] = self._error_prefix(name)
+        return error_prefix
+
+    def _error_prefix(self, name: str) -> str:
+        place = f"rank {self._rank} of {len(self.ranks)}"
+        if self._rank >= 0 and numbers_differ(self.ranks):
+            place += f", global rank {self.ranks[self._rank]}"
+        return f"{name} on group {self.label!r} ({place})"
+
+
+_NAMED_MEMBERS = 8
+_LISTED_MEMBERS = 64
+
+
+class GroupNames:
+    """Gives every group of a world a name that its ranks agree on without communication.
+
+    A name has the members and the number of groups that the same members have made before. So it does not depend on the
+    other groups that a rank has made.
+    """
+
+    def __init__(self) -> None:
+        self._made: Counter[str] = Counter()
+
+    def next(self, ranks: tuple[int, ...], kind: str) -> str:
+        """Return the name of the next group of these global ranks, in this order; each kind has its own count."""
+        name = f"{_members(ranks)}{kind}"
+        self._made[name] += 1
+        return f"{name}{self._made[name]}"
+
+
+def _members(ranks: tuple[int, ...]) -> str:
+    members = ",".join(map(str, ranks))
+    if len(ranks) <= _NAMED_MEMBERS:
+        return f"ranks {members}"
+    return f"{len(ranks)} ranks {hashlib.sha256(members.encode()).hexdigest()[:16]}"
+
+
+def listed(ranks: tuple[int, ...]) -> str:
+    """Return the ranks as the text of a list, shortened in the middle if there are very many."""
+    if len(ranks) <= _LISTED_MEMBERS:
+        return str(list(ranks))
+    return f"[{', '.join(map(str, ranks[:3]))}, ..., {ranks[-1]}] ({len(ranks)} ranks)"
+
+
+def place_of(rank: int, ranks: tuple[int, ...]) -> int:
+    """Return the place of a global rank in a group of `ranks`; -1 if it is not a member."""
+    if rank < len(ranks) and ranks[rank] == rank:  # fast for the group of all ranks
+        return rank
+    try:
+        return ranks.index(rank)
+    except ValueError:
+        return -1

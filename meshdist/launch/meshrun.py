@@ -1,0 +1,330 @@
+"""The command line of meshrun."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from meshdist.launch.agent import Settings, launch
+from meshdist.launch.options import (
+    DEFAULT_MEETING_PORT,
+    address_of_store,
+    host_and_port,
+    number_of_nodes,
+    port_number,
+    rendezvous_backend,
+    rendezvous_of,
+    seconds,
+    whole_number,
+)
+from meshdist.launch.outputs import STDERR, STDOUT, Routing, Streams, parse_streams
+from meshdist.launch.supervisor import DEFAULT_GRACE_S, DEFAULT_INTERVAL_S
+from meshdist.launch.worker_env import LOOPBACK
+from meshdist.system.platform import parse_num_ranks, why_no_processes
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+USAGE_STATUS = 2
+
+_FLAGS = ("-h", "--help", "-m", "--module", "--no-python", "--standalone")
+"""Options that take no value."""
+
+_TORCHRUN_OPTIONS = {
+    "--rdzv-conf": "--rdzv-timeout says how long the launchers wait for each other",
+    "--start-method": "every rank is a new process",
+}
+"""Options of torchrun that meshrun does not have, and why."""
+
+_USAGE = """meshrun [options] script.py [argument ...]
+       meshrun [options] -m module [argument ...]
+       meshrun [options] --no-python program [argument ...]"""
+
+_DESCRIPTION = """\
+Start the ranks of a job, watch over them, and exit as they do. For several hosts, start meshrun on each.
+
+Each rank is a process that finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the job's secret in its
+environment, which is all that meshdist.init_process_group() needs. If a rank fails, its traceback is shown once, the
+others are ended, on all hosts, and meshrun exits with its status (128 + n if signal n killed it). Ctrl-C ends all
+ranks. Several hosts need one secret in MESHDIST_SECRET, or in a file that MESHDIST_SECRET_FILE names."""
+
+_EPILOG = """\
+examples:
+  meshrun --nproc-per-node 4 train.py --steps 100
+  meshrun -n 4 train.py --steps 100                                               (the same)
+  meshrun --nproc-per-node gpu -m package.train
+  meshrun --launcher mpi --nproc-per-node 4 train.py --backend mpi
+  meshrun --nproc-per-node 2 --log-dir logs --no-python ./solver input.dat
+  meshrun --nnodes 2 --rdzv-endpoint node1:29400 --nproc-per-node 8 train.py      (on both hosts)
+  srun --nodes 2 --ntasks-per-node 1 meshrun --nnodes 2 --nproc-per-node 8 train.py
+
+Options come before the script; what follows it is passed on. They may be spelled with _ for - as well."""
+
+_T = TypeVar("_T")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run meshrun with these arguments (`sys.argv` if None) and return its exit status."""
+    why_not = why_no_processes()
+    if why_not is not None:
+        _complain(why_not)
+    options, command = split_command(sys.argv[1:] if arguments is None else arguments)
+    for option in options:
+        name = option.partition("=")[0]
+        if name in _TORCHRUN_OPTIONS:
+            _complain(
+                f"{name} is an option of torchrun that meshrun does not have: {_TORCHRUN_OPTIONS[name]}; leave it out"
+            )
+    parser = _parser()
+    parsed = parser.parse_args(options)
+    kind = "module" if parsed.module else "program" if parsed.no_python else "script"
+    problem = _problem_with(parsed, kind, command)
+    if problem is not None:
+        _complain(problem)
+    if parsed.launcher == "mpi":
+        from meshdist.launch.mpirun import exec_mpirun, refusal
+
+        refused = refusal(options, parsed.nnodes)
+        if refused is not None:
+            _complain(refused)
+        return exec_mpirun(kind, command, parsed.nproc_per_node)
+    try:
+        settings = _settings(parsed, kind, command)
+    except ValueError as error:
+        _complain(str(error))
+    return launch(settings)
+
+
+def _settings(parsed: Namespace, kind: str, command: list[str]) -> Settings:
+    everything = Streams(STDOUT | STDERR)
+    # A directory alone sends all output into files, unless --tee passes some on.
+    redirects = parsed.redirects or (
+        everything if parsed.log_dir is not None and parsed.tee == Streams() else Streams()
+    )
+    if parsed.redirects is not None and parsed.redirects != Streams() and parsed.log_dir is None:
+        raise ValueError("--redirects needs --log-dir DIR, the directory of the files")
+    rendezvous = rendezvous_of(parsed)
+    address, port = address_of_store(parsed)
+    return Settings(
+        kind=kind,
+        command=command,
+        num_ranks=parsed.nproc_per_node,
+        master_addr=address,
+        master_port=port,
+        grace_s=parsed.grace,
+        routing=Routing(parsed.log_dir, redirects, parsed.tee),
+        max_restarts=parsed.max_restarts,
+        interval_s=parsed.monitor_interval,
+        rendezvous=rendezvous,
+        run_id=parsed.rdzv_id,
+        error_dir=parsed.error_dir or parsed.log_dir,
+    )
+
+
+def split_command(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Split into the launcher's options, spelled with dashes, and the command, which begins at the first other word."""
+    options: list[str] = []
+    words = list(arguments)
+    while words and words[0].startswith("-") and words[0] != "-":
+        word = words.pop(0)
+        if word == "--":
+            break
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-")
+        if name[:2] == "-n" and name[2:].isdecimal():  # -n4
+            name, equals, value = "-n", "=", name[2:]
+        options.append(name + equals + value)
+        if not equals and name not in _FLAGS and words:
+            options.append(words.pop(0))
+    return options, words
+
+
+def _parser() -> ArgumentParser:
+    import argparse
+
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            _complain(message)
+
+    parser = Parser(
+        prog="meshrun",
+        usage=_USAGE,
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add(
+        "-n",
+        "--nproc-per-node",
+        type=_as_argument(parse_num_ranks),
+        default=1,
+        metavar="N",
+        help="how many ranks: a number, cpu (one per processor), gpu (one per GPU) or auto (gpu if there are any, "
+        "else cpu); default 1",
+    )
+    add(
+        "--launcher",
+        choices=["own", "mpi"],
+        default="own",
+        help="mpi: become the mpirun found next to this Python or on the PATH, for scripts that use backend mpi",
+    )
+    add("-m", "--module", action="store_true", help="run a module, as python -m does")
+    add("--no-python", action="store_true", help="run a program instead of a Python script")
+    _add_hosts(parser)
+    _add_watching(parser)
+    _add_output(parser)
+    return parser
+
+
+def _add_hosts(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("hosts and how they meet")
+    add = group.add_argument
+    add("--standalone", action="store_true", help="run on this host alone, as it does without --nnodes")
+    add("--nnodes", type=_as_argument(number_of_nodes), default=1, metavar="N", help="the number of hosts; default 1")
+    add(
+        "--node-rank",
+        type=_as_argument(whole_number),
+        metavar="N",
+        help="the number of this host, from 0; assigned where it is not given",
+    )
+    add(
+        "--rdzv-endpoint",
+        type=_as_argument(host_and_port),
+        metavar="HOST:PORT",
+        help="where the launchers meet: the name of one of the hosts, which keeps a store there, and a free port; "
+        f"default port {DEFAULT_MEETING_PORT}. Found under srun (port of the job), mpirun and Kubernetes",
+    )
+    add("--rdzv-id", metavar="NAME", help="names the job; launchers with another name are refused")
+    add("--rdzv-backend", type=_as_argument(rendezvous_backend), metavar="NAME", help="c10d or static; of no meaning")
+    add(
+        "--rdzv-timeout",
+        type=_as_argument(seconds),
+        default=600.0,
+        metavar="SECONDS",
+        help="how long to wait for the other launchers; default 600",
+    )
+    add(
+        "--master-addr",
+        metavar="HOST",
+        help=f"one host: where the store of the ranks listens, default {LOOPBACK}; several: as --rdzv-endpoint",
+    )
+    add(
+        "--master-port",
+        type=_as_argument(port_number),
+        default=0,
+        metavar="PORT",
+        help="the port of the ranks' store, default 0: any free one; with --nnodes and --master-addr, where the "
+        "launchers meet",
+    )
+
+
+def _add_watching(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("failures")
+    add = group.add_argument
+    add(
+        "--max-restarts",
+        type=_as_argument(whole_number),
+        default=0,
+        metavar="N",
+        help="how often to start all ranks again, on all hosts, after one has failed; default 0. RESTART_COUNT tells "
+        "the ranks",
+    )
+    add(
+        "--monitor-interval",
+        type=_as_argument(seconds),
+        default=DEFAULT_INTERVAL_S,
+        metavar="SECONDS",
+        help="how often to look at what does not tell by itself that it failed; the end of a rank is noticed at once; "
+        f"default {DEFAULT_INTERVAL_S:g}",
+    )
+    add(
+        "--grace",
+        type=_as_argument(seconds),
+        default=DEFAULT_GRACE_S,
+        metavar="SECONDS",
+        help=f"how long a rank that is asked to end may take until it is killed; default {DEFAULT_GRACE_S:g}",
+    )
+
+
+def _add_output(parser: ArgumentParser) -> None:
+    add = parser.add_argument_group("output").add_argument
+    add(
+        "--log-dir",
+        metavar="DIR",
+        help="write the ranks' output to rankN.stdout.log and rankN.stderr.log there; those of a restart are called "
+        "rankN.restart1.stdout.log",
+    )
+    add(
+        "--error-dir",
+        metavar="DIR",
+        help="write rankN.error.json there for each rank that does not end well: how it ended, the traceback, and what "
+        "failed first; default: the directory of --log-dir, none without it",
+    )
+    add(
+        "--redirects",
+        type=_as_argument(parse_streams),
+        metavar="WHAT",
+        help="what goes to these files alone: 0 (nothing), 1 (stdout), 2 (stderr), 3 (both, the default with "
+        "--log-dir), or for some ranks of this host: 0:3,1:2",
+    )
+    add(
+        "--tee",
+        type=_as_argument(parse_streams),
+        default=Streams(),
+        metavar="WHAT",
+        help="what is shown with [rankN] before each line, and goes to these files too; as --redirects",
+    )
+
+
+def _as_argument(convert: Callable[[str], _T]) -> Callable[[str], _T]:
+    """Let argparse show the message of a ValueError from `convert`."""
+    from argparse import ArgumentTypeError
+
+    def converted(text: str) -> _T:
+        try:
+            return convert(text)
+        except ValueError as error:
+            raise ArgumentTypeError(str(error)) from None
+
+    return converted
+
+
+def _problem_with(parsed: Namespace, kind: str, command: list[str]) -> str | None:
+    """Return an error in the command that can be found before any process is started."""
+    if parsed.module and parsed.no_python:
+        return "-m and --no-python exclude each other"
+    if not command:
+        return f"expected a {kind} to run"
+    name = command[0]
+    if kind == "script" and not os.path.exists(name):
+        return f"no such file: {name!r}"
+    if kind == "script" and os.path.isdir(name) and not os.path.isfile(os.path.join(name, "__main__.py")):
+        return f"{name!r} is a directory without a __main__.py"
+    if kind == "module" and not _is_importable(name.partition(".")[0]):
+        return f"no module named {name!r}"
+    if kind == "program":
+        import shutil
+
+        if shutil.which(name) is None:
+            return f"no such program: {name!r}"
+    return None
+
+
+def _is_importable(top_level_name: str) -> bool:
+    """Return True if the ranks, which search the current directory first, will find this module or package."""
+    from importlib.machinery import PathFinder
+    from importlib.util import find_spec
+
+    try:
+        return bool(PathFinder.find_spec(top_level_name, [os.getcwd()]) or find_spec(top_level_name))
+    except (ImportError, ValueError):
+        return False
+
+
+def _complain(message: str) -> NoReturn:
+    print(f"meshrun: {message} (meshrun --help tells more)", file=sys.stderr)
+    raise SystemExit(USAGE_STATUS)

@@ -1,0 +1,143 @@
+"""run: ranks as threads of this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextvars import Context
+from operator import index
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from meshdist.backends.threads import ThreadStore
+from meshdist.debug.diagnosis import WorldDiagnosis
+from meshdist.errors import DistError
+from meshdist.groups.current import world_in
+from meshdist.groups.world import World
+from meshdist.lifecycle import enter_world
+from meshdist.runtime.context import WorldSlot, use_slot
+from meshdist.runtime.departure import Departure, PeerExit
+from meshdist.runtime.waiting import Doorbells
+from meshdist.system.deadline import Deadline, Timeout, seconds
+
+if TYPE_CHECKING:
+    from meshdist.debug.hang_watchdog import StateExchange
+
+T = TypeVar("T")
+
+DEFAULT_RUN_TIMEOUT_S = 300.0
+
+
+def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, timeout: Timeout | None = None) -> list[T]:
+    """Run `fn` on `world_size` ranks that are threads of this process, and return what each returned.
+
+    Every rank has its own world with an initialised process group: `fn` makes meshes and calls collectives as in a
+    script under `meshrun`. Use it for tests, notebooks and experiments; threads share one interpreter, so it is slow.
+
+    Args:
+        fn: The function that each rank runs.
+        world_size: Number of ranks.
+        args: Arguments of `fn`, the same for all ranks.
+        timeout: How long a call may wait, in seconds or as a timedelta. 5 minutes where None.
+
+    Returns:
+        The results in rank order.
+
+    Raises:
+        TypeError: `fn` is not callable, or `world_size` is not an integer.
+        ValueError: `world_size` is not positive.
+        Exception: The exception of the first rank whose failure does not follow from another. The other ranks end.
+
+    Example:
+        >>> import numpy as np
+        >>> import meshdist as dist
+        >>> def main():
+        ...     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        ...     return int(mesh["tp"].all_reduce(np.array(dist.get_rank())))
+        >>> dist.run(main, 4)
+        [1, 1, 5, 5]
+    """
+    if not callable(fn):
+        raise TypeError(f"run: fn must be callable, as in run(main, 4), got {type(fn).__name__}")
+    try:
+        world_size = index(world_size)
+    except TypeError:
+        raise TypeError(f"run: world_size must be an integer, got {world_size!r}") from None
+    if world_size < 1:
+        raise ValueError(f"run: world_size must be at least 1, got {world_size}")
+    store = ThreadStore()
+    timeout_s = seconds(timeout, DEFAULT_RUN_TIMEOUT_S)
+    ranks = [_Rank(rank, world_size, store, timeout_s, fn, args) for rank in range(world_size)]
+    everyone = {rank.rank: rank for rank in ranks}
+    for rank in ranks:
+        rank.others = everyone
+    threads = [
+        threading.Thread(target=Context().run, args=(rank.run,), name=f"rank-{rank.rank}", daemon=True)
+        for rank in ranks
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException as error:
+        # Ctrl-C arrives in the main thread: end the calls of all ranks.
+        for rank in ranks:
+            store.end(rank.rank, Departure(PeerExit.INTERRUPTED, detail=type(error).__name__))
+        raise
+    failed = [(rank.rank, rank.error) for rank in ranks if rank.error is not None]
+    if failed:
+        # A failure that follows from another rank's is not the cause.
+        first, cause = min(failed, key=lambda pair: isinstance(pair[1], DistError) and pair[1].peer_failed)
+        if hasattr(cause, "add_note"):
+            cause.add_note(f"raised on rank {first} of {world_size} by meshdist.run")
+        raise cause
+    return [rank.result for rank in ranks]
+
+
+class _Rank:
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        store: ThreadStore,
+        timeout_s: float,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+    ) -> None:
+        self.rank = rank
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.world: World | None = None
+        self.others: dict[int, _Rank] = {}
+        self._world_size = world_size
+        self._store = store
+        self._timeout_s = timeout_s
+        self._fn = fn
+        self._args = args
+
+    def _make_exchange(self) -> StateExchange:
+        from meshdist.debug.state_exchange import ThreadStateExchange
+
+        return ThreadStateExchange(self._worlds, self.rank)
+
+    def _worlds(self) -> dict[int, World]:
+        return {number: rank.world for number, rank in self.others.items() if rank.world is not None}
+
+    def run(self) -> None:
+        slot = WorldSlot()
+        use_slot(slot)
+        end = Departure(PeerExit.FINISHED)
+        try:
+            world = enter_world(
+                *(slot, self._store, self.rank, self._world_size, "threads", Doorbells(), Deadline(self._timeout_s)),
+                diagnosis=WorldDiagnosis(self._make_exchange),
+            )
+            self.world = world
+            self.result = self._fn(*self._args)
+        except BaseException as error:  # handed to the caller of run
+            self.error = error
+            end = Departure(PeerExit.RAISED, detail=f"{type(error).__name__}: {error}")
+        self._store.end(self.rank, end)
+        world_left = world_in(slot)
+        if world_left is not None:
+            world_left.close()

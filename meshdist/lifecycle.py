@@ -1,0 +1,288 @@
+"""The start and the end of a world: init_process_group, destroy_process_group, abort_process_group."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from meshdist.arrays.device_types import check_device_id
+from meshdist.backends.device_backends import by_device, check_rank_kind, usable_backend_name
+from meshdist.backends.mpi.environment import has_launcher
+from meshdist.backends.p2p.match_queue import eager_bytes
+from meshdist.backends.registry import entry_of
+from meshdist.bootstrap.join import join
+from meshdist.bootstrap.url import whole_number
+from meshdist.collectives.methods import CollectiveMethods
+from meshdist.debug.debug_level import begin_debugging, get_debug_level
+from meshdist.debug.diagnosis import WorldDiagnosis
+from meshdist.debug.signals import SignalWatch
+from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistTimeoutError
+from meshdist.groups.api import connect_to_device
+from meshdist.groups.current import current_world, orphan_forks, resolve
+from meshdist.groups.non_member import NonMember
+from meshdist.groups.world import Diagnosis, World
+from meshdist.runtime.context import WorldSlot, current_slot
+from meshdist.runtime.doorbells import SocketDoorbells
+from meshdist.runtime.peers import Peers, leave_will, my_card
+from meshdist.runtime.waiting import Doorbells
+from meshdist.store import Store, TCPStore
+from meshdist.store.client import NotReachedError
+from meshdist.system.deadline import Deadline, Timeout
+from meshdist.system.env_flags import check_switches
+from meshdist.system.platform import check_processes
+
+_STORE_LINGER_S = 0.5
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: Timeout | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Store | None = None,
+    group_name: str = "",
+    pg_options: Any = None,
+    device_id: Any = None,
+) -> None:
+    """Join the world: wait for all other ranks, and make the default group.
+
+    Args:
+        backend: "gloo" (shared memory, TCP between hosts), "mpi", "nccl" or another registered name, in any case; or
+            pairs of device type and name, as in "cpu:gloo,cuda:nccl". None means "gloo" and, for arrays on a GPU,
+            "nccl" if it is available.
+        init_method: Where the ranks meet: `env://` (the default: MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE from the
+            environment, as `meshrun` sets them), `tcp://host:port` or `file:///path`. With a file or a multicast
+            address, the ranks can be numbered automatically. `mpi://`, the default for backend "mpi": the ranks are
+            those of the MPI job that `mpirun` started.
+        timeout: How long to wait for the other ranks, and how long any call of this world may wait: seconds or a
+            timedelta. 30 minutes if None.
+        world_size: Number of ranks, if neither the environment nor the URL has it.
+        rank: This rank, likewise.
+        store: A store that all ranks reach, instead of `init_method`; then rank and world_size are required.
+        group_name: Distinguishes jobs that use the same file or multicast address; ignored elsewhere.
+        pg_options: Passed to the backend, if it was registered with `extended_api=True`; other backends have no
+            options.
+        device_id: The GPU of this rank's arrays: "cuda:1", its index, or a device object. With backend nccl the ranks
+            connect at once, and not at the first call. Ignored by CPU backends.
+
+    Raises:
+        ValueError: Called twice; the backend is unknown, is not for ranks that are processes, or differs between the
+            ranks; the rank or world size is missing or invalid; another process has this rank.
+        DistBackendError: A registered backend could not be made on another rank; there, its own error.
+        DistNetworkError: The store cannot be reached.
+        DistTimeoutError: Some ranks did not arrive; names them.
+        DistError: Ranks cannot be processes on this system.
+    """
+    slot = current_slot()
+    if slot.world is not None and (slot.dry is None or slot.dry.is_joined):
+        raise ValueError("init_process_group was called already; destroy_process_group() comes before the next")
+    if store is not None and init_method is not None:
+        raise ValueError("give init_method or store, and only one of them")
+    check_device_id("init_process_group", device_id)
+    # Refuse wrong values in the environment before other ranks wait for this one.
+    get_debug_level()
+    check_switches()
+    eager_bytes()
+    name, deadline = usable_backend_name(backend), Deadline(timeout)
+    if slot.dry is not None:
+        slot.dry.join(None if backend is None else name, deadline.timeout_s, world_size, rank)
+        world = current_world()
+    elif store is not None:
+        check_processes("init_process_group")
+        rank, world_size = whole_number(rank, "rank"), whole_number(world_size, "world_size")
+        _check_place(rank, world_size)
+        world = enter_world(slot, store, rank, world_size, name, SocketDoorbells(), deadline)
+    else:
+        world = _meet(slot, init_method, rank, world_size, group_name, name, deadline)
+    world.default_group.pg_options, world.default_group.device_id = pg_options, device_id
+    if device_id is not None:
+        _connect(slot, world)
+    if not all(entry_of(each).is_ours for each in by_device(name).values()):
+        _make_registered(slot, world, deadline)
+
+
+def _meet(
+    slot: WorldSlot,
+    init_method: str | None,
+    rank: int,
+    world_size: int,
+    group_name: str,
+    backend: str,
+    deadline: Deadline,
+) -> World:
+    from meshdist.bootstrap.rendezvous import rendezvous
+
+    check_processes("init_process_group")
+    url = init_method if init_method is not None else "env://"
+    if url == "env://" and "mpi" in by_device(backend).values():
+        url = "mpi://"  # the MPI launcher knows the ranks without the variables
+    while True:
+        try:
+            own, my_rank, size = rendezvous(url, rank, world_size, deadline.remaining_s(), group_name=group_name)
+        except NotReachedError as error:
+            add_hint(error, url)
+            raise
+        try:
+            world = enter_world(slot, own, my_rank, size, backend, SocketDoorbells(), deadline, own_store=True)
+            if url.startswith("mpi://"):
+                from meshdist.bootstrap.mpi import finish_setup
+
+                world.endings.append(finish_setup())
+            return world
+        except DistNetworkError:
+            # The store ended: it was that of the previous world, whose last rank was just leaving. Try again.
+            own.close()
+            if deadline.expired():
+                raise
+        except DistTimeoutError as error:
+            if isinstance(own, TCPStore) and own.is_master:
+                # The other ranks time out about now, and need the store to name the missing ranks.
+                threading.Event().wait(min(_STORE_LINGER_S, deadline.timeout_s / 20))
+            own.withdraw()
+            add_hint(error, url)
+            raise
+        except BaseException:
+            own.withdraw()
+            raise
+
+
+def add_hint(error: DistError, url: str) -> None:
+    """In an MPI job, add to an error of `init_process_group` why a rank may be missing."""
+    if has_launcher():
+        from meshdist.bootstrap.mpi import ELSEWHERE, UNSEEN
+
+        error.add(f"; {UNSEEN if url.startswith('mpi://') else ELSEWHERE}")
+
+
+def _connect(slot: WorldSlot, world: World) -> None:
+    try:
+        connect_to_device(world.default_group, "init_process_group")
+    except BaseException as error:
+        slot.world = None
+        world.abort("its init_process_group failed:", error)
+        world.close()
+        raise
+
+
+def _make_registered(slot: WorldSlot, world: World, deadline: Deadline) -> None:
+    """Make a registered backend; if that fails on one rank, all ranks raise."""
+    error_prefix = f"init_process_group (rank {world.rank} of {world.size})"
+    mine: Exception | None = None
+    try:
+        world.default_group.usable_backend(error_prefix)
+    except Exception as error:  # the user's function may raise anything
+        mine = error
+    try:
+        world.store.set(f"engine/{world.rank}", "" if mine is None else _in_words(mine))
+        keys = [f"engine/{rank}" for rank in range(world.size)]
+        if mine is not None:
+            raise mine
+        world.store.wait(keys, deadline.remaining_s())
+        for rank, words in enumerate(world.store.multi_get(keys)):
+            if words:
+                raise DistBackendError(f"on rank {rank}: {words.decode()}", peer_failed=True, error_prefix=error_prefix)
+    except BaseException as error:
+        slot.world = None
+        world.abort("its init_process_group failed:", error)
+        world.close()
+        raise
+
+
+def enter_world(
+    slot: WorldSlot,
+    store: Store,
+    rank: int,
+    world_size: int,
+    backend: str,
+    bells: Doorbells,
+    deadline: Deadline,
+    *,
+    own_store: bool = False,
+    diagnosis: Diagnosis | None = None,
+) -> World:
+    """Join the other ranks in `store` and put the World into `slot`."""
+    begin_debugging()
+    card = my_card(bells.base)
+    try:
+        objection = check_rank_kind(backend, ranks_are_threads=not isinstance(bells, SocketDoorbells))
+        joined = join(store, rank, world_size, card, deadline, backend, objection)
+        peers = Peers(joined, card, world_size)
+        peers.meet()
+        if isinstance(bells, SocketDoorbells):
+            leave_will(peers, joined, rank)
+    except BaseException:
+        bells.close()
+        raise
+    world = World(
+        rank,
+        world_size,
+        backend,
+        deadline.timeout_s,
+        joined,
+        peers,
+        bells,
+        store if own_store else None,
+        diagnosis or WorldDiagnosis(),
+    )
+    slot.world, slot.orphaned = world, None
+    orphan_forks(slot)
+    if world.ranks_are_processes:
+        world.endings.append(SignalWatch(slot).close)
+    return world
+
+
+def destroy_process_group(group: CollectiveMethods | None = None) -> None:
+    """Leave the world, or close one group.
+
+    Args:
+        group: The group to close; None or the world's group closes all groups and ends the world, after which
+            `init_process_group` may be called again.
+
+    Raises:
+        ValueError: There is no world, or the group is closed already.
+    """
+    if isinstance(group, NonMember):
+        return
+    world = current_world()
+    members = resolve(group)
+    if members is not world.default_group:
+        world.drop(members)
+        return
+    current_slot().empty()
+    world.close()
+
+
+def abort_process_group(group: CollectiveMethods | None = None) -> None:
+    """Abort at once: the calls of other ranks that wait for this one raise.
+
+    Args:
+        group: The group; None or the world's group aborts all groups and ends the world.
+
+    Raises:
+        ValueError: There is no world.
+    """
+    if isinstance(group, NonMember):
+        return
+    world = current_world()
+    members = resolve(group)
+    reason = f"rank {world.rank} called abort_process_group"
+    if members is not world.default_group:
+        members.abort(reason)
+        return
+    current_slot().empty()
+    world.abort(reason)
+    world.close()
+
+
+def _check_place(rank: int, world_size: int) -> None:
+    if world_size < 1:
+        raise ValueError(f"with store=, world_size must be given, at least 1, got {world_size}")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"with store=, rank must be given, 0 to {world_size - 1}, got {rank}")
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, DistBackendError):
+        return error.what
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,1 @@
+"""Layouts of ranks in n dimensions: pure arithmetic."""

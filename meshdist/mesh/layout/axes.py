@@ -1,0 +1,69 @@
+"""Check the names and sizes of mesh axes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+
+class UnknownAxisError(KeyError, ValueError):
+    """Report an unknown axis and list the known ones."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError alone would show the sentence in quotes
+
+
+def checked_names(names: Sequence[str], shape: tuple[int, ...]) -> tuple[str, ...]:
+    if isinstance(names, str):
+        raise TypeError(f"mesh_dim_names: expected a tuple of names, got the string {names!r}; write ({names!r},)")
+    checked = tuple(names)
+    for name in checked:
+        if not isinstance(name, str):
+            raise TypeError(f"mesh_dim_names: expected strings, got {name!r} ({type(name).__name__}) in {checked}")
+        if not name:
+            raise ValueError(f"mesh_dim_names: a name must not be empty, got {checked}")
+    if len(checked) != len(shape):
+        raise ValueError(
+            f"mesh_dim_names: expected {len(shape)} names, one per axis of the mesh of shape {shape},"
+            f" got {len(checked)}: {checked}"
+        )
+    repeated = sorted({name for name in checked if checked.count(name) > 1})
+    if repeated:
+        raise ValueError(f"mesh_dim_names: every name may be used once, {repeated[0]!r} is repeated in {checked}")
+    return checked
+
+
+def checked_sizes(what: str, sizes: Sequence[int]) -> tuple[int, ...]:
+    if isinstance(sizes, (str, bytes)) or not hasattr(sizes, "__iter__"):
+        raise TypeError(f"{what}: expected a tuple of sizes, such as (2, 4), got {sizes!r}")
+    listed = tuple(sizes)
+    if not listed:
+        raise ValueError(f"{what}: expected at least one axis, got ()")
+    for size in listed:
+        if isinstance(size, bool) or not hasattr(size, "__index__"):
+            raise TypeError(f"{what}: expected integers, got {size!r} ({type(size).__name__}) in {listed}")
+        if operator.index(size) < 1:
+            raise ValueError(f"{what}: every size must be at least 1, got {size} in {listed}")
+    return tuple(operator.index(size) for size in listed)
+
+
+def part_sizes(what: str, parts: int | Sequence[int], extent: int) -> tuple[int, ...]:
+    """Return the sizes of the parts of an axis of `extent` ranks; `what` names the axis in messages.
+
+    `parts` is the number of equal parts, or the size of each part.
+    """
+    if isinstance(parts, bool) or not hasattr(parts, "__index__"):
+        sizes = checked_sizes(what, parts)  # type: ignore[arg-type]
+        if sum(sizes) != extent:
+            raise ValueError(
+                f"{what} has {extent} ranks, and parts of {' + '.join(map(str, sizes))} are {sum(sizes)}; give parts"
+                f" whose sum is {extent}"
+            )
+        return sizes
+    count = operator.index(parts)
+    if count < 1 or extent % count:
+        raise ValueError(
+            f"{what} has {extent} ranks, which cannot be parted into {count} of equal size; give a divisor of {extent},"
+            " or the size of each part"
+        )
+    return (extent // count,) * count

@@ -1,0 +1,211 @@
+"""A worker: a process that is one rank of a notebook and runs its cells.
+
+    python -m meshdist.notebook.cell_worker FD PARENT_PID
+
+Requests come through the socket FD; the worker ends when it is closed. Cells print to the worker's standard output.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import linecache
+import os
+import pickle
+import signal
+import sys
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from types import FrameType, ModuleType
+from typing import Any
+
+import meshdist
+from meshdist.launch.worker import die_with_parent, follows_from_peer, write_whole_lines
+from meshdist.notebook.magic_options import Axes
+from meshdist.notebook.pictures import drawn_pictures
+from meshdist.runtime.call_site import is_ours
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A request to run a cell.
+
+    Attributes:
+        name: File name of the cell in tracebacks.
+        axes: Axes of the mesh that the cell finds as `mesh`.
+        sent: Pickled variables for the cell; None for none.
+        get: Names of the variables to return.
+    """
+
+    name: str
+    source: str
+    axes: Axes
+    sent: bytes | None
+    get: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Joining:
+    """A request to join a world.
+
+    Attributes:
+        number: How many worlds there were before.
+        timeout_s: How long its calls may wait.
+    """
+
+    number: int
+    world_size: int
+    backend: str
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a request.
+
+    Attributes:
+        status: "done", "raised" or "interrupted".
+        text: The traceback of an exception.
+        summary: The last line of it.
+        is_consequence: The exception follows from another rank's failure.
+        values: The pickled variables that were requested.
+        pictures: The matplotlib figures that the cell has shown or left open, as PNG files.
+    """
+
+    status: str
+    text: str = ""
+    summary: str = ""
+    is_consequence: bool = False
+    values: bytes | None = None
+    pictures: tuple[bytes, ...] = ()
+
+
+class Worker:
+    """Runs cells in one namespace, on requests from a connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._is_running = False
+        self._store: meshdist.Store | None = None
+        self._mesh_axes: Axes = ()
+        self._main = ModuleType("__main__")  # functions of cells are pickled as those of a script
+        sys.modules["__main__"] = self._main
+        vars(self._main).update(dist=meshdist, np=sys.modules["numpy"])
+
+    def serve(self) -> None:
+        """Answer requests until the connection is closed."""
+        signal.signal(signal.SIGINT, self._interrupt)
+        with contextlib.suppress(EOFError, ConnectionError):
+            while True:
+                request = pickle.loads(self._connection.recv_bytes())
+                self._connection.send_bytes(pickle.dumps(self._answer(request)))
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._is_running:  # otherwise it came after the cell
+            self._is_running = False
+            raise KeyboardInterrupt
+
+    def _answer(self, request: Cell | Joining | list[str]) -> Answer:
+        try:
+            try:
+                self._is_running = True
+                with drawn_pictures() as pictures:
+                    values = self._do(request)
+            finally:
+                self._is_running = False
+            return Answer("done", values=values, pictures=tuple(pictures))
+        except KeyboardInterrupt:
+            return self._failed(Answer("interrupted", summary="KeyboardInterrupt"))
+        except BaseException as error:  # the notebook shows any exception
+            text = _text(error)
+            summary = traceback.format_exception_only(type(error), error)[-1].strip()
+            return self._failed(Answer("raised", text, summary, follows_from_peer(error)))
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+    def _failed(self, answer: Answer) -> Answer:
+        # The other ranks may wait for this one.
+        if meshdist.is_initialized():
+            meshdist.abort_process_group()
+        return answer
+
+    def _do(self, request: Cell | Joining | list[str]) -> bytes | None:
+        if isinstance(request, list):
+            sys.path[:] = request
+        elif isinstance(request, Joining):
+            self._join(request)
+        else:
+            return self._run(request)
+        return None
+
+    def _join(self, joining: Joining) -> None:
+        if meshdist.is_initialized():
+            meshdist.abort_process_group()
+        if self._store is None:
+            place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            self._store = meshdist.TCPStore(*place, is_master=False)
+        store = meshdist.PrefixStore(f"world/{joining.number}", self._store)
+        rank = int(os.environ["RANK"])
+        meshdist.init_process_group(
+            joining.backend, store=store, rank=rank, world_size=joining.world_size, timeout=joining.timeout_s
+        )
+        self._mesh_axes = ()
+        vars(self._main).update(rank=rank, world_size=joining.world_size)
+        vars(self._main).pop("mesh", None)
+
+    def _run(self, cell: Cell) -> bytes | None:
+        variables = vars(self._main)
+        if cell.sent is not None:
+            variables.update(pickle.loads(cell.sent))
+        if cell.axes and cell.axes != self._mesh_axes:
+            names, sizes = zip(*cell.axes, strict=True)
+            variables["mesh"] = meshdist.init_device_mesh("cpu", sizes, mesh_dim_names=names)
+            self._mesh_axes = cell.axes
+        linecache.cache[cell.name] = len(cell.source), None, cell.source.splitlines(keepends=True), cell.name
+        body = ast.parse(cell.source, cell.name)
+        last = body.body.pop() if body.body and isinstance(body.body[-1], ast.Expr) else None
+        exec(compile(body, cell.name, "exec"), variables)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), cell.name, "eval"), variables)
+            if value is not None:
+                print(repr(value))
+        return _pickled(variables, cell.get) if cell.get else None
+
+
+def _pickled(variables: dict[str, Any], names: tuple[str, ...]) -> bytes:
+    import cloudpickle
+
+    missing = [name for name in names if name not in variables]
+    if missing:
+        raise NameError(f"%%mesh --get: this rank has no variable {', '.join(missing)}")
+    try:
+        pickled: bytes = cloudpickle.dumps({name: variables[name] for name in names})
+    except Exception as error:  # pickling may run any code of the objects
+        raise TypeError(f"%%mesh --get {','.join(names)}: cannot be pickled: {error}") from None
+    return pickled
+
+
+def _text(error: BaseException) -> str:
+    """Return the traceback of an exception without the frames of this package."""
+    described = traceback.TracebackException.from_exception(error)
+    described.stack = traceback.StackSummary.from_list(
+        [frame for frame in described.stack if not is_ours(frame.filename)]
+    )
+    return "".join(described.format() if described.stack else described.format_exception_only())
+
+
+def main() -> None:
+    fd, parent_pid = map(int, sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until there is a cell to interrupt
+    die_with_parent(parent_pid)
+    write_whole_lines()
+    Worker(Connection(fd)).serve()
+
+
+if __name__ == "__main__":
+    # Run the module under its own name, since pickles to and from the notebook refer to it.
+    from meshdist.notebook.cell_worker import main as main_of_the_module
+
+    main_of_the_module()

@@ -1,0 +1,120 @@
+"""The options of `%%mesh`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shlex
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+Axes = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class CellOptions:
+    """How to run a cell.
+
+    Attributes:
+        num_ranks: The number of workers.
+        axes: Names and sizes of the mesh that the cell finds as `mesh`; empty for none.
+        backend: Of the workers' world.
+        timeout_s: How long a call of the workers may wait.
+        send: Variables copied from the notebook to the workers before the cell.
+        get: Variables copied from the workers to the notebook after it, as lists by rank.
+        restart: Start new workers.
+    """
+
+    num_ranks: int
+    axes: Axes = ()
+    backend: str = "gloo"
+    timeout_s: float = 300.0
+    send: tuple[str, ...] = ()
+    get: tuple[str, ...] = ()
+    restart: bool = False
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"%%mesh: {message}; it is used as in %%mesh -n 4 --axes dp=2,tp=2 --send x --get y")
+
+
+def parse_options(line: str, before: CellOptions | None = None) -> CellOptions:
+    """Return the options of a cell.
+
+    Args:
+        line: The text after `%%mesh`.
+        before: The options of the cell before: defaults for this one, except for `send`, `get` and `restart`.
+
+    Raises:
+        ValueError: An option is wrong; the message shows the usage.
+    """
+    try:
+        words = shlex.split(line)
+    except ValueError as error:  # an unclosed quotation
+        raise ValueError(f"%%mesh: {error}") from None
+    given = _parser().parse_args(words)
+    axes = None if given.axes is None else _axes(given.axes)
+    num_ranks, axes = _shape(given.n, axes, before)
+    if given.timeout is not None and not given.timeout > 0:
+        raise ValueError(f"%%mesh: --timeout must be a positive number of seconds, got {given.timeout:g}")
+    options = replace(
+        before or CellOptions(num_ranks),
+        num_ranks=num_ranks,
+        axes=axes,
+        send=_names("--send", given.send),
+        get=_names("--get", given.get),
+        restart=given.restart,
+    )
+    if given.backend is not None:
+        options = replace(options, backend=given.backend)
+    return options if given.timeout is None else replace(options, timeout_s=given.timeout)
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="%%mesh", add_help=False, allow_abbrev=False)
+    parser.add_argument("-n", "--nproc", dest="n", type=int)
+    parser.add_argument("--axes")
+    parser.add_argument("--backend")
+    parser.add_argument("--timeout", type=float)
+    parser.add_argument("--send", default="")
+    parser.add_argument("--get", default="")
+    parser.add_argument("--restart", action="store_true")
+    return parser
+
+
+def _axes(text: str) -> Axes:
+    axes = []
+    for part in text.split(","):
+        name, _, size = part.partition("=")
+        if not name.isidentifier() or not size.isdecimal() or int(size) < 1:
+            raise ValueError(f"%%mesh: --axes takes names and sizes, as in --axes dp=2,tp=2, got {text!r}")
+        axes.append((name, int(size)))
+    if len({name for name, _ in axes}) < len(axes):
+        raise ValueError(f"%%mesh: --axes names an axis twice: {text!r}")
+    return tuple(axes)
+
+
+def _shape(num_ranks: int | None, axes: Axes | None, before: CellOptions | None) -> tuple[int, Axes]:
+    if num_ranks is not None and num_ranks < 1:
+        raise ValueError(f"%%mesh: -n must be at least 1, got {num_ranks}")
+    if axes is not None:
+        product = math.prod(size for _, size in axes)
+        if num_ranks not in (None, product):
+            sizes = " x ".join(str(size) for _, size in axes)
+            raise ValueError(f"%%mesh: --axes has {sizes} = {product} ranks, but -n is {num_ranks}")
+        return product, axes
+    if num_ranks is None and before is None:
+        raise ValueError("%%mesh: give the number of workers, as in %%mesh -n 4, or --axes dp=2,tp=2")
+    if before is None or num_ranks not in (None, before.num_ranks):
+        assert num_ranks is not None
+        return num_ranks, ()
+    return before.num_ranks, before.axes
+
+
+def _names(option: str, text: str) -> tuple[str, ...]:
+    names = tuple(filter(None, text.split(",")))
+    for name in names:
+        if not name.isidentifier():
+            raise ValueError(f"%%mesh: {option} takes names of variables, as in {option} x,y, got {text!r}")
+    return names

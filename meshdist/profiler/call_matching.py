@@ -1,0 +1,74 @@
+"""Match the calls of different ranks, and find how long each waited and for which rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from meshdist.profiler.event import Event, Track
+
+
+def shifted(track: Track, offset_ns: int) -> Track:
+    events = [
+        replace(event, begin_ns=event.begin_ns + offset_ns, end_ns=event.end_ns + offset_ns) for event in track.events
+    ]
+    return replace(track, begin_ns=track.begin_ns + offset_ns, end_ns=track.end_ns + offset_ns, events=events)
+
+
+def with_waits(tracks: Sequence[Track]) -> list[Track]:
+    """Return the tracks of several ranks; each sync call has the time it waited, and the rank it waited for.
+
+    A collective ends only after the last rank has begun it; until then the other ranks wait for that rank. A receiver
+    waits until the message is sent, and an unbuffered sender waits until the receiver calls.
+    """
+    last = last_of_collectives(tracks)
+    partners = {**{id(one): other for one, other in pairs(tracks)}, **{id(other): one for one, other in pairs(tracks)}}
+    return [
+        replace(track, events=[_waited(event, track.rank, last, partners) for event in track.events])
+        for track in tracks
+    ]
+
+
+def last_of_collectives(tracks: Sequence[Track]) -> dict[tuple[str, int], tuple[int, int]]:
+    last: dict[tuple[str, int], tuple[int, int]] = {}
+    for track in tracks:
+        for event in track.events:
+            if not event.is_message:
+                last[event.key] = max(last.get(event.key, (event.begin_ns, track.rank)), (event.begin_ns, track.rank))
+    return last
+
+
+def pairs(tracks: Sequence[Track]) -> list[tuple[Event, Event]]:
+    """Return the send and receive events of each message that both sides recorded.
+
+    Messages of one sender, receiver, group and tag arrive in order.
+    """
+    sent = _lines(tracks, sends=True)
+    received = _lines(tracks, sends=False)
+    return [pair for line, events in sent.items() for pair in zip(events, received.get(line, []), strict=False)]
+
+
+def _lines(tracks: Iterable[Track], sends: bool) -> dict[tuple[str, int, int | None, int], list[Event]]:
+    lines: dict[tuple[str, int, int | None, int], list[Event]] = {}
+    for track in tracks:
+        for event in track.events:
+            if event.is_message and event.is_send == sends and not event.failed:
+                sides = (track.rank, event.peer) if sends else (event.peer, track.rank)
+                lines.setdefault((event.key[0], *sides, event.tag), []).append(event)
+    return lines
+
+
+def _waited(event: Event, rank: int, last: dict[tuple[str, int], tuple[int, int]], partners: dict[int, Event]) -> Event:
+    if event.is_async:
+        return event
+    if event.is_message:
+        partner = partners.get(id(event))
+        if partner is None:
+            return event
+        came_ns, who = partner.begin_ns, event.peer
+        if event.is_send and event.end_ns < came_ns:
+            return replace(event, wait_ns=0)  # it was buffered
+    else:
+        came_ns, who = last[event.key]
+    wait_ns = min(max(came_ns - event.begin_ns, 0), event.end_ns - event.begin_ns)
+    return replace(event, wait_ns=wait_ns, waits_for=who if wait_ns and who != rank else None)

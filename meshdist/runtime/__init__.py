@@ -1,0 +1,1 @@
+"""What a call needs below its group and its backend: work, waiting, progress, peers, hooks, the flight recorder."""

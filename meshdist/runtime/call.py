@@ -1,0 +1,196 @@
+"""Call describes one collective call, checked, as a backend gets it; its Signature is compared between the ranks."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias
+
+from meshdist.arrays.host import Array
+from meshdist.arrays.reduce_op import ReduceOp
+from meshdist.runtime.waiting import Incoming, Waitable
+
+Buffers: TypeAlias = "Array | list[Array] | None"
+Splits: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...]]"
+
+
+class Transport(Protocol):
+    """Messages between the ranks of a group, over which algorithms run.
+
+    Attributes:
+        rank: This rank in the group.
+        size: The number of ranks.
+    """
+
+    rank: int
+    size: int
+
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+
+    def send(self, array: Array, dst: int, tag: int) -> Waitable:
+        """Post a send without blocking; the result is ready when `array` may be changed."""
+
+    def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
+        """Post a receive into `array` without blocking; from any rank if `src` is None."""
+
+
+# The algorithm of a collective: (transport, call, send, recv) -> the waitables to wait for, one after another.
+Algorithm: TypeAlias = "Callable[[Transport, Call, Buffers, Buffers], Iterator[Waitable]]"
+
+
+class CompositionSpec(Protocol):
+    """How one collective is carried out by another."""
+
+    @property
+    def inner(self) -> CollectiveSpec: ...
+    @property
+    def by_device(self) -> bool: ...  # The lists hold one array, or list, for each device of this process
+    @property
+    def by_element(self) -> bool: ...  # Each element of the lists could be a call of `inner` of its own
+    @property
+    def put(self) -> Callable[[Call, Buffers], Array]: ...  # Make the array that `inner` sends
+    @property
+    def room(self) -> Callable[[Call, Array], Array]: ...  # Make the array that `inner` receives into
+    @property
+    def take(self) -> Callable[[Call, Array, Buffers], None]: ...  # Copy the received data to the user's arrays
+    def inner_call(self, call: Call) -> Call: ...
+
+
+class CollectiveSpec(Protocol):
+    """The definition of a collective, as the layers below `collectives` see it; see `Collective`."""
+
+    def __hash__(self) -> int: ...
+    @property
+    def name(self) -> str: ...  # The function that the user calls
+    @property
+    def names(self) -> tuple[str, str]: ...  # The parameters for the input and the output
+    @property
+    def in_place(self) -> bool: ...  # The output overwrites the input
+    @property
+    def is_size_exchange(
+        self,
+    ) -> bool: ...  # It is the first part of a call; another call of the same name completes it
+    @property
+    def lists(self) -> tuple[str, ...]: ...  # Which of `send` and `recv` are lists of arrays
+    @property
+    def native(self) -> str: ...  # The method of a backend that carries it out
+
+    @property
+    def composition(self) -> CompositionSpec | None:
+        """How another collective carries it out; None if it has an algorithm of its own."""
+
+    @property
+    def check(self) -> Callable[[Call], None]: ...  # Raise for arguments that are wrong on this rank alone
+
+    @property
+    def agreed(self) -> Callable[[Call], tuple[Any, ...]]:
+        """Return the arguments that must be equal on all ranks, besides the op and the root."""
+
+    @property
+    def writes(self) -> Callable[[Call], bool]: ...  # Return whether this rank's output is written
+    @property
+    def default(self) -> Algorithm: ...
+    def under(
+        self, name: str, agreed: Callable[[Call], tuple[Any, ...]], *, is_size_exchange: bool = False
+    ) -> CollectiveSpec: ...
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The part of a call that must be equal on all ranks.
+
+    Attributes:
+        text: The call in words, for error messages.
+        compared: The part of the words that must be equal; all of `text` by default.
+        fingerprint: 32 bits of `compared` in the upper half of a 64-bit word; the lower half takes a sequence number.
+    """
+
+    text: str
+    compared: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.compared:
+            object.__setattr__(self, "compared", self.text)
+
+    @property
+    def fingerprint(self) -> int:
+        return zlib.crc32(self.compared.encode()) << 32
+
+
+class Elements(str):
+    """The element counts of a call's arrays as a word of its signature; `with_shapes` adds the shapes."""
+
+    with_shapes: str
+
+    def __new__(cls, begin: str, arrays: list[Array]) -> Elements:
+        counts = ", ".join(str(array.size) for array in arrays)
+        word = super().__new__(cls, f"{begin}{counts}]")
+        shapes = ", ".join(str(array.shape) for array in arrays)
+        is_flat = all(array.ndim == 1 for array in arrays)
+        kind = "shape" if len(arrays) == 1 else "shapes"
+        word.with_shapes = str(word) if is_flat else f"{begin}{counts}, {kind} {shapes}]"
+        return word
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of one rank. Backends get it checked, with plain contiguous buffers and ranks of the group.
+
+    Attributes:
+        collective: The definition, which has the name and the default algorithm.
+        error_prefix: The collective, group and rank, with which error messages begin.
+        rank: This rank in the group.
+        size: The group's size.
+        send: The input: an array, a list of `size` arrays, or None.
+        recv: The output, in the same forms. The same object as `send` for in-place collectives.
+        op: The reduction; None if the collective has none.
+        root: The source or destination, as a rank of the group; None if the collective has none.
+        splits: Rows to and rows from each rank, for an all_to_all_single with split sizes.
+        compares_shapes: All ranks must pass arrays of equal shape, not only of equal size, as at debug level DETAIL.
+    """
+
+    collective: CollectiveSpec
+    error_prefix: str
+    rank: int
+    size: int
+    send: Buffers
+    recv: Buffers
+    op: ReduceOp | None = None
+    root: int | None = None
+    splits: Splits | None = None
+    compares_shapes: bool = False
+
+    def signature(self) -> Signature:
+        """Return what must be equal on all ranks: collective, dtype, element counts, op, root; shapes if compared."""
+        agreed = [part if isinstance(part, str) else str(part) for part in self.collective.agreed(self)]
+        shaped = [part.with_shapes if isinstance(part, Elements) else part for part in agreed]
+        common = []
+        if self.op is not None:
+            common.append(f"op={self.op.value}")
+        if self.root is not None:
+            common.append(f"root={self.root}")
+        if self.compares_shapes and shaped != agreed:
+            return Signature(self._words(shaped, [*common, "shapes compared at debug level DETAIL"]))
+        return Signature(self._words(shaped, common), self._words(agreed, common))
+
+    def _words(self, agreed: list[str], common: list[str]) -> str:
+        return f"{self.collective.name}({', '.join([*agreed, *common])})"
+
+    def without_buffers(self) -> Call:
+        """Return the call as a plan may keep it: plans must not hold arrays."""
+        return replace(self, send=None, recv=None)
+
+
+def num_bytes(buffers: Any) -> int:
+    """Return the bytes of an array, or of all arrays of a list; 0 for None.
+
+    Example:
+        >>> import numpy as np
+        >>> num_bytes([np.zeros(2), np.zeros(1)])
+        24
+    """
+    if isinstance(buffers, (list, tuple)):
+        return sum(map(num_bytes, buffers))
+    return int(getattr(buffers, "nbytes", 0))

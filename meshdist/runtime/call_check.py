@@ -1,0 +1,92 @@
+"""CallCheck: the error of ranks whose calls disagree.
+
+The Signatures of the calls must be equal; each backend exchanges their fingerprints in its own way. A rank that finds
+another fingerprint publishes its own call, reads those of the others, and raises an error that lists all of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from meshdist.arrays.host import Array
+from meshdist.errors import DistBackendError
+from meshdist.runtime.call import Signature
+from meshdist.runtime.call_site import call_site
+from meshdist.runtime.rank_text import call_rank, call_ranks
+from meshdist.system.deadline import Deadline
+
+# How long a rank waits for the other ranks to publish their calls. They find the mismatch in the same call.
+_EXPLAIN_S = 0.8
+
+
+class CallCheck:
+    """Makes the error of calls that disagree, for rank `rank` of a group of the global ranks `ranks`."""
+
+    def __init__(self, rank: int, ranks: Sequence[int]) -> None:
+        self._rank, self._ranks = rank, ranks
+
+    @staticmethod
+    def words(signature: Signature) -> str:
+        """Return the call that this rank makes now, with its line."""
+        return f"{signature.text} at {call_site()}"
+
+    def error(self, calls: Mapping[int, str]) -> DistBackendError:
+        """Return the error that lists the ranks of each call; `calls` has the `words` of each rank."""
+        ranks_of: dict[str, list[int]] = {}
+        for place, call in sorted(calls.items()):
+            ranks_of.setdefault(call, []).append(place)
+        parts = [
+            f"{call_ranks(places, self._ranks)} {'calls' if len(places) == 1 else 'call'} {call}"
+            for call, places in ranks_of.items()
+        ]
+        return DistBackendError(f"the ranks disagree: {'; '.join(parts)}")
+
+    def explain(
+        self,
+        signature: Signature,
+        num_others: int,
+        publish: Callable[[str], None],
+        read: Callable[[], Mapping[int, str]],
+        pause_s: float = 0.001,
+    ) -> DistBackendError:
+        """Return the error once all ranks have published their calls, or have had the time to.
+
+        Args:
+            signature: This rank's call.
+            num_others: The number of other ranks that will publish theirs.
+            publish: Publishes this rank's call.
+            read: Returns the calls published so far, by rank.
+            pause_s: Between two reads.
+        """
+        mine = self.words(signature)
+        publish(mine)
+        deadline, pause = Deadline(_EXPLAIN_S), threading.Event()
+        while len(calls := read()) < num_others and not deadline.expired():
+            pause.wait(deadline.slice_s(pause_s))
+        return self.error({**calls, self._rank: mine})
+
+
+def compare_splits(given: Array, expected: Array, unit: str, ranks: Sequence[int]) -> None:
+    """Check that every rank of an all_to_all sends as much as its peers expect.
+
+    All ranks check all pairs, so all raise if one does.
+
+    Args:
+        given: Shape (ranks, ranks): how much the rank of the row sends to the rank of the column.
+        expected: Likewise, how much the rank of the row expects from the rank of the column.
+        unit: What is counted, for the message.
+        ranks: The global ranks of the group, in group order.
+
+    Raises:
+        DistBackendError: They differ.
+    """
+    wrong = np.argwhere(given != expected.T)
+    if len(wrong):
+        src, dst = wrong[0]
+        raise DistBackendError(
+            f"the sizes disagree: {call_rank(src, ranks)} sends {given[src, dst]} {unit} to"
+            f" {call_rank(dst, ranks)}, which expects {expected[dst, src]}"
+        )

@@ -1,0 +1,60 @@
+"""Find the line of the user's code that made a call."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import warnings
+from functools import cache
+from pathlib import PurePath
+from types import CodeType, FrameType
+
+from meshdist.runtime.work import carried
+
+# This package, and the module that calls it at the end of a `with` block.
+_NOT_THE_USERS = (str(PurePath(__file__).parents[1]), contextlib.__file__)
+
+
+def user_frame() -> tuple[FrameType | None, int]:
+    """Return the innermost frame outside this package and its distance from the caller's; None in a package thread."""
+    frame: FrameType | None = sys._getframe(1)
+    depth = 0
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        frame = frame.f_back
+        depth += 1
+    if frame is None or frame.f_code.co_filename == threading.__file__:
+        return None, depth
+    return frame, depth
+
+
+def call_site() -> str:
+    """Return `file:line` of the user's call, also where another thread, or a later wait, carries it out."""
+    if carried.place is not None:
+        code, instruction = carried.place
+        if code.co_filename != threading.__file__:  # a thread of this package made the call
+            return _file_and_line(code, line_of(code, instruction))
+    frame, _ = user_frame()
+    return "an async call" if frame is None else _file_and_line(frame.f_code, frame.f_lineno)
+
+
+def line_of(code: CodeType, instruction: int) -> int:
+    """Return the line of an instruction; a frame has the instruction as `f_lasti`."""
+    lines = (line for begin, end, line in code.co_lines() if begin <= instruction < end and line is not None)
+    return next(lines, code.co_firstlineno)
+
+
+@cache
+def is_ours(file: str) -> bool:
+    """Return whether a source file belongs to this package, and not to the user."""
+    return file.startswith(_NOT_THE_USERS)
+
+
+def _file_and_line(code: CodeType, line: int) -> str:
+    return f"{PurePath(code.co_filename).name}:{line}"
+
+
+def warn_not_member(name: str) -> None:
+    """Warn, at the user's line, that a non-member's call of `name` does nothing."""
+    _, depth = user_frame()
+    warnings.warn(f"{name} on a group that this rank is not in does nothing", stacklevel=depth + 1)

@@ -1,0 +1,87 @@
+"""Access to the current World.
+
+The World of a rank that is a process is in a process-wide slot. A rank that is a thread has its own slot, in a context
+variable. Apart from the table of registered backends, this is the only mutable module state of the package.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, TypeAlias
+
+from meshdist import core
+
+if TYPE_CHECKING:
+    from meshdist.runtime.interfaces import DryRunView, Group, HasGroup, WorldView
+
+# What a `group` argument may be: a ProcessGroup, a DeviceMesh, what `new_group` returned, or None for the world.
+GroupLike: TypeAlias = "HasGroup | None"
+
+
+class WorldSlot:
+    """Holds the World of a rank.
+
+    Attributes:
+        world: None before init_process_group and after destroy_process_group.
+        had_world: Whether a World has been destroyed.
+        dry: The dry run that owns the slot; None for a rank that has peers.
+        orphaned: In a process forked from a rank: why it has no World.
+        orphans_forks: Whether forked processes will be detached.
+    """
+
+    __slots__ = ("__weakref__", "dry", "had_world", "orphaned", "orphans_forks", "world")
+
+    def __init__(self) -> None:
+        self.world: WorldView | None = None
+        self.had_world = False
+        self.dry: DryRunView | None = None
+        self.orphaned: str | None = None
+        self.orphans_forks = False
+
+    def empty(self) -> None:
+        self.world = None
+        self.had_world = True
+        core.world_changed()
+
+
+_slot: ContextVar[WorldSlot] = ContextVar("meshdist_world", default=WorldSlot())  # noqa: B039 - shared on purpose
+
+
+def current_slot() -> WorldSlot:
+    return _slot.get()
+
+
+def use_slot(slot: WorldSlot) -> None:
+    _slot.set(slot)
+    core.use_many_worlds()
+
+
+def is_initialized() -> bool:
+    """Return True between `init_process_group` and `destroy_process_group`."""
+    return _slot.get().world is not None
+
+
+def current_world() -> WorldView:
+    """Return the World of this rank.
+
+    Raises:
+        ValueError: `init_process_group` has not been called.
+    """
+    slot = _slot.get()
+    if slot.world is None:
+        if slot.orphaned is not None:
+            raise ValueError(f"the default process group {slot.orphaned}")
+        state = "was destroyed already" if slot.had_world else "is not there yet"
+        raise ValueError(f"the default process group {state}; call meshdist.init_process_group() first")
+    return slot.world
+
+
+def resolve(group: GroupLike = None) -> Group:
+    """Return the ProcessGroup that `group` means: itself, a mesh's, or the world's if it is None."""
+    if group is None:
+        world = _slot.get().world
+        return (world or current_world()).default_group  # current_world raises with the reason
+    try:
+        return group.collective_group
+    except AttributeError:
+        raise TypeError(f"group must be a ProcessGroup, a DeviceMesh or None, got {type(group).__name__}") from None

@@ -1,0 +1,249 @@
+"""How a rank ended: the record that its peers get, and the words for error messages.
+
+A rank that leaves writes a `Departure` to the shared memory of its groups, to its connections and to the store. Code
+decides by its `PeerExit`; `describe` makes the sentence where it is shown. A process that ended without a record was
+killed or ended outside the interpreter: its peers see that it is gone, and perhaps its exit status.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from meshdist.errors import CallMade, DistBackendError, DistError
+from meshdist.system.processes import describe_status
+
+FORMAT = 1
+"""The version of the encoding. A reader ignores unknown fields, and reads an unknown PeerExit as UNKNOWN."""
+
+MOST_BYTES = 4096
+"""The greatest length of an encoded departure."""
+
+_MOST_NAMED = 8
+_MOST_NAME_CHARACTERS = 200
+
+
+class PeerExit(Enum):
+    """How a rank ended; the values are part of the encoding."""
+
+    DESTROYED_GROUP = "destroyed-group"
+    LEFT_WORLD = "left-world"
+    ENDED = "ended"  # its interpreter ended normally, but without destroy_process_group()
+    FINISHED = "finished"  # a thread of `meshdist.run` returned from its function
+    GAVE_UP = "gave-up"  # a call failed, or the rank called abort
+    RAISED = "raised"  # a thread of `meshdist.run` raised
+    INTERRUPTED = "interrupted"  # the caller of `meshdist.run` was interrupted
+    NOT_BEGUN = "not-begun"  # the world could not begin
+    EXITED = "exited"  # its process exited with a status
+    SIGNALLED = "signalled"  # its process was killed by a signal
+    DIED = "died"  # its process is gone; the status is unknown
+    CUT_OFF = "cut-off"  # its connection to the store ended
+    ENDED_WITH_STORE = "ended-with-store"  # its process is gone, and so is the store that had its record
+    UNREACHABLE = "unreachable"  # no connection could be made
+    LOST = "lost"  # the connection broke
+    UNKNOWN = "unknown"  # defined by a later version
+
+    @property
+    def is_orderly(self) -> bool:
+        """Whether the other ranks can continue without this one."""
+        return self in _ORDERLY
+
+
+_ORDERLY = frozenset({PeerExit.DESTROYED_GROUP, PeerExit.LEFT_WORLD, PeerExit.ENDED, PeerExit.FINISHED})
+
+# `%s` is the detail.
+_WORDS = {
+    PeerExit.DESTROYED_GROUP: "has destroyed the group",
+    PeerExit.LEFT_WORLD: "has left the world",
+    PeerExit.ENDED: "has ended without destroy_process_group()",
+    PeerExit.FINISHED: "has finished",
+    PeerExit.RAISED: "raised %s",
+    PeerExit.INTERRUPTED: "was ended by %s",
+    PeerExit.NOT_BEGUN: "did not begin: %s",
+    PeerExit.DIED: "has died",
+    PeerExit.CUT_OFF: "has died, or was cut off from the store",
+    PeerExit.ENDED_WITH_STORE: "has ended, and the store is gone as well",
+    PeerExit.UNREACHABLE: "cannot be reached: %s",
+    PeerExit.LOST: "cannot be reached any more: %s",
+    PeerExit.UNKNOWN: "has ended in a way that only a later meshdist knows: %s",
+}
+
+
+class LeftOut(Enum):
+    NOTHING = ""
+    CALL = "making this call"
+    SEND = "sending a message"
+    RECEIVE = "receiving the message"
+    MEETING = "meeting the others"
+    COMMUNICATOR = "making the communicator"
+
+
+@dataclass(frozen=True)
+class Departure:
+    """The end of a rank.
+
+    Attributes:
+        exit: How it ended.
+        number: The exit status of its process, or the number of the signal that killed it.
+        detail: Why it gave up, or cannot be reached; shown to people, one line if it comes from an error.
+        first: The rank that gave up first, as messages name it, if this one gave up because of it; `detail` is then
+            the first rank's.
+        call: The call that failed, if that is the cause.
+        hang_report: Which rank waited for which when it gave up; some lines, shown to people.
+    """
+
+    exit: PeerExit
+    number: int | None = None
+    detail: str = ""
+    first: str = ""
+    call: CallMade | None = None
+    hang_report: str = ""
+
+    @classmethod
+    def of_status(cls, status: int | None) -> Departure:
+        """Return the end of a process from its exit status: minus the number of a signal, None if unknown."""
+        if status is None:
+            return cls(PeerExit.DIED)
+        return cls(PeerExit.SIGNALLED, -status) if status < 0 else cls(PeerExit.EXITED, status)
+
+    def encode(self, most_bytes: int = MOST_BYTES) -> bytes:
+        """Return the record as bytes; texts are cut to keep it within `most_bytes`."""
+        fields: dict[str, Any] = {"v": FORMAT, "exit": self.exit.value}
+        for name, value in (("number", self.number), ("call", self.call and [*self.call])):
+            if value is not None:
+                fields[name] = value
+        texts = {"detail": self.detail, "hang_report": self.hang_report, "first": self.first[:_MOST_NAME_CHARACTERS]}
+        fields.update((name, text) for name, text in texts.items() if text)
+        for name in ("hang_report", "detail", "call", "first"):
+            excess = len(_as_json(fields)) - most_bytes
+            if excess <= 0:
+                break
+            kept = _cut(fields.get(name), excess)
+            fields.pop(name, None)
+            if kept:
+                fields[name] = kept
+        return _as_json(fields)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Departure:
+        """Return the record that `encode` made; UNKNOWN if it cannot be read."""
+        try:
+            fields = json.loads(data)
+            texts = {name: str(fields.get(name, "")) for name in ("detail", "first", "hang_report")}
+            number, call = fields.get("number"), fields.get("call")
+            made = None if call is None else _parse_call(call)
+            try:
+                how = PeerExit(fields["exit"])
+            except ValueError:
+                how, texts["detail"] = PeerExit.UNKNOWN, " ".join(filter(None, (str(fields["exit"]), texts["detail"])))
+            return cls(how, None if number is None else int(number), call=made, **texts)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return cls(PeerExit.UNKNOWN, detail=repr(data[:_MOST_NAME_CHARACTERS]))
+
+
+def _as_json(fields: Mapping[str, Any]) -> bytes:
+    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+    return text.encode(errors="backslashreplace")  # JSON writes a lone surrogate in the same way
+
+
+def _cut(text: Any, excess: int) -> str:
+    if not isinstance(text, str):
+        return ""
+    data = text.encode(errors="replace")
+    return data[: max(0, len(data) - excess)].decode(errors="ignore")
+
+
+def _parse_call(call: Any) -> CallMade:
+    kind, number, site, peers_last, *_ = call
+    return CallMade(str(kind), int(number), str(site), None if peers_last is None else int(peers_last))
+
+
+def describe(departure: Departure) -> str:
+    """Return how a rank ended, as the predicate of a sentence about it."""
+    how, number = departure.exit, departure.number
+    if how is PeerExit.EXITED or how is PeerExit.SIGNALLED:
+        number = number or 0
+        return describe_status(-number if how is PeerExit.SIGNALLED else number)
+    if how is PeerExit.GAVE_UP:
+        first = f", as {departure.first} gave up" if departure.first else ""
+        call = f"; {departure.call}" if departure.call is not None else ""
+        return f"gave up{first}: {departure.detail}{call}"
+    return _WORDS[how].replace("%s", departure.detail)
+
+
+@dataclass(frozen=True)
+class PeerFailure:
+    """The end of the peer `who`, as messages name it, which made a call fail."""
+
+    who: str
+    departure: Departure
+    left_out: LeftOut = LeftOut.NOTHING
+
+
+def failure_of(error: BaseException) -> PeerFailure | None:
+    """Return the peer's end that caused `error`; None if no peer's end did, or none is known."""
+    peer = getattr(error, "peer", None)
+    return peer if isinstance(peer, PeerFailure) else None
+
+
+def gave_up(error: DistError) -> Departure:
+    """Return the record that a rank leaves when it gives up because of `error`.
+
+    If `error` comes from another rank that gave up, that rank's record is passed on, so that the first cause is
+    reported once, however many ranks pass it on.
+    """
+    failure = failure_of(error)
+    if failure is None or failure.departure.exit is not PeerExit.GAVE_UP:
+        return Departure(PeerExit.GAVE_UP, detail=error.headline, call=error.call, hang_report=error.hang_report)
+    departure = failure.departure
+    return replace(
+        departure,
+        first=departure.first or failure.who,
+        call=None,
+        hang_report=departure.hang_report or error.hang_report,
+    )
+
+
+def giving_up(reason: str, cause: BaseException | None = None) -> DistBackendError:
+    """Return the error of a rank that gives up for `reason`, followed by its cause."""
+    if cause is None:
+        return DistBackendError(reason)
+    error = DistBackendError(f"{reason} {in_words(cause)}")
+    if isinstance(cause, DistError):
+        error.peer = cause.peer
+        error.locate("", cause.call)
+    return error
+
+
+def in_words(error: BaseException) -> str:
+    """Return an exception in one line; for an error of this package, without the call that failed."""
+    text = error.headline if isinstance(error, DistError) else str(error)
+    first_line = next(iter(text.strip().splitlines()), "")
+    return f"{type(error).__name__}{': ' if first_line else ''}{first_line}"
+
+
+def peer_gone(who: str, departure: Departure, left_out: LeftOut = LeftOut.NOTHING) -> DistBackendError:
+    """Return the error of a call that waits for rank `who`, which is gone before doing `left_out`."""
+    words = f"{who} {describe(departure)}"
+    if departure.exit.is_orderly and left_out is not LeftOut.NOTHING:
+        words += f" {'and ' if departure.exit is PeerExit.ENDED else ''}without {left_out.value}"
+    error = DistBackendError(words, peer_failed=True, hang_report=departure.hang_report)
+    error.peer = PeerFailure(who, departure, left_out)
+    error.is_numbered = departure.call is not None
+    return error
+
+
+def nobody_left(gone: Mapping[str, Departure]) -> DistBackendError:
+    """Return the error of a receive from any rank when all other ranks, `gone`, have ended."""
+    named = [f"{who} {describe(departure)}" for who, departure in list(gone.items())[:_MOST_NAMED]]
+    if len(gone) > _MOST_NAMED:
+        named.append(f"and so on, {len(gone)} ranks in all")
+    return DistBackendError(f"all others are gone: {'; '.join(named)}", peer_failed=True)
+
+
+def any_of(others: Sequence[int], describe: Callable[[int], str]) -> str:
+    """Return the name, in messages, of the source of a receive from any of the other ranks."""
+    return f"{describe(others[0])}, the only other," if len(others) == 1 else "any rank"

@@ -1,0 +1,143 @@
+"""FlightRecorder: the last calls of one rank, in a ring buffer that is always on.
+
+Every call pays for its record, so a record holds only values that are at hand: the facts shared by all calls of a plan,
+clock readings, and the caller's code object with the current instruction. Text is made when a record is read.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from meshdist import core
+from meshdist.runtime.call import Call
+from meshdist.runtime.call_site import is_ours, line_of
+from meshdist.runtime.plan_cache import each
+
+NUM_RECORDS = 2000
+DIRECTORY_VARIABLE = "MESHDIST_FLIGHT_RECORDER_DIR"
+"""The directory that a rank writes its records to when a call fails."""
+
+clock = time.monotonic_ns
+
+# A record: the facts; the number of the call in its group; the times when it was created, started and completed (by
+# `clock`; 0 for not yet); the code object and the instruction of the user's call; and, if it failed, the error. A list,
+# since no other mutable object is as cheap to make.
+Record: TypeAlias = "list[Any]"
+FACTS, SEQUENCE, CREATED, STARTED, COMPLETED, CODE, INSTRUCTION, ERROR = range(8)
+
+
+@dataclass(slots=True, eq=False)
+class CallFacts:
+    """What all calls of one signature on one group have in common.
+
+    It outlives the group, so it must hold neither the group nor any array.
+
+    Attributes:
+        name: The function that is called.
+        group: The group's name, the same on all its ranks.
+        label: The group's name in messages.
+        text: The call as all ranks must make it.
+        sent, received: dtype and shape of each array.
+        root: The source or destination, as a rank of the group; for a message, the peer.
+        tag: Of a message; None for a collective.
+        timeout_s: The timeout of the call.
+    """
+
+    name: str
+    group: str
+    label: str
+    text: str
+    sent: list[tuple[str, tuple[int, ...]]]
+    received: list[tuple[str, tuple[int, ...]]]
+    root: int | None
+    timeout_s: float
+    tag: int | None = None
+
+    @property
+    def is_message(self) -> bool:
+        return self.tag is not None
+
+
+def facts_of(call: Call, group: str, label: str, timeout_s: float) -> CallFacts:
+    text = call.signature().text
+    return CallFacts(
+        call.collective.name, group, label, text, _kinds(call.send), _kinds(call.recv), call.root, timeout_s
+    )
+
+
+def _kinds(buffers: Any) -> list[tuple[str, tuple[int, ...]]]:
+    return [(array.dtype.name, array.shape) for array in each(buffers)]
+
+
+class FlightRecorder:
+    """The last calls of one rank.
+
+    Attributes:
+        began: The time when it was made, by `clock`.
+        keep: Append a record and drop the oldest; atomic, so threads need no lock.
+    """
+
+    def __init__(self, num_records: int = NUM_RECORDS) -> None:
+        self._ring: deque[Record] = deque(maxlen=num_records)
+        self.keep = self._ring.append
+        self.began = clock()
+
+    def begin(self, facts: Any, sequence: int, *, started: bool = True) -> Record:
+        """Return a new record of a call that is about to be made; a queued call has not started."""
+        code, instruction = place_of(users(sys._getframe(1)))
+        now = clock()
+        record = [facts, sequence, now, now if started else 0, 0, code, instruction]
+        self.keep(record)
+        return record
+
+    def end(self, record: Record, error: BaseException | None = None) -> None:
+        if error is not None:
+            record.append(f"{type(error).__name__}: {error}")
+        record[COMPLETED] = clock()
+
+    def records(self) -> list[Record]:
+        """Return the records, the oldest first."""
+        return list(self._ring)
+
+
+def users(frame: FrameType) -> FrameType:
+    """Return the innermost frame from `frame` outwards that is not this package's; the outermost if there is none."""
+    while is_ours(frame.f_code.co_filename) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+if core.module is not None:
+    core.module.configure(np.empty((2, 3)), users)
+
+
+def place_of(frame: FrameType) -> tuple[CodeType, int]:
+    """Return the code and instruction of a frame; the frame itself would keep its variables alive."""
+    return frame.f_code, frame.f_lasti
+
+
+def facts_in(record: Record) -> CallFacts:
+    """Return the facts of a record; a message has a plain tuple, which is converted here."""
+    facts = record[FACTS]
+    if isinstance(facts, CallFacts):
+        return facts
+    name, group, label, dtype, shape, peer, tag, timeout_s = facts
+    arrays, none = [(np.dtype(dtype).name, shape)], []  # type: ignore[var-annotated]
+    sends = "send" in name
+    other = "any rank" if peer is None else f"rank {peer}"
+    text = f"{name}({arrays[0][0]}{list(shape)} {'to' if sends else 'from'} {other}, tag={tag})"
+    sent, received = (arrays, none) if sends else (none, arrays)
+    return CallFacts(name, group, label, text, sent, received, peer, timeout_s, tag)
+
+
+def site_in(record: Record) -> tuple[str, str]:
+    """Return `file:line` and the function of the user's call."""
+    code = record[CODE]
+    return f"{code.co_filename}:{line_of(code, record[INSTRUCTION])}", code.co_name

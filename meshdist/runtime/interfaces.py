@@ -1,0 +1,158 @@
+"""Protocols of groups, worlds and dry runs, which are defined in higher layers, as far as lower layers use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+
+from meshdist.runtime.call import CollectiveSpec, Splits
+
+if TYPE_CHECKING:
+    from meshdist.arrays.host import Array
+    from meshdist.arrays.reduce_op import Op
+    from meshdist.runtime.flight_recorder import FlightRecorder, Record
+    from meshdist.runtime.work import Work
+
+
+_T = TypeVar("_T")
+
+
+class Messages(Protocol):
+    @property
+    def num_messages(self) -> int: ...
+    @property
+    def outstanding(self) -> int: ...
+
+    def peer(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
+        """Return the peer of a message, as a rank of the group."""
+
+    def send(self, tensor: object, dst: int, tag: int, of: str = "send", *, is_size_exchange: bool = False) -> None: ...
+
+    def recv(
+        self, tensor: object, src: int | None, tag: int, of: str = "recv", *, is_size_exchange: bool = False
+    ) -> int:
+        """Receive a message; return the sender, as a rank of the group."""
+
+    def isend(self, tensor: object, dst: int, tag: int) -> Work: ...
+    def irecv(self, tensor: object, src: int | None, tag: int) -> Work: ...
+
+    def unobserved(self, name: str) -> Callable[..., Any]:
+        """Return the function `name` without hooks, for a part of a call that the hooks have seen already."""
+
+    def batched(self, of: str) -> AbstractContextManager[None]:
+        """Post the messages on GPUs that are begun in the block together at its end."""
+
+    def begin_record(self, of: str, array: Array, peer: int | None, tag: int) -> Record: ...
+
+
+class OnDevice(Protocol):
+    """Carries out calls on arrays in GPU memory."""
+
+    @property
+    def device(self) -> int | None: ...
+
+
+MessageTaker: TypeAlias = "Callable[[str, Callable[..., Any]], Callable[..., Any]]"
+
+
+class Redirects(Protocol):
+    def redirect(self, taker: Callable[..., Any], message_taker: MessageTaker) -> AbstractContextManager[None]: ...
+
+
+class Group(Protocol):
+    """A process group, as collectives, hooks and backends see it."""
+
+    ranks: tuple[int, ...]
+    name: str
+    label: str
+    timeout_s: float
+    recorder: FlightRecorder
+
+    @property
+    def num_calls(self) -> int: ...  # How many collectives this rank has called
+    @num_calls.setter
+    def num_calls(self, count: int) -> None: ...
+    @property
+    def hooks(self) -> Redirects: ...
+    @property
+    def messages(self) -> Messages: ...
+    @property
+    def collective_group(self) -> Group: ...
+    @property
+    def outstanding(self) -> int: ...
+    def submit(
+        self,
+        collective: CollectiveSpec,
+        send: object,
+        recv: object,
+        op: Op | None = None,
+        root: int | None = None,
+        async_op: bool = False,
+        splits: Splits | None = None,
+        timeout_s: float | None = None,
+    ) -> object: ...
+    def submit_unobserved(
+        self,
+        collective: CollectiveSpec,
+        send: object,
+        recv: object,
+        op: Op | None = None,
+        root: int | None = None,
+        async_op: bool = False,
+        splits: Splits | None = None,
+        timeout_s: float | None = None,
+    ) -> object: ...  # Carry out a call without hooks, as a part of a call that the hooks have seen already
+    def rank(self) -> int: ...
+    def size(self) -> int: ...
+    def global_rank(self, place: int) -> int: ...
+
+    def root(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
+        """Return the root of a call as a rank of the group."""
+
+    def root_or_first(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
+        """Return the root of a call; the first rank of the group if none is given."""
+
+    def error_prefix(self, name: str) -> str: ...  # Return the beginning of messages about a call of `name`
+
+    def named(self, error_prefix: str, function: Callable[..., _T], *args: object) -> _T:
+        """Return `function(*args)`; put `error_prefix` before the message of what it raises."""
+
+    def carries(self, device: str) -> bool:
+        """Return whether a backend of the group carries arrays on a device type, "cpu" or "cuda"."""
+
+    def device_calls(self, of: str) -> OnDevice | None:
+        """Return the DeviceCalls of the group; None if it takes no arrays on a GPU."""
+
+    def fail(self, error: BaseException, error_prefix: str, record: Record | None = None) -> BaseException:
+        """Break the group; return the error to raise."""
+
+
+class HasGroup(Protocol):
+    """A `group` argument: a ProcessGroup, a DeviceMesh, or the result of `new_group`."""
+
+    @property
+    def collective_group(self) -> Group: ...
+
+
+class WorldView(Protocol):
+    rank: int
+
+    @property
+    def default_group(self) -> Group: ...
+
+
+class MachineView(Protocol):
+    @property
+    def parts(self) -> Sequence[object]: ...
+
+
+class DryRunView(Protocol):
+    is_joined: bool
+
+    @property
+    def topology(self) -> MachineView | None: ...  # The simulated machine, if one was given
+    def local_rank(self) -> int: ...
+
+    def join(self, backend: str | None, timeout_s: float, world_size: int, rank: int) -> object:
+        """Put the world of `init_process_group` with these arguments into the slot."""

@@ -1,0 +1,375 @@
+"""Progress of async calls: those of one group are carried out in the order in which they were made.
+
+A thread that waits for a call carries out this rank's calls itself for the moment in which most of them end (`carry`).
+What takes longer, or nobody waits for, is left to the progress thread. Each rank has one, started by the first async
+call. It advances the head of every queue that is ready, so queues do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
+from dataclasses import dataclass
+from time import monotonic
+
+from meshdist.errors import DistError, DistTimeoutError
+from meshdist.runtime.flight_recorder import CODE, COMPLETED, CREATED, INSTRUCTION, STARTED, Record, clock
+from meshdist.runtime.waiting import (
+    LONGEST_POLL_INTERVAL_S,
+    Doorbell,
+    Doorbells,
+    Waitable,
+    WaitObserver,
+    Watch,
+    grace_s,
+    is_ready,
+    timed_out,
+    wait_any,
+)
+from meshdist.runtime.work import ProgressThread, Work, carried, not_yet
+from meshdist.system.deadline import Deadline
+from meshdist.system.platform import let_others_run, start_thread
+
+# Shorter waits, which only poll, do not make the ranks exchange their states to explain the delay.
+_EXPLAINED_FROM_S = 1.0
+# How often the thread checks all queues before it sleeps; some tens of microseconds. It yields the processor after each
+# check, to a peer on the same core and to the caller's computation.
+SPINS = 50
+# How long a wait carries out calls itself.
+CARRY_S = 0.001
+# After a call the thread naps so long between two looks, for some time; it takes up calls that are older than this. So
+# calls that are waited for at once do not wake it, which would take longer than most of them.
+NAP_S, _DUE_NS, _NAPS = 0.0005, 250_000, 60
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A call that the progress thread carries out.
+
+    Attributes:
+        make_steps: Makes the iterator that carries out the call; called when the call becomes the head of its queue.
+        work: The user's handle.
+        timeout_s: Counted from the first wait of the call.
+        error_prefix: Name, group and rank of the call.
+        failed: Called with the error, the prefix and the record of a failed call; returns the error for the user.
+        record: The call's record in the flight recorder.
+    """
+
+    make_steps: Callable[[], Iterator[Waitable]]
+    work: Work
+    timeout_s: float
+    error_prefix: str
+    failed: Callable[[BaseException, str, Record], BaseException]
+    record: Record
+    watch: Watch | None = None
+    waiting_for: Waitable | None = None
+    deadline: Deadline | None = None
+    error: BaseException | None = None
+    _steps: Iterator[Waitable] | None = None
+
+    def advance(self, check: bool, observer: WaitObserver | None = None) -> bool:
+        """Advance as far as possible without waiting; return True when the call is done or has failed.
+
+        Args:
+            check: Also check the peers and the deadline, which takes longer.
+            observer: Reports calls that wait for long.
+        """
+        carried.place = self.record[CODE], self.record[INSTRUCTION]
+        try:
+            steps = self._steps
+            if steps is None:
+                self.record[STARTED] = clock()
+                steps = self._steps = self.make_steps()
+            waitable = self.waiting_for
+            while waitable is None or waitable.ready() or (check and is_ready(waitable)):
+                waitable = self.waiting_for = next(steps, None)
+                if waitable is None:
+                    self.record[COMPLETED] = clock()
+                    return True
+            if self.deadline is None:
+                self.deadline = Deadline(self.timeout_s)
+            elif check and self.deadline.expired():
+                raise timed_out(self.error_prefix, self.timeout_s, waitable, self.watch)
+            elif check and observer is not None:
+                self.watch = observer.look(self.watch, self.error_prefix, self.deadline, waitable)
+        except BaseException as error:  # raised again where the user waits for this work
+            if self.watch is not None and isinstance(error, DistError):
+                self.watch.give_up(error)
+            self.error = self.failed(error, self.error_prefix, self.record)
+            return True
+        finally:
+            carried.place = None
+        return False
+
+    def end(self) -> None:
+        """Complete the work of a call that is done or has failed, which runs the callbacks."""
+        if self.watch is not None:
+            self.watch.end()
+        self.work.complete(self.error)
+
+
+class JobQueue:
+    """Calls that are carried out one after another.
+
+    Attributes:
+        jobs: Those that are not done.
+        carrier: Held by the thread that carries them out.
+        completing: The work of the call that has been carried out last, until its callbacks have run.
+        active: Whether the progress thread has it in its list.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.jobs: deque[Job] = deque()
+        self.carrier = threading.Lock()
+        self.completing: Work | None = None
+        self.active = False
+
+    def carry(self, work: Work) -> None:
+        """Carry out calls on this thread until `work` is done, but only for a moment."""
+        self.progress.carry(self, work)
+
+    def wait_for(self, work: Work, error_prefix: str, limit_s: float) -> None:
+        """Block until `work` is done or has failed; after `limit_s` raise DistTimeoutError with the missing ranks."""
+        deadline = Deadline(limit_s)
+        patience = grace_s(limit_s) if limit_s >= _EXPLAINED_FROM_S else limit_s
+        if work.done_within(patience, error_prefix):
+            return
+        with self._watched(error_prefix, deadline) as watch:
+            if work.done_within(deadline.remaining_s(), error_prefix):
+                return
+            cause = self._cause_of_delay(work)
+            hang_report = watch.hang_report() if watch is not None else ""
+            raise DistTimeoutError(not_yet(limit_s, cause), error_prefix=error_prefix, hang_report=hang_report)
+
+    @contextmanager
+    def _watched(self, error_prefix: str, deadline: Deadline) -> Iterator[Watch | None]:
+        observer, job = self.progress.observer, self.first()
+        watch = None
+        if (
+            observer is not None
+            and job is not None
+            and job.waiting_for is not None
+            and deadline.timeout_s >= _EXPLAINED_FROM_S
+        ):
+            watch = observer.look(None, error_prefix, deadline, job.waiting_for)
+        try:
+            yield watch
+        finally:
+            if watch is not None:
+                watch.end()
+
+    def _cause_of_delay(self, work: Work) -> str:
+        job = self.first()
+        missing = "" if job is None or job.waiting_for is None else job.waiting_for.missing()
+        if job is None or not missing:
+            return ""
+        return (
+            f", waiting for {missing}"
+            if job.work is work
+            else f", as it comes after {job.error_prefix}, waiting for {missing}"
+        )
+
+    def first(self) -> Job | None:
+        """Return the call that is carried out next, or now."""
+        try:
+            return self.jobs[0]
+        except IndexError:  # it was completed just now
+            return None
+
+
+class Progress:
+    """The progress thread of one rank."""
+
+    def __init__(self, bells: Doorbells, name: str) -> None:
+        self.observer: WaitObserver | None = None
+        self._bells = bells
+        self._name = name
+        self._lock = threading.Lock()
+        # Replaced, never changed: the thread iterates over it without the lock.
+        self._active: tuple[JobQueue, ...] = ()
+        self._asleep_on: Doorbell | None = None
+        self._thread: ProgressThread | None = None
+        self._stopping = False
+        self._is_napping = self._is_urgent = False
+
+    def submit(self, queue: JobQueue, job: Job) -> None:
+        job.work.queue = queue
+        queue.jobs.append(job)
+        # The thread removes a queue from its list and then checks again for jobs. So either the thread sees this job,
+        # or this method sees that the queue was removed.
+        if not queue.active:
+            self._activate(queue)
+
+    def carry(self, queue: JobQueue, work: Work) -> None:
+        """Carry out calls of all queues on this thread until `work`, in `queue`, is done, but only for a moment.
+
+        A peer may need a call of another queue before it makes the one that this thread waits for.
+        """
+        end_s = 0.0
+        while not (work.is_completed() or queue.carrier.locked()):
+            moved = [self._carry_one(other) for other in self._active]
+            if any(moved):
+                continue
+            let_others_run()
+            now_s = monotonic()
+            end_s = end_s or now_s + CARRY_S
+            if now_s > end_s:
+                break
+        if not work.is_completed():
+            self._is_urgent = True
+            self._wake()
+
+    def _carry_one(self, queue: JobQueue) -> bool:
+        # Advance the head of a queue; return whether it is done.
+        if not queue.jobs or not queue.carrier.acquire(False):
+            return False
+        job = done = None
+        try:
+            job = queue.jobs[0] if queue.jobs else None
+            # Callbacks are for the progress thread.
+            if job is not None and not job.work.has_callbacks and job.advance(check=False):
+                queue.completing = job.work
+                done = queue.jobs.popleft()
+        finally:
+            queue.carrier.release()  # before callbacks run that were added meanwhile: they may make calls
+        if done is None:
+            return False
+        done.end()
+        queue.completing = None
+        if isinstance(done.error, KeyboardInterrupt):
+            raise done.error
+        return True
+
+    def drain(self, queue: JobQueue) -> None:
+        """Wait until the calls of a queue are done or have failed; each has its deadline."""
+        for work in self.works([queue]):
+            work.await_done(None, "draining a group")
+
+    def works(self, queues: list[JobQueue]) -> list[Work]:
+        """Return the works of the calls in the queues, and of the call that is being completed."""
+        works = [job.work for queue in queues for job in list(queue.jobs)]
+        return works + [queue.completing for queue in queues if queue.completing is not None]
+
+    def close(self) -> None:
+        """Stop the thread; the queues must be empty."""
+        self._stopping = True
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            self._wake()
+            while thread.is_alive():
+                thread.join(LONGEST_POLL_INTERVAL_S)
+
+    def disown(self, what: str) -> None:
+        """In a forked child, which has no progress thread: fail the calls in progress with `what`."""
+        for work in self.works([*self._active]):
+            work.complete(DistError(what))
+
+    def _activate(self, queue: JobQueue) -> None:
+        with self._lock:
+            if not queue.active:
+                queue.active = True
+                self._active = (*self._active, queue)
+            if self._thread is None:
+                # Callbacks run on this thread and need the context, which has the world of a rank that is a thread.
+                self._thread = ProgressThread(
+                    target=copy_context().run, args=(self._run,), name=self._name, daemon=True
+                )
+                try:
+                    start_thread(self._thread)
+                except DistError:
+                    self._thread, self._active, queue.active = None, (), False
+                    queue.jobs.clear()
+                    raise
+        if not self._is_napping:
+            self._wake()
+
+    def _wake(self) -> None:
+        bell = self._asleep_on
+        if bell is not None:
+            bell.ring()
+
+    def _run(self) -> None:
+        bell = self._bells.mine()
+        mine: list[JobQueue] = []  # what this thread carries out
+        spins = naps = 0
+        while not self._stopping:
+            queues = self._active
+            self._take_up(queues, mine)
+            last_spin = spins >= SPINS
+            moved = [self._advance(queue, last_spin) for queue in mine]
+            mine = [queue for queue in mine if not self._let_go(queue)]
+            if any(moved):
+                spins = naps = 0
+            elif mine and not last_spin:
+                spins += 1 + len(mine)
+                let_others_run()
+            elif mine:
+                self._sleep(bell, queues, mine)
+            elif queues or naps < _NAPS:
+                naps = 0 if queues else naps + 1
+                self._asleep_on, self._is_napping = bell, True
+                if not self._is_urgent:
+                    bell.wait(NAP_S)
+                self._asleep_on, self._is_napping = None, False
+            else:
+                self._sleep(bell, queues, mine)
+
+    def _take_up(self, queues: tuple[JobQueue, ...], mine: list[JobQueue]) -> None:
+        # Calls that somebody waits for, or that nobody has waited for in their first moments.
+        is_urgent, self._is_urgent = self._is_urgent, False
+        due_ns = clock() - _DUE_NS
+        for queue in queues:
+            if queue in mine:
+                continue
+            job = queue.first()
+            if job is None:
+                self._deactivate(queue)
+            elif (is_urgent or job.record[CREATED] < due_ns or job.work.has_callbacks) and queue.carrier.acquire(False):
+                mine.append(queue)
+
+    def _let_go(self, queue: JobQueue) -> bool:
+        # Whether all calls of a queue are done.
+        if queue.jobs:
+            return False
+        queue.carrier.release()
+        return True
+
+    def _advance(self, queue: JobQueue, check: bool) -> bool:
+        jobs = queue.jobs
+        moved = False
+        while jobs:
+            job = jobs[0]
+            if not job.advance(check, self.observer):
+                return moved
+            moved = True
+            # A waiting thread may make its next call at once, which must find the queue without this job.
+            queue.completing = job.work
+            jobs.popleft()
+            job.end()
+            queue.completing = None  # release the arrays of the call
+        return moved
+
+    def _deactivate(self, queue: JobQueue) -> None:
+        with self._lock:
+            queue.active = False
+            if queue.jobs:
+                queue.active = True
+            else:
+                self._active = tuple(other for other in self._active if other is not queue)
+
+    def _sleep(self, bell: Doorbell, queues: tuple[JobQueue, ...], mine: list[JobQueue]) -> None:
+        self._asleep_on = bell
+        if queues is self._active and not self._stopping and not self._is_urgent:
+            heads = [queue.jobs[0] for queue in mine]
+            longest_s = min(
+                (head.deadline.slice_s(LONGEST_POLL_INTERVAL_S) for head in heads if head.deadline is not None),
+                default=LONGEST_POLL_INTERVAL_S,
+            )
+            if len(mine) < len(queues):
+                longest_s = min(longest_s, NAP_S)
+            wait_any([head.waiting_for for head in heads if head.waiting_for is not None], bell, longest_s)
+        self._asleep_on = None

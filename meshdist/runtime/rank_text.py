@@ -1,0 +1,48 @@
+"""The names of ranks in messages, with their global ranks if these differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def ranks_text(numbers: Sequence[int] | NDArray[np.int64], noun: str = "rank", most: int = 8) -> str:
+    """Return ranks in words, in the given order; more than `most` are written as runs, of which `most` are named."""
+    if len(numbers) <= most:
+        parts = list(map(str, numbers))
+    else:
+        ends = [*(np.flatnonzero(np.diff(numbers) != 1) + 1)[: most + 1].tolist(), len(numbers)]
+        runs = [(numbers[begin], numbers[end - 1]) for begin, end in zip([0, *ends], ends, strict=False)]
+        parts = [str(a) if a == b else f"{a}, {b}" if b == a + 1 else f"{a}-{b}" for a, b in runs]
+        if len(parts) > most:
+            parts = [*parts[:most], f"and so on, {len(numbers)} in all"]
+    return f"{noun}{'' if len(numbers) == 1 else 's'} {', '.join(parts)}"
+
+
+def numbers_differ(ranks: Sequence[int]) -> bool:
+    """Return whether the global ranks of a group, in group order, differ from the ranks in the group."""
+    return any(place != rank for place, rank in enumerate(ranks))
+
+
+def call_rank(place: int, ranks: Sequence[int]) -> str:
+    """Return the name of rank `place` of a group of the global ranks `ranks`."""
+    return call_ranks([place], ranks)
+
+
+def call_process(place: int, ranks: Sequence[int], process: str) -> str:
+    """Return the name of rank `place` of a group of the global ranks `ranks`, with its process."""
+    also = f"global rank {ranks[place]}, " if numbers_differ(ranks) else ""
+    return f"rank {place} ({also}{process})"
+
+
+def call_ranks(places: Sequence[int], ranks: Sequence[int]) -> str:
+    """Return the names of the ranks `places`, at least one, of a group of the global ranks `ranks`."""
+    words = ranks_text(places)
+    if not numbers_differ(ranks):
+        return words
+    return f"{words} ({ranks_text([ranks[place] for place in places], 'global rank')})"

@@ -1,0 +1,359 @@
+"""Work and Future: handles of results that are available later."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from _thread import allocate_lock
+from collections.abc import Callable
+from time import perf_counter_ns
+from types import CodeType
+from typing import Any, Protocol
+
+from meshdist.errors import DistError, DistTimeoutError
+from meshdist.system.deadline import Timeout, seconds
+
+_log = logging.getLogger("meshdist")
+
+_SLICE_S = 0.05
+
+
+class ProgressThread(threading.Thread):
+    """A thread that carries out calls; it must not wait for one, since no other thread would complete it."""
+
+
+class Carried(threading.local):
+    """The async call that this thread carries out.
+
+    Attributes:
+        place: The code object and the instruction of the user's call; None where a thread carries out none, or makes a
+            sync call.
+    """
+
+    place: tuple[CodeType, int] | None = None
+
+
+carried = Carried()
+
+
+class Observer(Protocol):
+    """Observes the waits for a Completion."""
+
+    def blocked(self, nanoseconds: int) -> None: ...
+    def done(self) -> None: ...
+
+
+class Completion:
+    """Completes once, with a value or an error.
+
+    It has no lock, to be cheap: a waiting thread appends a callback and then checks `_is_done`; the completing thread
+    sets `_is_done` and then runs the callbacks. So at least one of the two sees the other.
+    """
+
+    __slots__ = ("_callbacks", "_error", "_is_done", "_observer", "_value")
+
+    def __init__(self) -> None:
+        self._is_done = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[], object]] = []
+
+    def complete(self, error: BaseException | None) -> None:
+        self._error = error
+        self._is_done = True
+        while self._callbacks:
+            self._run_next()
+
+    def add_callback(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once this is done; at once if it is done already."""
+        self._callbacks.append(callback)
+        while self._is_done and self._callbacks:
+            self._run_next()
+
+    def await_done(self, timeout: Timeout | None, what: str) -> None:
+        """Block until this is done or has failed; raise DistTimeoutError at the timeout."""
+        limit_s = math.inf if timeout is None else seconds(timeout)
+        if not self.done_within(limit_s, what):
+            raise DistTimeoutError(f"{what}: {not_yet(limit_s)}")
+
+    def done_within(self, limit_s: float, what: str) -> bool:
+        """Block until this is done or has failed, at most for `limit_s`; return whether it is."""
+        if self._is_done:
+            return True
+        if isinstance(threading.current_thread(), ProgressThread):
+            raise DistError(
+                f"{what}: a callback waits for it on the thread that has to carry it out, which would never end;"
+                " chain another callback with then()"
+            )
+        lock = allocate_lock()
+        lock.acquire()
+        self.add_callback(lock.release)
+        began_ns = perf_counter_ns()
+        # Sleep in slices: a signal that arrives just before the sleep, or in another thread, does not end it.
+        is_done = lock.acquire(True, min(limit_s, _SLICE_S))
+        while not is_done and (left_s := limit_s - (perf_counter_ns() - began_ns) * 1e-9) > 0:
+            is_done = lock.acquire(True, min(left_s, _SLICE_S))
+        if hasattr(self, "_observer"):
+            self._observer.blocked(perf_counter_ns() - began_ns)
+        return is_done
+
+    def observe(self, observer: Observer) -> None:
+        """Notify `observer` of every blocking wait from now on, and of the completion."""
+        self._observer = observer
+        self.add_callback(observer.done)
+
+    def _run_next(self) -> None:
+        try:
+            callback = self._callbacks.pop(0)
+        except IndexError:  # another thread was faster
+            return
+        callback()
+
+
+def not_yet(limit_s: float, what_for: str = "") -> str:
+    """Return the message of a timeout after which the wait can be repeated."""
+    return f"not done after {limit_s:g} s{what_for}; the call goes on, wait again"
+
+
+class Future(Completion):
+    """A value that becomes available later: of a Work (`Work.get_future()`), of a callback (`then`), or set by hand.
+
+    A callback runs at once if the value is available, else on the thread that sets it. For a Work that is the progress
+    thread, so callbacks should be short; they may start calls, but must not wait for them.
+
+    Example:
+        >>> future = Future()
+        >>> doubled = future.then(lambda done: 2 * done.value())
+        >>> future.set_result(21)
+        >>> doubled.wait()
+        42
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        state = "not done" if not self._is_done else repr(self._value) if self._error is None else repr(self._error)
+        return f"<Future: {state}>"
+
+    def done(self) -> bool:
+        """Return True once there is a value or an exception."""
+        return self._is_done
+
+    def wait(self, timeout: Timeout | None = None) -> Any:
+        """Block until it is done and return the value.
+
+        Args:
+            timeout: In seconds or a timedelta; None waits without limit.
+
+        Raises:
+            DistTimeoutError: Not done in time; wait again.
+            BaseException: The exception that was set instead of a value.
+        """
+        self.await_done(timeout, "Future.wait")
+        return self.value()
+
+    def value(self) -> Any:
+        """Return the value of a future that is done.
+
+        Raises:
+            RuntimeError: It is not done.
+            BaseException: The exception that was set instead of a value.
+        """
+        if not self._is_done:
+            raise RuntimeError("Future.value: there is no value yet; wait() for it, or ask done() first")
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def then(self, callback: Callable[[Future], Any]) -> Future:
+        """Call `callback` with this future once it is done.
+
+        Args:
+            callback: Called with this future, which is done: `value()` returns or raises its result.
+
+        Returns:
+            A new Future with the result, or the exception, of the callback.
+        """
+        after = Future()
+
+        def run() -> None:
+            try:
+                value = callback(self)
+            except BaseException as error:  # raised where the user waits for the new future
+                after.set_exception(error)
+                if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                    raise  # Ctrl-C must also interrupt the main thread
+            else:
+                after.set_result(value)
+
+        self.add_callback(run)
+        return after
+
+    def add_done_callback(self, callback: Callable[[Future], Any]) -> None:
+        """Call `callback` with this future once it is done; an exception that it raises is logged."""
+
+        def run() -> None:
+            try:
+                callback(self)
+            except Exception:  # no caller waits for it
+                _log.exception("a callback of a Future raised")
+
+        self.add_callback(run)
+
+    def set_result(self, result: Any) -> None:
+        """Set the value.
+
+        Raises:
+            RuntimeError: It is done already.
+        """
+        self._refuse_second("set_result")
+        self._value = result
+        self.complete(None)
+
+    def set_exception(self, result: BaseException) -> None:
+        """Set an exception instead of a value: `wait` and `value` raise it.
+
+        Raises:
+            TypeError: Not an exception.
+            RuntimeError: It is done already.
+        """
+        if not isinstance(result, BaseException):
+            raise TypeError(f"Future.set_exception: result must be an exception, got {type(result).__name__}")
+        self._refuse_second("set_exception")
+        self.complete(result)
+
+    def _refuse_second(self, name: str) -> None:
+        if self._is_done:
+            raise RuntimeError(f"Future.{name}: the future is done already; a future is set once")
+
+
+class WorkQueue(Protocol):
+    """The queue of calls that has a Work."""
+
+    def carry(self, work: Work) -> None:
+        """Carry out calls on this thread until `work` is done, but only for a moment."""
+
+    def wait_for(self, work: Work, error_prefix: str, limit_s: float) -> None:
+        """Block until `work` is done or has failed; raise DistTimeoutError after `limit_s`."""
+
+
+class Work(Completion):
+    """The handle of a call that was started with `async_op=True`, or by `isend` or `irecv`.
+
+    The arrays belong to the call until it is done: do not read or write them before `wait` returns. The call is carried
+    out also if its Work is dropped.
+
+    Example:
+        >>> import numpy as np
+        >>> import meshdist as dist
+        >>> def main():
+        ...     x = np.ones(3)
+        ...     work = dist.all_reduce(x, async_op=True)
+        ...     work.wait()
+        ...     return x.tolist()
+        >>> dist.run(main, 2)
+        [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
+    """
+
+    __slots__ = ("_error_prefix", "queue")
+
+    def __init__(self, error_prefix: str, result: Any) -> None:
+        super().__init__()
+        self._error_prefix = error_prefix
+        self.queue: WorkQueue | None = None  # of the progress thread, if that carries it out
+        self._value = result
+
+    @classmethod
+    def done(cls, error_prefix: str, result: Any) -> Work:
+        """Return the handle of a call that is done already."""
+        work = cls(error_prefix, result)
+        work._is_done = True
+        return work
+
+    def __repr__(self) -> str:
+        state = "in progress" if not self._is_done else "done" if self._error is None else f"failed: {self._error}"
+        return f"<{type(self).__name__} of {self._error_prefix}: {state}>"
+
+    def wait(self, timeout: Timeout | None = None) -> bool:
+        """Block until the call is done and return True.
+
+        Args:
+            timeout: In seconds or a timedelta. None waits until the call ends, which has the group's timeout.
+
+        Raises:
+            DistTimeoutError: Not done in time; names the missing ranks. The call goes on and the group is not broken:
+                wait again.
+            DistError: The call failed; every `wait` raises its error. Or a callback waits for a later call.
+        """
+        if not self._is_done and self.queue is not None:
+            began_ns = perf_counter_ns()
+            self.queue.carry(self)
+            if hasattr(self, "_observer"):
+                self._observer.blocked(perf_counter_ns() - began_ns)
+        if not self._is_done:
+            if timeout is None or self.queue is None:
+                self.await_done(timeout, self._error_prefix)
+            else:
+                self.queue.wait_for(self, self._error_prefix, seconds(timeout))
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        """Return True once the call is done or has failed."""
+        return self._is_done
+
+    @property
+    def has_callbacks(self) -> bool:
+        """Whether something happens once it is done."""
+        return bool(self._callbacks)
+
+    def is_success(self) -> bool:
+        """Return True once the call is done and did not fail."""
+        return self._is_done and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Return the error of the call; None if it did not fail, or is not done."""
+        return self._error
+
+    def result(self) -> Any:
+        """Wait and return the output, as the sync call does."""
+        self.wait()
+        return self._value
+
+    def source_rank(self) -> int:
+        """Wait and return the global rank of the sender, for an `irecv`.
+
+        Raises:
+            ValueError: The call is not an `irecv`.
+        """
+        raise ValueError(f"{self._error_prefix}: only the Work of an irecv has a source rank")
+
+    def get_future(self) -> Future:
+        """Return a Future of the call; its value is the list of the arrays that the call writes."""
+        future = Future()
+        self.add_callback(lambda: self._complete_future(future))
+        return future
+
+    def _complete_future(self, future: Future) -> None:
+        if self._error is not None:
+            future.set_exception(self._error)
+        elif isinstance(self._value, (list, tuple)):
+            future.set_result(list(self._value))
+        else:
+            future.set_result([] if self._value is None else [self._value])
+
+
+class ReceiptWork(Work):
+    """The Work of an `irecv`."""
+
+    __slots__ = ("source",)
+
+    def __init__(self, error_prefix: str, result: Any) -> None:
+        super().__init__(error_prefix, result)
+        self.source = -1
+
+    def source_rank(self) -> int:
+        self.wait()
+        return self.source

@@ -1,0 +1,1 @@
+"""Access control: secrets, the handshake, TLS."""

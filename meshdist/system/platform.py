@@ -1,0 +1,129 @@
+"""Differences between operating systems, their limits, and the errors that name them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+import threading
+import time
+
+from meshdist.errors import DistBackendError, DistError
+
+# Keeps a descriptor from programs that are started; on Windows they never inherit one.
+CLOSE_ON_EXEC: int = getattr(os, "O_CLOEXEC", 0)
+
+_NO_PROCESSES = (
+    "ranks that are processes need Linux or macOS; on Windows, run them as threads, meshdist.run(fn, world_size), or"
+    " use the Windows Subsystem for Linux"
+)
+
+
+if sys.platform == "win32":
+    KILL = signal.SIGTERM  # on Windows it ends a process at once
+
+    def let_others_run() -> None:
+        """Yield the processor to another thread."""
+        time.sleep(0)
+else:
+    KILL = signal.SIGKILL
+    let_others_run = os.sched_yield
+
+
+def user_id() -> int:
+    """Return the user's id; on Windows 0, the owner of every file there."""
+    if sys.platform == "win32":
+        return 0
+    return os.geteuid()
+
+
+def why_no_processes() -> str | None:
+    """Return why ranks cannot be processes on this system; None if they can."""
+    return _NO_PROCESSES if sys.platform == "win32" else None
+
+
+def check_processes(where: str) -> None:
+    """Raise DistError with the prefix `where` if ranks cannot be processes on this system."""
+    why = why_no_processes()
+    if why is not None:
+        raise DistError(why, error_prefix=where)
+
+
+def available_cores() -> int:
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def ioctl(fd: int, request: int, argument: bytes) -> bytes:
+    if sys.platform == "win32":
+        raise OSError(errno.ENOSYS, "there is no ioctl on Windows")
+    import fcntl
+
+    return fcntl.ioctl(fd, request, argument)
+
+
+def num_gpus() -> int:
+    """Return how many CUDA GPUs a process started here sees, given CUDA_VISIBLE_DEVICES; 0 without a driver."""
+    import ctypes
+
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def parse_num_ranks(text: str) -> int:
+    """Return the number of ranks of `--nproc-per-node`: a positive number, "cpu", "gpu", or "auto" (GPUs if any).
+
+    Raises:
+        ValueError: It is none of these, or "gpu" on a host without GPUs.
+    """
+    if text == "cpu":
+        return available_cores()
+    if text == "auto":
+        return num_gpus() or available_cores()
+    if text == "gpu":
+        found = num_gpus()
+        if found == 0:
+            raise ValueError("gpu: this host shows no CUDA GPU (driver missing, or hidden by CUDA_VISIBLE_DEVICES)")
+        return found
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise ValueError(f"expected a positive number, auto, cpu or gpu, got {text!r}")
+
+
+_NO_FILES = (errno.EMFILE, errno.ENFILE)
+
+
+def limit_of(error: BaseException) -> str:
+    """Return the limit that caused an error, to append to its message; empty if no limit did."""
+    if not isinstance(error, OSError) or error.errno not in _NO_FILES:
+        return ""
+    if sys.platform == "win32":  # has no such limit
+        return ""
+    import resource
+
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return f"; no file descriptor is left: raise `ulimit -n`, which is {allowed}"
+
+
+def at_limit(error: BaseException) -> BaseException:
+    """Return an error that names the limit if one caused `error`, else `error` itself."""
+    limit = limit_of(error)
+    return DistBackendError(f"{error}{limit}") if limit else error
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread; raise DistError if the system allows no more threads."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise DistError(
+            f"{error}: no thread is left for {thread.name!r}; raise `ulimit -u`, or the container's limit of processes"
+        ) from error

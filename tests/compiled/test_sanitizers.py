@@ -1,0 +1,97 @@
+"""The compiled core under the address and undefined-behaviour sanitizers."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from meshdist import core
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.slow,
+    pytest.mark.skipif(core.module is None, reason=f"there is no compiled core: {core.missing}"),
+]
+ROOT = Path(__file__).parents[2]
+FLAGS = ("-std=c11", "-O1", "-g", "-fPIC", "-pthread", "-shared", "-fno-omit-frame-pointer")
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+
+PROGRAM = """
+import gc, itertools, sys
+import numpy as np
+import meshdist as dist
+
+def main(rank, size):
+    dist.init_process_group("gloo", timeout=60)
+    lists = [np.zeros(3) for _ in range(size)]
+    for op, dtype in itertools.product(("sum", "max", "product", "band", "avg"), ("f4", "f8", "i2", "u1", "c8", "?")):
+        for count in (0, 1, 7, 1000):
+            x = np.ones(count, dtype)
+            try:
+                for _ in range(4):
+                    dist.all_reduce(x, op)
+            except TypeError:
+                continue
+    for number in range(30):
+        x = np.ones(3 + number % 5)
+        dist.all_reduce(x)
+        dist.broadcast(x, src=number % size)
+        dist.all_gather(lists, np.ones(3))
+        dist.reduce_scatter(lists[0], lists)
+        dist.all_to_all_single(np.zeros(2 * size), np.ones(2 * size))
+        dist.barrier()
+        if rank < 2:
+            dist.send(x, 1 - rank)
+            dist.recv(x, 1 - rank)
+        with dist.new_group() as group:
+            for _ in range(4):
+                group.all_reduce(x, op=dist.ReduceOp.MAX)
+    group = dist.new_group()
+    for _ in range(4):
+        group.all_reduce(x)
+    try:
+        group.all_reduce(x) if rank else group.barrier()
+    except dist.DistBackendError:
+        pass
+    gc.collect()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    dist.spawn(main, args=(3,), nprocs=3)
+    print(dist.core.status())
+"""
+
+
+def test_nothing_is_found(tmp_path):
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    if shutil.which(compiler[0]) is None:
+        pytest.skip(f"the compiler {compiler[0]} is not here")
+    shutil.copytree(ROOT / "meshdist", tmp_path / "meshdist", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    place = tmp_path / "meshdist" / "core"
+    sources = [str(path) for path in sorted(place.glob("*.c"))]
+    target = place / f"_core{sysconfig.get_config_var('EXT_SUFFIX')}"
+    include = f"-I{sysconfig.get_path('include')}"
+    made = subprocess.run(
+        [*compiler, *FLAGS, *SANITIZERS, include, *sources, "-o", target], capture_output=True, text=True
+    )
+    runtime = subprocess.run([*compiler, "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
+    if made.returncode != 0 or not os.path.isabs(runtime):
+        pytest.skip(f"the sanitizers are not here: {made.stderr.strip() or runtime}")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    packages = [path for path in sys.path if path.endswith("-packages")]
+    env = {
+        **os.environ,
+        "LD_PRELOAD": runtime,
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "MESHDIST_CORE": "require",
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), *packages]),
+    }
+    command = [sys.executable, tmp_path / "program.py"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("used, compiled by")

@@ -1,0 +1,66 @@
+"""Parts of the rendezvous, and of the clusters' launchers, that need no ranks."""
+
+from meshdist.bootstrap.env import EnvPlace, place_from_environment
+from meshdist.bootstrap.join import shortfall
+from meshdist.bootstrap.multicast import Beacon, Discovery, sign, verify
+from meshdist.bootstrap.multicast_socket import MulticastSocket, is_multicast
+from meshdist.bootstrap.rank_assignment import Arrival, RankAssignment
+from meshdist.bootstrap.url import NOT_GIVEN, ImpossibleRankError, parse_init_url, with_group_name
+from meshdist.cluster import expand_nodelist, find_launcher, find_place, local_rank_here
+from meshdist.store import HashStore
+from meshdist.system.deadline import Deadline
+
+
+def test_place_from_the_environment(monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "[::1]", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    place = place_from_environment(rank=1, world_size=NOT_GIVEN)
+    assert place == EnvPlace(rank=1, world_size=2, host="::1", port=29500)
+
+
+def test_shortfall_names_the_missing_rank():
+    words = "3 of 4 ranks joined within 2 s; rank 1 is missing: was it started with this store?"
+    assert shortfall(HashStore(), 4, [1], "within 2 s") == words
+
+
+def test_discovery_of_one_process():
+    with MulticastSocket("239.255.77.1", 45672, this_host_only=True) as channel:
+        assert Discovery(channel, "job", b"", this_host_only=True).find(1, Deadline(5.0)) is None
+
+
+def test_beacons_are_signed():
+    beacon = Beacon("0123456789abcdef", "job", "a host", 0, ())
+    assert verify(sign(beacon, b"secret"), b"secret") == beacon
+    assert verify(sign(beacon, b"secret"), b"other") is None
+
+
+def test_multicast_addresses_and_sockets():
+    assert [is_multicast(host) for host in ("239.1.2.3", "ff15::1", "10.0.0.1")] == [True, True, False]
+    with MulticastSocket("239.255.77.1", 45671, this_host_only=True) as mine:
+        mine.send(b"hello")
+        assert mine.receive(1.0)[0] == b"hello"
+
+
+def test_free_ranks_are_assigned():
+    assert Arrival.here(NOT_GIVEN, 4).world_size == 4
+    assignment = RankAssignment()
+    for token, rank in (("a", NOT_GIVEN), ("b", 0)):
+        assignment.arrive(Arrival(token, rank, 2, "host", "pid 1"))
+    assert assignment.ranks == {"b": 0, "a": 1}
+
+
+def test_urls():
+    url = parse_init_url("tcp://localhost:29500?rank=1", NOT_GIVEN, 2)
+    assert (url.rank, url.world_size, url.host_and_port()) == (1, 2, ("localhost", 29500))
+    assert with_group_name("file:///tmp/meet", "job 1") == "file:///tmp/meet?group_name=job%201"
+    assert issubclass(ImpossibleRankError, ValueError)
+
+
+def test_launchers_and_places():
+    assert find_launcher({"OMPI_COMM_WORLD_RANK": "3"}).name == "mpirun (Open MPI)"
+    nodes = ["node1", "node2", "node3", "node7", "gpu-05", "r1n08", "r1n09", "r2n08", "r2n09"]
+    assert expand_nodelist("node[1-3,7],gpu-05,r[1-2]n[08-09]") == nodes
+    variables = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    place = find_place(variables)
+    assert (place.rank, place.world_size, place.address) == (1, 2, "127.0.0.1")
+    assert local_rank_here({"SLURM_STEP_NODELIST": "a", "SLURM_LOCALID": "3"}) == 3

@@ -1,0 +1,218 @@
+"""How a rank ended: the record that is sent, records of later versions, and the text."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshdist.errors import CallMade, DistBackendError, DistError
+from meshdist.runtime.departure import (
+    FORMAT,
+    MOST_BYTES,
+    Departure,
+    LeftOut,
+    PeerExit,
+    any_of,
+    describe,
+    failure_of,
+    gave_up,
+    giving_up,
+    in_words,
+    nobody_left,
+    peer_gone,
+)
+
+ORDERLY = {PeerExit.DESTROYED_GROUP, PeerExit.LEFT_WORLD, PeerExit.ENDED, PeerExit.FINISHED}
+CALL = CallMade("call", 18, "train.py:42")
+WHERE = "barrier on group 'world' (rank 0 of 2)"
+
+
+@pytest.mark.parametrize("how", PeerExit)
+def test_every_end_survives_the_way_and_has_words(how):
+    departure = Departure(
+        how, number=3, detail="why", first="rank 2", call=CALL._replace(peers_last=17), hang_report="  who"
+    )
+    assert Departure.decode(departure.encode()) == departure
+    assert Departure.decode(Departure(how).encode()) == Departure(how)
+    assert describe(departure)
+    assert "%s" not in describe(departure)
+    assert how.is_orderly == (how in ORDERLY)
+
+
+texts = st.text(st.characters(exclude_categories=()), max_size=80)
+calls = st.builds(CallMade, texts, st.integers(), texts, st.none() | st.integers())
+
+
+@given(
+    st.builds(Departure, st.sampled_from(PeerExit), st.none() | st.integers(), texts, texts, st.none() | calls, texts)
+)
+def test_any_departure_survives_the_way(departure):
+    assert Departure.decode(departure.encode()) == departure
+
+
+@given(texts, texts, st.sampled_from("aü\n\0\U0001f600\ud800"), st.integers(300, MOST_BYTES))
+def test_texts_are_cut_to_what_there_is_room_for(detail, first, long, most_bytes):
+    departure = Departure(
+        PeerExit.GAVE_UP, detail=detail + long * MOST_BYTES, first=first * 9, hang_report=long * MOST_BYTES
+    )
+    data = departure.encode(most_bytes)
+    assert len(data) <= most_bytes
+    assert Departure.decode(data).exit is PeerExit.GAVE_UP
+
+
+def test_the_story_is_cut_before_the_reason():
+    departure = Departure(PeerExit.GAVE_UP, detail="it raised ValueError: boom", call=CALL, hang_report="x" * 5000)
+    said = Departure.decode(departure.encode(1500))
+    assert (said.detail, said.call) == (departure.detail, CALL)
+    assert 1000 < len(said.hang_report) < 1500
+
+
+def test_the_ends_of_a_later_version_are_unknown_and_in_no_order():
+    later = json.dumps({"v": FORMAT + 1, "exit": "migrated", "detail": "to node7", "colour": "red"}).encode()
+    departure = Departure.decode(later)
+    assert departure == Departure(PeerExit.UNKNOWN, detail="migrated to node7")
+    assert describe(departure) == "has ended in a way that only a later meshdist knows: migrated to node7"
+    assert not departure.exit.is_orderly
+
+
+def test_unknown_fields_are_ignored():
+    data = json.dumps({"v": FORMAT + 1, "exit": "left-world", "colour": "red", "call": ["call", 1, "a:2", None, 5]})
+    assert Departure.decode(data.encode()) == Departure(PeerExit.LEFT_WORLD, call=CallMade("call", 1, "a:2"))
+
+
+@given(st.binary(max_size=60) | st.sampled_from([b"{}", b"[1]", b"null", b'{"exit": "died", "call": 3}', b"has died"]))
+def test_what_is_no_record_is_unknown(data):
+    assert Departure.decode(data).exit is PeerExit.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("departure", "words"),
+    [
+        (Departure(PeerExit.DESTROYED_GROUP), "has destroyed the group"),
+        (Departure(PeerExit.LEFT_WORLD), "has left the world"),
+        (Departure(PeerExit.ENDED), "has ended without destroy_process_group()"),
+        (Departure(PeerExit.FINISHED), "has finished"),
+        (Departure.of_status(3), "exited with status 3"),
+        (Departure.of_status(-15), "was killed by SIGTERM"),
+        (Departure.of_status(None), "has died"),
+        (Departure(PeerExit.CUT_OFF), "has died, or was cut off from the store"),
+        (Departure(PeerExit.ENDED_WITH_STORE), "has ended, and the store is gone as well"),
+        (Departure(PeerExit.UNREACHABLE, detail="100% lost"), "cannot be reached: 100% lost"),
+        (Departure(PeerExit.LOST, detail="timed out"), "cannot be reached any more: timed out"),
+        (Departure(PeerExit.RAISED, detail="ValueError: %s"), "raised ValueError: %s"),
+        (Departure(PeerExit.INTERRUPTED, detail="KeyboardInterrupt"), "was ended by KeyboardInterrupt"),
+        (Departure(PeerExit.NOT_BEGUN, detail="no"), "did not begin: no"),
+        (Departure(PeerExit.GAVE_UP, detail="no"), "gave up: no"),
+        (Departure(PeerExit.GAVE_UP, detail="no", call=CALL), "gave up: no; this is call 18, at train.py:42"),
+        (Departure(PeerExit.GAVE_UP, detail="no", first="rank 2"), "gave up, as rank 2 gave up: no"),
+    ],
+)
+def test_the_words(departure, words):
+    assert describe(departure) == words
+
+
+@pytest.mark.parametrize(
+    ("how", "left_out", "words"),
+    [
+        (PeerExit.LEFT_WORLD, LeftOut.CALL, "rank 1 has left the world without making this call"),
+        (
+            PeerExit.ENDED,
+            LeftOut.SEND,
+            "rank 1 has ended without destroy_process_group() and without sending a message",
+        ),
+        (PeerExit.DESTROYED_GROUP, LeftOut.NOTHING, "rank 1 has destroyed the group"),
+        (PeerExit.DIED, LeftOut.RECEIVE, "rank 1 has died"),
+    ],
+)
+def test_what_a_peer_has_left_out_is_said_where_its_end_was_in_order(how, left_out, words):
+    error = peer_gone("rank 1", Departure(how), left_out)
+    assert str(error) == words
+    assert error.peer_failed
+    failure = failure_of(error)
+    assert (failure.who, failure.departure.exit, failure.left_out) == ("rank 1", how, left_out)
+
+
+def test_the_parts_of_a_message_are_said_in_order():
+    error = DistError("it broke", hang_report="  who waits for whom:")
+    error.locate(WHERE)
+    error.locate(WHERE, CALL._replace(peers_last=17))
+    error.add(" in two")
+    assert str(error) == (
+        f"{WHERE}: it broke in two; its last was call 17, this is call 18, at train.py:42\n  who waits for whom:"
+    )
+    error.locate("outer")
+    assert error.headline == f"outer: {WHERE}: it broke in two"
+
+
+@pytest.mark.parametrize("twin", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))])
+def test_a_copy_of_an_error_has_its_parts(twin):
+    error = peer_gone("rank 1", Departure(PeerExit.GAVE_UP, detail="no", hang_report="  who"), LeftOut.CALL)
+    error.locate(WHERE, CALL)
+    other = twin(error)
+    assert (type(other), str(other), other.peer_failed) == (DistBackendError, str(error), True)
+    assert (other.error_prefix, other.call, other.hang_report, other.peer) == (
+        error.error_prefix,
+        CALL,
+        "  who",
+        error.peer,
+    )
+
+
+def test_who_gives_up_because_of_a_death_says_so_with_its_own_call():
+    error = peer_gone("rank 1", Departure(PeerExit.DIED), LeftOut.CALL)
+    error.locate(WHERE, CALL)
+    departure = gave_up(error)
+    assert departure == Departure(PeerExit.GAVE_UP, detail=f"{WHERE}: rank 1 has died", call=CALL)
+    assert peer_gone("rank 0", departure).is_numbered, "with the number of that call"
+
+
+def test_what_was_raised_is_said_behind_the_reason_and_a_peers_end_is_passed_on():
+    assert str(giving_up("it raised", ValueError("boom\nmore"))) == "it raised ValueError: boom"
+    error = peer_gone("rank 1", Departure(PeerExit.GAVE_UP, detail="no"), LeftOut.CALL)
+    error.locate(WHERE, CALL)
+    assert in_words(error) == f"DistBackendError: {WHERE}: rank 1 gave up: no"
+    assert describe(gave_up(giving_up("it raised", error))) == "gave up, as rank 1 gave up: no"
+    error = peer_gone("rank 1", Departure(PeerExit.DIED), LeftOut.CALL)
+    error.locate(WHERE, CALL)
+    assert describe(gave_up(giving_up("it raised", error))) == f"gave up: it raised DistBackendError: {error}"
+
+
+def test_very_many_that_are_gone_are_counted():
+    gone = {f"rank {rank}": Departure(PeerExit.DIED) for rank in range(20)}
+    assert str(nobody_left(gone)).endswith("rank 7 has died; and so on, 20 ranks in all")
+
+
+def test_which_ends_are_orderly():
+    assert PeerExit.LEFT_WORLD.is_orderly
+    assert not PeerExit.SIGNALLED.is_orderly
+
+
+def test_the_words_of_an_end():
+    killed = Departure.of_status(-9)
+    assert killed.exit is PeerExit.SIGNALLED
+    assert describe(killed) == "was killed by SIGKILL"
+    assert Departure.decode(killed.encode()) == killed
+    assert describe(Departure(PeerExit.LEFT_WORLD)) == "has left the world"
+    assert describe(Departure(PeerExit.EXITED, 3)) == "exited with status 3"
+    passed_on = Departure(PeerExit.GAVE_UP, detail="it raised ValueError: boom", first="rank 1 (pid 7 on n)")
+    assert describe(passed_on) == "gave up, as rank 1 (pid 7 on n) gave up: it raised ValueError: boom"
+    assert describe(gave_up(DistError("it raised ValueError: boom"))) == "gave up: it raised ValueError: boom"
+
+
+def test_errors_in_words():
+    assert in_words(ValueError("boom")) == "ValueError: boom"
+    assert in_words(KeyboardInterrupt()) == "KeyboardInterrupt"
+
+
+def test_the_errors_of_calls_whose_peers_are_gone():
+    left = Departure(PeerExit.LEFT_WORLD)
+    assert str(peer_gone("rank 1", left, LeftOut.SEND)) == "rank 1 has left the world without sending a message"
+    error = nobody_left({"rank 1": Departure(PeerExit.DIED), "rank 2": left})
+    assert str(error) == "all others are gone: rank 1 has died; rank 2 has left the world"
+    assert any_of([1, 2], "rank {}".format) == "any rank"
+    assert any_of([1], "rank {}".format) == "rank 1, the only other,"

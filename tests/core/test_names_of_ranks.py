@@ -1,0 +1,52 @@
+"""The names of ranks, groups and calls in messages, and the names by which the ranks of a group find each other."""
+
+import pytest
+
+from meshdist.groups.current import is_of_parent
+from meshdist.groups.non_member import NonMember
+from meshdist.groups.rank_map import GroupNames, Membership, listed
+from meshdist.runtime.rank_text import call_process, call_rank, call_ranks, numbers_differ, ranks_text
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([3], "rank 3"),
+        ([2, 0, 1], "ranks 2, 0, 1"),
+        ([*range(17), 18, 19, *range(30, 64)], "ranks 0-16, 18, 19, 30-63"),
+        (range(0, 40, 2), "ranks 0, 2, 4, 6, 8, 10, 12, 14, and so on, 20 in all"),
+    ],
+)
+def test_many_ranks_are_named_by_runs(ranks, text):
+    assert ranks_text(ranks) == text
+
+
+def test_the_global_rank_is_named_where_it_differs():
+    assert not numbers_differ([0, 1, 2])
+    assert numbers_differ([0, 2])
+    assert call_rank(1, [0, 1, 2]) == "rank 1"
+    assert call_rank(1, [0, 2]) == "rank 1 (global rank 2)"
+    assert call_process(1, [0, 2], "pid 4711 on node1") == "rank 1 (global rank 2, pid 4711 on node1)"
+    assert call_ranks([0, 1], [0, 2, 4]) == "ranks 0, 1 (global ranks 0, 2)"
+
+
+def test_members_are_numbered_in_group_order():
+    members = Membership((4, 1), "pair#1", "pair", rank=1)
+    assert (members.rank(), members.size(), members.global_rank(0)) == (1, 2, 4)
+    assert NonMember().rank() == -1
+
+
+def test_group_names_count_the_groups_of_the_same_ranks():
+    names = GroupNames()
+    made = [names.next(ranks, "#") for ranks in ((0, 2), (1, 2), (0, 2))]
+    assert made == ["ranks 0,2#1", "ranks 1,2#1", "ranks 0,2#2"]
+
+
+def test_long_lists_of_ranks_are_shortened():
+    assert listed((0, 2)) == "[0, 2]"
+    assert listed(tuple(range(100))) == "[0, 1, 2, ..., 99] (100 ranks)"
+
+
+def test_a_forked_process_is_told_whose_group_it_is():
+    expected = "is that of rank 1, process 4711, of which this process is a fork and so no rank"
+    assert is_of_parent(1, 4711).partition("; ")[0] == expected

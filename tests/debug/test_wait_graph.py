@@ -1,0 +1,216 @@
+"""The wait graph from the states of ranks: its edges, the cause, and the text."""
+
+import pytest
+from sample_states import NOW_S, by_rank, data, record, seen, waiting
+
+from meshdist.debug.hang_report import hang_report
+from meshdist.debug.states import parse_state
+from meshdist.debug.waits import first_difference, who_waits
+
+pytestmark = pytest.mark.timeout(30)
+WORLD = {"world": [0, 1, 2]}
+
+
+def edges(waits):
+    return sorted(waits.graph.edges)
+
+
+def one_absent(num_ranks=3, late=1):
+    groups = {"world": list(range(num_ranks))}
+    states = [
+        seen(rank, [record("world", 1, 9.0), waiting("world", 2, 5.0)], groups, size=num_ranks)
+        if rank != late
+        else seen(rank, [record("world", 1, 9.0)], groups, in_call=False, size=num_ranks)
+        for rank in range(num_ranks)
+    ]
+    return by_rank(*states)
+
+
+def test_all_wait_for_the_one_that_has_not_come():
+    waits = who_waits(one_absent())
+    assert edges(waits) == [(0, 1), (2, 1)]
+    assert (waits.absent, waits.cycle) == ((1,), ())
+
+
+def test_the_story_names_the_absent_rank_its_place_and_its_last_call():
+    lines = hang_report(who_waits(one_absent()), 3)
+    assert lines[0] == "rank 1 has not come to barrier(), call 2 on 'world', at train.py:20"
+    assert "ranks 0, 2 are in barrier(), call 2 on 'world', at train.py:20, for 5.0 s, waiting for rank 1" in lines
+    assert any(
+        line.startswith("rank 1 is in no call, at data.py:57 in load, for 8.9 s; its last call was") for line in lines
+    )
+    assert "stack of rank 1: train.py:3 in <module> > data.py:57 in load" in lines
+
+
+def test_sixty_four_ranks_are_told_of_in_a_few_lines():
+    lines = hang_report(who_waits(one_absent(64, late=17)), 64)
+    assert len(lines) < 6
+    assert any(line.startswith("ranks 0-16, 18-63 are in barrier()") for line in lines)
+
+
+def test_ranks_in_the_calls_of_two_groups_wait_in_a_circle():
+    groups = {"world": [0, 1], "a": [0, 1], "b": [0, 1]}
+    states = by_rank(
+        seen(0, [record("world", 1, 9.0), waiting("a", 1, 5.0)], groups),
+        seen(1, [record("world", 1, 9.0), waiting("b", 1, 5.0, "all_reduce(float32[4], op=sum)")], groups),
+    )
+    waits = who_waits(states)
+    assert set(waits.cycle) == {0, 1}
+    assert waits.absent == ()
+    cause = hang_report(waits, 2)[0]
+    assert cause.startswith("the ranks wait for each other: rank 0 waits for rank 1 in barrier(), call 1 on 'a'")
+    assert "rank 1 waits for rank 0 in all_reduce(float32[4], op=sum), call 1 on 'b'" in cause
+    assert "after barrier(), call 1 on 'world', at train.py:10, rank 0 calls barrier(), call 1 on 'a'" in cause
+
+
+def test_messages_wait_for_their_other_side():
+    states = by_rank(
+        seen(0, [waiting("world", 1, 3.0, "recv(float32[4] from rank 1, tag=0)", root=1)], WORLD),
+        seen(1, [waiting("world", 1, 3.0, "recv(float32[4] from rank 2, tag=0)", root=2)], WORLD),
+        seen(2, [waiting("world", 1, 3.0, "recv(float32[4] from rank 0, tag=0)", root=0)], WORLD),
+    )
+    waits = who_waits(states)
+    assert edges(waits) == [(0, 1), (1, 2), (2, 0)]
+    assert len(waits.cycle) == 3
+
+
+def last_of_a_wait(rank, records, groups, ended_s):
+    """The state of a rank that gave up so many seconds before now."""
+    return parse_state({**data(rank, records, groups), "reason": "gave up", "time_s": NOW_S - ended_s}, "a test")
+
+
+def receives(source, at_s):
+    return waiting("world", 1, at_s, f"recv(float32[4] from rank {source}, tag=0)", root=source)
+
+
+def test_who_gave_up_a_moment_ago_is_of_the_circle():
+    states = by_rank(
+        seen(0, [receives(2, 3.0)], WORLD),
+        last_of_a_wait(1, [receives(0, 3.0)], WORLD, 1.0),
+        last_of_a_wait(2, [receives(1, 3.0)], WORLD, 1.0),
+    )
+    waits = who_waits(states, {1: "has left the world", 2: "has finished"})
+    assert (set(waits.cycle), waits.absent) == ({0, 1, 2}, ())
+    lines = hang_report(waits, 3, now_s=NOW_S + 5.0)
+    where = "recv(float32[4] from rank 1, tag=0), message 1 on 'world', at train.py:10"
+    assert f"rank 2 was in {where}, for 2.0 s, waiting for rank 1, and gave up" in lines
+    assert lines[-2:] == ["rank 1 has left the world", "rank 2 has finished"]
+
+
+def test_who_gave_up_before_anybody_waited_for_it_is_of_no_circle():
+    states = by_rank(
+        seen(0, [receives(2, 3.0)], WORLD),
+        last_of_a_wait(2, [receives(0, 9.0)], WORLD, 4.0),
+    )
+    waits = who_waits(states, {2: "has left the world"})
+    assert (waits.cycle, waits.absent) == ((), (2,))
+
+
+def test_who_gave_up_has_come_to_the_call_of_the_others():
+    states = by_rank(
+        seen(0, [waiting("world", 1, 3.0)], WORLD),
+        seen(1, [], WORLD, in_call=False),
+        last_of_a_wait(2, [waiting("world", 1, 3.0)], WORLD, 1.0),
+    )
+    assert who_waits(states, {2: "has left the world"}).absent == (1,)
+
+
+def test_a_message_is_not_sent_or_not_received_by_its_other_side():
+    sends = waiting("world", 1, 3.0, "send(float32[4] to rank 2, tag=0)", root=2)
+    states = by_rank(
+        seen(0, [receives(1, 3.0)], WORLD),
+        seen(1, [sends], WORLD),
+        seen(2, [], WORLD, in_call=False),
+    )
+    text = "\n".join(hang_report(who_waits(states), 3))
+    assert "rank 2 has not received what rank 1 sends in send(float32[4] to rank 2, tag=0), message 1" in text
+    states[1] = seen(1, [], WORLD, in_call=False)
+    text = "\n".join(hang_report(who_waits(states), 3))
+    assert "rank 1 has not sent what rank 0 waits for in recv(float32[4] from rank 1, tag=0), message 1" in text
+    assert "have made no call" in text
+
+
+def test_ranks_that_lack_in_different_calls_are_told_of_one_by_one():
+    groups = {"a": [0, 1], "b": [2, 3]}
+    states = by_rank(
+        seen(0, [waiting("a", 1, 3.0)], groups),
+        seen(1, [], groups, in_call=False),
+        seen(2, [waiting("b", 1, 3.0)], groups),
+        seen(3, [], groups, in_call=False),
+    )
+    assert hang_report(who_waits(states), 4)[:2] == [
+        "rank 1 has not come to barrier(), call 1 on 'a', at train.py:10",
+        "rank 3 has not come to barrier(), call 1 on 'b', at train.py:10",
+    ]
+
+
+def test_a_message_from_any_waits_for_all():
+    states = by_rank(
+        seen(0, [waiting("world", 1, 3.0, "recv(float32[4] from any rank, tag=0)")], WORLD),
+        seen(1, [], WORLD, in_call=False),
+        seen(2, [], WORLD, in_call=False),
+    )
+    assert edges(who_waits(states)) == [(0, 1), (0, 2)]
+
+
+def test_a_rank_that_computes_while_its_async_call_waits_is_in_no_circle():
+    groups = {"a": [0, 1], "b": [0, 1]}
+    states = by_rank(
+        seen(0, [waiting("a", 1, 5.0)], groups, in_call=False),
+        seen(1, [waiting("b", 1, 5.0)], groups),
+    )
+    waits = who_waits(states)
+    assert (waits.cycle, waits.absent) == ((), (0,))
+    assert any("1 async calls are in progress" in line for line in hang_report(waits, 2))
+
+
+def test_a_queued_call_has_not_come():
+    states = by_rank(
+        seen(0, [waiting("world", 1, 5.0)], {"world": [0, 1]}),
+        seen(1, [record("world", 1, 5.0, state="queued")], {"world": [0, 1]}),
+    )
+    assert edges(who_waits(states)) == [(0, 1)] or (0, 1) in edges(who_waits(states))
+
+
+def test_dead_and_silent_ranks_are_told_apart():
+    states = by_rank(seen(0, [waiting("world", 2, 5.0)], WORLD))
+    waits = who_waits(states, {1: "has died"})
+    lines = hang_report(waits, 3)
+    assert waits.absent == (1,)
+    assert "rank 1 has died" in lines
+    assert "rank 2 did not respond" in lines
+
+
+def test_ranks_that_all_came_wait_for_nobody():
+    states = by_rank(*(seen(rank, [waiting("world", 2, 5.0)], WORLD) for rank in range(3)))
+    waits = who_waits(states)
+    assert edges(waits) == []
+    assert hang_report(waits, 3)[0].startswith("all ranks have come")
+
+
+def test_the_first_difference_leaves_out_what_one_rank_can_no_longer_show():
+    groups = {"a": [0, 1], "b": [0, 1]}
+    one = seen(0, [record("b", 1, 20.0), record("a", 7, 9.0), waiting("a", 8, 5.0)], groups)
+    other = seen(1, [record("a", 7, 9.0), record("b", 2, 8.0), waiting("a", 8, 5.0)], groups)
+    # Rank 1 made call 1 on b as well: the call after it is in its records.
+    difference = first_difference(one, other)
+    assert difference is not None
+    assert (difference.before.group, difference.before.sequence) == ("a", 7)
+    assert (difference.mine.group, difference.theirs.group) == ("a", "b")
+
+
+def test_ranks_that_do_the_same_do_not_differ():
+    groups = {"world": [0, 1]}
+    calls = [record("world", 1, 9.0), waiting("world", 2, 5.0)]
+    assert first_difference(seen(0, calls, groups), seen(1, calls, groups)) is None
+
+
+@pytest.mark.parametrize("broken", [{}, [], None, {"format": 1}, {**data(0, [], WORLD), "groups": [1]}])
+def test_other_json_is_refused_with_its_place(broken):
+    with pytest.raises(ValueError, match="^some file is not a file of the flight recorder"):
+        parse_state(broken, "some file")
+
+
+def test_another_format_is_named():
+    with pytest.raises(ValueError, match="expected format 1, got 2"):
+        parse_state({**data(0, [], WORLD), "format": 2}, "some file")

@@ -1,0 +1,84 @@
+"""Ranks that wait in a cycle, or for a late rank, report it, even if one has timed out and left."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+
+import numpy as np
+import pytest
+from trying import attempt
+
+import meshdist as dist
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only"),
+]
+CIRCLE = "\n  the ranks wait for each other: rank "
+
+
+def all_receive():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    ring = dist.new_group(timeout=4.0 + rank / 4, group_desc="ring")
+    ring.barrier()
+    failure = attempt(lambda: ring.recv(np.ones(4), src=(rank - 1) % size))
+    dist.destroy_process_group()
+    return failure
+
+
+def each_waits_for_the_next():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    pairs = [
+        dist.new_group([first, (first + 1) % size], timeout=6.0 + rank, group_desc=f"pair {first}")
+        for first in range(size)
+    ]
+    for pair in pairs:
+        if pair.rank() >= 0:
+            pair.barrier()
+    dist.barrier()
+    failure = attempt(pairs[rank].barrier)
+    dist.destroy_process_group()
+    return failure
+
+
+@pytest.mark.parametrize("backend", ["threads", "gloo", "gloo-tcp"])
+@pytest.mark.parametrize("program", [all_receive, each_waits_for_the_next])
+def test_every_rank_sees_the_circle(new_workers, program, backend):
+    if backend == "threads":
+        failures = dist.run(program, 3)
+    else:
+        workers = new_workers(3, backend)
+        workers.start(program)
+        failures = [workers.outcome(rank) for rank in range(3)]
+    assert failures[0].kind is dist.DistTimeoutError
+    for failure in failures:
+        assert CIRCLE in failure.message, failure
+        assert "not come" not in failure.message
+        assert "not sent" not in failure.message
+        first, *hang_report = failure.message.splitlines()
+        assert failure.kind is dist.DistTimeoutError or re.search(r"; .*this is (call|message) \d, at .*:\d+$", first)
+        assert not [line for line in hang_report if "this is" in line]
+
+
+def test_who_gave_up_and_left_still_counts_as_having_come():
+    left, enough = threading.Event(), threading.Event()
+
+    def main():
+        rank = dist.get_rank()
+        first = dist.new_group([0, 1], timeout=4.0, group_desc="first")
+        second = dist.new_group([1, 2], timeout=1.0, group_desc="second")
+        if rank == 1:
+            enough.wait(30)
+            return None
+        failure = attempt((first if rank == 0 else second).barrier)
+        (enough if rank == 0 else left).set()
+        return failure
+
+    message = dist.run(main, 3)[0].message
+    assert left.is_set()
+    assert "rank 1 has not come to barrier(), call 1 on 'first'" in message
+    assert re.search(r"rank 1 is in no call, .*, for [34]\.\d s; it has made no call", message), message
+    words = r"rank 2 was in barrier\(\), call 1 on 'second', at .*, for 1\.\d s, waiting for rank 1, and gave up"
+    assert re.search(words, message), message

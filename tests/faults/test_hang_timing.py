@@ -1,0 +1,120 @@
+"""Hang reports on slow machines and with a slow store: their content, and how many ranks find them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import numpy as np
+import pytest
+from trying import attempt
+
+import meshdist as dist
+from meshdist.debug.hang_watchdog import StateExchange
+from meshdist.runtime.context import current_slot
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class SlowStateExchange(StateExchange):
+    """An exchange of states that is slower for some ranks.
+
+    Args:
+        exchange: The exchange that it slows down.
+        rank: Whose it is.
+        board: What the ranks have told: for all of them one.
+        publish_s: How long it takes until a rank's state is there.
+        gather: Called before the states of the others are asked for.
+    """
+
+    def __init__(self, exchange, rank, board, publish_s=0.0, gather=lambda: None):
+        self.exchange, self.rank, self.board, self.publish_s, self.before = exchange, rank, board, publish_s, gather
+
+    def publish(self, state, *, waits):
+        if self.rank not in self.board:
+            time.sleep(self.publish_s)
+        if waits:
+            self.board[self.rank] = state
+
+    def retract(self, *, keeps_state=False):
+        self.board.pop(self.rank, None)
+
+    def gather(self, budget_s):
+        self.before()
+        return self.exchange.gather(budget_s)
+
+    def leader(self):
+        return min(self.board, default=None)
+
+    def report(self, hang_report):
+        """Nobody is told: it would come too late for those that begin at once."""
+
+    def reported(self):
+        return ""
+
+
+def go_slowly(**slow):
+    world = current_slot().world
+    make = world.observer.make_exchange
+    world.observer.make_exchange = lambda: SlowStateExchange(make(), world.rank, **slow)
+
+
+def test_of_those_that_begin_to_wait_at_once_one_warns(caplog):
+    board, free = {}, threading.Event()
+
+    def main():
+        go_slowly(board=board, publish_s=0.12 if dist.get_rank() == 0 else 0.0)
+        group = dist.new_group(timeout=6.0)
+        group.barrier()
+        if dist.get_rank() == 1:
+            free.wait(2.5)
+        group.barrier()
+
+    with caplog.at_level(logging.WARNING, "meshdist"):
+        dist.run(main, 3)
+    warnings = [record.rank for record in caplog.records if "has waited for" in record.getMessage()]
+    assert warnings == [0]
+
+
+def test_a_story_that_is_long_in_coming_is_waited_for():
+    board, enough = {}, threading.Event()
+
+    def main():
+        go_slowly(board=board, gather=lambda: time.sleep(0.8))
+        group = dist.new_group(timeout=1.0)
+        group.barrier()
+        if dist.get_rank() == 1:
+            enough.wait(30)
+            return None
+        failure = attempt(lambda: group.all_reduce(np.ones(4)))
+        enough.set()
+        return failure
+
+    failure = dist.run(main, 2)[0]
+    assert failure.kind is dist.DistTimeoutError
+    assert "rank 1 has not come to all_reduce(float64[4], op=sum), call 2" in failure.message
+    assert failure.took_s < 3.0
+
+
+def test_a_rank_that_was_told_nothing_finds_it_out_by_itself():
+    board, enough = {}, threading.Event()
+
+    def main():
+        rank = dist.get_rank()
+        go_slowly(board=board, gather=(lambda: enough.wait(30)) if rank == 0 else lambda: None)
+        first = dist.new_group([0, 1], timeout=8.0)
+        second = dist.new_group([1, 2], timeout=3.0)
+        if rank == 1:
+            enough.wait(30)
+            first.barrier()
+            return None
+        if rank == 0:
+            return attempt(first.barrier)
+        failure = attempt(second.barrier)
+        enough.set()
+        return failure
+
+    failure = dist.run(main, 3)[2]
+    assert failure.kind is dist.DistTimeoutError
+    assert "rank 1 has not come to barrier(), call 1" in failure.message

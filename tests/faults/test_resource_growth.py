@@ -1,0 +1,146 @@
+"""Descriptors, threads and shared memory do not grow over many worlds, groups and calls."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import threading
+
+import numpy as np
+import pytest
+from worlds import worker_rank
+
+import meshdist as dist
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+WORLDS, GROUPS, IN_FLIGHT = 50, 500, 5_000
+BACKENDS = pytest.mark.parametrize("backend", ["gloo", "gloo-tcp"])
+
+
+# What is made once, when it is first needed: a doorbell, a watch on the peer's process, a connection.
+FEW = 3
+
+
+def held():
+    """Return how many descriptors and threads this process holds."""
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+def stays(before, after):
+    """Return whether nothing has grown with the number of what was made."""
+    return all(now <= then + FEW for then, now in zip(before, after, strict=True))
+
+
+def worlds_one_after_the_other(url):
+    counts = []
+    for step in range(WORLDS):
+        dist.init_process_group("gloo", init_method=url, rank=worker_rank(), world_size=2, timeout=20)
+        assert int(dist.all_reduce(np.array(step), async_op=True).result()) == 2 * step
+        dist.destroy_process_group()
+        counts.append(held())
+    return counts
+
+
+@BACKENDS
+@pytest.mark.slow
+def test_50_worlds_one_after_the_other(new_workers, tmp_path, backend):
+    workers = new_workers(2, backend, join=False)
+    workers.start(worlds_one_after_the_other, f"file://{tmp_path}/meet")
+    for counts in workers.gather():
+        assert counts[-1] == counts[0]
+
+
+def many_groups():
+    counts = []
+    for step in range(GROUPS):
+        group = dist.new_group()
+        assert int(group.all_reduce(np.array(step))) == 2 * step
+        counts.append(held())
+    return counts
+
+
+@BACKENDS
+@pytest.mark.slow
+def test_500_groups_that_are_all_kept(new_workers, backend):
+    workers = new_workers(2, backend, timeout_s=30.0)
+    workers.start(many_groups)
+    for counts in workers.gather():
+        assert stays(counts[2], counts[-1])
+
+
+def thousands_in_flight():
+    dist.all_reduce(np.ones(1), async_op=True).wait()
+    before = held()
+    arrays = [np.array([dist.get_rank(), number]) for number in range(IN_FLIGHT)]
+    works = [dist.all_reduce(array, async_op=True) for array in arrays]
+    during = held()
+    assert all(work.wait() for work in works)
+    assert [array.tolist() for array in arrays] == [[1, 2 * number] for number in range(IN_FLIGHT)]
+    return before, during, held()
+
+
+@BACKENDS
+@pytest.mark.slow
+def test_5000_calls_in_flight(new_workers, backend):
+    workers = new_workers(2, backend, timeout_s=60.0)
+    workers.start(thousands_in_flight)
+    for before, during, after in workers.gather():
+        assert stays(before, during)
+        assert stays(before, after)
+
+
+def shared_bytes():
+    """Return how much memory that others can map this process has mapped."""
+    total = 0
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            if "meshdist" in line and (":meshdist" in line or "/dev/shm/" in line):
+                begin, end = line.split()[0].split("-")
+                total += int(end, 16) - int(begin, 16)
+    return total
+
+
+def calls_of_all_sizes():
+    before, group, most = shared_bytes(), dist.new_group(), 0
+    for count in (8, 1 << 14, 1 << 18, 1 << 21):
+        x, y, part = np.ones(count, np.float32), np.ones(count, np.float32), np.ones(count // 8, np.float32)
+        group.all_reduce(x)
+        group.broadcast(x, 0)
+        group.all_to_all_single(x, y)
+        group.reduce_scatter_tensor(part, x)
+        group.all_gather_into_tensor(x, part)
+        most = max(most, shared_bytes() - before)
+    group.barrier()
+    dist.destroy_process_group(group)
+    return most, shared_bytes() - before
+
+
+def test_a_group_of_8_shares_little_memory_and_gives_it_back(new_workers):
+    workers = new_workers(8, "gloo", timeout_s=60.0)
+    workers.start(calls_of_all_sizes)
+    for most, left in workers.gather():
+        assert 0 < most <= 8 << 20
+        assert left == 0
+
+
+def switches_at_rest():
+    """Return how often this process went to sleep in a second in which it does nothing."""
+    x = np.ones(1)
+    for _ in range(50):
+        dist.all_reduce(x, async_op=True).wait()
+    dist.barrier()
+    threading.Event().wait(0.3)  # threads stay awake for moments after a call
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+    threading.Event().wait(1.0)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before
+
+
+@BACKENDS
+def test_a_rank_at_rest_sleeps(new_workers, backend):
+    workers = new_workers(2, backend)
+    workers.start(switches_at_rest)
+    assert max(workers.gather()) < 100
