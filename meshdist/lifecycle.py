@@ -117,9 +117,10 @@ def _meet(
     url = init_method if init_method is not None else "env://"
     if url == "env://" and "mpi" in by_device(backend).values():
         url = "mpi://"  # the MPI launcher knows the ranks without the variables
+    timeout_s = deadline.timeout_s  # as it was given: the errors say it
     while True:
         try:
-            own, my_rank, size = rendezvous(url, rank, world_size, deadline.remaining_s(), group_name=group_name)
+            own, my_rank, size = rendezvous(url, rank, world_size, timeout_s, group_name=group_name)
         except NotReachedError as error:
             add_hint(error, url)
             raise
@@ -135,6 +136,7 @@ def _meet(
             own.close()
             if deadline.expired():
                 raise
+            timeout_s = deadline.remaining_s()
         except DistTimeoutError as error:
             if isinstance(own, TCPStore) and own.is_master:
                 # The other ranks time out about now, and need the store to name the missing ranks.

@@ -228,6 +228,11 @@ def test_a_rank_that_gave_up_may_come_again_in_the_same_file(pair, tmp_path):
     assert pair.gather() == [2, 2]
 
 
+def test_the_error_says_the_timeout_that_was_given(tmp_path):
+    with pytest.raises(dist.DistTimeoutError, match="1 of 2 ranks joined within 0.001 s; rank 1 is missing"):
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=2, timeout=0.001)
+
+
 # ---- Who was refused is said to those who wait
 
 
