@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from collections.abc import Iterator
@@ -72,6 +73,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.nodeid
         ):
             item.add_marker("exhaustive")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_choices(tmp_path_factory: pytest.TempPathFactory) -> None:
+    # What tests measure is not remembered for the user, nor for the next run.
+    os.environ["MESHDIST_CACHE_DIR"] = str(tmp_path_factory.mktemp("choices"))
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -115,6 +115,24 @@ class BackendOptions:
 def withdrawn_key(rank: int) -> str:
     """Return the key of a group's store under which a rank records that it has left."""
     return f"withdrawn/{rank}"
+
+
+class Choice(NamedTuple):
+    """Which way of several carries out a kind of call.
+
+    Attributes:
+        kind: The collective, the reduction and the dtype.
+        most_bytes: For calls of up to this many bytes, and more than half of it.
+        ways: The ways by name; the first one is the first guess.
+        chosen: The number of the chosen way; None while they are tried.
+        seconds: The shortest time measured of each way, on the slowest rank; empty if the choice was remembered.
+    """
+
+    kind: str
+    most_bytes: int
+    ways: tuple[str, ...]
+    chosen: int | None
+    seconds: Mapping[str, float]
 
 
 class Plan(ABC):
@@ -250,6 +268,10 @@ class Backend:
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return a new array in the memory that collectives are fastest on; by default, an ordinary array."""
         return np.empty(shape, dtype)
+
+    def choices(self) -> list[Choice]:
+        """Return how the calls are carried out of which there are several ways; by default there is one of each."""
+        return []
 
     def close(self) -> None:
         """Release the resources of this backend. No call of the group is in progress."""

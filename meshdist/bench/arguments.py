@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from itertools import chain
@@ -13,11 +14,12 @@ import numpy as np
 
 from meshdist.arrays.host import check_dtype
 from meshdist.arrays.reduce_op import ReduceOp, as_reduce_op, check_op_dtype
+from meshdist.backends.gloo.shm.tuning import TUNED_BYTES
 from meshdist.backends.registry import entry_of
 from meshdist.bench.figure import problem_with
 from meshdist.bench.operations import NEVER, OPERATIONS
 from meshdist.bench.results import parse_size
-from meshdist.system.env_flags import DISABLE_SHM, switch
+from meshdist.system.env_flags import DISABLE_SHM, TUNING, TUNING_MODES, switch, tuning_mode
 
 T = TypeVar("T")
 
@@ -35,6 +37,7 @@ examples:
   python -m meshdist.bench all_gather,broadcast -n 4 -b 1M -e 1G -f 4
   python -m meshdist.bench --shared --plot all_reduce.png        arrays of meshdist.empty
   python -m meshdist.bench all --dtype float64 --csv all.csv
+  python -m meshdist.bench all --tune --plot ways.png            the ways to carry out long calls, measured
   mpirun -n 4 python -m meshdist.bench --backend mpi             over MPI
   meshrun --nnodes 2 --nproc-per-node 8 -m meshdist.bench        two hosts; on both
 
@@ -72,6 +75,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("-w", "--warmup", type=_type(_natural), metavar="N", help="calls before these (default: a tenth as many)")
     add("--in-place", action="store_true", help="one array for input and output, where there are two")
     add("--shared", action="store_true", help="arrays in shared memory, of meshdist.empty")
+    add("--tune", action="store_true", help="have the plans measure their ways of 256K and more, and show them all")
     add("--no-check", action="store_true", help="do not check the results")
     add("--json", type=Path, metavar="PATH", help="write everything to this file")
     add("--csv", type=Path, metavar="PATH", help="write the table to this file")
@@ -85,6 +89,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _problem_with(options: argparse.Namespace) -> str | None:
+    if options.tune:
+        if options.backend != "gloo":
+            return f"--tune is for backend gloo: {options.backend} has one way to carry out a call"
+        if options.shared or options.json is not None or options.csv is not None:
+            return "--tune is not for --shared, --json and --csv"
+        if TUNING_MODES[tuning_mode()] in ("off", "cached"):
+            return f"--tune measures, which {TUNING}={os.environ[TUNING]} turns off"
+        options.begin = max(options.begin, TUNED_BYTES)
+        options.factor = 2.0
     if options.end is None:
         options.end = max(options.begin, 64 << 20)
     if options.end < options.begin:

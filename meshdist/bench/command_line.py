@@ -12,14 +12,17 @@ from typing import Any
 
 import meshdist as dist
 from meshdist.bench.arguments import parse
-from meshdist.bench.figure import draw
+from meshdist.bench.figure import draw, draw_choices
 from meshdist.bench.measuring import Effort, Row, measure
 from meshdist.bench.operations import OPERATIONS, Setting, elements, is_in_place
 from meshdist.bench.results import LEGEND, head, line, series, show_size, write_csv, write_json
+from meshdist.bench.ways import head as head_of_ways
+from meshdist.bench.ways import lines, tune
 from meshdist.cluster.place import find_place
 from meshdist.errors import DistError
 from meshdist.groups.current import current_world
 from meshdist.launch.spawn_context import ProcessException
+from meshdist.system.env_flags import TUNING
 from meshdist.system.processes import INTERRUPT_BASE
 from meshdist.system.versions import versions
 
@@ -41,6 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     problem = _problem_with(options, launched)
     if problem is not None:
         return _complain(_with_usage(problem), launched)
+    if options.tune:
+        os.environ[TUNING] = "anew"
     if launched:
         return _be_a_rank(options)
     num_ranks = options.ranks or _DEFAULT_RANKS
@@ -135,6 +140,8 @@ def _measure_all(options: Namespace) -> int:
             print(_with_usage(problem[0]), end="", file=sys.stderr, flush=True)
         dist.barrier()  # a launcher ends the ranks as soon as one has ended
         return 2
+    if options.tune:
+        return _tune_all(options, setting)
     effort = Effort(options.iterations, options.seconds, options.warmup, not options.no_check)
     rows: list[Row] = []
     if prints:
@@ -153,6 +160,29 @@ def _measure_all(options: Namespace) -> int:
         print(f"\n{LEGEND}\n" + ("" if options.no_check else f"{wrong} wrong elements.\n"), end="")
         _end(options, rows, setting)
     return 1 if wrong else 0
+
+
+def _tune_all(options: Namespace, setting: Setting) -> int:
+    prints, found, kind = setting.rank == 0, [], ""
+    if prints:
+        print(_about(options, setting.num_ranks))
+    for name in options.collectives:
+        for num_bytes in _sizes(name, options, setting):
+            for choice in tune(name, num_bytes, setting):
+                found.append(choice)
+                if prints and choice.kind != kind:
+                    print("\n" + head_of_ways(choice.kind))
+                kind = choice.kind
+                if prints:
+                    print("\n".join(lines(choice)), flush=True)
+    if prints and not found:
+        print("\nNothing was measured: there is one way each for these calls here.")
+    elif prints:
+        print("\nA time is the shortest of three, on the slowest rank. The choices are remembered for the next job.")
+        if options.plot is not None:
+            draw_choices(options.plot, found, f"{setting.num_ranks} ranks, {setting.dtype}")
+            print(f"wrote {options.plot}")
+    return 0
 
 
 def _sizes(name: str, options: Namespace, setting: Setting) -> list[int]:

@@ -1,4 +1,4 @@
-"""The plot of a measurement: time and bus bandwidth by size."""
+"""The plots of a measurement: time and bus bandwidth by size, and the time of each way to carry out a call."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from meshdist.backends.base import Choice
 from meshdist.bench.measuring import Row
 from meshdist.bench.results import show_size
 
@@ -48,4 +49,30 @@ def draw(path: Path, rows: Sequence[Row], title: str) -> None:
         axes.tick_params(axis="x", labelrotation=45)
     if names:
         figure.legend(loc="outside right center", fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
+def draw_choices(path: Path, choices: Sequence[Choice], title: str) -> None:
+    """Draw the time of each way by size, a picture for each kind of call; the chosen ways have a circle."""
+    from matplotlib.figure import Figure
+
+    measured = [choice for choice in choices if choice.seconds]
+    kinds = list(dict.fromkeys(choice.kind for choice in measured))
+    figure = Figure(figsize=(8, 0.6 + 3.2 * max(1, len(kinds))), layout="constrained")
+    figure.suptitle(title, fontsize=11)
+    for number, kind in enumerate(kinds):
+        axes = figure.add_subplot(len(kinds), 1, number + 1)
+        own = [choice for choice in measured if choice.kind == kind]
+        for way in dict.fromkeys(way for choice in own for way in choice.seconds):
+            times = {choice.most_bytes: 1e6 * choice.seconds[way] for choice in own if way in choice.seconds}
+            axes.loglog(times.keys(), times.values(), marker=".", label=way)
+        fastest = {c.most_bytes: 1e6 * c.seconds[c.ways[c.chosen]] for c in own if c.chosen is not None}
+        axes.loglog(
+            fastest.keys(), fastest.values(), "o", markersize=9, fillstyle="none", color="black", label="chosen"
+        )
+        axes.set_title(f"{kind}: time of a call, us", fontsize=10)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda size, _: show_size(int(size)))
+        axes.grid(visible=True, which="major", alpha=0.3)
+        axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, dpi=150)

@@ -65,7 +65,7 @@ def head(title: str) -> str:
 
 
 def line(row: Row) -> str:
-    times = [_digits(time) for time in (row.median_us, row.min_us, row.p99_us)]
+    times = [show_digits(time) for time in (row.median_us, row.min_us, row.p99_us)]
     speeds = [f"{speed:.2f}" if row.num_bytes else "" for speed in (row.algorithm_gbps, row.bus_gbps)]
     size, count = (show_size(row.num_bytes), str(row.elements)) if row.num_bytes else ("", "")
     return _line((size, count, str(row.iterations), *times, *speeds, "-" if row.wrong is None else str(row.wrong)))
@@ -101,5 +101,6 @@ def _line(cells: Sequence[str]) -> str:
     return "  ".join(cell.rjust(width) for cell, width in zip(cells, _WIDTHS, strict=True)).rstrip()
 
 
-def _digits(number: float) -> str:
+def show_digits(number: float) -> str:
+    """Return a number with three digits or more."""
     return f"{number:.2f}" if number < 9.995 else f"{number:.1f}" if number < 999.95 else f"{number:.0f}"

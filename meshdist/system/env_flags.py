@@ -1,4 +1,4 @@
-"""The environment variables that are 0 or 1."""
+"""The environment variables that are one of a few words."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ SINGLE_COPY = "MESHDIST_SINGLE_COPY"
 DISABLE_SHM = "MESHDIST_DISABLE_SHM"
 INSECURE = "MESHDIST_INSECURE"
 MPI_CUDA = "MESHDIST_MPI_CUDA"
+
+TUNING = "MESHDIST_TUNING"
+TUNING_MODES = ("off", "cached", "on", "anew")
+"""Plans take the first guess; what was measured before; measure what was not; measure everything again."""
 
 _VALUES = {"0": False, "1": True, "": None}
 
@@ -20,7 +24,16 @@ def switch(variable: str) -> bool | None:
     return _VALUES[value]
 
 
+def tuning_mode() -> int:
+    """Return the number of the mode in `TUNING_MODES` that is asked for; "on" by default."""
+    value = os.environ.get(TUNING) or "on"
+    if value not in TUNING_MODES:
+        raise ValueError(f"the environment variable {TUNING} must be one of {', '.join(TUNING_MODES)}, got {value!r}")
+    return TUNING_MODES.index(value)
+
+
 def check_switches() -> None:
+    tuning_mode()
     for variable in (SINGLE_COPY, DISABLE_SHM, INSECURE, MPI_CUDA):
         switch(variable)
 

@@ -31,6 +31,42 @@ def rows_of(path):
     return json.loads(path.read_text())["results"]
 
 
+# ---- Which ways are chosen
+
+
+@needs_linux
+def test_tuning_shows_the_ways_and_remembers_the_choice(tmp_path, monkeypatch):
+    monkeypatch.setenv("MESHDIST_CACHE_DIR", str(tmp_path))
+    pytest.importorskip("matplotlib")
+    plot = tmp_path / "ways.png"
+    done = bench("all_reduce,broadcast", "--tune", "-e", "512K", "--plot", plot)
+    assert done.returncode == 0, done.stderr
+    assert "broadcast float32" in done.stdout
+    assert done.stdout.count("chosen") == 4
+    assert done.stdout.count("first guess") == 4
+    assert plot.stat().st_size > 10_000
+    [kept] = tmp_path.glob("tuning-*.json")
+    assert len(json.loads(kept.read_text())["choices"]["2"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--backend", "threads"], "--tune is for backend gloo"),
+        (["--shared"], "--tune is not for --shared, --json and --csv"),
+    ],
+)
+def test_tuning_refuses_what_it_cannot_do(options, words):
+    done = bench("--tune", *options)
+    assert done.returncode == 2
+    assert words in done.stderr
+
+
+def test_tuning_that_is_turned_off_is_told(monkeypatch):
+    monkeypatch.setenv("MESHDIST_TUNING", "off")
+    assert "--tune measures, which MESHDIST_TUNING=off turns off" in bench("--tune").stderr
+
+
 # ---- What is measured
 
 

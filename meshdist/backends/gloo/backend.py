@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshdist.arrays.host import Array
-from meshdist.backends.base import Backend, BackendOptions, DefaultPlan, FastPath, Plan
+from meshdist.backends.base import Backend, BackendOptions, Choice, DefaultPlan, FastPath, Plan
 from meshdist.backends.gloo.host_ranks import remote_ranks
 from meshdist.backends.gloo.p2p.p2p import P2P
 from meshdist.backends.gloo.published import naming_ended_rank
@@ -85,6 +85,9 @@ class GlooBackend(Backend):
         describes = isinstance(found, Collective) and found.composition is None and found.dataflow.spec is not None
         return describes or super().has_own(native)
 
+    def choices(self) -> list[Choice]:
+        return [] if self._shared is None else self._shared.tuning.choices()
+
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
         if self._inter_host is not None:
             yield from self._inter_host.check_in(signature)
@@ -140,6 +143,7 @@ class GlooBackend(Backend):
         departure = self.options.peers.departure
         if self._shared is not None:
             self._shared.barrier.leave(departure)
+            self._shared.tuning.save()
             self._shared.region.seal()
             self._shared = None
         if self._p2p is not None:

@@ -6,11 +6,13 @@ The plans differ in which rank reduces a chunk, and so in the number of steps fo
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from meshdist.arrays.host import Array
 from meshdist.arrays.reduce_op import quiet_runner
 from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
+from meshdist.backends.gloo.shm.tuned_plan import Ways, chunks_of
 from meshdist.collectives.algorithms.blocks import flat
 from meshdist.collectives.algorithms.rank_order import reduce_in_rank_order
 from meshdist.collectives.dataflow import ReductionSpec, array_of
@@ -23,17 +25,25 @@ _RANKS_ALONE = 2
 # Their chunk: it is still in the second-level cache when it is added. Twice as much took a tenth less time up to 4 MiB,
 # and a tenth to a fifth more from 16 MiB on.
 _WHOLE_CHUNK_BYTES = 256 << 10
+# Other chunks to try, and how many ranks may try to reduce alone: each adds all.
+_WHOLE_CHUNKS, _MOST_RANKS_ALONE = (128 << 10, 512 << 10), 4
 # Sharing the work is faster for dtypes that the processor adds one by one: half and long double precision, and those
 # that are not NumPy's own.
 _QUICK_KINDS, _SLOW_CODES = "biufc", "egG"
 
 
-def chunked_reduction(shm: ShmGroup, call: Call, spec: ReductionSpec) -> ReduceByChunk:
+def ways_in_chunks(shm: ShmGroup, spec: ReductionSpec) -> Ways[ReductionSpec]:
+    """Return the ways to reduce chunk by chunk, beginning with the first guess."""
+    slot_bytes, size = shm.region.slot_bytes, shm.backend.size
     if spec.keeps:
-        return ReduceOwnSegments(shm, call, spec)
-    if call.size <= _RANKS_ALONE and spec.dtype.kind in _QUICK_KINDS and spec.dtype.char not in _SLOW_CODES:
-        return ReduceWholeChunks(shm, call, spec)
-    return ReduceInSegments(shm, call, spec)
+        chunks = dict.fromkeys((slot_bytes, min(slot_bytes, _WHOLE_CHUNK_BYTES)))
+        return {f"segments, {chunks_of(chunk)}": partial(ReduceOwnSegments, chunk_bytes=chunk) for chunk in chunks}
+    chunks = dict.fromkeys(min(slot_bytes, chunk) for chunk in (_WHOLE_CHUNK_BYTES, *_WHOLE_CHUNKS))
+    whole = {f"whole {chunks_of(chunk)}": partial(ReduceWholeChunks, chunk_bytes=chunk) for chunk in chunks}
+    segments: Ways[ReductionSpec] = {f"segments, {chunks_of(slot_bytes)}": ReduceInSegments}
+    if size <= _RANKS_ALONE and spec.dtype.kind in _QUICK_KINDS and spec.dtype.char not in _SLOW_CODES:
+        return {**whole, **segments}
+    return {**segments, **whole} if size <= _MOST_RANKS_ALONE else segments
 
 
 class ReduceByChunk(BarrierPlan):
@@ -53,15 +63,16 @@ class ReduceByChunk(BarrierPlan):
 class ReduceWholeChunks(ReduceByChunk):
     """For few ranks: every rank that wants the result reduces whole chunks for itself."""
 
-    def __init__(self, shm: ShmGroup, call: Call, spec: ReductionSpec) -> None:
+    def __init__(self, shm: ShmGroup, call: Call, spec: ReductionSpec, chunk_bytes: int) -> None:
         super().__init__(shm, call, spec)
-        chunk_bytes = min(_WHOLE_CHUNK_BYTES, shm.region.slot_bytes)
         shm.reserve(min(spec.put_bytes, chunk_bytes))
         self._chunk = chunk_bytes // spec.dtype.itemsize
         self._slots = [
             [shm.region.slot(phase, peer, spec.dtype, (self._chunk,)) for peer in range(call.size)] for phase in (0, 1)
         ]
-        self._gives = call.root != call.rank
+        # The result may overwrite this rank's input, after the first two are added.
+        self._keeps = call.rank < 2
+        self._gives = call.root != call.rank or not self._keeps
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
         given, taken = flat(send), flat(recv)
@@ -72,7 +83,8 @@ class ReduceWholeChunks(ReduceByChunk):
                 slots[self._rank][...] = own
             yield self.arrive()
             if self._wants:
-                slots[self._rank] = own
+                if self._keeps:
+                    slots[self._rank] = own
                 self._combine(slots, taken[begin : begin + self._chunk])
 
 
@@ -137,11 +149,11 @@ class _InSlots:
 class ReduceOwnSegments(ReduceByChunk):
     """For a reduce_scatter: each rank reduces and keeps its segment of a chunk."""
 
-    def __init__(self, shm: ShmGroup, call: Call, spec: ReductionSpec) -> None:
+    def __init__(self, shm: ShmGroup, call: Call, spec: ReductionSpec, chunk_bytes: int) -> None:
         super().__init__(shm, call, spec)
-        shm.reserve(shm.region.slot_bytes)
+        shm.reserve(chunk_bytes)
         # Slot of rank i, area j: rank i's data for the segment of rank j.
-        chunk = shm.region.slot_bytes // call.size // spec.dtype.itemsize
+        chunk = chunk_bytes // call.size // spec.dtype.itemsize
         self._areas = shm.areas(spec.dtype, chunk)
         self._chunks = [slice(begin, begin + chunk) for begin in range(0, spec.longest, chunk)]
 

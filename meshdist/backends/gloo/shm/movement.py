@@ -9,6 +9,7 @@ see zero_copy.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from meshdist.backends.gloo.shm.copying import CopyingPlan
 from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait, OneStep, StepCopies
 from meshdist.backends.gloo.shm.shared_region import PAGE
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
+from meshdist.backends.gloo.shm.tuned_plan import ONE_STEP, TunedPlan, Ways, chunks_of, fastest
 from meshdist.backends.gloo.shm.zero_copy import SharedMove
 from meshdist.collectives.dataflow import Blocks, TransferSpec
 from meshdist.runtime.call import Buffers, Call, Signature
@@ -38,6 +40,8 @@ CHUNKED_BYTES_WRITTEN = 2 << 20
 # A broadcast, which uses one slot, and an exchange use whole slots: broadcasts of 4 MiB took three quarters of the time
 # so, exchanges of as much five sixths, and all-gathers a quarter more.
 _SHORT_CHUNK = 256 << 10
+# Other chunks to try.
+_CHUNKS = (256 << 10, 1 << 20)
 
 _NOTHING = np.empty(0, np.uint8)
 
@@ -45,16 +49,40 @@ _NOTHING = np.empty(0, np.uint8)
 def plan_movement(shm: ShmGroup, call: Call, spec: TransferSpec) -> Plan:
     if spec.longest is None:
         return AgreedMove(shm, call, spec)
+    num_bytes, ways = moved_bytes(shm, spec, spec.longest), ways_to_move(shm, spec, spec.longest)
     if spec.given_bytes is not None and max(spec.given_bytes) <= shm.region.slot_bytes:
-        shm.reserve(max(spec.given_bytes))
-        return SlotMove(shm, call, spec)
-    way = ChunkedMove if moves_in_chunks(shm, spec, spec.longest) else SingleCopyMove
-    return SharedMove(shm, call, spec, way(shm, call, spec))
+        return fastest(shm, call, spec, num_bytes, {ONE_STEP: SlotMove, **ways})
+    return SharedMove(shm, call, spec, fastest(shm, call, spec, num_bytes, ways))
+
+
+def ways_to_move(shm: ShmGroup, spec: TransferSpec, longest: int) -> Ways[TransferSpec]:
+    """Return the ways to move long blocks, beginning with the first guess."""
+    slot_bytes = shm.region.slot_bytes
+    is_broadcast_or_exchange = spec.shared == (spec.giver is not None)
+    guess = slot_bytes if is_broadcast_or_exchange else _SHORT_CHUNK
+    chunks = dict.fromkeys(min(slot_bytes, size) for size in (guess, *_CHUNKS))
+    in_chunks = {chunks_of(size): partial(ChunkedMove, chunk_bytes=size) for size in chunks}
+    if not shm.single_copy:
+        return in_chunks
+    shares = dict.fromkeys((spec.written, 0, 1) if shm.writes else (0,))
+    in_one_copy = {_in_words(share): partial(SingleCopyMove, written=share) for share in shares}
+    if moves_in_chunks(shm, spec, longest):
+        return {**in_chunks, **in_one_copy}
+    return {**in_one_copy, **in_chunks}
+
+
+def moved_bytes(shm: ShmGroup, spec: TransferSpec, longest: int) -> int:
+    return longest if spec.shared else longest * shm.backend.size
+
+
+def _in_words(written: float) -> str:
+    if written in (0, 1):
+        return "written by its giver" if written else "read by its taker"
+    return f"read, and {written:.0%} written"
 
 
 def moves_in_chunks(shm: ShmGroup, spec: TransferSpec, longest: int) -> bool:
-    if not shm.single_copy:
-        return True
+    """Return whether long blocks are guessed to be faster through the slots than in single copies."""
     if spec.shared:
         return longest <= (CHUNKED_BYTES_WRITTEN if spec.written == 1 and shm.writes else CHUNKED_BYTES)
     return longest * shm.backend.size**3 <= (CHUNKED_BYTES_OF_ALL if spec.giver is None else CHUNKED_BYTES_OF_ONE)
@@ -65,6 +93,7 @@ class SlotMove(OneStep):
 
     def __init__(self, shm: ShmGroup, call: Call, spec: TransferSpec) -> None:
         super().__init__(shm.barrier, shm.backend, call)
+        shm.reserve(max(spec.given_bytes or [0]))
         self._puts = [spec.puts(shm.region, phase) for phase in (0, 1)]
         self._takes = [spec.takes(shm.region, phase) for phase in (0, 1)]
 
@@ -119,11 +148,11 @@ class BulkMove(CopyingPlan):
 
 
 class SingleCopyMove(BulkMove):
-    """Many bytes, one copy: read from the giver's array, or written into the taker's."""
+    """Many bytes, one copy: read from the giver's array, or a share of it `written` into the taker's."""
 
-    def __init__(self, shm: ShmGroup, call: Call, spec: TransferSpec) -> None:
+    def __init__(self, shm: ShmGroup, call: Call, spec: TransferSpec, written: float) -> None:
         super().__init__(shm, call, spec)
-        self._written = spec.written if shm.writes else 0
+        self._written = written
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
         give, take = self.spec.give(send), self.spec.take(recv)
@@ -150,13 +179,10 @@ class SingleCopyMove(BulkMove):
 class ChunkedMove(BulkMove):
     """Many bytes through the slots: chunk by chunk, using the two slots in turn."""
 
-    def __init__(self, shm: ShmGroup, call: Call, spec: TransferSpec) -> None:
+    def __init__(self, shm: ShmGroup, call: Call, spec: TransferSpec, chunk_bytes: int) -> None:
         super().__init__(shm, call, spec)
-        self._room = shm.region.slot_bytes
-        is_broadcast_or_exchange = spec.shared == (spec.giver is not None)
-        if not is_broadcast_or_exchange:
-            self._room = min(self._room, _SHORT_CHUNK)
-        shm.reserve(self._room)
+        self._room = chunk_bytes
+        shm.reserve(chunk_bytes)
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
         give, take = self.spec.give(send), self.spec.take(recv)
@@ -192,9 +218,10 @@ class AgreedMove(BarrierPlan):
         assert all(block is not None for block in (*give, *take))
         self._shm, self._spec, self._rank = shm, spec, call.rank
         self._limit = shm.region.slot_bytes
-        self._moves: list[BulkMove] = [SingleCopyMove(shm, call, spec), ChunkedMove(shm, call, spec)]
-        self._bulks = [SharedMove(shm, call, spec, move) for move in self._moves]
-        self._bulk = self._bulks[0]
+        ways = ways_to_move(shm, spec, 0)
+        self._moves: dict[str, Any] = {name: make(shm, call, spec) for name, make in ways.items()}
+        self._tuned = TunedPlan(shm, call, self._moves)
+        self._bulk = SharedMove(shm, call, spec, self._tuned)
         self._dtype = give[0].dtype  # type: ignore[union-attr]
         # Arrays of a list are copied as they are: flattening them costs more than copying a few bytes.
         self._shapes = [block.shape for block in (call.recv if isinstance(call.recv, list) else take)]  # type: ignore[union-attr]
@@ -210,8 +237,7 @@ class AgreedMove(BarrierPlan):
 
     def adopt_signature(self, signature: Signature) -> None:
         super().adopt_signature(signature)
-        for bulk in self._bulks:
-            bulk.adopt_signature(signature)
+        self._bulk.adopt_signature(signature)
 
     def run(self, send: Buffers, recv: Buffers) -> None:
         phase = self._put(send)
@@ -250,8 +276,10 @@ class AgreedMove(BarrierPlan):
         compare_splits(given // row_bytes, expected // row_bytes, self._spec.unit, self.backend.options.ranks)
         self._agreed = bytes(table)
         longest = int(given.max())
-        way = moves_in_chunks(self._shm, self._spec, longest)
-        self._bulk, self._moves[way].longest = self._bulks[way], longest
+        for move in self._moves.values():
+            move.longest = longest
+        names = list(ways_to_move(self._shm, self._spec, longest))
+        self._tuned.over(moved_bytes(self._shm, self._spec, longest), names)
         self._takes = None
         if given.sum(axis=1).max() <= self._limit:
             begins = given[:, : self._rank].sum(axis=1).tolist()

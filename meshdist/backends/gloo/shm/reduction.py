@@ -13,11 +13,12 @@ from typing import Any
 from meshdist.arrays.host import Array
 from meshdist.arrays.reduce_op import ReduceOp, quiet_runner
 from meshdist.backends.base import Plan
-from meshdist.backends.gloo.shm.chunked_reduction import chunked_reduction
+from meshdist.backends.gloo.shm.chunked_reduction import ways_in_chunks
 from meshdist.backends.gloo.shm.copying import CopyingPlan
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, OneStep, StepCopies
 from meshdist.backends.gloo.shm.movement import copies_of, put
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
+from meshdist.backends.gloo.shm.tuned_plan import ONE_STEP, Ways, fastest
 from meshdist.backends.gloo.shm.zero_copy import SharedReduce
 from meshdist.collectives.algorithms.rank_order import reduce_in_rank_order
 from meshdist.collectives.dataflow import ReductionSpec
@@ -37,12 +38,18 @@ _STACKED_RANKS, _STACKED_BYTES = 4, 1024
 
 
 def plan_reduction(shm: ShmGroup, call: Call, spec: ReductionSpec) -> Plan:
-    if spec.put_bytes <= min(REDUCE_ALONE_BYTES // call.size, shm.region.slot_bytes):
-        shm.reserve(spec.put_bytes)
-        return SlotReduce(shm, call, spec)
-    if shm.single_copy and spec.in_place and call.size >= _READING_RANKS and spec.put_bytes >= SINGLE_COPY_REDUCE_BYTES:
-        return SharedReduce(shm, call, spec, SingleCopyReduce(shm, call, spec))
-    return SharedReduce(shm, call, spec, chunked_reduction(shm, call, spec))
+    one_step: Ways[ReductionSpec] = {ONE_STEP: SlotReduce} if spec.put_bytes <= shm.region.slot_bytes else {}
+    in_chunks = ways_in_chunks(shm, spec)
+    if one_step and spec.put_bytes <= REDUCE_ALONE_BYTES // call.size:
+        return fastest(shm, call, spec, spec.put_bytes, {**one_step, **in_chunks})
+    reading: Ways[ReductionSpec] = (
+        {"read by its reducer": SingleCopyReduce} if shm.single_copy and spec.in_place else {}
+    )
+    if call.size >= _READING_RANKS and spec.put_bytes >= SINGLE_COPY_REDUCE_BYTES:
+        ways = {**reading, **in_chunks, **one_step}
+    else:
+        ways = {**in_chunks, **one_step, **reading}
+    return SharedReduce(shm, call, spec, fastest(shm, call, spec, spec.put_bytes, ways))
 
 
 class SlotReduce(OneStep):
@@ -51,6 +58,7 @@ class SlotReduce(OneStep):
     def __init__(self, shm: ShmGroup, call: Call, spec: ReductionSpec) -> None:
         super().__init__(shm.barrier, shm.backend, call)
         assert call.op is not None
+        shm.reserve(spec.put_bytes)
         self._puts = [spec.puts(shm.region, phase) for phase in (0, 1)]
         self._stacks = [spec.sources(shm.region, phase) for phase in (0, 1)]
         self._at_once = _is_reduced_at_once(self._stacks[0])

@@ -15,8 +15,9 @@ from meshdist.backends.gloo.shm.descriptors import SharedDescriptors
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, FlagBarrier, PeerSet, flag_barrier_class
 from meshdist.backends.gloo.shm.mapping_cache import shared_memory
 from meshdist.backends.gloo.shm.segment import Segment, create, find
-from meshdist.backends.gloo.shm.shared_region import SINGLE_COPY, TOKEN, TRIAL, SharedRegion
+from meshdist.backends.gloo.shm.shared_region import SINGLE_COPY, TOKEN, TRIAL, TUNING, SharedRegion
 from meshdist.backends.gloo.shm.single_copy import Memory, address_of, allow_peers, await_writers, may_copy
+from meshdist.backends.gloo.shm.tuning import Mode, Tuning
 from meshdist.collectives.dataflow import Blocks
 from meshdist.errors import DistBackendError
 from meshdist.runtime.call import Signature
@@ -24,6 +25,8 @@ from meshdist.runtime.departure import LeftOut
 from meshdist.runtime.doorbells import SocketDoorbells
 from meshdist.runtime.log import RankLog
 from meshdist.runtime.waiting import Waitable
+from meshdist.system.env_flags import tuning_mode
+from meshdist.system.tuning_cache import TuningCache
 
 # Size of one piece of scratch: fits the second-level cache together with what it is added to.
 SCRATCH_BYTES = 128 << 10
@@ -50,6 +53,7 @@ class ShmGroup:
         table_bytes, table_rows: For each phase, the table as bytes, and cut into the ranks' rows.
         byte_slots: For each phase, every rank's slot as bytes.
         descriptors: The shared arrays of the ranks.
+        tuning: Which ways to carry out calls are the fastest.
     """
 
     def __init__(self, backend: Backend, segment: Segment) -> None:
@@ -70,6 +74,7 @@ class ShmGroup:
         self.barrier = flag_barrier_class()(self.region, backend.rank, backend.size, members)
         self.memories = [Memory(peers.card(rank).pid, options.describe(place)) for place, rank in enumerate(ranks)]
         self.single_copy = self.writes = False
+        self.tuning = Tuning(Mode.OFF, None)
         self.table_bytes = [self.region.table_bytes(phase) for phase in (0, 1)]
         self.table_rows = [self.region.table_rows(phase) for phase in (0, 1)]
         byte, shape = np.dtype(np.uint8), (self.region.slot_bytes,)
@@ -88,6 +93,7 @@ class ShmGroup:
         allow_peers()
         token = np.array([os.getpid() ^ id(self)])
         words[line(rank, TOKEN)], words[line(rank, TRIAL)] = address_of(token), address_of(_TRIAL)
+        words[line(rank, TUNING)] = tuning_mode()
         # The token itself is in the table, to be compared with what is read.
         self.region.table(0, rank)[rank, 0] = token[0]
         yield self._arrive()
@@ -97,6 +103,8 @@ class ShmGroup:
         yield self._arrive()
         self.single_copy = all(words[line(peer, SINGLE_COPY)] & _READS for peer in ranks)
         self.writes = all(words[line(peer, SINGLE_COPY)] & _WRITES for peer in ranks)
+        cache = TuningCache(self.backend.size) if rank == 0 else None
+        self.tuning = Tuning(Mode(min(words[line(peer, TUNING)] for peer in ranks)), cache)
         self.region.seal()
         self._warn_of_limits()
 

@@ -1,0 +1,95 @@
+"""Plans that measure themselves: where there are several ways to carry out a call, the fastest one here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import monotonic_ns
+from typing import TypeAlias, TypeVar
+
+from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait
+from meshdist.backends.gloo.shm.shm_group import ShmGroup
+from meshdist.backends.gloo.shm.tuning import Trials
+from meshdist.runtime.call import Buffers, Call, Signature
+from meshdist.runtime.plan_cache import each
+
+Spec = TypeVar("Spec")
+# What makes the plan of each way, by name; the first is the first guess.
+Ways: TypeAlias = "Mapping[str, Callable[[ShmGroup, Call, Spec], BarrierPlan]]"
+
+ONE_STEP = "one step"
+
+
+def chunks_of(num_bytes: int) -> str:
+    """Return the chunks of a way in words."""
+    return f"chunks of {num_bytes >> 10} KiB"
+
+
+def kind_of(call: Call) -> str:
+    """Return the kind of a call, but for its size: calls of one kind share their trials."""
+    dtype = (each(call.recv) or each(call.send))[0].dtype
+    words = (call.collective.native, "" if call.op is None else call.op.value, dtype.name)
+    return " ".join(filter(None, words))
+
+
+def fastest(shm: ShmGroup, call: Call, spec: Spec, num_bytes: int, ways: Ways[Spec]) -> BarrierPlan:
+    """Return the plan of the fastest way; while that is not known, one that tries them all.
+
+    Args:
+        shm: The group.
+        call: The call.
+        spec: What it moves.
+        num_bytes: Its size, equal on all ranks.
+        ways: What makes the plan of each way, by name, the same on all ranks; the first is the first guess.
+    """
+    names = list(ways)
+    chosen = shm.tuning.trials(kind_of(call), num_bytes, names).chosen
+    if chosen is not None:
+        return ways[names[chosen]](shm, call, spec)
+    plans = {name: make(shm, call, spec) for name, make in ways.items()}
+    return TunedPlan(shm, call, plans).over(num_bytes, names)
+
+
+class TunedPlan(BarrierPlan):
+    """Tries several plans of one call, and then runs the fastest.
+
+    Args:
+        shm: The group.
+        call: The call.
+        plans: A plan for each way, by name.
+    """
+
+    def __init__(self, shm: ShmGroup, call: Call, plans: Mapping[str, BarrierPlan]) -> None:
+        super().__init__(shm.barrier, shm.backend, call)
+        self._shm, self._rank, self._plans = shm, call.rank, plans
+        self._kind, self._trials = kind_of(call), Trials("", 0, (), measures=False)
+
+    def over(self, num_bytes: int, names: Sequence[str]) -> TunedPlan:
+        """The calls from now on are of this size, and the first guess is the first of `names`; return this plan."""
+        self._trials = self._shm.tuning.trials(self._kind, num_bytes, names)
+        return self
+
+    def adopt_signature(self, signature: Signature) -> None:
+        super().adopt_signature(signature)
+        for plan in self._plans.values():
+            plan.adopt_signature(signature)
+
+    def run(self, send: Buffers, recv: Buffers) -> None:
+        if self._trials.chosen is None:
+            super().run(send, recv)
+        else:
+            self._plans[self._trials.next].run(send, recv)
+
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
+        trials, began_ns = self._trials, monotonic_ns()
+        yield from self._plans[trials.next].steps(send, recv)
+        if trials.chosen is None:
+            yield from self._compare(trials, began_ns)
+
+    def _compare(self, trials: Trials, began_ns: int) -> Iterator[BarrierWait]:
+        remembered = self._shm.tuning.remembered(trials) if trials.is_first else None
+        phase, region = self.barrier.flip(), self._shm.region
+        region.table(phase, self._rank)[0] = began_ns, monotonic_ns(), -1 if remembered is None else remembered, 0
+        yield self.arrive()
+        rows = [region.table(phase, peer)[0].tolist() for peer in range(self.backend.size)]
+        began, ended, told, _ = zip(*rows, strict=True)
+        trials.add(max(ended) - max(began), told[0] if told[0] >= 0 else None)

@@ -1,0 +1,135 @@
+"""The trials of a group: which way to carry out a kind of call is the fastest here.
+
+The first calls of a kind try the ways in turn, beginning with the first guess. After each, every rank writes into the
+table when it began and when it ended; a step later all know how long the call took, from the last rank's beginning to
+the last rank's end, and so all choose alike. The choice is kept for the group, and remembered for the machine: see
+`meshdist.system.tuning_cache`. All ways give the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+from meshdist.backends.base import Choice
+from meshdist.system.tuning_cache import TuningCache
+
+# The least bytes of a call that is worth trials: shorter ones are fastest in one step everywhere.
+TUNED_BYTES = 256 << 10
+# How often each way is measured; one that took this many times as long as the fastest is dropped after one measurement,
+# and after two. Single calls are delayed by other processes.
+_ROUNDS, _HOPELESS = 3, (3.0, 1.5)
+# Another way must be faster than the first guess by this factor to be chosen.
+_WORTHWHILE = 1.05
+
+
+class Mode(IntEnum):
+    """What a rank asks for, by `MESHDIST_TUNING`; a group does the least of what its ranks ask for."""
+
+    OFF = 0
+    CACHED = 1
+    ON = 2
+    ANEW = 3
+
+
+class Trials:
+    """The trials of one kind of call; equal on all ranks at the same call.
+
+    Attributes:
+        kind, most_bytes, ways: As in `Choice`.
+        chosen: The number of the chosen way; None while the trials go on.
+    """
+
+    def __init__(self, kind: str, most_bytes: int, ways: Sequence[str], *, measures: bool) -> None:
+        self.kind, self.most_bytes = kind, most_bytes
+        self.ways = ways
+        self.chosen: int | None = None
+        self.shortest_ns: list[int | None] = [None] * len(ways)
+        self._measures = measures
+        # The first call is not measured, since pages are mapped in it; it tells what is remembered.
+        self._left = [0]
+        self._rounds = 0
+
+    @property
+    def next(self) -> str:
+        """The way of the next call."""
+        return self.ways[self._left[0] if self.chosen is None else self.chosen]
+
+    @property
+    def key(self) -> str:
+        return f"{self.kind} {self.most_bytes}"
+
+    @property
+    def is_measured(self) -> bool:
+        return self.chosen is not None and self._rounds == _ROUNDS
+
+    def choice(self) -> Choice:
+        times = {way: 1e-9 * ns for way, ns in zip(self.ways, self.shortest_ns, strict=True) if ns is not None}
+        return Choice(self.kind, self.most_bytes, tuple(self.ways), self.chosen, times)
+
+    @property
+    def is_first(self) -> bool:
+        return self._rounds == 0
+
+    def add(self, took_ns: int, remembered: int | None) -> None:
+        """Take in a finished call: how long it took, and which way rank 0 remembers."""
+        way = self._left.pop(0)
+        if self.is_first:
+            if remembered is not None or not self._measures:
+                self.chosen = remembered or 0
+                return
+        else:
+            known = self.shortest_ns[way]
+            self.shortest_ns[way] = took_ns if known is None else min(known, took_ns)
+        if not self._left:
+            self._next_round()
+
+    def _next_round(self) -> None:
+        times = [time for time in self.shortest_ns if time is not None]
+        if self._rounds == _ROUNDS:
+            shortest, guess = min(times), self.shortest_ns[0]
+            keeps = guess is not None and guess <= shortest * _WORTHWHILE
+            self.chosen = 0 if keeps else self.shortest_ns.index(shortest)
+            return
+        most = min(times) * _HOPELESS[self._rounds - 1] if times else 0
+        self._left = [way for way, time in enumerate(self.shortest_ns) if time is None or time <= most]
+        self._rounds += 1
+
+
+class Tuning:
+    """The choices of a group.
+
+    Args:
+        mode: The least of what the ranks ask for.
+        cache: The choices of earlier jobs; None if this is not rank 0, which tells the others.
+    """
+
+    def __init__(self, mode: Mode, cache: TuningCache | None) -> None:
+        self.mode = mode
+        self._cache = cache
+        self._trials: dict[tuple[Any, ...], Trials] = {}
+
+    def trials(self, kind: str, num_bytes: int, ways: Sequence[str]) -> Trials:
+        """Return the trials of a kind of call of this size; the first of `ways`, by name, is the first guess."""
+        most = 1 << max(0, num_bytes - 1).bit_length()
+        key = kind, most, *ways
+        known = self._trials.get(key)
+        if known is None:
+            known = self._trials[key] = Trials(kind, most, ways, measures=self.mode >= Mode.ON)
+            if self.mode is Mode.OFF or most < TUNED_BYTES or len(ways) == 1:
+                known.chosen = 0
+        return known
+
+    def remembered(self, trials: Trials) -> int | None:
+        way = None if self._cache is None or self.mode is Mode.ANEW else self._cache.choice(trials.key)
+        return trials.ways.index(way) if way in trials.ways else None
+
+    def choices(self) -> list[Choice]:
+        return [trials.choice() for trials in self._trials.values()]
+
+    def save(self) -> None:
+        """Remember what was measured."""
+        measured = {trials.key: trials.next for trials in self._trials.values() if trials.is_measured}
+        if self._cache is not None and measured:
+            self._cache.update(measured)

@@ -1,0 +1,105 @@
+"""The choices of tuned plans that are remembered for this machine, in a file of the user's cache directory."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from meshdist import core
+from meshdist.system.platform import available_cores
+from meshdist.system.versions import versions
+
+DIRECTORY = "MESHDIST_CACHE_DIR"
+"""Where the choices are remembered, instead of the user's cache directory."""
+
+# The meaning of the ways' names; choices of another version are ignored.
+_VERSION = 1
+_log = logging.getLogger("meshdist")
+_told: set[str] = set()
+
+
+class TuningCache:
+    """The remembered choices for groups of `num_ranks` ranks on this machine: its processor, cores and kernel.
+
+    A file that is missing, damaged, or of another machine has no choices; one that cannot be written is left. Both are
+    said once.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self._ranks = str(num_ranks)
+
+    def choice(self, kind: str) -> str | None:
+        """Return the chosen way for a kind of call; None if it is not remembered."""
+        way = self._choices.get(kind)
+        return way if isinstance(way, str) else None
+
+    def update(self, choices: Mapping[str, str]) -> None:
+        """Add choices to the file."""
+        path = path_of(self._machine)
+        # Another job may have added choices since this one read them; of two that write now, the later one counts.
+        content = self._read()
+        known = content.setdefault(self._ranks, {})
+        if path is None or known == {**known, **choices}:
+            return
+        known.update(choices)
+        text = json.dumps({"version": _VERSION, "machine": self._machine, "choices": content}, indent=1)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+                file.write(text + "\n")
+            os.replace(file.name, path)
+        except OSError as error:
+            _tell(f"the measured choices of plans cannot be remembered: {error}")
+
+    @cached_property
+    def _machine(self) -> str:
+        known = versions()
+        with_core = "without the compiled core" if core.module is None else "with the compiled core"
+        return f"{known['CPU']}, {available_cores()} cores, {known['kernel']}, {with_core}"
+
+    @cached_property
+    def _choices(self) -> dict[str, Any]:
+        known: dict[str, Any] = self._read().get(self._ranks, {})
+        return known
+
+    def _read(self) -> dict[str, Any]:
+        path = path_of(self._machine)
+        if path is None:
+            return {}
+        try:
+            found = json.loads(path.read_text())
+            if (found["version"], found["machine"]) != (_VERSION, self._machine):
+                return {}
+            return {ranks: dict(choices) for ranks, choices in found["choices"].items()}
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            _tell(f"{path} is ignored; it should hold measured choices of plans: {type(error).__name__}: {error}")
+            return {}
+
+
+def path_of(machine: str) -> Path | None:
+    """Return the file for a machine; None if the user has no directory for it."""
+    name = f"tuning-{sha256(machine.encode()).hexdigest()[:12]}.json"
+    if os.environ.get(DIRECTORY):
+        return Path(os.environ[DIRECTORY]) / name
+    try:
+        caches = "Library/Caches" if sys.platform == "darwin" else ".cache"
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / caches
+    except RuntimeError:  # the process has no home
+        return None
+    return Path(base) / "meshdist" / name
+
+
+def _tell(words: str) -> None:
+    if words not in _told:
+        _told.add(words)
+        _log.warning("%s", words)

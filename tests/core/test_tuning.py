@@ -1,0 +1,254 @@
+"""Plans that measure themselves: which way they choose, that all ranks choose alike, and what is remembered."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from worlds import needs_linux
+
+import meshdist as dist
+from meshdist.backends.gloo.shm import movement, tuned_plan
+from meshdist.backends.gloo.shm.tuning import Trials
+from meshdist.system import tuning_cache
+from meshdist.system.env_flags import TUNING, tuning_mode
+from meshdist.system.tuning_cache import TuningCache
+
+pytestmark = pytest.mark.timeout(60)
+COUNT = 300_000  # of float32: more than a slot holds
+
+
+# ---- The choice
+
+
+def chosen_by(trials, times):
+    """Return the chosen way if each way takes the times given for it, and how many calls that took."""
+    left = {way: list(own) for way, own in times.items()}
+    calls = 0
+    while trials.chosen is None:
+        way = trials.next
+        trials.add(left[way].pop(0) if calls else 10**9, None)
+        calls += 1
+    return trials.ways[trials.chosen], calls
+
+
+@pytest.mark.parametrize(
+    ("times", "chosen"),
+    [
+        ({"guess": [100] * 3, "other": [90] * 3, "slow": [500]}, "other"),
+        ({"guess": [100] * 3, "other": [97] * 3, "slow": [500]}, "guess"),  # too little to leave it
+        ({"guess": [100] * 3, "other": [250, 80, 80], "slow": [500]}, "other"),  # delayed once
+        ({"guess": [500], "other": [100] * 3, "slow": [250, 260]}, "other"),  # the worst guess
+    ],
+)
+def test_the_fastest_way_is_chosen(times, chosen):
+    way, calls = chosen_by(Trials("call", 1 << 20, list(times), measures=True), times)
+    assert way == chosen
+    assert calls <= 20
+
+
+def test_what_is_remembered_is_taken_after_the_first_call():
+    trials = Trials("call", 1 << 20, ["guess", "other"], measures=True)
+    trials.add(100, 1)
+    assert trials.next == "other"
+    assert not trials.is_measured
+
+
+def test_without_measuring_the_guess_stays():
+    trials = Trials("call", 1 << 20, ["guess", "other"], measures=False)
+    trials.add(100, None)
+    assert trials.next == "guess"
+
+
+# ---- In a group
+
+
+@pytest.fixture
+def pair(worlds):
+    return worlds.world("gloo", 2)
+
+
+def wrong_results(group, turn):
+    """Make a call of each kind; return those with wrong results."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    last = size - 1
+    blocks = [np.arange(COUNT, dtype=np.float32) % 1000 + peer + turn for peer in range(size)]
+    mine, whole, total = blocks[rank], np.concatenate(blocks), sum(blocks)
+    outputs = {name: np.empty_like(whole) for name in ("all_gather_into_tensor", "all_to_all_single", "gather")}
+    pieces = [np.split(array, size) for array in outputs.values()]
+    kept, taken, lists = np.empty_like(mine), np.empty_like(mine), [np.empty_like(mine) for _ in range(size)]
+    group.all_gather_into_tensor(outputs["all_gather_into_tensor"], mine)
+    group.all_to_all_single(outputs["all_to_all_single"], np.tile(mine, size))
+    group.gather(mine, pieces[2] if rank == last else None, dst=last)
+    group.reduce_scatter_tensor(kept, np.tile(mine, size))
+    group.scatter(taken, blocks if rank == last else None, src=last)
+    group.all_to_all(lists, [mine] * size)
+    found = {
+        "all_reduce": (group.all_reduce(mine.copy()), total),
+        "reduce": (group.reduce(mine.copy(), dst=last), total if rank == last else None),
+        "broadcast": (group.broadcast(mine.copy(), src=0), blocks[0]),
+        "all_gather_into_tensor": (outputs["all_gather_into_tensor"], whole),
+        "all_to_all_single": (outputs["all_to_all_single"], whole),
+        "gather": (outputs["gather"], whole if rank == last else None),
+        "reduce_scatter_tensor": (kept, total),
+        "scatter": (taken, mine),
+        "all_to_all": (np.concatenate(lists), whole),
+    }
+    return [name for name, (got, due) in found.items() if due is not None and (got != due).any()]
+
+
+def tuned(mode=None, calls=25):
+    before = os.environ.get(TUNING)
+    os.environ[TUNING] = mode or "anew"
+    try:
+        with dist.new_group() as group:
+            for turn in range(calls):
+                assert wrong_results(group, turn) == []
+            choices = group.usable_backend("test").choices()
+            return {c.kind.split()[0]: (c.ways, c.chosen, len(c.seconds)) for c in choices if len(c.ways) > 1}
+    finally:
+        os.environ.pop(TUNING) if before is None else os.environ.update({TUNING: before})
+
+
+@needs_linux
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_ranks_choose_alike(worlds, size):
+    first, *others = worlds.world("gloo", size).run(tuned)
+    assert others == [first] * (size - 1)
+    assert len(first) == 9
+    for ways, chosen, measured in first.values():
+        assert chosen is not None
+        assert measured == len(ways)
+
+
+@needs_linux
+def test_without_tuning_the_guess_is_kept(pair):
+    for kinds in pair.run(tuned, "off"):
+        assert {(chosen, measured) for _, chosen, measured in kinds.values()} == {(0, 0)}
+
+
+def ranks_differ():
+    return tuned("off" if dist.get_rank() == 1 else "on")
+
+
+@needs_linux
+def test_ranks_that_ask_for_different_modes_do_the_least(pair):
+    for kinds in pair.run(ranks_differ):
+        assert {(chosen, measured) for _, chosen, measured in kinds.values()} == {(0, 0)}
+
+
+def slowed_down():
+    # The first guess for a broadcast of this size: it waits where the others copy.
+    class Slow(movement.ChunkedMove):
+        def steps(self, send, recv):
+            end = tuned_plan.monotonic_ns() + 20_000_000
+            while tuned_plan.monotonic_ns() < end:
+                pass
+            yield from super().steps(send, recv)
+
+    quick, movement.ChunkedMove = movement.ChunkedMove, Slow
+    try:
+        kinds = tuned()
+    finally:
+        movement.ChunkedMove = quick
+    ways, chosen, _ = kinds["broadcast"]
+    return ways[0], ways[chosen]
+
+
+@needs_linux
+def test_a_slow_way_is_avoided(pair):
+    for guess, chosen in pair.run(slowed_down):
+        assert guess.startswith("chunks")
+        assert not chosen.startswith("chunks")
+
+
+def async_and_sync():
+    os.environ[TUNING] = "anew"
+    try:
+        with dist.new_group() as group:
+            # One rank prepares its plans long before it runs them; the other prepares each when it runs it.
+            arrays = [np.full(COUNT, dist.get_rank() + k, np.float32) for k in range(40)]
+            if dist.get_rank() == 0:
+                works = [group.all_reduce(array, async_op=True) for array in arrays]
+                for work in works:
+                    work.wait()
+            else:
+                for array in arrays:
+                    group.all_reduce(array)
+            wrong = sum((array != 2 * k + 1).sum() for k, array in enumerate(arrays))
+            [choice] = [c for c in group.usable_backend("test").choices() if len(c.ways) > 1]
+            return int(wrong), choice.ways[choice.chosen]
+    finally:
+        del os.environ[TUNING]
+
+
+@needs_linux
+def test_async_calls_and_sync_calls_take_part_alike(pair):
+    (wrong, chosen), (also_wrong, also_chosen) = pair.run(async_and_sync)
+    assert wrong == also_wrong == 0
+    assert chosen == also_chosen
+
+
+# ---- What is remembered
+
+
+def remembered_choices(directory):
+    os.environ[tuning_cache.DIRECTORY] = directory
+    return tuned("on"), [json.loads(open(f"{directory}/{name}").read()) for name in os.listdir(directory)]
+
+
+@needs_linux
+def test_the_next_group_begins_with_what_was_measured(pair, tmp_path):
+    pair.run(remembered_choices, str(tmp_path))
+    [path] = tmp_path.iterdir()
+    content = json.loads(path.read_text())
+    ways = content["choices"]["2"]
+    # As another machine would have chosen.
+    ways["broadcast float32 2097152"] = "written by its giver"
+    ways["all_reduce sum float32 2097152"] = "a way of another version"
+    path.write_text(json.dumps(content))
+    for kinds, _ in pair.run(remembered_choices, str(tmp_path)):
+        ways, chosen, measured = kinds["broadcast"]
+        assert (ways[chosen], measured) == ("written by its giver", 0)
+        _, chosen, measured = kinds["all_reduce"]
+        assert measured > 0
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 1}', '{"version": 1, "machine": 3, "choices": []}'])
+def test_a_damaged_file_is_ignored_and_told_once(tmp_path, monkeypatch, caplog, content):
+    monkeypatch.setenv(tuning_cache.DIRECTORY, str(tmp_path))
+    TuningCache(2).update({"call": "way"})
+    [path] = tmp_path.iterdir()
+    assert TuningCache(2).choice("call") == "way"
+    assert TuningCache(3).choice("call") is None
+    path.write_text(content)
+    for _ in range(2):
+        assert TuningCache(2).choice("call") is None
+    assert len(caplog.records) <= 1
+    TuningCache(2).update({"call": "other way"})
+    assert TuningCache(2).choice("call") == "other way"
+
+
+def test_a_file_of_another_machine_is_ignored(tmp_path, monkeypatch):
+    monkeypatch.setenv(tuning_cache.DIRECTORY, str(tmp_path))
+    TuningCache(2).update({"call": "way"})
+    [path] = tmp_path.iterdir()
+    path.write_text(path.read_text().replace('"machine": "', '"machine": "another '))
+    assert TuningCache(2).choice("call") is None
+
+
+def test_a_directory_that_cannot_be_written_is_told_once(tmp_path, monkeypatch, caplog):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv(tuning_cache.DIRECTORY, str(blocked / "below"))
+    for _ in range(2):
+        TuningCache(2).update({"call": "way"})
+    assert [record.message[:55] for record in caplog.records] == [
+        "the measured choices of plans cannot be remembered: [Er"
+    ]
+
+
+def test_a_wrong_mode_is_refused(monkeypatch):
+    monkeypatch.setenv(TUNING, "always")
+    with pytest.raises(ValueError, match="MESHDIST_TUNING must be one of off, cached, on, anew, got 'always'"):
+        tuning_mode()
