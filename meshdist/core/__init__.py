@@ -18,7 +18,7 @@ VARIABLE = "MESHDIST_CORE"
 
 _CHOICES = ("auto", "python", "require")
 # What this package and the module expect of each other; the same number stands in module.c.
-_INTERFACE = 2
+_INTERFACE = 3
 
 T = TypeVar("T")
 

@@ -6,6 +6,8 @@
 PyTypeObject *barrier_type;
 
 static const uint64_t STEP = 0xFFFFFFFF;
+/* How many words behind its signal a rank writes for which call it is; as in `shared_region`. */
+enum { FINGERPRINT = 2 };
 /* How often to poll before yielding: some microseconds, the delay of a peer in the same call. Fewer after a poll in
    vain, as on a machine with more ranks than cores, where polling keeps peers from running. */
 enum { SPINS = 300, FEWEST_SPINS = 8 };
@@ -69,8 +71,11 @@ static PyObject *barrier_attach(Barrier *self, PyObject *args)
 int barrier_signal(Barrier *self, uint64_t fingerprint, uint64_t *word)
 {
     uint64_t step = ++self->step;
-    self->word = *word = fingerprint | (step & STEP);
-    store(&self->words[self->mine + (step & 1)], *word);
+    Word *mine = &self->words[self->mine + (step & 1)];
+    self->word = *word = (fingerprint & ~STEP) | (step & STEP);
+    if (load(mine + FINGERPRINT) != fingerprint) /* a peer may be polling this cache line */
+        store(mine + FINGERPRINT, fingerprint);
+    store(mine, *word);
     for (int i = 0; i < self->num_bells; i++) {
         if (load(&self->words[self->bells[i]])) {
             PyObject *rang = PyObject_CallMethod((PyObject *)self, "_ring", NULL);
@@ -79,6 +84,28 @@ int barrier_signal(Barrier *self, uint64_t fingerprint, uint64_t *word)
         }
     }
     return 0;
+}
+
+/* Whether the peers, which have all signalled `word`, did so for this rank's call. */
+static bool is_same_call(const Barrier *self, uint64_t word)
+{
+    const Py_ssize_t *post = self->posts + (word & 1) * self->num_peers, *end = post + self->num_peers;
+    uint64_t fingerprint = load(&self->words[self->mine + (word & 1) + FINGERPRINT]);
+    for (; post < end; post++) {
+        if (load(&self->words[*post + FINGERPRINT]) != fingerprint)
+            return false;
+    }
+    return true;
+}
+
+/* Python goes on with a wait: it sleeps in the end, and finds out why a peer does not come. */
+static int await_rest(uint64_t word, PyObject *wait)
+{
+    PyObject *number = PyLong_FromUnsignedLongLong(word);
+    PyObject *waited = number == NULL ? NULL : PyObject_CallOneArg(wait, number);
+    Py_XDECREF(number);
+    Py_XDECREF(waited);
+    return waited == NULL ? -1 : 0;
 }
 
 int barrier_await(Barrier *self, uint64_t word, PyObject *wait)
@@ -94,7 +121,7 @@ int barrier_await(Barrier *self, uint64_t word, PyObject *wait)
     }
     if (self->spins < SPINS && spins < self->spins)
         self->spins++;
-    return 0;
+    return is_same_call(self, word) ? 0 : await_rest(word, wait);
 
 yield:
     self->spins = self->spins / 2 > FEWEST_SPINS ? self->spins / 2 : FEWEST_SPINS;
@@ -106,13 +133,7 @@ yield:
             sched_yield();
     }
     Py_END_ALLOW_THREADS
-    if (arrived)
-        return 0;
-    PyObject *number = PyLong_FromUnsignedLongLong(word);
-    PyObject *waited = number == NULL ? NULL : PyObject_CallOneArg(wait, number);
-    Py_XDECREF(number);
-    Py_XDECREF(waited);
-    return waited == NULL ? -1 : 0;
+    return arrived && is_same_call(self, word) ? 0 : await_rest(word, wait);
 }
 
 static PyObject *barrier_signal_method(Barrier *self, PyObject *fingerprint)
@@ -152,7 +173,7 @@ static PyObject *barrier_arrived(Barrier *self, PyObject *number)
         if (load(&self->words[post[i]]) != word)
             Py_RETURN_FALSE;
     }
-    Py_RETURN_TRUE;
+    return PyBool_FromLong(is_same_call(self, word));
 }
 
 static void barrier_dealloc(Barrier *self)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any, Protocol, TypeAlias
 
 from meshdist.arrays.host import Array
@@ -104,7 +104,7 @@ class Signature:
     Attributes:
         text: The call in words, for error messages.
         compared: The part of the words that must be equal; all of `text` by default.
-        fingerprint: 32 bits of `compared` in the upper half of a 64-bit word; the lower half takes a sequence number.
+        fingerprint: A hash of `compared`, 64 bits.
     """
 
     text: str
@@ -116,7 +116,7 @@ class Signature:
 
     @property
     def fingerprint(self) -> int:
-        return zlib.crc32(self.compared.encode()) << 32
+        return int.from_bytes(blake2b(self.compared.encode(), digest_size=8).digest(), "little")
 
 
 class Elements(str):

@@ -23,7 +23,7 @@ def test_fingerprints_tell_calls_apart():
     ]
     words = {Signature(text).fingerprint for text in texts}
     assert len(words) == len(texts)
-    assert all(0 <= word < 1 << 64 and word & 0xFFFFFFFF == 0 for word in words)
+    assert all(0 <= word < 1 << 64 for word in words)
     assert Signature("a").fingerprint == Signature("a").fingerprint
 
 
@@ -113,12 +113,6 @@ def same_meaning():
 
 def test_what_does_not_matter_is_not_compared():
     dist.run(same_meaning, 2, timeout=20)
-
-
-def test_a_fingerprint_is_the_upper_half_of_a_word():
-    one, other = Signature("barrier()"), Signature("all_reduce(float32[4], op=sum)")
-    assert one.fingerprint != other.fingerprint
-    assert one.fingerprint & 0xFFFFFFFF == 0
 
 
 def test_element_counts_know_the_shapes():

@@ -11,6 +11,7 @@ from until import loaded
 from worlds import BACKENDS
 
 import meshdist as dist
+from meshdist.runtime.call import Signature
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -75,6 +76,16 @@ PAIRS = {
         lambda g: g.all_gather_into_tensor(ones(6 * g.size()), ones(6)),
         ("x float32[4])", "x float32[6])"),
     ),
+    "calls of one CRC-32": (
+        lambda g: g.all_reduce(np.ones(874_116, np.float32), "product"),
+        lambda g: g.all_reduce(np.ones(920_877, np.int64), "sum"),
+        ("all_reduce(float32[874116], op=product)", "all_reduce(int64[920877], op=sum)"),
+    ),
+    "other calls of one CRC-32": (
+        lambda g: g.all_reduce(np.ones(362_086, np.float16), "product"),
+        lambda g: g.all_reduce(np.ones(768_160, np.int32), "max"),
+        ("all_reduce(float16[362086], op=product)", "all_reduce(int32[768160], op=max)"),
+    ),
     "splits or not": (
         lambda g: g.all_to_all_single(ones(g.size()), ones(g.size())),
         lambda g: g.all_to_all_single(ones(g.size()), ones(g.size()), [1] * g.size(), [1] * g.size()),
@@ -135,6 +146,29 @@ def test_split_sizes_that_disagree(worlds, backend, size, receives):
         assert "all_to_all_single on group 'at odds'" in failure.message, failure
     said = " ".join(failure.message for failure in outcomes)
     assert re.search(rf"rank 0 sends 1 rows to rank 1, which expects {receives}", said)
+
+
+def half_of_the_fingerprint_differs(known):
+    whole = Signature.fingerprint
+    Signature.fingerprint = property(lambda self: 7 << 32 | whole.__get__(self) & 0xFFFFFFFF)
+    try:
+        group = dist.new_group(group_desc="at odds")
+        for _ in range(3 * known):
+            group.all_reduce(ones(4))
+            group.all_reduce(ones(5))
+        return attempt(lambda: group.all_reduce(ones(4 + dist.get_rank() % 2)))
+    finally:
+        Signature.fingerprint = whole
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["first calls", "known calls"])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_calls_that_differ_in_half_of_their_fingerprint(worlds, backend, size, known):
+    for failure in worlds.world(backend, size).run(half_of_the_fingerprint_differs, known):
+        assert failure.kind is dist.DistBackendError, failure
+        assert "all_reduce(float32[4], op=sum)" in failure.message, failure
+        assert "all_reduce(float32[5], op=sum)" in failure.message, failure
 
 
 def one_comes_late():

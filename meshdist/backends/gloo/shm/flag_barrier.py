@@ -1,11 +1,11 @@
 """FlagBarrier: the ranks of a group advance in steps, and compare their calls.
 
-In every step each rank signals a word that holds the fingerprint of its call and the number of the step, and waits
-until all others have signalled the same word. A rank that has seen the signals of step s knows that all have finished
-step s - 1. So no rank is more than one step from another, two words for each rank (even and odd steps) are enough, and
-a slot may be written again after any step later than its last use.
+In every step each rank writes the fingerprint of its call, signals a word that holds the number of the step and half of
+the fingerprint, and waits until all others have signalled the same word, for the same fingerprint. A rank that has seen
+the signals of step s knows that all have finished step s - 1. So no rank is more than one step from another, two words
+for each rank (even and odd steps) are enough, and a slot may be written again after any step later than its last use.
 
-A word with this step's number and another fingerprint is a mismatch.
+A word or a fingerprint of another call in this step is a mismatch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from meshdist import core
 from meshdist.backends.base import Backend, Plan
 from meshdist.backends.gloo.shm.fences import KEEPS_ORDER, fence
-from meshdist.backends.gloo.shm.shared_region import STATE, TEXT_BYTES, SharedRegion
+from meshdist.backends.gloo.shm.shared_region import FINGERPRINT, STATE, TEXT_BYTES, SharedRegion
 from meshdist.errors import DistBackendError, DistError
 from meshdist.runtime.call import Buffers, Call, Signature
 from meshdist.runtime.call_check import CallCheck
@@ -80,9 +80,10 @@ class FlagBarrier:
     def signal(self, fingerprint: int) -> int:
         """Enter the next step; return the word that all ranks have to signal."""
         self.step = step = self.step + 1
-        self._word = word = fingerprint | (step & _STEP)
-        words = self._words
-        words[self._mine + (step & 1)] = word
+        self._word = word = fingerprint & ~_STEP | step & _STEP
+        words, mine = self._words, self._mine + (step & 1)
+        words[mine + FINGERPRINT] = fingerprint
+        words[mine] = word
         for bells in self._bells:
             if words[bells]:
                 self._ring()
@@ -100,6 +101,8 @@ class FlagBarrier:
                         plan.await_rest(word)
                         return
                     let_others_run()
+        if not self._is_same_call(word, self._signals[word & 1]):
+            plan.await_rest(word)
         if spins < 0:
             self._spins = max(most >> 1, _FEWEST_SPINS)
         elif most < SPINS and spins < most:
@@ -111,8 +114,8 @@ class FlagBarrier:
         return phase
 
     def arrived(self, word: int) -> bool:
-        words = self._words
-        return all(words[index] == word for index in self._signals[word & 1])
+        words, signals = self._words, self._signals[word & 1]
+        return all(words[index] == word for index in signals) and self._is_same_call(word, signals)
 
     def absent(self, word: int) -> list[int]:
         posts = self._signals[word & 1]
@@ -136,21 +139,33 @@ class FlagBarrier:
         return [peer for peer in self.absent(word) if not words[self.region.line(peer, STATE)] and not ended(peer)]
 
     def next_word(self, fingerprint: int, steps: int) -> int:
-        return fingerprint | (self.step + steps & _STEP)
+        return fingerprint & ~_STEP | self.step + steps & _STEP
 
     def has_mismatch(self) -> bool:
         """Return whether a rank has signalled another call in the current step, or has reported a mismatch."""
-        words, word = self._words, self._word
-        posted = [words[index] for index in self._signals[word & 1]]
-        return any(other != word and (other ^ word) & _STEP == 0 for other in posted) or any(
+        words = self._words
+        return self._is_other_call(self._word) or any(
             words[self.region.line(peer, STATE)] == _MISMATCH for peer in self.peers
         )
 
-    def check_states(self, word: int, signature: Signature) -> None:
+    def _is_same_call(self, word: int, signals: Sequence[int]) -> bool:
+        """Return whether the ranks at `signals`, which have signalled `word`, did so for this rank's call."""
+        words = self._words
+        fingerprint = words[self._mine + (word & 1) + FINGERPRINT]
+        return all(words[index + FINGERPRINT] == fingerprint for index in signals)
+
+    def _is_other_call(self, word: int) -> bool:
+        """Return whether a rank has signalled another call in the step of `word`."""
         words = self._words
         # Read each word once: a peer may signal in between.
-        posted = [words[index] for index in self._signals[word & 1]]
-        if any(other != word and (other ^ word) & _STEP == 0 for other in posted):
+        signalled = {index: words[index] for index in self._signals[word & 1]}
+        if any(other != word and (other ^ word) & _STEP == 0 for other in signalled.values()):
+            return True
+        return not self._is_same_call(word, [index for index, other in signalled.items() if other == word])
+
+    def check_states(self, word: int, signature: Signature) -> None:
+        words = self._words
+        if self._is_other_call(word):
             raise self._mismatch_error(signature)
         if words[self.region.line(self.rank, STATE)] == _FAILED:
             # Another thread of this rank gave the group up, for a reason that concerns this thread too.
@@ -341,8 +356,14 @@ class FencedFlagBarrier(FlagBarrier):
     """For processors that may reorder stores and loads: all but x86-64."""
 
     def signal(self, fingerprint: int) -> int:
+        # Before the signal, as all that this rank has written before.
+        self._words[self._mine + (self.step + 1 & 1) + FINGERPRINT] = fingerprint
         fence()
         return super().signal(fingerprint)
+
+    def _is_same_call(self, word: int, signals: Sequence[int]) -> bool:
+        fence()
+        return super()._is_same_call(word, signals)
 
     def await_all(self, word: int, plan: BarrierPlan) -> None:
         super().await_all(word, plan)

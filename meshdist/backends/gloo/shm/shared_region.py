@@ -1,6 +1,6 @@
 """SharedRegion: the layout of a group's shared memory.
 
-lines   a line of flags for each rank: its signals, its state, the length of its text
+lines   a line of flags for each rank: its signals, the calls they are for, its state, the length of its text
 bells   a byte for each rank: the number of the doorbell it sleeps on, 0 while it is awake
 table   for each rank, its blocks for each other rank: address, bytes to it, bytes from it, address of those; twice
 shared_flags   a byte for each rank: 1 if its blocks are in shared arrays; twice
@@ -34,8 +34,8 @@ SMALL_GROUP, LARGEST_SLOT = 4, 1 << 20
 LARGE_GROUPS_SLOT, SMALLEST_SLOT = 256 << 10, 8 << 10
 SLOTS_BYTES = 8 << 20
 
-# Words of a rank's line. The signals of even and odd steps come first.
-STATE, TEXT_LENGTH, TOKEN, SINGLE_COPY, HEAP, OPENS_HEAPS, TRIAL, TUNING = 2, 3, 4, 5, 6, 7, 8, 9
+# Words of a rank's line. The signals of even and odd steps come first, then the fingerprints of their calls.
+FINGERPRINT, STATE, TEXT_LENGTH, TOKEN, SINGLE_COPY, HEAP, OPENS_HEAPS, TRIAL, TUNING = 2, 4, 5, 6, 7, 8, 9, 10, 11
 
 
 def slot_bytes(num_ranks: int) -> int:

@@ -1,6 +1,7 @@
 """Frames of collectives: what has arrived for one group, and how ranks detect that their calls differ.
 
-Every frame carries the word of its call: the fingerprint of the signature and the sequence number in the group. A rank
+Every frame carries the word of its call: the fingerprint of the signature, and the sequence number in the group in the
+32 bits below it. A rank
 that receives its current number with another fingerprint has found a mismatch. It sends its call to all ranks and
 collects theirs; a rank that receives such a frame while it waits in that call does the same. So all ranks raise, and
 each error lists all calls.
@@ -16,7 +17,7 @@ from typing import Protocol
 from meshdist.backends.gloo.tcp.connection import Connection, Place
 from meshdist.backends.gloo.tcp.frames import Header
 
-# The sequence number in a word; the fingerprint is above.
+# The sequence number in a word.
 NUMBER = 0xFFFFFFFF
 # A frame that is not expected yet is copied up to this size; a longer one stays in the socket.
 _MOST_KEPT_BYTES = 64 << 10
@@ -92,7 +93,7 @@ class CollectiveFrames:
         self._kept: dict[int, deque[_EarlyFrame]] = {}
 
     def begin(self, fingerprint: int) -> int:
-        self.word = fingerprint | ((self.word + 1) & NUMBER)
+        self.word = fingerprint << 32 | ((self.word + 1) & NUMBER)
         return self.word
 
     def has_mismatch(self) -> bool:

@@ -11,13 +11,16 @@ from typing import Any
 # group. BYE: it left the world.
 EAGER, RTS, CTS, DATA, COLLECTIVE, MISMATCH, LEFT, BYE = range(1, 9)
 
-# Kind; sender's rank in the group; group; tag; bytes; number of a long message or word of a collective; dtype.
+# Kind; sender's rank in the group; group; tag; bytes; number of a long message or word of a collective; dtype. A word
+# has 96 bits, of which the upper ones take the place of the tag.
 Header = tuple[int, int, int, int, int, int, bytes]
 
 _MAGIC = b"mf"
 _FORM = struct.Struct("<2sBxIQqQQ16s")
 _CARRYING = (COLLECTIVE, EAGER, DATA, MISMATCH, LEFT)
 _TEXTS = (MISMATCH, LEFT)
+_OF_COLLECTIVES = (COLLECTIVE, MISMATCH)
+_LOWER = (1 << 64) - 1
 _MOST_TEXT_BYTES = 4096
 # More than any array can have.
 _MOST_BYTES = 1 << 56
@@ -33,7 +36,7 @@ class FrameError(ValueError):
 def pack(
     kind: int, src: int, group: int, tag: int = 0, num_bytes: int = 0, number: int = 0, dtype: bytes = b""
 ) -> bytes:
-    return _pack(_MAGIC, kind, src, group, tag, num_bytes, number, dtype)
+    return _pack(_MAGIC, kind, src, group, tag | number >> 64, num_bytes, number & _LOWER, dtype)
 
 
 def unpack(data: Any, offset: int) -> Header:
@@ -43,6 +46,8 @@ def unpack(data: Any, offset: int) -> Header:
         raise FrameError(f"a header that begins with {bytes(data[offset : offset + 8])!r}")
     if num_bytes > (_MOST_TEXT_BYTES if kind in _TEXTS else _MOST_BYTES):
         raise FrameError(f"a header that announces {num_bytes} bytes")
+    if kind in _OF_COLLECTIVES:
+        return kind, src, group, 0, num_bytes, (tag & _LOWER) << 64 | number, dtype
     return kind, src, group, tag, num_bytes, number, dtype
 
 
