@@ -119,6 +119,7 @@ class JobQueue:
         carrier: Held by the thread that carries them out.
         completing: The work of the call that has been carried out last, until its callbacks have run.
         active: Whether the progress thread has it in its list.
+        wanted: Whether a thread that waits carries out the calls; the progress thread leaves them to it.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -126,7 +127,7 @@ class JobQueue:
         self.jobs: deque[Job] = deque()
         self.carrier = threading.Lock()
         self.completing: Work | None = None
-        self.active = False
+        self.active = self.wanted = False
 
     def carry(self, work: Work) -> None:
         """Carry out calls on this thread until `work` is done, but only for a moment."""
@@ -210,15 +211,21 @@ class Progress:
         A peer may need a call of another queue before it makes the one that this thread waits for.
         """
         end_s = 0.0
-        while not (work.is_completed() or queue.carrier.locked()):
-            moved = [self._carry_one(other) for other in self._active]
-            if any(moved):
-                continue
-            let_others_run()
-            now_s = monotonic()
-            end_s = end_s or now_s + CARRY_S
-            if now_s > end_s:
-                break
+        queue.wanted = True
+        if queue.carrier.locked():
+            self._wake()  # the progress thread sleeps until a peer comes
+        try:
+            while not work.is_completed():
+                moved = [self._carry_one(other) for other in self._active]
+                if any(moved):
+                    continue
+                let_others_run()
+                now_s = monotonic()
+                end_s = end_s or now_s + CARRY_S
+                if now_s > end_s:
+                    break
+        finally:
+            queue.wanted = False
         if not work.is_completed():
             self._is_urgent = True
             self._wake()
@@ -323,7 +330,7 @@ class Progress:
         is_urgent, self._is_urgent = self._is_urgent, False
         due_ns = clock() - _DUE_NS
         for queue in queues:
-            if queue in mine:
+            if queue in mine or queue.wanted:
                 continue
             job = queue.first()
             if job is None:
@@ -332,8 +339,8 @@ class Progress:
                 mine.append(queue)
 
     def _let_go(self, queue: JobQueue) -> bool:
-        # Whether all calls of a queue are done.
-        if queue.jobs:
+        # Whether all calls of a queue are done, or another thread carries them out.
+        if queue.jobs and not queue.wanted:
             return False
         queue.carrier.release()
         return True
@@ -341,7 +348,7 @@ class Progress:
     def _advance(self, queue: JobQueue, check: bool) -> bool:
         jobs = queue.jobs
         moved = False
-        while jobs:
+        while jobs and not queue.wanted:
             job = jobs[0]
             if not job.advance(check, self.observer):
                 return moved
