@@ -48,8 +48,12 @@ class Step:
         num_rows: int = 0,
         rows: Sequence[Sequence[int]] | None = None,
         count: int = 0,
+        agreed: bytes = b"",
+        sizes: int = 0,
+        tables: tuple[int, int] = (0, 0),
     ) -> None: ...
-    def __call__(self, send: Any, recv: Any) -> bool: ...
+    # True if the call was carried out; False if nothing was done; None if nothing was taken.
+    def __call__(self, send: Any, recv: Any) -> bool | None: ...
 
 class Ring:
     def __init__(

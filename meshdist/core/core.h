@@ -99,7 +99,7 @@ typedef struct {
     struct Parts {
         int count;
         struct Part {
-            int which; /* array */
+            int which; /* array; -1 for `sizes` */
             Py_ssize_t offset, num_bytes;
             char *place; /* in a slot */
         } *parts;
@@ -108,10 +108,14 @@ typedef struct {
     int num_rows;
     char **rows[2];
     Py_ssize_t count, itemsize;
+    /* If no rank knows all sizes: those of this rank, and the table of all ranks' as it was when they were compared. */
+    PyObject *agreed;
+    char *sizes, *tables[2];
 } Step;
 
 extern PyTypeObject *step_type;
-/* Carry out a call with these arrays, whose sizes have been checked. Returns -1 with an error set. */
+/* Carry out a call with these arrays, whose sizes have been checked. Returns -1 with an error set, and 1 if nothing has
+   been taken because the ranks' sizes are not those agreed. */
 int step_run(Step *step, char *const *sent, char *const *received);
 
 /* ---- ring.c: messages of few bytes of one kind to one rank, or from it; see `shm.fast_path` */

@@ -15,9 +15,11 @@ int step_run(Step *self, char *const *sent, char *const *received)
     uint64_t word;
     const struct Part *part = self->puts[phase].parts, *end = part + self->puts[phase].count;
     for (; part < end; part++)
-        memcpy(part->place, sent[part->which] + part->offset, part->num_bytes);
+        memcpy(part->place, (part->which < 0 ? self->sizes : sent[part->which]) + part->offset, part->num_bytes);
     if (barrier_signal(barrier, self->fingerprint, &word) < 0 || barrier_await(barrier, word, self->wait) < 0)
         return -1;
+    if (self->agreed != NULL && memcmp(self->tables[phase], PyBytes_AS_STRING(self->agreed), PyBytes_GET_SIZE(self->agreed)))
+        return 1;
     part = self->takes[phase].parts, end = part + self->takes[phase].count;
     for (; part < end; part++)
         memcpy(received[part->which] + part->offset, part->place, part->num_bytes);
@@ -60,8 +62,11 @@ static PyObject *step_call(PyObject *object, PyObject *const *args, size_t nargs
     if (read_arrays(args[0], C_CONTIGUOUS, sent) < self->num_sent
         || read_arrays(args[1], CARRAY, received) < self->num_received)
         Py_RETURN_FALSE;
-    if (step_run(self, sent, received) < 0)
+    int status = step_run(self, sent, received);
+    if (status < 0)
         return NULL;
+    if (status > 0)
+        Py_RETURN_NONE;
     Py_RETURN_TRUE;
 }
 
@@ -114,13 +119,15 @@ static int read_rows(Step *self, PyObject *rows)
 
 static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    PyObject *barrier, *wait, *keeps, *puts, *takes, *rows = Py_None;
+    PyObject *barrier, *wait, *keeps, *puts, *takes, *rows = Py_None, *agreed = NULL;
+    unsigned long long sizes = 0, even_table = 0, odd_table = 0;
     unsigned long long fingerprint;
     int num_sent, num_received, kind = 0, num_rows = 0;
     const char *op = "";
     Py_ssize_t itemsize = 0, count = 0;
-    if (!PyArg_ParseTuple(args, "O!KOOiiOO|sCniOn", barrier_type, &barrier, &fingerprint, &wait, &keeps, &num_sent,
-                          &num_received, &puts, &takes, &op, &kind, &itemsize, &num_rows, &rows, &count))
+    if (!PyArg_ParseTuple(args, "O!KOOiiOO|sCniOnSK(KK)", barrier_type, &barrier, &fingerprint, &wait, &keeps, &num_sent,
+                          &num_received, &puts, &takes, &op, &kind, &itemsize, &num_rows, &rows, &count,
+                          &agreed, &sizes, &even_table, &odd_table))
         return NULL;
     Reduction reduction = {NULL, 1, false};
     if (num_sent > MOST_ARRAYS || num_received > MOST_ARRAYS
@@ -139,6 +146,11 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     self->num_rows = num_rows;
     self->count = count * reduction.elements;
     self->itemsize = itemsize / (reduction.averages ? reduction.elements : 1);
+    if (agreed != NULL && PyBytes_GET_SIZE(agreed)) {
+        self->agreed = Py_NewRef(agreed);
+        self->sizes = (char *)(uintptr_t)sizes;
+        self->tables[0] = (char *)(uintptr_t)even_table, self->tables[1] = (char *)(uintptr_t)odd_table;
+    }
     if (read_parts(puts, self->puts) < 0 || read_parts(takes, self->takes) < 0
         || (op[0] && read_rows(self, rows) < 0)) {
         Py_DECREF(self);
@@ -161,6 +173,7 @@ static int step_clear(Step *self)
     Py_CLEAR(self->barrier);
     Py_CLEAR(self->wait);
     Py_CLEAR(self->keeps);
+    Py_CLEAR(self->agreed);
     return 0;
 }
 
@@ -187,7 +200,8 @@ static PyType_Slot slots[] = {
     {Py_tp_new, step_new}, {Py_tp_dealloc, step_dealloc}, {Py_tp_traverse, step_traverse}, {Py_tp_clear, step_clear},
     {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, members},
     {Py_tp_doc, "Step(barrier, fingerprint, wait, keeps, num_sent, num_received, puts, takes, op, kind, itemsize, "
-                "num_rows, rows, count): a call of few bytes; None if its reduction is left to NumPy."},
+                "num_rows, rows, count, agreed, sizes, tables): a call of few bytes; None if its reduction is left to NumPy. "
+                "It returns True, False if it did nothing, and None if it took nothing, since the ranks' sizes are others."},
     {0, NULL},
 };
 

@@ -58,6 +58,7 @@ def are_made_without_python(name, times):
         "scatter": lambda: dist.scatter(x, lists[1] if rank == 0 else None, src=0),
         "gather": lambda: dist.gather(x, lists[0] if rank == 0 else None, dst=0),
         "all_to_all_single": lambda: dist.all_to_all_single(many, np.ones(3 * size)),
+        "all_to_all": lambda: dist.all_to_all(*lists),
         "barrier": lambda: dist.barrier(),
         "send and recv": lambda: dist.send(x, 1) if rank == 0 else dist.recv(x, 0),
     }
@@ -75,6 +76,31 @@ KINDS += ["barrier"]
 def test_a_call_that_was_made_before_runs_no_python(pair, name):
     # The wait for a peer that is late does; so one rank of the two is enough.
     assert [] in pair.run(are_made_without_python, name, 4)
+
+
+def test_an_exchange_of_lists_runs_no_python_but_its_plan(pair):
+    assert ["run"] in pair.run(are_made_without_python, "all_to_all", 4)
+
+
+def sizes_of_others_change():
+    """Ranks 1 and 2 exchange other sizes in every turn; what rank 0 sends and receives stays."""
+    rank = dist.get_rank()
+    wrong = []
+    for turn in range(30):
+        count = 2 + turn % 3 // 2
+
+        def size(one, other, between=count):
+            return 1 if 0 in (one, other) or one == other else between
+
+        give = [np.full(size(rank, peer), 10.0 * rank + peer + turn) for peer in range(3)]
+        take = [np.zeros(size(peer, rank)) for peer in range(3)]
+        dist.all_to_all(take, give)
+        wrong += [turn for peer in range(3) if (take[peer] != 10.0 * peer + rank + turn).any()]
+    return wrong
+
+
+def test_sizes_that_change_between_other_ranks(worlds):
+    assert worlds.world("gloo", 3).run(sizes_of_others_change) == [[]] * 3
 
 
 def test_messages_run_no_python(pair):

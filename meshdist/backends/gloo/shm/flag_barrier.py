@@ -269,6 +269,14 @@ class BarrierPlan(Plan):
         """Go on with a wait that takes longer than a few polls."""
         _await_rest(self.backend, self.error_prefix, self.barrier, self.signature, word)
 
+    def compiled(self, copies: StepCopies | None) -> Step | None:
+        """Return what carries out a call of one step; None if the core does not."""
+        if core.module is None or copies is None:
+            return None
+        # Not of this plan, which holds the step.
+        wait = partial(_await_rest, self.backend, self.error_prefix, self.barrier, self.signature)
+        return core.Step(self.barrier, self.fingerprint, wait, *copies)
+
 
 class OneStep(BarrierPlan):
     """A call of few bytes: put them into the slot, step, take what the others put.
@@ -316,11 +324,7 @@ class OneStep(BarrierPlan):
     def _compile(self) -> Step | None:
         if not self._is_compiled:
             self._is_compiled = True
-            copies = None if core.module is None else self.step_copies()
-            if copies is not None:
-                # Not of this plan, which holds the step.
-                wait = partial(_await_rest, self.backend, self.error_prefix, self.barrier, self.signature)
-                self._step = core.Step(self.barrier, self.fingerprint, wait, *copies)
+            self._step = self.compiled(self.step_copies())
         return self._step
 
 
@@ -337,6 +341,8 @@ class StepCopies(NamedTuple):
         puts, takes: For both phases, the copies into the slots and out of them: array, offset in it, bytes, address.
         op, kind, itemsize: The reduction, and what dtype it is of; "" for none.
         num_rows, rows, num_elements: What is reduced: for both phases, the addresses of each rank's elements.
+        agreed, sizes, tables: If no rank knows all sizes: the table of all ranks' sizes when they were last compared;
+            the address of this rank's own, which are array -1 of `puts`; and for both phases, the address of the table.
     """
 
     keeps: Any
@@ -350,6 +356,9 @@ class StepCopies(NamedTuple):
     num_rows: int = 0
     rows: Sequence[Sequence[int]] = ()
     num_elements: int = 0
+    agreed: bytes = b""
+    sizes: int = 0
+    tables: tuple[int, int] = (0, 0)
 
 
 class FencedFlagBarrier(FlagBarrier):

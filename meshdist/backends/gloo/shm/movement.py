@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +27,9 @@ from meshdist.collectives.dataflow import Blocks, TransferSpec
 from meshdist.runtime.call import Buffers, Call, Signature
 from meshdist.runtime.call_check import compare_splits
 from meshdist.runtime.plan_cache import each
+
+if TYPE_CHECKING:
+    from meshdist.core import Step
 
 # The longest block that moves through the slots although the kernel could copy it. While the slots stay in the cache,
 # two copies by the processor take less time than finding the block's pages, and the ranks copy in the next chunk while
@@ -118,9 +122,17 @@ class SlotMove(OneStep):
         )
 
 
-def copies_of(places: Any) -> list[tuple[int, int, int, int]]:
-    """Return the copies between the arrays of a call and their places in the slots; see `StepCopies`."""
+def copies_of(places: Any, *, one_after_another: bool = False) -> list[tuple[int, int, int, int]]:
+    """Return the copies between the arrays of a call, or parts of one array, and their places in the slots.
+
+    See `StepCopies`.
+    """
     copies = []
+    if one_after_another:
+        ends = accumulate(place.nbytes for place in places)
+        return [
+            (0, end - place.nbytes, place.nbytes, place.ctypes.data) for place, end in zip(places, ends, strict=True)
+        ]
     for which, place in enumerate(each(places)):
         # The rows of a stack are contiguous, each in the slot of another rank.
         offset = 0
@@ -224,9 +236,10 @@ class AgreedMove(BarrierPlan):
         self._bulk = SharedMove(shm, call, spec, self._tuned)
         self._dtype = give[0].dtype  # type: ignore[union-attr]
         # Arrays of a list are copied as they are: flattening them costs more than copying a few bytes.
+        self._takes_list = isinstance(call.recv, list)
         self._shapes = [block.shape for block in (call.recv if isinstance(call.recv, list) else take)]  # type: ignore[union-attr]
         given, taken = [[block.nbytes for block in blocks] for blocks in (give, take)]  # type: ignore[union-attr]
-        self._sizes = np.array([[0, to, come, 0] for to, come in zip(given, taken, strict=True)], np.int64).tobytes()
+        self._sizes = np.array([[0, to, come, 0] for to, come in zip(given, taken, strict=True)], np.int64)
         self._puts: list[Any] | None = None
         if sum(given) <= self._limit:
             shm.reserve(sum(given))
@@ -234,14 +247,21 @@ class AgreedMove(BarrierPlan):
         # The table when it was last compared, and the places of short blocks then.
         self._agreed = b""
         self._takes: list[list[Array]] | None = None
+        self._step: Step | None = None
 
     def adopt_signature(self, signature: Signature) -> None:
         super().adopt_signature(signature)
         self._bulk.adopt_signature(signature)
 
     def run(self, send: Buffers, recv: Buffers) -> None:
-        phase = self._put(send)
-        self.barrier.await_all(self.barrier.signal(self.fingerprint), self)
+        done = False if self._step is None else self._step(send, recv)
+        if done:
+            return
+        if done is None:
+            phase = self.barrier.phase
+        else:
+            phase = self._put(send)
+            self.barrier.await_all(self.barrier.signal(self.fingerprint), self)
         if not self._take(recv, phase):
             self._bulk.run(send, recv)
 
@@ -253,7 +273,7 @@ class AgreedMove(BarrierPlan):
 
     def _put(self, send: Buffers) -> int:
         phase = self.barrier.flip()
-        self._shm.table_rows[phase][self._rank][:] = self._sizes
+        self._shm.table_rows[phase][self._rank][:] = self._sizes.data.cast("B")
         if self._puts is not None:
             put(send, self._puts[phase])
         return phase
@@ -280,10 +300,29 @@ class AgreedMove(BarrierPlan):
             move.longest = longest
         names = list(ways_to_move(self._shm, self._spec, longest))
         self._tuned.over(moved_bytes(self._shm, self._spec, longest), names)
-        self._takes = None
+        self._takes = self._step = None
         if given.sum(axis=1).max() <= self._limit:
             begins = given[:, : self._rank].sum(axis=1).tolist()
             self._takes = [self._places(k, begins) for k in (0, 1)]
+            self._step = self.compiled(self._step_copies())
+
+    def _step_copies(self) -> StepCopies:
+        assert self._puts is not None
+        assert self._takes is not None
+        tables = [self._shm.region.table(phase, 0).ctypes.data for phase in (0, 1)]
+        size = self._sizes.nbytes
+        return StepCopies(
+            keeps=(self._puts, self._takes, self._sizes),
+            num_sent=len(each(self._puts[0])),
+            num_received=len(self._takes[0]) if self._takes_list else 1,
+            puts=[
+                [(-1, 0, size, tables[phase] + self._rank * size), *copies_of(self._puts[phase])] for phase in (0, 1)
+            ],
+            takes=[copies_of(places, one_after_another=not self._takes_list) for places in self._takes],
+            agreed=self._agreed,
+            sizes=self._sizes.ctypes.data,
+            tables=(tables[0], tables[1]),
+        )
 
     def _places(self, phase: int, begins: Sequence[int]) -> list[Array]:
         slot, blocks = self._shm.region.slot, zip(self._shapes, begins, strict=True)
