@@ -31,11 +31,22 @@ class PendingSends(Sleepable, Protocol):
 
 
 class GlooMatchQueue(MatchQueue[UnexpectedMessage, "GlooRecvRequest"]):
-    """A match queue, and this rank's `pending` sends: every wait advances them, as the peer may need them first."""
+    """A match queue, and what is on its way.
+
+    Attributes:
+        pending: This rank's sends that wait for room: every wait advances them, as the peer may need them first.
+        arriving: The receivers that have read a part of a message.
+    """
 
     def __init__(self) -> None:
         super().__init__(threading.Lock())
         self.pending: set[PendingSends] = set()
+        self.arriving: set[Receiver] = set()
+
+    @property
+    def awaits_messages(self) -> bool:
+        """Whether a receive is posted, or a message is arriving."""
+        return bool(self.arriving or self.containers[0])
 
     def progress_sends(self) -> None:
         for sends in tuple(self.pending):

@@ -116,9 +116,12 @@ class Channel:
         words[HEAD] = head + UNIT
         return True
 
-    def fill(self, data: Array, written: int) -> int:
-        """Write more of the announced message while there is room; return how much of it has been written in all."""
-        words, ring, size, spins = self.words, self._ring, data.size, _SPINS
+    def fill(self, data: Array, written: int, *, polls: bool = True) -> int:
+        """Write more of the announced message while there is room; return how much of it has been written in all.
+
+        With `polls`, wait a moment for more room.
+        """
+        words, ring, size, spins = self.words, self._ring, data.size, _SPINS * polls
         head = words[HEAD]
         while written < size:
             place = head % RING_BYTES
@@ -161,9 +164,12 @@ class Channel:
     def drop(self) -> None:
         self.words[TAIL] += UNIT
 
-    def drain(self, target: Array, there: int) -> int:
-        """Read more of the message while it arrives; return how much of `target` has been read in all."""
-        words, size, spins = self.words, target.size, _SPINS
+    def drain(self, target: Array, there: int, *, polls: bool = True) -> int:
+        """Read more of the message while it arrives; return how much of `target` has been read in all.
+
+        With `polls`, wait a moment for more of it.
+        """
+        words, size, spins = self.words, target.size, _SPINS * polls
         tail = words[TAIL]
         while there < size:
             length = self._copy(tail, target, there)

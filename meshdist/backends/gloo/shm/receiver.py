@@ -187,7 +187,9 @@ class ShmReceiver:
             self.coming, self._there = (header, then, target), 0
         header, then, target = self.coming
         if not self._take(channel, header, target):
+            self.queue.arriving.add(self)
             return False
+        self.queue.arriving.discard(self)
         self.coming = self._split = None
         self._complete(channel, header, then)
         return True
@@ -195,7 +197,8 @@ class ShmReceiver:
     def _take(self, channel: Channel, header: Header, target: Array) -> bool:
         if self._split is not None:
             return self._split.read_on()
-        self._there = channel.drain(target, self._there)
+        # A peer that receives as well waits for this rank's message: write that first.
+        self._there = channel.drain(target, self._there, polls=not self.queue.pending)
         if self._there < target.size and not self._take_rest(channel, header, target[self._there :]):
             self.peer.wake(channel)
             return False

@@ -193,7 +193,9 @@ class LongSendRequest(ShmSendRequest):
             return False
         if self.header.kind == RTS:
             if channel.words[TAKEN] < self.header.number:
-                self._written = channel.fill(self.data, self._written)
+                # A peer that sends as well does not make room meanwhile: read its message first.
+                polls = not self.sender.queue.awaits_messages
+                self._written = channel.fill(self.data, self._written, polls=polls)
                 self._is_written = self._written == self.data.size
                 if self._is_written:
                     channel.mark_written(self.header.number)
