@@ -48,6 +48,7 @@ class Step:
         num_rows: int = 0,
         rows: Sequence[Sequence[int]] | None = None,
         count: int = 0,
+        total: int = 0,
         agreed: bytes = b"",
         sizes: int = 0,
         tables: tuple[int, int] = (0, 0),

@@ -108,6 +108,7 @@ typedef struct {
     int num_rows;
     char **rows[2];
     Py_ssize_t count, itemsize;
+    char *total; /* where the result is put together, from which it is taken; the array received if NULL */
     /* If no rank knows all sizes: those of this rank, and the table of all ranks' as it was when they were compared. */
     PyObject *agreed;
     char *sizes, *tables[2];

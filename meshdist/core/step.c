@@ -20,14 +20,15 @@ int step_run(Step *self, char *const *sent, char *const *received)
         return -1;
     if (self->agreed != NULL && memcmp(self->tables[phase], PyBytes_AS_STRING(self->agreed), PyBytes_GET_SIZE(self->agreed)))
         return 1;
+    if (self->reduction.combine != NULL) {
+        char *total = self->total != NULL ? self->total : received[0];
+        self->reduction.combine(total, self->rows[phase], self->num_rows, self->count);
+        if (self->reduction.averages)
+            divide(total, self->itemsize, self->count, self->num_rows);
+    }
     part = self->takes[phase].parts, end = part + self->takes[phase].count;
     for (; part < end; part++)
         memcpy(received[part->which] + part->offset, part->place, part->num_bytes);
-    if (self->reduction.combine != NULL) {
-        self->reduction.combine(received[0], self->rows[phase], self->num_rows, self->count);
-        if (self->reduction.averages)
-            divide(received[0], self->itemsize, self->count, self->num_rows);
-    }
     return 0;
 }
 
@@ -120,14 +121,14 @@ static int read_rows(Step *self, PyObject *rows)
 static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     PyObject *barrier, *wait, *keeps, *puts, *takes, *rows = Py_None, *agreed = NULL;
-    unsigned long long sizes = 0, even_table = 0, odd_table = 0;
+    unsigned long long total = 0, sizes = 0, even_table = 0, odd_table = 0;
     unsigned long long fingerprint;
     int num_sent, num_received, kind = 0, num_rows = 0;
     const char *op = "";
     Py_ssize_t itemsize = 0, count = 0;
-    if (!PyArg_ParseTuple(args, "O!KOOiiOO|sCniOnSK(KK)", barrier_type, &barrier, &fingerprint, &wait, &keeps, &num_sent,
+    if (!PyArg_ParseTuple(args, "O!KOOiiOO|sCniOnKSK(KK)", barrier_type, &barrier, &fingerprint, &wait, &keeps, &num_sent,
                           &num_received, &puts, &takes, &op, &kind, &itemsize, &num_rows, &rows, &count,
-                          &agreed, &sizes, &even_table, &odd_table))
+                          &total, &agreed, &sizes, &even_table, &odd_table))
         return NULL;
     Reduction reduction = {NULL, 1, false};
     if (num_sent > MOST_ARRAYS || num_received > MOST_ARRAYS
@@ -144,6 +145,7 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     self->num_sent = num_sent, self->num_received = num_received;
     self->reduction = reduction;
     self->num_rows = num_rows;
+    self->total = (char *)(uintptr_t)total;
     self->count = count * reduction.elements;
     self->itemsize = itemsize / (reduction.averages ? reduction.elements : 1);
     if (agreed != NULL && PyBytes_GET_SIZE(agreed)) {
@@ -200,7 +202,7 @@ static PyType_Slot slots[] = {
     {Py_tp_new, step_new}, {Py_tp_dealloc, step_dealloc}, {Py_tp_traverse, step_traverse}, {Py_tp_clear, step_clear},
     {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, members},
     {Py_tp_doc, "Step(barrier, fingerprint, wait, keeps, num_sent, num_received, puts, takes, op, kind, itemsize, "
-                "num_rows, rows, count, agreed, sizes, tables): a call of few bytes; None if its reduction is left to NumPy. "
+                "num_rows, rows, count, total, agreed, sizes, tables): a call of few bytes; None if its reduction is left to NumPy. "
                 "It returns True, False if it did nothing, and None if it took nothing, since the ranks' sizes are others."},
     {0, NULL},
 };

@@ -49,6 +49,7 @@ def are_made_without_python(name, times):
         "method": lambda: group.all_reduce(x),
         "mesh as group": lambda: dist.all_reduce(x, group=axis),
         "mesh": lambda: axis.all_reduce(x, "sum"),
+        "all_reduce_coalesced": lambda: dist.all_reduce_coalesced(lists[1]),
         "broadcast": lambda: dist.broadcast(x, src=1),
         "rooted method": lambda: group.reduce(x, dst=1),
         "all_gather": lambda: dist.all_gather(lists[0], x),
@@ -69,7 +70,7 @@ def are_made_without_python(name, times):
 
 KINDS = ["all_reduce", "keywords", "method", "mesh", "mesh as group", "broadcast", "rooted method", "all_gather"]
 KINDS += ["all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "scatter", "gather", "all_to_all_single"]
-KINDS += ["barrier"]
+KINDS += ["barrier", "all_reduce_coalesced"]
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -16,7 +16,7 @@ from meshdist.backends.gloo.published import naming_ended_rank
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, OneStep, StepCopies
 from meshdist.backends.gloo.shm.mapping_cache import shared_memory
 from meshdist.backends.gloo.shm.movement import plan_movement
-from meshdist.backends.gloo.shm.reduction import plan_reduction
+from meshdist.backends.gloo.shm.reduction import plan_list_reduction, plan_reduction
 from meshdist.backends.gloo.shm.shm_group import ShmGroup, shared_segment
 from meshdist.backends.group_setup import SetUpWait, withdraw
 from meshdist.collectives.dataflow import ReductionSpec
@@ -66,7 +66,8 @@ class GlooBackend(Backend):
 
     def prepare(self, call: Call) -> Plan:
         # A group of one rank needs no communication: the default algorithms send nothing.
-        if call.collective.composition is None:
+        composition = call.collective.composition
+        if composition is None:
             if self._inter_host is not None:
                 return self._inter_host.plan(call)
             if self.size == 1:
@@ -77,6 +78,10 @@ class GlooBackend(Backend):
                 if isinstance(spec, ReductionSpec):
                     return plan_reduction(self._shm, call, spec)
                 return plan_movement(self._shm, call, spec)
+        elif composition.by_element and self._shared is not None:
+            plan = plan_list_reduction(self._shared, call)
+            if plan is not None:
+                return plan
         return super().prepare(call)
 
     @classmethod

@@ -341,6 +341,7 @@ class StepCopies(NamedTuple):
         puts, takes: For both phases, the copies into the slots and out of them: array, offset in it, bytes, address.
         op, kind, itemsize: The reduction, and what dtype it is of; "" for none.
         num_rows, rows, num_elements: What is reduced: for both phases, the addresses of each rank's elements.
+        total: Where the result is put together before `takes` copy it to the arrays; 0 if it is one array.
         agreed, sizes, tables: If no rank knows all sizes: the table of all ranks' sizes when they were last compared;
             the address of this rank's own, which are array -1 of `puts`; and for both phases, the address of the table.
     """
@@ -356,6 +357,7 @@ class StepCopies(NamedTuple):
     num_rows: int = 0
     rows: Sequence[Sequence[int]] = ()
     num_elements: int = 0
+    total: int = 0
     agreed: bytes = b""
     sizes: int = 0
     tables: tuple[int, int] = (0, 0)
