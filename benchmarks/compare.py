@@ -27,10 +27,10 @@ from sidebyside.rounds import measure
 METHOD = """\
 Time of one call on the slowest rank: the median of {rounds} rounds and, in brackets, the shortest. In each round the \
 libraries take turns, for about {seconds:g} s each. A ratio is the median of the rounds' ratios: above 1, meshdist is \
-faster. {dtype} elements, in-place SUM; a size is that of the longer array of the call; send_recv is there and back; \
-all_reduce_outstanding is {outstanding} async calls and the wait for all, all_reduce_coalesced one call of {coalesced} \
-arrays, and the size that of all of them; neither counts in the means. Shared arrays are those of meshdist.empty. \
-All with OMP_NUM_THREADS=1, without binding to cores."""
+faster. {dtype} elements, in-place SUM; a size is that of the longer array of the call; send_recv is there and back, \
+exchange both ways at once, by isend and irecv; all_reduce_outstanding is {outstanding} async calls and the wait for \
+all, all_reduce_coalesced one call of {coalesced} arrays, and the size that of all of them; neither counts in the \
+means. Shared arrays are those of meshdist.empty. All with OMP_NUM_THREADS=1, without binding to cores."""
 
 
 def parse() -> argparse.Namespace:
@@ -105,7 +105,7 @@ def main() -> int:
         everything += results
         table = report.table(columns.head(ranks), [*map(columns.row, results), *columns.means(results)], text_columns=2)
         title = f"Collectives, {ranks} ranks" + (", backend mpi" if columns.own is OVER_MPI else "")
-        body = f"{METHOD.format(rounds=args.rounds, **words)}\n\n{table}"
+        body = "\n\n".join(filter(None, [METHOD.format(rounds=args.rounds, **words), table, columns.summary(results)]))
         described = machine.describe({library: versions[library] for library in libraries if library is not SHARED})
         report.publish(args, title, described, body, everything)
     if args.plot:

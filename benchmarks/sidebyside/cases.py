@@ -1,8 +1,8 @@
 """What is measured: collectives, their arrays, and what must come out.
 
 A case's size is that of the longer array of a call: what all_gather takes and reduce_scatter gives, and the one array
-of all_reduce, broadcast and send_recv. Each block has at least one element: the smallest all_gather on four ranks takes
-four elements, even where less was asked for.
+of all_reduce, broadcast, send_recv and exchange. Each block has at least one element: the smallest all_gather on four
+ranks takes four elements, even where less was asked for.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from sidebyside.contender import COALESCED, OUTSTANDING, Array, Call, Contender
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (8, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
 _CHECKED_CALLS = 3
+# From this size on, a library may try several ways in its first calls.
+_TRIED_BYTES, _TRIALS = 64 * KIB, 20
 _PART = 1 << 18
 _CHECKED_PARTS = 64
 
@@ -88,6 +90,7 @@ COLLECTIVES: dict[str, Shape | None] = {
         False, False, True, lambda all_, rank: sum(all_[1:], all_[0]), (COALESCED * 8, 16 * MIB)
     ),
     "send_recv": Shape(False, False, False, lambda all_, rank: all_[0], takers=(0, -1)),
+    "exchange": Shape(False, False, False, lambda all_, rank: all_[0 if rank else -1], takers=(0, -1)),
     "barrier": None,
 }
 """Every collective that can be measured; None for what moves no array."""
@@ -168,6 +171,8 @@ def prepare(contender: Contender, case: Case) -> Call:
     # Zeros stay zeros however often they are summed. They are written, so that they are memory of their own.
     give.fill(0)
     take.fill(0)
+    for _ in range(_TRIALS if case.nbytes >= _TRIED_BYTES else 0):
+        call()
     return call
 
 

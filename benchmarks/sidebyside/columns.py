@@ -13,6 +13,8 @@ from sidebyside.rounds import ratio
 
 # They are no collective of the other libraries, which do something else in their place.
 _NOT_IN_MEANS = ("all_reduce_outstanding", "all_reduce_coalesced")
+# Less than what two runs of one program differ by.
+_AS_FAST = 0.97
 _LARGE_BYTES = 64 * KIB
 
 
@@ -68,6 +70,23 @@ class Columns:
                 means = [_mean([found for found in column if found is not None]) for column in columns]
                 rows.append(["geometric mean", title, *[""] * len(self._libraries), *map(_shown, means)])
         return rows
+
+    def summary(self, results: Sequence[dict[str, Any]]) -> str:
+        """Return in how many cases this library is the fastest, and where it is behind; empty without others."""
+        if self.own is None or not self._others:
+            return ""
+        names = [library.name for library in self._others]
+        behind = []
+        for result in results:
+            times = result["times"]
+            rivals = [name for name in names if name in times]
+            found = ratio(times, rivals, self.own.name) if rivals and self.own.name in times else None
+            if found is not None and found < _AS_FAST:
+                behind.append(
+                    f"{' '.join([result['collective'], report.size(result['nbytes'])]).strip()} ({found:.2f})"
+                )
+        words = f"{self.own.title} is ahead, or at most {1 - _AS_FAST:.0%} behind, in {len(results) - len(behind)} of"
+        return f"{words} {len(results)} rows{'; behind in ' if behind else ''}{', '.join(behind)}."
 
     def _ratios_of(self, result: dict[str, Any]) -> list[float | None]:
         times = result["times"]

@@ -95,6 +95,10 @@ class Contender(ABC):
         """There and back: rank 0 sends `give` to the last rank, which sends back what it took; others do nothing."""
 
     @abstractmethod
+    def exchange(self, give: Array, take: Array) -> Call:
+        """Rank 0 and the last rank send each other `give`, at once, without blocking; others do nothing."""
+
+    @abstractmethod
     def leave(self) -> None:
         """End the library's part of this process in good order."""
 
@@ -116,6 +120,18 @@ def begin_and_wait(begin: Callable[[Any], Any], arrays: list[Any]) -> Call:
 
 def nothing() -> None:
     """Do nothing, as the ranks do that a call does not concern."""
+
+
+def both_ways(rank: int, size: int, isend: Callable[..., Any], irecv: Callable[..., Any], give: Any, take: Any) -> Call:
+    """Return the call of `Contender.exchange` for a library whose `isend` and `irecv` return what has a `wait`."""
+    peer = size - 1 - rank
+
+    def swap() -> None:
+        receiving, sending = irecv(take, peer), isend(give, peer)
+        receiving.wait()
+        sending.wait()
+
+    return swap if rank in (0, size - 1) else nothing
 
 
 def there_and_back(

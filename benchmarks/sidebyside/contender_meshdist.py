@@ -16,6 +16,7 @@ from sidebyside.contender import (
     Call,
     Contender,
     begin_and_wait,
+    both_ways,
     parts,
     there_and_back,
 )
@@ -72,6 +73,9 @@ class MeshdistRank(Contender):
 
     def send_recv(self, give: Array, take: Array) -> Call:
         return there_and_back(self.rank, self.size, dist.send, dist.recv, give, take)
+
+    def exchange(self, give: Array, take: Array) -> Call:
+        return both_ways(self.rank, self.size, dist.isend, dist.irecv, give, take)
 
     def leave(self) -> None:
         dist.destroy_process_group()

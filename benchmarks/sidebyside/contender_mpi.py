@@ -8,7 +8,7 @@ from functools import partial
 
 from mpi4py import MPI
 
-from sidebyside.contender import OUTSTANDING, Array, Call, Contender, parts, there_and_back
+from sidebyside.contender import OUTSTANDING, Array, Call, Contender, both_ways, parts, there_and_back
 
 
 class MpiRank(Contender):
@@ -72,6 +72,9 @@ class MpiRank(Contender):
 
     def send_recv(self, give: Array, take: Array) -> Call:
         return there_and_back(self.rank, self.size, self._comm.Send, self._comm.Recv, give, take)
+
+    def exchange(self, give: Array, take: Array) -> Call:
+        return both_ways(self.rank, self.size, self._comm.Isend, self._comm.Irecv, give, take)
 
     def leave(self) -> None:
         MPI.Finalize()

@@ -17,6 +17,7 @@ from sidebyside.contender import (
     Call,
     Contender,
     begin_and_wait,
+    both_ways,
     parts,
     there_and_back,
 )
@@ -81,6 +82,9 @@ class TorchRank(Contender):
         return there_and_back(
             self.rank, self.size, dist.send, dist.recv, torch.from_numpy(give), torch.from_numpy(take)
         )
+
+    def exchange(self, give: Array, take: Array) -> Call:
+        return both_ways(self.rank, self.size, dist.isend, dist.irecv, torch.from_numpy(give), torch.from_numpy(take))
 
     def _blocks(self, array: Array) -> list[torch.Tensor]:
         return list(torch.from_numpy(array).chunk(self.size))

@@ -196,7 +196,8 @@ class PointToPoint:
 
         record = self.begin_record("irecv", packed, src, tag)
         self._begin(work, error_prefix, ("from", src, tag), lambda: backend.recv(packed, src, tag), arrive, record)
-        if request is None and packed is tensor and src is not None:
+        # There is no fast path until the first message has come.
+        if (request is None or request.fast_path is None) and packed is tensor and src is not None:
             self._keep_request(requests, "irecv", tensor, src, tag, backend.fast_recv)
         return work
 

@@ -32,6 +32,7 @@ COLLECTIVES = [
     "all_reduce_outstanding",
     "all_reduce_coalesced",
     "send_recv",
+    "exchange",
     "barrier",
 ]
 # The MPI libraries come with an environment of their own, which is made when it is needed.
@@ -439,6 +440,7 @@ def test_what_every_rank_must_take(sidebyside):
         "all_to_all_single": [3, 4, 30, 40],
         "all_to_all": [3, 4, 30, 40],
         "send_recv": [1, 2, 3, 4],
+        "exchange": [1, 2, 3, 4],
     }
 
 

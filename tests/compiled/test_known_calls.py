@@ -104,6 +104,24 @@ def test_sizes_that_change_between_other_ranks(worlds):
     assert worlds.world("gloo", 3).run(sizes_of_others_change) == [[]] * 3
 
 
+def swap_at_once(times):
+    group = dist.new_group()
+    mine, theirs = np.ones(3), np.zeros(3)
+
+    def swap():
+        works = [group.irecv(theirs, 1 - group.rank()), group.isend(mine, 1 - group.rank())]
+        for work in works:
+            work.wait()
+
+    for _ in range(times):
+        swap()
+    return "_begin" in python_functions(swap)
+
+
+def test_messages_both_ways_need_no_requests_though_the_first_receive_came_before_any_message(pair):
+    assert pair.run(swap_at_once, 4) == [False, False]
+
+
 def test_messages_run_no_python(pair):
     assert [] in pair.run(are_made_without_python, "send and recv", 6)
 
