@@ -34,6 +34,8 @@ from meshdist.collectives.gather import gather as _gather
 from meshdist.collectives.reduce import reduce as _reduce
 from meshdist.collectives.reduce_scatter import reduce_scatter as _reduce_scatter
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor as _reduce_scatter_tensor
+from meshdist.collectives.scan import exscan as _exscan
+from meshdist.collectives.scan import scan as _scan
 from meshdist.collectives.scatter import scatter as _scatter
 from meshdist.groups.current import resolve
 from meshdist.runtime.context import GroupLike
@@ -45,10 +47,12 @@ __all__ = [
     "all_to_all",
     "all_to_all_single",
     "broadcast",
+    "exscan",
     "gather",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_tensor",
+    "scan",
     "scatter",
 ]
 
@@ -90,6 +94,20 @@ def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Array:
     """Return the reduction of `x` over the group, on all ranks."""
     y: Array = _copy(x)
     _all_reduce(y, op, group)
+    return y
+
+
+def scan(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Array:
+    """Return the reduction of `x` over the ranks up to this one."""
+    y: Array = _copy(x)
+    _scan(y, op, group)
+    return y
+
+
+def exscan(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Array:
+    """Return the reduction of `x` over the ranks before this one; on the first rank, the identity of `op`."""
+    y: Array = _copy(x)
+    _exscan(y, op, group)
     return y
 
 

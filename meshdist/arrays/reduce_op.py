@@ -241,6 +241,31 @@ def check_op_dtype(op: ReduceOp, dtype: np.dtype[Any]) -> None:
         raise TypeError(f"op {op.name} is not defined for {dtype}: {error}") from None
 
 
+def identity(op: ReduceOp, dtype: np.dtype[Any]) -> Any:
+    """Return the value that changes no other one that it is reduced with, in a dtype for which `op` is defined."""
+    if op is ReduceOp.BAND:
+        return ~dtype.type(0)
+    if op.ufunc.identity is not None:
+        return op.ufunc.identity
+    is_least = op is ReduceOp.MAX
+    if dtype.kind == "b":
+        return not is_least
+    if dtype.kind == "f":
+        return -np.inf if is_least else np.inf
+    bounds: Any = np.iinfo if dtype.kind in "iu" else _bounds_of_extension
+    return bounds(dtype).min if is_least else bounds(dtype).max
+
+
+def _bounds_of_extension(dtype: np.dtype[Any]) -> Any:
+    import ml_dtypes
+
+    bounds: Any = ml_dtypes
+    try:
+        return bounds.finfo(dtype)
+    except (TypeError, ValueError):  # an integer of few bits
+        return bounds.iinfo(dtype)
+
+
 # Since NumPy 2 the setting is a context variable.
 _IN_CONTEXT = np.lib.NumpyVersion(np.__version__) >= "2.0.0"
 

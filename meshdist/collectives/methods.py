@@ -37,6 +37,8 @@ from meshdist.collectives.reduce import reduce as reduce
 from meshdist.collectives.reduce_scatter import reduce_scatter as reduce_scatter
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_single as reduce_scatter_single
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor as reduce_scatter_tensor
+from meshdist.collectives.scan import exscan as exscan
+from meshdist.collectives.scan import scan as scan
 from meshdist.collectives.scatter import scatter as scatter
 from meshdist.collectives.send_recv import irecv as irecv
 from meshdist.collectives.send_recv import isend as isend
@@ -66,6 +68,8 @@ class CollectiveMethods:
     scatter = scatter
     all_to_all = all_to_all
     all_to_all_single = all_to_all_single
+    scan = scan
+    exscan = exscan
     barrier = barrier
     all_gather_single = all_gather_single
     reduce_scatter_single = reduce_scatter_single
