@@ -18,9 +18,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from meshdist.backends.base import withdrawn_key
-from meshdist.backends.peer_monitor import PeerMonitor
 from meshdist.errors import DistError
 from meshdist.runtime.departure import Departure, LeftOut, peer_gone
+from meshdist.runtime.peers import PeerMonitor
 from meshdist.runtime.rank_text import call_rank, ranks_text
 from meshdist.runtime.waiting import Doorbell, Waitable, Wrapped
 from meshdist.store import Store

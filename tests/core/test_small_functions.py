@@ -15,9 +15,9 @@ from meshdist.backends.mpi.environment import started_as
 from meshdist.backends.mpi.precheck import merged, word_of
 from meshdist.backends.nccl.comm_setup import spelled
 from meshdist.backends.nccl.dtypes import Reduction, reduction_of
-from meshdist.backends.peer_monitor import PeerMonitor
 from meshdist.backends.threads import ThreadStore
 from meshdist.runtime.call import Signature
+from meshdist.runtime.peers import PeerMonitor
 
 
 def test_device_types():

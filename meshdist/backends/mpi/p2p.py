@@ -15,8 +15,8 @@ from meshdist.backends.mpi.library import Member, Polled, Requests
 from meshdist.backends.p2p.fast_path import MessageKinds, fast_recv
 from meshdist.backends.p2p.match_queue import MatchQueue
 from meshdist.backends.p2p.requests import RecvRequest, SendRequest, UnexpectedMessage, arrive, post
-from meshdist.backends.peer_monitor import PeerMonitor
 from meshdist.runtime.departure import Departure, peer_gone
+from meshdist.runtime.peers import PeerMonitor
 from meshdist.runtime.waiting import Incoming, Waitable
 from meshdist.system.deadline import Deadline
 

@@ -12,10 +12,10 @@ from collections.abc import Generator
 from typing import Any
 
 from meshdist.backends.mpi.library import Member, Polled, Session
-from meshdist.backends.peer_monitor import PeerMonitor
 from meshdist.errors import DistStoreError
 from meshdist.runtime.call import Signature
 from meshdist.runtime.call_check import CallCheck
+from meshdist.runtime.peers import PeerMonitor
 from meshdist.system.deadline import Deadline
 
 TAG = 1

@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from meshdist.backends.nccl.library import Communicator, Library
-from meshdist.backends.peer_monitor import PeerMonitor
 from meshdist.errors import DistBackendError
 from meshdist.runtime.flight_recorder import COMPLETED, Record, clock
+from meshdist.runtime.peers import PeerMonitor
 from meshdist.system.deadline import Deadline
 
 # cudaErrorNotReady

@@ -11,9 +11,9 @@ from meshdist.backends.gloo.tcp.connection import Outgoing
 from meshdist.backends.gloo.tcp.group_receive_state import GroupReceiveState
 from meshdist.backends.gloo.tcp.link import Link
 from meshdist.backends.gloo.tcp.transport import TcpTransport
-from meshdist.backends.peer_monitor import PeerMonitor
 from meshdist.runtime.departure import LeftOut, peer_gone
 from meshdist.runtime.doorbells import SocketDoorbell
+from meshdist.runtime.peers import PeerMonitor
 from meshdist.runtime.waiting import Doorbell, Waitable
 
 # A message in flight takes some tens of microseconds. Polling longer keeps other processes from computing, and the
