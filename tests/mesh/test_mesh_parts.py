@@ -12,8 +12,7 @@ from meshdist.mesh.layout.strides import fit, joined, parted, row_major, way_alo
 from meshdist.mesh.mesh_check import Agreement
 from meshdist.mesh.mesh_groups import MeshGroups
 from meshdist.mesh.mesh_slices import MeshSlices
-from meshdist.mesh.mesh_state import MeshState
-from meshdist.mesh.render import MeshHosts
+from meshdist.mesh.mesh_state import MeshHosts, MeshState
 from meshdist.mesh.show.grid import Window
 from meshdist.mesh.show.plot import panels_across
 from meshdist.mesh.show.text import mark

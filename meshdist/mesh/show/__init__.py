@@ -11,7 +11,7 @@ from meshdist.mesh.show.text import as_text
 
 if TYPE_CHECKING:
     from meshdist.mesh.layout.layout import Layout
-    from meshdist.mesh.render import MeshHosts
+    from meshdist.mesh.mesh_state import MeshHosts
 
 FORMS = ("text", "html", "plot")
 

@@ -13,7 +13,7 @@ from meshdist.errors import DistError
 from meshdist.mesh.layout.layout import Layout
 
 if TYPE_CHECKING:
-    from meshdist.mesh.render import MeshHosts
+    from meshdist.mesh.mesh_state import MeshHosts
 
 # The visible part of a large mesh around the calling rank.
 MOST_ROWS = 16
