@@ -5,17 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from meshdist.collectives.registry import sent_in_call
-from meshdist.collectives.traffic import Seat
+from meshdist.collectives.traffic import Seat, nbytes_of
 from meshdist.groups.current import resolve
-from meshdist.profiler.tables import plot_volumes, volume_html, volume_table
-from meshdist.profiler.volume import Volume, call_size
+from meshdist.profiler.tables import binary_step, bytes_text, html_table, short_bytes_text, text_table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
     from meshdist.runtime.hooks import CallInfo
 
     Ranks = NDArray[np.int64]
+
+_HEAD = ("axis", "collective", "calls", "bytes", "sent inside hosts", "sent between hosts")
 
 
 class MeshView(Protocol):
@@ -79,6 +80,45 @@ class _Group:
         self.label = label
         self.ranks = ranks
         self.volumes: dict[str, Volume] = {}
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A sum over this rank's calls.
+
+    Attributes:
+        calls: The number of calls.
+        nbytes: The sum of their sizes in bytes. The size of a call is the larger of input and output: the array of an
+            all_reduce, the whole output of an all_gather, the whole input of a reduce_scatter.
+        inside: The least bytes that this rank must send to ranks of its host.
+        between: The same, to ranks of other hosts.
+    """
+
+    calls: int = 0
+    nbytes: int = 0
+    inside: int = 0
+    between: int = 0
+
+    def __add__(self, other: Volume) -> Volume:
+        return Volume(
+            self.calls + other.calls,
+            self.nbytes + other.nbytes,
+            self.inside + other.inside,
+            self.between + other.between,
+        )
+
+
+def call_size(call: CallInfo) -> int:
+    """Return the size of a call in bytes: the larger of this rank's input and output.
+
+    For one array per device of a process it counts the process's own contribution: one array, or their reduction; for
+    gather or reduce-scatter, all of them once.
+    """
+    longer = max(nbytes_of(call.send), nbytes_of(call.recv))
+    collective = call.collective
+    if collective is None or collective.composition is None or not collective.composition.by_device:
+        return longer
+    return longer // min(len(side) for side in (call.send, call.recv) if isinstance(side, (list, tuple)))
 
 
 class Account:
@@ -164,13 +204,13 @@ class Account:
         Raises:
             ImportError: matplotlib is not installed.
         """
-        return plot_volumes(self.volumes(), ax)
+        return _plot(self.volumes(), ax)
 
     def __str__(self) -> str:
-        return volume_table(self.volumes(), self.total())
+        return text_table(_rows(self.volumes(), self.total()))
 
     def _repr_html_(self) -> str:
-        return volume_html(self.volumes(), self.total())
+        return html_table(_rows(self.volumes(), self.total()))
 
     def _name(self, group: _Group) -> str:
         along = None if self._axes is None else self._axes.of(group.ranks)
@@ -195,6 +235,47 @@ class Account:
 
 def _hosts_in_world(group: ProcessGroup) -> Sequence[str]:
     return group.hosts()
+
+
+def _rows(volumes: dict[str, dict[str, Volume]], total: Volume) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [_HEAD]
+    rows += [(axis, name, *_cells(volume)) for axis, found in volumes.items() for name, volume in found.items()]
+    return [*rows, ("all", "", *_cells(total))]
+
+
+def _cells(volume: Volume) -> tuple[str, str, str, str]:
+    return str(volume.calls), *map(bytes_text, (volume.nbytes, volume.inside, volume.between))  # type: ignore[return-value]
+
+
+# A multiple of the highest bar, so that its label stays inside the frame.
+_HEADROOM = 1.15
+
+
+def _plot(volumes: dict[str, dict[str, Volume]], ax: Any) -> Any:
+    try:
+        from matplotlib import pyplot
+        from matplotlib.ticker import MultipleLocator
+    except ImportError as error:
+        raise ImportError("Account.plot draws with matplotlib; pip install matplotlib") from error
+
+    axes = list(volumes)
+    if ax is None:
+        ax = pyplot.subplots(figsize=(max(6.4, 1.2 + 0.9 * len(axes)), 4.8), layout="constrained")[1]
+    inside = [sum(volume.inside for volume in volumes[axis].values()) for axis in axes]
+    between = [sum(volume.between for volume in volumes[axis].values()) for axis in axes]
+    sums = [one + other for one, other in zip(inside, between, strict=True)]
+    highest = max(sums, default=0)
+    ax.bar(axes, inside, label="inside hosts")
+    bars = ax.bar(axes, between, bottom=inside, label="between hosts")
+    # The sum of both: the label shows a bar that is too small to see.
+    ax.bar_label(bars, labels=[bytes_text(nbytes) for nbytes in sums], padding=2, fontsize="small")
+    ax.set_ylim(0, _HEADROOM * highest if highest else 1)
+    ax.yaxis.set_major_locator(MultipleLocator(binary_step(highest)))
+    ax.yaxis.set_major_formatter(lambda nbytes, _: short_bytes_text(nbytes))
+    ax.set_xlabel("axis")
+    ax.set_ylabel("bytes that this rank sends")
+    ax.legend()
+    return ax
 
 
 @contextmanager

@@ -1,26 +1,13 @@
-"""Volumes as tables of text or HTML, and as bars."""
+"""Tables as text or HTML, numbers of bytes in words, and the ticks of an axis of bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from meshdist.profiler.volume import Volume
-
-_HEAD = ("axis", "collective", "calls", "bytes", "sent inside hosts", "sent between hosts")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 # Up to here bytes are written without a unit prefix.
 _MOST_BYTES = 9999
-
-
-def volume_table(volumes: dict[str, dict[str, Volume]], total: Volume) -> str:
-    return text_table(_rows(volumes, total))
-
-
-def volume_html(volumes: dict[str, dict[str, Volume]], total: Volume) -> str:
-    return html_table(_rows(volumes, total))
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> str:
@@ -50,18 +37,8 @@ def short_bytes_text(nbytes: float) -> str:
     return f"{nbytes / 1024**power:g} {_UNITS[power]}" if nbytes else "0"
 
 
-def _rows(volumes: dict[str, dict[str, Volume]], total: Volume) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [_HEAD]
-    rows += [(axis, name, *_cells(volume)) for axis, found in volumes.items() for name, volume in found.items()]
-    return [*rows, ("all", "", *_cells(total))]
-
-
 def side(column: int) -> str:
     return "left" if column < 2 else "right"
-
-
-def _cells(volume: Volume) -> tuple[str, str, str, str]:
-    return str(volume.calls), *map(bytes_text, (volume.nbytes, volume.inside, volume.between))  # type: ignore[return-value]
 
 
 def _aligned(row: Sequence[str], widths: list[int]) -> list[str]:
@@ -71,36 +48,7 @@ def _aligned(row: Sequence[str], widths: list[int]) -> list[str]:
     ]
 
 
-# A multiple of the highest bar, so that its label stays inside the frame.
-_HEADROOM = 1.15
 _MOST_STEPS = 6
-
-
-def plot_volumes(volumes: dict[str, dict[str, Volume]], ax: Any = None) -> Any:
-    try:
-        from matplotlib import pyplot
-        from matplotlib.ticker import MultipleLocator
-    except ImportError as error:
-        raise ImportError("Account.plot draws with matplotlib; pip install matplotlib") from error
-
-    axes = list(volumes)
-    if ax is None:
-        ax = pyplot.subplots(figsize=(max(6.4, 1.2 + 0.9 * len(axes)), 4.8), layout="constrained")[1]
-    inside = [sum(volume.inside for volume in volumes[axis].values()) for axis in axes]
-    between = [sum(volume.between for volume in volumes[axis].values()) for axis in axes]
-    sums = [one + other for one, other in zip(inside, between, strict=True)]
-    highest = max(sums, default=0)
-    ax.bar(axes, inside, label="inside hosts")
-    bars = ax.bar(axes, between, bottom=inside, label="between hosts")
-    # The sum of both: the label shows a bar that is too small to see.
-    ax.bar_label(bars, labels=[bytes_text(nbytes) for nbytes in sums], padding=2, fontsize="small")
-    ax.set_ylim(0, _HEADROOM * highest if highest else 1)
-    ax.yaxis.set_major_locator(MultipleLocator(binary_step(highest)))
-    ax.yaxis.set_major_formatter(lambda nbytes, _: short_bytes_text(nbytes))
-    ax.set_xlabel("axis")
-    ax.set_ylabel("bytes that this rank sends")
-    ax.legend()
-    return ax
 
 
 def binary_step(highest: int) -> int:
