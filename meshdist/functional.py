@@ -37,7 +37,7 @@ from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor as 
 from meshdist.collectives.scan import exscan as _exscan
 from meshdist.collectives.scan import scan as _scan
 from meshdist.collectives.scatter import scatter as _scatter
-from meshdist.groups.current import resolve
+from meshdist.groups.world import resolve
 from meshdist.runtime.context import GroupLike
 
 __all__ = [

@@ -18,9 +18,8 @@ from meshdist.debug.diagnosis import WorldDiagnosis
 from meshdist.debug.signals import SignalWatch
 from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistTimeoutError
 from meshdist.groups.api import connect_to_device
-from meshdist.groups.current import current_world, orphan_forks, resolve
 from meshdist.groups.non_member import NonMember
-from meshdist.groups.world import Diagnosis, World
+from meshdist.groups.world import Diagnosis, World, current_world, orphan_forks, resolve
 from meshdist.runtime.context import WorldSlot, current_slot
 from meshdist.runtime.doorbells import SocketDoorbells
 from meshdist.runtime.peers import Peers, leave_will, my_card

@@ -20,7 +20,7 @@ from meshdist.bench.ways import head as head_of_ways
 from meshdist.bench.ways import lines, tune
 from meshdist.cluster.place import find_place
 from meshdist.errors import DistError
-from meshdist.groups.current import current_world
+from meshdist.groups.world import current_world
 from meshdist.launch.spawn_context import ProcessException
 from meshdist.system.env_flags import TUNING
 from meshdist.system.processes import INTERRUPT_BASE

@@ -8,7 +8,7 @@ import meshdist as dist
 from meshdist.backends.base import Choice
 from meshdist.bench.operations import OPERATIONS, Setting, arrays
 from meshdist.bench.results import show_digits, show_size
-from meshdist.groups.current import current_world
+from meshdist.groups.world import current_world
 
 # More calls than any kind of call has trials.
 _CALLS = 32

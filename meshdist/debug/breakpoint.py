@@ -9,7 +9,7 @@ from operator import index
 from typing import Any, TextIO
 
 from meshdist.collectives.barrier import barrier
-from meshdist.groups.current import current_world
+from meshdist.groups.world import current_world
 from meshdist.runtime.call_site import call_site
 from meshdist.runtime.log import RankLog
 from meshdist.system.deadline import Timeout

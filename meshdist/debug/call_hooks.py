@@ -12,8 +12,8 @@ import json
 from collections.abc import Sequence
 
 from meshdist.errors import DistBackendError
-from meshdist.groups.current import resolve
 from meshdist.groups.process_group import ProcessGroup
+from meshdist.groups.world import resolve
 from meshdist.runtime.call import num_bytes
 from meshdist.runtime.call_site import call_site
 from meshdist.runtime.hooks import CallInfo, HookedGroup

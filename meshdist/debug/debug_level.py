@@ -10,7 +10,7 @@ import logging
 import os
 from enum import IntEnum
 
-from meshdist.groups.current import world_in
+from meshdist.groups.world import world_in
 from meshdist.runtime.context import current_slot
 from meshdist.runtime.log import LOGGER_NAME, hide_records, show_records, show_warnings
 

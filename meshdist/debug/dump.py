@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshdist.groups.current import current_world
+from meshdist.groups.world import current_world
 from meshdist.runtime.flight_recorder import DIRECTORY_VARIABLE
 
 if TYPE_CHECKING:

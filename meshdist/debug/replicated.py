@@ -10,7 +10,7 @@ import numpy as np
 from meshdist.arrays.host import as_array
 from meshdist.collectives.objects import all_gather_object
 from meshdist.errors import DistBackendError
-from meshdist.groups.current import resolve
+from meshdist.groups.world import resolve
 from meshdist.runtime.context import GroupLike
 from meshdist.runtime.rank_text import call_ranks
 

@@ -11,9 +11,9 @@ from meshdist.backends.device_backends import Backend, by_device, pairs_of, usab
 from meshdist.backends.registry import entry_of
 from meshdist.cluster.place import local_rank_here
 from meshdist.collectives.methods import CollectiveMethods
-from meshdist.groups.current import current_world, resolve
 from meshdist.groups.non_member import NonMember
 from meshdist.groups.process_group import ProcessGroup
+from meshdist.groups.world import current_world, resolve
 from meshdist.runtime.context import GroupLike, current_slot, is_initialized
 from meshdist.system.deadline import Timeout, seconds
 

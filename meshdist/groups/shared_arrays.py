@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshdist.arrays.host import Array, check_dtype
-from meshdist.groups.current import resolve
+from meshdist.groups.world import resolve
 from meshdist.runtime.context import GroupLike
 
 if TYPE_CHECKING:

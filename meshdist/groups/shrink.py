@@ -8,10 +8,9 @@ from typing import Any
 from meshdist import core
 from meshdist.errors import DistError
 from meshdist.groups.api import rank_list
-from meshdist.groups.current import current_world, resolve
 from meshdist.groups.non_member import NonMember
 from meshdist.groups.process_group import ProcessGroup
-from meshdist.groups.world import World
+from meshdist.groups.world import World, current_world, resolve
 from meshdist.runtime.context import GroupLike, current_slot
 
 SHRINK_DEFAULT = 0

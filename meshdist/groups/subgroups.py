@@ -8,9 +8,9 @@ from typing import Any
 
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.groups.api import GroupMember, new_group, rank_list
-from meshdist.groups.current import current_world, resolve
 from meshdist.groups.non_member import NonMember
 from meshdist.groups.process_group import ProcessGroup
+from meshdist.groups.world import current_world, resolve
 from meshdist.runtime.context import GroupLike
 from meshdist.system.deadline import Timeout
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from meshdist.backends.fake import FakeBackend
 from meshdist.debug.debug_level import begin_debugging
 from meshdist.debug.diagnosis import WorldDiagnosis
-from meshdist.groups.current import world_in
 from meshdist.groups.process_group import DESTROYED
-from meshdist.groups.world import World
+from meshdist.groups.world import World, world_in
 from meshdist.profiler.accounting import Account
 from meshdist.runtime.context import WorldSlot, current_slot, use_slot
 from meshdist.runtime.peers import Card, Peers

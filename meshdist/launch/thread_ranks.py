@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from meshdist.backends.threads import ThreadStore
 from meshdist.debug.diagnosis import WorldDiagnosis
 from meshdist.errors import DistError
-from meshdist.groups.current import world_in
-from meshdist.groups.world import World
+from meshdist.groups.world import World, world_in
 from meshdist.lifecycle import enter_world
 from meshdist.runtime.context import WorldSlot, use_slot
 from meshdist.runtime.departure import Departure, PeerExit

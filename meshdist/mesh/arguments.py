@@ -15,7 +15,7 @@ from meshdist.backends.device_backends import (
 )
 from meshdist.backends.registry import DEVICE_TYPES, check_usable
 from meshdist.errors import DistBackendError
-from meshdist.groups.current import current_world
+from meshdist.groups.world import current_world
 from meshdist.lifecycle import destroy_process_group, init_process_group
 from meshdist.mesh.layout.layout import Layout
 from meshdist.runtime.context import is_initialized

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any, cast
 
 from meshdist import core
-from meshdist.groups.current import current_world
+from meshdist.groups.world import current_world
 from meshdist.mesh.arguments import (
     BackendChoice,
     axis_backends,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.groups.current import current_world
+from meshdist.groups.world import current_world
 from meshdist.mesh.arguments import (
     BackendChoice,
     check_carried,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdist.groups.current import current_world, resolve
 from meshdist.groups.non_member import NonMember
+from meshdist.groups.world import current_world, resolve
 from meshdist.mesh.layout.layout import Layout
 from meshdist.mesh.layout.rank_list import rank_array
 from meshdist.runtime.context import GroupLike

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from meshdist.errors import DistBackendError, DistError
-from meshdist.groups.current import current_world
+from meshdist.groups.world import current_world
 from meshdist.mesh.layout.layout import Layout
 from meshdist.runtime.context import is_initialized
 from meshdist.runtime.rank_text import ranks_text

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.errors import DistError
-from meshdist.groups.current import current_world
+from meshdist.groups.world import current_world
 from meshdist.mesh.layout.layout import Layout
 from meshdist.mesh.layout.strides import Axis
 from meshdist.runtime.rank_text import ranks_text

@@ -13,7 +13,7 @@ import numpy as np
 
 from meshdist.collectives.registry import sent_in_call
 from meshdist.collectives.traffic import Seat, nbytes_of
-from meshdist.groups.current import resolve
+from meshdist.groups.world import resolve
 from meshdist.profiler.tables import binary_step, bytes_text, html_table, short_bytes_text, text_table
 
 if TYPE_CHECKING:

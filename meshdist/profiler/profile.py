@@ -8,7 +8,7 @@ from os import PathLike
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from meshdist.groups.current import current_world, world_in
+from meshdist.groups.world import current_world, world_in
 from meshdist.profiler.recording import Recording
 from meshdist.runtime.context import current_slot
 from meshdist.store import Store

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from meshdist.groups.current import current_world
+from meshdist.groups.world import current_world
 from meshdist.topology.cost_model import CostModel
 from meshdist.topology.curve import Curve, monotone
 from meshdist.topology.estimate import fitted

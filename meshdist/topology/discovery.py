@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from meshdist.groups.current import current_world
+from meshdist.groups.world import current_world
 from meshdist.runtime.context import current_slot
 from meshdist.topology.part import Link, Links, Part, host_parts, network_part
 

@@ -12,7 +12,7 @@ import pytest
 from without_features import logged, with_one_rank_that_does_not_read, without_memfd
 
 import meshdist as dist
-from meshdist.groups.current import current_world
+from meshdist.groups.world import current_world
 
 pytestmark = [
     pytest.mark.timeout(60),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import meshdist
-from meshdist.groups.current import current_world
+from meshdist.groups.world import current_world
 from meshdist.mesh.layout.axes import UnknownAxisError, checked_sizes, part_sizes
 from meshdist.mesh.layout.layout import Layout
 from meshdist.mesh.layout.rank_list import RankList
