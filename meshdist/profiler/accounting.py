@@ -14,7 +14,7 @@ import numpy as np
 from meshdist.collectives.registry import sent_in_call
 from meshdist.collectives.traffic import Seat, nbytes_of
 from meshdist.groups.world import resolve
-from meshdist.profiler.tables import binary_step, bytes_text, html_table, short_bytes_text, text_table
+from meshdist.profiler.tables import bytes_text, html_table, plot_bars, text_table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -204,7 +204,10 @@ class Account:
         Raises:
             ImportError: matplotlib is not installed.
         """
-        return _plot(self.volumes(), ax)
+        volumes = self.volumes()
+        inside = [sum(volume.inside for volume in found.values()) for found in volumes.values()]
+        between = [sum(volume.between for volume in found.values()) for found in volumes.values()]
+        return plot_bars(list(volumes), inside, between, ax)
 
     def __str__(self) -> str:
         return text_table(_rows(self.volumes(), self.total()))
@@ -245,37 +248,6 @@ def _rows(volumes: dict[str, dict[str, Volume]], total: Volume) -> list[tuple[st
 
 def _cells(volume: Volume) -> tuple[str, str, str, str]:
     return str(volume.calls), *map(bytes_text, (volume.nbytes, volume.inside, volume.between))  # type: ignore[return-value]
-
-
-# A multiple of the highest bar, so that its label stays inside the frame.
-_HEADROOM = 1.15
-
-
-def _plot(volumes: dict[str, dict[str, Volume]], ax: Any) -> Any:
-    try:
-        from matplotlib import pyplot
-        from matplotlib.ticker import MultipleLocator
-    except ImportError as error:
-        raise ImportError("Account.plot draws with matplotlib; pip install matplotlib") from error
-
-    axes = list(volumes)
-    if ax is None:
-        ax = pyplot.subplots(figsize=(max(6.4, 1.2 + 0.9 * len(axes)), 4.8), layout="constrained")[1]
-    inside = [sum(volume.inside for volume in volumes[axis].values()) for axis in axes]
-    between = [sum(volume.between for volume in volumes[axis].values()) for axis in axes]
-    sums = [one + other for one, other in zip(inside, between, strict=True)]
-    highest = max(sums, default=0)
-    ax.bar(axes, inside, label="inside hosts")
-    bars = ax.bar(axes, between, bottom=inside, label="between hosts")
-    # The sum of both: the label shows a bar that is too small to see.
-    ax.bar_label(bars, labels=[bytes_text(nbytes) for nbytes in sums], padding=2, fontsize="small")
-    ax.set_ylim(0, _HEADROOM * highest if highest else 1)
-    ax.yaxis.set_major_locator(MultipleLocator(binary_step(highest)))
-    ax.yaxis.set_major_formatter(lambda nbytes, _: short_bytes_text(nbytes))
-    ax.set_xlabel("axis")
-    ax.set_ylabel("bytes that this rank sends")
-    ax.legend()
-    return ax
 
 
 @contextmanager

@@ -1,9 +1,10 @@
-"""Tables as text or HTML, numbers of bytes in words, and the ticks of an axis of bytes."""
+"""Volumes of bytes in words, as tables of text or HTML, and as bars."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 # Up to here bytes are written without a unit prefix.
@@ -48,7 +49,34 @@ def _aligned(row: Sequence[str], widths: list[int]) -> list[str]:
     ]
 
 
+# A multiple of the highest bar, so that its label stays inside the frame.
+_HEADROOM = 1.15
 _MOST_STEPS = 6
+
+
+def plot_bars(axes: list[str], inside: list[int], between: list[int], ax: Any) -> Any:
+    """Draw the bytes sent along each axis as bars; `ax` as for `Account.plot`."""
+    try:
+        from matplotlib import pyplot
+        from matplotlib.ticker import MultipleLocator
+    except ImportError as error:
+        raise ImportError("Account.plot draws with matplotlib; pip install matplotlib") from error
+
+    if ax is None:
+        ax = pyplot.subplots(figsize=(max(6.4, 1.2 + 0.9 * len(axes)), 4.8), layout="constrained")[1]
+    sums = [one + other for one, other in zip(inside, between, strict=True)]
+    highest = max(sums, default=0)
+    ax.bar(axes, inside, label="inside hosts")
+    bars = ax.bar(axes, between, bottom=inside, label="between hosts")
+    # The sum of both: the label shows a bar that is too small to see.
+    ax.bar_label(bars, labels=[bytes_text(nbytes) for nbytes in sums], padding=2, fontsize="small")
+    ax.set_ylim(0, _HEADROOM * highest if highest else 1)
+    ax.yaxis.set_major_locator(MultipleLocator(binary_step(highest)))
+    ax.yaxis.set_major_formatter(lambda nbytes, _: short_bytes_text(nbytes))
+    ax.set_xlabel("axis")
+    ax.set_ylabel("bytes that this rank sends")
+    ax.legend()
+    return ax
 
 
 def binary_step(highest: int) -> int:

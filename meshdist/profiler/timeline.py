@@ -8,7 +8,7 @@ from typing import Any
 
 from meshdist.profiler.event import Event, Track
 from meshdist.profiler.summary import rows, sentences
-from meshdist.profiler.tables import html_table, text_table
+from meshdist.profiler.tables import html_table, side, text_table
 from meshdist.profiler.totals import Slowest, Total, slowest_rank, totals
 
 
@@ -102,8 +102,6 @@ class Timeline:
         except ImportError:
             print(self)
             return
-        from meshdist.profiler.tables import side
-
         head, *others = rows(self.tracks, self.totals())
         table = Table()
         for column, name in enumerate(head):
