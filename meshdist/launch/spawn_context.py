@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from meshdist.errors import DistError
-from meshdist.launch.failures import Failure
 from meshdist.system.deadline import Deadline, Timeout
 from meshdist.system.processes import signal_name
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
-    from meshdist.launch.supervisor import Supervisor
+    from meshdist.launch.supervisor import Failure, Supervisor
     from meshdist.store import TCPStore
 
 
