@@ -25,8 +25,7 @@ from meshdist.runtime import buffers
 from meshdist.runtime.call import Call, CollectiveSpec, Splits
 from meshdist.runtime.departure import Departure, gave_up
 from meshdist.runtime.device_calls import DeviceCalls, Request
-from meshdist.runtime.error_context import located
-from meshdist.runtime.flight_recorder import FlightRecorder, Record, clock, facts_of, users
+from meshdist.runtime.flight_recorder import FlightRecorder, Record, clock, facts_of, located, users
 from meshdist.runtime.hooks import CallHooks
 from meshdist.runtime.plan_cache import each, plan_key, remember, simple_key
 from meshdist.runtime.progress import Job, JobQueue, Progress

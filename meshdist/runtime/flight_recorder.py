@@ -1,4 +1,4 @@
-"""FlightRecorder: the last calls of one rank, in a ring buffer that is always on.
+"""FlightRecorder: the last calls of one rank, in a ring buffer that is always on, and what a record adds to an error.
 
 Every call pays for its record, so a record holds only values that are at hand: the facts shared by all calls of a plan,
 clock readings, and the caller's code object with the current instruction. Text is made when a record is read.
@@ -10,15 +10,19 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass
+from pathlib import PurePath
 from types import CodeType, FrameType
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from meshdist import core
+from meshdist.errors import CallMade, DistBackendError, DistError
 from meshdist.runtime.call import Call
 from meshdist.runtime.call_site import is_ours, line_of
+from meshdist.runtime.departure import LeftOut, failure_of, in_words
 from meshdist.runtime.plan_cache import each
+from meshdist.system.platform import at_limit
 
 NUM_RECORDS = 2000
 DIRECTORY_VARIABLE = "MESHDIST_FLIGHT_RECORDER_DIR"
@@ -141,3 +145,32 @@ def site_in(record: Record) -> tuple[str, str]:
     """Return `file:line` and the function of the user's call."""
     code = record[CODE]
     return f"{code.co_filename}:{line_of(code, record[INSTRUCTION])}", code.co_name
+
+
+def located(error: BaseException, error_prefix: str, record: Record | None) -> tuple[BaseException, DistError]:
+    """Return the error that a failed call raises, and the error that its group is broken with.
+
+    A DistError gets the call's error prefix. If a peer caused it, it also gets the number and the line of the call,
+    unless it has those of another rank's call, or of an earlier one, already.
+
+    Args:
+        error: The error of the call.
+        error_prefix: Name, group and rank of the call.
+        record: The call's record in the flight recorder, if it has one.
+    """
+    error = at_limit(error)
+    if not isinstance(error, DistError):
+        return error, DistBackendError(in_words(error), error_prefix=error_prefix)
+    needs_no_call = error.is_numbered or not error.peer_failed
+    error.locate(error_prefix, None if needs_no_call or record is None else _call_of(error, record))
+    error.__traceback__ = None  # the user needs the frames of the call, not those of the check that failed
+    return error, error
+
+
+def _call_of(error: DistError, record: Record) -> CallMade:
+    kind, number = "message" if facts_in(record).is_message else "call", record[SEQUENCE]
+    failure, peers_last = failure_of(error), None
+    # Ranks make the calls of a group in one order, so a peer that left before this call has made all earlier ones.
+    if failure is not None and failure.left_out is LeftOut.CALL and failure.departure.exit.is_orderly and number > 1:
+        peers_last = number - 1
+    return CallMade(kind, number, PurePath(site_in(record)[0]).name, peers_last)
