@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from meshdist.debug.debug_level import DebugLevel, get_debug_level
+from meshdist.debug.dump import dump_fault
 from meshdist.debug.hang_watchdog import HangWatchdog, StateExchange
-from meshdist.runtime.flight_recorder import DIRECTORY_VARIABLE
 
 if TYPE_CHECKING:
     from meshdist.groups.world import World
@@ -38,10 +37,7 @@ class WorldDiagnosis:
 
     def note_fault(self, world: World, reason: str) -> None:
         """Dump the flight recorder of a rank whose call failed, if the environment asks for it."""
-        if os.environ.get(DIRECTORY_VARIABLE):
-            from meshdist.debug.dump import dump_fault
-
-            dump_fault(world, reason)
+        dump_fault(world, reason)
 
 
 def _by_store(world: World) -> StateExchange:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from meshdist.debug.dump import GAVE_UP, RECORDS_SENT, rank_state
 from meshdist.errors import DistError
 from meshdist.runtime.flight_recorder import COMPLETED, SEQUENCE, facts_in
 from meshdist.runtime.waiting import grace_s
@@ -230,8 +231,6 @@ class HangWatchdog:
 
     def publish_last(self, budget_s: float) -> None:
         """Publish the last state of this rank, which gives up, for ranks that ask when it is gone."""
-        from meshdist.debug.rank_state import GAVE_UP, RECORDS_SENT, rank_state
-
         self._last = rank_state(self._world, GAVE_UP, RECORDS_SENT)
         # If the request before is still open, the thread waits for the store: do not wait for it again.
         self._ask(self._giving_up, self._gave_up, 0.0 if self._asked.is_set() else budget_s)
@@ -303,8 +302,6 @@ class HangWatchdog:
             return True
 
     def _publish(self) -> None:
-        from meshdist.debug.rank_state import RECORDS_SENT, rank_state
-
         self.exchange.publish(rank_state(self._world, "waits for long", RECORDS_SENT), waits=True)
 
     def _look(self, warned: LongWait | None, *, is_last_chance: bool = False) -> None:

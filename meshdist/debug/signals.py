@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from meshdist.debug.dump import RECORDS_SENT, rank_state, write_state
 from meshdist.debug.native_stack import StackFile
 from meshdist.errors import DistError
 from meshdist.runtime.flight_recorder import DIRECTORY_VARIABLE
@@ -83,7 +84,6 @@ class SignalWatch:
 def publish(world: World) -> None:
     """Put this rank's state into the store, for the rank that asks."""
     from meshdist.debug.hang_watchdog import watchdog_of
-    from meshdist.debug.rank_state import RECORDS_SENT, rank_state
 
     with suppress(DistError):  # the rank that asks reports the missing answer
         watchdog_of(world).exchange.publish(
@@ -93,9 +93,7 @@ def publish(world: World) -> None:
 
 def show(world: World) -> None:
     """Write this rank's state to its file if the environment names a directory, else a summary to stderr."""
-    from meshdist.debug.dump import write_state
     from meshdist.debug.hang_report import in_words
-    from meshdist.debug.rank_state import rank_state
     from meshdist.debug.states import parse_state
 
     state = rank_state(world, "SIGUSR1")

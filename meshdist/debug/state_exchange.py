@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from meshdist.debug.dump import RECORDS_SENT, rank_state
 from meshdist.debug.hang_watchdog import Finding, StateExchange, watchdog_of
-from meshdist.debug.rank_state import RECORDS_SENT, rank_state
 from meshdist.debug.states import RankSnapshot, parse_state
 from meshdist.errors import DistError
 from meshdist.runtime.departure import describe

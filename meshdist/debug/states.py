@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from meshdist.debug.rank_state import FORMAT, GAVE_UP
+from meshdist.debug.dump import FORMAT, GAVE_UP
 
 
 @dataclass(frozen=True)
