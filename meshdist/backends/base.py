@@ -13,10 +13,9 @@ from meshdist.arrays.host import Array
 from meshdist.arrays.overlap import KnownApart
 from meshdist.collectives.algorithms.blocks import exchange
 from meshdist.errors import DistBackendError, DistError
-from meshdist.runtime.call import Buffers, Call, Signature
+from meshdist.runtime.call import Buffers, Call, Signature, each
 from meshdist.runtime.call_check import CallCheck
 from meshdist.runtime.departure import Departure
-from meshdist.runtime.plan_cache import each
 from meshdist.runtime.rank_text import call_process, call_rank
 from meshdist.runtime.waiting import Doorbells, Incoming, Waitable, wait_until
 from meshdist.system.deadline import Deadline

@@ -13,8 +13,8 @@ import numpy as np
 
 from meshdist.arrays.device import as_device_array, cupy_module, on_current_stream, plain
 from meshdist.errors import DistBackendError, DistError
+from meshdist.runtime.call import each
 from meshdist.runtime.device_calls import DeviceCalls, Parcel, Request, named
-from meshdist.runtime.plan_cache import each
 from meshdist.runtime.work import ReceiptWork, Work
 
 

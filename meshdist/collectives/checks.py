@@ -10,8 +10,7 @@ from typing import Any, NoReturn
 
 from meshdist.arrays.host import Array, describe_array
 from meshdist.arrays.reduce_op import check_op_dtype
-from meshdist.runtime.call import Call, Elements
-from meshdist.runtime.plan_cache import each
+from meshdist.runtime.call import Call, Elements, each
 
 
 def refuse(call: Call, sentence: str) -> NoReturn:

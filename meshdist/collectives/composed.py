@@ -14,8 +14,7 @@ import numpy as np
 
 from meshdist.arrays.host import Array
 from meshdist.collectives.definition import Collective
-from meshdist.runtime.call import Buffers, Call, Transport
-from meshdist.runtime.plan_cache import each
+from meshdist.runtime.call import Buffers, Call, Transport, each
 from meshdist.runtime.waiting import Waitable
 
 P = ParamSpec("P")

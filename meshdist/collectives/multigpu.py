@@ -23,9 +23,8 @@ from meshdist.collectives.checks import check_blocks_alike, check_one_dtype, che
 from meshdist.collectives.composed import composed, joined, pack_all, unchained, unpack_all
 from meshdist.collectives.reduce import reduce
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
-from meshdist.runtime.call import Buffers, Call
+from meshdist.runtime.call import Buffers, Call, each
 from meshdist.runtime.context import GroupLike, resolve
-from meshdist.runtime.plan_cache import each
 
 
 def _check_alike(call: Call, side: str) -> None:

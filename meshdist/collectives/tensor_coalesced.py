@@ -21,9 +21,8 @@ from meshdist.collectives.checks import (
 )
 from meshdist.collectives.composed import composed, joined, pack_all, unpack_all
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
-from meshdist.runtime.call import Buffers, Call
+from meshdist.runtime.call import Buffers, Call, each
 from meshdist.runtime.context import GroupLike, resolve
-from meshdist.runtime.plan_cache import each
 
 
 def _check_pairs(call: Call, whole_side: str, block_side: str) -> None:

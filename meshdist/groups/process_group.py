@@ -21,13 +21,23 @@ from meshdist.errors import DistBackendError, DistError
 from meshdist.groups.group_backends import GroupBackends
 from meshdist.groups.point_to_point import PointToPoint
 from meshdist.groups.rank_map import Membership, listed
-from meshdist.runtime import buffers
-from meshdist.runtime.call import Call, CollectiveSpec, Splits
+from meshdist.runtime.call import (
+    Call,
+    CollectiveSpec,
+    Splits,
+    check_output,
+    each,
+    in_native_order,
+    must_be_copied,
+    packed,
+    scaled,
+    unpack,
+)
 from meshdist.runtime.departure import Departure, gave_up
 from meshdist.runtime.device_calls import DeviceCalls, Request
 from meshdist.runtime.flight_recorder import FlightRecorder, Record, clock, facts_of, located, users
 from meshdist.runtime.hooks import CallHooks
-from meshdist.runtime.plan_cache import each, plan_key, remember, simple_key
+from meshdist.runtime.plan_cache import plan_key, remember, simple_key
 from meshdist.runtime.progress import Job, JobQueue, Progress
 from meshdist.runtime.waiting import Waitable
 from meshdist.runtime.work import Work
@@ -333,13 +343,13 @@ class ProcessGroup(CollectiveMethods, Membership):
         if not in_place:
             taken = self.named(error_prefix, as_buffers, recv, collective.names[1], "recv" in collective.lists)
         reduce_op = None if op is None else self.named(error_prefix, as_reduce_op, op)
-        sends = buffers.in_native_order(given)
-        recvs = sends if in_place else buffers.in_native_order(taken)
+        sends = in_native_order(given)
+        recvs = sends if in_place else in_native_order(taken)
         size, compares_shapes = len(self.ranks), self._compares_shapes
         call = Call(collective, error_prefix, self._rank, size, sends, recvs, reduce_op, root, splits, compares_shapes)
         writes = collective.writes(call)
         if writes:
-            self.named(error_prefix, buffers.check_output, taken, recv, collective.names[1])
+            self.named(error_prefix, check_output, taken, recv, collective.names[1])
         factor = op if isinstance(op, PremulSum) else None
         if factor is not None:
             for array in each(given):
@@ -365,12 +375,12 @@ class ProcessGroup(CollectiveMethods, Membership):
                 plan = backend.prepare(call)
                 plan.facts = facts
                 remember(plans, key, plan)
-            copies = writes and plan.apart and buffers.must_be_copied(call)
-            sent = buffers.packed(given, copies) if factor is None else buffers.scaled(factor, given)
-            received = sent if in_place else buffers.packed(taken)
+            copies = writes and plan.apart and must_be_copied(call)
+            sent = packed(given, copies) if factor is None else scaled(factor, given)
+            received = sent if in_place else packed(taken)
             yield from plan.steps(sent, received)
             if writes:
-                buffers.unpack(received, taken)
+                unpack(received, taken)
 
         self.num_calls += 1
         queued = async_op or bool(self._queued)

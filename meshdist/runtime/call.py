@@ -1,4 +1,4 @@
-"""Call describes one collective call, checked, as a backend gets it; its Signature is compared between the ranks."""
+"""Call: one collective call, checked, as a backend gets it, and its buffers. Ranks compare its Signature."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Protocol, TypeAlias
 
-from meshdist.arrays.host import Array
-from meshdist.arrays.reduce_op import ReduceOp
+from meshdist.arrays.host import Array, check_writable, native, pack
+from meshdist.arrays.overlap import must_copy
+from meshdist.arrays.reduce_op import PremulSum, ReduceOp, quietly
 from meshdist.runtime.waiting import Incoming, Waitable
 
 Buffers: TypeAlias = "Array | list[Array] | None"
@@ -183,6 +184,13 @@ class Call:
         return replace(self, send=None, recv=None)
 
 
+def each(buffers: Buffers | Any) -> list[Any]:
+    """Return the arrays of a buffer as a list."""
+    if buffers is None:
+        return []
+    return buffers if isinstance(buffers, list) else [buffers]
+
+
 def num_bytes(buffers: Any) -> int:
     """Return the bytes of an array, or of all arrays of a list; 0 for None.
 
@@ -194,3 +202,44 @@ def num_bytes(buffers: Any) -> int:
     if isinstance(buffers, (list, tuple)):
         return sum(map(num_bytes, buffers))
     return int(getattr(buffers, "nbytes", 0))
+
+
+def in_native_order(buffers: Buffers) -> Buffers:
+    if isinstance(buffers, list):
+        return [native(array) for array in buffers]
+    return None if buffers is None else native(buffers)
+
+
+def check_output(taken: Buffers, recv: Any, name: str) -> None:
+    """Raise if an output cannot be written; `taken` are the arrays made from `recv`, which the user passed."""
+    if isinstance(taken, list):
+        for place, (array, value) in enumerate(zip(taken, recv, strict=True)):
+            check_writable(array, f"{name}[{place}]", value)
+    elif taken is not None:
+        check_writable(taken, name, recv)
+
+
+def must_be_copied(call: Call) -> bool:
+    """Return whether the input must be copied, because the output overwrites it."""
+    # A composed collective copies its input in any case.
+    if call.send is None or call.recv is None or call.collective.composition is not None:
+        return False
+    return must_copy(call.send, call.recv, call.rank, call.size, call.op is not None)
+
+
+def packed(buffers: Buffers, copy: bool = False) -> Buffers:
+    if isinstance(buffers, list):
+        return [pack(array, copy=copy) for array in buffers]
+    return None if buffers is None else pack(buffers, copy=copy)
+
+
+def scaled(factor: PremulSum, buffers: Buffers) -> Buffers:
+    products = [quietly(factor.scaled, array) for array in each(buffers)]
+    return products if isinstance(buffers, list) else products[0]
+
+
+def unpack(packed_buffers: Buffers, taken: Buffers) -> None:
+    """Copy the received data to the user's arrays, unless it was received there."""
+    for array, plain in zip(each(taken), each(packed_buffers), strict=True):
+        if plain is not array:
+            array[...] = plain

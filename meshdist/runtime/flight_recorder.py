@@ -18,10 +18,9 @@ import numpy as np
 
 from meshdist import core
 from meshdist.errors import CallMade, DistBackendError, DistError
-from meshdist.runtime.call import Call
+from meshdist.runtime.call import Call, each
 from meshdist.runtime.call_site import is_ours, line_of
 from meshdist.runtime.departure import LeftOut, failure_of, in_words
-from meshdist.runtime.plan_cache import each
 from meshdist.system.platform import at_limit
 
 NUM_RECORDS = 2000

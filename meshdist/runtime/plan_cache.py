@@ -16,13 +16,6 @@ if TYPE_CHECKING:
 MOST_PLANS = 4096
 
 
-def each(buffers: Buffers | Any) -> list[Any]:
-    """Return the arrays of a buffer as a list."""
-    if buffers is None:
-        return []
-    return buffers if isinstance(buffers, list) else [buffers]
-
-
 def remember(plans: dict[Any, Any], key: Hashable, plan: Any) -> None:
     """Keep a plan; if there are too many, drop the older half.
 

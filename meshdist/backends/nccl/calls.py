@@ -23,10 +23,9 @@ from meshdist.backends.nccl.reductions import Coalesced, Gathered, Reducing, red
 from meshdist.backends.nccl.works import DeviceWork
 from meshdist.backends.p2p.match_queue import eager_bytes
 from meshdist.errors import DistBackendError, DistError
-from meshdist.runtime.call import Call
+from meshdist.runtime.call import Call, each
 from meshdist.runtime.device_calls import DeviceCalls, Parcel, Request
 from meshdist.runtime.flight_recorder import facts_of
-from meshdist.runtime.plan_cache import each
 from meshdist.runtime.work import Work
 
 if TYPE_CHECKING:

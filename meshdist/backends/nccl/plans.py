@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from meshdist.arrays.device import cupy_module, plain
 from meshdist.backends.nccl.library import UINT8
-from meshdist.runtime.call import Call
+from meshdist.runtime.call import Call, each
 from meshdist.runtime.flight_recorder import CallFacts
-from meshdist.runtime.plan_cache import each
 
 if TYPE_CHECKING:
     from meshdist.backends.nccl.comm_stream import CommStream

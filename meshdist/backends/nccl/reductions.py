@@ -13,8 +13,7 @@ from meshdist.arrays.reduce_op import PremulSum
 from meshdist.backends.nccl.dtypes import Reduction, reduction_of
 from meshdist.backends.nccl.library import UINT8
 from meshdist.backends.nccl.plans import NcclPlan, is_plain
-from meshdist.runtime.call import Call
-from meshdist.runtime.plan_cache import each
+from meshdist.runtime.call import Call, each
 
 if TYPE_CHECKING:
     from meshdist.backends.nccl.comm_stream import CommStream

@@ -24,9 +24,8 @@ from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.backends.gloo.shm.tuned_plan import ONE_STEP, TunedPlan, Ways, chunks_of, fastest
 from meshdist.backends.gloo.shm.zero_copy import SharedMove
 from meshdist.collectives.dataflow import Blocks, TransferSpec
-from meshdist.runtime.call import Buffers, Call, Signature
+from meshdist.runtime.call import Buffers, Call, Signature, each
 from meshdist.runtime.call_check import compare_splits
-from meshdist.runtime.plan_cache import each
 
 if TYPE_CHECKING:
     from meshdist.core import Step

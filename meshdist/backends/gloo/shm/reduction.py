@@ -26,8 +26,7 @@ from meshdist.backends.gloo.shm.zero_copy import SharedReduce
 from meshdist.collectives.algorithms.rank_order import reduce_in_rank_order
 from meshdist.collectives.dataflow import ALL_REDUCE, ReductionSpec
 from meshdist.collectives.definition import definition_of
-from meshdist.runtime.call import Buffers, Call
-from meshdist.runtime.plan_cache import each
+from meshdist.runtime.call import Buffers, Call, each
 
 # Up to this total over all ranks, every rank reduces for itself in one step. Measured on 2 and 4 ranks. More goes
 # through the slots: reading the peers' memory instead took a third longer on 2 ranks, and a quarter on 4.

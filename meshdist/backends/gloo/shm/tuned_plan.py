@@ -9,8 +9,7 @@ from typing import TypeAlias, TypeVar
 from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.backends.gloo.shm.tuning import Trials
-from meshdist.runtime.call import Buffers, Call, Signature
-from meshdist.runtime.plan_cache import each
+from meshdist.runtime.call import Buffers, Call, Signature, each
 
 Spec = TypeVar("Spec")
 # What makes the plan of each way, by name; the first is the first guess.
