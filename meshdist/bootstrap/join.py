@@ -15,7 +15,7 @@ from meshdist.errors import DistError, DistStoreError, DistTimeoutError
 from meshdist.runtime.departure import Departure, PeerExit
 from meshdist.runtime.peers import Card, Peers
 from meshdist.runtime.rank_text import ranks_text
-from meshdist.security.handshake import SECRET_VARIABLE
+from meshdist.security.credentials import SECRET_VARIABLE
 from meshdist.store import FileStore, PrefixStore, Store, TCPStore
 from meshdist.system.deadline import Deadline
 

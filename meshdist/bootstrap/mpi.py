@@ -16,7 +16,7 @@ from meshdist.backends.mpi.library import Polled, Requests, Session, session
 from meshdist.bootstrap.url import NOT_GIVEN, parse_init_url
 from meshdist.errors import DistBackendError, DistNetworkError
 from meshdist.runtime.waiting import EventDoorbell, wait_until
-from meshdist.security.handshake import secret_from_environment
+from meshdist.security.credentials import secret_from_environment
 from meshdist.store import Store, TCPStore
 from meshdist.system.deadline import Deadline
 

@@ -23,7 +23,7 @@ from meshdist.bootstrap.rank_assignment import number_ranks
 from meshdist.bootstrap.url import InitUrl
 from meshdist.errors import DistNetworkError, DistTimeoutError
 from meshdist.runtime.peers import host_id
-from meshdist.security.handshake import SECRET_VARIABLE, secret_from_environment
+from meshdist.security.credentials import SECRET_VARIABLE, secret_from_environment
 from meshdist.store import Store, TCPStore
 from meshdist.store.address import endpoint, is_insecure_allowed
 from meshdist.system.deadline import Deadline

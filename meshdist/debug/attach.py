@@ -12,7 +12,8 @@ from meshdist.debug.state_exchange import StoreStateExchange
 from meshdist.debug.states import RankSnapshot
 from meshdist.errors import DistError, DistNetworkError
 from meshdist.runtime.peers import Peers, my_card
-from meshdist.security.handshake import SECRET_FILE_VARIABLE, SECRET_VARIABLE, OtherJobError, secret_from_environment
+from meshdist.security.credentials import SECRET_FILE_VARIABLE, SECRET_VARIABLE, secret_from_environment
+from meshdist.security.handshake import OtherJobError
 from meshdist.store import PrefixStore, Store, TCPStore
 
 _CARD = re.compile(r"(?P<world>(?:.*/)?world/\d+)/card/0")

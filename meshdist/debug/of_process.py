@@ -6,8 +6,13 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from meshdist.security.handshake import SECRET_FILE_VARIABLE, SECRET_VARIABLE
-from meshdist.security.tls_config import TLS_CA_VARIABLE, TLS_CERT_VARIABLE, TLS_KEY_VARIABLE
+from meshdist.security.credentials import (
+    SECRET_FILE_VARIABLE,
+    SECRET_VARIABLE,
+    TLS_CA_VARIABLE,
+    TLS_CERT_VARIABLE,
+    TLS_KEY_VARIABLE,
+)
 from meshdist.store.address import endpoint
 from meshdist.system.env_flags import INSECURE
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from meshdist.cluster.place import DEFAULT_PORT
 from meshdist.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
-from meshdist.security.handshake import secret_from_environment
-from meshdist.security.tls_config import tls_files_from_environment
+from meshdist.security.credentials import secret_from_environment, tls_files_from_environment
 from meshdist.system.platform import ioctl
 
 _SIOCGIFADDR = 0x8915

@@ -13,7 +13,7 @@ from meshdist._version import __version__
 from meshdist.errors import DistError, DistNetworkError, DistStoreError, DistTimeoutError
 from meshdist.launch.interrupts import Interrupts
 from meshdist.launch.plan import NodeCard, Plan, check_card, number_nodes
-from meshdist.security.handshake import secret_from_environment
+from meshdist.security.credentials import secret_from_environment
 from meshdist.store import Store, TCPStore
 from meshdist.store.address import PortTakenError, endpoint, resolve
 from meshdist.store.client import NotReachedError

@@ -6,7 +6,7 @@ import os
 from typing import NamedTuple
 
 from meshdist.launch.worker import ERROR_FILE_VARIABLE
-from meshdist.security.handshake import SECRET_FILE_VARIABLE, SECRET_VARIABLE, secret_from_environment
+from meshdist.security.credentials import SECRET_FILE_VARIABLE, SECRET_VARIABLE, secret_from_environment
 from meshdist.system.platform import available_cores
 
 LOOPBACK = "127.0.0.1"

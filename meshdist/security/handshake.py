@@ -17,22 +17,17 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 import struct
-import sys
 
 from meshdist.errors import DistNetworkError
-from meshdist.security.tls_config import TLS_CERT_VARIABLE, TlsError
+from meshdist.security.credentials import SECRET_VARIABLE, TLS_CERT_VARIABLE, TlsError
 from meshdist.system.deadline import Deadline
-from meshdist.system.platform import CLOSE_ON_EXEC, user_id
 
 HANDSHAKE_TIMEOUT_S = 3.0
 """How long a server waits for a client's proof."""
 
 CLAIM_BYTES = 16
 """Size of the claim: data about the client, such as its rank, authenticated along with the rest."""
-
-SECRET_VARIABLE = "MESHDIST_SECRET"
 
 MAGIC = b"MESHDIST"
 """First bytes of either side."""
@@ -61,22 +56,6 @@ class HandshakeBroken(DistNetworkError):
 
 class OtherJobError(DistNetworkError):
     """Report a server with a different secret than this process."""
-
-
-def secret_from_environment() -> bytes:
-    """Return the job's secret from MESHDIST_SECRET or the file MESHDIST_SECRET_FILE, empty if neither is set.
-
-    Raises:
-        ValueError: The file cannot be used, or differs from MESHDIST_SECRET.
-    """
-    secret = os.environ.get(SECRET_VARIABLE, "").encode()
-    path = os.environ.get(SECRET_FILE_VARIABLE)
-    if not path:
-        return secret
-    in_file = read_secret_file(path)
-    if secret not in (b"", in_file):
-        raise ValueError(f"{SECRET_VARIABLE} and the file {SECRET_FILE_VARIABLE}={path} differ: set only one of them")
-    return in_file
 
 
 def job_id(secret: bytes) -> bytes:
@@ -354,41 +333,3 @@ class _Client:
             )
         reason = "serves another purpose" if code == _OTHER_PURPOSE else "refused this process's proof"
         return DistNetworkError(f"{self._stranger}: it {reason}")
-
-
-SECRET_FILE_VARIABLE = "MESHDIST_SECRET_FILE"
-
-_MOST_BYTES = 4096
-
-
-def read_secret_file(path: str) -> bytes:
-    """Return the secret in the file `path`, without white space around it.
-
-    Raises:
-        ValueError: It cannot be read, is empty or too long, or others than its owner could read or change it.
-    """
-    # Not blocking: a pipe of that name would wait for its writer.
-    try:
-        fd = os.open(path, os.O_RDONLY | CLOSE_ON_EXEC | getattr(os, "O_NONBLOCK", 0))
-    except OSError as error:
-        raise ValueError(f"{SECRET_FILE_VARIABLE}={path} cannot be read: {error.strerror}") from error
-    try:
-        # Of the file that was opened: the name may lead to another one by now.
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError(f"{SECRET_FILE_VARIABLE}={path} must be a file, got {stat.filemode(found.st_mode)}")
-        if sys.platform != "win32" and (found.st_mode & 0o077 or found.st_uid not in (user_id(), 0)):
-            raise ValueError(
-                f"{SECRET_FILE_VARIABLE}={path} must be readable by its owner alone, and be this user's (uid "
-                f"{user_id()}) or root's, got {stat.filemode(found.st_mode)} of uid {found.st_uid}; use chmod 600, "
-                "and a new secret, as this one may be known"
-            )
-        secret = os.read(fd, _MOST_BYTES + 1).strip()
-    finally:
-        os.close(fd)
-    if not secret or len(secret) > _MOST_BYTES or not secret.isascii() or b"\0" in secret:
-        raise ValueError(
-            f"{SECRET_FILE_VARIABLE}={path} must hold 1 to {_MOST_BYTES} ASCII characters, got {found.st_size} bytes; "
-            "make one with (umask 077; openssl rand -hex 32 > FILE)"
-        )
-    return secret

@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Any
 
 from meshdist.errors import DistNetworkError
+from meshdist.security.credentials import TLS_CA_VARIABLE, TLS_CERT_VARIABLE, TLS_KEY_VARIABLE, TlsError, TlsFiles
 from meshdist.security.handshake import MAGIC, HandshakeBroken, answer_without_tls
-from meshdist.security.tls_config import TLS_CA_VARIABLE, TLS_CERT_VARIABLE, TLS_KEY_VARIABLE, TlsError, TlsFiles
 from meshdist.system.deadline import Deadline
 
 _HANDSHAKE = b"\x16"  # first byte of a TLS record: handshake, alert

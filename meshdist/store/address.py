@@ -7,7 +7,7 @@ import socket
 from typing import Any, NamedTuple
 
 from meshdist.errors import DistNetworkError
-from meshdist.security.handshake import SECRET_FILE_VARIABLE, SECRET_VARIABLE
+from meshdist.security.credentials import SECRET_FILE_VARIABLE, SECRET_VARIABLE
 from meshdist.system.env_flags import INSECURE, switch
 
 _BACKLOG = 4096

@@ -6,7 +6,8 @@ import os
 import platform
 from typing import NamedTuple
 
-from meshdist.security.handshake import job_id, secret_from_environment
+from meshdist.security.credentials import secret_from_environment
+from meshdist.security.handshake import job_id
 
 
 class Member(NamedTuple):

@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from meshdist.errors import DistNetworkError, DistStoreError
-from meshdist.security.handshake import secret_from_environment
-from meshdist.security.tls_config import TlsFiles, tls_files_from_environment
+from meshdist.security.credentials import TlsFiles, secret_from_environment, tls_files_from_environment
 from meshdist.store.address import (
     Address,
     PortTakenError,

@@ -7,7 +7,7 @@ import pytest
 
 from meshdist.bootstrap.env import place_from_environment
 from meshdist.cluster import find_place, local_rank_here
-from meshdist.security.handshake import secret_from_environment
+from meshdist.security.credentials import secret_from_environment
 
 SLURM = {
     "SLURM_JOB_ID": "77",

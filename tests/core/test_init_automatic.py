@@ -12,7 +12,7 @@ from worlds import WorkerSet, report, worker_rank
 import meshdist as dist
 from meshdist.bootstrap.multicast import verify
 from meshdist.bootstrap.multicast_socket import MulticastSocket
-from meshdist.security.handshake import secret_from_environment
+from meshdist.security.credentials import secret_from_environment
 from meshdist.system.deadline import Deadline
 
 pytestmark = [

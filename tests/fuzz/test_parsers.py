@@ -21,7 +21,8 @@ import meshdist as dist
 from meshdist.backends.gloo.tcp import frames
 from meshdist.backends.gloo.tcp.connection import Connection
 from meshdist.cluster.nodelist import expand_nodelist
-from meshdist.security.handshake import ServerHandshake, connect_handshake, read_secret_file
+from meshdist.security.credentials import read_secret_file
+from meshdist.security.handshake import ServerHandshake, connect_handshake
 from meshdist.store.table import REQUEST, pack_fields, unpack_fields
 from meshdist.system.deadline import Deadline
 from meshdist.topology import Topology

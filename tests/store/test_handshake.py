@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshdist.errors import DistNetworkError
+from meshdist.security.credentials import secret_from_environment
 from meshdist.security.handshake import (
     MAGIC,
     PROTOCOL,
@@ -22,7 +23,6 @@ from meshdist.security.handshake import (
     busy_notice,
     connect_handshake,
     job_id,
-    secret_from_environment,
 )
 from meshdist.system.deadline import Deadline
 

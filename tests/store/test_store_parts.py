@@ -6,9 +6,9 @@ import socket
 import pytest
 
 from meshdist.errors import DistNetworkError
+from meshdist.security.credentials import TlsError, TlsFiles
 from meshdist.security.handshake import HandshakeBroken, OtherJobError, ServerHandshake, answer_without_tls
 from meshdist.security.tls import TlsSocket
-from meshdist.security.tls_config import TlsError, TlsFiles
 from meshdist.store import HashStore
 from meshdist.store.address import PortTakenError, listen, reachable_from_here, resolve
 from meshdist.store.client import NotReachedError, StoreClient

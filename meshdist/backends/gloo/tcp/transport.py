@@ -22,7 +22,7 @@ from meshdist.backends.gloo.tcp.listen_addresses import listen_addresses
 from meshdist.backends.gloo.tcp.poller import new_poller
 from meshdist.errors import DistError
 from meshdist.runtime.departure import Departure
-from meshdist.security.handshake import secret_from_environment
+from meshdist.security.credentials import secret_from_environment
 from meshdist.system.deadline import Deadline
 
 _DELIVERY_S = 5.0
