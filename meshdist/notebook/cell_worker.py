@@ -15,7 +15,11 @@ import pickle
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from io import BytesIO
 from multiprocessing.connection import Connection
 from types import FrameType, ModuleType
 from typing import Any
@@ -23,8 +27,10 @@ from typing import Any
 import meshdist
 from meshdist.launch.worker import die_with_parent, follows_from_peer, write_whole_lines
 from meshdist.notebook.magic_options import Axes
-from meshdist.notebook.pictures import drawn_pictures
 from meshdist.runtime.call_site import is_ours
+
+# Filled while a cell runs.
+_PICTURES: ContextVar[list[bytes] | None] = ContextVar("pictures", default=None)
 
 
 @dataclass(frozen=True)
@@ -172,6 +178,36 @@ class Worker:
             if value is not None:
                 print(repr(value))
         return _pickled(variables, cell.get) if cell.get else None
+
+
+@contextmanager
+def drawn_pictures() -> Iterator[list[bytes]]:
+    """Yield a list that contains, after the block, the matplotlib figures that it showed or left open, as PNG files.
+
+    The figures are closed. After an exception, open figures are closed without being drawn.
+    """
+    pictures: list[bytes] = []
+    token = _PICTURES.set(pictures)
+    try:
+        yield pictures
+        draw_figures()
+    finally:
+        _PICTURES.reset(token)
+        pyplot = sys.modules.get("matplotlib.pyplot")
+        if pyplot is not None:
+            pyplot.close("all")
+
+
+def draw_figures() -> None:
+    """Draw all open figures into the list of the block, and close them; without a list, leave them open."""
+    pyplot, pictures = sys.modules.get("matplotlib.pyplot"), _PICTURES.get()
+    if pyplot is None or pictures is None:  # no figures, or called from a thread of the cell
+        return
+    for number in pyplot.get_fignums():
+        file = BytesIO()
+        pyplot.figure(number).savefig(file, format="png", bbox_inches="tight")
+        pyplot.close(number)
+        pictures.append(file.getvalue())
 
 
 def _pickled(variables: dict[str, Any], names: tuple[str, ...]) -> bytes:

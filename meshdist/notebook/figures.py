@@ -5,7 +5,7 @@ from __future__ import annotations
 from matplotlib.backend_bases import FigureManagerBase
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from meshdist.notebook.pictures import draw_figures
+from meshdist.notebook.cell_worker import draw_figures
 
 
 class FigureManager(FigureManagerBase):
