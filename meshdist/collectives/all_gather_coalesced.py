@@ -58,15 +58,6 @@ def all_gather_coalesced(
         DistTimeoutError: A rank did not call within the group's timeout.
     """
     members = resolve(group)
-    lists = members.named(
-        members.error_prefix("all_gather_coalesced"),
-        unchained,
-        "output_tensor_lists",
-        output_tensor_lists,
-        "input_tensor_list",
-        input_tensor_list,
-        members.size(),
-        True,
-    )
+    lists = unchained(members, all_gather_coalesced, output_tensor_lists, input_tensor_list, side="recv", by_rank=True)
     work = members.submit(all_gather_coalesced, input_tensor_list, lists, None, None, async_op)
     return work if async_op or work is None else output_tensor_lists

@@ -15,6 +15,7 @@ import numpy as np
 from meshdist.arrays.host import Array
 from meshdist.collectives.definition import Collective
 from meshdist.runtime.call import Buffers, Call, Transport, each
+from meshdist.runtime.interfaces import Group
 from meshdist.runtime.waiting import Waitable
 
 P = ParamSpec("P")
@@ -99,12 +100,23 @@ def unpack_all(call: Call, flat: Array, recv: Buffers) -> None:
         begin += array.size
 
 
-def unchained(name: str, lists: Any, counted_name: str, counted: Any, size: int, by_rank: bool) -> list[Any]:
-    """Return the arrays of a list of lists as one list; `name` and `counted_name` are for messages.
+def unchained(
+    group: Group, collective: Collective[..., Any], lists: Any, counted: Any, *, side: str, by_rank: bool = False
+) -> list[Any]:
+    """Return the arrays of a list of lists, which is the `side` of a call, `send` or `recv`, as one list.
 
-    With `by_rank`, there is one list per rank, as long as `counted`. Otherwise, there is one list for each of
-    `counted`, with as many arrays as all ranks have of these.
+    With `by_rank`, there is one list per rank, as long as `counted`, the other side. Otherwise, there is one list for
+    each of `counted`, with as many arrays as all ranks have of these.
     """
+    given, taken = collective.names
+    names = (given, taken) if side == "send" else (taken, given)
+    error_prefix = group.error_prefix(collective.name)
+    found: list[Any] = group.named(error_prefix, _unchained, names, lists, counted, group.size(), by_rank)
+    return found
+
+
+def _unchained(names: tuple[str, str], lists: Any, counted: Any, size: int, by_rank: bool) -> list[Any]:
+    name, counted_name = names
     if not isinstance(counted, (list, tuple)):
         raise TypeError(f"{counted_name} must be a list of arrays, got {type(counted).__name__}")
     if not isinstance(lists, (list, tuple)) or not all(isinstance(inner, (list, tuple)) for inner in lists):

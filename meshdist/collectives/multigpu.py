@@ -227,16 +227,7 @@ def all_gather_multigpu(
         `output_tensor_lists`; with `async_op` the Work.
     """
     members = resolve(group)
-    lists = members.named(
-        members.error_prefix("all_gather_multigpu"),
-        unchained,
-        "output_tensor_lists",
-        output_tensor_lists,
-        "input_tensor_list",
-        input_tensor_list,
-        members.size(),
-        False,
-    )
+    lists = unchained(members, all_gather_multigpu, output_tensor_lists, input_tensor_list, side="recv")
     work = members.submit(all_gather_multigpu, input_tensor_list, lists, None, None, async_op)
     return work if async_op or work is None else output_tensor_lists
 
@@ -286,14 +277,5 @@ def reduce_scatter_multigpu(
         `output_tensor_list`; with `async_op` the Work.
     """
     members = resolve(group)
-    lists = members.named(
-        members.error_prefix("reduce_scatter_multigpu"),
-        unchained,
-        "input_tensor_lists",
-        input_tensor_lists,
-        "output_tensor_list",
-        output_tensor_list,
-        members.size(),
-        False,
-    )
+    lists = unchained(members, reduce_scatter_multigpu, input_tensor_lists, output_tensor_list, side="send")
     return members.submit(reduce_scatter_multigpu, lists, output_tensor_list, op, None, async_op)
