@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from meshdist.backends.nccl.library import Communicator, Library
@@ -205,6 +205,15 @@ class CommStream:
             self._keeping.append(in_flight)
         self.let_go()
         return in_flight
+
+    @contextlib.contextmanager
+    def grouped(self) -> Iterator[None]:
+        """Make what the block enqueues one operation."""
+        self.library.group_start()
+        try:
+            yield
+        finally:
+            self.library.group_end()
 
     def check_async_error(self) -> None:
         """Raise if NCCL has failed since the last call."""

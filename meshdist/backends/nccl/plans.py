@@ -104,17 +104,14 @@ def blocks_of(buffers: Any, size: int, rows: tuple[int, ...] | None = None) -> l
 
 def exchange(comm_stream: CommStream, give: dict[int, Block], take: dict[int, Block]) -> None:
     """Enqueue messages to and from other ranks as one operation; skip empty ones."""
-    library, comm, stream = comm_stream.library, comm_stream.communicator, comm_stream.stream_address
-    library.group_start()
-    try:
+    comm, stream = comm_stream.communicator, comm_stream.stream_address
+    with comm_stream.grouped():
         for peer, (address, nbytes) in give.items():
             if nbytes:
                 comm.send(address, nbytes, UINT8, peer, stream)
         for peer, (address, nbytes) in take.items():
             if nbytes:
                 comm.recv(address, nbytes, UINT8, peer, stream)
-    finally:
-        library.group_end()
 
 
 def copy(comm_stream: CommStream, source: Block, target: Block) -> None:
@@ -126,11 +123,13 @@ def copy(comm_stream: CommStream, source: Block, target: Block) -> None:
 
 class Broadcast(NcclPlan):
     def go(self, comm_stream: CommStream, sent: Any, received: Any) -> None:
-        address, nbytes = received.data.ptr, received.nbytes
-        if nbytes:
-            comm_stream.communicator.broadcast(
-                address, address, nbytes, UINT8, self.root or 0, comm_stream.stream_address
-            )
+        _broadcast(comm_stream, received, self.root or 0)
+
+
+def _broadcast(comm_stream: CommStream, array: Any, root: int) -> None:
+    address, nbytes = array.data.ptr, array.nbytes
+    if nbytes:
+        comm_stream.communicator.broadcast(address, address, nbytes, UINT8, root, comm_stream.stream_address)
 
 
 class AllGather(NcclPlan):
@@ -141,19 +140,13 @@ class AllGather(NcclPlan):
             )
 
 
-class AllGatherList(NcclPlan):
+class AllGatherList(AllGather):
     """Into a list of arrays of equal size, through one array."""
 
     computes = True
 
     def prepare(self, send: Any, recv: Any) -> tuple[Any, Any]:
         return packed(send), cupy_module().empty((self.size, *send.shape), send.dtype)
-
-    def go(self, comm_stream: CommStream, sent: Any, received: Any) -> None:
-        if sent.nbytes:
-            comm_stream.communicator.all_gather(
-                sent.data.ptr, received.data.ptr, sent.nbytes, UINT8, comm_stream.stream_address
-            )
 
     def finish(self, received: Any, recv: Any) -> None:
         for place, array in enumerate(recv):
@@ -166,16 +159,9 @@ class AllGatherVarying(NcclPlan):
     def go(self, comm_stream: CommStream, sent: Any, received: Any) -> None:
         own = received[self.rank].data.ptr
         copy(comm_stream, (sent.data.ptr, sent.nbytes), (own, sent.nbytes))
-        library, comm = comm_stream.library, comm_stream.communicator
-        library.group_start()
-        try:
+        with comm_stream.grouped():
             for place, array in enumerate(received):
-                if array.nbytes:
-                    comm.broadcast(
-                        array.data.ptr, array.data.ptr, array.nbytes, UINT8, place, comm_stream.stream_address
-                    )
-        finally:
-            library.group_end()
+                _broadcast(comm_stream, array, place)
 
 
 class Gather(NcclPlan):
@@ -215,7 +201,7 @@ class AllToAll(NcclPlan):
         exchange(comm_stream, give, take)
 
 
-class AllGatherCoalesced(NcclPlan):
+class AllGatherCoalesced(AllGather):
     """Several all_gathers as one operation.
 
     The output is one array per input; or, for all_gather_coalesced, the arrays of rank 0, then those of rank 1, and so
@@ -236,14 +222,9 @@ class AllGatherCoalesced(NcclPlan):
         return packed(send), [cupy_module().empty((self.size, *array.shape), array.dtype) for array in send]
 
     def go(self, comm_stream: CommStream, sent: Any, received: Any) -> None:
-        library, comm = comm_stream.library, comm_stream.communicator
-        library.group_start()
-        try:
+        with comm_stream.grouped():
             for block, whole in zip(sent, received, strict=True):
-                if block.nbytes:
-                    comm.all_gather(block.data.ptr, whole.data.ptr, block.nbytes, UINT8, comm_stream.stream_address)
-        finally:
-            library.group_end()
+                super().go(comm_stream, block, whole)
 
     def finish(self, received: Any, recv: Any) -> None:
         if not self._by_rank:

@@ -11,8 +11,7 @@ import numpy as np
 from meshdist.arrays.device import cupy_module, plain
 from meshdist.arrays.reduce_op import PremulSum
 from meshdist.backends.nccl.dtypes import Reduction, reduction_of
-from meshdist.backends.nccl.library import UINT8
-from meshdist.backends.nccl.plans import NcclPlan, is_plain
+from meshdist.backends.nccl.plans import AllGather, NcclPlan, is_plain
 from meshdist.runtime.call import Call, each
 
 if TYPE_CHECKING:
@@ -54,6 +53,15 @@ class Reducing(NcclPlan):
     @abstractmethod
     def enqueue(self, comm_stream: CommStream, sent: Any, received: Any, op: int) -> None:
         """Enqueue NCCL's operation."""
+
+    def enqueue_to(self, root: int, comm_stream: CommStream, sent: Any, received: Any, op: int) -> None:
+        """Enqueue NCCL's reduce of one array to one rank."""
+        count = sent.size * self.reduction.parts
+        if count:
+            target = received.data.ptr if self.rank == root else 0
+            comm_stream.communicator.reduce(
+                sent.data.ptr, target, count, self.reduction.dtype, op, root, comm_stream.stream_address
+            )
 
     def prepare(self, send: Any, recv: Any) -> tuple[Any, Any]:
         sent = self.given(send)
@@ -110,12 +118,7 @@ class Reduce(Reducing):
     """In place on the root; the other ranks' arrays stay unchanged."""
 
     def enqueue(self, comm_stream: CommStream, sent: Any, received: Any, op: int) -> None:
-        count, root = sent.size * self.reduction.parts, self.root or 0
-        if count:
-            target = received.data.ptr if self.rank == root else 0
-            comm_stream.communicator.reduce(
-                sent.data.ptr, target, count, self.reduction.dtype, op, root, comm_stream.stream_address
-            )
+        self.enqueue_to(self.root or 0, comm_stream, sent, received, op)
 
     def finish(self, received: Any, recv: Any) -> None:
         if self.rank == self.root:
@@ -149,18 +152,9 @@ class ReduceScatterVarying(Reducing):
         return [super(ReduceScatterVarying, self).given(block) for block in array]
 
     def enqueue(self, comm_stream: CommStream, sent: Any, received: Any, op: int) -> None:
-        library, comm = comm_stream.library, comm_stream.communicator
-        library.group_start()
-        try:
+        with comm_stream.grouped():
             for root, block in enumerate(sent):
-                target = received.data.ptr if root == self.rank else 0
-                count = block.size * self.reduction.parts
-                if count:
-                    comm.reduce(
-                        block.data.ptr, target, count, self.reduction.dtype, op, root, comm_stream.stream_address
-                    )
-        finally:
-            library.group_end()
+                self.enqueue_to(root, comm_stream, block, received, op)
 
 
 class Coalesced(Reducing):
@@ -175,19 +169,16 @@ class Coalesced(Reducing):
         return [sent for sent, _ in pairs], [received for _, received in pairs]
 
     def enqueue(self, comm_stream: CommStream, sent: Any, received: Any, op: int) -> None:
-        comm_stream.library.group_start()
-        try:
+        with comm_stream.grouped():
             for given, taken in zip(sent, received, strict=True):
                 self._single.enqueue(comm_stream, given, taken, op)
-        finally:
-            comm_stream.library.group_end()
 
     def finish(self, received: Any, recv: Any) -> None:
         for room, array in zip(received, recv, strict=True):
             self._single.finish(room, array)
 
 
-class Gathered(NcclPlan):
+class Gathered(AllGather):
     """A reduction that NCCL lacks: every rank gathers all arrays and reduces them itself, in rank order."""
 
     computes = True
@@ -216,12 +207,6 @@ class Gathered(NcclPlan):
     def prepare(self, send: Any, recv: Any) -> tuple[Any, Any]:
         sent = joined(send, None) if isinstance(send, list) else plain(send)
         return sent, cupy_module().empty((self.size, sent.size), sent.dtype)
-
-    def go(self, comm_stream: CommStream, sent: Any, received: Any) -> None:
-        if sent.nbytes:
-            comm_stream.communicator.all_gather(
-                sent.data.ptr, received.data.ptr, sent.nbytes, UINT8, comm_stream.stream_address
-            )
 
     def finish(self, received: Any, recv: Any) -> None:
         if self.root not in (None, self.rank):
