@@ -6,9 +6,8 @@ import pytest
 from meshdist.topology.calibration import sizes_for, spread_note
 from meshdist.topology.curve import Curve, monotone
 from meshdist.topology.discovery import cores_in, unique
-from meshdist.topology.drawing import families_of, label
+from meshdist.topology.drawing import families_of, folded, label
 from meshdist.topology.estimate import _in_memory, by_links, fit_link
-from meshdist.topology.folding import folded
 from meshdist.topology.part import Link, Part
 from meshdist.topology.planning import shapes
 from meshdist.topology.toml_file import MOST_PARTS, check_number
