@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from meshdist.debug.attach import attach
 
             if given.pid is not None:
-                from meshdist.debug.of_process import store_of
+                from meshdist.debug.attach import store_of
 
                 given.store, variables = store_of(given.pid)
                 os.environ.update(variables)
