@@ -7,9 +7,8 @@ from os import PathLike
 from typing import Any
 
 from meshdist.profiler.event import Event, Track
-from meshdist.profiler.summary import rows, sentences
+from meshdist.profiler.summary import Slowest, Total, rows, sentences, slowest_rank, totals
 from meshdist.profiler.tables import html_table, side, text_table
-from meshdist.profiler.totals import Slowest, Total, slowest_rank, totals
 
 
 class Timeline:
