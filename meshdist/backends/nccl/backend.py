@@ -18,7 +18,7 @@ from meshdist.backends.nccl.calls import CARRIED, NcclCalls
 from meshdist.backends.nccl.comm_setup import CommSetup, compare_calls
 from meshdist.backends.nccl.comm_stream import CommStream, InFlightOp
 from meshdist.backends.nccl.library import CupyLibrary, Library
-from meshdist.backends.nccl.pairs import Pair
+from meshdist.backends.nccl.p2p import Pair
 from meshdist.backends.nccl.watchdog import Aborting, Watchdog
 from meshdist.errors import DistBackendError, DistError, DistTimeoutError
 from meshdist.runtime.call import Call

@@ -16,8 +16,7 @@ from meshdist.arrays.reduce_op import PremulSum
 from meshdist.backends.nccl import plans
 from meshdist.backends.nccl.comm_stream import CommStream, InFlightOp
 from meshdist.backends.nccl.library import Library
-from meshdist.backends.nccl.p2p import Batch, Message
-from meshdist.backends.nccl.pairs import Pair
+from meshdist.backends.nccl.p2p import Batch, Message, Pair
 from meshdist.backends.nccl.plans import NcclPlan
 from meshdist.backends.nccl.reductions import Coalesced, Gathered, Reducing, reduction_plan
 from meshdist.backends.nccl.works import DeviceWork

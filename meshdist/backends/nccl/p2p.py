@@ -1,13 +1,26 @@
-"""Messages of backend `nccl`: those posted together are one operation."""
+"""Messages of backend `nccl`: those posted together are one operation, unordered with respect to collectives.
+
+NCCL sends messages on a communicator, which both ranks have to create. The first message must not wait for that: in a
+ring, every rank would wait for the next. So a thread creates it with the other rank, and messages begun meanwhile are
+posted afterwards. Each direction has a CommStream of its own, so that two ranks that both send first do not deadlock.
+
+The first message on a communicator blocks the host until the peer arrives. So the threads of both ranks first exchange
+a byte on each CommStream; messages of the program then find them connected.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from collections.abc import Sequence
+from contextvars import copy_context
+from typing import Any, Protocol
 
 from meshdist.arrays.device import cupy_module, plain
+from meshdist.backends.base import BackendOptions
 from meshdist.backends.nccl.comm_stream import CommStream
-from meshdist.backends.nccl.library import UINT8
+from meshdist.backends.nccl.library import UINT8, Library
 from meshdist.backends.nccl.works import DeviceWork
+from meshdist.errors import DistError
 from meshdist.runtime.flight_recorder import Record
 
 
@@ -75,3 +88,97 @@ class ConnectOp:
         comm = comm_stream.communicator
         enqueue = comm.send if self._is_send else comm.recv
         enqueue(self._byte.data.ptr, 1, UINT8, int(self._is_send), comm_stream.stream_address)
+
+
+class PairBackend(Protocol):
+    """What a Pair needs of the group's backend."""
+
+    options: BackendOptions
+    rank: int
+    library: Library
+    cuda: Any
+    error: DistError | None
+
+    def check(self) -> None:
+        """Raise the error that the backend has given up with, if it has."""
+
+    def fail(self, error: BaseException) -> None: ...
+
+    def new_comm_stream(self, place: str, members: tuple[int, ...], error_prefix: str) -> CommStream: ...
+
+
+class Pair:
+    """The messages between this rank and `peer`; `device` is the number of this rank's GPU."""
+
+    def __init__(self, backend: PairBackend, peer: int, device: int) -> None:
+        self._backend, self._device = backend, device
+        self._low, self._high = sorted((backend.rank, peer))
+        self._lock = threading.Lock()
+        # By direction: True is that in which this rank sends. None until they are created.
+        self._comm_streams: dict[bool, CommStream] | None = None
+        self._waiting: list[tuple[bool, Batch, str, float, Sequence[DeviceWork], Any]] = []
+        self._thread: threading.Thread | None = None
+
+    def is_busy(self, *, sends_alone: bool = False) -> bool:
+        """Return whether messages are waiting or in flight; with `sends_alone`, only messages that this rank sends."""
+        if any(is_send or not sends_alone for is_send, *_ in list(self._waiting)):
+            return True
+        comm_streams = self._comm_streams or {}
+        return any(comm_stream.flights for is_send, comm_stream in comm_streams.items() if is_send or not sends_alone)
+
+    def post(
+        self, batch: Batch, error_prefix: str, timeout_s: float, works: Sequence[DeviceWork], *, is_send: bool
+    ) -> None:
+        """Post messages of one direction, now or once the CommStreams exist; the current device is the pair's."""
+        with self._lock:
+            if self._comm_streams is not None:
+                self._comm_streams[is_send].launch(
+                    batch, batch.messages, None, error_prefix, timeout_s, works, batch.records()
+                )
+                return
+            cuda = self._backend.cuda
+            start = cuda.Event(disable_timing=True)
+            start.record(cuda.get_current_stream())
+            for work in works:
+                work.await_post(self._backend.check)
+            self._waiting.append((is_send, batch, error_prefix, timeout_s, works, start))
+            if self._thread is None:
+                run = copy_context().run
+                name = f"meshdist-nccl-pair-{self._low}-{self._high}"
+                self._thread = threading.Thread(target=run, args=(self._make, error_prefix), name=name, daemon=True)
+                self._thread.start()
+
+    def fail(self, error: DistError | None) -> None:
+        """Complete the messages that wait for the CommStreams with an error."""
+        for _, _, _, _, works, _ in list(self._waiting):
+            for work in works:
+                work.complete(error)
+
+    def _make(self, error_prefix: str) -> None:
+        mine = self._backend.rank
+        try:
+            with self._backend.cuda.Device(self._device):
+                comm_streams = {
+                    src == mine: self._backend.new_comm_stream(f"{src}-{dst}", (src, dst), error_prefix)
+                    for src, dst in ((self._low, self._high), (self._high, self._low))
+                }
+                # In the same order on both ranks.
+                for is_send in (self._low == mine, self._low != mine):
+                    comm_stream = comm_streams[is_send]
+                    with comm_stream.stream:  # ordered after no other stream
+                        byte = cupy_module().empty(1, "uint8")
+                        greeting = ConnectOp(byte, is_send=is_send)
+                        comm_stream.launch(greeting, byte, None, error_prefix, self._backend.options.timeout_s, (), ())
+                with self._lock:
+                    for is_send, batch, of, timeout_s, works, start in self._waiting:
+                        comm_streams[is_send].launch(
+                            batch, batch.messages, None, of, timeout_s, works, batch.records(), start
+                        )
+                    self._waiting.clear()
+                    self._comm_streams = comm_streams
+        except BaseException as error:  # raised where the messages are waited for
+            failure = self._backend.library.failure(error)
+            if isinstance(failure, DistError):
+                failure.locate(error_prefix)
+            self._backend.fail(failure)
+            self.fail(self._backend.error)
