@@ -10,7 +10,7 @@ from pathlib import Path
 
 from meshdist.debug.report import read_dumps, report_on
 from meshdist.debug.states import RankSnapshot
-from meshdist.debug.waits import who_waits
+from meshdist.debug.waits import check_drawable, draw_waits, who_waits
 from meshdist.errors import DistError
 
 
@@ -42,17 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         states: Mapping[int, RankSnapshot]
         gone: Mapping[int, str] = {}
         if given.draw is not None:
-            from meshdist.debug.wait_graph import check_drawable
-
             check_drawable()  # before the seconds of asking
         if given.command == "report":
             states = read_dumps(given.directory)
         else:
-            from meshdist.debug.attach import attach
+            from meshdist.debug.attach import attach, store_of
 
             if given.pid is not None:
-                from meshdist.debug.attach import store_of
-
                 given.store, variables = store_of(given.pid)
                 os.environ.update(variables)
             found = attach(given.store)
@@ -80,8 +76,6 @@ def stacks_of(states: Mapping[int, RankSnapshot]) -> str:
 
 
 def _draw(states: Mapping[int, RankSnapshot], gone: Mapping[int, str], path: Path) -> None:
-    from meshdist.debug.wait_graph import draw_waits
-
     draw_waits(who_waits(states, gone)).figure.savefig(path)
 
 
