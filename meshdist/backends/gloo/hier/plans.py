@@ -11,10 +11,9 @@ from meshdist.backends.gloo.hier.full_exchange import AgreedExchange, FullBarrie
 from meshdist.backends.gloo.hier.hierarchical_exchange import HierarchicalExchange
 from meshdist.backends.gloo.hier.hierarchy import Hierarchy, HostBackendFactory
 from meshdist.backends.gloo.hier.rail import Rail, dissemination_barrier
-from meshdist.backends.gloo.hier.reductions import SegmentReduce, WholeReduce
+from meshdist.backends.gloo.hier.reductions import SegmentReduce, TwoLevelReduce, WholeReduce
 from meshdist.backends.gloo.hier.scatter_allgather_broadcast import SPREAD_BYTES, ScatterAllgatherBroadcast
 from meshdist.backends.gloo.hier.small_allgather import plan_small_allgather
-from meshdist.backends.gloo.hier.two_level_reduce import TwoLevelReduce
 from meshdist.backends.gloo.host_ranks import hosts_of
 from meshdist.backends.gloo.p2p.remote import RemoteP2P
 from meshdist.collectives.dataflow import ReductionSpec, TransferSpec
