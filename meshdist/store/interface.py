@@ -73,7 +73,7 @@ class Store(ABC):
             DistStoreError: Some were not there at the deadline; names them.
         """
         names = check_keys(keys)
-        deadline = Deadline(timeout, self._default_timeout_s())
+        deadline = Deadline(timeout, self.timeout.total_seconds())
         pause_s = _FIRST_PAUSE_S
         while not self.check(names):
             if deadline.expired():
@@ -153,9 +153,6 @@ class Store(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
-
-    def _default_timeout_s(self) -> float:
-        return self.timeout.total_seconds()
 
     def _lacks(self, method: str) -> NotImplementedError:
         return NotImplementedError(f"{type(self).__name__} has no {method}(): define it or use a store of meshdist")

@@ -58,7 +58,6 @@ class PrefixStore(Store):
         return self._store.add(self._full(key), amount)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return True if all `keys` are there now."""
         return self._store.check(self._all_full(keys))
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
@@ -87,11 +86,9 @@ class PrefixStore(Store):
         return [key[len(start) :] for key in self._store.list_keys() if key.startswith(start)]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return the values of `keys`, as soon as all are there."""
         return self._store.multi_get(self._all_full(keys))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        """Store each of `values` under its one of `keys`."""
         self._store.multi_set(self._all_full(keys), values)
 
     def set_timeout(self, timeout: Timeout) -> None:

@@ -15,18 +15,16 @@ from meshdist.system.deadline import Deadline, Timeout, seconds
 
 
 class RequestStore(Store):
-    """A store with all calls implemented by one method, `_request`."""
+    """A store with all calls implemented by one method, `_request`; each is one atomic step."""
 
     @abstractmethod
     def _request(self, op: Op, args: list[bytes], timeout_s: float) -> list[bytes]:
         """Carry out `op` atomically and return its reply; a blocking one once none of its keys is missing."""
 
     def set(self, key: str, value: Value) -> None:
-        """Store `value` (text is encoded as UTF-8) under `key`, in place of what was there."""
         self._request(Op.SET, [encode_key(key), _checked(value)], self._timeout_s)
 
     def get(self, key: str) -> bytes:
-        """Return the value of `key`, as soon as there is one; DistStoreError at the store's timeout."""
         return self._request(Op.GET, [encode_key(key)], self._timeout_s)[0]
 
     def add(self, key: str, amount: int) -> int:
@@ -38,34 +36,27 @@ class RequestStore(Store):
         return int(self._request(Op.ADD, [encode_key(key), b"%d" % number], self._timeout_s)[0])
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
-        """Store `desired_value` if `key` holds `expected_value`; return what it holds (see Store.compare_set)."""
         args = [encode_key(key), _checked(expected_value), _checked(desired_value)]
         return self._request(Op.COMPARE_SET, args, self._timeout_s)[0]
 
     def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
-        """Wait until all `keys` are there; DistStoreError naming the missing ones at the deadline."""
         names = [encode_key(key) for key in check_keys(keys)]
         self._request(Op.WAIT, names, seconds(timeout, self._timeout_s))
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return True if all `keys` are there now; does not wait."""
         names = [encode_key(key) for key in check_keys(keys)]
         return self._request(Op.CHECK, names, self._timeout_s) == [b"1"]
 
     def append(self, key: str, value: Value) -> None:
-        """Add `value` to the end of the value of `key`, which need not be there."""
         self._request(Op.APPEND, [encode_key(key), _checked(value)], self._timeout_s)
 
     def delete_key(self, key: str) -> bool:
-        """Remove `key`; return True if it was there."""
         return self._request(Op.DELETE, [encode_key(key)], self._timeout_s) == [b"1"]
 
     def num_keys(self) -> int:
-        """Return how many keys there are."""
         return int(self._request(Op.NUM_KEYS, [], self._timeout_s)[0])
 
     def list_keys(self) -> list[str]:
-        """Return all keys, in no particular order."""
         return [key.decode() for key in self._request(Op.LIST_KEYS, [], self._timeout_s)]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
