@@ -191,42 +191,6 @@ class ServerHandshake:
         return _HEADER.pack(MAGIC, PROTOCOL, _OK if self.trusted else _BAD_PROOF)
 
 
-def accept_handshake(sock: socket.socket, secret: bytes, purpose: str, deadline: Deadline | None = None) -> bytes:
-    """Prove this end to the client of `sock` and have it prove itself.
-
-    Args:
-        sock: A connected socket; its timeout is changed.
-        secret: The job's secret, empty where there is none.
-        purpose: What the connection is for; both ends must say the same.
-        deadline: When to give up; HANDSHAKE_TIMEOUT_S from now at the latest.
-
-    Returns:
-        The client's claim.
-
-    Raises:
-        DistNetworkError: The client is a stranger, too slow, or gone. Close the socket.
-    """
-    handshake = ServerHandshake(secret, purpose)
-    deadline = _handshake_deadline(deadline)
-    too_slow = f"{purpose}: the client did not prove itself in {deadline.timeout_s:.3g} s"
-    while not handshake.trusted and handshake.refusal is None:
-        try:
-            sock.settimeout(max(deadline.remaining_s(), 1e-3))
-            data = sock.recv(handshake.wanted)
-            sock.sendall(handshake.feed(data))
-        except TimeoutError:
-            raise DistNetworkError(too_slow) from None
-        except OSError as error:
-            raise HandshakeBroken(f"{purpose}: the connection broke during the handshake: {error}") from error
-        if not data:
-            raise HandshakeBroken(f"{purpose}: the client closed the connection during the handshake")
-        if deadline.expired() and not handshake.trusted:
-            raise DistNetworkError(too_slow)
-    if handshake.refusal is not None:
-        raise DistNetworkError(f"{purpose}: refused a client: {handshake.refusal}")
-    return handshake.claim
-
-
 def connect_handshake(
     sock: socket.socket, secret: bytes, purpose: str, peer: str, deadline: Deadline | None = None, claim: bytes = b""
 ) -> None:
@@ -256,10 +220,6 @@ def connect_handshake(
         raise DistNetworkError(f"{peer} claims to be this job's {purpose} but does not know its {SECRET_VARIABLE}")
     client.send(transcript.proof(b"client"))
     client.receive(0, job)
-
-
-def _handshake_deadline(deadline: Deadline | None) -> Deadline:
-    return Deadline(HANDSHAKE_TIMEOUT_S if deadline is None else deadline.slice_s(HANDSHAKE_TIMEOUT_S))
 
 
 class _Client:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from handshakes import accept_handshake
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,6 @@ from meshdist.security.handshake import (
     PROTOCOL,
     HandshakeBroken,
     ServerHandshake,
-    accept_handshake,
     busy_notice,
     connect_handshake,
     job_id,

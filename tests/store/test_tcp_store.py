@@ -10,9 +10,9 @@ from contextlib import ExitStack
 from datetime import timedelta
 
 import pytest
+from handshakes import accept_handshake
 
 from meshdist.errors import DistNetworkError, DistStoreError
-from meshdist.security.handshake import accept_handshake
 from meshdist.store import TCPStore
 
 LOOPBACK = "127.0.0.1"
