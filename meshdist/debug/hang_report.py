@@ -18,10 +18,7 @@ _MOST_STACKS, _MOST_FRAMES = 2, 5
 def hang_report(waits: Waits, world_size: int, *, now_s: float | None = None) -> list[str]:
     """Return lines that describe the cause of a hang, what the ranks do, and what they wait for.
 
-    Args:
-        waits: Who waits for whom.
-        world_size: The number of ranks; those without a state are listed.
-        now_s: The time that ages refer to, in seconds since 1970; the time of each rank's state where None.
+    Ages are those at `now_s`, in seconds since 1970, or at the time of each rank's state where it is None.
     """
     lines = causes(waits)
     parts: dict[tuple[str, ...], list[RankSnapshot]] = {}

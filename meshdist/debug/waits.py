@@ -166,10 +166,6 @@ _COLOURS = {"gone": "#888888", "absent": "#dd5544", "cycle": "#ee9944", "waits":
 def draw_waits(waits: Waits, ax: Any = None) -> Any:
     """Draw the ranks in a circle with an arrow from each waiting rank to each awaited one, and return the axes.
 
-    Args:
-        waits: Who waits for whom.
-        ax: matplotlib axes; new ones where None.
-
     Raises:
         ImportError: matplotlib is not installed.
     """

@@ -51,17 +51,7 @@ class Listeners:
 
 
 def check_cluster(store: Store, rank: int, size: int, own: list[dict[str, Any]]) -> list[Finding]:
-    """Check the cluster together; all ranks call it.
-
-    Args:
-        store: The store of the ranks.
-        rank: This rank.
-        size: The number of ranks.
-        own: The findings of this rank on its machine, as plain data.
-
-    Returns:
-        On rank 0 the findings of all; elsewhere an empty list.
-    """
+    """Check the cluster together, with each rank's `own` findings; return all findings on rank 0, none elsewhere."""
     store.set_timeout(_TIMEOUT_S)
     with Listeners() as listeners:
         mine = {

@@ -98,12 +98,7 @@ class PointToPoint:
     def send(self, tensor: Any, dst: int, tag: int, of: str = "send", *, is_size_exchange: bool = False) -> None:
         """Send a message to rank `dst` and wait until `tensor` may be changed.
 
-        Args:
-            tensor: The array.
-            dst: The receiver, as a rank of the group.
-            tag: That of the matching receive.
-            of: The function that the user called.
-            is_size_exchange: Another message of the same call follows; for observers.
+        The user called the function `of`; with `is_size_exchange`, which observers see, another message follows.
         """
         requests = self._sends
         request = _known(requests, tensor, dst, tag) if of == "send" else None

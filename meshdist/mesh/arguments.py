@@ -37,12 +37,7 @@ def checked_device_type(device_type: str) -> str:
 
 
 def check_carried(device_type: str, backends: Iterable[str | None]) -> None:
-    """Check that some backend of a mesh can send arrays of `device_type`.
-
-    Args:
-        device_type: A known device type.
-        backends: The backend of each axis; None for the world's. Before the world exists, its default backend counts.
-    """
+    """Check that one of the backends of a mesh's axes, None for the world's or its default, can send these arrays."""
     default = current_world().backend_name if is_initialized() else backend_name(None)
     chosen = {default if backend is None else backend for backend in backends}
     carriers = [by_device(backend)[device_type] for backend in chosen if device_type in by_device(backend)]

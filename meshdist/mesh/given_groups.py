@@ -63,10 +63,7 @@ def ranks_of_groups(groups: Sequence[ProcessGroup], mesh: Any) -> Ranks:
 def layout_of_groups(groups: Sequence[ProcessGroup], mesh: Any, names: Sequence[str] | None) -> Layout:
     """Return the layout in which `groups` are the rows through the calling rank.
 
-    Args:
-        groups: One per axis; or one group of all ranks of the mesh, in its order.
-        mesh: The ranks by axes. None: the ranks of the single group.
-        names: One unique name per axis, or None.
+    There is one group per axis; or one group of all ranks of `mesh`, in its order, where None means its ranks.
     """
     if mesh is None:
         return Layout(ranks_of_groups(groups, mesh), names)

@@ -28,13 +28,7 @@ def clock_offset_ns(store: Store, rank: int, hosts: Sequence[str], clock: Callab
     The processes of a host share a clock, so the first rank of each host asks rank 0 for its time, and the other ranks
     of the host use its result. The asking rank assumes that rank 0 read its clock half way between question and answer;
     the quickest of several exchanges is off by at most half its duration (Cristian, "Probabilistic clock
-    synchronization", 1989).
-
-    Args:
-        store: A store used for this exchange only.
-        rank: This rank.
-        hosts: For each rank, a key of its host.
-        clock: The clock of this rank.
+    synchronization", 1989). `hosts` has a key of the host of each rank; the store is used for this exchange only.
     """
     leaders = [first for first in (hosts.index(host) for host in dict.fromkeys(hosts)) if first != 0]
     leader = hosts.index(hosts[rank])

@@ -192,13 +192,7 @@ def each(buffers: Buffers | Any) -> list[Any]:
 
 
 def num_bytes(buffers: Any) -> int:
-    """Return the bytes of an array, or of all arrays of a list; 0 for None.
-
-    Example:
-        >>> import numpy as np
-        >>> num_bytes([np.zeros(2), np.zeros(1)])
-        24
-    """
+    """Return the bytes of an array, or of all arrays of a list; 0 for None."""
     if isinstance(buffers, (list, tuple)):
         return sum(map(num_bytes, buffers))
     return int(getattr(buffers, "nbytes", 0))

@@ -54,12 +54,7 @@ class CallCheck:
     ) -> DistBackendError:
         """Return the error once all ranks have published their calls, or have had the time to.
 
-        Args:
-            signature: This rank's call.
-            num_others: The number of other ranks that will publish theirs.
-            publish: Publishes this rank's call.
-            read: Returns the calls published so far, by rank.
-            pause_s: Between two reads.
+        `publish` publishes this rank's call; `read` returns those of the `num_others` other ranks so far, by rank.
         """
         mine = self.words(signature)
         publish(mine)

@@ -151,11 +151,6 @@ def located(error: BaseException, error_prefix: str, record: Record | None) -> t
 
     A DistError gets the call's error prefix. If a peer caused it, it also gets the number and the line of the call,
     unless it has those of another rank's call, or of an earlier one, already.
-
-    Args:
-        error: The error of the call.
-        error_prefix: Name, group and rank of the call.
-        record: The call's record in the flight recorder, if it has one.
     """
     error = at_limit(error)
     if not isinstance(error, DistError):

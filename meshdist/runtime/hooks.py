@@ -90,10 +90,7 @@ class CallHooks:
     def redirect(self, taker: Callable[..., Any], message_taker: MessageTaker) -> Iterator[None]:
         """Pass calls to `taker`, with the arguments of `submit`, until the block ends.
 
-        Args:
-            taker: Called instead of `submit` for collectives.
-            message_taker: Called with the name and the implementation of each message function; returns its
-                replacement.
+        `message_taker` gets the name and the implementation of each message function, and returns its replacement.
 
         Raises:
             ValueError: They are redirected already.

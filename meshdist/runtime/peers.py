@@ -124,12 +124,7 @@ class Peers:
         self._noted: set[str] = set()
 
     def renumbered(self, ranks: Sequence[int], store: Store) -> Peers:
-        """Return the peers of a shrunk world.
-
-        Args:
-            ranks: The ranks that stay, by their numbers in this world; the new world numbers them from 0 in this order.
-            store: The store of the new world.
-        """
+        """Return the peers of a shrunk world, which has `store` and numbers these ranks from 0 in this order."""
         peers = Peers(store, self.mine, len(ranks))
         peers._cards = dict(enumerate(self.cards(ranks)))
         peers._joined_as = [self._joined_as[rank] for rank in ranks]

@@ -73,9 +73,7 @@ class Job:
     def advance(self, check: bool, observer: WaitObserver | None = None) -> bool:
         """Advance as far as possible without waiting; return True when the call is done or has failed.
 
-        Args:
-            check: Also check the peers and the deadline, which takes longer.
-            observer: Reports calls that wait for long.
+        With `check`, it also checks the peers and the deadline, which takes longer; `observer` reports long waits.
         """
         carried.place = self.record[CODE], self.record[INSTRUCTION]
         try:

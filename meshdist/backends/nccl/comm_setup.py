@@ -38,15 +38,9 @@ def compare_calls(
     timeout_s: float,
     check: Callable[[], None],
 ) -> None:
-    """Compare the ranks' calls through the store; all ranks call this equally often.
+    """Compare the ranks' calls through the store; `check` raises if the backend has given up meanwhile.
 
-    Args:
-        options: The group's.
-        number: The number of this comparison.
-        signature: This rank's call.
-        error_prefix: Prefix of error messages.
-        timeout_s: How long to wait for the others.
-        check: Raises if the backend has given up meanwhile.
+    All ranks call this equally often; `number` counts the comparisons.
 
     Raises:
         DistBackendError: The calls differ.

@@ -168,15 +168,8 @@ class CommStream:
     ) -> InFlightOp:
         """Enqueue an operation after the work on the current stream; the current device must be the CommStream's.
 
-        Args:
-            plan: The operation.
-            send: What is sent.
-            recv: What is received.
-            error_prefix: Prefix of error messages about it.
-            timeout_s: How long it may take.
-            works: The Works that callers hold.
-            records: Its records in the flight recorder.
-            start: An event to begin after, instead of the work on the current stream.
+        With `start`, it begins after that event instead of the work on the current stream. For the others see
+        InFlightOp.
 
         Raises:
             BaseException: An error of NCCL or CuPy; parts of the operation may be enqueued.

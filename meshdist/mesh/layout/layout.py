@@ -132,12 +132,7 @@ class Layout:
         return self._derived(self._first, (self._axes[axis] for axis in axes), self._names_of(axes))
 
     def flatten(self, axes: Sequence[int], name: str | None) -> Layout:
-        """Return the layout with some axes joined, at the place of the first one; the last one varies fastest.
-
-        Args:
-            axes: At least one axis; they need not be adjacent, and may come in any order.
-            name: The name of the new axis; None in a layout without names.
-        """
+        """Return the layout with axes, in any order, joined at the place of the first one; the last varies fastest."""
         one = joined(self._axes[axis] for axis in axes)
         others = [axis for axis in range(self.ndim) if axis not in axes]
         place = sum(axis < axes[0] for axis in others)
@@ -216,13 +211,7 @@ class Layout:
         return Layout(np.concatenate([layout.ranks for layout in layouts], axis), first.names)
 
     def over(self, axes: Sequence[Axis], names: Sequence[str] | None, rank: int) -> Layout:
-        """Return the layout of other axes over the same list of ranks that contains `rank`.
-
-        Args:
-            axes: Axes of layouts derived from this one, in any order.
-            names: One unique name per axis, or None.
-            rank: A global rank.
-        """
+        """Return the layout of axes of derived layouts, over the same list of ranks, that contains a global rank."""
         if not fit(axes, self._axes):
             raise ValueError(f"axes that overlap, or that are not of the mesh {self.describe()}, make no mesh together")
         position = self._list.position(rank)

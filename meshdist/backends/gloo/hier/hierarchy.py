@@ -127,13 +127,10 @@ class Hierarchy:
             yield from self.guarded(self.local.check_in(signature))
 
     def plan_local(self, outer: Signature, collective: Collective[..., Any], call: Call, **changes: Any) -> Plan | None:
-        """Return the plan of this host's part of `call`; None if this rank is alone on it.
+        """Return the plan of this host's part of the group's `call`; None if this rank is alone on it.
 
-        Args:
-            outer: The signature of the group's call, which is signalled.
-            call: The group's call.
-            collective: The collective of the part.
-            changes: Fields of the call that differ: `send`, `recv`, `op` and `root`.
+        The part is a call of `collective`, with other values of the fields in `changes`; `outer`, the signature of the
+        group's call, is signalled.
         """
         if self.local is None:
             return None
