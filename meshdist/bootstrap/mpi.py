@@ -54,8 +54,7 @@ def rendezvous_mpi(text: str, rank: int, world_size: int, timeout_s: float) -> t
     if wrong:
         raise ValueError(
             f"init_process_group (rank {mine.rank} of {mine.size} in MPI): {', '.join(wrong)}; MPI provides both, so"
-            " leave"
-            " them out"
+            " leave them out"
         )
     deadline = Deadline(timeout_s)
     return _shared_store(mine, deadline), mine.rank, mine.size

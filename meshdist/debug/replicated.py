@@ -60,6 +60,5 @@ def check_replicated(tensor: Any, group: GroupLike = None, name: str = "tensor")
         parts.append(f"{call_ranks(places, members.ranks)}{has}")
     raise DistBackendError(
         f"{error_prefix}: {name} must be the same on all ranks, and its {'dtype or shape' if kinds else 'content'}"
-        " differs:"
-        f" {'; '.join(parts)}"
+        f" differs: {'; '.join(parts)}"
     )

@@ -102,10 +102,9 @@ def _agree(error_prefix: str, world: World, old: ProcessGroup, excluded: list[in
     except DistError as error:
         raise type(error)(
             f"{error_prefix}: the store in which the ranks met does not answer; it went with an excluded rank if"
-            " that held it,"
-            f" as rank 0 does without meshrun. To go on, destroy_process_group() and init_process_group() the"
-            f" {old.size() - len(excluded)} ranks that stay, numbered anew, at another address; or start with meshrun,"
-            f" whose store outlives its ranks: {error}"
+            " that held it, as rank 0 does without meshrun. To go on, destroy_process_group() and init_process_group()"
+            f" the {old.size() - len(excluded)} ranks that stay, numbered anew, at another address; or start with"
+            f" meshrun, whose store outlives its ranks: {error}"
         ) from error
     theirs, rank = first.split()
     if theirs != mine:

@@ -78,8 +78,7 @@ def _part_size(parent: ProcessGroup, group_size: int) -> int:
     if size % part:
         raise ValueError(
             f"{error_prefix}: group_size must divide the {size} ranks of the group, got {part}, and {size % part}"
-            " are left;"
-            " new_subgroups_by_enumeration makes subgroups of unequal sizes"
+            " are left; new_subgroups_by_enumeration makes subgroups of unequal sizes"
         )
     return part
 

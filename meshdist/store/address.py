@@ -61,10 +61,8 @@ def require_secret(host: str, port: int, secret: bytes) -> None:
     if not secret and not is_insecure_allowed():
         raise DistNetworkError(
             f"{endpoint(host, port)} can be reached from other hosts, and this job has no secret that keeps others"
-            " out: "
-            f"set {SECRET_VARIABLE} to the same random string on all hosts, or {SECRET_FILE_VARIABLE} to a file with"
-            " it "
-            f"that only you can read; or set {INSECURE}=1 on a network that you trust"
+            f" out: set {SECRET_VARIABLE} to the same random string on all hosts, or {SECRET_FILE_VARIABLE} to a file"
+            f" with it that only you can read; or set {INSECURE}=1 on a network that you trust"
         )
 
 

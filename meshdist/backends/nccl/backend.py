@@ -236,8 +236,7 @@ class NcclBackend(Backend):
         if device is not None and device != self.device:
             raise ValueError(
                 f"{error_prefix}: the array is on GPU {device}, and this rank's calls on the group are on GPU"
-                f" {self.device};"
-                " a rank has one GPU in a group: bring the array there"
+                f" {self.device}; a rank has one GPU in a group: bring the array there"
             )
 
     def _use_device(self) -> None:
@@ -250,8 +249,7 @@ class NcclBackend(Backend):
         if number is not None and number >= there:
             raise DistBackendError(
                 f"backend 'nccl': there is no GPU {number} (device_id), this process sees {there}, numbered from 0;"
-                " check"
-                " CUDA_VISIBLE_DEVICES, and whether more ranks than GPUs were started on this host"
+                " check CUDA_VISIBLE_DEVICES, and whether more ranks than GPUs were started on this host"
             )
         return number
 
@@ -267,8 +265,7 @@ class NcclBackend(Backend):
         if in_flight.deadline.expired():
             raise DistTimeoutError(
                 f"timed out after {in_flight.deadline.timeout_s:g} s waiting for the other ranks to carry out their"
-                " part,"
-                " or for what this rank's stream was asked to do before",
+                " part, or for what this rank's stream was asked to do before",
                 error_prefix=in_flight.error_prefix,
             )
         if not comm_stream.monitor.is_due():

@@ -285,8 +285,7 @@ class NcclCalls(DeviceCalls):
         if make is None:
             raise DistBackendError(
                 f"{call.error_prefix}: backend 'nccl' has one GPU for each rank and no calls over several of them;"
-                " start a"
-                " rank for each GPU"
+                " start a rank for each GPU"
             )
         return make(call)
 
