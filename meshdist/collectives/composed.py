@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from meshdist.arrays.host import Array
+from meshdist.collectives.algorithms.blocks import fill, joined
 from meshdist.collectives.definition import Collective
 from meshdist.runtime.call import Buffers, Call, Transport, each
 from meshdist.runtime.interfaces import Group
@@ -83,21 +84,12 @@ def _never(transport: Transport, call: Call, send: Buffers, recv: Buffers) -> It
     raise AssertionError(f"{call.collective.name} is carried out by another collective")
 
 
-def joined(arrays: list[Array]) -> Array:
-    whole: Array = np.concatenate([array.reshape(-1) for array in arrays])
-    return whole
-
-
 def pack_all(call: Call, send: Buffers) -> Array:
     return joined(each(send))
 
 
 def unpack_all(call: Call, flat: Array, recv: Buffers) -> None:
-    begin = 0
-    for array in each(recv):
-        part = flat[begin : begin + array.size]
-        array[...] = part if array.ndim == 1 else part.reshape(array.shape)
-        begin += array.size
+    fill(each(recv), flat)
 
 
 def unchained(

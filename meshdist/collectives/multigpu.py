@@ -16,11 +16,12 @@ import numpy as np
 
 from meshdist.arrays.host import Array
 from meshdist.arrays.reduce_op import Op, ReduceOp, quietly
+from meshdist.collectives.algorithms.blocks import joined
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.all_reduce import all_reduce
 from meshdist.collectives.broadcast import broadcast
 from meshdist.collectives.checks import check_blocks_alike, check_one_dtype, check_reducible, several
-from meshdist.collectives.composed import composed, joined, pack_all, unchained, unpack_all
+from meshdist.collectives.composed import composed, pack_all, unchained, unpack_all
 from meshdist.collectives.reduce import reduce
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
 from meshdist.runtime.call import Buffers, Call, each

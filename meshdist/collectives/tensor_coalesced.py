@@ -10,6 +10,7 @@ import numpy as np
 
 from meshdist.arrays.host import Array, split_rows
 from meshdist.arrays.reduce_op import Op, ReduceOp
+from meshdist.collectives.algorithms.blocks import joined
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.checks import (
     agree_on_list,
@@ -19,7 +20,7 @@ from meshdist.collectives.checks import (
     refuse,
     several,
 )
-from meshdist.collectives.composed import composed, joined, pack_all, unpack_all
+from meshdist.collectives.composed import composed, pack_all, unpack_all
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
 from meshdist.runtime.call import Buffers, Call, each
 from meshdist.runtime.context import GroupLike, resolve

@@ -19,6 +19,7 @@ from meshdist.backends.base import Plan
 from meshdist.backends.mpi.group import MpiGroup
 from meshdist.backends.mpi.library import Polled, Requests
 from meshdist.backends.mpi.precheck import word_of
+from meshdist.collectives.algorithms.blocks import fill, joined
 from meshdist.collectives.algorithms.pairwise import split_blocks
 from meshdist.runtime.call import Buffers, Call
 from meshdist.runtime.call_check import compare_splits
@@ -165,7 +166,7 @@ class ReduceScatter(Reduction):
     def mpi_steps(self, send: Any, recv: Any) -> Iterator[Step]:
         if isinstance(send, list):
             sizes = [block.size for block in send]
-            send = _joined(send)
+            send = joined(send)
             if len(set(sizes)) > 1:
                 yield "Reduce_scatter", (self.message(send), self.message(recv), sizes, self.mpi_op)
                 self.finish(recv)
@@ -214,7 +215,7 @@ class AllGatherList(Movement):
             yield "Allgather", (self.message(send), self.message(whole))
         else:
             yield "Allgatherv", (self.message(send), self.blocks(whole, sizes))
-        _part(whole, recv)
+        fill(recv, whole)
 
 
 class Gather(Movement):
@@ -224,7 +225,7 @@ class Gather(Movement):
             return
         whole = np.empty(self.size * send.size, send.dtype)
         yield "Gather", (self.message(send), self.message(whole), self.root)
-        _part(whole, recv)
+        fill(recv, whole)
 
 
 class Scatter(Movement):
@@ -233,7 +234,7 @@ class Scatter(Movement):
         self.dtype, self.per_element = backend.arithmetic.moved(_first(call.recv).dtype)
 
     def mpi_steps(self, send: Any, recv: Any) -> Iterator[Step]:
-        whole = self.message(_joined(send)) if self.rank == self.root else None
+        whole = self.message(joined(send)) if self.rank == self.root else None
         yield "Scatter", (whole, self.message(recv), self.root)
 
 
@@ -262,8 +263,8 @@ class AllToAllVarying(Movement):
             gives = [_share(block, number, num_rounds) for block in give]
             takes = [_share(block, number, num_rounds) for block in take]
             room = np.empty(sum(block.size for block in takes), takes[0].dtype)
-            yield "Alltoallv", (self._varying(_joined(gives), gives), self._varying(room, takes))
-            _part(room, takes)
+            yield "Alltoallv", (self._varying(joined(gives), gives), self._varying(room, takes))
+            fill(takes, room)
 
     def _blocks(self, send: Any, recv: Any) -> tuple[list[Array], list[Array]]:
         to, come = self._splits or (None, None)
@@ -297,15 +298,3 @@ def _first(buffers: Any) -> Any:
 
 def _begins(counts: list[int]) -> list[int]:
     return [0, *accumulate(counts[:-1])]
-
-
-def _joined(arrays: list[Array]) -> Array:
-    whole: Array = np.concatenate([array.reshape(-1) for array in arrays])
-    return whole
-
-
-def _part(whole: Array, arrays: list[Array]) -> None:
-    begin = 0
-    for array in arrays:
-        array[...] = whole[begin : begin + array.size].reshape(array.shape)
-        begin += array.size

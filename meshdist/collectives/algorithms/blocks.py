@@ -42,3 +42,18 @@ def exchange(transport: Transport, give: Array, dst: int, take: Array, src: int)
     sent = transport.send(give, dst, COLLECTIVE_TAG)
     yield transport.recv(take, src, COLLECTIVE_TAG)
     yield sent
+
+
+def joined(arrays: list[Array]) -> Array:
+    """Return the elements of all arrays as one flat array."""
+    whole: Array = np.concatenate([array.reshape(-1) for array in arrays])
+    return whole
+
+
+def fill(arrays: list[Array], whole: Array) -> None:
+    """Copy the parts of a flat array to the arrays: the reverse of `joined`."""
+    begin = 0
+    for array in arrays:
+        part = whole[begin : begin + array.size]
+        array[...] = part if array.ndim == 1 else part.reshape(array.shape)
+        begin += array.size
