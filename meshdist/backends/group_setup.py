@@ -31,14 +31,9 @@ if TYPE_CHECKING:
 
 
 class StoreBarrier(Waitable):
-    """Wait for ranks of a group that count themselves in at a place in the store.
+    """Wait for members of a group, this rank among them, that count themselves in at a place in the store.
 
-    Args:
-        options: The group's.
-        store: The place.
-        members: The expected ranks, as ranks of the group, including this one.
-        card: This rank's data for the others.
-        check: Raises if the backend has given up meanwhile.
+    Each leaves a `card`, data for the others. `check` raises if the backend has given up meanwhile.
     """
 
     def __init__(

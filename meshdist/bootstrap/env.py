@@ -23,9 +23,7 @@ class EnvPlace(NamedTuple):
 def place_from_environment(rank: int, world_size: int) -> EnvPlace:
     """Return RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; ask the launcher for those that are not set.
 
-    Args:
-        rank: The rank, NOT_GIVEN to find it.
-        world_size: The number of ranks, likewise.
+    The rank and the world size are looked for only if they are NOT_GIVEN.
 
     Raises:
         ValueError: A value is missing, not a number, or contradicts the others.

@@ -31,14 +31,7 @@ def join(
 ) -> Store:
     """Wait for all ranks and return the part of the store that belongs to this generation of the world.
 
-    Args:
-        store: Where the ranks meet.
-        rank: This rank.
-        world_size: The number of ranks.
-        card: This process's card.
-        deadline: When to give up.
-        backend: This rank's backend, which must be the same on all ranks.
-        objection: The reason why this rank cannot take part, or None.
+    An `objection` says why this rank cannot take part, so that all ranks raise it.
 
     Raises:
         ValueError: The world sizes or backends differ, this rank has already joined, or a rank objects.
@@ -258,10 +251,6 @@ def shrunk_store(store: Store, keep: Sequence[int]) -> Store:
 def worlds_in(store: Store, card: Card) -> list[tuple[Store, Peers]]:
     """Return the world in a store and the worlds it was shrunk to, in order, each with its processes.
 
-    Args:
-        store: The store of the first of these worlds.
-        card: This process's card.
-
     Raises:
         DistError: The store is gone.
     """
@@ -277,11 +266,7 @@ def worlds_in(store: Store, card: Card) -> list[tuple[Store, Peers]]:
 def shortfall(store: Store, world_size: int, missing: Sequence[int], when: str) -> str:
     """Return how many ranks joined, which are missing, and what to check, for the message of a timeout.
 
-    Args:
-        store: Where the ranks meet.
-        world_size: The number of ranks.
-        missing: The missing ranks; none if all came, but some gave up before the others arrived.
-        when: The deadline, as in "within 2 s".
+    None are `missing` if all came, but some gave up before the others arrived. `when` is as in "within 2 s".
     """
     if not missing:
         return f"all {world_size} ranks came {when}, but not at one time: some gave up before the others arrived"

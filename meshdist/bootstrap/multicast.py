@@ -231,14 +231,7 @@ def rendezvous_multicast(url: InitUrl, timeout_s: float) -> tuple[Store, int, in
 
 
 def meet(discovery: Discovery, rank: int, world_size: int, deadline: Deadline) -> tuple[TCPStore, int]:
-    """Return the store that all ranks share, and this process's rank.
-
-    Args:
-        discovery: Finds the others.
-        rank: The requested rank, -1 for any.
-        world_size: The number of ranks.
-        deadline: When to give up.
-    """
+    """Return the store that all ranks share, and this process's rank: the requested one, or any if that is -1."""
     while True:
         token = discovery.find(world_size, deadline)
         store = discovery.host(deadline) if token is None else discovery.connect(token, deadline)

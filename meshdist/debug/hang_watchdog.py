@@ -165,11 +165,7 @@ class HangWatchdog:
     def look(self, wait: Watch | None, error_prefix: str, deadline: Deadline, waitable: Waitable) -> LongWait | None:
         """Watch a wait; called repeatedly, returns None while the wait is short.
 
-        Args:
-            wait: The result of the call before; its `end` must be called.
-            error_prefix: How messages about the call begin.
-            deadline: The deadline of the call.
-            waitable: The object it waits for.
+        `wait` is the result of the call before; its `end` must be called.
         """
         watch = cast("LongWait | None", wait)
         grace = grace_s(deadline.timeout_s)

@@ -31,10 +31,7 @@ _WAITS, _COMPUTES = b"w", b"c"
 class StoreStateExchange(StateExchange):
     """Exchanges states through the store; computing ranks on this host are asked by a signal.
 
-    Args:
-        store: The world's.
-        peers: Its processes.
-        rank: This rank; None for a process outside the world.
+    The rank is None for a process outside the world.
     """
 
     def __init__(self, store: Store, peers: Peers, rank: int | None) -> None:

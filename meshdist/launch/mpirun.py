@@ -49,9 +49,7 @@ def find_mpirun(python: str = sys.executable) -> str | None:
 def mpirun_command(python: str, num_ranks: int) -> list[str]:
     """Return the command that starts `num_ranks` MPI ranks on this host; append the program to run.
 
-    Args:
-        python: The Python that the ranks run; the launcher next to it belongs to its MPI library.
-        num_ranks: Number of ranks on this host.
+    It is the launcher next to `python`, which the ranks run, and so of its MPI library.
 
     Raises:
         FileNotFoundError: There is no launcher.
@@ -84,12 +82,7 @@ def _is_open_mpi(mpirun: str) -> bool:
 
 
 def refusal(options: list[str], num_nodes: int) -> str | None:
-    """Return why mpirun cannot honour meshrun's options, and what to use instead; None where it can.
-
-    Args:
-        options: As given, spelled with dashes.
-        num_nodes: The number of hosts that they name.
-    """
+    """Return why mpirun cannot honour meshrun's options, and what to use instead; None where it can."""
     if num_nodes > 1:
         return f"--nnodes {num_nodes} does not work with --launcher mpi: {_HOSTS}"
     for option in options:

@@ -155,7 +155,7 @@ class Account:
 
     def __init__(self, axes: Axes | None = None, hosts: Callable[[ProcessGroup], Sequence[str]] | None = None) -> None:
         self._axes = axes
-        self._hosts = _hosts_in_world if hosts is None else hosts
+        self._hosts = hosts or (lambda group: group.hosts())
         self._lock = threading.Lock()
         self._groups: dict[tuple[str, tuple[int, ...]], _Group] = {}
         self._known: WeakKeyDictionary[ProcessGroup, tuple[_Group, Seat]] = WeakKeyDictionary()
@@ -234,10 +234,6 @@ class Account:
     def _group(self, group: ProcessGroup) -> _Group:
         with self._lock:
             return self._groups.setdefault((group.label, group.ranks), _Group(group.label, group.ranks))
-
-
-def _hosts_in_world(group: ProcessGroup) -> Sequence[str]:
-    return group.hosts()
 
 
 def _rows(volumes: dict[str, dict[str, Volume]], total: Volume) -> list[tuple[str, ...]]:

@@ -60,14 +60,9 @@ def compare_calls(
 
 
 class CommSetup:
-    """The ranks of a new communicator meet in the store.
+    """The ranks of a new communicator, members of the group, meet at a place in the group's store.
 
-    Args:
-        options: The group's.
-        members: The ranks of the communicator, as ranks of the group.
-        place: Prefix in the group's store.
-        error_prefix: Prefix of error messages.
-        check: Raises if the backend has given up meanwhile.
+    `check` raises if the backend has given up meanwhile.
     """
 
     def __init__(

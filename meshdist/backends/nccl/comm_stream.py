@@ -118,10 +118,8 @@ class CommStream:
     """One communicator of this rank and its stream.
 
     Args:
-        library: NCCL.
         cuda: The module cupy.cuda.
-        communicator: A communicator of this rank on `device`.
-        device: The number of the GPU.
+        communicator: A communicator of this rank on the GPU `device`.
         stream: The stream of the operations, non-blocking.
         check: Raises if the backend has given up.
         wake: Wakes the watchdog after an operation was added.
