@@ -111,9 +111,7 @@ class Copies:
         for device in self._devices():
             with cuda.Device(device):
                 stream = cuda.get_current_stream()
-                mine = [
-                    (array, room) for array, room, error_prefix in self._pairs if error_prefix == device and room.size
-                ]
+                mine = [(array, room) for array, room, there in self._pairs if there == device and room.size]
                 # Keep these alive until the copies are complete.
                 packed = [plain(array) for array, _ in mine]
                 for array, (_, room) in zip(packed, mine, strict=True):

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from meshdist.launch import worker
@@ -110,7 +111,7 @@ def _start_all(call: _Call, num_ranks: int, daemon: bool, start_method: str) -> 
             process = _start(call, job, rank, daemon, start_method, supervisor.reaper.fileno())
             assert process.pid is not None
             sentinel = process.sentinel if start_method == "forkserver" else None  # not a child of this process
-            supervisor.add(Member(rank, process.pid, _exit_code_of(process), sentinel))
+            supervisor.add(Member(rank, process.pid, partial(getattr, process, "exitcode"), sentinel))
             processes.append(process)
         on_failure.pop_all()
     return SpawnContext(processes, supervisor, store)
@@ -208,7 +209,3 @@ class _PickledCall:
 
         fn, args = pickle.loads(self._pickled)
         fn(rank, *args)
-
-
-def _exit_code_of(process: BaseProcess) -> Callable[[], int | None]:
-    return lambda: process.exitcode

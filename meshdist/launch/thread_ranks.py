@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import Context
+from dataclasses import dataclass
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -65,10 +66,8 @@ def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, time
         raise ValueError(f"run: world_size must be at least 1, got {world_size}")
     store = ThreadStore()
     timeout_s = seconds(timeout, DEFAULT_RUN_TIMEOUT_S)
-    ranks = [_Rank(rank, world_size, store, timeout_s, fn, args) for rank in range(world_size)]
-    everyone = {rank.rank: rank for rank in ranks}
-    for rank in ranks:
-        rank.others = everyone
+    ranks: list[_Rank] = []
+    ranks += [_Rank(rank, world_size, store, timeout_s, fn, args, ranks) for rank in range(world_size)]
     threads = [
         threading.Thread(target=Context().run, args=(rank.run,), name=f"rank-{rank.rank}", daemon=True)
         for rank in ranks
@@ -93,26 +92,18 @@ def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, time
     return [rank.result for rank in ranks]
 
 
+@dataclass(eq=False, repr=False)
 class _Rank:
-    def __init__(
-        self,
-        rank: int,
-        world_size: int,
-        store: ThreadStore,
-        timeout_s: float,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-    ) -> None:
-        self.rank = rank
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.world: World | None = None
-        self.others: dict[int, _Rank] = {}
-        self._world_size = world_size
-        self._store = store
-        self._timeout_s = timeout_s
-        self._fn = fn
-        self._args = args
+    rank: int
+    world_size: int
+    store: ThreadStore
+    timeout_s: float
+    fn: Callable[..., Any]
+    args: Sequence[Any]
+    ranks: list[_Rank]
+    result: Any = None
+    error: BaseException | None = None
+    world: World | None = None
 
     def _make_exchange(self) -> StateExchange:
         from meshdist.debug.state_exchange import ThreadStateExchange
@@ -120,7 +111,7 @@ class _Rank:
         return ThreadStateExchange(self._worlds, self.rank)
 
     def _worlds(self) -> dict[int, World]:
-        return {number: rank.world for number, rank in self.others.items() if rank.world is not None}
+        return {rank.rank: rank.world for rank in self.ranks if rank.world is not None}
 
     def run(self) -> None:
         slot = WorldSlot()
@@ -128,15 +119,15 @@ class _Rank:
         end = Departure(PeerExit.FINISHED)
         try:
             world = enter_world(
-                *(slot, self._store, self.rank, self._world_size, "threads", Doorbells(), Deadline(self._timeout_s)),
+                *(slot, self.store, self.rank, self.world_size, "threads", Doorbells(), Deadline(self.timeout_s)),
                 diagnosis=WorldDiagnosis(self._make_exchange),
             )
             self.world = world
-            self.result = self._fn(*self._args)
+            self.result = self.fn(*self.args)
         except BaseException as error:  # handed to the caller of run
             self.error = error
             end = Departure(PeerExit.RAISED, detail=f"{type(error).__name__}: {error}")
-        self._store.end(self.rank, end)
+        self.store.end(self.rank, end)
         world_left = world_in(slot)
         if world_left is not None:
             world_left.close()
