@@ -88,12 +88,7 @@ class StateExchange(Protocol):
 
 
 class LongWait:
-    """One wait that may last long.
-
-    Attributes:
-        error_prefix: How messages about the call begin.
-        is_long: The watchdog's thread watches it.
-    """
+    """One wait that may last long; the watchdog's thread watches it once it `is_long`."""
 
     def __init__(self, watchdog: HangWatchdog, error_prefix: str, deadline: Deadline, missing: str) -> None:
         self.error_prefix = error_prefix
@@ -135,12 +130,7 @@ class LongWait:
 
 
 class HangWatchdog:
-    """Watches the long waits of one rank.
-
-    Args:
-        world: The rank's.
-        make_exchange: Makes its StateExchange, which is imported on first use.
-    """
+    """Watches the long waits of one rank; `make_exchange` makes its StateExchange, which is imported on first use."""
 
     def __init__(self, world: World, make_exchange: Callable[[], StateExchange]) -> None:
         self.make_exchange = make_exchange

@@ -15,12 +15,7 @@ from meshdist.runtime.device_calls import DeviceCalls
 
 
 class GroupBackends:
-    """The backends of one group, by the device type of the arrays that they take.
-
-    Args:
-        backend_name: Their names, as `backend_name` spells them.
-        make: Makes the backend of one name.
-    """
+    """The backends of one group, by the device type of the arrays that they take; `make` makes that of one name."""
 
     def __init__(self, backend_name: str, make: Callable[[str], Backend]) -> None:
         self._backend_name = backend_name

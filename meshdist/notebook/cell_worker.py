@@ -53,12 +53,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Joining:
-    """A request to join a world.
-
-    Attributes:
-        number: How many worlds there were before.
-        timeout_s: How long its calls may wait.
-    """
+    """A request to join a world, after `number` earlier ones."""
 
     number: int
     world_size: int

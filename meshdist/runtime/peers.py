@@ -98,12 +98,7 @@ _MET_AT_ONCE = 64
 
 
 class Peers:
-    """The processes of the world's ranks.
-
-    Args:
-        store: Has the cards, under `card/<global rank>`.
-        card: That of this process.
-        num_ranks: Size of the world.
+    """The processes of the world's ranks; the store has their cards, under `card/<global rank>`.
 
     Attributes:
         departure: The record that this rank leaves in the groups that it closes.

@@ -25,13 +25,7 @@ from meshdist.runtime.flight_recorder import Record
 
 
 class Message:
-    """A message to or from another rank.
-
-    Attributes:
-        peer: The other side, as a rank of the communicator.
-        work: What the caller holds.
-        record: Its record in the flight recorder.
-    """
+    """A message to or from `peer`, a rank of the communicator, with the Work that the caller holds."""
 
     __slots__ = ("array", "is_send", "peer", "record", "work")
 
