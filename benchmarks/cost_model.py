@@ -46,7 +46,7 @@ def calibrated(ranks: int, seconds: float, path: Path | None) -> CostModel:
     """Return the model that a job of so many ranks writes, kept at `path` if given."""
     with tempfile.TemporaryDirectory() as folder:
         file = path or Path(folder) / "cost.toml"
-        command = [sys.executable, "-m", "meshdist.launch", "--nproc-per-node", str(ranks), "-m", "meshdist.topology"]
+        command = [sys.executable, "-m", "meshdist.launch.meshrun", "-n", str(ranks), "-m", "meshdist.topology"]
         run = subprocess.run(
             [*command, "--calibrate", str(file), "--seconds", str(seconds)],
             env=environment(),

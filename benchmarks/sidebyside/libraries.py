@@ -55,7 +55,7 @@ def environment() -> dict[str, str]:
 
 
 def _meshrun(ranks: int) -> list[str]:
-    return [sys.executable, "-m", "meshdist.launch", "--nproc-per-node", str(ranks)]
+    return [sys.executable, "-m", "meshdist.launch.meshrun", "--nproc-per-node", str(ranks)]
 
 
 def _torchrun(ranks: int) -> list[str]:

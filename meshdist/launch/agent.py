@@ -37,6 +37,7 @@ class Settings(NamedTuple):
         rendezvous: Where the launchers of several hosts meet; None on a single host.
         run_id: Name of the job on a single host; random where None.
         error_dir: Directory of the ranks' error files; None for none.
+        passes_local_rank: Pass --local-rank to the command, before its arguments.
     """
 
     kind: str
@@ -51,6 +52,7 @@ class Settings(NamedTuple):
     rendezvous: NodeRendezvous | None = None
     run_id: str | None = None
     error_dir: str | None = None
+    passes_local_rank: bool = False
 
 
 def report(text: str) -> None:
@@ -112,7 +114,10 @@ def _run(settings: Settings, nodes: Nodes, interrupts: Interrupts, num_restarts:
 def _start(settings: Settings, job: Job, rank: int, outputs: Outputs) -> Member:
     """Start `rank` in its own session, so that a Ctrl-C in the terminal reaches the launcher alone."""
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    command = [sys.executable, *flags, worker.__file__, str(os.getpid()), settings.kind, *settings.command]
+    name, *arguments = settings.command
+    if settings.passes_local_rank:
+        arguments.insert(0, f"--local-rank={rank - job.first_rank}")
+    command = [sys.executable, *flags, worker.__file__, str(os.getpid()), settings.kind, name, *arguments]
     with contextlib.ExitStack() as stack:
         stdout, stderr = (outputs.open(rank, rank - job.first_rank, stream, stack) for stream in (STDOUT, STDERR))
         environment = {**os.environ, **worker_environment(job, rank)}

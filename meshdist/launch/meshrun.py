@@ -17,6 +17,7 @@ from meshdist.launch.options import (
     rendezvous_backend,
     rendezvous_of,
     seconds,
+    truth,
     whole_number,
 )
 from meshdist.launch.outputs import STDERR, STDOUT, Routing, Streams, parse_streams
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 USAGE_STATUS = 2
 
-_FLAGS = ("-h", "--help", "-m", "--module", "--no-python", "--standalone")
-"""Options that take no value."""
+_FLAGS = ("-h", "--help", "-m", "--module", "--no-python", "--standalone", "--use-env")
+"""Options that take no value, or one after `=`."""
 
 _TORCHRUN_OPTIONS = {
     "--rdzv-conf": "--rdzv-timeout says how long the launchers wait for each other",
@@ -65,8 +66,13 @@ Options come before the script; what follows it is passed on. They may be spelle
 _T = TypeVar("_T")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run meshrun with these arguments (`sys.argv` if None) and return its exit status."""
+def main(arguments: list[str] | None = None, *, passes_local_rank: bool = False) -> int:
+    """Run meshrun and return its exit status.
+
+    Args:
+        arguments: Its arguments; those of `sys.argv` if None.
+        passes_local_rank: Pass `--local-rank=N` to the script before its arguments, unless `--use-env` is given.
+    """
     why_not = why_no_processes()
     if why_not is not None:
         _complain(why_not)
@@ -91,13 +97,13 @@ def main(arguments: list[str] | None = None) -> int:
             _complain(refused)
         return exec_mpirun(kind, command, parsed.nproc_per_node)
     try:
-        settings = _settings(parsed, kind, command)
+        settings = _settings(parsed, kind, command, passes_local_rank and not parsed.use_env)
     except ValueError as error:
         _complain(str(error))
     return launch(settings)
 
 
-def _settings(parsed: Namespace, kind: str, command: list[str]) -> Settings:
+def _settings(parsed: Namespace, kind: str, command: list[str], passes_local_rank: bool) -> Settings:
     everything = Streams(STDOUT | STDERR)
     # A directory alone sends all output into files, unless --tee passes some on.
     redirects = parsed.redirects or (
@@ -120,6 +126,7 @@ def _settings(parsed: Namespace, kind: str, command: list[str]) -> Settings:
         rendezvous=rendezvous,
         run_id=parsed.rdzv_id,
         error_dir=parsed.error_dir or parsed.log_dir,
+        passes_local_rank=passes_local_rank,
     )
 
 
@@ -174,6 +181,16 @@ def _parser() -> ArgumentParser:
     )
     add("-m", "--module", action="store_true", help="run a module, as python -m does")
     add("--no-python", action="store_true", help="run a program instead of a Python script")
+    add(
+        "--use-env",
+        type=_as_argument(truth),
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="True",
+        help="python -m meshdist.launch passes --local-rank=N to the script; not with this option, which leaves "
+        "LOCAL_RANK alone. meshrun and --launcher mpi never pass it",
+    )
     _add_hosts(parser)
     _add_watching(parser)
     _add_output(parser)
@@ -328,3 +345,7 @@ def _is_importable(top_level_name: str) -> bool:
 def _complain(message: str) -> NoReturn:
     print(f"meshrun: {message} (meshrun --help tells more)", file=sys.stderr)
     raise SystemExit(USAGE_STATUS)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

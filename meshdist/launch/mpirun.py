@@ -12,7 +12,17 @@ from meshdist.system.platform import available_cores, user_id
 _NAMES = ("mpirun", "mpiexec")
 _VERSION_S = 30.0
 # Options of meshrun that are passed to mpirun, or that hold anyway.
-_KEPT = ("--launcher", "-n", "--nproc-per-node", "--nnodes", "--standalone", "-m", "--module", "--no-python")
+_KEPT = (
+    "--launcher",
+    "-n",
+    "--nproc-per-node",
+    "--nnodes",
+    "--standalone",
+    "-m",
+    "--module",
+    "--no-python",
+    "--use-env",
+)
 _NO_ADDRESS = "rank 0 sends the others the address through MPI; leave it out"
 _OUTPUT = "mpirun has options for it (Open MPI: --output tag, --output dir=DIR; MPICH: -prepend-rank, -outfile-pattern)"
 _WATCHED = "mpirun ends the other ranks when one has failed, in its own time; leave it out"

@@ -33,6 +33,12 @@ def whole_number(text: str) -> int:
     return int(text)
 
 
+def truth(text: str) -> bool:
+    if text not in ("True", "False"):
+        raise ValueError(f"expected True or False, got {text!r}")
+    return text == "True"
+
+
 def port_number(text: str) -> int:
     """Return a port, 0 for any."""
     if not (text.isdecimal() and int(text) <= 65535):

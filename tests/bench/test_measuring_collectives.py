@@ -109,7 +109,7 @@ def test_under_meshrun(tmp_path):
         *FEW,
         "--json",
         found,
-        launcher=["-m", "meshdist.launch", "--nproc-per-node", "2"],
+        launcher=["-m", "meshdist.launch.meshrun", "--nproc-per-node", "2"],
     )
     assert done.returncode == 0, done.stderr
     assert [(row["num_bytes"], row["wrong"]) for row in rows_of(found)] == [(4096, 0)]
@@ -266,7 +266,7 @@ def test_options_that_do_not_fit_the_ranks(capsys, args, message):
 @needs_linux
 @pytest.mark.parametrize("options", [["nosuch"], ["-n", "4"], ["--root", "9"]])
 def test_under_a_launcher_the_first_rank_alone_says_what_is_wrong_before_any_ends(options):
-    done = bench(*options, launcher=["-m", "meshdist.launch", "--nproc-per-node", "3"])
+    done = bench(*options, launcher=["-m", "meshdist.launch.meshrun", "--nproc-per-node", "3"])
     said, *launchers = done.stderr.splitlines()
     assert said.startswith("python -m meshdist.bench: ")
     assert len(launchers) == 3

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MESHRUN = [sys.executable, "-m", "meshdist.launch"]
+MESHRUN = [sys.executable, "-m", "meshdist.launch.meshrun"]
 
 
 class TwoHosts:

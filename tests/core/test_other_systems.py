@@ -237,7 +237,7 @@ dist.destroy_process_group()
 def test_on_a_processor_that_reorders_loads_and_stores(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(OTHER_PROCESSOR)
-    command = [sys.executable, "-m", "meshdist.launch", "--nproc-per-node", "2", str(script)]
+    command = [sys.executable, "-m", "meshdist.launch.meshrun", "--nproc-per-node", "2", str(script)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("all right") == 2

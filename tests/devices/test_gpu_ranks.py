@@ -46,7 +46,7 @@ def started(num_ranks, program, *args, variables=None):
     """Run a program on so many ranks, with a hard deadline, and return how it ended."""
     path = os.pathsep.join([str(ROOT), str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, **(variables or {}), "PYTHONPATH": path}
-    command = [sys.executable, "-m", "meshdist.launch", "--nproc-per-node", str(num_ranks), program, *args]
+    command = [sys.executable, "-m", "meshdist.launch.meshrun", "--nproc-per-node", str(num_ranks), program, *args]
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )

@@ -10,7 +10,7 @@ PAGE = (ROOT / "docs" / "launching.md").read_text()
 
 
 def test_table_of_options_is_that_of_meshrun():
-    command = [sys.executable, "-m", "meshdist.launch", "--help"]
+    command = [sys.executable, "-m", "meshdist.launch.meshrun", "--help"]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=True).stdout
     known = set(re.findall(r"^  (?:-\w(?: [A-Z]+)?, )?(--[a-z-]+)", shown, re.MULTILINE))
     table = PAGE.partition("## Options")[2].partition("\n## ")[0]
@@ -30,7 +30,7 @@ def test_every_command_of_the_page_is_understood(tmp_path):
     assert len(commands) >= 3
     for words in commands:
         # One more option, a wrong one: it is refused, and only it.
-        command = [sys.executable, "-m", "meshdist.launch", *words.replace("... ", "").split()[:-1]]
+        command = [sys.executable, "-m", "meshdist.launch.meshrun", *words.replace("... ", "").split()[:-1]]
         done = subprocess.run(
             [*command, "--bogus=1", "train.py"],
             cwd=tmp_path,

@@ -24,7 +24,7 @@ def test_every_program_comes_with_its_command_and_output():
 def test_program_prints_what_the_page_says(text, name, arguments, output, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     (tmp_path / name).write_text(text)
-    command = [sys.executable, "-m", "meshdist.launch", *shlex.split(arguments)]
+    command = [sys.executable, "-m", "meshdist.launch.meshrun", *shlex.split(arguments)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.splitlines()) == sorted(output.splitlines())

@@ -18,7 +18,8 @@ PAGE = (ROOT / "docs" / "profiling.md").read_text()
 
 def test_the_script_shows_a_table_such_as_the_page_has(tmp_path):
     (tmp_path / "step.py").write_text(re.findall(r"``` py\n(.*?)```", PAGE, re.DOTALL)[0])
-    command = [sys.executable, "-m", "meshdist.launch", *re.findall(r"`meshrun (-n 4 step.py)`", PAGE)[0].split()]
+    arguments = re.findall(r"`meshrun (-n 4 step.py)`", PAGE)[0].split()
+    command = [sys.executable, "-m", "meshdist.launch.meshrun", *arguments]
     done = subprocess.run(
         command,
         cwd=tmp_path,

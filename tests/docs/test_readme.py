@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(page.relative_to(ROOT).as_posix() for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 README = (ROOT / "README.md").read_text()
-LAUNCHERS = {"meshrun": ["-m", "meshdist.launch"], "python": []}
+LAUNCHERS = {"meshrun": ["-m", "meshdist.launch.meshrun"], "python": []}
 SECTION = re.compile(r"```python\n# (\S+\.py)\n(.*?)```\s+```console\n\$ (.*?)\n(.*?)```", re.DOTALL)
 
 

@@ -141,7 +141,7 @@ def test_what_a_host_finds_on_itself_is_told_once():
 
 
 def test_under_meshrun_the_ranks_are_compared():
-    command = [sys.executable, "-m", "meshdist.launch", "--nproc-per-node", "2", "-m", "meshdist.doctor", "--json"]
+    command = [sys.executable, "-m", "meshdist.launch.meshrun", "-n", "2", "-m", "meshdist.doctor", "--json"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env)
     assert done.returncode == 0, done.stderr

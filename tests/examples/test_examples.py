@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 CLASSIC = (EXAMPLES / "classic.py").read_text()
-LAUNCH = [sys.executable, "-m", "meshdist.launch", "--nproc-per-node"]
+LAUNCH = [sys.executable, "-m", "meshdist.launch.meshrun", "--nproc-per-node"]
 
 pytestmark = [
     pytest.mark.timeout(100),

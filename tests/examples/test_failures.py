@@ -35,7 +35,7 @@ def test_every_program_is_shown():
 
 @pytest.mark.parametrize(("ranks", "name", "shown"), SHOWN, ids=[name for _, name, _ in SHOWN])
 def test_a_program_fails_as_the_page_shows(ranks, name, shown):
-    command = [sys.executable, "-m", "meshdist.launch", "--nproc-per-node", ranks, str(SCRIPTS / f"{name}.py")]
+    command = [sys.executable, "-m", "meshdist.launch.meshrun", "--nproc-per-node", ranks, str(SCRIPTS / f"{name}.py")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env)
     assert done.returncode == 1 or name == "killed", done.stderr

@@ -25,7 +25,7 @@ def test_it_fits_under_60_lines():
 def test_every_call_and_message_is_logged(ranks):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MESHDIST_", "RANK", "MASTER_"))}
     done = subprocess.run(
-        [sys.executable, "-m", "meshdist.launch", "--nproc-per-node", str(ranks), str(SCRIPT)],
+        [sys.executable, "-m", "meshdist.launch.meshrun", "--nproc-per-node", str(ranks), str(SCRIPT)],
         env={**kept, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,

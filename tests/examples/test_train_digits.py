@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "train_digits.py"
 DATA = ROOT / "examples" / "data" / "digits.npz"
-LAUNCH = ["-m", "meshdist.launch", "--nproc-per-node"]
+LAUNCH = ["-m", "meshdist.launch.meshrun", "--nproc-per-node"]
 
 
 @pytest.fixture(scope="module")

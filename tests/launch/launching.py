@@ -44,7 +44,7 @@ def environment(**variables):
 def start_meshrun(directory, *arguments, variables=None, **popen):
     """Start meshrun as a shell would: Ctrl-C is not ignored, whatever the tests themselves run under."""
     return subprocess.Popen(
-        [sys.executable, "-m", "meshdist.launch", *arguments],
+        [sys.executable, "-m", "meshdist.launch.meshrun", *arguments],
         cwd=directory,
         env=environment(**(variables or {})),
         stdout=subprocess.PIPE,

@@ -8,7 +8,7 @@ from meshdist.launch.meshrun import main
 
 VALUES = {"--node-rank": "0", "--rdzv-endpoint": "node1:29400", "--redirects": "0", "--tee": "3", "--master-addr": "a"}
 # These say how many ranks there are and what they run, or what is so anyway.
-KEPT = {"--nproc-per-node", "--launcher", "--module", "--no-python", "--standalone", "--nnodes", "--help"}
+KEPT = {"--nproc-per-node", "--launcher", "--module", "--no-python", "--use-env", "--standalone", "--nnodes", "--help"}
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ def test_ctrl_c_in_a_terminal_shows_one_line(tmp_path):
         fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
 
     process = subprocess.Popen(
-        [sys.executable, "-m", "meshdist.launch", "--nproc-per-node", "3", "script.py"],
+        [sys.executable, "-m", "meshdist.launch.meshrun", "--nproc-per-node", "3", "script.py"],
         cwd=tmp_path,
         env=environment(),
         stdin=terminal,

@@ -238,7 +238,7 @@ def test_under_meshrun_a_rank_that_ends_before_it_imports_meshdist_ends_the_job(
     path = tmp_path / "ends_before.py"
     path.write_text(textwrap.dedent(ENDS_BEFORE.format(start=start, end=end)))
     command = [str(path)] if how == "script" else ["-m", path.stem]
-    meshrun = [str(mpi_worlds.environment(library)), "-m", "meshdist.launch", "--launcher", "mpi", "-n", "2"]
+    meshrun = [str(mpi_worlds.environment(library)), "-m", "meshdist.launch.meshrun", "--launcher", "mpi", "-n", "2"]
     done = run([*meshrun, *command], cwd=path.parent)
     assert done.returncode == (3 if "3" in end else 1), done.stderr
     assert ("exits with status 3" if "3" in end else "too early") in done.stderr
@@ -304,7 +304,7 @@ def test_started_by_meshrun_itself(one_library, script):
         dist.barrier()
         dist.destroy_process_group()
     """
-    done = run([python, "-m", "meshdist.launch", "--nproc-per-node", "2", script(wrong)])
+    done = run([python, "-m", "meshdist.launch.meshrun", "--nproc-per-node", "2", script(wrong)])
     assert (done.returncode, done.stdout.split()) == (0, ["refused"] * 2), done.stderr
 
 
@@ -316,7 +316,7 @@ def test_meshrun_becomes_mpirun(library, script):
         say(int(dist.all_reduce(np.ones(1))[0]), sys.argv[1:])
         dist.destroy_process_group()
     """
-    meshrun = [python, "-m", "meshdist.launch", "--launcher", "mpi", "--nproc-per-node", "3"]
+    meshrun = [python, "-m", "meshdist.launch.meshrun", "--launcher", "mpi", "--nproc-per-node", "3"]
     done = run([*meshrun, script(text), "--x", "1"])
     assert (done.returncode, done.stdout.splitlines()) == (0, ["3 ['--x', '1']"] * 3), done.stderr
     failing = run([*meshrun, script("raise SystemExit(3)")])
@@ -393,5 +393,5 @@ def test_training_gives_the_losses_of_gloo(one_library, tmp_path):
     options = ["--steps", "30", "--json", str(path)]
     ours = losses(job(one_library, 2, example, "--backend", "mpi", *options), path)
     path.unlink()
-    meshrun = [python, "-m", "meshdist.launch", "--nproc-per-node", "2"]
+    meshrun = [python, "-m", "meshdist.launch.meshrun", "--nproc-per-node", "2"]
     assert ours == losses(run([*meshrun, example, *options]), path)

@@ -52,7 +52,7 @@ def test_the_secret_is_in_no_argument_and_no_log(tmp_path, given):
         {"MESHDIST_SECRET": given} if given else {}
     )
     root = str(pathlib.Path(__file__).parents[2])
-    command = [sys.executable, "-m", "meshdist.launch", "--nproc-per-node", "2", "script.py"]
+    command = [sys.executable, "-m", "meshdist.launch.meshrun", "--nproc-per-node", "2", "script.py"]
     done = subprocess.run(
         command,
         cwd=tmp_path,

@@ -160,7 +160,7 @@ def test_the_core_is_compiled_by_every_python(environment, minor, tmp_path):
         [*install, "--target", tmp_path / "site", ROOT], env=kept, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    command = [python, "-m", "meshdist.launch", "--nproc-per-node", "2", "smoke.py"]
+    command = [python, "-m", "meshdist.launch.meshrun", "--nproc-per-node", "2", "smoke.py"]
     done = subprocess.run(command, env=kept, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith(f"python 3.{minor}.")
