@@ -10,6 +10,7 @@ from contextlib import suppress
 from meshdist.bootstrap.env import place_from_environment
 from meshdist.bootstrap.multicast_socket import is_multicast
 from meshdist.bootstrap.rank_assignment import number_ranks
+from meshdist.bootstrap.spawned import callers_address, check_common_secret, exceeds_spawn
 from meshdist.bootstrap.torchrun import AGENT_STORE_VARIABLE, keeps_torchs_store, meeting_file
 from meshdist.bootstrap.url import (
     NOT_GIVEN,
@@ -48,7 +49,8 @@ def rendezvous(
 
             - `env://` reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; those that are not set are found out from
               what Slurm, Open MPI, MPICH or Kubernetes set. Where torchrun keeps that port for a store of torch, the
-              ranks of one host meet in a file of their own.
+              ranks of one host meet in a file of their own. In a rank of `spawn`, a world of more ranks than that call
+              has started meets at the MASTER_ADDR and MASTER_PORT that the caller of `spawn` has set.
             - `tcp://host:port` names the host and port at which rank 0 hosts the store.
             - `tcp://239.1.2.3:port`, or another multicast address: the ranks find each other on the local network.
             - `file:///path` names a file that all ranks can reach.
@@ -108,15 +110,19 @@ def register_rendezvous_handler(scheme: str, handler: RendezvousHandler) -> None
 def _rendezvous_env(text: str, rank: int, world_size: int, timeout_s: float) -> Rendezvous:
     url = parse_init_url(text, rank, world_size)
     rank, world_size, host, port = place_from_environment(url.rank, url.world_size)
+    is_launchers = _is_launchers_store()
+    check_common_secret(text, world_size)
+    if is_launchers and exceeds_spawn(world_size):
+        (host, port), is_launchers = callers_address(text, world_size), False
     try:
         check_ranks(text, rank, world_size)
     except ImpossibleRankError as error:
-        if not keeps_torchs_store() and not _is_launchers_store():
+        if not keeps_torchs_store() and not is_launchers:
             _tell_others(host, port, timeout_s, error)
         raise ValueError(str(error)) from None
     if keeps_torchs_store():
         return _file_rendezvous(meeting_file(), rank, world_size, timeout_s)
-    if not _is_launchers_store():
+    if not is_launchers:
         return _tcp_store(text, host, port, rank, world_size, timeout_s), rank, world_size
     # The launcher hosts the store through all restarts; each start of the workers uses its own part.
     _check_port(text, port, 1)
@@ -140,6 +146,7 @@ def _rendezvous_tcp(text: str, rank: int, world_size: int, timeout_s: float) -> 
         from meshdist.bootstrap.multicast import rendezvous_multicast  # rarely used
 
         url.require(rank=False)
+        check_common_secret(text, url.world_size)
         _check_port(text, port, 1)
         return rendezvous_multicast(url, timeout_s)
     try:
@@ -147,6 +154,7 @@ def _rendezvous_tcp(text: str, rank: int, world_size: int, timeout_s: float) -> 
     except ImpossibleRankError as error:
         _tell_others(host, port, timeout_s, error)
         raise ValueError(str(error)) from None
+    check_common_secret(text, url.world_size)
     return _tcp_store(text, host, port, url.rank, url.world_size, timeout_s), url.rank, url.world_size
 
 
@@ -162,6 +170,7 @@ def _rendezvous_file(text: str, rank: int, world_size: int, timeout_s: float) ->
         url.require(rank=False)
     except ImpossibleRankError as error:
         impossible = error
+    check_common_secret(text, url.world_size)
     # One file per job, so that jobs do not disturb each other.
     path = unquote(url.parts.path)
     try:

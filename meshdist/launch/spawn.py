@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from meshdist.bootstrap.spawned import spawn_variables
 from meshdist.launch import worker
 from meshdist.launch.interrupts import without_ctrl_c
 from meshdist.launch.spawn_context import ProcessException, ProcessExitedException, ProcessRaisedException, SpawnContext
-from meshdist.launch.worker_env import LOOPBACK, Job, job_secret, new_job, worker_environment
+from meshdist.launch.worker_env import LOOPBACK, job_secret, new_job, worker_environment
+from meshdist.security.handshake import secret_from_environment
 from meshdist.system.platform import check_processes
 
 if TYPE_CHECKING:
@@ -36,6 +38,10 @@ def spawn(
     Each process has the environment that meshrun sets, so that `init_process_group()` needs no arguments; a rank, world
     size or init_method that `fn` passes takes precedence. If a rank fails, the others are ended within a second. No
     rank outlives this process.
+
+    Several calls, also on several hosts, can start the ranks of one world: `fn` passes its rank and a world size larger
+    than `nprocs`, and the callers have set MASTER_ADDR and MASTER_PORT, where the world's rank 0 hosts the store, and
+    the same MESHDIST_SECRET.
 
     Args:
         fn: The function that each rank runs; with the start methods "spawn" and "forkserver" it must be importable by
@@ -100,6 +106,7 @@ def _start_all(call: _Call, num_ranks: int, daemon: bool, start_method: str) -> 
     from meshdist.store import TCPStore
 
     secret = job_secret()
+    variables = spawn_variables(num_ranks, "" if secret_from_environment() else secret, os.environ)
     with contextlib.ExitStack() as on_failure:
         store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, secret=secret.encode())
         on_failure.callback(store.close)
@@ -108,7 +115,8 @@ def _start_all(call: _Call, num_ranks: int, daemon: bool, start_method: str) -> 
         on_failure.callback(supervisor.close)
         processes = []
         for rank in range(num_ranks):
-            process = _start(call, job, rank, daemon, start_method, supervisor.reaper.fileno())
+            environment = {**worker_environment(job, rank), **variables}
+            process = _start(call, rank, environment, daemon, start_method, supervisor.reaper.fileno())
             assert process.pid is not None
             sentinel = process.sentinel if start_method == "forkserver" else None  # not a child of this process
             supervisor.add(Member(rank, process.pid, partial(getattr, process, "exitcode"), sentinel))
@@ -117,10 +125,11 @@ def _start_all(call: _Call, num_ranks: int, daemon: bool, start_method: str) -> 
     return SpawnContext(processes, supervisor, store)
 
 
-def _start(call: _Call, job: Job, rank: int, daemon: bool, start_method: str, reaper_fd: int) -> BaseProcess:
+def _start(
+    call: _Call, rank: int, environment: dict[str, str], daemon: bool, start_method: str, reaper_fd: int
+) -> BaseProcess:
     import multiprocessing
 
-    environment = worker_environment(job, rank)
     # The kernel watches the thread that starts a process; only the main thread lives as long as this process.
     is_watched = start_method != "forkserver" and threading.current_thread() is threading.main_thread()
     parent_pid = os.getpid() if is_watched else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from meshdist.bootstrap.spawned import NOT_SPAWNED
 from meshdist.launch.worker import ERROR_FILE_VARIABLE
 from meshdist.security.credentials import SECRET_FILE_VARIABLE, SECRET_VARIABLE, secret_from_environment
 from meshdist.system.platform import available_cores
@@ -95,6 +96,7 @@ def worker_environment(job: Job, rank: int) -> dict[str, str]:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         # The launcher's store: a script that sets MASTER_PORT itself uses another one.
         "MESHDIST_AGENT_STORE": f"{job.master_addr}:{job.master_port}",
+        **NOT_SPAWNED,
         SECRET_VARIABLE: job.secret,
         ERROR_FILE_VARIABLE: job.error_file(rank),
     }

@@ -1,10 +1,13 @@
 """Parts of the rendezvous, and of the clusters' launchers, that need no ranks."""
 
+import pytest
+
 from meshdist.bootstrap.env import EnvPlace, place_from_environment
 from meshdist.bootstrap.join import shortfall
 from meshdist.bootstrap.multicast import Beacon, Discovery, sign, verify
 from meshdist.bootstrap.multicast_socket import MulticastSocket, is_multicast
 from meshdist.bootstrap.rank_assignment import Arrival, RankAssignment
+from meshdist.bootstrap.spawned import callers_address, check_common_secret, exceeds_spawn, spawn_variables
 from meshdist.bootstrap.url import NOT_GIVEN, ImpossibleRankError, parse_init_url, with_group_name
 from meshdist.cluster import expand_nodelist, find_launcher, find_place, local_rank_here
 from meshdist.store import HashStore
@@ -16,6 +19,43 @@ def test_place_from_the_environment(monkeypatch):
         monkeypatch.setenv(name, value)
     place = place_from_environment(rank=1, world_size=NOT_GIVEN)
     assert place == EnvPlace(rank=1, world_size=2, host="::1", port=29500)
+
+
+def become_a_spawned_rank(monkeypatch, new_secret, **caller):
+    for name, value in spawn_variables(2, new_secret, caller).items():
+        monkeypatch.setenv(name, value)
+
+
+def test_a_world_of_several_spawns_meets_where_their_caller_says(monkeypatch):
+    become_a_spawned_rank(monkeypatch, "", MASTER_ADDR="[::1]", MASTER_PORT="29500")
+    assert [exceeds_spawn(size) for size in (1, 2, 3)] == [False, False, True]
+    assert callers_address("env://", 4) == ("::1", 29500)
+    check_common_secret("env://", 4)
+
+
+@pytest.mark.parametrize(
+    "caller",
+    [
+        {"MASTER_ADDR": "node1"},
+        {"MASTER_PORT": "29500"},
+        {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "MESHDIST_AGENT_STORE": "node1:29500"},
+        {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none"},
+    ],
+)
+def test_an_incomplete_address_and_that_of_a_launcher_are_not_the_callers(monkeypatch, caller):
+    become_a_spawned_rank(monkeypatch, "", **caller)
+    with pytest.raises(ValueError, match=r"spawn started 2 ranks; .* set MASTER_ADDR and MASTER_PORT"):
+        callers_address("env://", 4)
+
+
+def test_a_secret_that_spawn_created_is_of_its_ranks_alone(monkeypatch):
+    become_a_spawned_rank(monkeypatch, "created")
+    monkeypatch.setenv("MESHDIST_SECRET", "created")
+    check_common_secret("env://", 2)
+    with pytest.raises(ValueError, match="with a secret of its own"):
+        check_common_secret("env://", 3)
+    monkeypatch.setenv("MESHDIST_SECRET", "given to the rank since")
+    check_common_secret("env://", 3)
 
 
 def test_shortfall_names_the_missing_rank():

@@ -24,14 +24,19 @@ def run_script(
         variables: Added to the environment.
     """
     (directory / "script.py").write_text(text)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_CHOSEN)}
     done = subprocess.run(
         [sys.executable, *launcher, "script.py", *arguments],
         cwd=directory,
-        env={**kept, "PYTHONPATH": str(ROOT), **variables},
+        env=environment(**variables),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=60,
     )
     return done.returncode, done.stdout, done.stderr
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Return the environment of a documented program: this one without what concerns ranks, and `variables`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_CHOSEN)}
+    return {**kept, "PYTHONPATH": str(ROOT), **variables}

@@ -1,9 +1,12 @@
 """The documented ways to start the processes: the launcher's command line, and a function that is spawned."""
 
+import contextlib
 import socket
+import subprocess
+import sys
 
 import pytest
-from scripts import run_script
+from scripts import environment, run_script
 
 import meshdist as dist
 
@@ -37,6 +40,43 @@ def test_several_processes_on_one_machine(tmp_path, size):
     status, out, err = run_script(tmp_path, SCRIPT, "--arg1", "given", launcher=launcher)
     assert (status, err) == (0, "")
     assert sorted(out.splitlines()) == [f"{rank} {rank} given {sum(range(size))} True" for rank in range(size)]
+
+
+LOCAL_RANK = """
+import argparse
+import os
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--local-rank", type=int)
+parser.add_argument("data")
+args = parser.parse_args()
+print(f"{args.local_rank} {os.environ['LOCAL_RANK']} {args.data}\\n", end="")
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "passes"),
+    [
+        ("launch", (), True),
+        ("launch", ("--use-env=False",), True),
+        ("launch", ("--use-env",), False),
+        ("launch", ("--use-env=True",), False),
+        ("launch", ("--use_env",), False),
+        ("launch.meshrun", (), False),
+        ("launch.meshrun", ("--use-env",), False),
+    ],
+)
+def test_local_rank_is_an_argument_of_the_script(tmp_path, module, options, passes):
+    launcher = ("-m", f"meshdist.{module}", "--nproc-per-node=2", *options)
+    status, out, err = run_script(tmp_path, LOCAL_RANK, "digits.npz", launcher=launcher)
+    assert (status, err) == (0, "")
+    assert sorted(out.splitlines()) == [f"{rank if passes else None} {rank} digits.npz" for rank in range(2)]
+
+
+def test_use_env_takes_a_truth_value_alone(tmp_path):
+    status, _, err = run_script(tmp_path, LOCAL_RANK, launcher=("-m", "meshdist.launch", "--use-env=maybe"))
+    assert status == 2
+    assert "expected True or False, got 'maybe'" in err
 
 
 def test_address_and_port_of_the_first_machine(tmp_path, port):
@@ -90,6 +130,91 @@ def test_spawn_on_a_port_that_the_script_chose(tmp_path, port):
     status, out, err = run_script(tmp_path, text, "2", "env://", MASTER_PORT=str(port))
     assert (status, err) == (0, "")
     assert sorted(out.splitlines()) == ["0 1", "1 1"]
+
+
+# The starting part of PyTorch's ImageNet example: a spawn on each node, and the node's number as --rank.
+IMAGENET = """
+import argparse
+
+import numpy as np
+
+import meshdist as dist
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--world-size", default=-1, type=int)
+parser.add_argument("--rank", default=-1, type=int)
+parser.add_argument("--dist-url", default="env://", type=str)
+
+
+def main():
+    args = parser.parse_args()
+    ngpus_per_node = 2
+    args.world_size = ngpus_per_node * args.world_size
+    dist.spawn(main_worker, nprocs=ngpus_per_node, args=(ngpus_per_node, args))
+
+
+def main_worker(gpu, ngpus_per_node, args):
+    args.rank = args.rank * ngpus_per_node + gpu
+    dist.init_process_group(
+        backend="gloo", init_method=args.dist_url, world_size=args.world_size, rank=args.rank
+    )
+    total = np.array([args.rank])
+    dist.all_reduce(total)
+    print(f"{dist.get_rank()} of {dist.get_world_size()}: {total.item()}\\n", end="")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def imagenet(directory, url, **variables):
+    """Run the example as two nodes of two ranks each; return the status, stdout and stderr of both."""
+    (directory / "imagenet.py").write_text(IMAGENET)
+    command = [sys.executable, "imagenet.py", "--world-size=2", f"--dist-url={url}"]
+    with contextlib.ExitStack() as stack:
+        nodes = []
+        for node in range(2):
+            process = subprocess.Popen(
+                [*command, f"--rank={node}"],
+                cwd=directory,
+                env=environment(**variables),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            nodes.append(process)
+        return [(*node.communicate(timeout=60), node.returncode) for node in nodes]
+
+
+@pytest.mark.parametrize("url", ["env://", "tcp://127.0.0.1:{port}", "file://{path}/meet"])
+def test_a_spawn_on_each_node(tmp_path, port, url):
+    url = url.format(port=port, path=tmp_path)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if url == "env://" else {}
+    nodes = imagenet(tmp_path, url, MESHDIST_SECRET="common", **address)
+    assert [(err, status) for _, err, status in nodes] == [("", 0)] * 2
+    for node, (out, _, _) in enumerate(nodes):
+        assert sorted(out.splitlines()) == [f"{2 * node + gpu} of 4: 6" for gpu in range(2)]
+
+
+@pytest.mark.parametrize("url", ["env://", "tcp://127.0.0.1:{port}", "file://{path}/meet"])
+def test_spawns_with_secrets_of_their_own_fail_at_once_on_both_nodes(tmp_path, port, url):
+    url = url.format(port=port, path=tmp_path)
+    for _, err, status in imagenet(tmp_path, url, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)):
+        assert status == 1
+        assert "ValueError" in err
+        assert "world_size is 4, and this spawn started 2 ranks, with a secret of its own" in err
+        assert "set MESHDIST_SECRET to one value before each of them" in err
+
+
+def test_spawns_that_have_no_address_fail_at_once_on_both_nodes(tmp_path):
+    for _, err, status in imagenet(tmp_path, "env://", MESHDIST_SECRET="common"):
+        assert status == 1
+        assert "world_size is 4, and this spawn started 2 ranks; for a world of several spawns, set MASTER_ADDR" in err
 
 
 def test_host_names_are_looked_up():
