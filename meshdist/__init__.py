@@ -65,6 +65,7 @@ from meshdist.runtime.context import is_initialized
 from meshdist.runtime.work import Future, Work
 from meshdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore
 from meshdist.system.deadline import default_pg_timeout
+from meshdist.system.missing_modules import explain_missing_modules as _explain_missing_modules
 from meshdist.system.versions import show_versions
 
 if _typing.TYPE_CHECKING:
@@ -163,6 +164,8 @@ _all_gather_base = all_gather_into_tensor
 _coalescing_manager = coalescing_manager
 _make_nccl_premul_sum = premul_sum
 _reduce_scatter_base = reduce_scatter_tensor
+
+_explain_missing_modules()
 
 if _has_launcher():  # the ranks of an MPI job wait for each other from its start on
     from meshdist.backends.mpi.aborting import abort_on_early_exceptions as _abort_on_early_exceptions

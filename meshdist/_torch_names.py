@@ -23,6 +23,16 @@ def no_attribute(owner: Any, prefix: str, what: str, name: str) -> AttributeErro
     return AttributeError(text, name=name, obj=owner)
 
 
+def reason_for_module(name: str) -> str | None:
+    """Return why there is no module `meshdist.<name>`, None if torch.distributed has none of that name either."""
+    return _MODULES.get(name) or REASONS.get(name)
+
+
+# Where scripts for old versions say torch.distributed, and a replaced "torch" leaves a path that never was.
+_MODULES = dict.fromkeys(
+    ("distributed", "distributed_deprecated"), "`import meshdist as dist` is `import torch.distributed as dist`"
+)
+
 REASONS = {
     "BackendConfig": "`get_backend_config` returns it as a string",
     "ProcessGroupGloo": "groups are made by `new_group`",
@@ -93,4 +103,5 @@ REASONS = {
     "pipelining": "wraps torch modules; `isend` and `irecv` are what it stands on",
     "tensor": "there is no DTensor; `DeviceMesh` has the collectives",
     "deprecated": "import its names from `meshdist`",
+    "pipeline": "wraps torch modules; `isend` and `irecv` are what it stands on",
 }

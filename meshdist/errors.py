@@ -88,9 +88,17 @@ class DistNetworkError(DistError):
     """Report a connection that could not be made, was refused, or broke."""
 
 
+class PeerConnectionError(DistBackendError, DistNetworkError):
+    """Report a call that failed since a peer cannot be reached, or no more, while its process may still run."""
+
+
 class DistStoreError(DistError):
     """Report a store operation that failed, such as a key that never came."""
 
 
 class DistTimeoutError(DistError):
     """Report a wait that reached its deadline, naming the missing ranks."""
+
+
+class NotMemberError(ValueError, RuntimeError):
+    """Report a rank that a group does not have; versions of torch differ in which of the two types they raise."""

@@ -24,6 +24,7 @@ FAULTS = ("kill", "stop", "raise", "exit", "mismatch", "interrupt")
 LUCKLESS = "out of luck"
 # Calls of a whole group, which compare what the ranks pass.
 _COMPARED = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter_tensor", "all_gather_into_tensor")
+_KINDS = ("DistBackendError", "DistTimeoutError", "DistNetworkError", "DistStoreError", "PeerConnectionError")
 _UNDER_WAY_S = 60.0
 _LONGEST_PAUSE_S = 0.02
 
@@ -212,7 +213,7 @@ def verdict(trial: Trial, pids: list[int], began_s: float, ends: dict[int, End],
         elif rank == trial.victim and trial.fault == "interrupt":
             if end.kind != "KeyboardInterrupt":
                 wrong.append(f"rank {rank} was interrupted, but raised {end}")
-        elif end.kind not in ("DistBackendError", "DistTimeoutError", "DistNetworkError", "DistStoreError"):
+        elif end.kind not in _KINDS:
             wrong.append(f"rank {rank} raised {end}")
         elif trial.fault == "mismatch" and "the ranks disagree" in end.message:
             continue  # which names all calls; ranks are those of the group

@@ -46,7 +46,8 @@ def entry_of(name: str) -> Entry:
     """Return the entry of a backend; raise ValueError, with the known names, if there is none."""
     entry = _ENTRIES.get(name.lower())
     if entry is None:
-        raise ValueError(f"unknown backend {name!r}; known are {', '.join(known_names())}")
+        hint = "; what torch's backend tcp did, 'gloo' does" if name.lower() == "tcp" else ""
+        raise ValueError(f"unknown backend {name!r}; known are {', '.join(known_names())}{hint}")
     return entry
 
 

@@ -6,6 +6,8 @@ import os
 from typing import NamedTuple
 
 from meshdist.bootstrap.url import NOT_GIVEN
+from meshdist.security.handshake import secret_from_environment
+from meshdist.store.address import is_insecure_allowed
 from meshdist.system.env_flags import to_int
 
 _START = "start the script with meshrun, srun or mpirun, or set them"
@@ -23,7 +25,8 @@ class EnvPlace(NamedTuple):
 def place_from_environment(rank: int, world_size: int) -> EnvPlace:
     """Return RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; ask the launcher for those that are not set.
 
-    The rank and the world size are looked for only if they are NOT_GIVEN.
+    Rank 0 hosts the store, and needs no MASTER_ADDR. The rank and the world size are looked for only if they are
+    NOT_GIVEN.
 
     Raises:
         ValueError: A value is missing, not a number, or contradicts the others.
@@ -49,6 +52,10 @@ def _with_launcher(rank: int, world_size: int, host: str, port: int) -> EnvPlace
     found = find_place(world_size=None if world_size == NOT_GIVEN else world_size)
     given = {"MASTER_ADDR": host, "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": world_size}
     missing = [name for name, value in given.items() if value in ("", NOT_GIVEN)]
+    if found is None and missing == ["MASTER_ADDR"] and rank == 0:
+        # Only the others need the address of rank 0. Without a secret, none of them can be on another host.
+        is_open = bool(secret_from_environment()) or is_insecure_allowed()
+        return EnvPlace(rank, world_size, "::" if is_open else "localhost", port)
     if found is None:
         raise ValueError(
             f"env:// rendezvous: {', '.join(missing)} missing from the environment; {_START} (RANK and WORLD_SIZE may "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from operator import index
 from typing import Any
 
@@ -11,6 +12,7 @@ from meshdist.backends.device_backends import Backend, by_device, pairs_of, usab
 from meshdist.backends.registry import entry_of
 from meshdist.cluster.place import local_rank_here
 from meshdist.collectives.methods import CollectiveMethods
+from meshdist.errors import NotMemberError
 from meshdist.groups.non_member import NonMember
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import current_world, resolve
@@ -182,19 +184,29 @@ def get_group_rank(group: GroupLike, global_rank: int) -> int:
     """Return the place in `group` of a global rank.
 
     Raises:
-        ValueError: It is not a member.
+        ValueError: It is not a member. The error is a RuntimeError as well.
     """
-    return _member(group, "get_group_rank").root("get_group_rank", "global_rank", global_rank, None)
+    with _not_member():
+        return _member(group, "get_group_rank").root("get_group_rank", "global_rank", global_rank, None)
 
 
 def get_global_rank(group: GroupLike, group_rank: int) -> int:
     """Return the global rank of a place in `group`.
 
     Raises:
-        ValueError: There is no such place.
+        ValueError: There is no such place. The error is a RuntimeError as well.
     """
-    members = _member(group, "get_global_rank")
-    return members.global_rank(members.root("get_global_rank", "rank", None, group_rank))
+    with _not_member():
+        members = _member(group, "get_global_rank")
+        return members.global_rank(members.root("get_global_rank", "rank", None, group_rank))
+
+
+@contextlib.contextmanager
+def _not_member() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise NotMemberError(str(error)) from None
 
 
 def get_process_group_ranks(group: GroupLike = None) -> list[int]:

@@ -36,6 +36,10 @@ class NonMember(CollectiveMethods):
     def __repr__(self) -> str:
         return "GroupMember.NON_GROUP_MEMBER"
 
+    def __bool__(self) -> bool:
+        """Return False, so that `if group:` runs on the members."""
+        return False
+
     def __enter__(self) -> NonMember:
         """Return this object, so that a `with` block runs on all ranks."""
         return self

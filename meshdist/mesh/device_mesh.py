@@ -57,6 +57,7 @@ class DeviceMesh(MeshSlices):
         backend_override: Axis, by name or index, to the backend its group uses in place of the world's, or
             to a pair of the backend and its options (`pg_options` of `new_group`).
         group: A process group or mesh that contains this mesh: only its ranks make the mesh. None: the world.
+        _init_backend, _init_process_groups: Ignored: no group connects before its first call.
 
     Raises:
         ValueError: Ranks repeated or outside the world or the group, names that do not fit, an unknown device type, no
@@ -81,6 +82,8 @@ class DeviceMesh(MeshSlices):
         mesh_dim_names: Sequence[str] | None = None,
         backend_override: Mapping[int | str, BackendChoice] | None = None,
         group: GroupLike = None,
+        _init_backend: bool = True,
+        _init_process_groups: bool = True,
     ) -> None:
         universe = universe_of(group)
         with world_ended_on_refusal(), refusals_reported(universe):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from meshdist.errors import CallMade, DistBackendError, DistError
+from meshdist.errors import CallMade, DistBackendError, DistError, PeerConnectionError
 from meshdist.system.processes import describe_status
 
 FORMAT = 1
@@ -44,6 +44,7 @@ class PeerExit(Enum):
     ENDED_WITH_STORE = "ended-with-store"  # its process is gone, and so is the store that had its record
     UNREACHABLE = "unreachable"  # no connection could be made
     LOST = "lost"  # the connection broke
+    RESET = "reset"  # the connection was reset: its process is gone, or something between the hosts has ended it
     UNKNOWN = "unknown"  # defined by a later version
 
     @property
@@ -68,6 +69,7 @@ _WORDS = {
     PeerExit.ENDED_WITH_STORE: "has ended, and the store is gone as well",
     PeerExit.UNREACHABLE: "cannot be reached: %s",
     PeerExit.LOST: "cannot be reached any more: %s",
+    PeerExit.RESET: "has died, or its connection was reset",
     PeerExit.UNKNOWN: "has ended in a way that only a later meshdist knows: %s",
 }
 
@@ -230,7 +232,9 @@ def peer_gone(who: str, departure: Departure, left_out: LeftOut = LeftOut.NOTHIN
     words = f"{who} {describe(departure)}"
     if departure.exit.is_orderly and left_out is not LeftOut.NOTHING:
         words += f" {'and ' if departure.exit is PeerExit.ENDED else ''}without {left_out.value}"
-    error = DistBackendError(words, peer_failed=True, hang_report=departure.hang_report)
+    is_cut_off = departure.exit in (PeerExit.LOST, PeerExit.RESET, PeerExit.UNREACHABLE)
+    kind = PeerConnectionError if is_cut_off else DistBackendError
+    error = kind(words, peer_failed=True, hang_report=departure.hang_report)
     error.peer = PeerFailure(who, departure, left_out)
     error.is_numbered = departure.call is not None
     return error

@@ -31,7 +31,7 @@ class FileStore(RequestStore):
     refused, and the last of the `world_size` users to leave deletes it. Without, it stays, for any number of users.
 
     Args:
-        path: The file, made if it is not there; its directory must be.
+        file_name: The file, made if it is not there; its directory must be.
         world_size: How many stores (usually one a rank) will use the file, or -1 for any number.
         timeout: How long calls wait by default: a timedelta or seconds.
 
@@ -51,12 +51,12 @@ class FileStore(RequestStore):
     _closer: weakref.finalize[Any, Any]
 
     def __init__(
-        self, path: str | os.PathLike[str], world_size: int = -1, *, timeout: Timeout = DEFAULT_STORE_TIMEOUT_S
+        self, file_name: str | os.PathLike[str], world_size: int = -1, *, timeout: Timeout = DEFAULT_STORE_TIMEOUT_S
     ) -> None:
         if not isinstance(world_size, int) or world_size == 0 or world_size < -1:
             raise ValueError(f"world_size must be the number of users or -1, got {world_size!r}")
         self._timeout_s = seconds(timeout)
-        self._path = os.path.abspath(os.fspath(path))
+        self._path = os.path.abspath(os.fspath(file_name))
         self._dry = dry_store(f"FileStore {self._path}")
         if self._dry is not None:
             self._closer = weakref.finalize(self, self._dry.close)

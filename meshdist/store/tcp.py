@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from meshdist.errors import DistNetworkError, DistStoreError
 from meshdist.security.credentials import TlsFiles, secret_from_environment, tls_files_from_environment
 from meshdist.store.address import (
@@ -55,6 +57,7 @@ class TCPStore(RequestStore):
         secret: The job's secret; MESHDIST_SECRET where None.
 
     Raises:
+        TypeError: An argument has another type, such as a timeout in the place of `is_master`.
         DistNetworkError: The port is taken, the master does not answer, or is not a store of this job; or the host can
             be reached from other hosts and there is no secret; or only one of the two sides uses TLS.
         ValueError: Only some TLS variables are set, or they name files that cannot be used.
@@ -86,7 +89,15 @@ class TCPStore(RequestStore):
     ) -> None:
         if not isinstance(host_name, str) or not host_name:
             raise ValueError(f"host_name must be a host's name or address, got {host_name!r}")
-        if world_size is not None and (not isinstance(world_size, int) or world_size == 0 or world_size < -1):
+        flags = {"is_master": is_master, "wait_for_workers": wait_for_workers, "multi_tenant": multi_tenant}
+        for name, flag in flags.items():
+            if not isinstance(flag, (bool, np.bool_)):
+                raise TypeError(f"{name} must be True or False, got {type(flag).__name__} {flag!r}")
+        if world_size is not None and (isinstance(world_size, bool) or not isinstance(world_size, int)):
+            raise TypeError(
+                f"world_size must be an integer, None or -1, got {type(world_size).__name__} {world_size!r}"
+            )
+        if world_size is not None and (world_size == 0 or world_size < -1):
             raise ValueError(f"world_size must be the number of stores that will join, None or -1, got {world_size!r}")
         if not is_master and check_port(port) == 0:
             raise ValueError("port 0 picks a free port on the master only; here, give the port that it picked")

@@ -100,7 +100,7 @@ def test_cut_cable_ends_all_ranks_in_seconds(two_hosts, tmp_path):
     assert time.monotonic() - began_s < 30
     for status, out, err in ended:
         assert status == 0, err
-        assert re.match(r"Dist(Backend|Network)Error all_reduce on group 'world' \(rank", out), out
+        assert re.match(r"(Dist(Backend|Network)|PeerConnection)Error all_reduce on group 'world' \(rank", out), out
 
 
 def test_killed_rank_of_the_other_host_is_named_within_a_second(two_hosts, tmp_path):
@@ -113,7 +113,9 @@ def test_killed_rank_of_the_other_host_is_named_within_a_second(two_hosts, tmp_p
     line = processes[0].stdout.readline()
     assert time.monotonic() - killed_s < 2.0
     assert re.match(
-        r"DistBackendError all_reduce on group 'world' \(rank 0 of 2\): .*rank 1 \(pid \d+ on .*has died", line
+        r"(DistBackendError|PeerConnectionError) all_reduce on group 'world' \(rank 0 of 2\): .*"
+        r"rank 1 \(pid \d+ on .*has died",
+        line,
     )
     assert finish(processes[0])[0] == 0
 

@@ -56,6 +56,13 @@ def test_unknown_names_list_the_known(name):
     assert not {"ucc", "xccl"} & set(str(caught.value).replace(",", "").split())  # names that torch has
 
 
+def test_the_backend_tcp_of_old_versions_of_torch_is_gloo():
+    with pytest.raises(
+        ValueError, match=r"unknown backend 'tcp'; known are .*; what torch's backend tcp did, 'gloo' does"
+    ):
+        dist.Backend("tcp")
+
+
 def test_names_of_another_type():
     with pytest.raises(TypeError, match="Backend: the name must be a string, got 3"):
         dist.Backend(3)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshdist.errors import CallMade, DistBackendError, DistError
+from meshdist.errors import CallMade, DistBackendError, DistError, DistNetworkError
 from meshdist.runtime.departure import (
     FORMAT,
     MOST_BYTES,
@@ -104,6 +104,7 @@ def test_what_is_no_record_is_unknown(data):
         (Departure(PeerExit.ENDED_WITH_STORE), "has ended, and the store is gone as well"),
         (Departure(PeerExit.UNREACHABLE, detail="100% lost"), "cannot be reached: 100% lost"),
         (Departure(PeerExit.LOST, detail="timed out"), "cannot be reached any more: timed out"),
+        (Departure(PeerExit.RESET), "has died, or its connection was reset"),
         (Departure(PeerExit.RAISED, detail="ValueError: %s"), "raised ValueError: %s"),
         (Departure(PeerExit.INTERRUPTED, detail="KeyboardInterrupt"), "was ended by KeyboardInterrupt"),
         (Departure(PeerExit.NOT_BEGUN, detail="no"), "did not begin: no"),
@@ -185,6 +186,15 @@ def test_what_was_raised_is_said_behind_the_reason_and_a_peers_end_is_passed_on(
 def test_very_many_that_are_gone_are_counted():
     gone = {f"rank {rank}": Departure(PeerExit.DIED) for rank in range(20)}
     assert str(nobody_left(gone)).endswith("rank 7 has died; and so on, 20 ranks in all")
+
+
+def test_a_peer_that_cannot_be_reached_is_a_network_error():
+    for ended in (PeerExit.LOST, PeerExit.RESET, PeerExit.UNREACHABLE):
+        error = peer_gone("rank 1", Departure(ended, detail="Connection reset by peer"))
+        assert isinstance(error, DistNetworkError)
+        assert isinstance(error, DistBackendError)
+        assert error.peer_failed
+    assert not isinstance(peer_gone("rank 1", Departure(PeerExit.DIED)), DistNetworkError)
 
 
 def test_which_ends_are_orderly():

@@ -117,6 +117,7 @@ def questions():
     ):
         with pytest.raises(ValueError, match=words) as raised:
             ask(group, wrong)
+        assert isinstance(raised.value, RuntimeError)
         assert "group_group" not in str(raised.value)
         assert group.label in str(raised.value)
     return dist.get_rank(group), dist.get_world_size(group)
@@ -207,6 +208,8 @@ def test_calls_from_outside_warn_and_do_nothing(name):
 
 def ask_from_outside():
     assert (NON_MEMBER.rank(), NON_MEMBER.size()) == (-1, -1)
+    assert not NON_MEMBER
+    assert dist.new_group([2]) if dist.get_rank() == 2 else not dist.new_group([2])
     for ask in (
         lambda: dist.get_group_rank(NON_MEMBER, 0),
         lambda: dist.get_global_rank(NON_MEMBER, 0),

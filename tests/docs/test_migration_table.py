@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import functools
 import importlib
-import importlib.util
 import inspect
 import re
 from collections.abc import Iterator
@@ -58,9 +57,10 @@ def find(place: str) -> Any:
     value: Any = meshdist
     for part in place.split("."):
         if inspect.ismodule(value) and not hasattr(value, part):
-            if importlib.util.find_spec(f"{value.__name__}.{part}") is None:
-                raise AttributeError(f"{value.__name__} has no {part}")
-            value = importlib.import_module(f"{value.__name__}.{part}")
+            try:
+                value = importlib.import_module(f"{value.__name__}.{part}")
+            except ModuleNotFoundError as error:
+                raise AttributeError(f"{value.__name__} has no {part}") from error
         elif value is meshdist.ProcessGroup and part in attributes_of_a_group():
             value = None
         else:
@@ -162,6 +162,36 @@ def test_names_that_are_not_here_say_why():
         getattr(meshdist, "rpc")  # noqa: B009 - for type checkers it is an error
     with pytest.raises(AttributeError, match=r"no attribute 'allreduce' of torch.distributed.*`all_reduce`"):
         meshdist.run(lambda: getattr(meshdist.group.WORLD, "allreduce"), 1)  # noqa: B009
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [
+        ("import meshdist.deprecated as dist", "import its names from `meshdist`"),
+        ("import meshdist.distributed as dist", "`import meshdist as dist`"),
+        ("import meshdist.distributed.deprecated as dist", "`import meshdist as dist`"),
+        ("import meshdist.distributed_deprecated as dist", "`import meshdist as dist`"),
+        ("from meshdist.distributed_c10d import all_reduce", "import its names from `meshdist`"),
+        ("import meshdist.nn.functional", "`meshdist.functional` has the collectives"),
+        ("from meshdist import nn", "`meshdist.functional` has the collectives"),
+        ("import meshdist.pipeline.sync", "wraps torch modules"),
+        ("from meshdist.elastic.multiprocessing.errors import record", "without a decorator"),
+        ("from meshdist import rpc, all_reduce", "remote calls are no collectives"),
+    ],
+)
+def test_parts_of_torch_distributed_that_are_not_here_say_why_when_imported(statement, reason):
+    with pytest.raises(ModuleNotFoundError, match=re.escape(reason)) as caught:
+        exec(statement)
+    assert "of torch.distributed; instead, or why not (docs/migration.md)" in str(caught.value)
+
+
+def test_other_modules_are_missing_as_anywhere():
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'meshdist\.no_such_part'$"):
+        importlib.import_module("meshdist.no_such_part")
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'meshdist\.debug\.rpc'$"):
+        importlib.import_module("meshdist.debug.rpc")
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'rpc'$"):
+        importlib.import_module("rpc")
 
 
 def test_every_public_name_is_in_a_table():

@@ -32,6 +32,7 @@ OLDER = {
     "all_reduce_multigpu": ["tensor_list, op=, group=, async_op="],
     "broadcast_multigpu": ["tensor_list, src, group=, async_op=, src_tensor="],
     "deprecated": [],
+    "pipeline": [],
     "reduce_multigpu": ["tensor_list, dst, op=, group=, async_op=, dst_tensor="],
     "reduce_scatter_multigpu": ["output_tensor_list, input_tensor_lists, op=, group=, async_op="],
 }

@@ -22,6 +22,16 @@ def refusal(make, kind, world_size=4):
     return reports.pop()
 
 
+def test_switches_of_torch_that_connect_groups_at_once_are_taken():
+    def program():
+        for switch in ("_init_backend", "_init_process_groups"):
+            for wanted in (False, True):
+                mesh = DeviceMesh("cpu", [0, 1], mesh_dim_names=("tp",), **{switch: wanted})
+                assert mesh["tp"].all_reduce(np.ones(1)).item() == 2
+
+    meshdist.run(program, 2)
+
+
 @pytest.mark.parametrize(
     ("shape", "kind", "words"),
     [

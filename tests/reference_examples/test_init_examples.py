@@ -56,7 +56,9 @@ def test_rank_and_world_size_in_the_url(bare, port):
 
 
 def by_environment(port, size, as_arguments):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(MASTER_PORT=str(port))
+    if worker_rank() != 0:  # "required (except for rank 0)"
+        os.environ["MASTER_ADDR"] = "127.0.0.1"
     rank = {"rank": worker_rank(), "world_size": size}
     if not as_arguments:
         os.environ.update(RANK=str(worker_rank()), WORLD_SIZE=str(size))

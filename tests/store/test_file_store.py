@@ -39,6 +39,11 @@ def count_up(path: Path, steps: int) -> None:
             store.append("log", "x")
 
 
+def test_the_file_is_named_as_in_torch(tmp_path: Path) -> None:
+    with FileStore(file_name=str(tmp_path / "store"), world_size=1) as store:
+        assert store.path == str(tmp_path / "store")
+
+
 def test_processes_lose_no_count(tmp_path: Path) -> None:
     run_processes(count_up, *[(tmp_path / "store", 100)] * 4)
     with FileStore(tmp_path / "store") as store:

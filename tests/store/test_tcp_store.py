@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import timedelta
 
+import numpy as np
 import pytest
 from handshakes import accept_handshake
 
@@ -74,6 +75,29 @@ def test_bad_arguments() -> None:
         TCPStore(LOOPBACK, 0, 0, is_master=True)
     with pytest.raises(ValueError, match="host_name"):
         TCPStore("", 0, is_master=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((True, 1, True), "port must be an integer, got bool"),
+        ((0, True, True), "world_size must be an integer, None or -1, got bool True"),
+        ((0, timedelta(seconds=30), True), "world_size must be an integer, None or -1, got timedelta"),
+        ((0, 1, timedelta(seconds=30)), "is_master must be True or False, got timedelta"),
+        ((0, 1, 1), "is_master must be True or False, got int 1"),
+        ((0, 1, True, True), "timeout must be a timedelta or a number of seconds, got bool"),
+        ((0, 1, True, 30, timedelta(seconds=30)), "wait_for_workers must be True or False, got timedelta"),
+        ((0, 1, True, 30, True, 30.0), "multi_tenant must be True or False, got float"),
+    ],
+)
+def test_arguments_in_the_wrong_place(arguments: tuple, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        TCPStore(LOOPBACK, *arguments)
+
+
+def test_a_flag_may_be_numpys() -> None:
+    with TCPStore(LOOPBACK, 0, is_master=np.int64(0) == 0) as store:
+        assert store.is_master
 
 
 def test_an_unknown_host_cannot_be_hosted_on() -> None:

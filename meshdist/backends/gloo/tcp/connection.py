@@ -81,13 +81,15 @@ class Connection:
         watch: Called with (reads, writes) when the events to poll the socket for change.
 
     Attributes:
-        ended: Why the connection has ended, empty if the peer closed it; None while it is open.
+        ended: Why the connection has ended, empty if the peer closed or reset it; None while it is open.
+        was_reset: It was reset: the process of the peer was killed, or something on the way has ended it.
         is_held: No frames are parsed for now; see `hold`.
         is_closed: The peer has closed the socket, but not all frames are parsed: it cannot be held any more.
     """
 
     def __init__(self, sock: socket.socket, sink: Sink, watch: Callable[[bool, bool], None]) -> None:
         self.ended: str | None = None
+        self.was_reset = False
         self.is_closed = False
         self.sock = sock
         self._sink = sink
@@ -135,7 +137,7 @@ class Connection:
         except OSError as error:
             # Frames that the peer sent before are still readable; reading reports the end.
             out.clear()
-            self._why = _words(error)
+            self._why = self._words(error)
         self._watch(not self.is_held, bool(out))
 
     def read(self) -> None:
@@ -152,7 +154,7 @@ class Connection:
         except BlockingIOError:
             return
         except OSError as error:
-            self.end(_words(error))
+            self.end(self._words(error))
 
     def read_frame(self, header: bytes, num_bytes: int) -> memoryview | None:
         """Read once; return the bytes behind `header` if just that frame came; raise BlockingIOError if nothing did."""
@@ -164,7 +166,7 @@ class Connection:
         except BlockingIOError:
             raise
         except OSError as error:
-            self.end(_words(error))
+            self.end(self._words(error))
             return None
         if not count:
             self.end("")
@@ -210,6 +212,10 @@ class Connection:
             self._watch(False, False)
             self.sock.close()
             self._sink.on_closed(self)
+
+    def _words(self, error: OSError) -> str:
+        self.was_reset = self.was_reset or isinstance(error, ConnectionError)
+        return "" if self.was_reset else error.strerror or str(error)
 
     def _read_some(self) -> bool:
         left = self._left
@@ -267,11 +273,6 @@ class Connection:
             composition[: end - begin] = bytes(composition[begin:end])
             begin, end = 0, end - begin
         self._begin, self._end = begin, end
-
-
-def _words(error: OSError) -> str:
-    # A connection reset needs no explanation: the process of the peer has ended.
-    return "" if isinstance(error, ConnectionError) else error.strerror or str(error)
 
 
 # Up to this round-trip time few bytes in flight keep the line busy. With more, what one side has copied has left the

@@ -210,7 +210,7 @@ class Link:
             elif connection.ended:
                 self._end = Departure(PeerExit.LOST, detail=connection.ended)
             else:
-                self._end = Departure(PeerExit.DIED)
+                self._end = Departure(PeerExit.RESET if connection.was_reset else PeerExit.DIED)
                 self._transport.report_lost(self.rank)
 
     def _data(self, number: int, num_bytes: int) -> Place:
