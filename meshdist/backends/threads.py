@@ -16,8 +16,7 @@ from meshdist.backends.p2p.match_queue import DtypeNames, MatchQueue, eager_byte
 from meshdist.backends.p2p.requests import RecvRequest, SendRequest, UnexpectedMessage, arrive, post
 from meshdist.errors import DistBackendError, DistError
 from meshdist.runtime.call import Signature
-from meshdist.runtime.call_check import CallCheck
-from meshdist.runtime.call_site import call_site
+from meshdist.runtime.call_check import CallCheck, call_lines
 from meshdist.runtime.departure import Departure, LeftOut, any_of, describe, gave_up, nobody_left, peer_gone
 from meshdist.runtime.waiting import Doorbell, Incoming, Waitable
 from meshdist.store import HashStore, PrefixStore, Store
@@ -236,7 +235,7 @@ class ThreadsBackend(Backend):
         number, room = self._calls_made, self._room
         self._calls_made += 1
         with room.lock:
-            room.calls[self.rank][number % 2] = number, signature, call_site()
+            room.calls[self.rank][number % 2] = number, signature, call_lines()
             room.wake()
         arrival = _CheckIn(self.options, room, number)
         yield SetUpWait(arrival, self.options) if number == 0 else arrival

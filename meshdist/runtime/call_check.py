@@ -14,12 +14,22 @@ import numpy as np
 from meshdist.arrays.host import Array
 from meshdist.errors import DistBackendError
 from meshdist.runtime.call import Signature
-from meshdist.runtime.call_site import call_site
+from meshdist.runtime.call_site import call_chain
+from meshdist.runtime.log import shows_calls
 from meshdist.runtime.rank_text import call_rank, call_ranks
 from meshdist.system.deadline import Deadline
 
 # How long a rank waits for the other ranks to publish their calls. They find the mismatch in the same call.
 _EXPLAIN_S = 0.8
+
+
+# At debug level DETAIL; with the line of the call itself, five lines.
+_MOST_CALLERS = 4
+
+
+def call_lines() -> str:
+    """Return the line of the user's call, and at debug level DETAIL its callers, as it may be in a shared helper."""
+    return call_chain(_MOST_CALLERS if shows_calls() else 0)
 
 
 class CallCheck:
@@ -30,8 +40,8 @@ class CallCheck:
 
     @staticmethod
     def words(signature: Signature) -> str:
-        """Return the call that this rank makes now, with its line."""
-        return f"{signature.text} at {call_site()}"
+        """Return the call that this rank makes now, with its line, and at debug level DETAIL those of its callers."""
+        return f"{signature.text} at {call_lines()}"
 
     def error(self, calls: Mapping[int, str]) -> DistBackendError:
         """Return the error that lists the ranks of each call; `calls` has the `words` of each rank."""

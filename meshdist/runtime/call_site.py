@@ -38,6 +38,19 @@ def call_site() -> str:
     return "an async call" if frame is None else _file_and_line(frame.f_code, frame.f_lineno)
 
 
+def call_chain(most_callers: int) -> str:
+    """Return `call_site()` and the lines of up to `most_callers` callers; an async call has its own line alone."""
+    site = call_site()
+    frame = user_frame()[0] if carried.place is None else None
+    callers: list[str] = []
+    # What this package calls, as a rank's main function, begins the user's part of the stack.
+    while frame is not None and (frame := frame.f_back) is not None and len(callers) < most_callers:
+        if frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+            break
+        callers.append(_file_and_line(frame.f_code, frame.f_lineno))
+    return f"{site}, called from {', '.join(callers)}" if callers else site
+
+
 def line_of(code: CodeType, instruction: int) -> int:
     """Return the line of an instruction; a frame has the instruction as `f_lasti`."""
     lines = (line for begin, end, line in code.co_lines() if begin <= instruction < end and line is not None)

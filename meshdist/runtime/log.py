@@ -70,6 +70,11 @@ class StderrHandler(logging.Handler):
             self.handleError(record)
 
 
+def shows_calls() -> bool:
+    """Return whether the debug level is DETAIL."""
+    return logging.NOTSET < logging.getLogger(LOGGER_NAME).level <= logging.DEBUG
+
+
 def show_records(level: int) -> None:
     """Show records of `level` or above, on stderr if the logger has no handler."""
     logging.getLogger(LOGGER_NAME).setLevel(level)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 
 import numpy as np
 import pytest
+from worlds import WorkerSet, worker_rank
 
 import meshdist as dist
 
@@ -56,6 +58,59 @@ def in_orders(orders, ranks=((0, 1), (0, 1))):
     except dist.DistBackendError as error:
         return str(error)
     return None
+
+
+def shared_helper(x):
+    dist.all_reduce(x)
+
+
+def reached_by_two_ways(init_method=None):
+    if init_method is not None:
+        dist.init_process_group("gloo", init_method, rank=worker_rank(), world_size=2, timeout=30)
+    x = np.ones(2 + dist.get_rank())
+    try:
+        if dist.get_rank() == 0:
+            first_way(x)
+        else:
+            second_way(x)
+    except dist.DistBackendError as error:
+        return str(error)
+
+
+def first_way(x):
+    shared_helper(x)
+
+
+def second_way(x):
+    shared_helper(x)
+
+
+def lines_of(*functions):
+    """Return the line of the one call in each of these functions, as messages name it."""
+    return [f"test_detail.py:{function.__code__.co_firstlineno + 1}" for function in functions]
+
+
+def names_both_ways(text):
+    helper, first, second = lines_of(shared_helper, first_way, second_way)
+    ways = re.findall(rf"at {helper}, called from ({first}|{second}), test_detail\.py:\d+", text)
+    return sorted(ways) == sorted([first, second])
+
+
+def test_a_mismatch_names_the_callers_of_both_sides(detail, worlds):
+    assert all(map(names_both_ways, dist.run(reached_by_two_ways, 2, timeout=20)))
+
+
+def test_a_mismatch_of_processes_names_the_callers_of_both_sides(worlds, tmp_path):
+    with WorkerSet(worlds.nursery, 2, {"MESHDIST_DEBUG": "DETAIL"}) as workers:
+        workers.start(reached_by_two_ways, f"file://{tmp_path}/store")
+        assert all(map(names_both_ways, workers.gather()))
+
+
+def test_at_other_levels_it_names_the_line_of_the_call(monkeypatch):
+    monkeypatch.setenv("MESHDIST_DEBUG", "INFO")
+    for text in dist.run(reached_by_two_ways, 2, timeout=20):
+        assert lines_of(shared_helper)[0] in text
+        assert "called from" not in text
 
 
 def test_calls_in_one_order_pass(detail):
