@@ -332,6 +332,16 @@ def test_mesh_start_counts_one_request_of_each_rank(script, tmp_path):
     assert "| requests to the store of a rank, for the mesh | 1 |" in done.stdout
 
 
+def test_ways_to_reduce_many_gradients_are_timed(script):
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = script("many_gradients.py", "--arrays", "3", "--elements", "2", "--rounds", "2", **place)
+    assert done.returncode == 0, done.stderr
+    title, *lines = done.stdout.splitlines()
+    assert title == "1 ranks, 3 arrays of 2 float32"
+    names = ["one all_reduce each", "all_reduce_coalesced", "all_reduce of a flat array"]
+    assert [line.partition(":")[0] for line in lines] == names
+
+
 @pytest.mark.slow
 def test_cells_of_a_notebook_are_timed(script, tmp_path):
     path = tmp_path / "times.json"
