@@ -25,6 +25,7 @@ from meshdist.backends.device_backends import (
     is_xccl_available,
 )
 from meshdist.backends.mpi.environment import has_launcher as _has_launcher
+from meshdist.backends.nccl.pg_options import ProcessGroupNCCL
 from meshdist.bootstrap.rendezvous import register_rendezvous_handler, rendezvous
 from meshdist.collectives import methods as _methods
 from meshdist.collectives.coalescing import coalescing_manager
@@ -92,6 +93,7 @@ __all__ = [
     "PremulSum",
     "ProcessExitedException",
     "ProcessGroup",
+    "ProcessGroupNCCL",
     "ProcessRaisedException",
     "ReduceOp",
     "Store",

@@ -60,8 +60,8 @@ def init_process_group(
         rank: This rank, likewise.
         store: A store that all ranks reach, instead of `init_method`; then rank and world_size are required.
         group_name: Distinguishes jobs that use the same file or multicast address; ignored elsewhere.
-        pg_options: Passed to the backend, if it was registered with `extended_api=True`; other backends have no
-            options.
+        pg_options: `ProcessGroupNCCL.Options` for backend nccl. Passed to a backend that was registered with
+            `extended_api=True`; other backends have no options.
         device_id: The GPU of this rank's arrays: "cuda:1", its index, or a device object. With backend nccl the ranks
             connect at once, and not at the first call. Ignored by CPU backends.
 

@@ -57,8 +57,8 @@ def new_group(
         ranks: Global ranks; all if None.
         timeout: How long a call may wait: seconds or a timedelta. The world's if None.
         backend: The world's if None.
-        pg_options: Passed to the backend, if it was registered with `extended_api=True`; other backends have no
-            options.
+        pg_options: `ProcessGroupNCCL.Options` for backend nccl. Passed to a backend that was registered with
+            `extended_api=True`; other backends have no options.
         use_local_synchronization: Ignored: nothing is synchronized, among members or all ranks.
         group_desc: The group's name in messages; may differ between ranks.
         device_id: The GPU of the group's arrays: "cuda:1", its index, or a device object. With backend nccl the ranks

@@ -1,5 +1,6 @@
 """Backend nccl on the stand-in: the order of streams, and the lifetime of arrays."""
 
+import contextvars
 import gc
 import threading
 import time
@@ -148,6 +149,64 @@ def test_a_barrier_makes_the_host_wait(group, cupy):
     assert work.is_completed()
     assert group.barrier() is None
     dist.monitored_barrier(group)
+
+
+@pytest.mark.parametrize("variable", ["TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT"])
+@pytest.mark.parametrize("call", ["sync", "wait"])
+def test_the_host_waits_where_the_environment_asks_for_it(standin, cupy, monkeypatch, variable, call):
+    monkeypatch.setenv(variable, "1")
+    dist.init_process_group("cpu:gloo,cuda:standin", store=dist.HashStore(), rank=0, world_size=1)
+    group, x = dist.new_group(backend="standin"), cupy.ones(2)
+    group.all_reduce(x)
+    stream, called = cupy.cuda.get_current_stream(), contextvars.copy_context()
+
+    def wait():
+        with stream:
+            group.all_reduce(x) if call == "sync" else group.all_reduce(x, async_op=True).wait()
+
+    with MACHINE.held(stream):
+        thread = threading.Thread(target=called.run, args=(wait,), daemon=True)
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+    thread.join(20.0)
+    assert not thread.is_alive()
+    dist.destroy_process_group()
+
+
+def test_a_wrong_value_of_the_variable_is_refused(standin, cupy, monkeypatch):
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "perhaps")
+    dist.init_process_group("cpu:gloo,cuda:standin", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(dist.DistBackendError, match="TORCH_NCCL_BLOCKING_WAIT must be 0 or 1, got 'perhaps'"):
+            dist.new_group(backend="standin").all_reduce(cupy.ones(2))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("is_high", [False, True])
+def test_options_choose_the_priority_of_the_stream(standin, cupy, monkeypatch, is_high):
+    made, stream_class = [], cupy.cuda.Stream
+
+    def recorded(*args, **kwargs):
+        made.append(stream_class(*args, **kwargs))
+        return made[-1]
+
+    dist.init_process_group("cpu:gloo,cuda:standin", store=dist.HashStore(), rank=0, world_size=1)
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=is_high)
+    group, x = dist.new_group(backend="standin", pg_options=options), cupy.ones(2)
+    monkeypatch.setattr(cupy.cuda, "Stream", recorded)
+    group.all_reduce(x)
+    assert [stream.priority for stream in made] == [-1 if is_high else None]
+    monkeypatch.undo()
+    dist.destroy_process_group()
+
+
+def test_the_class_of_the_options_makes_no_group():
+    with pytest.raises(TypeError, match="make a group with new_group"):
+        dist.ProcessGroupNCCL()
+    with pytest.raises(AttributeError):
+        dist.ProcessGroupNCCL.Options().no_such_option = 1
 
 
 def test_calls_from_another_current_device(group, cupy):

@@ -27,6 +27,8 @@ PRIVATE = ("_all_gather_base", "_coalescing_manager", "_reduce_scatter_base")
 
 # What older versions had and torch 2.13 has no more, as they were called then; and what only a build with NCCL has.
 OLDER = {
+    "ProcessGroupNCCL": [],
+    "ProcessGroupNCCL.Options": ["is_high_priority_stream="],
     "_make_nccl_premul_sum": ["factor"],
     "all_gather_multigpu": ["output_tensor_lists, input_tensor_list, group=, async_op="],
     "all_reduce_multigpu": ["tensor_list, op=, group=, async_op="],

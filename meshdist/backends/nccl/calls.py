@@ -17,6 +17,7 @@ from meshdist.backends.nccl import plans
 from meshdist.backends.nccl.comm_stream import CommStream, InFlightOp
 from meshdist.backends.nccl.library import Library
 from meshdist.backends.nccl.p2p import Batch, Message, Pair
+from meshdist.backends.nccl.pg_options import waits_on_host
 from meshdist.backends.nccl.plans import NcclPlan
 from meshdist.backends.nccl.reductions import Coalesced, Gathered, Reducing, reduction_plan
 from meshdist.backends.nccl.works import DeviceWork
@@ -72,6 +73,7 @@ class NcclCalls(DeviceCalls):
         self._scratch: Any = None
         self._eager_bytes = eager_bytes()
         self._batch: Batch | None = None
+        self._waits_on_host = waits_on_host()
 
     @property
     def device(self) -> int | None:  # type: ignore[override]
@@ -114,10 +116,10 @@ class NcclCalls(DeviceCalls):
 
     def _carry_out(self, request: Request, plan: NcclPlan | Scaled, given: Any, taken: Any, device: int | None) -> Any:
         timeout_s = request.group.timeout_s if request.timeout_s is None else request.timeout_s
-        if request.async_op:
-            work = DeviceWork(request.error_prefix, request.recv)
+        if request.async_op or self._waits_on_host:
+            work = DeviceWork(request.error_prefix, request.recv, waits_on_host=self._waits_on_host)
             self._launch(request, plan, given, taken, device, timeout_s, (work,))
-            return work
+            return work if request.async_op else self._waited(request, work)
         in_flight = self._launch(request, plan, given, taken, device, timeout_s, ())
         # The caller's stream waits for the call; the host does not.
         assert self._backend.device is not None
@@ -181,7 +183,8 @@ class NcclCalls(DeviceCalls):
         assert parcel.peer is not None
         array = group.named(error_prefix, lambda: as_device_array(parcel.tensor, "tensor", written=not is_send))
         source = None if is_send else group.global_rank(parcel.peer)
-        work = DeviceWork(error_prefix, None if is_send else parcel.tensor, source=source)
+        tensor = None if is_send else parcel.tensor
+        work = DeviceWork(error_prefix, tensor, waits_on_host=self._waits_on_host, source=source)
         record = group.messages.begin_record(parcel.of, array, parcel.peer, parcel.tag)
         message = Message(array, parcel.peer, work, record, is_send=is_send)
         if self._batch is not None:
@@ -265,13 +268,14 @@ class NcclCalls(DeviceCalls):
         plan = plans.Barrier(call)
         plan.facts = facts_of(call, group.name, group.label, timeout_s)
         self._launch(request, plan, self._scratch, self._scratch, None, timeout_s, (work,))
-        if request.async_op:
-            return work
+        return work if request.async_op else self._waited(request, work)
+
+    def _waited(self, request: Request, work: DeviceWork) -> Any:
         try:
             work.wait()
         except BaseException as error:
-            raise group.fail(error, error_prefix) from None
-        return None
+            raise request.group.fail(error, request.error_prefix) from None
+        return request.recv
 
     def _plan_of(self, call: Call) -> NcclPlan:
         name = call.collective.name if call.collective.composition is not None else call.collective.native
