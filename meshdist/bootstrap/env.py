@@ -6,7 +6,7 @@ import os
 from typing import NamedTuple
 
 from meshdist.bootstrap.url import NOT_GIVEN
-from meshdist.security.handshake import secret_from_environment
+from meshdist.security.credentials import secret_from_environment
 from meshdist.store.address import is_insecure_allowed
 from meshdist.system.env_flags import to_int
 

@@ -10,7 +10,8 @@ import os
 from collections.abc import Mapping
 
 from meshdist.bootstrap.torchrun import AGENT_STORE_VARIABLE
-from meshdist.security.handshake import SECRET_VARIABLE, job_id, secret_from_environment
+from meshdist.security.credentials import SECRET_VARIABLE, secret_from_environment
+from meshdist.security.handshake import job_id
 from meshdist.system.env_flags import to_int
 
 _SIZE = "MESHDIST_SPAWN_SIZE"

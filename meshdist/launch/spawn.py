@@ -16,7 +16,7 @@ from meshdist.launch import worker
 from meshdist.launch.interrupts import without_ctrl_c
 from meshdist.launch.spawn_context import ProcessException, ProcessExitedException, ProcessRaisedException, SpawnContext
 from meshdist.launch.worker_env import LOOPBACK, job_secret, new_job, worker_environment
-from meshdist.security.handshake import secret_from_environment
+from meshdist.security.credentials import secret_from_environment
 from meshdist.system.platform import check_processes
 
 if TYPE_CHECKING:
