@@ -79,10 +79,7 @@ def init_process_group(
     if store is not None and init_method is not None:
         raise ValueError("give init_method or store, and only one of them")
     check_device_id("init_process_group", device_id)
-    # Refuse wrong values in the environment before other ranks wait for this one.
-    get_debug_level()
-    check_switches()
-    eager_bytes()
+    check_environment()
     name, deadline = usable_backend_name(backend), Deadline(timeout)
     if slot.dry is not None:
         slot.dry.join(None if backend is None else name, deadline.timeout_s, world_size, rank)
@@ -99,6 +96,13 @@ def init_process_group(
         _connect(slot, world)
     if not all(entry_of(each).is_ours for each in by_device(name).values()):
         _make_registered(slot, world, deadline)
+
+
+def check_environment() -> None:
+    """Refuse wrong values in the environment, before other ranks wait for this one."""
+    get_debug_level()
+    check_switches()
+    eager_bytes()
 
 
 def _meet(
@@ -124,28 +128,21 @@ def _meet(
             add_hint(error, url)
             raise
         try:
-            world = enter_world(slot, own, my_rank, size, backend, SocketDoorbells(), deadline, own_store=True)
-            if url.startswith("mpi://"):
-                from meshdist.bootstrap.mpi import finish_setup
-
-                world.endings.append(finish_setup())
-            return world
+            world = enter_owned_world(slot, own, my_rank, size, backend, deadline)
         except DistNetworkError:
             # The store ended: it was that of the previous world, whose last rank was just leaving. Try again.
-            own.close()
             if deadline.expired():
                 raise
             timeout_s = deadline.remaining_s()
+            continue
         except DistTimeoutError as error:
-            if isinstance(own, TCPStore) and own.is_master:
-                # The other ranks time out about now, and need the store to name the missing ranks.
-                threading.Event().wait(min(_STORE_LINGER_S, deadline.timeout_s / 20))
-            own.withdraw()
             add_hint(error, url)
             raise
-        except BaseException:
-            own.withdraw()
-            raise
+        if url.startswith("mpi://"):
+            from meshdist.bootstrap.mpi import finish_setup
+
+            world.endings.append(finish_setup())
+        return world
 
 
 def add_hint(error: DistError, url: str) -> None:
@@ -187,6 +184,26 @@ def _make_registered(slot: WorldSlot, world: World, deadline: Deadline) -> None:
         slot.world = None
         world.abort("its init_process_group failed:", error)
         world.close()
+        raise
+
+
+def enter_owned_world(
+    slot: WorldSlot, store: Store, rank: int, world_size: int, backend: str, deadline: Deadline
+) -> World:
+    """Join the other processes in a store that ends with the world; if that fails, withdraw from the store."""
+    try:
+        return enter_world(slot, store, rank, world_size, backend, SocketDoorbells(), deadline, own_store=True)
+    except DistNetworkError:
+        store.close()
+        raise
+    except DistTimeoutError:
+        if isinstance(store, TCPStore) and store.is_master:
+            # The other ranks time out about now, and need the store to name the missing ranks.
+            threading.Event().wait(min(_STORE_LINGER_S, deadline.timeout_s / 20))
+        store.withdraw()
+        raise
+    except BaseException:
+        store.withdraw()
         raise
 
 

@@ -110,7 +110,7 @@ def register_rendezvous_handler(scheme: str, handler: RendezvousHandler) -> None
 def _rendezvous_env(text: str, rank: int, world_size: int, timeout_s: float) -> Rendezvous:
     url = parse_init_url(text, rank, world_size)
     rank, world_size, host, port = place_from_environment(url.rank, url.world_size)
-    is_launchers = _is_launchers_store()
+    is_launchers = is_launchers_store()
     check_common_secret(text, world_size)
     if is_launchers and exceeds_spawn(world_size):
         (host, port), is_launchers = callers_address(text, world_size), False
@@ -131,7 +131,7 @@ def _rendezvous_env(text: str, rank: int, world_size: int, timeout_s: float) -> 
     return PrefixStore(f"worker/attempt_{attempt}", store), rank, world_size
 
 
-def _is_launchers_store() -> bool:
+def is_launchers_store() -> bool:
     """Return True if MASTER_ADDR and MASTER_PORT are the launcher's, not set by the script for a store of its own."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import warnings
@@ -14,13 +15,15 @@ from meshdist.runtime.work import carried
 
 # This package, and the module that calls it at the end of a `with` block.
 _NOT_THE_USERS = (str(PurePath(__file__).parents[1]), contextlib.__file__)
+# torch.distributed, which calls this package as a backend.
+_TORCHS = os.path.join("site-packages", "torch", "distributed", "")
 
 
 def user_frame() -> tuple[FrameType | None, int]:
     """Return the innermost frame outside this package and its distance from the caller's; None in a package thread."""
     frame: FrameType | None = sys._getframe(1)
     depth = 0
-    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+    while frame is not None and is_ours(frame.f_code.co_filename):
         frame = frame.f_back
         depth += 1
     if frame is None or frame.f_code.co_filename == threading.__file__:
@@ -59,8 +62,8 @@ def line_of(code: CodeType, instruction: int) -> int:
 
 @cache
 def is_ours(file: str) -> bool:
-    """Return whether a source file belongs to this package, and not to the user."""
-    return file.startswith(_NOT_THE_USERS)
+    """Return whether a source file belongs to this package, or to torch.distributed over it, and not to the user."""
+    return file.startswith(_NOT_THE_USERS) or _TORCHS in file
 
 
 def _file_and_line(code: CodeType, line: int) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from time import monotonic
@@ -131,6 +131,10 @@ class JobQueue:
         """Carry out calls on this thread until `work` is done, but only for a moment."""
         self.progress.carry(self, work)
 
+    def hasten(self) -> None:
+        """Have the progress thread carry out calls now, and not after it has left them to waiting threads."""
+        self.progress.hasten()
+
     def wait_for(self, work: Work, error_prefix: str, limit_s: float) -> None:
         """Block until `work` is done or has failed; after `limit_s` raise DistTimeoutError with the missing ranks."""
         deadline = Deadline(limit_s)
@@ -194,6 +198,9 @@ class Progress:
         self._thread: ProgressThread | None = None
         self._stopping = False
         self._is_napping = self._is_urgent = False
+        # Released to end a nap early; at all other times it is held.
+        self._nap = threading.Lock()
+        self._nap.acquire()
 
     def submit(self, queue: JobQueue, job: Job) -> None:
         job.work.queue = queue
@@ -225,8 +232,15 @@ class Progress:
         finally:
             queue.wanted = False
         if not work.is_completed():
-            self._is_urgent = True
-            self._wake()
+            self.hasten()
+
+    def hasten(self) -> None:
+        """Have the thread take up all calls now."""
+        self._is_urgent = True
+        if self._is_napping:
+            with suppress(RuntimeError):  # another thread has released it
+                self._nap.release()
+        self._wake()
 
     def _carry_one(self, queue: JobQueue) -> bool:
         # Advance the head of a queue; return whether it is done.
@@ -316,10 +330,10 @@ class Progress:
                 self._sleep(bell, queues, mine)
             elif queues or naps < _NAPS:
                 naps = 0 if queues else naps + 1
-                self._asleep_on, self._is_napping = bell, True
+                self._is_napping = True
                 if not self._is_urgent:
-                    bell.wait(NAP_S)
-                self._asleep_on, self._is_napping = None, False
+                    self._nap.acquire(True, NAP_S)
+                self._is_napping = False
             else:
                 self._sleep(bell, queues, mine)
 

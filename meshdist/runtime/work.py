@@ -237,6 +237,9 @@ class WorkQueue(Protocol):
     def wait_for(self, work: Work, error_prefix: str, limit_s: float) -> None:
         """Block until `work` is done or has failed; raise DistTimeoutError after `limit_s`."""
 
+    def hasten(self) -> None:
+        """Have the progress thread carry out calls now, and not after it has left them to waiting threads."""
+
 
 class Work(Completion):
     """The handle of a call that was started with `async_op=True`, or by `isend` or `irecv`.
@@ -300,6 +303,11 @@ class Work(Completion):
             raise self._error
         return True
 
+    def hasten(self) -> None:
+        """Have the progress thread carry out the call now: no thread waits for it, but a callback does."""
+        if not self._is_done and self.queue is not None:
+            self.queue.hasten()
+
     def is_completed(self) -> bool:
         """Return True once the call is done or has failed."""
         return self._is_done
@@ -334,6 +342,7 @@ class Work(Completion):
         """Return a Future of the call; its value is the list of the arrays that the call writes."""
         future = Future()
         self.add_callback(lambda: self._complete_future(future))
+        self.hasten()
         return future
 
     def _complete_future(self, future: Future) -> None:

@@ -1,0 +1,103 @@
+"""What backend meshdist refuses, and what it says then: where, what came, and what works instead."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import signal
+from types import ModuleType
+from typing import Any
+
+import pytest
+from both_backends import BothBackends, join, run_program
+from worlds import needs_linux
+
+from meshdist.torch import requirements
+
+pytestmark = [needs_linux, pytest.mark.torch, pytest.mark.timeout(100)]
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("sparse", r"all_reduce on group 'world' \(rank \d of 2\): .*torch.sparse_coo.*to_dense\(\).*'gloo'"),
+        ("on_meta", r"broadcast on group 'world' \(rank \d of 2\): .* is on meta.*CPU tensors.*\.cpu\(\)"),
+        ("two_tensors", r"all_reduce on group 'world' \(rank \d of 2\): expected one tensor.*got 2"),
+        ("other_timeout", r"set_timeout on group 'world' .*init_process_group or new_group"),
+        ("options", r"backend meshdist has no pg_options, got dict"),
+        ("initialize_meshdist", r"init_process_group was called already.*destroy_process_group\(\)"),
+        ("wrong_shape", r"all_gather_into_tensor on group 'world' \(rank \d of 2\): .*\(3,\)"),
+        ("slice_of_a_mesh", r"from_torch: mesh is the slice \('tp',\).*pass the whole one"),
+    ],
+)
+def test_what_is_wrong_on_a_rank_is_said_there(program: str, words: str, both_backends: BothBackends) -> None:
+    for kind, text in both_backends.run("meshdist", 2, "refused", program):
+        assert kind in ("TypeError", "ValueError", "NotImplementedError")
+        assert re.search(words, text), text
+    assert both_backends.run("meshdist", 2, "usable") == [True, True]
+
+
+def test_a_fork_is_no_rank(both_backends: BothBackends) -> None:
+    for text in both_backends.run("meshdist", 2, "forked"):
+        assert "of which this process is a fork and so no rank" in text
+
+
+@pytest.mark.parametrize("program", ["wait_in_all_reduce", "wait_in_backward", "wait_for_future"])
+def test_the_end_of_a_rank_is_an_error_on_the_others(program: str, both_backends: BothBackends) -> None:
+    with both_backends.processes(3) as workers:
+        workers.start(run_program, "meshdist", both_backends.meeting(), 3, program, ())
+        for rank in range(3):
+            assert workers.reported(rank) == "ready"
+        workers.signal(2, signal.SIGKILL)
+        for rank in (0, 1):
+            error = workers.outcome(rank)
+            assert isinstance(error, RuntimeError)
+            assert re.search(r"all_reduce on group 'world' \(rank \d of 3\): rank 2 .*(killed|SIGKILL)", str(error))
+
+
+def test_calls_that_differ_are_an_error(both_backends: BothBackends) -> None:
+    with both_backends.processes(2) as workers:
+        workers.start(run_program, "meshdist", both_backends.meeting(), 2, "sizes_differ", ())
+        for rank in range(2):
+            assert re.search(r"float32\[[23]\]", str(workers.outcome(rank)))
+
+
+def test_ranks_that_do_not_come_are_named(both_backends: BothBackends) -> None:
+    with both_backends.processes(2) as workers:
+        workers.start(join, "meshdist", both_backends.meeting(), 2, 1.0, ranks=[0])
+        assert re.search(r"rank 0 of 2.*1 of 2 ranks joined within 1 s; rank 1 ", str(workers.outcome(0)))
+
+
+def test_both_libraries_have_the_same_ranks_or_say_so(both_backends: BothBackends) -> None:
+    with both_backends.processes(2) as workers:
+        workers.join()
+        workers.start(run_program, "meshdist", both_backends.meeting(), 2, "both_libraries", ())
+        assert workers.gather() == [(3.0, 3.0, True), (3.0, 3.0, True)]
+    with both_backends.processes(2) as workers:
+        workers.join()
+        workers.start(run_program, "meshdist", both_backends.meeting(), 1, "usable", (), ranks=[0])
+        assert re.search(r"rank 0 of 2 in meshdist, and rank 0 of 1 in torch", str(workers.outcome(0)))
+
+
+@pytest.mark.parametrize("version", ["2.12.1", "1.9.0+cu111"])
+def test_an_old_torch_is_refused(version: str, torch: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    with pytest.raises(ImportError, match=rf"needs torch 2\.13 or later, found {re.escape(version)}; install"):
+        requirements.check_torch()
+
+
+def test_a_torch_that_lacks_something_is_refused(torch: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed: Any = importlib.import_module("torch.distributed")
+    monkeypatch.delattr(distributed, "Work")
+    monkeypatch.setattr(torch, "__version__", "3.1.0")
+    with pytest.raises(ImportError, match=r"torch 3\.1\.0 has no Work in torch\.distributed"):
+        requirements.check_torch()
+
+
+def test_without_torch_the_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def import_module(name: str) -> ModuleType:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    monkeypatch.setattr(requirements, "import_module", import_module)
+    with pytest.raises(ImportError, match=r"meshdist\.torch needs torch; install torch .* 'meshdist\[torch\]'"):
+        requirements.check_torch()
