@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import torch
 from torch.distributed import Work as TorchWork
 
-from meshdist.runtime.work import Work
+from meshdist.errors import DistError
+from meshdist.runtime.work import ProgressThread, Work
 
 
 class DoneWork(TorchWork):  # type: ignore[misc]
@@ -86,8 +88,18 @@ class AsyncWork(TorchWork):  # type: ignore[misc]
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        """Return the torch Future of the outputs, the same each time."""
+        """Return the torch Future of the outputs, the same each time.
+
+        Raises:
+            DistError: A callback asks for it. The wait of a torch Future, which is C++, would block the thread that has
+                to carry out the call.
+        """
         if self._future is None:
+            if isinstance(threading.current_thread(), ProgressThread) and not self._work.is_completed():
+                raise DistError(
+                    f"{self._work!r}: the callback of a Future asks for the Future of another call, and waiting for it"
+                    " would never end; make the call where the first Future is waited for"
+                )
             done: Any = torch.futures.Future()
             # An exception that `set_exception` of Python sets is a value to C++, such as DDP's reducer. What a callback
             # raises is an error to both.

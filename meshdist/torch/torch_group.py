@@ -76,11 +76,13 @@ class TorchGroup(TorchProcessGroup):  # type: ignore[misc]
 
         return self._each_dtype(arrays, reduce, is_async, list(tensors))
 
-    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None) -> Any:
+    def reduce(
+        self, tensors: Any, opts: Any = None, op: Any = None, timeout: timedelta | None = None, *, root: Any = None
+    ) -> Any:
         tensor = self._only("reduce", tensors)
-        reduction, is_async = self._reduction("reduce", op if op is not None or isinstance(opts, int) else opts)
+        reduction, is_async = self._reduction("reduce", opts if hasattr(opts, "reduceOp") else op)
         array = self._named("reduce", as_array, tensor)
-        result = self.group.reduce(array, _root(opts), reduction, async_op=is_async)
+        result = self.group.reduce(array, _root(opts if root is None else root), reduction, async_op=is_async)
         return self._handle(result, is_async, [tensor])
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Any:

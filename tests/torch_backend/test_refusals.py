@@ -55,6 +55,13 @@ def test_the_end_of_a_rank_is_an_error_on_the_others(program: str, both_backends
             assert re.search(r"all_reduce on group 'world' \(rank \d of 3\): rank 2 .*(killed|SIGKILL)", str(error))
 
 
+def test_a_callback_that_waits_for_another_call_is_an_error(both_backends: BothBackends) -> None:
+    with both_backends.processes(2) as workers:
+        workers.start(run_program, "meshdist", both_backends.meeting(), 2, "callback_waits", ())
+        for text in workers.gather():
+            assert "the callback of a Future asks for the Future of another call" in text
+
+
 def test_calls_that_differ_are_an_error(both_backends: BothBackends) -> None:
     with both_backends.processes(2) as workers:
         workers.start(run_program, "meshdist", both_backends.meeting(), 2, "sizes_differ", ())

@@ -24,6 +24,7 @@ EXACT = (
     "groups",
     "functional",
     "dtensor",
+    "single_forms",
 )
 TRAINING = ("ddp", "fsdp", "tensor_parallel")
 

@@ -385,6 +385,35 @@ def wait_in_backward() -> None:
     model(torch.ones(2, 6)).sum().backward()
 
 
+def callback_waits() -> str:
+    def wait_for_another(_: Any) -> Any:
+        return dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()
+
+    future = dist.all_reduce(torch.ones(1), async_op=True).get_future().then(wait_for_another)
+    try:
+        future.wait()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def single_forms() -> Any:
+    """The methods of a group with tensors and plain options in place of lists and objects."""
+    group, rank, size = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
+    x, y, z = (_input((4,), torch.float32, seed) for seed in range(3))
+    group.allreduce(x, dist.ReduceOp.MAX).wait()
+    group.broadcast(y, 1).wait()
+    group.reduce(z, 0).wait()
+    blocks = [torch.zeros(4) for _ in range(size)]
+    group.allgather(blocks, x + rank).wait()
+    part = torch.zeros(4)
+    group.reduce_scatter(part, [y + rank for _ in range(size)], dist.ReduceOp.SUM).wait()
+    taken = torch.zeros(4)
+    group.scatter(taken, [y + peer for peer in range(size)] if rank == 1 else [], 1).wait()
+    group.barrier().wait()
+    return x, y, z if rank == 0 else None, blocks, part, taken
+
+
 def sizes_differ() -> None:
     dist.all_reduce(torch.ones(2 + dist.get_rank()))
 
