@@ -15,8 +15,8 @@ from meshdist.runtime.work import carried
 
 # This package, and the module that calls it at the end of a `with` block.
 _NOT_THE_USERS = (str(PurePath(__file__).parents[1]), contextlib.__file__)
-# torch.distributed, which calls this package as a backend.
-_TORCHS = os.path.join("site-packages", "torch", "distributed", "")
+# torch, which calls this package as the backend of torch.distributed.
+_TORCHS = os.path.join("site-packages", "torch", "")
 
 
 def user_frame() -> tuple[FrameType | None, int]:
@@ -62,7 +62,7 @@ def line_of(code: CodeType, instruction: int) -> int:
 
 @cache
 def is_ours(file: str) -> bool:
-    """Return whether a source file belongs to this package, or to torch.distributed over it, and not to the user."""
+    """Return whether a source file belongs to this package, or to torch, which calls it, and not to the user."""
     return file.startswith(_NOT_THE_USERS) or _TORCHS in file
 
 

@@ -15,10 +15,14 @@ from meshdist.runtime.work import ProgressThread, Work
 
 
 class DoneWork(TorchWork):  # type: ignore[misc]
-    """The handle of sync calls, which are over when the backend returns.
+    """The handle of a call that is over when the backend returns.
 
-    torch waits for it and drops it; so one object serves all calls of a group.
+    torch waits for that of a sync call and drops it, so one object serves all of a group.
     """
+
+    def __init__(self, outputs: list[Any] | None = None) -> None:
+        super().__init__()
+        self._outputs = outputs or []
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         return True
@@ -33,14 +37,14 @@ class DoneWork(TorchWork):  # type: ignore[misc]
         return None
 
     def result(self) -> list[Any]:
-        return []
+        return self._outputs
 
     def synchronize(self) -> None:
         return
 
     def get_future(self) -> Any:
         future: Any = torch.futures.Future()
-        future.set_result([])
+        future.set_result(self._outputs)
         return future
 
 

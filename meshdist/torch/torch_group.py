@@ -22,6 +22,7 @@ from meshdist.lifecycle import abort_process_group, destroy_process_group
 from meshdist.runtime.context import current_slot
 from meshdist.runtime.work import Work
 from meshdist.torch.handles import AsyncWork, DoneWork
+from meshdist.torch.sparse_sum import all_reduce_sparse
 from meshdist.torch.tensors import OPS, as_array, as_arrays, as_op, flat_pair, of_one_dtype
 
 NAME = "meshdist"
@@ -59,6 +60,9 @@ class TorchGroup(TorchProcessGroup):  # type: ignore[misc]
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None) -> Any:
         tensor = self._only("all_reduce", tensors)
         reduction, is_async = self._reduction("all_reduce", opts if op is None else op)
+        if getattr(tensor, "is_sparse", False):
+            all_reduce_sparse(self.group, tensor, reduction)
+            return DoneWork([tensor])
         array = self._named("all_reduce", as_array, tensor)
         if is_async:
             return AsyncWork(self.group.all_reduce(array, reduction, async_op=True), [tensor])

@@ -20,7 +20,8 @@ pytestmark = [needs_linux, pytest.mark.torch, pytest.mark.timeout(100)]
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        ("sparse", r"all_reduce on group 'world' \(rank \d of 2\): .*torch.sparse_coo.*to_dense\(\).*'gloo'"),
+        ("sparse", r"broadcast on group 'world' \(rank \d of 2\): .*torch.sparse_coo.*to_dense\(\).*'gloo'"),
+        ("sparse_product", r"all_reduce on group 'world' .*SUM alone, got ReduceOp.PRODUCT"),
         ("on_meta", r"broadcast on group 'world' \(rank \d of 2\): .* is on meta.*CPU tensors.*\.cpu\(\)"),
         ("two_tensors", r"all_reduce on group 'world' \(rank \d of 2\): expected one tensor.*got 2"),
         ("other_timeout", r"set_timeout on group 'world' .*init_process_group or new_group"),
@@ -53,6 +54,7 @@ def test_the_end_of_a_rank_is_an_error_on_the_others(program: str, both_backends
             error = workers.outcome(rank)
             assert isinstance(error, RuntimeError)
             assert re.search(r"all_reduce on group 'world' \(rank \d of 3\): rank 2 .*(killed|SIGKILL)", str(error))
+            assert re.search(r"at torch_programs\.py:\d+", str(error)), "the line of the user, not of torch"
 
 
 def test_a_callback_that_waits_for_another_call_is_an_error(both_backends: BothBackends) -> None:
@@ -66,7 +68,9 @@ def test_calls_that_differ_are_an_error(both_backends: BothBackends) -> None:
     with both_backends.processes(2) as workers:
         workers.start(run_program, "meshdist", both_backends.meeting(), 2, "sizes_differ", ())
         for rank in range(2):
-            assert re.search(r"float32\[[23]\]", str(workers.outcome(rank)))
+            error = str(workers.outcome(rank))
+            assert re.search(r"float32\[[23]\]", error)
+            assert re.search(r"at torch_programs\.py:\d+", error), "the line of the user, not of torch"
 
 
 def test_ranks_that_do_not_come_are_named(both_backends: BothBackends) -> None:

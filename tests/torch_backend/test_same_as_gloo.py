@@ -15,6 +15,7 @@ EXACT = (
     "all_reduce_of_views",
     "all_reduce_async",
     "all_reduce_coalesced",
+    "sparse",
     "rooted",
     "gathered",
     "reduce_scattered",

@@ -34,7 +34,8 @@ for backend in ("meshdist", "gloo", "meshdist"):
 @pytest.mark.parametrize("launcher", ["torch.distributed.run", "meshdist.launch"])
 def test_a_launcher_starts_the_script(launcher: str, both_backends: BothBackends, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+    page = (ROOT / "docs" / "torch-backend.md").read_text()
+    script.write_text(page.split("``` py\n")[1].split("```")[0] + SCRIPT)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MESHDIST_", "MASTER_"))}
     done = subprocess.run(
         [sys.executable, "-m", launcher, "--nproc-per-node", "2", str(script)],

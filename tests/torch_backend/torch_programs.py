@@ -82,6 +82,26 @@ def all_reduce_coalesced() -> Any:
     return tensors
 
 
+def sparse() -> Any:
+    rank, results = dist.get_rank(), []
+    for shape in ((6,), (6, 3), (0, 2)):
+        dense = _input(shape, torch.float32)
+        for sparse_dim in range(1, len(shape) + 1):
+            x = dense.to_sparse(sparse_dim)
+            dist.all_reduce(x)
+            results.append(x.to_dense())
+    b = _input((5,), torch.bfloat16).to_sparse()
+    dist.all_reduce(b)
+    results.append(b.to_dense())
+    y = torch.sparse_coo_tensor([list(range(rank + 1))], torch.ones(rank + 1), (5,))
+    work = dist.all_reduce(y, async_op=True)
+    (z,) = work.get_future().wait()
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Embedding(10, 2, sparse=True))
+    model(torch.tensor([rank, 3])).sum().backward()
+    return results, y.to_dense(), z.to_dense(), model.module.weight.grad.to_dense()
+
+
 def rooted() -> Any:
     rank, size, results = dist.get_rank(), dist.get_world_size(), []
     for root in range(size):
@@ -291,7 +311,11 @@ def dtensor() -> Any:
 
 
 def _sparse() -> None:
-    dist.all_reduce(torch.ones(3).to_sparse())
+    dist.broadcast(torch.ones(3).to_sparse(), 0)
+
+
+def _sparse_product() -> None:
+    dist.all_reduce(torch.ones(3).to_sparse(), dist.ReduceOp.PRODUCT)
 
 
 def _on_meta() -> None:

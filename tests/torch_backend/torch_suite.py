@@ -35,7 +35,6 @@ DIFFERENT = {
     "test_monitored_barrier_gloo": _ONLY_GLOO,
     "test_monitored_barrier_gloo_rank_0_timeout": _ONLY_GLOO,
     "test_monitored_barrier_gloo_subgroup": _ONLY_GLOO,
-    "test_sparse_all_reduce_sum": "sparse tensors are refused",
 }
 
 
