@@ -12,8 +12,6 @@ import pytest
 from both_backends import BothBackends, join, run_program
 from worlds import needs_linux
 
-from meshdist.torch import requirements
-
 pytestmark = [needs_linux, pytest.mark.torch, pytest.mark.timeout(100)]
 
 
@@ -90,14 +88,23 @@ def test_both_libraries_have_the_same_ranks_or_say_so(both_backends: BothBackend
         assert re.search(r"rank 0 of 2 in meshdist, and rank 0 of 1 in torch", str(workers.outcome(0)))
 
 
+@pytest.fixture
+def requirements(torch: ModuleType) -> ModuleType:
+    return importlib.import_module("meshdist.torch.requirements")
+
+
 @pytest.mark.parametrize("version", ["2.12.1", "1.9.0+cu111"])
-def test_an_old_torch_is_refused(version: str, torch: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_torch_is_refused(
+    version: str, torch: ModuleType, requirements: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     with pytest.raises(ImportError, match=rf"needs torch 2\.13 or later, found {re.escape(version)}; install"):
         requirements.check_torch()
 
 
-def test_a_torch_that_lacks_something_is_refused(torch: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_lacks_something_is_refused(
+    torch: ModuleType, requirements: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     distributed: Any = importlib.import_module("torch.distributed")
     monkeypatch.delattr(distributed, "Work")
     monkeypatch.setattr(torch, "__version__", "3.1.0")
@@ -105,7 +112,9 @@ def test_a_torch_that_lacks_something_is_refused(torch: ModuleType, monkeypatch:
         requirements.check_torch()
 
 
-def test_without_torch_the_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_the_package_says_what_to_install(
+    requirements: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def import_module(name: str) -> ModuleType:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
