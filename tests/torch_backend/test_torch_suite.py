@@ -15,6 +15,7 @@ from worlds import needs_linux
 pytestmark = [
     needs_linux,
     pytest.mark.torch,
+    pytest.mark.slow,
     pytest.mark.timeout(120),
     pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
     pytest.mark.skipif(find_spec("expecttest") is None, reason="torch's tests need expecttest"),

@@ -31,6 +31,7 @@ for backend in ("meshdist", "gloo", "meshdist"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["torch.distributed.run", "meshdist.launch"])
 def test_a_launcher_starts_the_script(launcher: str, both_backends: BothBackends, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
