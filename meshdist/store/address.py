@@ -71,19 +71,6 @@ def is_insecure_allowed() -> bool:
     return switch(INSECURE) is True
 
 
-def tune(sock: socket.socket) -> None:
-    """Disable Nagle's algorithm, and make `sock` fail within 10 s of a network failure by keepalives.
-
-    A slow or stopped peer does not make it fail, since its kernel still answers.
-    """
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in (("TCP_KEEPIDLE", 4), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 2), ("TCP_USER_TIMEOUT", 8_000)):
-        number = getattr(socket, option, None)  # not every platform has them all
-        if number is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, number, value)
-
-
 def listen(host: str, port: int, secret: bytes) -> socket.socket:
     """Return a non-blocking listening socket for `host`:`port`; port 0 picks a free one.
 

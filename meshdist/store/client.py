@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from meshdist.errors import DistNetworkError, DistStoreError
 from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, HandshakeBroken, connect_handshake
-from meshdist.store.address import Address, tune
+from meshdist.store.address import Address
+from meshdist.store.keepalive import SilenceMonitor, tune
 from meshdist.store.session import PURPOSE
 from meshdist.store.table import MAX_REQUEST_BYTES, REPLY, REQUEST, Op, Status, fields_size, pack_fields, unpack_fields
 from meshdist.system.deadline import Deadline
@@ -83,11 +84,14 @@ class StoreClient:
             raise ValueError(f"one call can carry at most {MAX_REQUEST_BYTES} bytes, got {size}")
         deadline = Deadline(timeout_s + _GRACE_S)
         sock = self._take(deadline)
+        silence = SilenceMonitor(sock)
         try:
-            _send(sock, REQUEST.pack(size, op, timeout_s) + pack_fields(args), deadline)
-            reply = _receive_reply(sock, deadline)
-        except TimeoutError:
+            _send(sock, REQUEST.pack(size, op, timeout_s) + pack_fields(args), deadline, silence)
+            reply = _receive_reply(sock, deadline, silence)
+        except TimeoutError as error:
             self._discard(sock)
+            if error.errno is not None:  # the connection has ended
+                raise self._lost(error) from error
             raise DistStoreError(
                 f"the store at {self.name} did not answer within {timeout_s:g} s; is the process that hosts it stopped?"
             ) from None
@@ -173,41 +177,46 @@ class StoreClient:
             sock.close()
 
 
-def _send(sock: socket.socket, data: bytes, deadline: Deadline) -> None:
+def _send(sock: socket.socket, data: bytes, deadline: Deadline, silence: SilenceMonitor) -> None:
     rest = memoryview(data)
     while rest:
         try:
             sock.settimeout(max(deadline.slice_s(_SLICE_S), 1e-3))
             rest = rest[sock.send(rest) :]
-        except TimeoutError:
-            if deadline.expired():
-                raise
+        except TimeoutError as error:
+            _check_slice(error, deadline, silence)
 
 
-def _receive_reply(sock: socket.socket, deadline: Deadline) -> tuple[Status, list[bytes]]:
+def _receive_reply(sock: socket.socket, deadline: Deadline, silence: SilenceMonitor) -> tuple[Status, list[bytes]]:
     received = bytearray()
     while len(received) < REPLY.size:
-        received += _receive_some(sock, _READ_BYTES, deadline)
+        received += _receive_some(sock, _READ_BYTES, deadline, silence)
     size, status = REPLY.unpack_from(received)
     end = REPLY.size + size
     while len(received) < end:
-        received += _receive_some(sock, min(end - len(received), 1 << 20), deadline)
+        received += _receive_some(sock, min(end - len(received), 1 << 20), deadline, silence)
     with memoryview(received) as whole:
         return Status(status), unpack_fields(whole[REPLY.size : end])
 
 
-def _receive_some(sock: socket.socket, most: int, deadline: Deadline) -> bytes:
+def _receive_some(sock: socket.socket, most: int, deadline: Deadline, silence: SilenceMonitor) -> bytes:
     while True:
         try:
             sock.settimeout(max(deadline.slice_s(_SLICE_S), 1e-3))
             data = sock.recv(most)
-        except TimeoutError:
-            if deadline.expired():
-                raise
+        except TimeoutError as error:
+            _check_slice(error, deadline, silence)
         else:
             if not data:
                 raise ConnectionResetError(errno.ECONNRESET, "connection closed")
             return data
+
+
+def _check_slice(error: TimeoutError, deadline: Deadline, silence: SilenceMonitor) -> None:
+    """Raise TimeoutError, with an errno if the connection has ended; else return, to wait for another slice."""
+    if error.errno is not None or deadline.expired():
+        raise error
+    silence.check()
 
 
 def _connect_patiently(

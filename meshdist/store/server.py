@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from meshdist.errors import DistError
 from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, busy_notice
-from meshdist.store.address import endpoint, tune
+from meshdist.store.address import endpoint
+from meshdist.store.keepalive import limit_unacknowledged, tune
 from meshdist.store.session import Request, Session
 from meshdist.store.table import BLOCKING, Op, Status, Table
 from meshdist.store.waiters import Waiter, Waiters
@@ -281,6 +282,8 @@ class StoreServer:
         elif op is Op.BEQUEATH:
             if len(args) % 2:  # reject it now, while the client can be told
                 raise ValueError(f"not a request: a last will of {len(args)} keys and values")
+            # Its replies are few bytes, which a client that is stopped also has room for.
+            limit_unacknowledged(session.sock)
             session.last_will = args
             session.reply(Status.OK)
         elif op in BLOCKING and (missing := self._table.missing(args)):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import socket
+import struct
 import sys
 import threading
 import time
@@ -62,6 +64,20 @@ def ioctl(fd: int, request: int, argument: bytes) -> bytes:
     import fcntl
 
     return fcntl.ioctl(fd, request, argument)
+
+
+def tcp_info(sock: socket.socket, offset: int) -> int | None:
+    """Return the 32 bits at `offset` of Linux' tcp_info of a socket; None if they are not there."""
+    if sys.platform != "linux":
+        return None
+    try:
+        found = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, offset + 4)
+    except OSError:
+        return None
+    if len(found) < offset + 4:
+        return None
+    value: int = struct.unpack_from("=I", found, offset)[0]
+    return value
 
 
 def num_gpus() -> int:

@@ -18,7 +18,8 @@ from contextlib import suppress
 
 from meshdist.errors import DistError, DistNetworkError
 from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, ServerHandshake
-from meshdist.store.address import listen, tune
+from meshdist.store.address import listen
+from meshdist.store.keepalive import tune
 from meshdist.system.platform import limit_of, start_thread
 
 PURPOSE = "rank's wire"

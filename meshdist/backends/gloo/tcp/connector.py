@@ -13,7 +13,8 @@ from meshdist.backends.gloo.tcp.acceptor import PURPOSE, pack_claim
 from meshdist.errors import DistNetworkError, DistStoreError
 from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, connect_handshake
 from meshdist.store import Store
-from meshdist.store.address import endpoint, tune
+from meshdist.store.address import endpoint
+from meshdist.store.keepalive import tune
 from meshdist.system.deadline import Deadline
 from meshdist.system.platform import limit_of, start_thread
 
