@@ -43,6 +43,7 @@ class PeerExit(Enum):
     CUT_OFF = "cut-off"  # its connection to the store ended
     ENDED_WITH_STORE = "ended-with-store"  # its process is gone, and so is the store that had its record
     UNREACHABLE = "unreachable"  # no connection could be made
+    SILENT = "silent"  # its host does not answer any more; its process may run
     LOST = "lost"  # the connection broke
     RESET = "reset"  # the connection was reset: its process is gone, or something between the hosts has ended it
     UNKNOWN = "unknown"  # defined by a later version
@@ -68,6 +69,7 @@ _WORDS = {
     PeerExit.CUT_OFF: "has died, or was cut off from the store",
     PeerExit.ENDED_WITH_STORE: "has ended, and the store is gone as well",
     PeerExit.UNREACHABLE: "cannot be reached: %s",
+    PeerExit.SILENT: "does not answer: nothing has come from its host for %s; is it down, or the network to it cut?",
     PeerExit.LOST: "cannot be reached any more: %s",
     PeerExit.RESET: "has died, or its connection was reset",
     PeerExit.UNKNOWN: "has ended in a way that only a later meshdist knows: %s",
@@ -232,7 +234,7 @@ def peer_gone(who: str, departure: Departure, left_out: LeftOut = LeftOut.NOTHIN
     words = f"{who} {describe(departure)}"
     if departure.exit.is_orderly and left_out is not LeftOut.NOTHING:
         words += f" {'and ' if departure.exit is PeerExit.ENDED else ''}without {left_out.value}"
-    is_cut_off = departure.exit in (PeerExit.LOST, PeerExit.RESET, PeerExit.UNREACHABLE)
+    is_cut_off = departure.exit in (PeerExit.LOST, PeerExit.RESET, PeerExit.SILENT, PeerExit.UNREACHABLE)
     kind = PeerConnectionError if is_cut_off else DistBackendError
     error = kind(words, peer_failed=True, hang_report=departure.hang_report)
     error.peer = PeerFailure(who, departure, left_out)

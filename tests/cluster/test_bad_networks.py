@@ -44,6 +44,28 @@ except dist.DistError as error:
     print(type(error).__name__, error, flush=True)
 """
 
+# Without a store on the network, only the connection between the ranks tells that the other host has vanished.
+VANISH = """
+import os, sys, time
+import numpy as np
+import meshdist as dist
+rank = int(os.environ["RANK"])
+os.environ["MESHDIST_SOCKET_IFNAME"] = sys.argv[1]
+dist.init_process_group("gloo", f"file://{os.getcwd()}/store", rank=rank, world_size=2, timeout=60)
+x = np.zeros(1000)
+dist.send(x, 0) if rank == 1 else dist.recv(x, 1)  # over one connection
+if rank == 1:
+    NUM_SENT and [dist.isend(np.zeros(60_000, np.uint8), 0) for _ in range(NUM_SENT)]
+print("there", flush=True)
+sys.stdin.readline()
+try:
+    if rank == 1:
+        dist.send(x, 0)
+    dist.recv(x, 1 - rank, tag=1)
+except dist.DistError as error:
+    print(type(error).__name__, error, flush=True)
+"""
+
 CALLS = {"all_reduce": "dist.all_reduce(x)", "recv": "dist.recv(x, 1 - rank)"}
 
 
@@ -51,7 +73,10 @@ def start(hosts, script, folder):
     path = folder / "script.py"
     path.write_text(script)
     variables = {"WORLD_SIZE": "2", "MASTER_ADDR": hosts.addresses[0], "MASTER_PORT": PORT, "MESHDIST_SECRET": "s"}
-    return [hosts.start(rank, [sys.executable, str(path)], folder, RANK=str(rank), **variables) for rank in range(2)]
+    python = [sys.executable, str(path)]
+    return [
+        hosts.start(rank, [*python, link], folder, RANK=str(rank), **variables) for rank, link in enumerate(hosts.links)
+    ]
 
 
 def spoil(hosts, *how):
@@ -88,3 +113,24 @@ def test_a_cut_is_an_error_on_both_sides_in_ten_seconds(two_hosts, tmp_path, cal
         assert time.monotonic() - cut_s < CUT_S, line
         assert re.match(rf"Dist(Backend|Network)Error {call} on group 'world' \(rank \d of 2\): ", line), line
         assert re.search(r"rank \d \(pid|is the network to its host cut", line.partition("): ")[2]), line
+
+
+@pytest.mark.parametrize("num_sent", [0, 500], ids=["a message", "more than the other rank has room for"])
+def test_a_host_that_vanishes_with_unacknowledged_bytes_is_noticed_in_ten_seconds(two_hosts, tmp_path, num_sent):
+    """And neither side is told that the other's process has ended, since nothing says so."""
+    script = VANISH.replace("NUM_SENT", str(num_sent))
+    processes = start(two_hosts, script, tmp_path)
+    for process in processes:
+        assert process.stdout.readline() == "there\n"
+    two_hosts.vanish()
+    lines = []
+    for process in reversed(processes):  # rank 1 alone at first, which rank 0 cannot tell anything
+        began_s = time.monotonic()
+        process.stdin.write("\n")
+        process.stdin.flush()
+        lines.append(process.stdout.readline())
+        assert time.monotonic() - began_s < CUT_S, lines
+    silent = "does not answer: nothing has come from its host for 8 s"
+    assert re.match(rf"DistBackendError \w+ on group 'world' \(rank 1 of 2\): rank 0 \([^)]*\) {silent}", lines[0])
+    assert re.match(r"DistBackendError recv on group 'world' \(rank 0 of 2\): rank 1 ", lines[1])
+    assert "has died" not in lines[1]

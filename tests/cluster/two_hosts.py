@@ -41,6 +41,7 @@ class TwoHosts:
             ["ip", "netns", "exec", self.names[host], *command],
             cwd=cwd,
             env=clean_environment(**variables),
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -50,6 +51,12 @@ class TwoHosts:
 
     def cut(self):
         ip("-n", self.names[0], "link", "set", self.links[0], "down")
+
+    def vanish(self):
+        """Cut the cable as if behind a router: the kernel drops packets without telling that it finds no neighbour."""
+        for name, link, other in zip(self.names, self.links, reversed(self.addresses), strict=True):
+            ip("-n", name, "neigh", "change", other, "dev", link, "nud", "permanent")
+        self.cut()
 
     def remove(self):
         for process in self.processes:

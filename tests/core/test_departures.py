@@ -104,6 +104,10 @@ def test_what_is_no_record_is_unknown(data):
         (Departure(PeerExit.ENDED_WITH_STORE), "has ended, and the store is gone as well"),
         (Departure(PeerExit.UNREACHABLE, detail="100% lost"), "cannot be reached: 100% lost"),
         (Departure(PeerExit.LOST, detail="timed out"), "cannot be reached any more: timed out"),
+        (
+            Departure(PeerExit.SILENT, detail="8 s"),
+            "does not answer: nothing has come from its host for 8 s; is it down, or the network to it cut?",
+        ),
         (Departure(PeerExit.RESET), "has died, or its connection was reset"),
         (Departure(PeerExit.RAISED, detail="ValueError: %s"), "raised ValueError: %s"),
         (Departure(PeerExit.INTERRUPTED, detail="KeyboardInterrupt"), "was ended by KeyboardInterrupt"),

@@ -8,9 +8,11 @@ import socket
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from until import until
 
 from meshdist.backends.gloo.tcp.connection import Connection, Outgoing
 from meshdist.backends.gloo.tcp.frames import CTS, DATA, EAGER, HEADER_BYTES, LEFT, FrameError, pack, pack_text, unpack
+from meshdist.runtime.departure import Departure, PeerExit, describe
 
 KINDS = st.sampled_from([(EAGER, True), (DATA, True), (CTS, False), (LEFT, True)])
 SIZES = st.one_of(st.integers(0, 300), st.integers(60_000, 70_000), st.integers(200_000, 400_000))
@@ -68,7 +70,7 @@ def test_frames_come_whole_and_in_order(frames, holds):
         assert all(outgoing.done for outgoing in outgoings)
         sender.shut()
         receiver.read()
-        assert receiver.ended == ""
+        assert receiver.ended == Departure(PeerExit.DIED)
         assert recorder.has_ended
 
 
@@ -107,7 +109,7 @@ def test_what_is_no_frame_ends_the_connection(pair, garbage):
         unpack(garbage, 0)
     ours.sendall(garbage)
     receiver.read()
-    assert "it sent a header" in receiver.ended
+    assert "it sent a header" in describe(receiver.ended)
     assert recorder.frames == []
     assert recorder.has_ended
 
@@ -122,7 +124,18 @@ def test_end_is_found_behind_what_was_sent_before(pair):
     receiver.read()
     receiver.read()
     assert recorder.frames == [(CTS, 9, b"")]
-    assert receiver.ended == ""
+    assert receiver.ended == Departure(PeerExit.DIED)
+
+
+def test_a_connection_that_is_given_up_does_not_look_like_the_end_of_a_process():
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as ours:
+        theirs, _ = listener.accept()
+        with theirs:
+            giving_up, receiver = connection_of(ours, CallRecorder()), connection_of(theirs, CallRecorder())
+            giving_up.give_up(Departure(PeerExit.SILENT))
+            until(lambda: receiver.read() or receiver.ended, "the connection has ended")
+            assert giving_up.ended == Departure(PeerExit.SILENT)
+            assert receiver.ended == Departure(PeerExit.RESET)
 
 
 def whole(data, number=0):
@@ -187,13 +200,13 @@ def test_the_end_is_found_by_who_asks_for_a_frame(pair):
     ours.close()
     assert one_of(receiver, b"12345678") == b"abcdefgh"
     assert one_of(receiver, b"12345678") is None
-    assert "it sent a header" in receiver.ended
+    assert "it sent a header" in describe(receiver.ended)
     other, closed = socket.socketpair()
     other.close()
     with closed:
         receiver = connection_of(closed, CallRecorder())
         assert one_of(receiver, b"12345678") is None
-        assert receiver.ended == ""
+        assert receiver.ended == Departure(PeerExit.DIED)
 
 
 def test_what_is_sent_at_once_keeps_its_place(pair):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 import sys
@@ -11,7 +12,9 @@ from contextlib import suppress
 from typing import Protocol, TypeAlias
 
 from meshdist.backends.gloo.tcp.frames import HEADER_BYTES, FrameError, Header, follows, unpack
-from meshdist.system.platform import ioctl
+from meshdist.runtime.departure import Departure, PeerExit
+from meshdist.store.keepalive import SilenceMonitor, silence
+from meshdist.system.platform import ioctl, tcp_info
 
 # Size of the staging buffer for headers: a small message arrives with its header in one read.
 STAGING_BYTES = 64 << 10
@@ -20,6 +23,8 @@ _JOINED_BYTES = 4 << 10
 # Reads or writes in a row before other connections are served.
 _MOST_STEPS = 16
 _NOTHING = memoryview(b"")
+# SO_LINGER: on, for no time.
+_LINGER_NOT = struct.pack("ii", 1, 0)
 # Linux: the number of bytes that the peer's kernel has not acknowledged.
 _TIOCOUTQ = 0x5411
 
@@ -81,15 +86,13 @@ class Connection:
         watch: Called with (reads, writes) when the events to poll the socket for change.
 
     Attributes:
-        ended: Why the connection has ended, empty if the peer closed or reset it; None while it is open.
-        was_reset: It was reset: the process of the peer was killed, or something on the way has ended it.
+        ended: How the connection has ended; None while it is open.
         is_held: No frames are parsed for now; see `hold`.
         is_closed: The peer has closed the socket, but not all frames are parsed: it cannot be held any more.
     """
 
     def __init__(self, sock: socket.socket, sink: Sink, watch: Callable[[bool, bool], None]) -> None:
-        self.ended: str | None = None
-        self.was_reset = False
+        self.ended: Departure | None = None
         self.is_closed = False
         self.sock = sock
         self._sink = sink
@@ -101,7 +104,8 @@ class Connection:
         self._group = 0
         self._then: Callable[[], None] | None = None
         self.is_held = False
-        self._why = ""
+        self._write_failure: Departure | None = None
+        self._silence = SilenceMonitor(sock)
         self._out: deque[Outgoing] = deque()
 
     @property
@@ -119,7 +123,10 @@ class Connection:
             return False
         try:
             sent = self.sock.send(frame)
-        except OSError:  # the ordinary send that follows reports the error
+        except BlockingIOError:
+            return False
+        except OSError as error:  # reading reports the end
+            self._write_failure = self._write_failure or _departure_of(error)
             return False
         if sent < len(frame):
             self._out.append(Outgoing(frame[sent:], _NOTHING))
@@ -137,7 +144,7 @@ class Connection:
         except OSError as error:
             # Frames that the peer sent before are still readable; reading reports the end.
             out.clear()
-            self._why = self._words(error)
+            self._write_failure = self._write_failure or _departure_of(error)
         self._watch(not self.is_held, bool(out))
 
     def read(self) -> None:
@@ -154,7 +161,7 @@ class Connection:
         except BlockingIOError:
             return
         except OSError as error:
-            self.end(self._words(error))
+            self.end(_departure_of(error))
 
     def read_frame(self, header: bytes, num_bytes: int) -> memoryview | None:
         """Read once; return the bytes behind `header` if just that frame came; raise BlockingIOError if nothing did."""
@@ -166,10 +173,10 @@ class Connection:
         except BlockingIOError:
             raise
         except OSError as error:
-            self.end(self._words(error))
+            self.end(_departure_of(error))
             return None
         if not count:
-            self.end("")
+            self.end(_CLOSED)
             return None
         frame = None
         if count >= end and composition[:HEADER_BYTES] == header:
@@ -203,26 +210,34 @@ class Connection:
     def shut(self) -> None:
         with suppress(OSError):  # shut down explicitly, as a forked child may hold a copy; the peer may be gone
             self.sock.shutdown(socket.SHUT_RDWR)
-        self.end("closed here")
+        self.end(Departure(PeerExit.LOST, detail="closed here"))
 
-    def end(self, why: str) -> None:
+    def is_silent(self) -> bool:
+        """Return True if the peer's host has not answered for too long; asked by threads that wait, and read."""
+        if self.is_held:
+            self._silence.restart()
+        return not self.is_held and self._silence.is_silent()
+
+    def give_up(self, how: Departure) -> None:
+        """End the connection with a reset: the peer must not take it for the end of this process."""
         if self.ended is None:
-            self.ended = why or self._why
+            reset_on_close(self.sock)
+            self.end(how)
+
+    def end(self, how: Departure) -> None:
+        if self.ended is None:
+            self.ended = (how == _CLOSED and self._write_failure) or how
             self._out.clear()
             self._watch(False, False)
             self.sock.close()
             self._sink.on_closed(self)
-
-    def _words(self, error: OSError) -> str:
-        self.was_reset = self.was_reset or isinstance(error, ConnectionError)
-        return "" if self.was_reset else error.strerror or str(error)
 
     def _read_some(self) -> bool:
         left = self._left
         if left:
             count = self.sock.recv_into(left)
             if not count:
-                self.end("")
+                self.end(_CLOSED)
                 return False
             self._left = left[count:]
             if not self._left and self._then is not None:
@@ -230,7 +245,7 @@ class Connection:
             return True
         count = self.sock.recv_into(self._composition[self._end :])
         if not count:
-            self.end("")
+            self.end(_CLOSED)
             return False
         self._end += count
         is_full = self._end == STAGING_BYTES
@@ -241,7 +256,7 @@ class Connection:
         try:
             self._parse()
         except FrameError as error:
-            self.end(f"it sent {error}")
+            self.give_up(Departure(PeerExit.LOST, detail=f"it sent {error}"))
 
     def _parse(self) -> None:
         composition, begin, end = self._composition, self._begin, self._end
@@ -275,6 +290,30 @@ class Connection:
         self._begin, self._end = begin, end
 
 
+# Without a BYE, only the end of a process closes a connection in order: ranks that give one up reset it.
+_CLOSED = Departure(PeerExit.DIED)
+
+
+def _departure_of(error: OSError) -> Departure:
+    if isinstance(error, BrokenPipeError):  # a reset after the end
+        return _CLOSED
+    if isinstance(error, ConnectionError):
+        return Departure(PeerExit.RESET)
+    if error.errno == errno.ETIMEDOUT:
+        return silent()
+    return Departure(PeerExit.LOST, detail=error.strerror or str(error))
+
+
+def silent() -> Departure:
+    return Departure(PeerExit.SILENT, detail=silence())
+
+
+def reset_on_close(sock: socket.socket) -> None:
+    """Have the kernel reset the connection when the socket is closed, in place of an orderly end."""
+    with suppress(OSError):  # the connection has ended
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+
+
 # Up to this round-trip time few bytes in flight keep the line busy. With more, what one side has copied has left the
 # cache before the other side copies it, which takes up to twice the processor time (measured between namespaces of one
 # machine).
@@ -287,19 +326,6 @@ _MIN_RTT = 148
 
 def tune_send_buffer(sock: socket.socket) -> None:
     """Limit the bytes in flight to a near peer; for others the kernel tunes the buffer itself."""
-    round_trip_us = _round_trip_us(sock)
+    round_trip_us = tcp_info(sock, _MIN_RTT)
     if round_trip_us is not None and round_trip_us < NEAR_US:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_BYTES)
-
-
-def _round_trip_us(sock: socket.socket) -> int | None:
-    if sys.platform != "linux":
-        return None
-    try:
-        found = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT + 4)
-    except OSError:
-        return None
-    if len(found) < _MIN_RTT + 4:
-        return None
-    round_trip_us: int = struct.unpack_from("=I", found, _MIN_RTT)[0]
-    return round_trip_us

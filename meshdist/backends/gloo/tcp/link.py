@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from meshdist.backends.gloo.tcp.connection import Connection, Outgoing, Place
+from meshdist.backends.gloo.tcp.connection import Connection, Outgoing, Place, silent
 from meshdist.backends.gloo.tcp.frames import BYE, COLLECTIVE, CTS, DATA, EAGER, LEFT, MISMATCH, RTS, FrameError, Header
 from meshdist.backends.gloo.tcp.group_receive_state import AnnouncedMessage, GroupReceiveState
 from meshdist.backends.p2p.requests import arrive
@@ -94,12 +94,21 @@ class Link:
         return bool(self._announced or self._expected) or self._transport.awaits(self)
 
     def end(self) -> Departure | None:
-        """Return how the peer ended; None while it can be reached."""
-        if self._end is None or (self._connections and time.monotonic() - self._since_s < _LAST_WORDS_S):
+        """Return how the peer ended; None while it can be reached. Called by threads that wait, and read."""
+        for connection in list(self._connections):
+            if connection.is_silent():
+                with self.lock:
+                    connection.give_up(silent())
+        if self._end is None or (self._connections and self.has_just_ended):
             return None
         return self._end
 
+    @property
+    def has_just_ended(self) -> bool:
+        return time.monotonic() - self._since_s < _LAST_WORDS_S
+
     def departure(self) -> Departure | None:
+        """Return the record that the peer left in the store; raise DistError if the store is lost."""
         return self._transport.departure_of(self.rank)
 
     @property
@@ -207,11 +216,11 @@ class Link:
             self._since_s = time.monotonic()
             if self._got_bye:
                 self._end = Departure(PeerExit.LEFT_WORLD)
-            elif connection.ended:
-                self._end = Departure(PeerExit.LOST, detail=connection.ended)
             else:
-                self._end = Departure(PeerExit.RESET if connection.was_reset else PeerExit.DIED)
-                self._transport.report_lost(self.rank)
+                assert connection.ended is not None
+                self._end = connection.ended
+                if self._end.exit is PeerExit.DIED:
+                    self._transport.report_lost(self.rank)
 
     def _data(self, number: int, num_bytes: int) -> Place:
         place, then, _ = self._expected.pop(number, _UNKNOWN)

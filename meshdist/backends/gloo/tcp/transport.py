@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import socket
 import threading
-from contextlib import suppress
 from functools import partial
 
 from meshdist.backends.base import BackendOptions
 from meshdist.backends.gloo.tcp.acceptor import Acceptor
-from meshdist.backends.gloo.tcp.connection import Connection, tune_send_buffer
+from meshdist.backends.gloo.tcp.connection import Connection, reset_on_close, tune_send_buffer
 from meshdist.backends.gloo.tcp.connector import Connector, ListenerRecord, listener_key
 from meshdist.backends.gloo.tcp.frames import BYE, group_token, pack
 from meshdist.backends.gloo.tcp.group_receive_state import GroupReceiveState
 from meshdist.backends.gloo.tcp.link import Link
 from meshdist.backends.gloo.tcp.listen_addresses import listen_addresses
 from meshdist.backends.gloo.tcp.poller import new_poller
-from meshdist.errors import DistError
 from meshdist.runtime.departure import Departure
 from meshdist.security.credentials import secret_from_environment
 from meshdist.system.deadline import Deadline
@@ -109,9 +107,7 @@ class TcpTransport:
         return [self._links[rank] for rank in receive_state.ranks if rank in self._links]
 
     def departure_of(self, rank: int) -> Departure | None:
-        with suppress(DistError):  # the store may be lost as well
-            return self._peers.departure_of(rank)
-        return None
+        return self._peers.departure_of(rank)
 
     def report_lost(self, rank: int) -> None:
         self._peers.report_end(rank)
@@ -159,6 +155,7 @@ class TcpTransport:
         link = self.link(rank)
         with self.lock:
             if self._closing:
+                reset_on_close(sock)  # the process goes on
                 sock.close()
                 return
             tune_send_buffer(sock)

@@ -11,7 +11,8 @@ from meshdist.backends.gloo.tcp.connection import Outgoing
 from meshdist.backends.gloo.tcp.group_receive_state import GroupReceiveState
 from meshdist.backends.gloo.tcp.link import Link
 from meshdist.backends.gloo.tcp.transport import TcpTransport
-from meshdist.runtime.departure import LeftOut, peer_gone
+from meshdist.errors import DistError
+from meshdist.runtime.departure import Departure, LeftOut, PeerExit, peer_gone
 from meshdist.runtime.doorbells import SocketDoorbell
 from meshdist.runtime.peers import PeerMonitor
 from meshdist.runtime.waiting import Doorbell, Waitable
@@ -19,6 +20,8 @@ from meshdist.runtime.waiting import Doorbell, Waitable
 # A message in flight takes some tens of microseconds. Polling longer keeps other processes from computing, and the
 # scheduler then gives the polling thread less time.
 SPIN_S = 0.0001
+# After these, the peer's record in the store says more, if there is one.
+_RECORDED = (PeerExit.LEFT_WORLD, PeerExit.DIED, PeerExit.RESET)
 
 
 class TcpWait(Waitable):
@@ -77,10 +80,28 @@ def check_rank(receive_state: GroupReceiveState, link: Link, rank: int, left_out
     departure = receive_state.departures.get(rank)
     if departure is not None:
         raise peer_gone(link.describe(receive_state), departure, left_out)
-    end = link.end()
+    end = how_ended(link)
     if end is not None:
-        # A failing rank says why in its groups and in the store; the end of its connection alone says little.
-        raise peer_gone(link.describe(receive_state), (end.exit.is_orderly and link.departure()) or end, left_out)
+        raise peer_gone(link.describe(receive_state), end, left_out)
+
+
+def how_ended(link: Link) -> Departure | None:
+    """Return how the peer ended; None while it can be reached.
+
+    A failing rank says why in its groups and in the store; the end of its connection alone says little.
+    """
+    end = link.end()
+    if end is None or end.exit not in _RECORDED:
+        return end
+    try:
+        record = link.departure()
+    except DistError:  # the store may be lost as well
+        return end
+    if record is None and end.exit is PeerExit.RESET and link.has_just_ended:
+        return None  # the store learns of the end of a process at the same time
+    if record is None or (end.exit is PeerExit.DIED and record.exit is PeerExit.CUT_OFF):
+        return end
+    return record
 
 
 class StoreMonitor(PeerMonitor):
@@ -111,4 +132,6 @@ def check_collective(options: BackendOptions, receive_state: GroupReceiveState, 
     for link in transport.links_of(receive_state):
         end = link.end()
         if end is not None and not end.exit.is_orderly:
-            raise peer_gone(link.describe(receive_state), end)
+            end = how_ended(link)
+            if end is not None and not end.exit.is_orderly:
+                raise peer_gone(link.describe(receive_state), end)
