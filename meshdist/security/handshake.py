@@ -54,6 +54,10 @@ class HandshakeBroken(DistNetworkError):
     """Report a connection that ended before the verdict; a retry may succeed, since the server may be starting."""
 
 
+class HandshakeUnanswered(DistNetworkError):
+    """Report a server that took the connection and has not answered: a stranger, or a process that is busy."""
+
+
 class OtherJobError(DistNetworkError):
     """Report a server with a different secret than this process."""
 
@@ -206,7 +210,8 @@ def connect_handshake(
 
     Raises:
         HandshakeBroken: The connection ended before the verdict.
-        DistNetworkError: The server is a stranger, silent, or of another job. Close the socket.
+        HandshakeUnanswered: The server is silent.
+        DistNetworkError: The server is a stranger, or of another job. Close the socket.
     """
     if len(claim) > CLAIM_BYTES:
         raise ValueError(f"claim must have at most {CLAIM_BYTES} bytes, got {len(claim)}")
@@ -239,7 +244,7 @@ class _Client:
         except TlsError as error:
             raise self._no_tls(error) from error
         except OSError as error:
-            raise HandshakeBroken(f"{self._stranger}: the connection broke during the handshake: {error}") from error
+            raise self._broken(error) from error
 
     def receive(self, size: int, job: bytes) -> bytes:
         """Return the `size` bytes behind the next header, whose code is checked."""
@@ -257,18 +262,23 @@ class _Client:
         try:
             self._sock.settimeout(max(self._deadline.remaining_s(), 1e-3))
             data = self._sock.recv(most)
-        except TimeoutError:
-            raise DistNetworkError(
+        except TimeoutError as error:
+            if error.errno is not None:  # the kernel has ended the connection
+                raise self._broken(error) from error
+            raise HandshakeUnanswered(
                 f"{self._stranger}: it took the connection but did not answer within {self._deadline.timeout_s:.3g} s; "
                 "choose another port"
             ) from None
         except TlsError as error:
             raise self._no_tls(error) from error
         except OSError as error:
-            raise HandshakeBroken(f"{self._stranger}: the connection broke during the handshake: {error}") from error
+            raise self._broken(error) from error
         if not data:
             raise HandshakeBroken(f"{self._stranger}: it closed the connection during the handshake")
         return data
+
+    def _broken(self, error: OSError) -> HandshakeBroken:
+        return HandshakeBroken(f"{self._stranger}: the connection broke during the handshake: {error}")
 
     def _no_tls(self, error: TlsError) -> DistNetworkError:
         # Whether its own certificate is taken, a client learns after its part of TLS is done.

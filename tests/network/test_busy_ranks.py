@@ -12,6 +12,7 @@ import pytest
 from worlds import report
 
 import meshdist as dist
+from meshdist.backends.gloo.tcp import connector
 from meshdist.store import keepalive
 
 pytestmark = [
@@ -126,6 +127,41 @@ def test_a_stopped_rank_is_waited_for_until_the_timeout(short_workers):
     assert workers.reported(0) == "timed out"
     workers.signal(1, signal.SIGCONT)
     workers.start(receive_after, NUM_MESSAGES, ranks=[1])
+    assert [workers.outcome(rank) for rank in range(2)] == [None, None]
+
+
+def shorten_patience():
+    connector.PATIENCE_S = connector.HANDSHAKE_TIMEOUT_S = SHORT.silence_s / 4
+
+
+def pass_on(src, dst):
+    rank = dist.get_rank()
+    if rank == src:
+        dist.send(np.ones(1), dst)
+    elif rank == dst:
+        dist.recv(np.zeros(1), src)
+
+
+def connect_to_a_stopped_rank():
+    work = dist.isend(np.ones(1), 1)
+    with pytest.raises(dist.DistTimeoutError, match=r"waiting for rank 1 \(pid"):
+        work.wait(BUSY_S)
+    report("timed out")
+    work.wait()
+
+
+def test_a_rank_that_is_stopped_before_its_peer_connects_is_waited_for(short_workers):
+    """Its kernel takes the connection; the handshake comes later."""
+    workers = short_workers(3)
+    workers.start(shorten_patience)
+    workers.gather()
+    workers.start(pass_on, 1, 2)  # from then on rank 1 listens
+    workers.gather()
+    workers.signal(1, signal.SIGSTOP)
+    workers.start(connect_to_a_stopped_rank, ranks=[0])
+    assert workers.reported(0) == "timed out"
+    workers.signal(1, signal.SIGCONT)
+    workers.start(pass_on, 0, 1, ranks=[1])
     assert [workers.outcome(rank) for rank in range(2)] == [None, None]
 
 

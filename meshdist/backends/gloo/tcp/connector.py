@@ -7,11 +7,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from meshdist.backends.gloo.tcp.acceptor import PURPOSE, pack_claim
 from meshdist.errors import DistNetworkError, DistStoreError
-from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, connect_handshake
+from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, HandshakeUnanswered, connect_handshake
 from meshdist.store import Store
 from meshdist.store.address import endpoint
 from meshdist.store.keepalive import tune
@@ -20,6 +21,9 @@ from meshdist.system.platform import limit_of, start_thread
 
 # How long a peer may be unreachable.
 PATIENCE_S = 10.0
+# A peer that holds the interpreter's lock or is stopped does not answer. Its kernel takes the connections, as many as
+# its backlog has room for: so each attempt lasts longer than the one before.
+_LONGEST_HANDSHAKE_S = 60.0
 
 _SLICE_S = 0.5
 _CONNECT_S = 3.0
@@ -73,11 +77,16 @@ class Connector:
         self._connected = connected
         self._gave_up = gave_up
         self._closed = threading.Event()
+        self._sock: socket.socket | None = None
         self._thread = threading.Thread(target=self._run, name=f"meshdist-connector-{peer}", daemon=True)
         start_thread(self._thread)
 
     def close(self) -> None:
         self._closed.set()
+        sock = self._sock
+        if sock is not None:
+            with suppress(OSError):  # the thread is done with it
+                sock.shutdown(socket.SHUT_RDWR)
         if self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -104,10 +113,15 @@ class Connector:
 
     def _connect(self, listener: ListenerRecord) -> None:
         turn, pause_s, since_s = first_interface(self._caller, self._peer), _FIRST_PAUSE_S, time.monotonic()
+        handshake_s = HANDSHAKE_TIMEOUT_S
         while not self._closed.is_set():
             host, port = listener.endpoints[turn % len(listener.endpoints)]
             try:
-                sock = self._connect_to(host, port, listener.token)
+                sock = self._connect_to(host, port, listener.token, handshake_s)
+            except HandshakeUnanswered:
+                turn, since_s = turn + 1, time.monotonic()
+                handshake_s = min(2 * handshake_s, _LONGEST_HANDSHAKE_S)
+                continue
             except (OSError, DistNetworkError) as error:
                 if time.monotonic() - since_s > PATIENCE_S:
                     raise DistNetworkError(
@@ -119,15 +133,19 @@ class Connector:
             self._connected(sock)
             return
 
-    def _connect_to(self, host: str, port: int, token: bytes) -> socket.socket:
+    def _connect_to(self, host: str, port: int, token: bytes, handshake_s: float) -> socket.socket:
         sock = socket.create_connection((host, port), _CONNECT_S)
         try:
             tune(sock)
             said = pack_claim(token, self._caller)
-            deadline = Deadline(HANDSHAKE_TIMEOUT_S)
-            connect_handshake(sock, self._secret, PURPOSE, endpoint(host, port), deadline, said)
+            self._sock = sock
+            if self._closed.is_set():  # before it could be shut down
+                raise DistNetworkError("closed in this process")
+            connect_handshake(sock, self._secret, PURPOSE, endpoint(host, port), Deadline(handshake_s), said)
             sock.setblocking(False)
         except BaseException:
             sock.close()
             raise
+        finally:
+            self._sock = None
         return sock
