@@ -6,8 +6,7 @@ import os
 from typing import NamedTuple
 
 from meshdist.bootstrap.url import NOT_GIVEN
-from meshdist.security.credentials import secret_from_environment
-from meshdist.store.address import is_insecure_allowed
+from meshdist.security.credentials import is_insecure_allowed, secret_from_environment
 from meshdist.system.env_flags import to_int
 
 _START = "start the script with meshrun, srun or mpirun, or set them"

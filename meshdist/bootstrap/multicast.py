@@ -23,9 +23,9 @@ from meshdist.bootstrap.rank_assignment import number_ranks
 from meshdist.bootstrap.url import InitUrl
 from meshdist.errors import DistNetworkError, DistTimeoutError
 from meshdist.runtime.peers import host_id
-from meshdist.security.credentials import SECRET_VARIABLE, secret_from_environment
+from meshdist.security.credentials import SECRET_VARIABLE, is_insecure_allowed, secret_from_environment
 from meshdist.store import Store, TCPStore
-from meshdist.store.address import endpoint, is_insecure_allowed
+from meshdist.store.address import endpoint
 from meshdist.system.deadline import Deadline
 
 _SETTLE_S = 0.3  # time to look for a store before hosting one

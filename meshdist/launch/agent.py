@@ -14,8 +14,8 @@ from meshdist.errors import DistError
 from meshdist.launch import worker
 from meshdist.launch.error_files import ErrorFiles, endings_of
 from meshdist.launch.interrupts import Interrupts, without_ctrl_c
+from meshdist.launch.job_verdict import Nodes, OneNode, Report, Stop, Verdict
 from meshdist.launch.node_rendezvous import NodeRendezvous, SignalledError, meet
-from meshdist.launch.nodes import Nodes, OneNode, Report, Stop, Verdict
 from meshdist.launch.outputs import STDERR, STDOUT, Outputs, Routing
 from meshdist.launch.several_nodes import SeveralNodes
 from meshdist.launch.supervisor import DEFAULT_GRACE_S, DEFAULT_INTERVAL_S, Failure, Supervisor

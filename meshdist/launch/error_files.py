@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from meshdist.launch.nodes import Verdict
+from meshdist.launch.job_verdict import Verdict
 from meshdist.launch.outputs import STDERR, Routing
 from meshdist.launch.supervisor import Failure, Supervisor
 from meshdist.launch.worker_env import Job

@@ -14,8 +14,8 @@ import threading
 
 from meshdist.errors import DistError, DistNetworkError, DistStoreError
 from meshdist.launch.interrupts import Interrupts
+from meshdist.launch.job_verdict import Nodes, Report, Stop, Verdict, judge
 from meshdist.launch.node_rendezvous import Met, await_all, await_key, await_sign_offs, last_will, sign_off
-from meshdist.launch.nodes import Nodes, Report, Stop, Verdict, judge
 from meshdist.launch.worker_env import Job, new_job
 from meshdist.store import TCPStore
 from meshdist.system.deadline import Deadline

@@ -7,6 +7,8 @@ import stat
 import sys
 from typing import NamedTuple
 
+from meshdist.errors import DistNetworkError
+from meshdist.system.env_flags import INSECURE, switch
 from meshdist.system.platform import CLOSE_ON_EXEC, user_id
 
 SECRET_VARIABLE = "MESHDIST_SECRET"
@@ -113,3 +115,18 @@ def _check_private(variable: str, path: str, found: os.stat_result, content: str
             f" got {stat.filemode(found.st_mode)} of uid {found.st_uid}; use chmod 600, and a new {content}, as this"
             " one may be known"
         )
+
+
+def require_secret(place: str, secret: bytes) -> None:
+    """Raise DistNetworkError if there is no secret for a port on a network, unless MESHDIST_INSECURE=1 allows it."""
+    if not secret and not is_insecure_allowed():
+        raise DistNetworkError(
+            f"{place} can be reached from other hosts, and this job has no secret that keeps others out: set"
+            f" {SECRET_VARIABLE} to the same random string on all hosts, or {SECRET_FILE_VARIABLE} to a file with it"
+            f" that only you can read; or set {INSECURE}=1 on a network that you trust"
+        )
+
+
+def is_insecure_allowed() -> bool:
+    """Return True if the user trusts the network, so that a job without a secret may use it."""
+    return switch(INSECURE) is True

@@ -7,8 +7,7 @@ import socket
 from typing import Any, NamedTuple
 
 from meshdist.errors import DistNetworkError
-from meshdist.security.credentials import SECRET_FILE_VARIABLE, SECRET_VARIABLE
-from meshdist.system.env_flags import INSECURE, switch
+from meshdist.security.credentials import is_insecure_allowed, require_secret
 
 _BACKLOG = 4096
 _LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
@@ -56,21 +55,6 @@ def is_loopback_only(addresses: list[Address]) -> bool:
     return all(address.is_loopback for address in addresses)
 
 
-def require_secret(host: str, port: int, secret: bytes) -> None:
-    """Raise DistNetworkError if there is no secret for a store on a network, unless MESHDIST_INSECURE=1 allows it."""
-    if not secret and not is_insecure_allowed():
-        raise DistNetworkError(
-            f"{endpoint(host, port)} can be reached from other hosts, and this job has no secret that keeps others"
-            f" out: set {SECRET_VARIABLE} to the same random string on all hosts, or {SECRET_FILE_VARIABLE} to a file"
-            f" with it that only you can read; or set {INSECURE}=1 on a network that you trust"
-        )
-
-
-def is_insecure_allowed() -> bool:
-    """Return True if the user trusts the network, so that a job without a secret may use it."""
-    return switch(INSECURE) is True
-
-
 def listen(host: str, port: int, secret: bytes) -> socket.socket:
     """Return a non-blocking listening socket for `host`:`port`; port 0 picks a free one.
 
@@ -86,7 +70,7 @@ def listen(host: str, port: int, secret: bytes) -> socket.socket:
     except OSError as error:
         raise DistNetworkError(f"{endpoint(host, port)} cannot be listened on: {error}") from error
     if not is_loopback_only(addresses):
-        require_secret(host, port, secret)
+        require_secret(endpoint(host, port), secret)
     last_error: OSError | None = None
     for address in _bind_candidates(host, port, addresses, secret):
         try:
@@ -193,7 +177,7 @@ def adopt_listener(fd: int, port: int, secret: bytes) -> socket.socket:
         if port not in (0, own_port):
             raise ValueError(f"master_listen_fd is bound to port {own_port}, but port says {port}")
         if not address.is_loopback:
-            require_secret(host, own_port, secret)
+            require_secret(endpoint(host, own_port), secret)
         sock.listen(_BACKLOG)
     except BaseException:
         sock.detach()  # still the caller's

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshdist.errors import DistNetworkError, DistStoreError
-from meshdist.security.credentials import TlsFiles, secret_from_environment, tls_files_from_environment
+from meshdist.security.credentials import TlsFiles, require_secret, secret_from_environment, tls_files_from_environment
 from meshdist.store.address import (
     Address,
     PortTakenError,
@@ -20,7 +20,6 @@ from meshdist.store.address import (
     is_loopback_only,
     listen_everywhere,
     reachable_from_here,
-    require_secret,
     resolve,
 )
 from meshdist.store.client import Resolver, StoreClient
@@ -248,5 +247,5 @@ def _context(files: TlsFiles | None, *, is_server: bool) -> SSLContext | None:
 def _resolve_checked(host: str, port: int, secret: bytes) -> list[Address]:
     addresses = resolve(host, port)
     if not is_loopback_only(addresses):
-        require_secret(host, port, secret)
+        require_secret(endpoint(host, port), secret)
     return addresses

@@ -8,7 +8,8 @@ import sys
 
 # What is said of a rank that was killed: of one of another host, or after its parent has asked on a kernel before 6.15,
 # nobody knows more than that it is dead.
-KILLED = "(was killed by SIGKILL|has died)"
+# A connection with unread data is reset.
+KILLED = "(was killed by SIGKILL|has died(, or its connection was reset)?)"
 
 
 def run_ranks(script, arguments, size, **variables):

@@ -9,9 +9,9 @@ import sys
 from meshdist.launch.agent import Settings
 from meshdist.launch.error_files import Ending, ErrorFiles
 from meshdist.launch.interrupts import Interrupts
+from meshdist.launch.job_verdict import OneNode, Report, Stop, Verdict, judge
 from meshdist.launch.mpirun import refusal
 from meshdist.launch.node_rendezvous import NodeRendezvous, meet
-from meshdist.launch.nodes import OneNode, Report, Stop, Verdict, judge
 from meshdist.launch.outputs import STDERR, STDOUT, Outputs, Routing, Streams, parse_streams
 from meshdist.launch.plan import NodeCard, Plan, number_nodes
 from meshdist.launch.reaper import Reaper

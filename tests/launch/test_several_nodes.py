@@ -9,7 +9,7 @@ import pytest
 from launching import all_gone, finish, reported, start_meshrun, write_script
 from until import until
 
-from meshdist.launch.nodes import Report, judge
+from meshdist.launch.job_verdict import Report, judge
 from meshdist.launch.plan import NodeCard, check_card, number_nodes
 
 pytestmark = pytest.mark.timeout(90)

@@ -48,7 +48,7 @@ def test_arguments_of_the_constructors() -> None:
     assert [name for name in parameters if name != "secret"] == names.split()
     defaults = [parameter.default for parameter in parameters.values()]
     assert defaults[2:8] == [None, False, 300.0, True, False, None]
-    assert list(inspect.signature(FileStore).parameters)[:2] == ["path", "world_size"]
+    assert list(inspect.signature(FileStore).parameters)[:2] == ["file_name", "world_size"]
     assert inspect.signature(FileStore).parameters["world_size"].default == -1
     assert list(inspect.signature(PrefixStore).parameters) == ["prefix", "store"]
     assert not inspect.signature(HashStore).parameters

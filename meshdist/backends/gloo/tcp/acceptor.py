@@ -166,13 +166,14 @@ class Acceptor:
 
 def _listen_at(address: str, secret: bytes) -> socket.socket:
     # `listen` binds other than loopback addresses on all interfaces; a rank listens only where it advertises.
-    from meshdist.store.address import is_loopback_only, require_secret, resolve
+    from meshdist.security.credentials import require_secret
+    from meshdist.store.address import endpoint, is_loopback_only, resolve
 
     try:
         found = resolve(address, 0)
         if is_loopback_only(found):
             return listen(address, 0, secret)
-        require_secret(address, 0, secret)
+        require_secret(endpoint(address, 0), secret)
         sock = socket.create_server(found[0].sockaddr[:2], family=found[0].family, backlog=1024)
     except OSError as error:
         raise DistNetworkError(f"cannot listen at {address}: {error}{limit_of(error)}") from error
