@@ -35,7 +35,7 @@ _JOIN_S = 10.0
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure as the arguments ask (`sys.argv` if None), and return the exit status."""
-    launched = _is_launched()
+    launched = find_place() is not None or "RANK" in os.environ
     try:
         with redirect_stderr(StringIO()) as usage:
             options = parse(arguments)
@@ -67,10 +67,6 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"interrupted{'; results so far are in ' if kept else ''}{', '.join(kept)}", file=sys.stderr)
         return INTERRUPT_BASE + SIGINT
     return 0
-
-
-def _is_launched() -> bool:
-    return find_place() is not None or "RANK" in os.environ
 
 
 def _problem_with(options: Namespace, launched: bool) -> str | None:

@@ -8,14 +8,7 @@ from typing import Any
 
 from meshdist.arrays.reduce_op import Op, ReduceOp
 from meshdist.collectives.algorithms.ring import ring_reduce_scatter
-from meshdist.collectives.checks import (
-    agree_on_blocks,
-    check_one_dtype,
-    check_reducible,
-    check_same_shape,
-    many,
-    one,
-)
+from meshdist.collectives.checks import agree_on_blocks, check_one_dtype, check_reducible, check_same_shape, many, one
 from meshdist.collectives.dataflow import REDUCE_SCATTER
 from meshdist.collectives.definition import collective
 from meshdist.runtime.call import Call

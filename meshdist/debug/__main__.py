@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.stacks:
             print(f"\n{stacks_of(states)}")
         if given.draw is not None:
-            _draw(states, gone, given.draw)
+            draw_waits(who_waits(states, gone)).figure.savefig(given.draw)
     except (ValueError, OSError, ImportError, DistError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
@@ -73,10 +73,6 @@ def stacks_of(states: Mapping[int, RankSnapshot]) -> str:
     for rank, state in sorted(states.items()):
         alike.setdefault(state.stack, []).append(rank)
     return "\n".join("\n  ".join([f"Stack of {ranks_text(sorted(ranks))}", *stack]) for stack, ranks in alike.items())
-
-
-def _draw(states: Mapping[int, RankSnapshot], gone: Mapping[int, str], path: Path) -> None:
-    draw_waits(who_waits(states, gone)).figure.savefig(path)
 
 
 if __name__ == "__main__":

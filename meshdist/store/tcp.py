@@ -113,7 +113,7 @@ class TCPStore(RequestStore):
         secret = secret_from_environment() if secret is None else secret
         tls = tls_files_from_environment()
         server, resolver = self._host_store(secret, tls, multi_tenant, master_listen_fd) if is_master else (None, None)
-        resolver = resolver or self._checked_resolver(secret)
+        resolver = resolver or partial(_resolve_checked, self._host, self._port, secret)
         client = StoreClient(endpoint(host_name, self._port), resolver, secret, _context(tls, is_server=False))
         self._client = client
         self._is_master = server is not None
@@ -146,9 +146,6 @@ class TCPStore(RequestStore):
             raise DistNetworkError(f"{endpoint(self._host, self._port)} cannot be served: {error}") from error
         server.start()
         return server, lambda: [address]
-
-    def _checked_resolver(self, secret: bytes) -> Resolver:
-        return partial(_resolve_checked, self._host, self._port, secret)
 
     def _join_patiently(self, world_size: int | None, wait_for_workers: bool, deadline: Deadline) -> None:
         while True:

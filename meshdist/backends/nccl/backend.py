@@ -103,7 +103,7 @@ class NcclBackend(Backend):
             if self.error is not None:
                 return
             failure = self.library.failure(error)
-            told = failure if isinstance(failure, DistError) else DistBackendError(_in_words(error))
+            told = failure if isinstance(failure, DistError) else DistBackendError(f"{type(error).__name__}: {error}")
             for comm_stream in list(self._comm_streams.values()):
                 for in_flight in comm_stream.flights.copy():
                     in_flight.record_end(told)
@@ -303,10 +303,6 @@ class NcclBackend(Backend):
 
     def _give_up(self) -> None:
         Aborting(list(self._comm_streams.values()), self.options.label).wait(_ABORT_S)
-
-
-def _in_words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _in_time(end: Callable[[], Any], give_up: Callable[[], None]) -> None:
