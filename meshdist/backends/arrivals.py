@@ -104,22 +104,14 @@ class Arrivals(Waitable):
 
 
 class Records:
-    """What the records of a meeting say.
-
-    Args:
-        size: The number of ranks.
-        text: The records, such as "+0 +2 -0 ".
-
-    Attributes:
-        have_met: All ranks were there at once.
-    """
+    """What the records of a meeting of `size` ranks say; `text` has them, such as "+0 +2 -0 "."""
 
     def __init__(self, size: int, text: str = "") -> None:
         self._size = size
         self._arrived: dict[int, int] = {}  # rank -> place of the record, for those that are there
         self._left: dict[int, int] = {}
         self._num_arrivals = [0] * size
-        self.have_met = False
+        self.have_met = False  # all ranks were there at once
         for place, record in enumerate(text.split()):
             rank = int(record[1:])
             if record[0] == "+":

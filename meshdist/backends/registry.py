@@ -23,23 +23,15 @@ Maker = Callable[["BackendOptions"], "Backend"]
 
 @dataclass(frozen=True)
 class Entry:
-    """A backend before its first use.
+    """A backend before its first use."""
 
-    Attributes:
-        devices: The device types whose arrays it carries.
-        make: Creates the backend of a group.
-        missing: Returns why it is not usable here, or None.
-        is_ours: It is part of the package, so its name is reserved.
-        stages: The device types that it carries through the CPU, if the group has no other backend for them.
-        exists: It exists; False for names that torch has and this package has not.
-    """
-
-    devices: tuple[str, ...]
-    make: Maker
-    missing: Callable[[], str | None]
-    is_ours: bool = True
+    devices: tuple[str, ...]  # the device types whose arrays it carries
+    make: Maker  # creates the backend of a group
+    missing: Callable[[], str | None]  # returns why it is not usable here, or None
+    is_ours: bool = True  # it is part of the package, so its name is reserved
+    # The device types it carries through the CPU, if the group has no other backend for them.
     stages: tuple[str, ...] = ()
-    exists: bool = True
+    exists: bool = True  # it exists; False for names that torch has and this package has not
 
 
 def entry_of(name: str) -> Entry:

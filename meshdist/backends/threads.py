@@ -131,8 +131,6 @@ class _CheckIn(_InRoom):
 
 
 class _Send(_InRoom, SendRequest):
-    """A message to another rank."""
-
     def __init__(self, options: BackendOptions, room: Room, dst: int) -> None:
         super().__init__(options, room)
         self._dst = dst
@@ -161,8 +159,6 @@ class _Message(UnexpectedMessage):
 
 
 class _Recv(_InRoom, RecvRequest):
-    """A posted receive."""
-
     def __init__(
         self, options: BackendOptions, room: Room, array: Array, name: bytes, wanted: int | None, tag: int
     ) -> None:

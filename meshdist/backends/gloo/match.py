@@ -31,17 +31,13 @@ class PendingSends(Sleepable, Protocol):
 
 
 class GlooMatchQueue(MatchQueue[UnexpectedMessage, "GlooRecvRequest"]):
-    """A match queue, and what is on its way.
-
-    Attributes:
-        pending: This rank's sends that wait for room: every wait advances them, as the peer may need them first.
-        arriving: The receivers that have read a part of a message.
-    """
+    """A match queue, and what is on its way."""
 
     def __init__(self) -> None:
         super().__init__(threading.Lock())
+        # This rank's sends that wait for room: every wait advances them, as the peer may need them first.
         self.pending: set[PendingSends] = set()
-        self.arriving: set[Receiver] = set()
+        self.arriving: set[Receiver] = set()  # the receivers that have read a part of a message
 
     @property
     def awaits_messages(self) -> bool:

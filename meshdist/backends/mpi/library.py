@@ -25,22 +25,14 @@ LARGEST_COUNT = (1 << 31) - 1
 
 
 class Session:
-    """The MPI library, shared by all groups; lives as long as the process, since MPI cannot be restarted.
-
-    Attributes:
-        mpi: The module mpi4py.MPI, initialized.
-        lock: Held for every nonblocking call: the library may not support concurrent calls.
-        may_block: Threads may block inside MPI (MPI_THREAD_MULTIPLE).
-        largest_count: The most elements of one call; None if there is no limit.
-        spins: Polls before any other work.
-    """
+    """The MPI library, shared by all groups; lives as long as the process, since MPI cannot be restarted."""
 
     def __init__(self, mpi: Any) -> None:
-        self.mpi = mpi
-        self.lock = threading.RLock()
-        self.may_block = mpi.Query_thread() == mpi.THREAD_MULTIPLE
-        self.largest_count = None if mpi.Get_version() >= (4, 0) else LARGEST_COUNT
-        self.spins = _SPINS if has_cores_for_all() else 1
+        self.mpi = mpi  # the module mpi4py.MPI, initialized
+        self.lock = threading.RLock()  # held for every nonblocking call: the library may not support concurrent calls
+        self.may_block = mpi.Query_thread() == mpi.THREAD_MULTIPLE  # threads may block inside MPI
+        self.largest_count = None if mpi.Get_version() >= (4, 0) else LARGEST_COUNT  # elements of one call
+        self.spins = _SPINS if has_cores_for_all() else 1  # polls before any other work
         self.rank: int = mpi.COMM_WORLD.Get_rank()
         self.size: int = mpi.COMM_WORLD.Get_size()
         # Resources of all groups; see `resources_of`.

@@ -27,20 +27,13 @@ _LOOKING_S = 0.0002
 
 
 class P2P:
-    """The messages of one rank in its group.
+    """The messages of one rank in its group, which `token` identifies in the dispatcher.
 
-    Args:
-        backend: The group's backend.
-        dispatcher: The messages of this process.
-        token: Identifies the group in the dispatcher.
-        places: Rank in MPI.COMM_WORLD -> rank in the group, in the group's order.
-
-    Attributes:
-        failure: The first rank that gave up the group, and how.
+    `places` maps ranks in MPI.COMM_WORLD to ranks in the group, in the group's order.
     """
 
     def __init__(self, backend: Member, dispatcher: Dispatcher, token: int, places: dict[int, int]) -> None:
-        self.failure: tuple[int, Departure] | None = None
+        self.failure: tuple[int, Departure] | None = None  # the first rank that gave up the group, and how
         self.dispatcher = dispatcher
         self._backend = backend
         self._token = token
@@ -204,8 +197,6 @@ class _SendRequest(_Watched, SendRequest):
 
 
 class _RecvRequest(_Watched, RecvRequest):
-    """A posted receive."""
-
     def __init__(self, p2p: P2P, array: Array, dtype_name: bytes, wanted: int | None, tag: int) -> None:
         _Watched.__init__(self, p2p, p2p.others() if wanted is None else [wanted])
         RecvRequest.__init__(self, array, dtype_name, wanted, tag, p2p.queue)

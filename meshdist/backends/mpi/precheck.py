@@ -37,24 +37,18 @@ def merged(one: bytes, other: bytes) -> bytes:
 
 
 class Round:
-    """A round of the precheck: a message to one rank and one from another, by persistent requests.
-
-    Attributes:
-        src: The rank to receive from.
-        said: The word to send.
-        heard: The word received.
-        requests: Start and Test of the receive and of the send.
-    """
+    """A round of the precheck: a message to one rank and one from another, by persistent requests."""
 
     def __init__(self, session: Session, comm: Any, dst: int, src: int) -> None:
         self.src = src
-        self.heard = bytearray(_WORD.size)
-        self.said = bytearray(_WORD.size)
+        self.heard = bytearray(_WORD.size)  # the word received
+        self.said = bytearray(_WORD.size)  # the word to send
         self._lock = session.lock
         byte = session.mpi.BYTE
         with session.lock:
             self._receipt = comm.Recv_init([self.heard, byte], src, TAG)
             self._sending = comm.Send_init([self.said, byte], dst, TAG)
+        # Start and Test of the receive and of the send.
         self.requests = self._receipt.Start, self._sending.Start, self._receipt.Test, self._sending.Test
 
     def begin(self, word: bytes) -> None:

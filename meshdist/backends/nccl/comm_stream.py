@@ -63,17 +63,6 @@ class CallerWork(Protocol):
 
 
 class InFlightOp:
-    """An operation in flight.
-
-    Attributes:
-        error_prefix: Prefix of error messages about it.
-        end: The event after it on the stream; None while it is being enqueued.
-        arrays: What it reads and writes.
-        deadline: When it must be complete.
-        works: The Works that callers hold; none for a sync call.
-        records: Its records in the flight recorder.
-    """
-
     __slots__ = ("arrays", "deadline", "end", "error_prefix", "records", "works")
 
     def __init__(
@@ -85,11 +74,11 @@ class InFlightOp:
         records: Sequence[Record],
     ) -> None:
         self.error_prefix = error_prefix
-        self.end: Any = None
-        self.arrays = arrays
-        self.deadline = Deadline(timeout_s)
-        self.works = works
-        self.records = records
+        self.end: Any = None  # the event after it on the stream; None while it is being enqueued
+        self.arrays = arrays  # what it reads and writes
+        self.deadline = Deadline(timeout_s)  # when it must be complete
+        self.works = works  # the Works that callers hold; none for a sync call
+        self.records = records  # its records in the flight recorder
 
     def is_done(self, cuda: Any) -> bool:
         """Return whether the device has completed it; raise DistBackendError if the device is broken."""
@@ -115,18 +104,10 @@ class InFlightOp:
 
 
 class CommStream:
-    """One communicator of this rank and its stream.
+    """One communicator of this rank on the GPU `device`, and its stream, which is non-blocking.
 
-    Args:
-        cuda: The module cupy.cuda.
-        communicator: A communicator of this rank on the GPU `device`.
-        stream: The stream of the operations, non-blocking.
-        check: Raises if the backend has given up.
-        wake: Wakes the watchdog after an operation was added.
-
-    Attributes:
-        flights: The operations in flight, in order.
-        monitor: Paces the checks of operations and peers.
+    `cuda` is the module cupy.cuda. `check` raises if the backend has given up; `wake` wakes the watchdog after an
+    operation was added.
     """
 
     def __init__(
@@ -142,8 +123,8 @@ class CommStream:
         self.library, self.cuda, self.communicator = library, cuda, communicator
         self.device, self.stream, self.check, self._wake = device, stream, check, wake
         self.stream_address = int(stream.ptr)
-        self.flights: deque[InFlightOp] = deque()
-        self.monitor = PeerMonitor()
+        self.flights: deque[InFlightOp] = deque()  # the operations in flight, in order
+        self.monitor = PeerMonitor()  # paces the checks of operations and peers
         # Operations whose arrays are kept alive.
         self._keeping: deque[InFlightOp] = deque()
         self._lock = threading.Lock()

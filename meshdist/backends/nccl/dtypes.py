@@ -49,23 +49,14 @@ _OPS_OF_BOOL = {
 
 @dataclass(frozen=True)
 class Reduction:
-    """How NCCL reduces arrays of one dtype by one op.
+    """How NCCL reduces arrays of one dtype by one op."""
 
-    Attributes:
-        dtype: NCCL's datatype.
-        op: NCCL's operation.
-        parts: NCCL elements per element of ours.
-        wide: The dtype to convert to before and from after; None for none.
-        is_parity: Only the lowest bit of the result counts.
-        takes_factor: NCCL can do PREMUL_SUM.
-    """
-
-    dtype: int
-    op: int
-    parts: int = 1
-    wide: np.dtype[Any] | None = None
-    is_parity: bool = False
-    takes_factor: bool = False
+    dtype: int  # NCCL's datatype
+    op: int  # NCCL's operation
+    parts: int = 1  # NCCL elements per element of ours
+    wide: np.dtype[Any] | None = None  # the dtype to convert to before and from after; None for none
+    is_parity: bool = False  # only the lowest bit of the result counts
+    takes_factor: bool = False  # NCCL can do PREMUL_SUM
 
 
 def reduction_of(dtype: np.dtype[Any], op: ReduceOp) -> Reduction | None:

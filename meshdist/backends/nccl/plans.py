@@ -26,20 +26,14 @@ Block = tuple[int, int]
 
 
 class NcclPlan(ABC):
-    """A prepared collective.
+    """A prepared collective."""
 
-    Attributes:
-        computes: `prepare` or `finish` is needed for any arrays.
-        apart: What is sent must not share memory with what is received.
-        facts: What the flight recorder keeps of its calls.
-    """
-
-    computes = False
-    facts: CallFacts | None = None
+    computes = False  # `prepare` or `finish` is needed for any arrays
+    facts: CallFacts | None = None  # what the flight recorder keeps of its calls
 
     def __init__(self, call: Call) -> None:
         self.rank, self.size, self.root = call.rank, call.size, call.root
-        self.apart = not call.collective.in_place
+        self.apart = not call.collective.in_place  # what is sent must not share memory with what is received
 
     def launch(self, comm_stream: CommStream, send: Any, recv: Any) -> None:
         if not self.computes and is_plain(send) and (recv is send or is_plain(recv)):

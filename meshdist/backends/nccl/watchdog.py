@@ -61,11 +61,8 @@ _LAST_LOOKS = 20
 class Watchdog:
     """Monitors CommStreams.
 
-    Args:
-        name: The thread's name.
-        look: Called regularly for a CommStream with operations in flight; raises if one cannot complete.
-        failed: Called with what `look` or the device raises.
-        begin: Called by the thread first.
+    `look` is called regularly for a CommStream with operations in flight, and raises if one cannot complete; `failed`
+    is called with what `look` or the device raises, `begin` by the thread first.
     """
 
     def __init__(

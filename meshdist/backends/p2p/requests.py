@@ -75,13 +75,9 @@ class UnexpectedMessage:
     """A message that arrived before its receive was posted: its bytes, or only their announcement (RTS).
 
     An announced message is fetched when a receive claims it, or into memory of its own when it is pulled.
-
-    Attributes:
-        data: Its bytes, complete or still arriving.
-        is_coming: Its bytes are complete or arriving.
     """
 
-    data: Array
+    data: Array  # its bytes, complete or still arriving
 
     def __init__(
         self,
@@ -98,7 +94,7 @@ class UnexpectedMessage:
         self.num_bytes = num_bytes
         self.dtype = dtype
         self.queue = queue
-        self.is_coming = not is_announced
+        self.is_coming = not is_announced  # its bytes are complete or arriving
         self._is_complete = False
         self._request: RecvRequest | None = None
 

@@ -83,30 +83,23 @@ def _host_options(options: BackendOptions, places: list[int]) -> HostOptions:
 
 
 class Hierarchy:
-    """The two levels of a group with several ranks on some hosts.
-
-    Attributes:
-        local: The backend of the ranks on this host; None if there are no others.
-        mine: The ranks of this host.
-        place: This rank's place among them.
-        num_rails: The size of the smallest host. Ranks of equal place below it are on a rail.
-        rail: That of this rank; None if it is on none.
-    """
+    """The two levels of a group with several ranks on some hosts."""
 
     def __init__(
         self, backend: Backend, tracker: CallTracker, hosts: list[list[int]], make_backend: HostBackendFactory
     ) -> None:
         self.hosts = hosts
-        self.mine = next(ranks for ranks in hosts if backend.rank in ranks)
-        self.place = self.mine.index(backend.rank)
+        self.mine = next(ranks for ranks in hosts if backend.rank in ranks)  # the ranks of this host
+        self.place = self.mine.index(backend.rank)  # this rank's place among them
         self._options = backend.options
         self._published_word = 0
+        # The size of the smallest host; ranks of equal place below it are on a rail.
         self.num_rails = min(map(len, hosts))
         self.tracker = tracker
-        self.local: HostBackend | None = None
+        self.local: HostBackend | None = None  # the backend of the ranks on this host; None if there are no others
         if len(self.mine) > 1:
             self.local = make_backend(_host_options(backend.options, self.mine))
-        self.rail: Rail | None = None
+        self.rail: Rail | None = None  # the rail of this rank; None if it is on none
         if self.place < self.num_rails:
             self.rail = Rail(backend, tracker, [ranks[self.place] for ranks in hosts])
 

@@ -78,12 +78,9 @@ class SegmentReduce(RailPlan):
 class SegmentReducer:
     """Data in segments, one for each rank of a rail, which reduces it chunk by chunk as the chunks arrive.
 
-    A finished chunk is sent at once to the `takers`, the places that want it, while the next is added.
-
-    Args:
-        num_ranks: How many ranks' data the result contains, for the mean.
-        longest: The number of elements of the longest segment.
-        takers: The places that want this rank's segment.
+    A finished chunk is sent at once to the `takers`, the places that want it, while the next is added. `longest` is the
+    number of elements of the longest segment; `num_ranks` counts the ranks whose data the result contains, for the
+    mean.
     """
 
     def __init__(

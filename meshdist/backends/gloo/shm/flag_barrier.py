@@ -52,19 +52,14 @@ class PeerSet:
 
 
 class FlagBarrier:
-    """One rank's view of its group's steps.
+    """One rank's view of its group's steps."""
 
-    Attributes:
-        step: The number of the last step that this rank has signalled.
-        phase: The slot that the current call uses, 0 or 1.
-        explain: Reports a mismatch if these ranks are part of a larger group: it collects the calls of all of them.
-    """
-
+    # Reports a mismatch if these ranks are part of a larger group: it collects the calls of all of them.
     explain: Callable[[], DistBackendError] | None = None
 
     def __init__(self, region: SharedRegion, rank: int, num_ranks: int, members: PeerSet) -> None:
-        self.step = 0
-        self.phase = 0
+        self.step = 0  # the number of the last step that this rank has signalled
+        self.phase = 0  # the slot that the current call uses, 0 or 1
         self._word = 0
         self._spins = SPINS
         self.region = region
@@ -338,31 +333,23 @@ def _await_rest(backend: Backend, error_prefix: str, barrier: FlagBarrier, signa
 
 
 class StepCopies(NamedTuple):
-    """What a call of one step copies, for the core.
+    """What a call of one step copies, for the core."""
 
-    Attributes:
-        keeps: The arrays in the slots; the addresses point into them.
-        num_sent, num_received: How many arrays the call has.
-        puts, takes: For both phases, the copies into the slots and out of them: array, offset in it, bytes, address.
-        op, kind, itemsize: The reduction, and what dtype it is of; "" for none.
-        num_rows, rows, num_elements: What is reduced: for both phases, the addresses of each rank's elements.
-        total: Where the result is put together before `takes` copy it to the arrays; 0 if it is one array.
-        agreed, sizes, tables: If no rank knows all sizes: the table of all ranks' sizes when they were last compared;
-            the address of this rank's own, which are array -1 of `puts`; and for both phases, the address of the table.
-    """
-
-    keeps: Any
-    num_sent: int
+    keeps: Any  # the arrays in the slots; the addresses point into them
+    num_sent: int  # arrays of the call
     num_received: int
+    # For both phases, the copies into the slots and out of them: array, offset in it, bytes, address.
     puts: Sequence[Sequence[tuple[int, int, int, int]]]
     takes: Sequence[Sequence[tuple[int, int, int, int]]]
-    op: str = ""
-    kind: str = "-"
+    op: str = ""  # the reduction; "" for none
+    kind: str = "-"  # what dtype it is of
     itemsize: int = 0
     num_rows: int = 0
-    rows: Sequence[Sequence[int]] = ()
+    rows: Sequence[Sequence[int]] = ()  # what is reduced: for both phases, the addresses of each rank's elements
     num_elements: int = 0
-    total: int = 0
+    total: int = 0  # where the result is put together before `takes` copy it to the arrays; 0 if it is one array
+    # If no rank knows all sizes: the table of all ranks' sizes when they were last compared; the address of this rank's
+    # own, which are array -1 of `puts`; and for both phases, the address of the table.
     agreed: bytes = b""
     sizes: int = 0
     tables: tuple[int, int] = (0, 0)

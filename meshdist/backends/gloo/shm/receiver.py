@@ -42,15 +42,7 @@ _READ_S = 1.0
 
 
 class ShmReceiver:
-    """Receives the messages from one rank. One thread at a time reads, for all.
-
-    Attributes:
-        channel: The channel from the rank; None until it has sent something.
-        moving: The lock of the reading thread.
-        coming: The message being read: its header, the callback of its end, and its target.
-        left_over: The number of a message whose rest was read from the sender's memory, and the size of that rest.
-            Until the sender has finished the message, the ring holds no entry.
-    """
+    """Receives the messages from one rank. One thread at a time reads, for all."""
 
     connect_error = ""
 
@@ -58,16 +50,19 @@ class ShmReceiver:
         self.peer = Peer(backend, src)
         self.description = self.peer.description
         self.spin_s = Incoming.spin_s
-        self.channel: Channel | None = None
+        self.channel: Channel | None = None  # the channel from the rank; None until it has sent something
         self._options = backend.options
         self._src = src
         self.queue = queue
         self._place = Published(backend.options, channel_key(src, backend.rank), src, LeftOut.SEND)
         self._memory = Memory(self.peer.card.pid, self.peer.description)
-        self.moving = threading.Lock()
+        self.moving = threading.Lock()  # the lock of the reading thread
+        # The message being read: its header, the callback of its end, and its target.
         self.coming: tuple[Header, Callable[[], None] | None, Array] | None = None
         self._split: SplitRead | None = None
         self._there = 0
+        # The number of a message whose rest was read from the sender's memory, and the size of that rest. Until the
+        # sender has finished the message, the ring holds no entry.
         self.left_over: tuple[int, int] | None = None
 
     def move(self, request: GlooRecvRequest) -> None:

@@ -33,12 +33,8 @@ def kind_of(call: Call) -> str:
 def fastest(shm: ShmGroup, call: Call, spec: Spec, num_bytes: int, ways: Ways[Spec]) -> BarrierPlan:
     """Return the plan of the fastest way; while that is not known, one that tries them all.
 
-    Args:
-        shm: The group.
-        call: The call.
-        spec: What it moves.
-        num_bytes: Its size, equal on all ranks.
-        ways: What makes the plan of each way, by name, the same on all ranks; the first is the first guess.
+    `ways` has what makes the plan of each way, by name, the same on all ranks; the first is the first guess.
+    `num_bytes` is equal on all ranks.
     """
     names = list(ways)
     chosen = shm.tuning.trials(kind_of(call), num_bytes, names).chosen
@@ -49,13 +45,7 @@ def fastest(shm: ShmGroup, call: Call, spec: Spec, num_bytes: int, ways: Ways[Sp
 
 
 class TunedPlan(BarrierPlan):
-    """Tries several plans of one call, and then runs the fastest.
-
-    Args:
-        shm: The group.
-        call: The call.
-        plans: A plan for each way, by name.
-    """
+    """Tries several `plans` of one call, one for each way, and then runs the fastest."""
 
     def __init__(self, shm: ShmGroup, call: Call, plans: Mapping[str, BarrierPlan]) -> None:
         super().__init__(shm.barrier, shm.backend, call)

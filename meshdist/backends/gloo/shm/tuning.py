@@ -98,11 +98,9 @@ class Trials:
 
 
 class Tuning:
-    """The choices of a group.
+    """The choices of a group; `mode` is the least of what the ranks ask for.
 
-    Args:
-        mode: The least of what the ranks ask for.
-        cache: The choices of earlier jobs; None if this is not rank 0, which tells the others.
+    `cache` has the choices of earlier jobs; None if this is not rank 0, which tells the others.
     """
 
     def __init__(self, mode: Mode, cache: TuningCache | None) -> None:

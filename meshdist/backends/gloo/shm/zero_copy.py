@@ -21,13 +21,10 @@ from meshdist.runtime.call import Buffers, Call, Signature
 
 
 class SharedPlan(BarrierPlan):
-    """A plan for shared arrays.
+    """A plan for shared arrays: `give` returns, from what is sent, the block that each rank reads.
 
-    Args:
-        give: Returns, from what is sent, the block that each rank reads.
-        givers: The ranks that give something.
-        fallback: The plan if not all blocks are in shared arrays. It flips to the other slot once before its first
-            step, and until then changes nothing of what is sent or received.
+    The `fallback` runs if not all blocks are in shared arrays. It flips to the other slot once before its first step,
+    and until then changes nothing of what is sent or received.
     """
 
     def __init__(

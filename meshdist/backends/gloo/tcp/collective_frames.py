@@ -76,17 +76,12 @@ class _EarlyFrame:
 
 
 class CollectiveFrames:
-    """The frames of one group's collectives. All methods need the lock of the transport.
-
-    Attributes:
-        word: The word of this rank's last collective.
-        completed: The number of the last collective that this rank has completed.
-        calls: For each rank that has reported a mismatch, the word of its call and the call as text.
-    """
+    """The frames of one group's collectives. All methods need the lock of the transport."""
 
     def __init__(self) -> None:
-        self.word = 0
-        self.completed = 0
+        self.word = 0  # the word of this rank's last collective
+        self.completed = 0  # the number of the last collective that this rank has completed
+        # For each rank that has reported a mismatch, the word of its call and the call as text.
         self.calls: dict[int, tuple[int, str]] = {}
         self._has_mismatch = False
         self._expected: dict[int, deque[ExpectedFrame]] = {}

@@ -78,22 +78,14 @@ class Outgoing:
 
 
 class Connection:
-    """One authenticated socket.
+    """One authenticated, non-blocking socket; its frames go to `sink`.
 
-    Args:
-        sock: The socket, not blocking.
-        sink: Receives the frames.
-        watch: Called with (reads, writes) when the events to poll the socket for change.
-
-    Attributes:
-        ended: How the connection has ended; None while it is open.
-        is_held: No frames are parsed for now; see `hold`.
-        is_closed: The peer has closed the socket, but not all frames are parsed: it cannot be held any more.
+    `watch` is called with (reads, writes) when the events to poll the socket for change.
     """
 
     def __init__(self, sock: socket.socket, sink: Sink, watch: Callable[[bool, bool], None]) -> None:
-        self.ended: Departure | None = None
-        self.is_closed = False
+        self.ended: Departure | None = None  # how the connection has ended; None while it is open
+        self.is_closed = False  # the peer has closed the socket, but not all frames are parsed: it cannot be held
         self.sock = sock
         self._sink = sink
         self._watch = watch
@@ -103,7 +95,7 @@ class Connection:
         self._left = _NOTHING
         self._group = 0
         self._then: Callable[[], None] | None = None
-        self.is_held = False
+        self.is_held = False  # no frames are parsed for now; see `hold`
         self._write_failure: Departure | None = None
         self._silence = SilenceMonitor(sock)
         self._out: deque[Outgoing] = deque()

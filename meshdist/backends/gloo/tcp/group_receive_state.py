@@ -33,24 +33,16 @@ class PeerLink(AwaitedPeer, Protocol):
 
 
 class GroupReceiveState:
-    """What has arrived for one group. It may exist before this rank uses the group.
-
-    Attributes:
-        queue: The group's match queue, for messages from this host as well.
-        departures: How ranks left the group, or gave it up.
-        completed_by: For each of these, the number of collectives that it had completed.
-        ranks: The global ranks of the group; empty until this rank uses it.
-        last_words: This rank's LEFT frame once it has closed the group or given it up; peers that connect later get it.
-        is_open: False after that: arriving frames are discarded.
-    """
+    """What has arrived for one group. It may exist before this rank uses the group."""
 
     def __init__(self, token: int) -> None:
         self.collectives = CollectiveFrames()
-        self.queue = GlooMatchQueue()
-        self.departures: dict[int, Departure] = {}
-        self.completed_by: dict[int, int] = {}
-        self.ranks: tuple[int, ...] = ()
-        self.is_open = True
+        self.queue = GlooMatchQueue()  # the group's match queue, for messages from this host as well
+        self.departures: dict[int, Departure] = {}  # how ranks left the group, or gave it up
+        self.completed_by: dict[int, int] = {}  # for each rank that left, how many collectives it had completed
+        self.ranks: tuple[int, ...] = ()  # the global ranks of the group; empty until this rank uses it
+        self.is_open = True  # False once the group is closed or given up: arriving frames are discarded
+        # This rank's LEFT frame once it has closed the group or given it up; peers that connect later get it.
         self.last_words: tuple[bytes, bytes] | None = None
         self.token = token
         self._kept_bytes = 0

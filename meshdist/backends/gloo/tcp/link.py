@@ -51,17 +51,14 @@ class Link:
 
     Two ranks that connect to each other at the same time have two connections. Both read from either, and each sends
     over one alone, so its frames stay in order.
-
-    Attributes:
-        connect_error: Why no connection could be made; empty otherwise.
-        recv_connection: The connection that the peer sends messages over, once it has sent one.
     """
 
     def __init__(self, transport: LinkOwner, rank: int, process: str) -> None:
         self.rank = rank
         self._process = process
         self.lock = transport.lock
-        self.connect_error = ""
+        self.connect_error = ""  # why no connection could be made; empty otherwise
+        # The one that the peer sends messages over, once it has sent one.
         self.recv_connection: Connection | None = None
         self._transport = transport
         self._connections: list[Connection] = []
