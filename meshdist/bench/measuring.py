@@ -21,46 +21,28 @@ _CHECKED_CALLS = 3
 
 
 class Effort(NamedTuple):
-    """How much to measure.
+    """How much to measure."""
 
-    Attributes:
-        iterations: Number of timed calls; as many as fit into `seconds` where None.
-        warmup: Number of calls before those; a tenth where None.
-        checks: Whether results are checked.
-    """
-
-    iterations: int | None
+    iterations: int | None  # number of timed calls; as many as fit into `seconds` where None
     seconds: float
-    warmup: int | None
+    warmup: int | None  # number of calls before those; a tenth where None
     checks: bool
 
 
 class Row(NamedTuple):
-    """One measurement.
-
-    Attributes:
-        collective: The operation.
-        num_bytes: The size of the longer of input and output of a rank.
-        elements: The same in elements.
-        iterations: Number of timed calls.
-        median_us, min_us, p99_us: Microseconds of a call on the slowest rank.
-        algorithm_gbps: Size by median time, in 10^9 bytes a second.
-        bus_gbps: The same for the bytes that the busiest rank must send.
-        wrong: Number of wrong elements on all ranks; None without a check.
-        in_place: Input and output were one array.
-    """
+    """One measurement."""
 
     collective: str
-    num_bytes: int
-    elements: int
-    iterations: int
-    median_us: float
+    num_bytes: int  # the size of the longer of input and output of a rank
+    elements: int  # the same in elements
+    iterations: int  # number of timed calls
+    median_us: float  # of a call on the slowest rank, as the next two
     min_us: float
     p99_us: float
-    algorithm_gbps: float
-    bus_gbps: float
-    wrong: int | None
-    in_place: bool = False
+    algorithm_gbps: float  # size by median time, in 10^9 bytes a second
+    bus_gbps: float  # the same for the bytes that the busiest rank must send
+    wrong: int | None  # number of wrong elements on all ranks; None without a check
+    in_place: bool = False  # input and output were one array
 
 
 def measure(name: str, operation: Operation, num_bytes: int, setting: Setting, effort: Effort) -> Row:

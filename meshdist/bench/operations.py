@@ -17,22 +17,15 @@ ALWAYS, POSSIBLE, NEVER = "always", "possible", "never"
 
 
 class Setting(NamedTuple):
-    """The common setting of a measurement.
-
-    Attributes:
-        rank, num_ranks: This rank, and the number of ranks.
-        root: The source or destination.
-        in_place: Input and output are one array, if the operation allows it.
-        shared: The arrays are made by `meshdist.empty`.
-    """
+    """The common setting of a measurement."""
 
     rank: int
     num_ranks: int
     dtype: np.dtype[Any]
     op: ReduceOp
-    root: int
-    in_place: bool
-    shared: bool
+    root: int  # the source or destination
+    in_place: bool  # input and output are one array, if the operation allows it
+    shared: bool  # the arrays are made by `meshdist.empty`
 
     def array(self, count: int) -> Array:
         """Return a new array of zeros, whose pages are mapped."""
@@ -42,31 +35,21 @@ class Setting(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """An operation that can be measured. Its size is that of the longer of input and output.
+    """An operation that can be measured. Its size is that of the longer of input and output."""
 
-    Attributes:
-        gives, takes: Input and output: one block (the size divided by the number of ranks), the whole size, or None.
-        in_place: Whether input and output can be one array.
-        prepare: From setting, input and output, returns the call.
-        due: From setting and elements of a block (of everything without blocks), returns the expected output.
-        has_output: Whether this rank has an output.
-        volume: The name under which `sent_bytes` knows the operation.
-        trips: How often the array travels in a call; the time is that of one trip.
-        reduces, rooted: Whether `op` and `root` of the setting apply.
-        divides: The size is divided into blocks.
-    """
-
+    # Input and output: one block (the size divided by the number of ranks), the whole size, or None.
     gives: str | None
     takes: str | None
-    in_place: str
-    prepare: Callable[[Setting, Array, Array], Callable[[], object]]
+    in_place: str  # whether these can be one array
+    prepare: Callable[[Setting, Array, Array], Callable[[], object]]  # from setting, input and output, returns the call
+    # From setting and elements of a block (of everything without blocks), returns the expected output.
     due: Callable[[Setting, int], list[Part]]
-    volume: str
+    volume: str  # the name under which `sent_bytes` knows the operation
     has_output: Callable[[Setting], bool] = lambda setting: True
-    trips: int = 1
-    reduces: bool = False
-    rooted: bool = False
-    divides: bool = True
+    trips: int = 1  # how often the array travels in a call; the time is that of one trip
+    reduces: bool = False  # whether `op` of the setting applies
+    rooted: bool = False  # whether `root` of the setting applies
+    divides: bool = True  # the size is divided into blocks
 
 
 def elements(operation: Operation, num_bytes: int, setting: Setting) -> tuple[int, int, int]:

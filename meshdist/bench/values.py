@@ -19,19 +19,12 @@ _PIECE = 1 << 20
 
 
 class Part(NamedTuple):
-    """A part of an output: the reduction of the inputs of some ranks.
+    """A part of an output: the reduction of the inputs of some ranks."""
 
-    Attributes:
-        begin: Where the part begins in the output.
-        ranks: The ranks of the inputs; one without a reduction.
-        source: Where the part begins in the inputs.
-        length: Elements.
-    """
-
-    begin: int
-    ranks: tuple[int, ...]
-    source: int
-    length: int
+    begin: int  # where the part begins in the output
+    ranks: tuple[int, ...]  # the ranks of the inputs; one without a reduction
+    source: int  # where the part begins in the inputs
+    length: int  # in elements
 
 
 class Values:

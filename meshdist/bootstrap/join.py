@@ -236,12 +236,8 @@ _PART = "shrunk"
 def shrunk_store(store: Store, keep: Sequence[int]) -> Store:
     """Return the store of the world that remains of a larger one, and record its ranks for processes that look for it.
 
-    Args:
-        store: The store of the larger world.
-        keep: The ranks that stay, by their previous numbers, in their new order.
-
-    Raises:
-        DistError: The store is gone.
+    `keep` has the ranks that stay, by their previous numbers, in their new order. Raises DistError if the store is
+    gone.
     """
     part = PrefixStore(_PART, store)
     part.set(_KEPT, json.dumps(list(keep)))
@@ -251,8 +247,7 @@ def shrunk_store(store: Store, keep: Sequence[int]) -> Store:
 def worlds_in(store: Store, card: Card) -> list[tuple[Store, Peers]]:
     """Return the world in a store and the worlds it was shrunk to, in order, each with its processes.
 
-    Raises:
-        DistError: The store is gone.
+    Raises DistError if the store is gone.
     """
     found = [(store, Peers(store, card, int(store.get("world_size"))))]
     while True:

@@ -67,13 +67,9 @@ class _Peer:
 
 
 class Discovery:
-    """Finds the other processes of a job.
+    """Finds the other processes of a job; those on other hosts are ignored with `this_host_only`.
 
-    Args:
-        channel: The channel of the beacons.
-        group_name: Distinguishes the job from others with the same channel and secret.
-        secret: The job's secret, empty if there is none.
-        this_host_only: Ignore processes on other hosts.
+    `group_name` distinguishes the job from others with the same channel and secret; `secret` is empty if there is none.
     """
 
     def __init__(self, channel: Channel, group_name: str, secret: bytes, this_host_only: bool) -> None:
@@ -264,21 +260,11 @@ _MOST_CHARACTERS = 4096
 
 
 class Beacon(NamedTuple):
-    """The content of a beacon.
-
-    Attributes:
-        token: Identifies the sender, 16 hexadecimal digits.
-        group_name: The sender's job, among those with the same address and secret.
-        host: Equal for processes of one host.
-        port: The port of the store that it hosts; 0 for none.
-        heard: The tokens heard recently. A process that finds its own token knows that the beacon is not a replay.
-    """
-
-    token: str
-    group_name: str
-    host: str
-    port: int
-    heard: tuple[str, ...]
+    token: str  # identifies the sender, 16 hexadecimal digits
+    group_name: str  # the sender's job, among those with the same address and secret
+    host: str  # equal for processes of one host
+    port: int  # the port of the store that it hosts; 0 for none
+    heard: tuple[str, ...]  # the tokens heard recently; a process that finds its own knows that the beacon is no replay
 
 
 def sign(beacon: Beacon, secret: bytes) -> bytes:

@@ -31,12 +31,8 @@ class MulticastSocket:
     """Sends datagrams to a multicast address over all interfaces, and receives those that others send there.
 
     Any number of sockets on a host can share an address and port, and each receives its own datagrams as well.
-    Datagrams may be lost, duplicated or reordered.
-
-    Args:
-        address: The multicast address; an IPv6 one may include its interface, "ff12::1%eth0".
-        port: The port.
-        this_host_only: Send nothing that leaves this host.
+    Datagrams may be lost, duplicated or reordered. An IPv6 address may include its interface, "ff12::1%eth0". With
+    `this_host_only`, nothing that is sent leaves this host.
 
     Raises:
         DistNetworkError: A socket that does not share it has the port, or no interface supports multicast.

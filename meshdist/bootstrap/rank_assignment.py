@@ -32,21 +32,13 @@ _NAMED_REFUSALS = 3
 
 @dataclass(frozen=True)
 class Arrival:
-    """A process that wants a rank.
-
-    Attributes:
-        token: Identifies the arrival.
-        rank: The requested rank, NOT_GIVEN for any.
-        world_size: Its number of ranks.
-        host: Equal for processes of one host, which get neighbouring ranks.
-        who: Its pid and host, for messages.
-    """
+    """A process that wants a rank."""
 
     token: str
-    rank: int
+    rank: int  # the requested rank, NOT_GIVEN for any
     world_size: int
-    host: str
-    who: str
+    host: str  # equal for processes of one host, which get neighbouring ranks
+    who: str  # its pid and host, for messages
 
     @classmethod
     def here(cls, rank: int, world_size: int) -> Arrival:
@@ -56,26 +48,17 @@ class Arrival:
 class RankAssignment:
     """The state after all entries of the list, the same for every process that reads it.
 
-    Args:
-        all_or_none: Assign no ranks while there are objections.
-
-    Attributes:
-        came: All accepted arrivals by token, including those that left later.
-        present: Those that have not left.
-        refusals: The reason of each refused arrival, by token.
-        refused: Process and reason of each refused arrival, for messages.
-        ranks: The rank of each token, once as many are present as the world has ranks.
-        objections: The refused arrivals of this meeting, until all have a rank.
+    With `all_or_none`, no ranks are assigned while there are objections.
     """
 
     def __init__(self, *, all_or_none: bool = False) -> None:
         self._all_or_none = all_or_none
-        self.came: dict[str, Arrival] = {}
-        self.present: dict[str, Arrival] = {}
-        self.refusals: dict[str, str] = {}
-        self.refused: list[str] = []
-        self.ranks: dict[str, int] = {}
-        self.objections: list[str] = []
+        self.came: dict[str, Arrival] = {}  # all accepted arrivals by token, including those that left later
+        self.present: dict[str, Arrival] = {}  # those that have not left
+        self.refusals: dict[str, str] = {}  # the reason of each refused arrival, by token
+        self.refused: list[str] = []  # process and reason of each refused arrival, for messages
+        self.ranks: dict[str, int] = {}  # the rank of each token, once as many are present as the world has ranks
+        self.objections: list[str] = []  # the refused arrivals of this meeting, until all have a rank
 
     @classmethod
     def read(cls, text: bytes, *, all_or_none: bool = False) -> RankAssignment:
@@ -176,13 +159,9 @@ def number_ranks(
 ) -> int:
     """Wait for all ranks of the world and return this process's rank.
 
-    Args:
-        store: Where they meet; used by no other world.
-        rank: The requested rank, or NOT_GIVEN for any.
-        world_size: The number of ranks.
-        deadline: When to give up.
-        pause: What to do, for a short time, between two polls; wait on the store if None.
-        all_or_none: Give up if a process of this meeting was refused; otherwise wait for the right one.
+    The ranks meet in `store`, which no other world uses; `rank` is the requested one, or NOT_GIVEN for any. Between two
+    polls, `pause` is called, or this waits on the store. With `all_or_none`, give up if a process of this meeting was
+    refused; otherwise wait for the right one.
 
     Raises:
         ValueError: The rank is taken, the world sizes differ, or all ranks are there already; or, with `all_or_none`,

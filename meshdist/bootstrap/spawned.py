@@ -23,12 +23,9 @@ NOT_SPAWNED = {_SIZE: "", _ADDRESS: "", _OWN_SECRET: ""}
 
 
 def spawn_variables(num_ranks: int, new_secret: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what the ranks of a call of `spawn` must know about the call.
+    """Return what the `num_ranks` ranks of a call of `spawn` must know about the call.
 
-    Args:
-        num_ranks: How many ranks it starts.
-        new_secret: The secret, if the call has created it; else empty.
-        environ: The environment of the caller.
+    `new_secret` is the secret if the call has created it, else empty; `environ` is the environment of the caller.
     """
     address = f"{environ.get('MASTER_ADDR', '')}:{environ.get('MASTER_PORT', '')}"
     is_of_a_launcher = address == environ.get(AGENT_STORE_VARIABLE) or "TORCHELASTIC_RUN_ID" in environ

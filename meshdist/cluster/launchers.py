@@ -9,29 +9,17 @@ Environment = Mapping[str, str]
 
 
 class Launcher(NamedTuple):
-    """The variables that a launcher sets in the environment of the processes that it starts.
+    """The variables that a launcher sets in the environment of the processes that it starts."""
 
-    Attributes:
-        name: Its name in messages.
-        signs: Variables any of which shows that it started this process.
-        rank: The variable with the rank.
-        size: Variables with the number of ranks; the first that is set counts.
-        local_rank: The variable with the rank on this host, if any.
-        local_size: The variable with the number of ranks on this host, if any.
-        job: Variables that are equal for the ranks of one start and differ between starts.
-        same_start: Variables that, if set, also hold the rank.
-        how_to_set: How to set a variable for all ranks.
-    """
-
-    name: str
-    signs: tuple[str, ...]
-    rank: str
-    size: tuple[str, ...]
-    local_rank: str | None = None
-    local_size: str | None = None
-    job: tuple[str, ...] = ()
-    same_start: tuple[str, ...] = ()
-    how_to_set: str = "export NAME=VALUE"
+    name: str  # its name in messages
+    signs: tuple[str, ...]  # variables any of which shows that it started this process
+    rank: str  # the variable with the rank
+    size: tuple[str, ...]  # variables with the number of ranks; the first that is set counts
+    local_rank: str | None = None  # the variable with the rank on this host, if any
+    local_size: str | None = None  # the variable with the number of ranks on this host, if any
+    job: tuple[str, ...] = ()  # variables that are equal for the ranks of one start and differ between starts
+    same_start: tuple[str, ...] = ()  # variables that, if set, also hold the rank
+    how_to_set: str = "export NAME=VALUE"  # how to set a variable for all ranks
 
 
 SLURM = Launcher(

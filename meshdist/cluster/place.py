@@ -19,21 +19,16 @@ _FIRST_PORT, _NUM_PORTS = 61_000, 4_500
 
 
 class Place(NamedTuple):
-    """A process's place, according to its launcher.
-
-    Attributes:
-        address: The host of rank 0; None if the launcher does not report it.
-        port: Equal for all ranks of this start, and most likely different from those of other jobs on the host; 0 (any
-            free port) for a world of one.
-        no_address: What to do if `address` is None.
-    """
+    """A process's place, according to its launcher."""
 
     launcher: Launcher
     rank: int
     world_size: int
-    address: str | None
+    address: str | None  # the host of rank 0; None if the launcher does not report it
+    # Equal for all ranks of this start, and most likely different from those of other jobs on the host; 0 (any free
+    # port) for a world of one.
     port: int
-    no_address: str = ""
+    no_address: str = ""  # what to do if `address` is None
 
 
 def find_place(
@@ -43,13 +38,9 @@ def find_place(
 ) -> Place | None:
     """Return the place of this process, None if no known launcher started it.
 
-    Args:
-        environ: The environment; this process's if None.
-        world_size: The number of ranks, if the caller knows it and the launcher does not report it.
-        full_host_name: Returns this host's name with its domain.
-
-    Raises:
-        ValueError: The launcher's variables are incomplete, impossible, or contradictory.
+    The caller gives `world_size` if it knows it and the launcher may not report it; `full_host_name` returns this
+    host's name with its domain. Raises ValueError if the launcher's variables are incomplete, impossible, or
+    contradictory.
     """
     environ = os.environ if environ is None else environ
     launcher = find_launcher(environ)

@@ -33,19 +33,12 @@ _ANSWER_S = 5.0  # enough for a busy machine; ranks that answer at once cost no 
 
 
 class Found(NamedTuple):
-    """What is known of the ranks of a job.
+    """What is known of the ranks of a job."""
 
-    Attributes:
-        states: Of the ranks that answered, by rank.
-        gone: What became of ranks that have ended or do not answer.
-        world_size: The number of ranks.
-        joined_as: For a shrunk world, the numbers that its ranks had when they joined, in the order of their present
-            numbers; otherwise empty.
-    """
-
-    states: Mapping[int, RankSnapshot]
-    gone: Mapping[int, str]
+    states: Mapping[int, RankSnapshot]  # of the ranks that answered, by rank
+    gone: Mapping[int, str]  # what became of ranks that have ended or do not answer
     world_size: int
+    # For a shrunk world, the numbers its ranks had when they joined, in the order of their present numbers; else empty.
     joined_as: Sequence[int] = ()
 
     def note(self) -> str:
@@ -139,12 +132,9 @@ _TAKEN = (SECRET_VARIABLE, INSECURE, *_PATHS)
 
 
 def store_of(pid: int) -> tuple[str, dict[str, str]]:
-    """Return the address of the store of a rank's job, and the variables that give access to it.
+    """Return the address of the store of the job of the rank `pid`, and the variables that give access to it.
 
     Only its own user, and root, may read the environment of a process.
-
-    Args:
-        pid: The rank's process, on this host.
 
     Raises:
         ValueError: There is no such process, its environment cannot be read, or it names no store.

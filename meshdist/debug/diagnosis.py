@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 class WorldDiagnosis:
     """Implements `groups.world.Diagnosis`, also for the worlds that shrinking makes.
 
-    Args:
-        make_exchange: Makes a rank's StateExchange; one that uses the store where None.
+    `make_exchange` makes a rank's StateExchange; by default, one that uses the store.
     """
 
     def __init__(self, make_exchange: Callable[[], StateExchange] | None = None) -> None:

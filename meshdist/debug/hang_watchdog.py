@@ -42,15 +42,10 @@ _FIRST_BUDGET_S = 5.0
 
 @dataclass(frozen=True)
 class Finding:
-    """The finding about long waits.
+    """The finding about long waits."""
 
-    Attributes:
-        text: Lines on who waits for whom; empty without a finding.
-        has_cycle: Whether ranks wait for each other.
-    """
-
-    text: str = ""
-    has_cycle: bool = False
+    text: str = ""  # lines on who waits for whom; empty without a finding
+    has_cycle: bool = False  # whether ranks wait for each other
 
     def __bool__(self) -> bool:
         return bool(self.text)

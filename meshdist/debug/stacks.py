@@ -17,17 +17,11 @@ _ASKERS = tuple(str(PurePath(__file__).parent / name) for name in ("dump.py", "s
 
 
 class Stack(NamedTuple):
-    """Where one thread is.
+    """Where one thread is."""
 
-    Attributes:
-        lines: "file:line in function", outermost first; of a very deep stack the innermost lines.
-        place: The innermost line of the user's code; None where there is none.
-        in_call: Whether that line waits for a call of this package.
-    """
-
-    lines: list[str]
-    place: str | None
-    in_call: bool
+    lines: list[str]  # "file:line in function", outermost first; of a very deep stack the innermost lines
+    place: str | None  # the innermost line of the user's code; None where there is none
+    in_call: bool  # whether that line waits for a call of this package
 
 
 def stacks() -> dict[int, Stack]:

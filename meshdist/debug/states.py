@@ -13,11 +13,7 @@ from meshdist.debug.dump import FORMAT, GAVE_UP
 
 @dataclass(frozen=True)
 class CallSeen:
-    """One call in the records of a rank; `flight_recorder` describes the common attributes.
-
-    Attributes:
-        peer: Of a message, the other side as a rank of the group; None for any.
-    """
+    """One call in the records of a rank; `flight_recorder` describes the common attributes."""
 
     group: str
     label: str
@@ -25,7 +21,7 @@ class CallSeen:
     text: str
     is_message: bool
     is_receipt: bool
-    peer: int | None
+    peer: int | None  # of a message, the other side as a rank of the group; None for any
     created_s: float
     completed_s: float | None
     state: str
@@ -56,16 +52,7 @@ class GroupSeen:
 
 @dataclass(frozen=True)
 class RankSnapshot:
-    """The state of one rank; see `flight_recorder`.
-
-    Attributes:
-        num_shrunk: How often its world was shrunk.
-        began_s: When it joined the world; None if unknown.
-        calls: Its calls, oldest first.
-        groups: By name.
-        place: The innermost line of its user code; None if unknown.
-        in_call: Whether that line waits for a call. Async calls may be open otherwise.
-    """
+    """The state of one rank; see `flight_recorder`."""
 
     rank: int
     world_size: int
@@ -73,13 +60,13 @@ class RankSnapshot:
     pid: int
     time_s: float
     reason: str
-    groups: dict[str, GroupSeen]
-    calls: tuple[CallSeen, ...]
-    place: str | None
-    in_call: bool
+    groups: dict[str, GroupSeen]  # its groups, by name
+    calls: tuple[CallSeen, ...]  # its calls, oldest first
+    place: str | None  # the innermost line of its user code; None if unknown
+    in_call: bool  # whether that line waits for a call; async calls may be open otherwise
     stack: tuple[str, ...]
-    num_shrunk: int = 0
-    began_s: float | None = None
+    num_shrunk: int = 0  # how often its world was shrunk
+    began_s: float | None = None  # when it joined the world; None if unknown
 
     @property
     def who(self) -> str:

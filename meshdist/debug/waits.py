@@ -21,21 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Waits:
-    """Who waits for whom.
+    """Who waits for whom."""
 
-    Attributes:
-        graph: A networkx.DiGraph of global ranks; the edge from a waiting rank to an awaited one has the attribute
-            `call`, a CallSeen.
-        states: The known states.
-        gone: What became of ranks that are gone; those whose wait failed before also have a state.
-        cycle: Ranks that each wait for the next, and the last for the first; empty without a cycle.
-        absent: The awaited ranks that wait for no rank: they are in their own code, or gone.
-    """
-
+    # Global ranks; the edge from a waiting rank to an awaited one has the attribute `call`, a CallSeen.
     graph: nx.DiGraph[int]
     states: Mapping[int, RankSnapshot]
-    gone: Mapping[int, str]
-    cycle: tuple[int, ...] = ()
+    gone: Mapping[int, str]  # what became of ranks that are gone; those whose wait failed before also have a state
+    cycle: tuple[int, ...] = ()  # ranks that each wait for the next, and the last for the first; empty without a cycle
+    # The awaited ranks that wait for no rank: they are in their own code, or gone.
     absent: tuple[int, ...] = field(default=())
 
 
@@ -113,14 +106,10 @@ def _cycle(graph: nx.DiGraph[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference between the calls of two ranks.
+    """The first difference between the calls of two ranks."""
 
-    Attributes:
-        before: The last common call; None where there is none.
-        mine, theirs: The first calls that differ; None where a rank has made no further call.
-    """
-
-    before: CallSeen | None
+    before: CallSeen | None  # the last common call; None where there is none
+    # The first calls that differ; None where a rank has made no further call.
     mine: CallSeen | None
     theirs: CallSeen | None
 

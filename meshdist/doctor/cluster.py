@@ -27,14 +27,10 @@ _TIMEOUT_S = 60.0
 
 
 class Listeners:
-    """Listens so that other hosts can test whether they reach this one.
-
-    Attributes:
-        ports: By interface, its address and port.
-    """
+    """Listens so that other hosts can test whether they reach this one."""
 
     def __init__(self) -> None:
-        self.ports: dict[str, tuple[str, int]] = {}
+        self.ports: dict[str, tuple[str, int]] = {}  # by interface, its address and port
         self._sockets: list[socket.socket] = []
         for name, address in addresses_elsewhere().items():
             sock = socket.create_server((address, 0))

@@ -12,19 +12,12 @@ OK, NOTE, WARNING, ERROR = "ok", "note", "warning", "error"
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check.
+    """The result of one check."""
 
-    Attributes:
-        name: The subject of the check.
-        status: "ok", "note", "warning" or "error".
-        text: The state of the subject.
-        cure: What to do; empty if nothing.
-    """
-
-    name: str
-    status: str
-    text: str
-    cure: str = ""
+    name: str  # the subject of the check
+    status: str  # "ok", "note", "warning" or "error"
+    text: str  # the state of the subject
+    cure: str = ""  # what to do; empty if nothing
 
     def __str__(self) -> str:
         cure = f"\n{'':9}-> {self.cure}" if self.cure else ""

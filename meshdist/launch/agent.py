@@ -27,32 +27,21 @@ from meshdist.system.processes import INTERRUPT_BASE
 
 
 class Settings(NamedTuple):
-    """What to launch, and how.
+    """What to launch, and how."""
 
-    Attributes:
-        kind: What the first word of `command` is: "script", "module" or "program".
-        num_ranks: Number of ranks on this host.
-        master_addr, master_port: Address of the store on a single host; port 0 picks a free one.
-        interval_s: Period of the checks that no descriptor can replace.
-        rendezvous: Where the launchers of several hosts meet; None on a single host.
-        run_id: Name of the job on a single host; random where None.
-        error_dir: Directory of the ranks' error files; None for none.
-        passes_local_rank: Pass --local-rank to the command, before its arguments.
-    """
-
-    kind: str
+    kind: str  # what the first word of `command` is: "script", "module" or "program"
     command: list[str]
-    num_ranks: int
-    master_addr: str = LOOPBACK
+    num_ranks: int  # number of ranks on this host
+    master_addr: str = LOOPBACK  # of the store on a single host
     master_port: int = 0
     grace_s: float = DEFAULT_GRACE_S
     routing: Routing = Routing()
     max_restarts: int = 0
-    interval_s: float = DEFAULT_INTERVAL_S
-    rendezvous: NodeRendezvous | None = None
-    run_id: str | None = None
-    error_dir: str | None = None
-    passes_local_rank: bool = False
+    interval_s: float = DEFAULT_INTERVAL_S  # period of the checks that no descriptor can replace
+    rendezvous: NodeRendezvous | None = None  # where the launchers of several hosts meet; None on a single host
+    run_id: str | None = None  # name of the job on a single host; random where None
+    error_dir: str | None = None  # directory of the ranks' error files; None for none
+    passes_local_rank: bool = False  # pass --local-rank to the command, before its arguments
 
 
 def report(text: str) -> None:

@@ -22,20 +22,13 @@ _NAME = re.compile(r"rank(\d+)(\.restart\d+)?\.error\.json")
 
 
 class Ending(NamedTuple):
-    """How a rank ended that failed or was ended.
-
-    Attributes:
-        failure: Its failure; None where it was ended because another rank had failed.
-        exit: The exit of its process, None while it runs.
-        was_killed: It did not end within the grace period after it was asked to.
-        log: The file of its stderr, None where stderr is shown.
-    """
+    """How a rank ended that failed or was ended."""
 
     rank: int
-    failure: Failure | None = None
-    exit: Exit | None = None
-    was_killed: bool = False
-    log: str | None = None
+    failure: Failure | None = None  # its failure; None where it was ended because another rank had failed
+    exit: Exit | None = None  # the exit of its process, None while it runs
+    was_killed: bool = False  # it did not end within the grace period after it was asked to
+    log: str | None = None  # the file of its stderr, None where stderr is shown
 
     def how(self) -> str:
         if self.failure is not None:

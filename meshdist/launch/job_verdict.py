@@ -15,19 +15,12 @@ from meshdist.system.processes import INTERRUPT_BASE, shell_status
 
 
 class Stop(NamedTuple):
-    """Why the ranks of all hosts must end.
+    """Why the ranks of all hosts must end."""
 
-    Attributes:
-        node: The host of the problem.
-        failure: The rank that failed there, if one did.
-        signal: The number of the signal to its launcher, 0 for none.
-        problem: The problem of the launcher itself, empty if none.
-    """
-
-    node: int
-    failure: Failure | None = None
-    signal: int = 0
-    problem: str = ""
+    node: int  # the host of the problem
+    failure: Failure | None = None  # the rank that failed there, if one did
+    signal: int = 0  # the number of the signal to its launcher, 0 for none
+    problem: str = ""  # the problem of the launcher itself, empty if none
 
     @property
     def is_success(self) -> bool:
@@ -44,18 +37,12 @@ class Stop(NamedTuple):
 
 
 class Report(NamedTuple):
-    """How one start of the ranks ended on one host.
-
-    Attributes:
-        failures: The ranks that failed.
-        signal: The signal that ended the launcher there, 0 for none.
-        problem: The problem of the launcher there, empty if none.
-    """
+    """How one start of the ranks ended on one host."""
 
     node: int
     failures: list[Failure] = []  # noqa: RUF012 - never changed
-    signal: int = 0
-    problem: str = ""
+    signal: int = 0  # the signal that ended the launcher there, 0 for none
+    problem: str = ""  # the problem of the launcher there, empty if none
 
     def encode(self) -> str:
         return json.dumps({**self._asdict(), "failures": [failure._asdict() for failure in self.failures]})
@@ -67,21 +54,13 @@ class Report(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What all launchers do next.
+    """What all launchers do next."""
 
-    Attributes:
-        is_restart: Start all ranks again.
-        status: Otherwise, the exit status of the launchers.
-        node: The host of the cause.
-        cause: The rank that failed first, if one did.
-        problem: Why the job cannot go on, other than a failed rank.
-    """
-
-    is_restart: bool
-    status: int
-    node: int = 0
-    cause: Failure | None = None
-    problem: str = ""
+    is_restart: bool  # start all ranks again
+    status: int  # the exit status of the launchers otherwise
+    node: int = 0  # the host of the cause
+    cause: Failure | None = None  # the rank that failed first, if one did
+    problem: str = ""  # why the job cannot go on, other than a failed rank
 
     def encode(self) -> str:
         return json.dumps({**self._asdict(), "cause": self.cause and self.cause._asdict()})

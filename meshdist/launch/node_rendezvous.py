@@ -26,44 +26,27 @@ _STORE_TIMEOUT_S = 60.0
 
 
 class NodeRendezvous(NamedTuple):
-    """Where the launchers meet, and the options of this one.
+    """Where the launchers meet, and the options of this one."""
 
-    Attributes:
-        host, port: Address of the store, as all launchers know it.
-        num_nodes: Number of hosts.
-        node: The number of this one, None for any.
-        run_id: The name of the job, None for any.
-        timeout_s: How long to wait for the others.
-    """
-
-    host: str
+    host: str  # of the store, as all launchers know it
     port: int
     num_nodes: int
-    node: int | None = None
-    run_id: str | None = None
-    timeout_s: float = 600.0
+    node: int | None = None  # the number of this host, None for any
+    run_id: str | None = None  # the name of the job, None for any
+    timeout_s: float = 600.0  # how long to wait for the others
 
 
 class Met(NamedTuple):
-    """A launcher that has met the others.
-
-    Attributes:
-        node: The number of this host.
-        number: How many launchers came before this one.
-        store: The store of the launchers; it runs in the launcher that leads.
-        lifeline: A connection whose end shows the others that this launcher is gone.
-        secret: The secret of the launchers' store.
-        leads: True for the launcher that keeps the store.
-    """
+    """A launcher that has met the others."""
 
     rendezvous: NodeRendezvous
     plan: Plan
-    node: int
-    number: int
-    store: TCPStore
-    lifeline: TCPStore
-    secret: bytes
-    leads: bool
+    node: int  # the number of this host
+    number: int  # how many launchers came before this one
+    store: TCPStore  # the store of the launchers; it runs in the launcher that leads
+    lifeline: TCPStore  # a connection whose end shows the others that this launcher is gone
+    secret: bytes  # that of the launchers' store
+    leads: bool  # True for the launcher that keeps the store
 
 
 class SignalledError(Exception):

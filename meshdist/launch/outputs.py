@@ -17,15 +17,10 @@ _FLUSH_S = 1.0
 
 
 class Streams(NamedTuple):
-    """Which of stdout (1) and stderr (2) of which ranks of this host.
+    """Which of stdout (1) and stderr (2) of which ranks of this host."""
 
-    Attributes:
-        others: The sum of the stream numbers, for ranks that are not listed.
-        by_local_rank: (local rank, sum of stream numbers) for the others.
-    """
-
-    others: int = 0
-    by_local_rank: tuple[tuple[int, int], ...] = ()
+    others: int = 0  # the sum of the stream numbers, for ranks that are not listed
+    by_local_rank: tuple[tuple[int, int], ...] = ()  # (local rank, sum of stream numbers) for the others
 
     def of(self, local_rank: int) -> int:
         """Return the sum of the stream numbers for one rank."""
@@ -49,16 +44,11 @@ def parse_streams(text: str) -> Streams:
 
 
 class Routing(NamedTuple):
-    """Destination of the ranks' output.
+    """Destination of the ranks' output."""
 
-    Attributes:
-        directory: Directory of the files, if any.
-        redirects: The streams that go into files alone.
-        tee: The streams shown with the rank before each line; also written to files where there is a directory.
-    """
-
-    directory: str | None = None
-    redirects: Streams = Streams()
+    directory: str | None = None  # directory of the files, if any
+    redirects: Streams = Streams()  # the streams that go into files alone
+    # The streams shown with the rank before each line; written to files too if there is a directory.
     tee: Streams = Streams()
 
     def path(self, rank: int, stream: int, num_restarts: int) -> str:

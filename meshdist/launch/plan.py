@@ -8,21 +8,15 @@ from typing import NamedTuple
 
 
 class NodeCard(NamedTuple):
-    """The description of a host that its launcher puts into the store.
-
-    Attributes:
-        num_ranks: Number of ranks it starts.
-        num_nodes, node, run_id: The job's number of hosts, the number of this one (None for any), and the name of the
-            job, as given to its launcher.
-        version: Its version of meshdist.
-    """
+    """The description of a host that its launcher puts into the store."""
 
     host: str
-    num_ranks: int
+    num_ranks: int  # number of ranks it starts
+    # As given to the launcher: the number of hosts, the number of this one (None for any), and the job's name.
     num_nodes: int
     node: int | None = None
     run_id: str | None = None
-    version: str = ""
+    version: str = ""  # its version of meshdist
 
     def encode(self) -> str:
         return json.dumps(self._asdict())
@@ -33,26 +27,16 @@ class NodeCard(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The agreement of the launchers.
+    """The agreement of the launchers."""
 
-    Attributes:
-        nodes: The number of each host, in order of arrival of the launchers.
-        num_ranks: Number of ranks on each host, by its number.
-        hosts: The names of the hosts, by number.
-        nonce: Tells this run from others with the same secret.
-        max_restarts: How often failed ranks are started again.
-        leader: The number of the host whose launcher keeps the stores.
-        problem: Why there is no job, empty if there is one.
-    """
-
-    nodes: Sequence[int] = ()
-    num_ranks: Sequence[int] = ()
-    hosts: Sequence[str] = ()
+    nodes: Sequence[int] = ()  # the number of each host, in order of arrival of the launchers
+    num_ranks: Sequence[int] = ()  # number of ranks on each host, by its number
+    hosts: Sequence[str] = ()  # the names of the hosts, by number
     run_id: str = ""
-    nonce: str = ""
-    max_restarts: int = 0
-    leader: int = 0
-    problem: str = ""
+    nonce: str = ""  # tells this run from others with the same secret
+    max_restarts: int = 0  # how often failed ranks are started again
+    leader: int = 0  # the number of the host whose launcher keeps the stores
+    problem: str = ""  # why there is no job, empty if there is one
 
     @property
     def world_size(self) -> int:

@@ -28,13 +28,9 @@ _JOIN_S = 2.0
 
 
 class SeveralNodes(Nodes):
-    """This host and others, whose launchers have met.
+    """This host and others, whose launchers have met; `interrupts`, the signals to this one, end any wait.
 
-    Args:
-        met: The plan and the store of the launchers.
-        interrupts: The signals to this launcher, which end any wait.
-        master_port: On the launcher that leads: the port of the ranks' store, 0 for any.
-        grace_s: How long the ranks may take to end.
+    The launcher that leads knows the `master_port` of the ranks' store, 0 for any.
     """
 
     def __init__(self, met: Met, interrupts: Interrupts, master_port: int, grace_s: float) -> None:

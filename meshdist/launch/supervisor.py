@@ -29,25 +29,17 @@ _AFTER_KILL_S = 5.0
 
 
 class Failure(NamedTuple):
-    """How one rank failed.
-
-    Attributes:
-        status: Its exit status, or minus the number of the signal that killed it.
-        time_s: When it failed, in seconds since the epoch; without an error file, when the launcher noticed.
-        secondary: True if it failed only because another rank had.
-        kind: The exception's type, empty where there was none.
-        traceback: As Python prints it, without frames of the launcher.
-    """
+    """How one rank failed."""
 
     rank: int
     pid: int
     host: str
-    status: int
-    time_s: float
-    secondary: bool = False
-    kind: str = ""
+    status: int  # its exit status, or minus the number of the signal that killed it
+    time_s: float  # when it failed, in seconds since the epoch; without an error file, when the launcher noticed
+    secondary: bool = False  # True if it failed only because another rank had
+    kind: str = ""  # the exception's type, empty where there was none
     message: str = ""
-    traceback: str = ""
+    traceback: str = ""  # as Python prints it, without frames of the launcher
 
     def headline(self) -> str:
         """Return the rank and the failure in one line."""
@@ -97,11 +89,6 @@ class Supervisor:
     A rank has failed when it exited with a nonzero status, or as soon as it wrote its error file (one of its threads
     may keep it from exiting). A failing rank makes its peers fail within milliseconds, and their failures may be
     noticed first. So if all known failures are secondary, wait a short moment for their cause before reporting.
-
-    Attributes:
-        ended: The ranks that did not fail but were ended, in the order of their end.
-        killed: Those of them that had to be killed.
-        exits: How the processes ended, by rank, successful ones too.
     """
 
     def __init__(self, job: Job, interrupts: Interrupts | None = None, interval_s: float = DEFAULT_INTERVAL_S) -> None:
@@ -113,9 +100,9 @@ class Supervisor:
         self._failures: dict[int, Failure] = {}
         self._ending_since_s: float | None = None
         self._host = socket.gethostname()
-        self.ended: list[int] = []
-        self.killed: list[int] = []
-        self.exits: dict[int, Exit] = {}
+        self.ended: list[int] = []  # the ranks that did not fail but were ended, in the order of their end
+        self.killed: list[int] = []  # those of them that had to be killed
+        self.exits: dict[int, Exit] = {}  # how the processes ended, by rank, successful ones too
 
     def add(self, member: Member) -> None:
         self._worker_set.add(member)

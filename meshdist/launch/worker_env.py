@@ -19,30 +19,19 @@ def is_torchelastic_launched() -> bool:
 
 
 class Job(NamedTuple):
-    """The data that all ranks of one start of a job share on this host.
-
-    Attributes:
-        world_size: The number of ranks, on all hosts.
-        error_directory: Where the ranks of this host describe their failures.
-        first_rank: The first of the consecutive ranks of this host.
-        num_local: Number of ranks of this host; all where None.
-        node: The number of this host.
-        num_nodes: The number of hosts.
-        num_restarts: The number of starts before this one.
-        max_restarts: The limit of `num_restarts`.
-    """
+    """The data that all ranks of one start of a job share on this host."""
 
     run_id: str
     secret: str
-    world_size: int
+    world_size: int  # the number of ranks, on all hosts
     master_addr: str
     master_port: int
-    error_directory: str
-    first_rank: int = 0
-    num_local: int | None = None
-    node: int = 0
+    error_directory: str  # where the ranks of this host describe their failures
+    first_rank: int = 0  # the first of the consecutive ranks of this host
+    num_local: int | None = None  # number of ranks of this host; all where None
+    node: int = 0  # the number of this host
     num_nodes: int = 1
-    num_restarts: int = 0
+    num_restarts: int = 0  # the number of starts before this one
     max_restarts: int = 0
 
     @property
@@ -75,7 +64,6 @@ def new_job(world_size: int, secret: str, master_addr: str, master_port: int, ru
 
 
 def worker_environment(job: Job, rank: int) -> dict[str, str]:
-    """Return the environment variables for `rank` of `job`."""
     size, restarts = str(job.world_size), str(job.num_restarts)
     variables = {
         "RANK": str(rank),

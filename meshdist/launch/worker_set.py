@@ -23,16 +23,13 @@ _GROUP_END_S = 1.0
 
 
 class Member(NamedTuple):
-    """One process.
-
-    Attributes:
-        poll: Returns its exit status, minus the number of the signal that killed it, None while it runs.
-        sentinel: A descriptor that becomes readable when it ends; needed where the process is not our own child.
-    """
+    """One process."""
 
     rank: int
     pid: int
+    # Returns its exit status, minus the number of the signal that killed it, None while it runs.
     poll: Callable[[], int | None]
+    # A descriptor that becomes readable when it ends; needed where the process is not our own child.
     sentinel: int | None = None
 
 

@@ -35,20 +35,13 @@ _PICTURES: ContextVar[list[bytes] | None] = ContextVar("pictures", default=None)
 
 @dataclass(frozen=True)
 class Cell:
-    """A request to run a cell.
+    """A request to run a cell."""
 
-    Attributes:
-        name: File name of the cell in tracebacks.
-        axes: Axes of the mesh that the cell finds as `mesh`.
-        sent: Pickled variables for the cell; None for none.
-        get: Names of the variables to return.
-    """
-
-    name: str
+    name: str  # file name of the cell in tracebacks
     source: str
-    axes: Axes
-    sent: bytes | None
-    get: tuple[str, ...]
+    axes: Axes  # axes of the mesh that the cell finds as `mesh`
+    sent: bytes | None  # pickled variables for the cell; None for none
+    get: tuple[str, ...]  # names of the variables to return
 
 
 @dataclass(frozen=True)
@@ -63,23 +56,12 @@ class Joining:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a request.
-
-    Attributes:
-        status: "done", "raised" or "interrupted".
-        text: The traceback of an exception.
-        summary: The last line of it.
-        is_consequence: The exception follows from another rank's failure.
-        values: The pickled variables that were requested.
-        pictures: The matplotlib figures that the cell has shown or left open, as PNG files.
-    """
-
-    status: str
-    text: str = ""
-    summary: str = ""
-    is_consequence: bool = False
-    values: bytes | None = None
-    pictures: tuple[bytes, ...] = ()
+    status: str  # "done", "raised" or "interrupted"
+    text: str = ""  # the traceback of an exception
+    summary: str = ""  # the last line of the traceback
+    is_consequence: bool = False  # the exception follows from another rank's failure
+    values: bytes | None = None  # the pickled variables that were requested
+    pictures: tuple[bytes, ...] = ()  # the matplotlib figures that the cell has shown or left open, as PNG files
 
 
 class Worker:

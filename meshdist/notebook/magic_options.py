@@ -13,25 +13,15 @@ Axes = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class CellOptions:
-    """How to run a cell.
+    """How to run a cell."""
 
-    Attributes:
-        num_ranks: The number of workers.
-        axes: Names and sizes of the mesh that the cell finds as `mesh`; empty for none.
-        backend: Of the workers' world.
-        timeout_s: How long a call of the workers may wait.
-        send: Variables copied from the notebook to the workers before the cell.
-        get: Variables copied from the workers to the notebook after it, as lists by rank.
-        restart: Start new workers.
-    """
-
-    num_ranks: int
-    axes: Axes = ()
-    backend: str = "gloo"
-    timeout_s: float = 300.0
-    send: tuple[str, ...] = ()
-    get: tuple[str, ...] = ()
-    restart: bool = False
+    num_ranks: int  # the number of workers
+    axes: Axes = ()  # names and sizes of the mesh that the cell finds as `mesh`; empty for none
+    backend: str = "gloo"  # of the workers' world
+    timeout_s: float = 300.0  # how long a call of the workers may wait
+    send: tuple[str, ...] = ()  # variables copied from the notebook to the workers before the cell
+    get: tuple[str, ...] = ()  # variables copied from the workers to the notebook after it, as lists by rank
+    restart: bool = False  # start new workers
 
 
 class _Parser(argparse.ArgumentParser):
@@ -40,11 +30,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_options(line: str, before: CellOptions | None = None) -> CellOptions:
-    """Return the options of a cell.
+    """Return the options of a cell from `line`, the text after `%%mesh`.
 
-    Args:
-        line: The text after `%%mesh`.
-        before: The options of the cell before: defaults for this one, except for `send`, `get` and `restart`.
+    Those of the cell before are the defaults, except for `send`, `get` and `restart`.
 
     Raises:
         ValueError: An option is wrong; the message shows the usage.

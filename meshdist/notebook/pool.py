@@ -28,18 +28,11 @@ _TICK_S = 0.1
 
 @dataclass
 class Completion:
-    """How a cell ended.
+    """How a cell ended."""
 
-    Attributes:
-        answers: Of the ranks that answered.
-        ended: How the other workers ended.
-        not_begun: The workers in `ended` that had ended before they began the cell.
-        interrupted: The user interrupted the cell.
-    """
-
-    answers: dict[int, Answer] = field(default_factory=dict)
-    ended: dict[int, str] = field(default_factory=dict)
-    not_begun: set[int] = field(default_factory=set)
+    answers: dict[int, Answer] = field(default_factory=dict)  # of the ranks that answered
+    ended: dict[int, str] = field(default_factory=dict)  # how the other workers ended
+    not_begun: set[int] = field(default_factory=set)  # the workers in `ended` that had ended before they began the cell
     interrupted: bool = False
 
     @property

@@ -22,14 +22,7 @@ _CHUNK = 1 << 16
 
 
 class WorkerProcess:
-    """A process that runs cells as one rank.
-
-    Attributes:
-        connection: Readable when it has answered, or ended.
-        output: A descriptor that is readable when it has printed something, or ended.
-        may_print: It has not closed its output.
-        has_begun: It has read the last request, as far as is known.
-    """
+    """A process that runs cells as one rank."""
 
     def __init__(self, job: Job, rank: int) -> None:
         self.rank = rank
@@ -46,13 +39,13 @@ class WorkerProcess:
             )
         assert self._process.stdout is not None
         self._pipe = self._process.stdout
-        self.output = self._pipe.fileno()
+        self.output = self._pipe.fileno()  # a descriptor that is readable when it has printed something, or ended
         if sys.platform != "win32":
             os.set_blocking(self.output, False)
         self._line = b""
-        self.may_print = True
-        self.has_begun = True
-        self.connection = Connection(ours.detach())
+        self.may_print = True  # it has not closed its output
+        self.has_begun = True  # it has read the last request, as far as is known
+        self.connection = Connection(ours.detach())  # readable when it has answered, or ended
 
     @property
     def pid(self) -> int:
