@@ -9,13 +9,9 @@ from typing import Any
 
 
 def no_attribute(owner: Any, prefix: str, what: str, name: str) -> AttributeError:
-    """Return the error for a missing attribute.
+    """Return the error for attribute `name`, which `owner` lacks; Python suggests similar names among those it has.
 
-    Args:
-        owner: The object; Python suggests similar names among its attributes.
-        prefix: That of its attributes in the table, such as "ProcessGroup.".
-        what: The object's name in messages.
-        name: The missing attribute.
+    `what` is the owner in messages, `prefix` that of its attributes in the table, such as "ProcessGroup.".
     """
     text = f"{what} has no attribute {name!r}"
     if prefix + name in REASONS:

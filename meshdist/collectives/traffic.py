@@ -36,20 +36,12 @@ class Sent(NamedTuple):
 
 
 class Seat:
-    """The place of a rank in its group, and of the group on hosts.
-
-    Args:
-        rank: The rank in the group.
-        hosts: For each rank of the group, a key of its host.
-
-    Attributes:
-        size: The number of ranks.
-        here: The ranks of the group on this rank's host.
-    """
+    """The place of a rank in its group, and of the group on hosts: `hosts` has, for each rank, a key of its host."""
 
     def __init__(self, rank: int, hosts: Sequence[str]) -> None:
         self.rank = rank
         self.size = len(hosts)
+        # The ranks of the group on this rank's host.
         self.here = tuple(other for other, host in enumerate(hosts) if host == hosts[rank])
         self._hosts = hosts
         self._order = tuple(dict.fromkeys(hosts))
@@ -82,19 +74,14 @@ class Seat:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The least traffic of a collective when as few bytes as possible cross hosts.
+    """The least traffic of a collective when as few bytes as possible cross hosts."""
 
-    Attributes:
-        share: From n, the share of S that the busiest rank sends; for gather, that the root receives.
-        sent: From rank, S and root, the bytes that one rank sends. For a message, the root is the receiver.
-        is_rooted_gather: S is the size of this rank's input.
-        is_exchange: Each rank gets its own block; blocks may differ in size.
-    """
-
+    # From n, the share of S that the busiest rank sends; for gather, that the root receives.
     share: Callable[[int], Fraction]
+    # From rank, S and root, the bytes that one rank sends. For a message, the root is the receiver.
     sent: Callable[[Seat, int, int | None], Sent]
-    is_rooted_gather: bool = False
-    is_exchange: bool = False
+    is_rooted_gather: bool = False  # the size S is that of this rank's input
+    is_exchange: bool = False  # each rank gets its own block; blocks may differ in size
 
     def of_call(self, call: Any, nbytes: int, seat: Seat) -> Sent:
         """Return the bytes that a rank sends in a call of S = `nbytes` bytes with `send`, `root` and `splits`."""

@@ -20,20 +20,14 @@ Facts: TypeAlias = "tuple[str, str, str, np.dtype[Any], tuple[int, ...], int | N
 
 
 class PersistentRequest:
-    """The messages of one tag, dtype and shape to, or from, one rank, whose arguments have been checked.
-
-    Attributes:
-        facts: For the flight recorder.
-        fast_path: Of the backend, if it has one for them.
-        caller: The code that sent or received the last one.
-    """
+    """The messages of one tag, dtype and shape to, or from, one rank, whose arguments have been checked."""
 
     __slots__ = ("caller", "facts", "fast_path")
 
     def __init__(self, facts: Facts, fast_path: FastPath | None) -> None:
-        self.facts = facts
-        self.fast_path = fast_path
-        self.caller: CodeType | None = None
+        self.facts = facts  # for the flight recorder
+        self.fast_path = fast_path  # that of the backend, if it has one for them
+        self.caller: CodeType | None = None  # the code that sent or received the last one
 
 
 class DeferredWork(ReceiptWork):
@@ -67,12 +61,8 @@ class DeferredReceives:
     arrays, without a request. All are posted before any other receive of the group, when one is asked for in another
     way than by `wait`, and when they are so many that their messages might fill the buffers of the transport.
 
-    Args:
-        take: Receive the message of a work, if it comes within moments; return whether it has.
-        post: Post the receive of a work.
-
-    Attributes:
-        works: Those that are not posted.
+    `take` receives the message of a work, if it comes within moments, and returns whether it has; `post` posts its
+    receive.
     """
 
     MOST, MOST_BYTES = 64, 64 << 10
@@ -80,7 +70,7 @@ class DeferredReceives:
     def __init__(self, take: Callable[[DeferredWork], bool], post: Callable[[DeferredWork], None]) -> None:
         self._take, self._post = take, post
         self._lock = threading.RLock()
-        self.works: deque[DeferredWork] = deque()
+        self.works: deque[DeferredWork] = deque()  # those that are not posted
 
     def takes(self, tensor: Array) -> bool:
         return len(self.works) < self.MOST and tensor.nbytes * (len(self.works) + 1) <= self.MOST_BYTES

@@ -13,13 +13,9 @@ from meshdist.runtime.rank_text import numbers_differ
 
 @core.compare_by_identity
 class Membership:
-    """The ranks of a group.
+    """The ranks of a group, in its order, of which `rank` is the caller's.
 
-    Args:
-        ranks: The global ranks, in group order.
-        name: The group's name, the same on all its ranks.
-        label: The group's name in messages.
-        rank: The global rank of the caller.
+    The `name` is the same on all ranks; the `label` is the group's name in messages.
     """
 
     def __init__(self, ranks: tuple[int, ...], name: str, label: str, rank: int) -> None:

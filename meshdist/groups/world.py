@@ -53,27 +53,9 @@ class Diagnosis(Protocol):
 
 
 class World:
-    """The state of one rank: its place, its store, its groups.
+    """The state of one rank: its place, its store, its groups."""
 
-    Attributes:
-        rank: The global rank.
-        size: The number of ranks.
-        backend_name: The default backend of groups.
-        timeout_s: The default timeout of groups.
-        store: The part of the store that belongs to this world.
-        default_group: The group of all ranks.
-        progress: Carries out async calls.
-        log: The `meshdist` logger, with this rank in each record.
-        recorder: The last calls of this rank.
-        peers: The processes of its ranks.
-        observer: Diagnoses long waits.
-        thread: The thread that joined, from which most calls come.
-        passes: How often each `breakpoint` was reached, by its line.
-        endings: Called when this world ends, to undo what was set up outside of it.
-        num_shrunk: How often the world was shrunk.
-    """
-
-    num_shrunk = 0
+    num_shrunk = 0  # how often the world was shrunk
 
     def __init__(
         self,
@@ -89,18 +71,18 @@ class World:
     ) -> None:
         self.rank = rank
         self.size = size
-        self.backend_name = backend
-        self.timeout_s = timeout_s
-        self.store = store
+        self.backend_name = backend  # the default backend of groups
+        self.timeout_s = timeout_s  # the default timeout of groups
+        self.store = store  # the part of the store that belongs to this world
         self._own_store = own_store
-        self.peers = peers
+        self.peers = peers  # the processes of its ranks
         self._bells = bells
-        self.progress = self._new_progress(bells)
-        self.recorder = FlightRecorder()
-        self.thread = threading.get_ident()
-        self.passes: Counter[str] = Counter()
-        self.endings: list[Callable[[], None]] = []
-        self.log = RankLog(rank)
+        self.progress = self._new_progress(bells)  # carries out async calls
+        self.recorder = FlightRecorder()  # the last calls of this rank
+        self.thread = threading.get_ident()  # the thread that joined, from which most calls come
+        self.passes: Counter[str] = Counter()  # how often each `breakpoint` was reached, by its line
+        self.endings: list[Callable[[], None]] = []  # called when this world ends, to undo what was set up outside it
+        self.log = RankLog(rank)  # the `meshdist` logger, with this rank in each record
         self._diagnosis = diagnosis
         self.observer = self.progress.observer = diagnosis.observer(self)
         self._groups: list[ProcessGroup] = []
@@ -180,7 +162,6 @@ class World:
         return next(self._mesh_numbers.setdefault(universe, itertools.count(1)))
 
     def make_backend(self, group: ProcessGroup, backend: str) -> Backend:
-        """Return a new backend for `group`."""
         is_first = backend == next(iter(by_device(group.backend_name).values()))
         name = group.name if is_first else f"{group.name} by {backend}"
         options = BackendOptions(

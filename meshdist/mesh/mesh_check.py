@@ -68,10 +68,8 @@ def agree(
 ) -> Agreement | None:
     """Compare this rank's next mesh of a universe with the meshes of the other ranks.
 
-    `universe` is the name of the universe, unique and equal on all its `num_ranks` ranks.
-
-    Returns:
-        The precondition of the groups of the mesh; None in a universe of one rank.
+    `universe` is the name of the universe, unique and equal on all its `num_ranks` ranks. Return the precondition of
+    the groups of the mesh; None in a universe of one rank.
     """
     agreement = _next(world, universe, num_ranks)
     if agreement is None:

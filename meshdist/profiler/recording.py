@@ -46,49 +46,31 @@ _NBYTES = attrgetter("nbytes")
 
 
 class SyncCall(NamedTuple):
-    """A call that returned when complete. Recordings hold plain tuples of these fields, which cost less.
+    """A call that returned when complete. Recordings hold plain tuples of these fields, which cost less."""
 
-    Attributes:
-        name: The function; with " (sizes)" for the size exchange of a call of objects.
-        begin_ns, end_ns: By `perf_counter_ns`.
-        nbytes: The larger of input and output.
-        code, instruction: The place of the call in the user's code.
-        peer: For a message, the other side as a rank of the group, -1 for any; None for a collective.
-        failed: The call raised a DistError.
-        was_async: The call was async, and complete on return.
-    """
-
-    name: str
-    begin_ns: int
-    end_ns: int
-    nbytes: int
-    code: CodeType
+    name: str  # the function; with " (sizes)" for the size exchange of a call of objects
+    begin_ns: int  # by `perf_counter_ns`
+    end_ns: int  # likewise
+    nbytes: int  # the larger of input and output
+    code: CodeType  # of the user's code, as the instruction: the place of the call
     instruction: int
-    peer: int | None = None
+    peer: int | None = None  # for a message, the other side as a rank of the group, -1 for any; None for a collective
     tag: int = 0
-    failed: bool = False
-    was_async: bool = False
+    failed: bool = False  # the call raised a DistError
+    was_async: bool = False  # the call was async, and complete on return
 
 
 class AsyncCall:
-    """A pending call; the observer of its Work.
-
-    Attributes:
-        call: The fields of SyncCall; its end is the return to the caller.
-        end_ns: The completion; None while pending.
-        blocked_ns: The time for which the caller waited.
-        source: The global rank that an irecv received from; None before.
-        failed: The call raised.
-    """
+    """A pending call; the observer of its Work."""
 
     # Class attributes: most instances keep these defaults.
-    end_ns: int | None = None
-    blocked_ns = 0
-    source: int | None = None
+    end_ns: int | None = None  # the completion; None while pending
+    blocked_ns = 0  # the time for which the caller waited
+    source: int | None = None  # the global rank that an irecv received from; None before
     failed = False
 
     def __init__(self, call: tuple[Any, ...], work: Work) -> None:
-        self.call = call
+        self.call = call  # the fields of SyncCall; its end is the return to the caller
         self._work: Work | None = work
 
     def blocked(self, nanoseconds: int) -> None:
@@ -104,22 +86,15 @@ class AsyncCall:
 
 
 class GroupRecording:
-    """The calls of one group.
-
-    Attributes:
-        name: The unique name of the group, equal on all its ranks.
-        ranks: Its global ranks.
-        calls: The calls in order of their start; sync calls in order of their end.
-        num_dropped: The number of calls beyond the limit.
-    """
+    """The calls of one group."""
 
     def __init__(self, group: Group) -> None:
         self._group = ref(group)
         self._label = group.label
-        self.name = group.name
-        self.ranks = group.ranks
-        self.calls: list[Any] = []
-        self.num_dropped = 0
+        self.name = group.name  # the unique name of the group, equal on all its ranks
+        self.ranks = group.ranks  # global ranks
+        self.calls: list[Any] = []  # the calls in order of their start; sync calls in order of their end
+        self.num_dropped = 0  # the number of calls beyond the limit
 
     @property
     def label(self) -> str:

@@ -75,18 +75,11 @@ class CallCheck:
 
 
 def compare_splits(given: Array, expected: Array, unit: str, ranks: Sequence[int]) -> None:
-    """Check that every rank of an all_to_all sends as much as its peers expect.
+    """Raise DistBackendError unless every rank of an all_to_all sends as much as its peers expect.
 
-    All ranks check all pairs, so all raise if one does.
-
-    Args:
-        given: Shape (ranks, ranks): how much the rank of the row sends to the rank of the column.
-        expected: Likewise, how much the rank of the row expects from the rank of the column.
-        unit: What is counted, for the message.
-        ranks: The global ranks of the group, in group order.
-
-    Raises:
-        DistBackendError: They differ.
+    All ranks check all pairs, so all raise if one does. Both arrays have shape (ranks, ranks): in `given`, the rank of
+    the row sends to that of the column; in `expected`, it expects from that. `unit` is what they count, `ranks` are
+    global.
     """
     wrong = np.argwhere(given != expected.T)
     if len(wrong):

@@ -19,24 +19,14 @@ GroupLike: TypeAlias = "HasGroup | None"
 
 
 class WorldSlot:
-    """Holds the World of a rank.
-
-    Attributes:
-        world: None before init_process_group and after destroy_process_group.
-        had_world: Whether a World has been destroyed.
-        dry: The dry run that owns the slot; None for a rank that has peers.
-        orphaned: In a process forked from a rank: why it has no World.
-        orphans_forks: Whether forked processes will be detached.
-    """
-
     __slots__ = ("__weakref__", "dry", "had_world", "orphaned", "orphans_forks", "world")
 
     def __init__(self) -> None:
-        self.world: WorldView | None = None
-        self.had_world = False
-        self.dry: DryRunView | None = None
-        self.orphaned: str | None = None
-        self.orphans_forks = False
+        self.world: WorldView | None = None  # None before init_process_group and after destroy_process_group
+        self.had_world = False  # whether a World has been destroyed
+        self.dry: DryRunView | None = None  # the dry run that owns the slot; None for a rank that has peers
+        self.orphaned: str | None = None  # in a process forked from a rank: why it has no World
+        self.orphans_forks = False  # whether forked processes will be detached
 
     def empty(self) -> None:
         self.world = None

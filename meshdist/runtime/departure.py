@@ -87,24 +87,15 @@ class LeftOut(Enum):
 
 @dataclass(frozen=True)
 class Departure:
-    """The end of a rank.
-
-    Attributes:
-        exit: How it ended.
-        number: The exit status of its process, or the number of the signal that killed it.
-        detail: Why it gave up, or cannot be reached; shown to people, one line if it comes from an error.
-        first: The rank that gave up first, as messages name it, if this one gave up because of it; `detail` is then
-            the first rank's.
-        call: The call that failed, if that is the cause.
-        hang_report: Which rank waited for which when it gave up; some lines, shown to people.
-    """
+    """The end of a rank."""
 
     exit: PeerExit
-    number: int | None = None
-    detail: str = ""
+    number: int | None = None  # the exit status of its process, or the number of the signal that killed it
+    detail: str = ""  # why it gave up, or cannot be reached; shown to people, one line if it comes from an error
+    # If this rank gave up because of another: the first that did, as messages name it; `detail` is that one's.
     first: str = ""
-    call: CallMade | None = None
-    hang_report: str = ""
+    call: CallMade | None = None  # the call that failed, if that is the cause
+    hang_report: str = ""  # which rank waited for which when it gave up; some lines, shown to people
 
     @classmethod
     def of_status(cls, status: int | None) -> Departure:

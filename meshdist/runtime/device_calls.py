@@ -27,12 +27,7 @@ _UNKNOWN = object()
 
 @dataclass(slots=True)
 class Request:
-    """One call of a collective as the user made it, unchecked; the fields are those of `Call` and of `Group.submit`.
-
-    Attributes:
-        timeout_s: The group's timeout if None.
-        compares: Compare the ranks' calls at any cost, as at debug level DETAIL.
-    """
+    """One call of a collective as the user made it, unchecked; the fields are those of `Call` and of `Group.submit`."""
 
     group: Group
     error_prefix: str
@@ -43,8 +38,8 @@ class Request:
     root: int | None
     async_op: bool
     splits: Splits | None
-    timeout_s: float | None
-    compares: bool = False
+    timeout_s: float | None  # the group's timeout if None
+    compares: bool = False  # compare the ranks' calls at any cost, as at debug level DETAIL
 
 
 @dataclass(slots=True)
@@ -60,13 +55,7 @@ class Parcel:
 
 
 class DeviceCalls(ABC):
-    """Carries out the calls of one group on arrays in GPU memory.
-
-    Attributes:
-        device: The number of the GPU that the arrays of this rank must be on; None if any will do.
-    """
-
-    device: int | None = None
+    device: int | None = None  # the number of the GPU that the arrays of this rank must be on; None if any will do
 
     def __init__(self) -> None:
         self._plans: dict[Any, Any] = {}

@@ -25,8 +25,6 @@ _MILLISECOND_S = 1e-3
 
 
 class SocketDoorbell(Doorbell):
-    """A doorbell with an address."""
-
     def __init__(self, base: str, number: int, ringer: socket.socket) -> None:
         self.number = number
         self._ringer = ringer
@@ -88,9 +86,6 @@ class SocketDoorbells(Doorbells):
     Args:
         directory: Of addresses that are files; if None, abstract addresses are used on Linux.
 
-    Attributes:
-        base: The prefix of the addresses; peers find it on the rank's card.
-
     Raises:
         DistError: Ranks cannot be processes on this system.
     """
@@ -101,6 +96,7 @@ class SocketDoorbells(Doorbells):
         if directory is None and sys.platform != "linux":
             directory = _short_directory()
         name = f"meshdist-{secrets.token_hex(12)}"
+        # The prefix of the addresses; peers find it on the rank's card.
         self.base = name if directory is None else os.path.join(os.path.abspath(directory), name)
         self._ringer = _unix_socket()
         self._ringer.setblocking(False)

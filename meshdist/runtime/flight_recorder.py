@@ -41,27 +41,17 @@ class CallFacts:
     """What all calls of one signature on one group have in common.
 
     It outlives the group, so it must hold neither the group nor any array.
-
-    Attributes:
-        name: The function that is called.
-        group: The group's name, the same on all its ranks.
-        label: The group's name in messages.
-        text: The call as all ranks must make it.
-        sent, received: dtype and shape of each array.
-        root: The source or destination, as a rank of the group; for a message, the peer.
-        tag: Of a message; None for a collective.
-        timeout_s: The timeout of the call.
     """
 
-    name: str
-    group: str
-    label: str
-    text: str
-    sent: list[tuple[str, tuple[int, ...]]]
+    name: str  # the function that is called
+    group: str  # the group's name, the same on all its ranks
+    label: str  # the group's name in messages
+    text: str  # the call as all ranks must make it
+    sent: list[tuple[str, tuple[int, ...]]]  # dtype and shape of each array, here and in `received`
     received: list[tuple[str, tuple[int, ...]]]
-    root: int | None
+    root: int | None  # the source or destination, as a rank of the group; for a message, the peer
     timeout_s: float
-    tag: int | None = None
+    tag: int | None = None  # of a message; None for a collective
 
     @property
     def is_message(self) -> bool:
@@ -80,17 +70,10 @@ def _kinds(buffers: Any) -> list[tuple[str, tuple[int, ...]]]:
 
 
 class FlightRecorder:
-    """The last calls of one rank.
-
-    Attributes:
-        began: The time when it was made, by `clock`.
-        keep: Append a record and drop the oldest; atomic, so threads need no lock.
-    """
-
     def __init__(self, num_records: int = NUM_RECORDS) -> None:
         self._ring: deque[Record] = deque(maxlen=num_records)
-        self.keep = self._ring.append
-        self.began = clock()
+        self.keep = self._ring.append  # append a record and drop the oldest; atomic, so threads need no lock
+        self.began = clock()  # the time when it was made, by `clock`
 
     def begin(self, facts: Any, sequence: int, *, started: bool = True) -> Record:
         """Return a new record of a call that is about to be made; a queued call has not started."""

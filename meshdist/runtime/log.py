@@ -21,10 +21,7 @@ class RankLog(_Adapter):
     """The `meshdist` logger, with the global rank in each record as `record.rank`.
 
     Records about one call have the label of its group as `record.group`, and the number of the call in the group as
-    `record.sequence`; in other records these are None.
-
-    Args:
-        rank: The rank; if None, that of the current world, or None in the record if there is no world.
+    `record.sequence`; in other records these are None. If `rank` is None, it is that of the current world, if any.
     """
 
     def __init__(self, rank: int | None = None) -> None:

@@ -34,24 +34,14 @@ from meshdist.system.processes import ProcessWatch, fields_of, started_at
 
 @dataclass(frozen=True)
 class Card:
-    """The address of a rank for its peers.
+    """The address of a rank for its peers."""
 
-    Attributes:
-        host: Equal for ranks that can share memory.
-        host_name: For messages.
-        pid: The process, in the pid namespace of the host.
-        started: Start time of the process in clock ticks, which tells it from a later one of the same pid; 0 if
-            unknown.
-        bells: Base of the addresses of the rank's doorbells; empty if it has no such addresses.
-        network: Equal for ranks that reach each other by loopback addresses.
-    """
-
-    host: str
-    host_name: str
-    pid: int
-    started: int
-    bells: str
-    network: str = ""
+    host: str  # equal for ranks that can share memory
+    host_name: str  # for messages
+    pid: int  # the process, in the pid namespace of the host
+    started: int  # start of the process in clock ticks, to tell it from a later one of the same pid; 0 if unknown
+    bells: str  # base of the addresses of the rank's doorbells; empty if it has no such addresses
+    network: str = ""  # equal for ranks that reach each other by loopback addresses
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -98,14 +88,11 @@ _MET_AT_ONCE = 64
 
 
 class Peers:
-    """The processes of the world's ranks; the store has their cards, under `card/<global rank>`.
-
-    Attributes:
-        departure: The record that this rank leaves in the groups that it closes.
-    """
+    """The processes of the world's ranks; the store has their cards, under `card/<global rank>`."""
 
     def __init__(self, store: Store, card: Card, num_ranks: int) -> None:
         self.mine = card
+        # The record that this rank leaves in the groups that it closes.
         self.departure = Departure(PeerExit.DESTROYED_GROUP)
         self.num_ranks = num_ranks
         self._store = store
@@ -279,7 +266,6 @@ class PeerMonitor:
         self._turn = 0
 
     def is_due(self) -> bool:
-        """Return True if a check is due."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             return False

@@ -49,23 +49,16 @@ _AT_ONCE = (False,)
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A call that the progress thread carries out.
+    """A call that the progress thread carries out."""
 
-    Attributes:
-        make_steps: Makes the iterator that carries out the call; called when the call becomes the head of its queue.
-        work: The user's handle.
-        timeout_s: Counted from the first wait of the call.
-        error_prefix: Name, group and rank of the call.
-        failed: Called with the error, the prefix and the record of a failed call; returns the error for the user.
-        record: The call's record in the flight recorder.
-    """
-
+    # Makes the iterator that carries out the call; called when the call becomes the head of its queue.
     make_steps: Callable[[], Iterator[Waitable]]
-    work: Work
-    timeout_s: float
-    error_prefix: str
+    work: Work  # the user's handle
+    timeout_s: float  # counted from the first wait of the call
+    error_prefix: str  # name, group and rank of the call
+    # Called with the error, the prefix and the record of a failed call; returns the error for the user.
     failed: Callable[[BaseException, str, Record], BaseException]
-    record: Record
+    record: Record  # the call's record in the flight recorder
     watch: Watch | None = None
     waiting_for: Waitable | None = None
     deadline: Deadline | None = None

@@ -23,13 +23,9 @@ LONGEST_POLL_INTERVAL_S = 0.08
 
 
 class Doorbell(ABC):
-    """Wakes one thread of a rank when a peer rings it.
+    """Wakes one thread of a rank when a peer rings it."""
 
-    Attributes:
-        number: Identifies the doorbell among those of its rank; at least 1, since 0 means that no thread sleeps.
-    """
-
-    number: int
+    number: int  # identifies the doorbell among those of its rank; at least 1, since 0 means that no thread sleeps
 
     @abstractmethod
     def wait(self, timeout_s: float) -> bool:
@@ -272,12 +268,9 @@ class Doorbells:
     """The doorbells of one rank: each thread gets its own at its first wait.
 
     The bells of ended threads are reused, so a rank has at most as many bells as threads that waited at the same time.
-
-    Attributes:
-        base: The prefix of the addresses for peers in other processes; empty if peers are threads.
     """
 
-    base = ""
+    base = ""  # the prefix of the addresses for peers in other processes; empty if peers are threads
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

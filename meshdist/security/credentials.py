@@ -70,17 +70,11 @@ class TlsError(OSError):
 
 
 class TlsFiles(NamedTuple):
-    """Files in PEM format.
+    """Files in PEM format."""
 
-    Attributes:
-        certificate: This process's own, signed by the authority; one for all hosts or one for each.
-        key: Its private key.
-        authority: The certificate of an authority that signs for this job only.
-    """
-
-    certificate: str
-    key: str
-    authority: str
+    certificate: str  # this process's own, signed by the authority; one for all hosts or one for each
+    key: str  # its private key
+    authority: str  # the certificate of an authority that signs for this job only
 
 
 def tls_files_from_environment() -> TlsFiles | None:

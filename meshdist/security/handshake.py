@@ -117,11 +117,6 @@ class ServerHandshake:
 
     Read at most `wanted` bytes at a time, so that no more than one message of an untrusted client is buffered. With
     `wants_tls`, the client is refused because it connected without TLS.
-
-    Attributes:
-        trusted: True once the client has proven itself; the caller reads the rest of the connection.
-        refusal: Why the client must be dropped (after sending the last reply), or None.
-        claim: The client's claim; meaningful once trusted.
     """
 
     __slots__ = (
@@ -136,9 +131,9 @@ class ServerHandshake:
         self._inbox = b""
         self._transcript: _Transcript | None = None
         self._has_said_hello = False
-        self.trusted = False
-        self.refusal: str | None = None
-        self.claim = bytes(CLAIM_BYTES)
+        self.trusted = False  # True once the client has proven itself; the caller reads the rest of the connection
+        self.refusal: str | None = None  # why the client must be dropped (after sending the last reply), or None
+        self.claim = bytes(CLAIM_BYTES)  # the client's claim; meaningful once trusted
 
     @property
     def is_of_meshdist(self) -> bool:

@@ -42,13 +42,9 @@ class NotReachedError(DistNetworkError):
 
 
 class StoreClient:
-    """A pool of connections to one server. Each request takes one, so that a waiting thread does not block others.
+    """A pool of connections to one server, whose addresses `resolver` returns; `name` is its "host:port", for messages.
 
-    Args:
-        name: The server's "host:port", for messages.
-        resolver: Returns its addresses.
-        secret: The job's secret.
-        tls: The TLS context; None for no TLS.
+    Each request takes one, so that a waiting thread does not block others. Without a context `tls`, there is no TLS.
     """
 
     def __init__(self, name: str, resolver: Resolver, secret: bytes, tls: SSLContext | None = None) -> None:

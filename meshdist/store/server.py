@@ -43,12 +43,8 @@ class StoreServer:
     Clients that have not proven themselves are limited in number and get HANDSHAKE_TIMEOUT_S. A request that has to
     wait is parked with its deadline; other connections of its client are served.
 
-    Args:
-        listener: The listening socket; the server closes it.
-        secret: The job's secret.
-        outlives_owner: After `close`, serve until the last client has left.
-        more_listeners: Further sockets, such as one for the other IP version; the server closes them too.
-        tls: The TLS context that clients must use; None for no TLS.
+    The server closes its listeners: `more_listeners` are further ones, such as for the other IP version. With
+    `outlives_owner`, it serves after `close` until the last client has left. Clients must use the TLS context, if any.
     """
 
     def __init__(

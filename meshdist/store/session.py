@@ -26,13 +26,7 @@ Request = tuple[Op, float, list[bytes]]
 
 
 class Session:
-    """A client's connection: bytes in, requests out, replies back; never blocks.
-
-    Attributes:
-        name: The client's address, for the log.
-        closing: The reason to close it once all replies are sent, or None.
-        last_will: Alternating keys and values, to be set if missing when the connection ends.
-    """
+    """A client's connection: bytes in, requests out, replies back; never blocks."""
 
     __slots__ = (
         *("_entry", "_handshake", "_inbox", "_outbox", "_pending", "_secret", "_tls"),
@@ -45,9 +39,9 @@ class Session:
         self._tls = tls
         self._entry: TlsSocket | None = None
         self._pending: Callable[[], int] | None = None
-        self.name = name
-        self.closing: str | None = None
-        self.last_will: list[bytes] = []
+        self.name = name  # the client's address, for the log
+        self.closing: str | None = None  # the reason to close it once all replies are sent, or None
+        self.last_will: list[bytes] = []  # alternating keys and values, to be set if missing when the connection ends
         self._handshake: ServerHandshake | None = ServerHandshake(secret, PURPOSE)
         self._inbox = bytearray()
         self._outbox: deque[memoryview] = deque()

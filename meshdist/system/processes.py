@@ -130,12 +130,9 @@ def shell_status(status: int) -> int:
 
 
 class AtExit:
-    """Calls a function once, when the process ends.
+    """Calls a function once, when the process ends, with the error that it ends with, None without one or if unknown.
 
     A child of multiprocessing may end without the interpreter's atexit; it has finalizers of its own.
-
-    Args:
-        function: Called with the error that the process ends with, None if there is none or it is unknown.
     """
 
     def __init__(self, function: Callable[[BaseException | None], None]) -> None:

@@ -18,18 +18,12 @@ PEER_LINK = Link(2e-6, 200e9)
 
 
 class Machine(NamedTuple):
-    """The parts of one host.
+    """The parts of one host."""
 
-    Attributes:
-        cores: Processors available to this process.
-        sockets: The number of processors of each NUMA node; empty for fewer than two nodes.
-        peers: All GPUs access each other's memory directly.
-    """
-
-    cores: int
-    sockets: tuple[int, ...]
+    cores: int  # processors available to this process
+    sockets: tuple[int, ...]  # the number of processors of each NUMA node; empty for fewer than two nodes
     gpus: int
-    peers: bool
+    peers: bool  # all GPUs access each other's memory directly
 
 
 def this_machine(gpus: bool | None) -> Machine:

@@ -18,16 +18,11 @@ def reduce_in_rank_order(
     num_ranks: int | None = None,
     scratch: Array | None = None,
 ) -> None:
-    """Put the reduction of `sources` into `total`.
+    """Put the reduction of `sources` into `total`, by NumPy functions that `run` calls; see `quiet_runner`.
 
-    Args:
-        run: Calls NumPy functions; see `quiet_runner`.
-        op: The reduction.
-        sources: Arrays of the shape of `total`, in rank order. Each but the first is read before the next is taken.
-        num_sources: At least two.
-        total: The output. May be the first source.
-        num_ranks: The number of ranks behind the result, for a mean; None: `num_sources`.
-        scratch: Partial results go here, so that `total` may be any source; None: into `total`.
+    There are two sources at least, of the shape of `total`, in rank order; each but the first is read before the next
+    is taken. Only the first may be `total`, unless partial results go into `scratch`. `num_ranks` counts the ranks
+    behind the result, for a mean, if they are not as many as the sources.
     """
     combine, room = op.ufunc, total if scratch is None else scratch
     so_far: Any = None

@@ -23,20 +23,13 @@ MOST_PANELS = 8
 
 @dataclass(frozen=True)
 class Cell:
-    """One rank of the mesh.
-
-    Attributes:
-        host: The index of its host in `Grid.hosts`; None if the hosts are unknown.
-        group: The number of its group along the shown axis; None without one.
-        is_mine: This is the calling rank.
-        is_with_me: The rank is in the calling rank's group along the shown axis.
-    """
+    """One rank of the mesh."""
 
     rank: int
-    host: int | None
-    group: int | None
+    host: int | None  # the index of its host in `Grid.hosts`; None if the hosts are unknown
+    group: int | None  # the number of its group along the shown axis; None without one
     is_mine: bool
-    is_with_me: bool
+    is_with_me: bool  # the rank is in the calling rank's group along the shown axis
 
 
 @dataclass(frozen=True)
@@ -71,30 +64,19 @@ class Window:
 
 @dataclass(frozen=True)
 class Grid:
-    """A mesh to draw.
+    """A mesh to draw."""
 
-    Attributes:
-        title: The axes with their sizes, and the coordinate of the calling rank.
-        row_labels, column_labels: One per visible row and column; row labels are empty for a mesh of one axis.
-        rows, columns: The visible range of the last two axes.
-        hosts: The name of each visible host and its number of ranks in the mesh; empty if unknown.
-        num_hosts: The number of hosts of the mesh.
-        axis: The axis whose groups are shown; None without one.
-        groups_text: The number of groups along `axis`, in words.
-        left_out: What is not visible, in words; empty if all is.
-    """
-
-    title: str
-    row_labels: list[str]
-    column_labels: list[str]
-    rows: Window
-    columns: Window
+    title: str  # the axes with their sizes, and the coordinate of the calling rank
+    row_labels: list[str]  # one per visible row; empty for a mesh of one axis
+    column_labels: list[str]  # one per visible column
+    rows: Window  # those visible, of the last axis but one
+    columns: Window  # those visible, of the last axis
     panels: list[Panel]
-    hosts: list[tuple[str, int]]
-    num_hosts: int
-    axis: str | None
-    groups_text: str
-    left_out: str
+    hosts: list[tuple[str, int]]  # the name of each visible host and its number of ranks in the mesh; empty if unknown
+    num_hosts: int  # the number of hosts of the mesh
+    axis: str | None  # the axis whose groups are shown; None without one
+    groups_text: str  # the number of groups along `axis`, in words
+    left_out: str  # what is not visible, in words; empty if all is
 
     @property
     def frame_text(self) -> str:
@@ -177,18 +159,12 @@ def _groups(shape: Sequence[int], axis: int | None) -> np.ndarray[Any, np.dtype[
 
 
 class _Hosts:
-    """The hosts of a mesh; the visible ones are numbered.
-
-    Attributes:
-        count: The number of hosts of the mesh; 0 if unknown.
-        number_of: For each visible rank, the number of its host.
-        shown: For each number, the name of the host and its number of ranks in the mesh.
-    """
+    """The hosts of a mesh; the visible ones are numbered."""
 
     def __init__(self, layout: Layout, seen: list[int], known: MeshHosts | None) -> None:
-        self.count = 0
-        self.number_of: dict[int, int] = {}
-        self.shown: list[tuple[str, int]] = []
+        self.count = 0  # 0 if the hosts are unknown
+        self.number_of: dict[int, int] = {}  # for each visible rank, the number of its host
+        self.shown: list[tuple[str, int]] = []  # the name of each numbered host, and its number of ranks in the mesh
         if known is None:
             return
         members = layout.members()
