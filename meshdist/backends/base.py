@@ -103,6 +103,18 @@ class BackendOptions:
         """Return a rank of the group, with its process, as messages name it."""
         return call_process(self.number(rank), self.ranks_in_messages, self.peers.process(self.ranks[rank]))
 
+    def hosts(self) -> list[list[int]]:
+        """Return the ranks of each host, hosts in the order of their first ranks."""
+        hosts: dict[str, list[int]] = {}
+        for rank, card in enumerate(self.peers.cards(self.ranks)):
+            hosts.setdefault(card.host, []).append(rank)
+        return list(hosts.values())
+
+    def remote_ranks(self) -> frozenset[int]:
+        """Return the ranks of other hosts."""
+        mine = self.peers.mine.host
+        return frozenset(rank for rank, card in enumerate(self.peers.cards(self.ranks)) if card.host != mine)
+
     def gone(self, rank: int) -> Departure | None:
         """Return how a rank of the group has left; None if it has not."""
         key = withdrawn_key(rank)

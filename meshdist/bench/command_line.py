@@ -13,11 +13,19 @@ from typing import Any
 import meshdist as dist
 from meshdist.bench.arguments import parse
 from meshdist.bench.figure import draw, draw_choices
-from meshdist.bench.measuring import Effort, Row, measure
+from meshdist.bench.measuring import Effort, Row, measure, tune
 from meshdist.bench.operations import OPERATIONS, Setting, elements, is_in_place
-from meshdist.bench.results import LEGEND, head, line, series, show_size, write_csv, write_json
-from meshdist.bench.ways import head as head_of_ways
-from meshdist.bench.ways import lines, tune
+from meshdist.bench.results import (
+    LEGEND,
+    head,
+    head_of_ways,
+    line,
+    lines_of_ways,
+    series,
+    show_size,
+    write_csv,
+    write_json,
+)
 from meshdist.cluster.place import find_place
 from meshdist.errors import DistError
 from meshdist.groups.world import current_world
@@ -170,7 +178,7 @@ def _tune_all(options: Namespace, setting: Setting) -> int:
                     print("\n" + head_of_ways(choice.kind))
                 kind = choice.kind
                 if prints:
-                    print("\n".join(lines(choice)), flush=True)
+                    print("\n".join(lines_of_ways(choice)), flush=True)
     if prints and not found:
         print("\nNothing was measured: there is one way each for these calls here.")
     elif prints:

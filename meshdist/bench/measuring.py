@@ -10,14 +10,18 @@ import numpy as np
 
 import meshdist as dist
 from meshdist.arrays.host import Array
-from meshdist.bench.operations import Operation, Setting, arrays, elements, is_in_place
+from meshdist.backends.base import Choice
+from meshdist.bench.operations import OPERATIONS, Operation, Setting, arrays, elements, is_in_place
 from meshdist.bench.values import Values
 from meshdist.collectives.registry import sent_bytes
+from meshdist.groups.world import current_world
 
 FEWEST, MOST = 5, 20_000
 _GROWTH = 4
 # Each with other values: a repeated call may take another code path.
 _CHECKED_CALLS = 3
+# More calls than any kind of call has trials.
+_TUNING_CALLS = 32
 
 
 class Effort(NamedTuple):
@@ -64,6 +68,24 @@ def measure(name: str, operation: Operation, num_bytes: int, setting: Setting, e
     micros = (1e6 * median, 1e6 * least, 1e6 * late)
     speeds = 1e-9 * size / median, 1e-9 * sent / median
     return Row(name, size, count, iterations, *micros, *speeds, wrong, is_in_place(operation, setting))
+
+
+def tune(name: str, num_bytes: int, setting: Setting) -> list[Choice]:
+    """Call one operation at one size until its way is chosen; return the choices that are new. All ranks call it."""
+    backend = current_world().default_group.usable_backend("bench")
+    before = {(choice.kind, choice.most_bytes) for choice in backend.choices() if choice.chosen is not None}
+    give, take = arrays(OPERATIONS[name], num_bytes, setting)
+    call = OPERATIONS[name].prepare(setting, give, take)
+    give.fill(0)
+    take.fill(0)
+    for _ in range(_TUNING_CALLS):
+        call()
+    dist.barrier()
+    return [
+        choice
+        for choice in backend.choices()
+        if choice.chosen is not None and len(choice.ways) > 1 and (choice.kind, choice.most_bytes) not in before
+    ]
 
 
 def _wrong(

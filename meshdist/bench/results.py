@@ -6,12 +6,13 @@ import csv
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from meshdist.backends.base import Choice
 from meshdist.bench.measuring import Row
 from meshdist.system.versions import versions
 
@@ -69,6 +70,27 @@ def line(row: Row) -> str:
     speeds = [f"{speed:.2f}" if row.num_bytes else "" for speed in (row.algorithm_gbps, row.bus_gbps)]
     size, count = (show_size(row.num_bytes), str(row.elements)) if row.num_bytes else ("", "")
     return _line((size, count, str(row.iterations), *times, *speeds, "-" if row.wrong is None else str(row.wrong)))
+
+
+def lines_of_ways(choice: Choice) -> Iterator[str]:
+    """Return the rows of the table for one kind of call: its ways, the fastest first, and which was chosen."""
+    chosen = None if choice.chosen is None else choice.ways[choice.chosen]
+    size = show_size(choice.most_bytes)
+    if not choice.seconds:
+        yield _row_of_ways(size, "", f"{chosen} (remembered)")
+    for way, seconds in sorted(choice.seconds.items(), key=lambda item: item[1]):
+        remarks = ["chosen"] * (way == chosen) + ["first guess"] * (way == choice.ways[0])
+        yield _row_of_ways(size, show_digits(1e6 * seconds), f"{way} ({', '.join(remarks)})" if remarks else way)
+        size = ""
+
+
+def head_of_ways(kind: str) -> str:
+    """Return the head of the table of one kind of call."""
+    return f"{kind}\n{_row_of_ways('up to', 'us', 'way')}"
+
+
+def _row_of_ways(size: str, micros: str, way: str) -> str:
+    return f"{size:>10}  {micros:>9}  {way}"
 
 
 def write_csv(path: Path, rows: Sequence[Row], job: Mapping[str, Any]) -> None:

@@ -30,7 +30,7 @@ class WorldDiagnosis:
         return get_debug_level() is DebugLevel.DETAIL
 
     def loggers(self, world: World) -> tuple[CallObserver, ...]:
-        from meshdist.debug.call_hooks import CallLog, CallOrder
+        from meshdist.debug.call_order import CallLog, CallOrder
 
         return CallLog(world.log), CallOrder(world.store, world.hook_registry.groups)
 

@@ -9,7 +9,6 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from meshdist.groups.world import current_world, world_in
-from meshdist.profiler.clock_offset import clock_offset_ns
 from meshdist.profiler.recording import Recording
 from meshdist.runtime.context import current_slot
 
@@ -83,7 +82,7 @@ class Profile:
             [3, None, None]
         """
         from meshdist.profiler.call_matching import shifted, with_waits
-        from meshdist.profiler.timeline import Timeline
+        from meshdist.profiler.timeline import Timeline, clock_offset_ns
         from meshdist.store import PrefixStore
 
         group = current_world().default_group

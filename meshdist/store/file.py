@@ -10,8 +10,8 @@ from typing import Any
 
 from meshdist.errors import DistStoreError
 from meshdist.store.file_log import RequestLog
+from meshdist.store.file_members import Member, Members
 from meshdist.store.interface import DEFAULT_STORE_TIMEOUT_S, missing_error
-from meshdist.store.members import Member, Members
 from meshdist.store.request import RequestStore, dry_store
 from meshdist.store.table import BLOCKING, Op, Table
 from meshdist.system.deadline import Deadline, Timeout, seconds

@@ -22,8 +22,7 @@ from meshdist.lifecycle import abort_process_group, destroy_process_group
 from meshdist.runtime.context import current_slot
 from meshdist.runtime.work import Work
 from meshdist.torch.handles import AsyncWork, DoneWork
-from meshdist.torch.sparse_sum import all_reduce_sparse
-from meshdist.torch.tensors import OPS, as_array, as_arrays, as_op, flat_pair, of_one_dtype
+from meshdist.torch.tensors import OPS, all_reduce_sparse, as_array, as_arrays, as_op, flat_pair, of_one_dtype
 
 NAME = "meshdist"
 

@@ -14,9 +14,8 @@ import pytest
 
 import meshdist as dist
 from meshdist.profiler.call_matching import with_waits
-from meshdist.profiler.clock_offset import clock_offset_ns
 from meshdist.profiler.event import Event, Track
-from meshdist.profiler.timeline import Timeline
+from meshdist.profiler.timeline import Timeline, clock_offset_ns
 
 pytestmark = pytest.mark.timeout(60)
 MS = 10**6

@@ -6,9 +6,9 @@ from time import perf_counter_ns
 import numpy as np
 
 from meshdist.profiler.accounting import Axes
-from meshdist.profiler.clock_offset import clock_offset_ns
 from meshdist.profiler.summary import duration_text
 from meshdist.profiler.tables import binary_step, bytes_text, short_bytes_text
+from meshdist.profiler.timeline import clock_offset_ns
 from meshdist.store import HashStore
 
 

@@ -13,7 +13,7 @@ from meshdist.store import HashStore
 from meshdist.store.address import PortTakenError, listen, reachable_from_here, resolve
 from meshdist.store.client import NotReachedError, StoreClient
 from meshdist.store.file_log import RequestLog
-from meshdist.store.members import Member, Members
+from meshdist.store.file_members import Member, Members
 from meshdist.store.request import DryStore, RequestStore
 from meshdist.store.server import StoreServer
 from meshdist.store.session import Session

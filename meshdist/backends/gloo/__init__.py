@@ -1,5 +1,5 @@
 """Backend `gloo`, meshdist's own CPU backend (not the Gloo library): shared memory within a host, TCP between hosts.
 
-Layers, from below: `published`, `host_ranks` and `match` (the store, hosts, matching of messages); the transports `shm`
+Layers, from below: `published` and `match` (the store, matching of messages); the transports `shm`
 and `tcp`; `p2p` (send and recv over either); `hier` (collectives across hosts); `backend`.
 """

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meshdist.arrays.host import Array
 from meshdist.backends.base import Backend, BackendOptions, Choice, DefaultPlan, FastPath, Plan
-from meshdist.backends.gloo.host_ranks import remote_ranks
 from meshdist.backends.gloo.p2p.p2p import P2P
 from meshdist.backends.gloo.published import naming_ended_rank
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, OneStep, StepCopies
@@ -45,16 +45,17 @@ class GlooBackend(Backend):
         self._opening = threading.Lock()
         self._p2p: P2P | None = None
         self._inter_host: InterHostCollectives | None = None
-        if self.size > 1 and remote_ranks(options):
+        if self.size > 1 and options.remote_ranks():
             # Not in the first call, which two threads may carry out in turn: Ctrl-C in an import can leave its locks
-            # held, for which the other thread would wait forever.
-            from meshdist.backends.gloo.hier import plans as plans
-            from meshdist.backends.gloo.p2p import remote as remote
+            # held, for which the other thread would wait forever. If it fails, the first call does, on all ranks.
+            with suppress(OSError, ImportError):
+                from meshdist.backends.gloo.hier import plans as plans
+                from meshdist.backends.gloo.p2p import remote as remote
 
     def connect(self) -> Iterator[Waitable]:
         if not self._is_connected and self.size > 1:
             with naming_ended_rank(self.options):
-                if remote_ranks(self.options):
+                if self.options.remote_ranks():
                     self._inter_host = self._make_inter_host()
                     for waitable in self._inter_host.connect():
                         yield SetUpWait(waitable, self.options)

@@ -15,10 +15,10 @@ from meshdist.arrays.host import Array
 from meshdist.backends.base import Backend, BackendOptions, FastPath, withdrawn_key
 from meshdist.backends.group_setup import check_there
 from meshdist.backends.mpi.arithmetic import Arithmetic
+from meshdist.backends.mpi.communicator import new_communicator
 from meshdist.backends.mpi.dispatcher import resources_of
 from meshdist.backends.mpi.environment import is_launched, not_launched
 from meshdist.backends.mpi.library import Session, session
-from meshdist.backends.mpi.membership import new_communicator
 from meshdist.backends.mpi.p2p import P2P
 from meshdist.backends.mpi.precheck import Coming, Precheck, word_of
 from meshdist.errors import DistBackendError, DistError

@@ -13,7 +13,6 @@ from meshdist.backends.gloo.hier.rail import Rail, dissemination_barrier
 from meshdist.backends.gloo.hier.reductions import SegmentReduce, TwoLevelReduce, WholeReduce
 from meshdist.backends.gloo.hier.scatter_allgather_broadcast import SPREAD_BYTES, ScatterAllgatherBroadcast
 from meshdist.backends.gloo.hier.small_allgather import plan_small_allgather
-from meshdist.backends.gloo.host_ranks import hosts_of
 from meshdist.backends.gloo.p2p.remote import RemoteP2P
 from meshdist.collectives.dataflow import ReductionSpec, TransferSpec
 from meshdist.collectives.definition import definition_of
@@ -34,7 +33,7 @@ WHOLE_BYTES = 64 << 10
 class InterHostCollectives:
     def __init__(self, backend: Backend, remote: RemoteP2P, make_host_backend: HostBackendFactory) -> None:
         self._backend = backend
-        hosts = hosts_of(backend.options)
+        hosts = backend.options.hosts()
         one_each = len(hosts) == backend.size
         self._tracker = CallTracker(backend, remote.transport, remote.receive_state)
         self._rail = Rail(backend, self._tracker, range(backend.size)) if one_each else None

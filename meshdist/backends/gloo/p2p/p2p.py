@@ -14,7 +14,6 @@ import numpy as np
 
 from meshdist.arrays.host import Array
 from meshdist.backends.base import Backend, FastPath
-from meshdist.backends.gloo.host_ranks import remote_ranks
 from meshdist.backends.gloo.match import GlooMatchQueue, GlooRecvRequest, Receiver
 from meshdist.backends.gloo.p2p.any_source import AnySource
 from meshdist.backends.gloo.shm.channel import RING_BYTES
@@ -46,7 +45,7 @@ class P2P:
         self._opening = threading.Lock()
         self._receivers: dict[int, ShmReceiver | TcpReceiver] = {}
         self.remote: RemoteP2P | None = None
-        elsewhere = remote_ranks(backend.options)
+        elsewhere = backend.options.remote_ranks()
         if elsewhere:  # a group on one host does not load the modules for TCP
             from meshdist.backends.gloo.p2p.remote import RemoteP2P
 
