@@ -43,6 +43,9 @@ CARRY_S = 0.001
 # After a call the thread naps so long between two looks, for some time; it takes up calls that are older than this. So
 # calls that are waited for at once do not wake it, which would take longer than most of them.
 NAP_S, _DUE_NS, _NAPS = 0.0005, 250_000, 60
+# From so many outstanding calls on, a thread that waits takes them over from the progress thread, since handing each to
+# the other thread takes longer than the call.
+_TAKEN_OVER = 8
 # The argument of an `acquire` that does not block.
 _AT_ONCE = (False,)
 
@@ -211,11 +214,12 @@ class Progress:
         A peer may need a call of another queue before it makes the one that this thread waits for.
         """
         end_s = 0.0
-        queue.wanted = True
-        if queue.carrier.locked():
+        # Few calls are left to the progress thread if it has begun: Ctrl-C in this thread then disturbs none of them.
+        queue.wanted = len(queue.jobs) >= _TAKEN_OVER
+        if queue.wanted and queue.carrier.locked():
             self._wake()  # the progress thread sleeps until a peer comes
         try:
-            while not work.is_completed():
+            while not work.is_completed() and (queue.wanted or not queue.carrier.locked()):
                 moved = [self._carry_one(other) for other in self._active]
                 if any(moved):
                     continue
