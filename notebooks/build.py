@@ -44,7 +44,10 @@ def executed(notebook: Any) -> Any:
     import nbclient
 
     folder = {"metadata": {"path": str(FOLDER)}}
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3", resources=folder).execute()
+    client = nbclient.NotebookClient(
+        notebook, timeout=120, kernel_name="python3", resources=folder, coalesce_streams=True
+    )
+    client.execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # when it was run
     notebook.metadata["language_info"] = {"name": "python"}

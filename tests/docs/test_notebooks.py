@@ -66,7 +66,10 @@ def test_notebook_shows_what_is_stored_in_it(path, tmp_path, monkeypatch):
     stored, pictures = shown(notebook), num_pictures(notebook)
     assert any(stored)
     folder = {"metadata": {"path": str(path.parent)}}
-    nbclient.NotebookClient(notebook, timeout=LONGEST_S, kernel_name="python3", resources=folder).execute()
+    client = nbclient.NotebookClient(
+        notebook, timeout=LONGEST_S, kernel_name="python3", resources=folder, coalesce_streams=True
+    )
+    client.execute()
     assert shown(notebook) == stored
     assert num_pictures(notebook) == pictures
 

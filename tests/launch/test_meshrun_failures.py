@@ -11,10 +11,12 @@ from launching import all_gone, finish, meshrun, reported, start_meshrun, write_
 
 
 @pytest.fixture(autouse=True)
-def no_file_left():
-    before = set(glob.glob(os.path.join(tempfile.gettempdir(), "meshdist-*")))
-    yield
-    assert set(glob.glob(os.path.join(tempfile.gettempdir(), "meshdist-*"))) <= before
+def no_file_left(monkeypatch):
+    # Short, since sockets are made in it; not that of all, since other tests run at the same time.
+    with tempfile.TemporaryDirectory() as directory:
+        monkeypatch.setenv("TMPDIR", directory)
+        yield
+        assert glob.glob(os.path.join(directory, "meshdist-*")) == []
 
 
 def test_traceback_of_the_first_failure_is_shown_once_first_and_whole(tmp_path):
