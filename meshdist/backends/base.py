@@ -12,7 +12,7 @@ import numpy as np
 from meshdist.arrays.host import Array
 from meshdist.arrays.overlap import KnownApart
 from meshdist.collectives.algorithms.blocks import exchange
-from meshdist.errors import DistBackendError, DistError
+from meshdist.errors import DistBackendError, DistError, DistTimeoutError
 from meshdist.runtime.call import Buffers, Call, Signature, each
 from meshdist.runtime.call_check import CallCheck
 from meshdist.runtime.departure import Departure
@@ -212,6 +212,7 @@ class Backend:
 
     device_calls: DeviceCalls | None = None
     bucket_bytes: int = 512 << 10
+    _num_met = 0
 
     def __init__(self, options: BackendOptions | None = None) -> None:
         if options is not None:
@@ -268,6 +269,42 @@ class Backend:
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
         """Begin a collective over send and recv by comparing the ranks' signatures, by default in messages."""
         return _compare_calls(self, signature)
+
+    def meet(self, error_prefix: str, timeout_s: float) -> None:
+        """Wait until all ranks of the group have called this; after a timeout, it is as if this rank had not.
+
+        The ranks meet in the store, which takes longer than a collective.
+
+        Raises:
+            DistTimeoutError: Some ranks did not call; names them.
+            DistError: A rank is gone.
+        """
+        from meshdist.backends.arrivals import Arrivals  # only monitored barriers need it
+
+        arrivals = Arrivals(self, self._num_met)
+        try:
+            bell, observer = self.options.bells.mine(), self.options.observer
+            wait_until(arrivals, bell, Deadline(timeout_s), error_prefix, observer)
+        except DistTimeoutError:
+            if arrivals.withdraw():
+                raise
+        self._num_met += 1
+        arrivals.forget_last()
+
+    def check_open(self) -> None:
+        """Raise the error that the backend has given up with, if it has."""
+
+    def is_behind(self) -> bool:
+        """Return True if another rank has begun a collective that this one has yet to call, as far as is known."""
+        return False
+
+    def describe(self, rank: int) -> str:
+        """Return a rank of the group as messages name it."""
+        return self.options.describe(rank)
+
+    def departure_of(self, rank: int) -> Departure | None:
+        """Return how a rank of the group has left it; None if it has not."""
+        return self.options.gone(rank)
 
     def connect(self) -> Iterator[Waitable]:
         """Prepare for collectives: the first step of each one, without effect after the first.

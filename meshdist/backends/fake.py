@@ -33,6 +33,9 @@ class FakeBackend(Backend):
         array[...] = 0
         return _Done((self.rank + 1) % self.size if src is None else src)
 
+    def meet(self, error_prefix: str, timeout_s: float) -> None:
+        return
+
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
         return iter(())
 

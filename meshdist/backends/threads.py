@@ -240,6 +240,17 @@ class ThreadsBackend(Backend):
             told = {rank: f"{made.text} at {site}" for rank, (_, made, site) in enumerate(calls)}
             raise CallCheck(self.rank, self.options.ranks).error(told)
 
+    def is_behind(self) -> bool:
+        number = self._calls_made
+        with self._room.lock:
+            return any(calls[number % 2][0] == number for calls in self._room.calls)
+
+    def describe(self, rank: int) -> str:
+        return self.options.call(rank)
+
+    def departure_of(self, rank: int) -> Departure | None:
+        return self._room.departures.get(rank) or super().departure_of(rank)
+
     def give_up(self, error: DistError) -> None:
         self._room.leave(self.rank, gave_up(error))
 

@@ -51,6 +51,9 @@ class Wrapper(Backend):
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
         return self.inner.check_in(signature)
 
+    def meet(self, error_prefix: str, timeout_s: float) -> None:
+        self.inner.meet(error_prefix, timeout_s)
+
     def connect(self) -> Iterator[Waitable]:
         return self.inner.connect()
 

@@ -159,11 +159,13 @@ class Collective(GroupFunction[P, R]):
         dataflow: What it moves; if not declared, what the default algorithm sends.
         composition: How another collective carries it out; None if it is independent.
         is_size_exchange: The ranks exchange the sizes of objects; a second call of the same name exchanges the objects.
+        meets: The ranks meet before they begin it, so that a timeout leaves the group usable.
     """
 
     dataflow: Dataflow
     composition: CompositionSpec | None = None
     is_size_exchange: bool = False
+    meets: bool = False
 
     def __init__(
         self,

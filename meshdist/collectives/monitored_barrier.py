@@ -16,6 +16,10 @@ from meshdist.system.deadline import Timeout, seconds
 def monitored_barrier(group: GroupLike = None, timeout: Timeout | None = None, wait_all_ranks: bool = False) -> None:
     """Wait until all ranks of the group have called; on timeout, raise an error that names the missing ranks.
 
+    The ranks meet in the store, which takes longer than `barrier`, and the group can be used after a timeout: the call
+    has no effect then on any rank, or all ranks have called. Where another rank makes another call instead, backends
+    gloo and threads find that at once, unless it is the group's first call; others at the timeout.
+
     Args:
         group: A ProcessGroup or a DeviceMesh; the world where None.
         timeout: Seconds or a timedelta. None: the group's timeout.
@@ -28,3 +32,6 @@ def monitored_barrier(group: GroupLike = None, timeout: Timeout | None = None, w
     members = resolve(group)
     timeout_s = None if timeout is None else members.named(members.error_prefix("monitored_barrier"), seconds, timeout)
     members.submit(monitored_barrier, None, None, timeout_s=timeout_s)
+
+
+monitored_barrier.meets = True

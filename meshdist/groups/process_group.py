@@ -17,7 +17,7 @@ from meshdist.arrays.host import as_buffers, check_apart
 from meshdist.arrays.reduce_op import Op, PremulSum, as_reduce_op
 from meshdist.backends.base import Backend, Plan
 from meshdist.collectives.methods import CollectiveMethods
-from meshdist.errors import DistBackendError, DistError
+from meshdist.errors import DistBackendError, DistError, DistTimeoutError
 from meshdist.groups.group_backends import GroupBackends
 from meshdist.groups.point_to_point import PointToPoint
 from meshdist.groups.rank_map import Membership, listed
@@ -364,7 +364,8 @@ class ProcessGroup(CollectiveMethods, Membership):
             if plan is None:
                 plan = backend.prepare(call)
                 plan.facts = facts
-                remember(plans, key, plan)
+                if not collective.meets:  # the calls of a remembered plan begin at once
+                    remember(plans, key, plan)
             copies = writes and plan.apart and must_be_copied(call)
             sent = packed(given, copies) if factor is None else scaled(factor, given)
             received = sent if in_place else packed(taken)
@@ -375,10 +376,24 @@ class ProcessGroup(CollectiveMethods, Membership):
         self.num_calls += 1
         queued = async_op or bool(self._queued)
         record = self.recorder.begin(facts, self.num_calls, started=not queued)
+        if collective.meets:
+            self._meet(backend, error_prefix, self.timeout_s if timeout_s is None else timeout_s, record)
         if queued:
             return self._enqueue(error_prefix, steps, recv, async_op, record, timeout_s)
         self._drive(error_prefix, backend, steps, None if timeout_s is None else Deadline(timeout_s), record)
         return recv
+
+    def _meet(self, backend: Backend, error_prefix: str, timeout_s: float, record: Record) -> None:
+        """Meet the other ranks before a call begins; after a timeout, it is as if this rank had not called."""
+        try:
+            backend.meet(error_prefix, timeout_s)
+        except DistTimeoutError as error:
+            self.num_calls -= 1
+            self.recorder.end(record, error)
+            self._world.note_fault(error)
+            raise
+        except BaseException as error:
+            raise self.fail(error, error_prefix, record) from None
 
     def _enqueue(
         self, error_prefix: str, steps: Any, recv: Any, async_op: bool, record: Record, timeout_s: float | None = None

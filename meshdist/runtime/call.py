@@ -74,6 +74,8 @@ class CollectiveSpec(Protocol):
         self,
     ) -> bool: ...  # It is the first part of a call; another call of the same name completes it
     @property
+    def meets(self) -> bool: ...  # The ranks meet before they begin it
+    @property
     def lists(self) -> tuple[str, ...]: ...  # Which of `send` and `recv` are lists of arrays
     @property
     def native(self) -> str: ...  # The method of a backend that carries it out

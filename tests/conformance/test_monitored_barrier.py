@@ -1,6 +1,7 @@
 """Barriers with a timeout of their own: who did not come is named."""
 
 import datetime
+import re
 import time
 
 import cases
@@ -63,3 +64,41 @@ def refused():
 
 def test_timeouts_that_are_none(world_of_3):
     world_of_3.run(refused)
+
+
+def the_documented_calls():
+    # The page's example, on a group: rank 0 makes two calls in a row, and both name who is missing.
+    group, rank, size = dist.new_group(), dist.get_rank(), dist.get_world_size()
+    if rank != 1:
+        with pytest.raises(dist.DistTimeoutError, match=r"ranks? \[?1\b"):
+            dist.monitored_barrier(group, 0.4)
+    dist.barrier()  # of the world: all have given up
+    if rank == 0:
+        with pytest.raises(dist.DistTimeoutError) as caught:
+            dist.monitored_barrier(group, 0.2, wait_all_ranks=True)
+        named = str(caught.value).partition("waiting for")[2].partition("\n")[0]
+        assert re.findall(r"rank (\d+)", named) == [str(other) for other in range(1, size)]
+    dist.barrier()
+    # The group is as good as new, for the same and for other calls.
+    for _ in range(2):
+        group.monitored_barrier(timeout=20)
+        assert group.all_reduce(np.array([rank])).item() == sum(range(size))
+
+
+def test_a_timeout_leaves_the_group_usable(world_of_3):
+    world_of_3.run(the_documented_calls)
+
+
+def another_call():
+    group = dist.new_group()
+    group.all_reduce(np.ones(1))
+    call = group.monitored_barrier if dist.get_rank() != 1 else lambda: group.all_reduce(np.ones(1))
+    with pytest.raises(dist.DistBackendError, match="disagree") as caught:
+        call()
+    assert "monitored_barrier()" in str(caught.value)
+    assert "all_reduce(float64[1]" in str(caught.value)
+
+
+@pytest.mark.parametrize(("backend", "size"), [("threads", 3), ("gloo", 3), ("gloo-tcp", 3), ("gloo-hosts", 4)])
+def test_another_call_is_a_mismatch(worlds, backend, size):
+    worlds.world(backend, size).run(another_call)

@@ -28,6 +28,7 @@ BOTH_PATHS = pytest.mark.parametrize("backend", ["gloo", "gloo-slots", "gloo-tcp
 CALLS = {
     "all_reduce": lambda: dist.all_reduce(np.ones(3)),
     "barrier": lambda: dist.barrier(),
+    "monitored_barrier": lambda: dist.monitored_barrier(),
     "large all_reduce": lambda: dist.all_reduce(np.ones(4 << 20)),
     "large broadcast": lambda: dist.broadcast(np.ones(1 << 20), VICTIM),
     "reduce": lambda: dist.reduce(np.ones(30_000), VICTIM),

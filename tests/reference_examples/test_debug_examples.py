@@ -66,6 +66,26 @@ def missing_ranks(error):
     ]
 
 
+def two_calls_in_a_row(init_method, size):
+    dist.init_process_group("gloo", init_method, timeout=SOON * 2, rank=worker_rank(), world_size=size)
+    dist.barrier()
+    named = []
+    if dist.get_rank() != 1:
+        with pytest.raises(RuntimeError) as caught:
+            dist.monitored_barrier()  # raises exception indicating that rank 1 did not call into monitored_barrier
+        named.append(missing_ranks(caught.value))
+    if dist.get_rank() == 0:
+        with pytest.raises(RuntimeError) as caught:
+            dist.monitored_barrier(wait_all_ranks=True)
+        named.append(missing_ranks(caught.value))
+    return named
+
+
+def test_both_calls_of_the_page_name_the_missing_ranks(bare, tmp_path):
+    bare.start(two_calls_in_a_row, f"file://{tmp_path}/store", bare.size)
+    assert bare.gather() == [[[1], list(range(1, bare.size))], [], *[[[1]]] * (bare.size - 2)]
+
+
 def all_but_one_missing():
     group = dist.new_group(backend="gloo")
     if dist.get_rank() == 0:

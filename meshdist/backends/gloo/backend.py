@@ -106,6 +106,15 @@ class GlooBackend(Backend):
             barrier = self._shm.barrier
             yield BarrierWait(barrier, barrier.signal(signature.fingerprint), signature)
 
+    def meet(self, error_prefix: str, timeout_s: float) -> None:
+        with naming_ended_rank(self.options):
+            super().meet(error_prefix, timeout_s)
+
+    def is_behind(self) -> bool:
+        if self._inter_host is not None:
+            return self._inter_host.is_behind()
+        return self._shared is not None and self._shared.barrier.is_behind()
+
     def barrier(self, call: Call) -> Plan:
         return Barrier(self._shm.barrier, self, call)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from meshdist.backends.base import BackendOptions
-from meshdist.errors import DistBackendError, DistError, DistNetworkError
+from meshdist.errors import DistBackendError, DistError, DistNetworkError, PeerConnectionError
 from meshdist.runtime.departure import Departure, LeftOut, PeerExit, peer_gone
 from meshdist.runtime.doorbells import SocketDoorbells
 from meshdist.runtime.waiting import Doorbell, Waitable
@@ -104,6 +104,8 @@ def naming_ended_rank(options: BackendOptions, first: int = 0) -> Iterator[None]
     """Turn the loss of the store into a DistBackendError that names the ended rank, checking `first` first."""
     try:
         yield
+    except PeerConnectionError:
+        raise  # not of the store
     except DistNetworkError:
         ended = _find_ended_rank(options, first)
         if ended is None:

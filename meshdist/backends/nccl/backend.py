@@ -13,7 +13,7 @@ from typing import Any
 from meshdist.arrays.device import cupy_module
 from meshdist.arrays.device_types import cuda_number
 from meshdist.backends.base import Backend, BackendOptions, Plan
-from meshdist.backends.group_setup import StoreBarrier, withdraw
+from meshdist.backends.group_setup import withdraw
 from meshdist.backends.nccl.calls import CARRIED, NcclCalls
 from meshdist.backends.nccl.comm_setup import CommSetup, compare_calls
 from meshdist.backends.nccl.comm_stream import CommStream, InFlightOp
@@ -23,8 +23,6 @@ from meshdist.backends.nccl.watchdog import Aborting, Watchdog
 from meshdist.errors import DistBackendError, DistError, DistTimeoutError
 from meshdist.runtime.call import Call
 from meshdist.runtime.departure import Departure, PeerExit, gave_up, peer_gone
-from meshdist.runtime.waiting import wait_until
-from meshdist.store import PrefixStore
 from meshdist.system.deadline import Deadline
 
 # Key of the group's store under which a rank reports that it gave up.
@@ -53,7 +51,7 @@ class NcclBackend(Backend):
         self._making, self._pairing, self._taking = threading.Lock(), threading.Lock(), threading.Lock()
         self._failing = threading.Lock()
         self._watchdog = Watchdog(f"meshdist-nccl-{options.rank}", self._look, self._notice, self._use_device)
-        self._num_meetings = self._num_compared = 0
+        self._num_compared = 0
         self.device_calls = NcclCalls(self)
 
     @classmethod
@@ -119,13 +117,8 @@ class NcclBackend(Backend):
         aborting.wait(_ABORT_S)
         self._fail_flights()
 
-    def monitored_barrier(self, error_prefix: str, timeout_s: float) -> None:
-        """Wait for the other ranks in the store, which records who has arrived; the error names missing ranks."""
-        self.check()
-        self._num_meetings += 1
-        store = PrefixStore(f"nccl/monitored/{self._num_meetings}", self.options.store)
-        counted = StoreBarrier(self.options, store, tuple(range(self.size)), "", self._check_open)
-        wait_until(counted, self.options.bells.mine(), Deadline(timeout_s), error_prefix, self.options.observer)
+    def describe(self, rank: int) -> str:
+        return self.options.call(rank)
 
     def compare(self, call: Call, error_prefix: str) -> None:
         """Compare the calls that all ranks are about to make.
@@ -137,7 +130,7 @@ class NcclBackend(Backend):
         self.check()
         self._num_compared += 1
         number, timeout_s = self._num_compared, self.options.timeout_s
-        compare_calls(self.options, number, call.signature(), error_prefix, timeout_s, self._check_open)
+        compare_calls(self.options, number, call.signature(), error_prefix, timeout_s, self.check_open)
 
     def give_up(self, error: DistError) -> None:
         self.fail(DistBackendError(str(error)), gave_up(error))
@@ -173,7 +166,7 @@ class NcclBackend(Backend):
         assert device is not None
         gpu = f"{self.cuda.runtime.deviceGetPCIBusId(device)} on {self.options.peers.mine.host_name}"
         host = self.options.peers.mine.host
-        setup = CommSetup(self.options, members, f"nccl/{place}", error_prefix, self._check_open)
+        setup = CommSetup(self.options, members, f"nccl/{place}", error_prefix, self.check_open)
         unique_id = setup.unique_id(library, (gpu, host))
         rank = members.index(self.options.rank)
 
@@ -224,7 +217,7 @@ class NcclBackend(Backend):
         while self.error is None and busy() and not deadline.expired():
             time.sleep(poll_interval_s)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
         self.check()
         if self._is_closing:
             raise DistError("the group is destroyed, and the other rank has not come")

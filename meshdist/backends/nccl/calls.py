@@ -22,7 +22,7 @@ from meshdist.backends.nccl.plans import NcclPlan
 from meshdist.backends.nccl.reductions import Coalesced, Gathered, Reducing, reduction_plan
 from meshdist.backends.nccl.works import DeviceWork
 from meshdist.backends.p2p.match_queue import eager_bytes
-from meshdist.errors import DistBackendError, DistError
+from meshdist.errors import DistBackendError, DistError, DistTimeoutError
 from meshdist.runtime.call import Call, each
 from meshdist.runtime.device_calls import DeviceCalls, Parcel, Request
 from meshdist.runtime.flight_recorder import facts_of
@@ -59,7 +59,7 @@ class CallsBackend(Protocol):
     def fail(self, error: BaseException) -> None: ...
     def comm_stream(self, error_prefix: str, device: int | None) -> CommStream: ...
     def pair(self, peer: int, error_prefix: str, device: int) -> Pair: ...
-    def monitored_barrier(self, error_prefix: str, timeout_s: float) -> None: ...
+    def meet(self, error_prefix: str, timeout_s: float) -> None: ...
     def compare(self, call: Call, error_prefix: str) -> None: ...
 
 
@@ -252,8 +252,10 @@ class NcclCalls(DeviceCalls):
         timeout_s = group.timeout_s if request.timeout_s is None else request.timeout_s
         if request.collective.name == "monitored_barrier":
             try:
-                self._backend.monitored_barrier(error_prefix, timeout_s)
+                self._backend.meet(error_prefix, timeout_s)
                 return None
+            except DistTimeoutError:
+                raise
             except BaseException as error:
                 raise group.fail(error, error_prefix) from None
         call = Call(request.collective, error_prefix, group.rank(), group.size(), None, None)

@@ -39,6 +39,12 @@ class CallTracker:
         with self.transport.lock:
             self.word = self.receive_state.collectives.begin(fingerprint)
 
+    def is_behind(self) -> bool:
+        """Return whether another rank has begun a call that this one has yet to make, as far as its frames say."""
+        self.transport.progress()
+        with self.transport.lock:
+            return self.receive_state.collectives.is_behind()
+
     def check(self) -> None:
         """Raise DistBackendError if the ranks' calls differ, or one has given the group up or died."""
         # Read what has arrived first.

@@ -31,6 +31,8 @@ class HostBackend(Protocol):
 
     def check_in(self, signature: Signature) -> Iterator[Waitable]: ...
 
+    def is_behind(self) -> bool: ...
+
     def set_mismatch_handler(self, explain: Callable[[], DistBackendError]) -> None:
         """Set the function that reports a mismatch: it collects the calls of the whole group."""
 

@@ -42,6 +42,10 @@ class InterHostCollectives:
     def connect(self) -> Iterator[Waitable]:
         return iter(()) if self._hierarchy is None else self._hierarchy.connect()
 
+    def is_behind(self) -> bool:
+        local = None if self._hierarchy is None else self._hierarchy.local
+        return (local is not None and local.is_behind()) or self._tracker.is_behind()
+
     def give_up(self, error: DistError) -> None:
         self._tracker.publish_completed()
         if self._hierarchy is not None:

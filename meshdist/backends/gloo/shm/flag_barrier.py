@@ -133,6 +133,11 @@ class FlagBarrier:
         words, ended = self._words, self.members.ended
         return [peer for peer in self.absent(word) if not words[self.region.line(peer, STATE)] and not ended(peer)]
 
+    def is_behind(self) -> bool:
+        """Return whether another rank has signalled the next step."""
+        following = self.step + 1
+        return any(self._words[index] & _STEP == following & _STEP for index in self._signals[following & 1])
+
     def next_word(self, fingerprint: int, steps: int) -> int:
         return fingerprint & ~_STEP | self.step + steps & _STEP
 

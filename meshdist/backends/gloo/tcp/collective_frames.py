@@ -96,6 +96,11 @@ class CollectiveFrames:
         number = self.word & NUMBER
         return self._has_mismatch or any(word & NUMBER == number for word, _ in self.calls.values())
 
+    def is_behind(self) -> bool:
+        """Return whether a frame of a collective that this rank has yet to begin has arrived."""
+        following = (self.word + 1) & NUMBER
+        return any(frame.word & NUMBER == following for frames in self._kept.values() for frame in frames)
+
     def expects(self, src: int) -> bool:
         return bool(self._expected.get(src))
 
