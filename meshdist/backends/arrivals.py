@@ -27,6 +27,7 @@ class Options(Protocol):
     def store(self) -> Store: ...
     @property
     def peers(self) -> Peers: ...
+    def waits_in_first_call(self, rank: int) -> bool: ...
     def check_preconditions(self) -> None: ...
 
 
@@ -45,12 +46,19 @@ class Member(Protocol):
 
 
 class Arrivals(Waitable):
-    """Wait for all ranks of a group; `num_met` is how often they have met before."""
+    """Wait for all ranks of a group.
 
-    def __init__(self, backend: Member, num_met: int) -> None:
+    Args:
+        backend: That of this rank.
+        num_met: How often the ranks have met before.
+        is_first: This rank has made no call on the group before.
+    """
+
+    def __init__(self, backend: Member, num_met: int, is_first: bool) -> None:
         self._backend = backend
         self._rank, self._size, self._store = backend.rank, backend.size, backend.options.store
         self._num_met = num_met
+        self._is_first, self._is_behind = is_first, False
         self._records = Records(self._size)
         self._monitor = PeerMonitor()
         self._since_s = time.monotonic()
@@ -58,7 +66,7 @@ class Arrivals(Waitable):
 
     def ready(self) -> bool:
         # A rank that has begun its next call will not come any more: the call that follows compares the two.
-        return self._have_met() or self._backend.is_behind()
+        return self._have_met() or self._is_behind or self._backend.is_behind()
 
     def _have_met(self) -> bool:
         if not self._records.have_met:
@@ -88,6 +96,8 @@ class Arrivals(Waitable):
                 departure = options.peers.how_ended(options.ranks[rank])
             if departure is not None:
                 raise peer_gone(backend.describe(rank), departure, LeftOut.CALL)
+            # A rank that has begun the group's first call waits in its set-up until this one takes part.
+            self._is_behind |= self._is_first and options.waits_in_first_call(rank)
 
     def arm(self, bell: Doorbell) -> None:
         return

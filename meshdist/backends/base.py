@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -122,10 +123,20 @@ class BackendOptions:
             return Departure.decode(self.store.get(key))
         return self.peers.departure_of(self.ranks[rank])
 
+    def waits_in_first_call(self, rank: int) -> bool:
+        """Return whether a rank has waited for a second in the set-up of this group."""
+        key = set_up_key(self.ranks[rank])
+        return self.world_store.check([key]) and json.loads(self.world_store.get(key))[0] == self.name
+
 
 def withdrawn_key(rank: int) -> str:
     """Return the key of a group's store under which a rank records that it has left."""
     return f"withdrawn/{rank}"
+
+
+def set_up_key(rank: int) -> str:
+    """Return the key of the world's store under which a rank, by its global number, reports a wait in a set-up."""
+    return f"meeting/{rank}"
 
 
 class Choice(NamedTuple):
@@ -270,10 +281,11 @@ class Backend:
         """Begin a collective over send and recv by comparing the ranks' signatures, by default in messages."""
         return _compare_calls(self, signature)
 
-    def meet(self, error_prefix: str, timeout_s: float) -> None:
+    def meet(self, error_prefix: str, timeout_s: float, is_first: bool) -> None:
         """Wait until all ranks of the group have called this; after a timeout, it is as if this rank had not.
 
-        The ranks meet in the store, which takes longer than a collective.
+        The ranks meet in the store, which takes longer than a collective. `is_first` says that this rank has made no
+        call on the group before.
 
         Raises:
             DistTimeoutError: Some ranks did not call; names them.
@@ -281,7 +293,7 @@ class Backend:
         """
         from meshdist.backends.arrivals import Arrivals  # only monitored barriers need it
 
-        arrivals = Arrivals(self, self._num_met)
+        arrivals = Arrivals(self, self._num_met, is_first)
         try:
             bell, observer = self.options.bells.mine(), self.options.observer
             wait_until(arrivals, bell, Deadline(timeout_s), error_prefix, observer)

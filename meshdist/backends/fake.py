@@ -33,7 +33,7 @@ class FakeBackend(Backend):
         array[...] = 0
         return _Done((self.rank + 1) % self.size if src is None else src)
 
-    def meet(self, error_prefix: str, timeout_s: float) -> None:
+    def meet(self, error_prefix: str, timeout_s: float, is_first: bool) -> None:
         return
 
     def check_in(self, signature: Signature) -> Iterator[Waitable]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from meshdist.backends.base import withdrawn_key
+from meshdist.backends.base import set_up_key, withdrawn_key
 from meshdist.errors import DistError
 from meshdist.runtime.departure import Departure, LeftOut, peer_gone
 from meshdist.runtime.peers import PeerMonitor
@@ -127,7 +127,7 @@ class SetUpWait(Wrapped):
         if self._said:
             self._said = False
             with suppress(DistError):
-                self._options.world_store.delete_key(_key(self._options.ranks[self._options.rank]))
+                self._options.world_store.delete_key(set_up_key(self._options.ranks[self._options.rank]))
         return True
 
     def check(self) -> None:
@@ -138,7 +138,7 @@ class SetUpWait(Wrapped):
             text = f"group {options.label!r} ({ranks_text(options.ranks)})"
             with suppress(DistError):  # the report only helps other ranks' messages
                 words = json.dumps([options.name, text, options.ranks])
-                options.world_store.set(_key(options.ranks[options.rank]), words)
+                options.world_store.set(set_up_key(options.ranks[options.rank]), words)
 
     def missing(self) -> str:
         # The missing ranks are reported even if the store is gone.
@@ -149,8 +149,8 @@ class SetUpWait(Wrapped):
     def _elsewhere(self) -> str:
         options, found, are_reordered = self._options, [], False
         for place, rank in enumerate(options.ranks[:_MOST_ASKED]):
-            if options.world_store.check([_key(rank)]):
-                name, text, ranks = json.loads(options.world_store.get(_key(rank)))
+            if options.world_store.check([set_up_key(rank)]):
+                name, text, ranks = json.loads(options.world_store.get(set_up_key(rank)))
                 if name != options.name:
                     found.append(f"; {call_rank(place, options.ranks)} waited meanwhile in the first call on {text}")
                     are_reordered |= _are_reordered(ranks, options.ranks)
@@ -160,7 +160,3 @@ class SetUpWait(Wrapped):
 
 def _are_reordered(ranks: Sequence[int], others: Sequence[int]) -> bool:
     return tuple(ranks) != tuple(others) and sorted(ranks) == sorted(others)
-
-
-def _key(rank: int) -> str:
-    return f"meeting/{rank}"

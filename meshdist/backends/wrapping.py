@@ -51,8 +51,8 @@ class Wrapper(Backend):
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
         return self.inner.check_in(signature)
 
-    def meet(self, error_prefix: str, timeout_s: float) -> None:
-        self.inner.meet(error_prefix, timeout_s)
+    def meet(self, error_prefix: str, timeout_s: float, is_first: bool) -> None:
+        self.inner.meet(error_prefix, timeout_s, is_first)
 
     def connect(self) -> Iterator[Waitable]:
         return self.inner.connect()

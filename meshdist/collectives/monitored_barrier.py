@@ -18,7 +18,7 @@ def monitored_barrier(group: GroupLike = None, timeout: Timeout | None = None, w
 
     The ranks meet in the store, which takes longer than `barrier`, and the group can be used after a timeout: the call
     has no effect then on any rank, or all ranks have called. Where another rank makes another call instead, backends
-    gloo and threads find that at once, unless it is the group's first call; others at the timeout.
+    gloo and threads find that at once, or after a second if it is the group's first call; others at the timeout.
 
     Args:
         group: A ProcessGroup or a DeviceMesh; the world where None.

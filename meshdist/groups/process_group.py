@@ -386,7 +386,7 @@ class ProcessGroup(CollectiveMethods, Membership):
     def _meet(self, backend: Backend, error_prefix: str, timeout_s: float, record: Record) -> None:
         """Meet the other ranks before a call begins; after a timeout, it is as if this rank had not called."""
         try:
-            backend.meet(error_prefix, timeout_s)
+            backend.meet(error_prefix, timeout_s, is_first=self.num_calls == 1)
         except DistTimeoutError as error:
             self.num_calls -= 1
             self.recorder.end(record, error)

@@ -89,9 +89,10 @@ def test_a_timeout_leaves_the_group_usable(world_of_3):
     world_of_3.run(the_documented_calls)
 
 
-def another_call():
-    group = dist.new_group()
-    group.all_reduce(np.ones(1))
+def another_call(is_first):
+    group = dist.new_group(timeout=20)
+    if not is_first:
+        group.all_reduce(np.ones(1))
     call = group.monitored_barrier if dist.get_rank() != 1 else lambda: group.all_reduce(np.ones(1))
     with pytest.raises(dist.DistBackendError, match="disagree") as caught:
         call()
@@ -99,6 +100,7 @@ def another_call():
     assert "all_reduce(float64[1]" in str(caught.value)
 
 
+@pytest.mark.parametrize("is_first", [False, True])
 @pytest.mark.parametrize(("backend", "size"), [("threads", 3), ("gloo", 3), ("gloo-tcp", 3), ("gloo-hosts", 4)])
-def test_another_call_is_a_mismatch(worlds, backend, size):
-    worlds.world(backend, size).run(another_call)
+def test_another_call_is_a_mismatch(worlds, backend, size, is_first):
+    worlds.world(backend, size).run(another_call, is_first)

@@ -56,7 +56,7 @@ class GlooBackend(Backend):
         if not self._is_connected and self.size > 1:
             with naming_ended_rank(self.options):
                 if self.options.remote_ranks():
-                    self._inter_host = self._make_inter_host()
+                    self._inter_host = self._inter_host or self._make_inter_host()
                     for waitable in self._inter_host.connect():
                         yield SetUpWait(waitable, self.options)
                 else:
@@ -106,9 +106,11 @@ class GlooBackend(Backend):
             barrier = self._shm.barrier
             yield BarrierWait(barrier, barrier.signal(signature.fingerprint), signature)
 
-    def meet(self, error_prefix: str, timeout_s: float) -> None:
+    def meet(self, error_prefix: str, timeout_s: float, is_first: bool) -> None:
+        if self.options.remote_ranks():
+            self._inter_host = self._inter_host or self._make_inter_host()  # receives what another rank begins
         with naming_ended_rank(self.options):
-            super().meet(error_prefix, timeout_s)
+            super().meet(error_prefix, timeout_s, is_first)
 
     def is_behind(self) -> bool:
         if self._inter_host is not None:
