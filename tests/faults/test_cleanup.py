@@ -79,8 +79,8 @@ def traces(tmp_path):
 
     before, traces = shared_files(), Traces()
     yield traces
-    assert [pid for pid in traces.pids if pathlib.Path(f"/proc/{pid}").exists()] == []
-    # The kernel may take a moment to close those of a process that has ended.
+    # The kernel may take a moment to take a killed process apart.
+    until(lambda: not any(pathlib.Path(f"/proc/{pid}").exists() for pid in traces.pids), "the processes are gone")
     until(lambda: not any(name in "\n".join(unix_sockets()) for name in traces.sockets), "the sockets are closed")
     assert_none_stays(before)
     assert list(tmp_path.iterdir()) == []
