@@ -89,6 +89,7 @@ ACCEPTED: dict[str, dict[str, str]] = {
         "multi_set of unequal lists": "an argument is wrong: ValueError; torch's is a DistStoreError",
     },
     "programs_alone.beginnings": {
+        "env:// without MASTER_ADDR": "the documentation has rank 0 need none; torch's code refuses that",
         ".*: backends by device": ONLY_CPU,
         "no backend: place": "torch's name is 'undefined' where None was given; the backend of meshdist is gloo",
     },

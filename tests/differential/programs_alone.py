@@ -211,6 +211,8 @@ def _without_variables(on: Side, init: Callable[..., Any]) -> None:
     for missing in variables:
         os.environ.update({name: value for name, value in variables.items() if name != missing})
         on.case(f"env:// without {missing}", init, "gloo", "env://")
+        if on.dist.is_initialized():
+            on.dist.destroy_process_group()
         for name in variables:
             os.environ.pop(name, None)
 
