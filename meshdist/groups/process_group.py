@@ -216,19 +216,9 @@ class ProcessGroup(CollectiveMethods, Membership):
             calls.note(plan.runner, plan.facts, plan.error_prefix, send, recv, plan.apart)
         return recv
 
-    def submit_unobserved(
-        self,
-        collective: CollectiveSpec,
-        send: Any,
-        recv: Any,
-        op: Op | None = None,
-        root: int | None = None,
-        async_op: bool = False,
-        splits: Splits | None = None,
-        timeout_s: float | None = None,
-    ) -> Any:
-        """Carry out a call without hooks, as a part of a call that the hooks have seen already."""
-        return type(self).submit(self, collective, send, recv, op, root, async_op, splits, timeout_s)
+    def submit_unobserved(self, *args: Any) -> Any:
+        """`submit` without hooks, for a part of a call that the hooks have seen already."""
+        return type(self).submit(self, *args)
 
     def relabel(self, label: str) -> None:
         """Change the group's name in messages."""
