@@ -118,10 +118,13 @@ def _meet(
     if url == "env://" and "mpi" in by_device(backend).values():
         url = "mpi://"  # the MPI launcher knows the ranks without the variables
     timeout_s = deadline.timeout_s  # as it was given: the errors say it
+    lost: DistNetworkError | None = None
     while True:
         try:
             own, my_rank, size = rendezvous(url, rank, world_size, timeout_s, group_name=group_name)
         except NotReachedError as error:
+            if lost is not None:
+                raise lost from None  # the store ended, and no other one has come
             add_hint(error, url)
             raise
         try:
@@ -131,11 +134,12 @@ def _meet(
 
                 world.endings.append(finish_setup())
             return world
-        except DistNetworkError:
+        except DistNetworkError as error:
             # The store ended: it was that of the previous world, whose last rank was just leaving. Try again.
             own.close()
             if deadline.expired():
                 raise
+            lost = error
             timeout_s = deadline.remaining_s()
         except DistTimeoutError as error:
             if isinstance(own, TCPStore) and own.is_master:

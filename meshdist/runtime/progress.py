@@ -43,6 +43,8 @@ CARRY_S = 0.001
 # After a call the thread naps so long between two looks, for some time; it takes up calls that are older than this. So
 # calls that are waited for at once do not wake it, which would take longer than most of them.
 NAP_S, _DUE_NS, _NAPS = 0.0005, 250_000, 60
+# The argument of an `acquire` that does not block.
+_AT_ONCE = (False,)
 
 
 @dataclass(slots=True, eq=False)
@@ -225,17 +227,23 @@ class Progress:
 
     def _carry_one(self, queue: JobQueue) -> bool:
         # Advance the head of a queue; return whether it is done.
-        if not queue.jobs or not queue.carrier.acquire(False):
+        if not queue.jobs:
             return False
         job = done = None
+        # Acquires and remembers it in one step: a KeyboardInterrupt comes before or after that.
+        is_mine: list[bool] = []
         try:
+            is_mine.extend(map(queue.carrier.acquire, _AT_ONCE))
+            if not is_mine[0]:
+                return False
             job = queue.jobs[0] if queue.jobs else None
             # Callbacks are for the progress thread.
             if job is not None and not job.work.has_callbacks and job.advance(check=False):
                 queue.completing = job.work
                 done = queue.jobs.popleft()
         finally:
-            queue.carrier.release()  # before callbacks run that were added meanwhile: they may make calls
+            if is_mine and is_mine[0]:
+                queue.carrier.release()  # before callbacks run that were added meanwhile: they may make calls
         if done is None:
             return False
         done.end()

@@ -105,6 +105,23 @@ def test_a_call_that_waits(new_workers, backend, name, connected, to_thread):
     check(interrupted(workers, to_thread), breaks=True)
 
 
+def what_a_call_would_import():
+    group = dist.new_group()
+    group.usable_backend("test")
+    before = set(sys.modules)
+    group.all_reduce(np.ones(3), async_op=True).wait()
+    group.all_reduce(np.ones(3))
+    return sorted(name for name in set(sys.modules) - before if name.startswith("meshdist.backends.gloo"))
+
+
+@pytest.mark.parametrize("backend", ["gloo", "gloo-tcp"])
+def test_nothing_is_imported_in_a_call_that_another_thread_may_go_on_with(new_workers, backend):
+    """Ctrl-C in an import can leave its locks held: the progress thread, which imports as well, waited forever."""
+    workers = new_workers(2, backend)
+    workers.start(what_a_call_would_import)
+    assert workers.gather() == [[], []]
+
+
 @THREADS
 @pytest.mark.parametrize("name", WORKS)
 @pytest.mark.parametrize("backend", ["gloo", "gloo-tcp"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -45,6 +46,12 @@ class GlooBackend(Backend):
         self._opening = threading.Lock()
         self._p2p: P2P | None = None
         self._inter_host: InterHostCollectives | None = None
+        if self.size > 1 and remote_ranks(options):
+            # Not in the first call, which two threads may carry out in turn: Ctrl-C in an import can leave its locks
+            # held, for which the other thread would wait forever. If it fails, the first call does, on all ranks.
+            with suppress(OSError, ImportError):
+                from meshdist.backends.gloo.hier import plans as plans
+                from meshdist.backends.gloo.p2p import remote as remote
 
     def connect(self) -> Iterator[Waitable]:
         if not self._is_connected and self.size > 1:
