@@ -182,7 +182,7 @@ def _tune_all(options: Namespace, setting: Setting) -> int:
     if prints and not found:
         print("\nNothing was measured: there is one way each for these calls here.")
     elif prints:
-        print("\nA time is the shortest of three, on the slowest rank. The choices are remembered for the next job.")
+        print("\nTimes are the shortest of up to five, on the slowest rank. The choices are remembered for later jobs.")
         if options.plot is not None:
             draw_choices(options.plot, found, f"{setting.num_ranks} ranks, {setting.dtype}")
             print(f"wrote {options.plot}")

@@ -35,10 +35,11 @@ def chosen_by(trials, times):
 @pytest.mark.parametrize(
     ("times", "chosen"),
     [
-        ({"guess": [100] * 3, "other": [90] * 3, "slow": [500]}, "other"),
-        ({"guess": [100] * 3, "other": [97] * 3, "slow": [500]}, "guess"),  # too little to leave it
-        ({"guess": [100] * 3, "other": [250, 80, 80], "slow": [500]}, "other"),  # delayed once
-        ({"guess": [500], "other": [100] * 3, "slow": [250, 260]}, "other"),  # the worst guess
+        ({"guess": [100] * 5, "other": [90] * 5, "slow": [500]}, "other"),
+        ({"guess": [100] * 5, "other": [97] * 5, "slow": [500]}, "guess"),  # too little to leave it
+        ({"guess": [100] * 5, "other": [250, 80, 80, 80, 80], "slow": [500]}, "other"),  # delayed once
+        ({"guess": [900, 400, 400, 90, 100], "other": [100] * 5, "slow": [250, 260]}, "guess"),  # delayed three times
+        ({"guess": [500] * 5, "other": [100] * 5, "slow": [250, 260]}, "other"),  # the worst guess
     ],
 )
 def test_the_fastest_way_is_chosen(times, chosen):

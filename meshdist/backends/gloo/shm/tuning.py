@@ -17,9 +17,10 @@ from meshdist.system.tuning_cache import TuningCache
 
 # The least bytes of a call that is worth trials: shorter ones are fastest in one step everywhere.
 TUNED_BYTES = 256 << 10
-# How often each way is measured; one that took this many times as long as the fastest is dropped after one measurement,
-# and after two. Single calls are delayed by other processes.
-_ROUNDS, _HOPELESS = 3, (3.0, 1.5)
+# A way is dropped if it took this many times as long as the fastest, after one measurement, two, and so on: single
+# calls are delayed by other processes. The first guess stays, which is right on most machines.
+_HOPELESS = (3.0, 1.5, 1.25, 1.1)
+_ROUNDS = 1 + len(_HOPELESS)
 # Another way must be faster than the first guess by this factor to be chosen.
 _WORTHWHILE = 1.05
 
@@ -93,7 +94,7 @@ class Trials:
             self.chosen = 0 if keeps else self.shortest_ns.index(shortest)
             return
         most = min(times) * _HOPELESS[self._rounds - 1] if times else 0
-        self._left = [way for way, time in enumerate(self.shortest_ns) if time is None or time <= most]
+        self._left = [way for way, time in enumerate(self.shortest_ns) if time is None or time <= most or way == 0]
         self._rounds += 1
 
 
