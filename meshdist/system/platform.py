@@ -58,6 +58,15 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
+def num_preemptions() -> int:
+    """Return how often this thread's core was given to another; 0 where that is not known."""
+    if sys.platform != "linux":
+        return 0
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+
+
 def ioctl(fd: int, request: int, argument: bytes) -> bytes:
     if sys.platform == "win32":
         raise OSError(errno.ENOSYS, "there is no ioctl on Windows")

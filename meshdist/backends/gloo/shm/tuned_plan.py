@@ -10,6 +10,7 @@ from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.backends.gloo.shm.tuning import Trials
 from meshdist.runtime.call import Buffers, Call, Signature, each
+from meshdist.system.platform import num_preemptions
 
 Spec = TypeVar("Spec")
 # What makes the plan of each way, by name; the first is the first guess.
@@ -69,16 +70,26 @@ class TunedPlan(BarrierPlan):
             self._plans[self._trials.next].run(send, recv)
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
-        trials, began_ns = self._trials, monotonic_ns()
+        trials = self._trials
+        if trials.chosen is not None:
+            yield from self._plans[trials.next].steps(send, recv)
+            return
+        preemptions, began_ns = self._preemptions(), monotonic_ns()
         yield from self._plans[trials.next].steps(send, recv)
-        if trials.chosen is None:
-            yield from self._compare(trials, began_ns)
+        ended_ns = monotonic_ns()
+        yield from self._compare(trials, began_ns, ended_ns, self._preemptions() - preemptions)
 
-    def _compare(self, trials: Trials, began_ns: int) -> Iterator[BarrierWait]:
+    def _compare(self, trials: Trials, began_ns: int, ended_ns: int, preemptions: int) -> Iterator[BarrierWait]:
         remembered = self._shm.tuning.remembered(trials) if trials.is_first else None
         phase, region = self.barrier.flip(), self._shm.region
-        region.table(phase, self._rank)[0] = began_ns, monotonic_ns(), -1 if remembered is None else remembered, 0
+        told = -1 if remembered is None else remembered
+        region.table(phase, self._rank)[0] = began_ns, ended_ns, told, preemptions
         yield self.arrive()
         rows = [region.table(phase, peer)[0].tolist() for peer in range(self.backend.size)]
-        began, ended, told, _ = zip(*rows, strict=True)
-        trials.add(max(ended) - max(began), told[0] if told[0] >= 0 else None)
+        began, ended, known, preempted = zip(*rows, strict=True)
+        remembered = known[0] if known[0] >= 0 else None
+        trials.add(max(ended) - max(began), remembered, was_disturbed=any(preempted))
+
+    def _preemptions(self) -> int:
+        # Ranks that share cores take them from each other.
+        return num_preemptions() if self._shm.tuning.has_cores else 0

@@ -21,6 +21,9 @@ TUNED_BYTES = 256 << 10
 # calls are delayed by other processes. The first guess stays, which is right on most machines.
 _HOPELESS = (3.0, 1.5, 1.25, 1.1)
 _ROUNDS = 1 + len(_HOPELESS)
+# How often a call in which another process had the core of a rank is repeated, for each way. If there are more of them,
+# they count, and the choice is not remembered: it is that of a busy machine.
+_REPEATS = 2
 # Another way must be faster than the first guess by this factor to be chosen.
 _WORTHWHILE = 1.05
 
@@ -40,6 +43,7 @@ class Trials:
     Attributes:
         kind, most_bytes, ways: As in `Choice`.
         chosen: The number of the chosen way; None while the trials go on.
+        was_disturbed: Calls were measured in which another process had the core of a rank.
     """
 
     def __init__(self, kind: str, most_bytes: int, ways: Sequence[str], *, measures: bool) -> None:
@@ -51,6 +55,8 @@ class Trials:
         # The first call is not measured, since pages are mapped in it; it tells what is remembered.
         self._left = [0]
         self._rounds = 0
+        self._repeats = _REPEATS * len(ways)
+        self.was_disturbed = False
 
     @property
     def next(self) -> str:
@@ -73,8 +79,13 @@ class Trials:
     def is_first(self) -> bool:
         return self._rounds == 0
 
-    def add(self, took_ns: int, remembered: int | None) -> None:
-        """Take in a finished call: how long it took, and which way rank 0 remembers."""
+    def add(self, took_ns: int, remembered: int | None, *, was_disturbed: bool = False) -> None:
+        """Take in a finished call: how long it took, which way rank 0 remembers, and whether a rank lost its core."""
+        if was_disturbed and not self.is_first:
+            if self._repeats > 0:
+                self._repeats -= 1
+                return
+            self.was_disturbed = True
         way = self._left.pop(0)
         if self.is_first:
             if remembered is not None or not self._measures:
@@ -99,13 +110,17 @@ class Trials:
 
 
 class Tuning:
-    """The choices of a group; `mode` is the least of what the ranks ask for.
+    """The choices of a group.
 
-    `cache` has the choices of earlier jobs; None if this is not rank 0, which tells the others.
+    Args:
+        mode: The least of what the ranks ask for.
+        cache: The choices of earlier jobs; None if this is not rank 0, which tells the others.
+        has_cores: There is a core for each rank of this host.
     """
 
-    def __init__(self, mode: Mode, cache: TuningCache | None) -> None:
+    def __init__(self, mode: Mode, cache: TuningCache | None, *, has_cores: bool = False) -> None:
         self.mode = mode
+        self.has_cores = has_cores
         self._cache = cache
         self._trials: dict[tuple[Any, ...], Trials] = {}
 
@@ -128,7 +143,11 @@ class Tuning:
         return [trials.choice() for trials in self._trials.values()]
 
     def save(self) -> None:
-        """Remember what was measured."""
-        measured = {trials.key: trials.next for trials in self._trials.values() if trials.is_measured}
+        """Remember what was measured; on a busy machine, only if that is asked for."""
+        measured = {
+            trials.key: trials.next
+            for trials in self._trials.values()
+            if trials.is_measured and (self.mode is Mode.ANEW or not trials.was_disturbed)
+        }
         if self._cache is not None and measured:
             self._cache.update(measured)
