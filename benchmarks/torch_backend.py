@@ -1,4 +1,4 @@
-"""Backend meshdist of torch.distributed beside Gloo: all_reduce by size, and a step of DistributedDataParallel.
+"""Backend meshdist of torch.distributed beside Gloo: all_reduce by size, training steps, and DTensor.redistribute.
 
     torchrun --nproc-per-node 2 benchmarks/torch_backend.py
 
@@ -17,6 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import meshdist.torch  # noqa: F401 - registers the backend
@@ -48,11 +51,28 @@ def compared(calls: dict[str, Callable[[], Any]], turns: int) -> dict[str, float
     return {name: statistics.median(each) for name, each in taken.items()}
 
 
-def ddp_step(group: dist.ProcessGroup, width: int) -> Callable[[], None]:
-    """Return a step of training of a small network over the group."""
+def mesh_of(group: dist.ProcessGroup) -> DeviceMesh:
+    return DeviceMesh.from_group(group, "cpu")
+
+
+def ddp(network: nn.Module, group: dist.ProcessGroup) -> nn.Module:
+    return DistributedDataParallel(network, process_group=group)
+
+
+def fsdp2(network: nn.Module, group: dist.ProcessGroup) -> nn.Module:
+    for layer in network.children():
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh_of(group))
+    return fully_shard(network, mesh=mesh_of(group))
+
+
+def step_of(
+    wrapped: Callable[[nn.Module, dist.ProcessGroup], nn.Module], group: dist.ProcessGroup, width: int
+) -> Callable[[], None]:
+    """Return a step of training of a network over the group."""
     torch.manual_seed(0)
     layers = [nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)]
-    model = DistributedDataParallel(nn.Sequential(*layers), process_group=group)
+    model = wrapped(nn.Sequential(*layers), group)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     x, y = torch.randn(32, width), torch.randint(0, 10, (32,))
 
@@ -62,6 +82,11 @@ def ddp_step(group: dist.ProcessGroup, width: int) -> Callable[[], None]:
         optimizer.step()
 
     return step
+
+
+def redistribute(group: dist.ProcessGroup, rows: int, source: Placement, target: Placement) -> Callable[[], DTensor]:
+    x = distribute_tensor(torch.ones(rows, 1024), mesh_of(group), [source])
+    return lambda: x.redistribute(x.device_mesh, [target])
 
 
 def main() -> None:
@@ -76,18 +101,23 @@ def main() -> None:
     def show(label: str, times: dict[str, float]) -> None:
         if dist.get_rank() == 0:
             ratio = times["gloo"] / times["meshdist"]
-            print(f"{label:<28} {times['gloo']:>12.1f} {times['meshdist']:>12.1f} {ratio:>8.2f}", flush=True)
+            print(f"{label:<36} {times['gloo']:>12.1f} {times['meshdist']:>12.1f} {ratio:>8.2f}", flush=True)
 
     if dist.get_rank() == 0:
         print(f"torch {torch.__version__}, {dist.get_world_size()} ranks, one thread each; microseconds")
-        print(f"{'':<28} {'gloo':>12} {'meshdist':>12} {'ratio':>8}")
+        print(f"{'':<36} {'gloo':>12} {'meshdist':>12} {'ratio':>8}")
     for nbytes in (size for size in SIZES if size <= options.most_bytes):
         x = torch.zeros(nbytes // 4)
         calls = {name: lambda group=group, x=x: dist.all_reduce(x, group=group) for name, group in groups.items()}
         show(f"all_reduce, {nbytes} bytes", compared(calls, options.turns))
-    for width in (64, 1024):
-        calls = {name: ddp_step(group, width) for name, group in groups.items()}
-        show(f"DDP step, width {width}", compared(calls, options.turns))
+    for name, wrapped in {"DDP": ddp, "FSDP2": fsdp2}.items():
+        for label, width in {"40 KB": 64, "10 MB": 1120}.items():
+            steps = {backend: step_of(wrapped, group, width) for backend, group in groups.items()}
+            show(f"{name} step, network of {label}", compared(steps, options.turns))
+    for rows in (16, 1024):
+        for source, target in ((Shard(0), Replicate()), (Shard(0), Shard(1))):
+            moves = {name: redistribute(group, rows, source, target) for name, group in groups.items()}
+            show(f"{source} to {target}, {4 * rows} KiB", compared(moves, options.turns))
     dist.destroy_process_group()
 
 

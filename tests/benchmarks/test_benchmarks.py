@@ -574,3 +574,21 @@ def test_who_raises_is_named_by_those_that_it_never_met(script):
     done = script("soak_faults.py", "--tcp", "--timeout", "40", "--slack", "15", *trial)
     assert done.returncode == 0, done.stderr
     assert "| raise | 1 |" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+def test_backends_of_torch_are_compared():
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += [str(BENCHMARKS / "torch_backend.py"), "--turns", "1", "--most-bytes", "8"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    rows = [line.rsplit(maxsplit=3)[0] for line in done.stdout.splitlines()[2:]]
+    assert [row.partition(",")[0] for row in rows] == [
+        "all_reduce",
+        *["DDP step"] * 2,
+        *["FSDP2 step"] * 2,
+        *["S(0) to R", "S(0) to S(1)"] * 2,
+    ]
