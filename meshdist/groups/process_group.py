@@ -19,8 +19,8 @@ from meshdist.backends.base import Backend, Plan
 from meshdist.collectives.methods import CollectiveMethods
 from meshdist.errors import DistBackendError, DistError, DistTimeoutError
 from meshdist.groups.group_backends import GroupBackends
+from meshdist.groups.membership import Membership, listed
 from meshdist.groups.point_to_point import PointToPoint
-from meshdist.groups.rank_map import Membership, listed
 from meshdist.runtime.call import (
     Call,
     CollectiveSpec,

@@ -18,8 +18,8 @@ from meshdist.backends.registry import make_engine
 from meshdist.bootstrap.join import leave, say_departure, shrunk_store
 from meshdist.errors import DistError, DistStoreError
 from meshdist.groups.hook_registry import HookRegistry
+from meshdist.groups.membership import GroupNames
 from meshdist.groups.process_group import DESTROYED, ProcessGroup
-from meshdist.groups.rank_map import GroupNames
 from meshdist.runtime import context
 from meshdist.runtime.context import GroupLike, WorldSlot, current_slot
 from meshdist.runtime.departure import Departure, PeerExit, gave_up, giving_up

@@ -2,8 +2,8 @@
 
 import pytest
 
+from meshdist.groups.membership import GroupNames, Membership, listed
 from meshdist.groups.non_member import NonMember
-from meshdist.groups.rank_map import GroupNames, Membership, listed
 from meshdist.groups.world import is_of_parent
 from meshdist.runtime.rank_text import call_process, call_rank, call_ranks, numbers_differ, ranks_text
 
