@@ -75,7 +75,10 @@ def init_process_group(
     """
     slot = current_slot()
     if slot.world is not None and (slot.dry is None or slot.dry.is_joined):
-        raise ValueError("init_process_group was called already; destroy_process_group() comes before the next")
+        raise ValueError(
+            "the default process group is already initialized; call destroy_process_group() before"
+            " init_process_group() again"
+        )
     if store is not None and init_method is not None:
         raise ValueError("give init_method or store, and only one of them")
     check_device_id("init_process_group", device_id)

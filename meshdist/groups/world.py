@@ -97,7 +97,8 @@ class World:
         self._lock = threading.Lock()
         self._end: str | None = None
         card = peers.mine
-        self.log.info("all ranks are there; this is rank %d of %d, pid %d on %s", rank, size, card.pid, card.host_name)
+        where = card.host_name
+        self.log.info("all ranks have joined; this is rank %d of %d, pid %d on %s", rank, size, card.pid, where)
         everyone = tuple(range(size))
         self.default_group = self._make_group(everyone, backend, timeout_s, "world", "world")
         self._shared[everyone, backend] = self.default_group
@@ -342,7 +343,7 @@ class World:
 
     def _make_group(self, ranks: tuple[int, ...], backend: str, timeout_s: float, name: str, desc: str) -> ProcessGroup:
         if self._end is not None:
-            raise ValueError(f"group {name!r} cannot be made: its world {self._end}; make groups and meshes anew")
+            raise ValueError(f"group {name!r} cannot be made: its world {self._end}; create groups and meshes again")
         group = ProcessGroup(self, ranks, name, desc or name, backend, timeout_s)
         self._groups.append(group)
         self.hook_registry.add_group(group)
@@ -390,7 +391,7 @@ def orphan_forks(slot: WorldSlot) -> None:
 def is_of_parent(rank: int, pid: int) -> str:
     """Return the state of a group in a forked child of rank `rank`, whose process is `pid`."""
     return (
-        f"is that of rank {rank}, process {pid}, of which this process is a fork and so no rank; fork before"
-        " init_process_group, start the process anew (method 'spawn' of multiprocessing), or call init_process_group"
-        " in it, to be a rank of another world"
+        f"belongs to rank {rank} (pid {pid}); this process was forked from it and is not a rank. Fork before"
+        " init_process_group, use multiprocessing's start method 'spawn', or call init_process_group here to join"
+        " another world"
     )

@@ -1,6 +1,6 @@
 """The trials of a group: which way to carry out a kind of call is the fastest here.
 
-The first calls of a kind try the ways in turn, beginning with the first guess. After each, every rank writes into the
+The first calls of a kind try the ways in turn, beginning with the default. After each, every rank writes into the
 table when it began and when it ended; a step later all know how long the call took, from the last rank's beginning to
 the last rank's end, and so all choose alike. The choice is kept for the group, and remembered for the machine: see
 `meshdist.system.tuning_cache`. All ways give the same bits.
@@ -20,7 +20,7 @@ TUNED_BYTES = 256 << 10
 # How often each way is measured; one that took this many times as long as the fastest is dropped after one measurement,
 # and after two. Single calls are delayed by other processes.
 _ROUNDS, _HOPELESS = 3, (3.0, 1.5)
-# Another way must be faster than the first guess by this factor to be chosen.
+# Another way must be faster than the default by this factor to be chosen.
 _WORTHWHILE = 1.05
 
 
@@ -109,7 +109,7 @@ class Tuning:
         self._trials: dict[tuple[Any, ...], Trials] = {}
 
     def trials(self, kind: str, num_bytes: int, ways: Sequence[str]) -> Trials:
-        """Return the trials of a kind of call of this size; the first of `ways`, by name, is the first guess."""
+        """Return the trials of a kind of call of this size; the first of `ways`, by name, is the default."""
         most = 1 << max(0, num_bytes - 1).bit_length()
         key = kind, most, *ways
         known = self._trials.get(key)
