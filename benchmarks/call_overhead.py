@@ -25,7 +25,7 @@ The world has one rank, so nobody is waited for. "call" is what a user writes, o
 is then asked to do; between them are finding the group and the plan, looking whether the arrays are fit, and keeping \
 a record in the flight recorder, which "record" is alone. In turns, {calls} calls each; the shortest of {rounds} \
 rounds, which is that of a machine at rest. That the ranks compare their calls costs nothing more: what they post to \
-meet has it. The goals are {layer} us above the plan of an all_reduce, and {record} us for the record."""
+meet has it."""
 
 
 def recording() -> Callable[[], object]:
@@ -76,7 +76,7 @@ def main() -> int:
         (name, *(f"{time:.2f} us" for time in (call, plan, call - plan, record)))
         for name, (call, plan, record) in found.items()
     ]
-    method = METHOD.format(calls=args.calls, rounds=args.rounds, layer=LAYER_US, record=RECORD_US)
+    method = METHOD.format(calls=args.calls, rounds=args.rounds)
     table = report.table(("", "call", "plan", "above it", "record"), rows)
     report.publish(args, "A call above its plan", machine.describe({}), f"{method}\n\n{table}", found)
     call, plan, record = found["all_reduce"]

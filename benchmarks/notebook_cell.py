@@ -27,7 +27,7 @@ METHOD = """\
 {workers} workers on this host. The median of {rounds} rounds and, in brackets, the shortest. A cell is timed from \
 when the notebook runs it: until its first line has run on the last of the workers, by the clock of the host, and \
 until the notebook has the answers of all. The first cell of a round starts the workers; those after it find them \
-there. The goal is that a later cell begins within 50 ms."""
+there."""
 
 
 class CellError(RuntimeError):

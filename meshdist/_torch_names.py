@@ -15,7 +15,7 @@ def no_attribute(owner: Any, prefix: str, what: str, name: str) -> AttributeErro
     """
     text = f"{what} has no attribute {name!r}"
     if prefix + name in REASONS:
-        text += f" of torch.distributed; instead, or why not (docs/migration.md): {REASONS[prefix + name]}"
+        text += f" (torch.distributed has one): {REASONS[prefix + name]}; see docs/migration.md"
     return AttributeError(text, name=name, obj=owner)
 
 
@@ -79,8 +79,8 @@ REASONS = {
     "BuiltinCommHookType": "of DistributedDataParallel",
     "nn": "`meshdist.functional` has the collectives, the modules need torch",
     "launcher": "`spawn`",
-    "elastic": "`meshrun` starts jobs of a fixed size, and failed ranks again (`--max-restarts`); it writes error files"
-    " (`--error-dir`) without a decorator",
+    "elastic": "`meshrun` runs jobs of a fixed size, and restarts all ranks after a failure (`--max-restarts`); it"
+    " writes error files (`--error-dir`) without a decorator",
     "argparse_util": "of torch's launcher",
     "c10d_logger": '`logging.getLogger("meshdist")`',
     "collective_utils": "`all_gather_object` and `broadcast_object_list`",
@@ -94,7 +94,7 @@ REASONS = {
     "autograd": "there is no autograd",
     "optim": "optimizers are torch's",
     "algorithms": "hooks of DistributedDataParallel",
-    "checkpoint": "see Checkpoints above",
+    "checkpoint": "no checkpoint format: save arrays with NumPy, see the section Checkpoints of docs/migration.md",
     "fsdp": "wraps torch modules",
     "pipelining": "wraps torch modules; `isend` and `irecv` are what it stands on",
     "tensor": "there is no DTensor; `DeviceMesh` has the collectives",

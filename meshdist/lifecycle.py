@@ -1,8 +1,10 @@
-"""The start and the end of a world: init_process_group, destroy_process_group, abort_process_group."""
+"""The start and the end of a world: init_process_group, destroy_process_group, abort_process_group, and a fork."""
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from typing import Any
 
 from meshdist.arrays.device_types import check_device_id
@@ -19,7 +21,7 @@ from meshdist.debug.signals import SignalWatch
 from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistTimeoutError
 from meshdist.groups.api import connect_to_device
 from meshdist.groups.non_member import NonMember
-from meshdist.groups.world import Diagnosis, World, current_world, orphan_forks, resolve
+from meshdist.groups.world import Diagnosis, World, current_world, resolve, world_in
 from meshdist.runtime.context import WorldSlot, current_slot
 from meshdist.runtime.doorbells import SocketDoorbells
 from meshdist.runtime.peers import Peers, leave_will, my_card
@@ -75,7 +77,10 @@ def init_process_group(
     """
     slot = current_slot()
     if slot.world is not None and (slot.dry is None or slot.dry.is_joined):
-        raise ValueError("init_process_group was called already; destroy_process_group() comes before the next")
+        raise ValueError(
+            "the default process group is already initialized; call destroy_process_group() before"
+            " init_process_group() again"
+        )
     if store is not None and init_method is not None:
         raise ValueError("give init_method or store, and only one of them")
     check_device_id("init_process_group", device_id)
@@ -248,7 +253,7 @@ def enter_world(
         diagnosis or WorldDiagnosis(),
     )
     slot.world, slot.orphaned = world, None
-    orphan_forks(slot)
+    _detach_forks(slot)
     if world.ranks_are_processes:
         world.endings.append(SignalWatch(slot).close)
     return world
@@ -308,3 +313,33 @@ def _in_words(error: Exception) -> str:
     if isinstance(error, DistBackendError):
         return error.what
     return f"{type(error).__name__}: {error}"
+
+
+def _detach_forks(slot: WorldSlot) -> None:
+    """Detach all future forked children from the world in `slot`.
+
+    A child has the memory and sockets of the rank, but not its threads, and its peers do not know it. So its calls
+    raise, its exit is silent, and inherited descriptors that would make the rank look alive are closed.
+    """
+    if slot.orphans_forks or not hasattr(os, "register_at_fork"):
+        return
+    slot.orphans_forks = True
+    known = weakref.ref(slot)
+
+    def in_child() -> None:
+        slot = known()
+        world = None if slot is None else world_in(slot)
+        if slot is not None and world is not None:
+            slot.world, slot.orphaned = None, is_of_parent(world.rank, world.card.pid)
+            world.disown(slot.orphaned)
+
+    os.register_at_fork(after_in_child=in_child)
+
+
+def is_of_parent(rank: int, pid: int) -> str:
+    """Return the state of a group in a forked child of rank `rank`, whose process is `pid`."""
+    return (
+        f"belongs to rank {rank} (pid {pid}); this process was forked from it and is not a rank. Fork before"
+        " init_process_group, use multiprocessing's start method 'spawn', or call init_process_group here to join"
+        " another world"
+    )

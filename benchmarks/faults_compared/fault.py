@@ -26,9 +26,9 @@ class Fault:
         title: The row of the table.
         body: What every rank runs.
         ranks: How many there are.
-        watched: Those whose fate is told; all where None.
+        watched: Those whose fate is told; all if None.
         joins: Whether they have met before.
-        senseless: Libraries for which it makes no sense, or nothing new, and what is said instead.
+        senseless: Libraries to which it does not apply, or nothing new, and what is said instead.
         grace_s: See `PATIENCE_S`.
         launched: Each library's own launcher starts the ranks; else they are started by hand, but those of MPI.
         kills: Where the driver kills something: "launcher", once all ranks are ready; None for nothing.

@@ -132,7 +132,7 @@ def many_groups(lib: Library, witness: Witness) -> None:
 
 
 def many_calls(lib: Library, witness: Witness) -> None:
-    """Thousands of calls are on their way at once."""
+    """Thousands of async calls are outstanding."""
     lib.begin(ones(4))()
     arrays, before = [ones(4) for _ in range(5000)], _held()
     witness.fault()
@@ -173,13 +173,13 @@ PEERS = (
     ),
     Fault("a rank ends with status 0, a call too early", exits, 4, (0, 2, 3)),
     Fault("a rank is stopped (SIGSTOP)", stopped, 3, (0, 2)),
-    Fault("a rank is busy elsewhere, and does not come", computes, 3, (0, 2)),
+    Fault("a rank computes and never makes the call", computes, 3, (0, 2)),
     Fault("two groups are used in different orders", circle),
     Fault("Ctrl-C in the wait for a collective", ctrl_c, 2, (0,)),
     Fault("Ctrl-C in the wait for an async call, which another thread of the process gets", another_thread, 2, (0,)),
     Fault("fork after the start, a call in the child", fork, 2, (0,)),
-    Fault("the end of the library's use, twice", ends_twice),
-    Fault("the end, with a call on its way that nobody else makes", ends_amidst, 2, (0,)),
+    Fault("`destroy_process_group` called twice", ends_twice),
+    Fault("`destroy_process_group` with an outstanding async call that no other rank makes", ends_amidst, 2, (0,)),
     Fault("500 groups, a call on each; 1,024 descriptors are allowed", many_groups, grace_s=60.0),
-    Fault("5,000 calls on their way at once", many_calls, grace_s=60.0, has_answer=True),
+    Fault("5,000 outstanding async calls", many_calls, grace_s=60.0, has_answer=True),
 )

@@ -12,7 +12,7 @@ from faults_compared.fault import TIMEOUT_S, UNDER_WAY_S, Fault
 from faults_compared.library import Library
 from faults_compared.witness import Witness
 
-_BY_MPIRUN = {"openmpi": "makes no sense: mpirun starts and numbers the ranks"}
+_BY_MPIRUN = {"openmpi": "not applicable: mpirun starts and numbers the ranks"}
 
 
 def _join(lib: Library, witness: Witness, size: int = 2, rank: int | None = None, url: str | None = None) -> None:
@@ -104,7 +104,14 @@ def two_jobs(lib: Library, witness: Witness) -> None:
 START = (
     Fault("a rank does not come", one_missing, 3, (0, 1), joins=False, senseless=_BY_MPIRUN),
     Fault("nobody is at the address", nobody_home, 2, (1,), joins=False, senseless=_BY_MPIRUN),
-    Fault("the port is that of a silent stranger", silent_listener, 2, (1,), joins=False, senseless=_BY_MPIRUN),
+    Fault(
+        "the port belongs to an unrelated server that never answers",
+        silent_listener,
+        2,
+        (1,),
+        joins=False,
+        senseless=_BY_MPIRUN,
+    ),
     Fault("two jobs use one port", two_jobs, 4, (2, 3), joins=False, senseless=_BY_MPIRUN),
     Fault("a file that a killed run has left", stale_file, joins=False, senseless=_BY_MPIRUN),
     Fault("a file in a directory that is not there", missing_folder, joins=False, senseless=_BY_MPIRUN),

@@ -46,7 +46,7 @@ class BackendOptions:
 
     Attributes:
         name: The group's name, the same on all its ranks and different from all other groups.
-        label: The group's name in messages.
+        label: The group's name in errors and logs.
         store: Store of this group alone. `withdrawn/<rank>` holds how a rank left before it created a backend for the
             group.
         world_store: Store of the world, by which ranks of different groups exchange information.
@@ -145,7 +145,7 @@ class Choice(NamedTuple):
     Attributes:
         kind: The collective, the reduction and the dtype.
         most_bytes: For calls of up to this many bytes, and more than half of it.
-        ways: The ways by name; the first one is the first guess.
+        ways: The ways by name; the first one is the default.
         chosen: The number of the chosen way; None while they are tried.
         seconds: The shortest time measured of each way, on the slowest rank; empty if the choice was remembered.
     """

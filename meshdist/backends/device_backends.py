@@ -25,8 +25,8 @@ def backend_name(name: str | None) -> str:
 
     Raises:
         TypeError: It is not a string.
-        ValueError: A backend or a device type is unknown, a device type is repeated, a backend does not carry arrays of
-            its device type, or the string has a different form.
+        ValueError: A backend or a device type is unknown, a device type is repeated, a backend does not support arrays
+            of its device type, or the string has a different form.
     """
     if name is not None and not isinstance(name, str):
         raise TypeError(f"backend must be a name, one of {', '.join(known_names())}, got {name!r}")
@@ -109,7 +109,9 @@ def _pairs(text: str) -> dict[str, str]:
             raise ValueError(f"backend {text!r}: device type {device!r} comes twice; {_FORM}")
         if device not in _carried_by(_plain(backend)):
             able = ", ".join(other for other in known_names() if device in _carried_by(other))
-            raise ValueError(f"backend {text!r}: {backend} does not carry arrays on {device!r}; those that do: {able}")
+            raise ValueError(
+                f"backend {text!r}: {backend} does not support {device!r} arrays; backends that do: {able}"
+            )
         pairs[device] = backend
     _check_stage(text, pairs)
     return {device: pairs[device] for device in DEVICE_TYPES if device in pairs}
@@ -125,8 +127,8 @@ def _check_stage(text: str, pairs: dict[str, str]) -> None:
     for device, backend in pairs.items():
         if device in entry_of(backend).stages and pairs.get("cpu", backend) != backend:
             raise ValueError(
-                f"backend {text!r}: {backend} carries arrays on {device!r} by way of the CPU, so it must be that of the"
-                f" arrays there as well; write 'cpu:{backend},{device}:{backend}'"
+                f"backend {text!r}: {backend} stages {device!r} arrays through the CPU, so it must also be the backend"
+                f" for cpu; write 'cpu:{backend},{device}:{backend}'"
             )
 
 

@@ -26,8 +26,8 @@ T = TypeVar("T")
 _DESCRIPTION = """\
 Measure collectives, and check their results.
 
-Started by itself it starts its own ranks on this host. Under meshrun, mpirun, srun or torchrun it measures the ranks
-that are there, on as many hosts as they are."""
+Run directly, it starts its own ranks on this host. Under meshrun, mpirun, srun or torchrun it measures the ranks of
+that job, on any number of hosts."""
 
 _EPILOG = f"""\
 collectives: {", ".join(OPERATIONS)}
@@ -37,7 +37,7 @@ examples:
   python -m meshdist.bench all_gather,broadcast -n 4 -b 1M -e 1G -f 4
   python -m meshdist.bench --shared --plot all_reduce.png        arrays of meshdist.empty
   python -m meshdist.bench all --dtype float64 --csv all.csv
-  python -m meshdist.bench all --tune --plot ways.png            the ways to carry out long calls, measured
+  python -m meshdist.bench all --tune --plot algorithms.png      the algorithms of long calls, measured
   mpirun -n 4 python -m meshdist.bench --backend mpi             over MPI
   meshrun --nnodes 2 --nproc-per-node 8 -m meshdist.bench        two hosts; on both
 
@@ -61,12 +61,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     names = _type(_names)
-    add("collectives", nargs="*", type=names, metavar="collective", help="which, or all (default: all_reduce)")
+    many = "collectives to measure, or all (default: all_reduce)"
+    add("collectives", nargs="*", type=names, metavar="collective", help=many)
     add("-b", "--begin", type=_type(parse_size), default=8, metavar="SIZE", help="the first size (default: 8)")
     add("-e", "--end", type=_type(parse_size), metavar="SIZE", help="the last size (default: 64M, or the first)")
-    add("-f", "--factor", type=_type(_factor), default=4.0, metavar="N", help="from size to size (default: 4)")
-    add("-n", "--ranks", type=_type(_positive), help="how many to start here (default: 2)")
-    add("-d", "--dtype", type=_type(_dtype), default=np.dtype("float32"), help="of the elements (default: float32)")
+    factor = "factor between successive sizes (default: 4)"
+    add("-f", "--factor", type=_type(_factor), default=4.0, metavar="N", help=factor)
+    add("-n", "--ranks", type=_type(_positive), help="ranks to start on this host (default: 2)")
+    add("-d", "--dtype", type=_type(_dtype), default=np.dtype("float32"), help="element dtype (default: float32)")
     add("--op", type=_type(as_reduce_op), default=ReduceOp.SUM, help="the reduction (default: sum)")
     add("--root", type=_type(_natural), default=0, metavar="RANK", help="source or destination (default: 0)")
     add("--backend", type=_type(_backend), default="gloo", help="gloo, threads or mpi (default: gloo)")
@@ -75,7 +77,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("-w", "--warmup", type=_type(_natural), metavar="N", help="calls before these (default: a tenth as many)")
     add("--in-place", action="store_true", help="one array for input and output, where there are two")
     add("--shared", action="store_true", help="arrays in shared memory, of meshdist.empty")
-    add("--tune", action="store_true", help="have the plans measure their ways of 256K and more, and show them all")
+    add("--tune", action="store_true", help="autotune calls of 256 KiB and more, and print the time of every algorithm")
     add("--no-check", action="store_true", help="do not check the results")
     add("--json", type=Path, metavar="PATH", help="write everything to this file")
     add("--csv", type=Path, metavar="PATH", help="write the table to this file")
@@ -91,7 +93,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def _problem_with(options: argparse.Namespace) -> str | None:
     if options.tune:
         if options.backend != "gloo":
-            return f"--tune is for backend gloo: {options.backend} has one way to carry out a call"
+            return f"--tune is for backend gloo: {options.backend} has one algorithm for a call"
         if options.shared or options.json is not None or options.csv is not None:
             return "--tune is not for --shared, --json and --csv"
         if TUNING_MODES[tuning_mode()] in ("off", "cached"):

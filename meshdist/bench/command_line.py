@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
     if problem is not None:
         return _complain(_with_usage(problem), launched)
     if options.tune:
-        os.environ[TUNING] = "anew"
+        os.environ[TUNING] = "force"
     if launched:
         return _be_a_rank(options)
     num_ranks = options.ranks or _DEFAULT_RANKS
@@ -180,7 +180,7 @@ def _tune_all(options: Namespace, setting: Setting) -> int:
                 if prints:
                     print("\n".join(lines_of_ways(choice)), flush=True)
     if prints and not found:
-        print("\nNothing was measured: there is one way each for these calls here.")
+        print("\nNothing was measured: each of these calls has only one algorithm here.")
     elif prints:
         print("\nTimes are the shortest of up to five, on the slowest rank. The choices are remembered for later jobs.")
         if options.plot is not None:

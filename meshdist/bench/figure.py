@@ -1,4 +1,4 @@
-"""The plots of a measurement: time and bus bandwidth by size, and the time of each way to carry out a call."""
+"""The plots of a measurement: time and bus bandwidth by size, and the time of each algorithm of a call."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def draw(path: Path, rows: Sequence[Row], title: str) -> None:
 
 
 def draw_choices(path: Path, choices: Sequence[Choice], title: str) -> None:
-    """Draw the time of each way by size, a picture for each kind of call; the chosen ways have a circle."""
+    """Draw the time of each algorithm by size, a picture for each kind of call; the chosen ones have a circle."""
     from matplotlib.figure import Figure
 
     measured = [choice for choice in choices if choice.seconds]

@@ -27,9 +27,9 @@ _TUNING_CALLS = 32
 class Effort(NamedTuple):
     """How much to measure."""
 
-    iterations: int | None  # number of timed calls; as many as fit into `seconds` where None
+    iterations: int | None  # number of timed calls; as many as fit into `seconds` if None
     seconds: float
-    warmup: int | None  # number of calls before those; a tenth where None
+    warmup: int | None  # number of calls before those; a tenth if None
     checks: bool
 
 

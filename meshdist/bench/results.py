@@ -79,14 +79,14 @@ def lines_of_ways(choice: Choice) -> Iterator[str]:
     if not choice.seconds:
         yield _row_of_ways(size, "", f"{chosen} (remembered)")
     for way, seconds in sorted(choice.seconds.items(), key=lambda item: item[1]):
-        remarks = ["chosen"] * (way == chosen) + ["first guess"] * (way == choice.ways[0])
+        remarks = ["chosen"] * (way == chosen) + ["default"] * (way == choice.ways[0])
         yield _row_of_ways(size, show_digits(1e6 * seconds), f"{way} ({', '.join(remarks)})" if remarks else way)
         size = ""
 
 
 def head_of_ways(kind: str) -> str:
     """Return the head of the table of one kind of call."""
-    return f"{kind}\n{_row_of_ways('up to', 'us', 'way')}"
+    return f"{kind}\n{_row_of_ways('up to', 'us', 'algorithm')}"
 
 
 def _row_of_ways(size: str, micros: str, way: str) -> str:

@@ -195,7 +195,7 @@ def _register(store: Store, rank: int, world_size: int, card: Card) -> Store:
         refusal = f"the other ranks say that the world size is {agreed}, this one says {world_size}"
     else:
         refusal = (
-            f"rank {rank} is there already, pid {taken.pid} on {taken.host_name}; give each process a rank of"
+            f"rank {rank} has already joined (pid {taken.pid} on {taken.host_name}); give each process a rank of"
             " its own, or a new store if this one is left over from an earlier run"
         )
     with suppress(DistError):  # the store may end when the other ranks have raised the error
@@ -236,7 +236,7 @@ _PART = "shrunk"
 def shrunk_store(store: Store, keep: Sequence[int]) -> Store:
     """Return the store of the world that remains of a larger one, and record its ranks for processes that look for it.
 
-    `keep` has the ranks that stay, by their previous numbers, in their new order. Raises DistError if the store is
+    `keep` has the remaining ranks, by their previous numbers, in their new order. Raises DistError if the store is
     gone.
     """
     part = PrefixStore(_PART, store)

@@ -211,7 +211,7 @@ def rendezvous_multicast(url: InitUrl, timeout_s: float) -> tuple[Store, int, in
     """Return the store that the ranks share, this process's rank and the world size.
 
     Raises:
-        ValueError: The rank is taken, the world sizes differ, or all ranks are there already.
+        ValueError: The rank is taken, the world sizes differ, or all ranks have already joined.
         DistNetworkError: The address cannot be used on this host.
         DistTimeoutError: Some ranks did not arrive; the message names those that did.
     """

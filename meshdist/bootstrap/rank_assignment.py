@@ -104,13 +104,13 @@ class RankAssignment:
                 )
             if other.rank == arrival.rank != NOT_GIVEN or self.ranks.get(other.token) == arrival.rank:
                 return (
-                    f"rank {arrival.rank} is there already, {other.who}; give each process a rank of its own, or a new"
-                    " place to meet if this one is left over from an earlier run"
+                    f"rank {arrival.rank} has already joined ({other.who}); give each process a rank of its own, or a"
+                    " new place to meet if this one is left over from an earlier run"
                 )
         if len(self.present) >= arrival.world_size:
             others = _listed(list(self.present.values()))
             return (
-                f"the {arrival.world_size} ranks are there already ({others}); give jobs that meet in one place a"
+                f"the {arrival.world_size} ranks have already joined ({others}); give jobs that meet in one place a"
                 " group_name each, and end those left over from an earlier run"
             )
         return None
@@ -164,7 +164,7 @@ def number_ranks(
     refused; otherwise wait for the right one.
 
     Raises:
-        ValueError: The rank is taken, the world sizes differ, or all ranks are there already; or, with `all_or_none`,
+        ValueError: The rank is taken, the world sizes differ, or all ranks have already joined; or, with `all_or_none`,
             another process was refused.
         DistTimeoutError: Some did not arrive; the message names those that did.
     """

@@ -216,7 +216,7 @@ def _tcp_store(url: str, host: str, port: int, rank: int, world_size: int, timeo
         # The ranks compare their world sizes when they join, so that all of them get the error.
         return TCPStore(host, port, is_master=rank == 0, timeout=timeout_s, wait_for_workers=False)
     except PortTakenError as error:
-        _tell_others(host, port, timeout_s, f"rank 0 is there already; this is another rank 0 of {world_size}")
+        _tell_others(host, port, timeout_s, f"rank 0 has already joined; this is another rank 0 of {world_size}")
         raise PortTakenError(f"{error}; or is another process of this job rank 0 as well?") from None
 
 

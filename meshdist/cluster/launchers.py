@@ -11,7 +11,7 @@ Environment = Mapping[str, str]
 class Launcher(NamedTuple):
     """The variables that a launcher sets in the environment of the processes that it starts."""
 
-    name: str  # its name in messages
+    name: str  # its name in errors and logs
     signs: tuple[str, ...]  # variables any of which shows that it started this process
     rank: str  # the variable with the rank
     size: tuple[str, ...]  # variables with the number of ranks; the first that is set counts

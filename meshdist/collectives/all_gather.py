@@ -35,7 +35,7 @@ def all_gather(tensor_list: Sequence[Any], tensor: Any, group: GroupLike = None,
         tensor_list: Output: one array for each rank, `tensor_list[i]` of the shape that rank i sends. The shapes may
             differ from rank to rank, but all ranks must expect the same ones.
         tensor: Input, of the shape of `tensor_list[rank]`.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
 
     Returns:

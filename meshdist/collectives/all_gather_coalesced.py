@@ -44,8 +44,9 @@ def all_gather_coalesced(
     Args:
         output_tensor_lists: Output: a list for each rank; `output_tensor_lists[i][k]` gets `input_tensor_list[k]` of
             rank i.
-        input_tensor_list: Input: at least one array, all of one dtype; as many, of as many elements, on all ranks.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        input_tensor_list: Input: at least one array, all of one dtype; all ranks must pass the same number of arrays,
+            with the same numbers of elements.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
 
     Returns:

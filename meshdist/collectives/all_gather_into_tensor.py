@@ -33,8 +33,8 @@ def all_gather_into_tensor(
     Args:
         output_tensor: Output: for inputs of shape `(rows, ...)`, either concatenated, `(world_size * rows, ...)`, or
             stacked, `(world_size, rows, ...)`.
-        input_tensor: Input, of as many elements and one dtype on all ranks.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        input_tensor: Input; all ranks must pass the same number of elements and the same dtype.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
 
     Returns:

@@ -25,9 +25,9 @@ def all_reduce(tensor: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, asyn
     The result is the same on all ranks to the last bit, and the same from run to run.
 
     Args:
-        tensor: An array of as many elements, of one dtype, on all ranks.
+        tensor: An array; all ranks must pass the same number of elements and the same dtype.
         op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
 
     Returns:

@@ -35,9 +35,10 @@ def all_reduce_coalesced(
     """Reduce each of several arrays over the group, in place, by one call for all of them.
 
     Args:
-        tensors: At least one array, all of one dtype; as many, of as many elements, on all ranks.
+        tensors: At least one array, all of one dtype; all ranks must pass the same number of arrays, with the same
+            numbers of elements.
         op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
 
     Returns:

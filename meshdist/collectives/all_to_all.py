@@ -42,10 +42,10 @@ def all_to_all(
     """Send the i-th array of a list to rank i, and put what comes from rank i into the i-th array of another.
 
     Args:
-        output_tensor_list: Output: one array for each rank, `output_tensor_list[i]` of as many elements as rank i
-            sends to this one. Must not overlap the input.
+        output_tensor_list: Output: one array for each rank; `output_tensor_list[i]` has the number of elements that
+            rank i sends to this one. Must not overlap the input.
         input_tensor_list: Input: one array for each rank. The sizes may differ.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
 
     Returns:

@@ -47,7 +47,7 @@ def _check_splits(call: Call, rows: tuple[int, ...], name: str, shape: tuple[int
 
 
 def agreed(call: Call) -> tuple[Any, ...]:
-    """All ranks exchange one dtype, and either as many elements or rows of one size."""
+    """All ranks exchange one dtype, and either the same number of elements or rows of one size."""
     give = one(call, "send")
     if call.splits is None:
         return (Elements(f"{give.dtype}[", [give]),)
@@ -90,7 +90,7 @@ def all_to_all_single(
         input: Input, with the other dims and the dtype of `output`.
         output_split_sizes: Rows from each rank. None: equal ones.
         input_split_sizes: Rows to each rank. None: equal ones. If any rank gives split sizes, all must.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
 
     Returns:

@@ -22,7 +22,7 @@ def barrier(
     """Wait until all ranks of the group have called.
 
     Args:
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
         device_ids: Ignored by CPU backends.
         timeout: Seconds or a timedelta. None: the group's timeout.

@@ -24,9 +24,10 @@ def broadcast(
     """Copy `tensor` from one rank to all others, in place.
 
     Args:
-        tensor: An array of as many elements, of one dtype, on all ranks. On the source it is read only.
+        tensor: An array; all ranks must pass the same number of elements and the same dtype. On the source it is only
+            read.
         src: Global rank of the source; as a method, its rank in the group or along the mesh.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
         group_src: The source's rank in the group, instead of `src`.
 

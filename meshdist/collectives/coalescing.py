@@ -154,7 +154,7 @@ def coalescing_manager(
     The block may also call `isend` and `irecv`: messages start at once, and are waited for with the rest.
 
     Args:
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         device: Ignored by CPU backends.
         async_ops: Do not wait at the end of the block.
 

@@ -52,7 +52,7 @@ class TransferSpec:
         takes: The place where a rank finds its output; an array may have another shape with the same elements.
         giver: The only rank that gives; None if all do.
         taker: The only rank that takes; None if all do.
-        written: The share of a block that its giver writes, if it can, instead of its taker reading it: divides the
+        written: The share of a block that its sender writes, if it can, instead of its receiver reading it: divides the
             copying between the ranks.
         row_bytes, unit: The unit of block sizes in messages about ranks that disagree.
     """

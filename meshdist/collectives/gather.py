@@ -43,10 +43,10 @@ def gather(
     """Gather every rank's `tensor` into a list on one rank.
 
     Args:
-        tensor: Input, of as many elements and one dtype on all ranks.
+        tensor: Input; all ranks must pass the same number of elements and the same dtype.
         gather_list: Output. On the destination: one array for each rank, of the shape of `tensor`. Elsewhere None.
         dst: Global rank of the destination; as a method, its rank in the group or along the mesh.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
         group_dst: The destination's rank in the group, instead of `dst`. Without either it is the group's first rank.
 

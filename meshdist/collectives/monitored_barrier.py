@@ -21,7 +21,7 @@ def monitored_barrier(group: GroupLike = None, timeout: Timeout | None = None, w
     gloo and threads find that at once, or after a second if it is the group's first call; others at the timeout.
 
     Args:
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         timeout: Seconds or a timedelta. None: the group's timeout.
         wait_all_ranks: Ignored: the error always names all missing ranks.
 

@@ -104,7 +104,7 @@ def broadcast_multigpu(
     Args:
         tensor_list: Arrays of one shape and dtype; as many on all ranks.
         src: Global rank of the source; as a method, its rank in the group or along the mesh.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
         src_tensor: The place of the source in the list of that rank.
         group_src: The source's rank in the group, instead of `src`.
@@ -135,7 +135,7 @@ def all_reduce_multigpu(
     Args:
         tensor_list: Arrays of one shape and dtype; as many on all ranks.
         op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
 
     Returns:
@@ -170,7 +170,7 @@ def reduce_multigpu(
         tensor_list: Arrays of one shape and dtype; as many on all ranks.
         dst: Global rank of the destination; as a method, its rank in the group or along the mesh.
         op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
         dst_tensor: The place in the list of that rank of the array that gets the result.
         group_dst: The destination's rank in the group, instead of `dst`.
@@ -221,7 +221,7 @@ def all_gather_multigpu(
         output_tensor_lists: Output: as many lists as inputs; array j of rank k goes to place `k * num_inputs + j` of
             every list, which holds `world_size * num_inputs` arrays.
         input_tensor_list: Input: arrays of one shape and dtype; as many on all ranks.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
 
     Returns:
@@ -271,7 +271,7 @@ def reduce_scatter_multigpu(
             reduction of all arrays at place `k * num_outputs + j`.
         input_tensor_lists: Input: as many lists as outputs, each of `world_size * num_outputs` arrays.
         op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
 
     Returns:

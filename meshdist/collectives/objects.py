@@ -103,9 +103,10 @@ def broadcast_object_list(
     """Copy the objects of one rank's list into the lists of all others.
 
     Args:
-        object_list: As many objects on all ranks. On the source any that can be pickled; elsewhere they are replaced.
+        object_list: All ranks must pass the same number of objects. On the source any that can be pickled; elsewhere
+            they are replaced.
         src: Global rank of the source; as a method, its rank in the group or along the mesh.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         device: Ignored: objects travel as arrays on the CPU.
         group_src: The source's rank in the group, instead of `src`. Without either it is the group's first rank.
 
@@ -136,7 +137,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: GroupLike = None)
     Args:
         object_list: Output: a list as long as the group has ranks.
         obj: Input: any object that can be pickled.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
 
     Raises:
         TypeError: `object_list` is not a list, or `obj` cannot be pickled; nothing is sent.
@@ -171,7 +172,7 @@ def gather_object(
         obj: Input: any object that can be pickled.
         object_gather_list: Output. On the destination: a list as long as the group has ranks. Elsewhere None.
         dst: Global rank of the destination; as a method, its rank in the group or along the mesh.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         group_dst: The destination's rank in the group, instead of `dst`. Without either it is the group's first rank.
 
     Raises:
@@ -211,7 +212,7 @@ def scatter_object_list(
         scatter_object_input_list: Input. On the source: an object for each rank, which can be pickled. Elsewhere None,
             or anything: it is not looked at.
         src: Global rank of the source; as a method, its rank in the group or along the mesh.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         group_src: The source's rank in the group, instead of `src`. Without either it is the group's first rank.
 
     Raises:
@@ -268,7 +269,7 @@ def send_object_list(
     Args:
         object_list: Objects that can be pickled.
         dst: Global rank of the receiver; as a method, its rank in the group or along the mesh.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         device: Ignored: objects travel as arrays on the CPU.
         group_dst: The receiver's rank in the group, instead of `dst`.
         use_batch: Ignored: the messages of sizes and bytes are sent at once.
@@ -304,7 +305,7 @@ def recv_object_list(
     Args:
         object_list: As long as the list that is sent.
         src: Global rank of the sender; as a method, its rank in the group or along the mesh.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         device: Ignored: objects travel as arrays on the CPU.
         group_src: The sender's rank in the group, instead of `src`.
         use_batch: Ignored.

@@ -36,10 +36,11 @@ def reduce(
     """Reduce `tensor` over the group into the array of one rank; the others' arrays stay as they were.
 
     Args:
-        tensor: An array of as many elements, of one dtype, on all ranks. Written on the destination only.
+        tensor: An array; all ranks must pass the same number of elements and the same dtype. Written on the destination
+            only.
         dst: Global rank of the destination; as a method, its rank in the group or along the mesh.
         op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
         group_dst: The destination's rank in the group, instead of `dst`.
 

@@ -41,9 +41,10 @@ def reduce_scatter(
 
     Args:
         output: Output, of the shape of `input_list[rank]`.
-        input_list: One array for each rank; `input_list[i]` is of as many elements on all ranks. It stays as it is.
+        input_list: One array for each rank; `input_list[i]` has the same number of elements on all ranks. It stays as
+            it is.
         op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
 
     Returns:

@@ -37,7 +37,7 @@ def reduce_scatter_tensor(
         input: Input, either concatenated, `(world_size * rows, ...)`, or stacked, `(world_size, rows, ...)`. It stays
             as it is.
         op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
 
     Returns:

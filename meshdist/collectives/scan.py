@@ -26,9 +26,9 @@ def scan(tensor: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: 
     Rank r gets the reduction of the arrays of ranks 0 to r, in rank order.
 
     Args:
-        tensor: An array of as many elements, of one dtype, on all ranks.
+        tensor: An array; all ranks must pass the same number of elements and the same dtype.
         op: The reduction: a ReduceOp other than AVG, its name in lower case, or `premul_sum(factor)`.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
 
     Returns:
@@ -58,9 +58,9 @@ def exscan(tensor: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, async_op
     MIN (infinity, where it has one), the smallest for MAX, all bits set for BAND, none for BOR and BXOR.
 
     Args:
-        tensor: An array of as many elements, of one dtype, on all ranks.
+        tensor: An array; all ranks must pass the same number of elements and the same dtype.
         op: The reduction: a ReduceOp other than AVG, its name in lower case, or `premul_sum(factor)`.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
 
     Returns:

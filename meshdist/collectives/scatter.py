@@ -42,10 +42,10 @@ def scatter(
     """Give each rank the array at its place in the list of one rank.
 
     Args:
-        tensor: Output, of as many elements and one dtype on all ranks.
+        tensor: Output; all ranks must pass the same number of elements and the same dtype.
         scatter_list: Input. On the source: one array for each rank, of the shape of `tensor`. Elsewhere None.
         src: Global rank of the source; as a method, its rank in the group or along the mesh.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
         group_src: The source's rank in the group, instead of `src`. Without either it is the group's first rank.
 

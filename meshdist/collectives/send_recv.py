@@ -60,7 +60,7 @@ def send(
     Args:
         tensor: An array.
         dst: Global rank of the receiver; as a method, its rank in the group or along the mesh.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         tag: Matches this message with a `recv` of the same tag, from 0 on. Messages of one tag keep their order.
         group_dst: The receiver's rank in the group, instead of `dst`.
 
@@ -81,10 +81,10 @@ def recv(
     """Receive a message into `tensor`.
 
     Args:
-        tensor: An array of as many elements and the dtype that was sent.
+        tensor: An array with the number of elements and the dtype that were sent.
         src: Global rank of the sender; as a method, its rank in the group or along the mesh. None takes the first
             message from any rank.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         tag: The tag it was sent with.
         group_src: The sender's rank in the group, instead of `src`; -1 takes any.
 
@@ -137,7 +137,8 @@ def irecv(
     Receives with one source and tag match messages in the order in which they were posted.
 
     Args:
-        tensor: An array of as many elements and the dtype that is sent. Do not use it before the Work is done.
+        tensor: An array with the number of elements and the dtype that are sent. Do not use it before the Work is
+            done.
         src: As in `recv`.
         group: As in `recv`.
         tag: As in `recv`.
@@ -173,7 +174,7 @@ class P2POp:
         op: `isend` or `irecv`.
         tensor: The array.
         peer: Global rank of the other side; None with `irecv` takes any.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         tag: Matches sends with receives.
         group_peer: The other side's rank in the group, instead of `peer`.
 

@@ -67,8 +67,9 @@ def all_gather_into_tensor_coalesced(
 
     Args:
         output_tensors: Outputs, each of a shape that `all_gather_into_tensor` takes.
-        input_tensors: As many inputs, all of one dtype; as many, of as many elements, on all ranks.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        input_tensors: Inputs, one for each output, all of one dtype; all ranks must pass the same number of arrays,
+            with the same numbers of elements.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
 
     Returns:
@@ -107,10 +108,11 @@ def reduce_scatter_tensor_coalesced(
     """Do `reduce_scatter_tensor` for each pair of arrays of two lists, by one call.
 
     Args:
-        output_tensors: Outputs, all of one dtype; as many, of as many elements, on all ranks.
-        input_tensors: As many inputs, each of a shape that `reduce_scatter_tensor` takes.
+        output_tensors: Outputs, all of one dtype; all ranks must pass the same number of arrays, with the same numbers
+            of elements.
+        input_tensors: Inputs, one for each output, each of a shape that `reduce_scatter_tensor` takes.
         op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         async_op: Return a `Work` at once.
 
     Returns:

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--pid",
         type=int,
         metavar="PID",
-        help="a rank's process on this host, from job environment the store's address and the secret are taken",
+        help="pid of a rank on this host; the store's address and the secret are read from its environment",
     )
     job.add_argument(
         "--store",

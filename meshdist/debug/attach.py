@@ -110,7 +110,7 @@ def _not_yet_there(before: tuple[Store, Peers], peers: Peers, late: Sequence[int
     }
     found, _ = StoreStateExchange(store, all_peers, None).gather(budget_s, list(rank_now))
     return {
-        rank_now[rank]: f"has not come to shrink_group: as rank {rank}, {in_words(state)[0]}"
+        rank_now[rank]: f"has not called shrink_group: as rank {rank}, {in_words(state)[0]}"
         for rank, state in found.items()
     }
 

@@ -27,7 +27,7 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: Timeout | None = 3600.0)
     Args:
         rank: The global rank to debug.
         skip: Do not stop the first `skip` times that this line is reached.
-        timeout_s: How long the others wait: seconds or a timedelta. The world's timeout where None.
+        timeout_s: How long the others wait: seconds or a timedelta. The world's timeout if None.
 
     Raises:
         ValueError: There is no such rank, or no world.

@@ -58,7 +58,7 @@ def causes(waits: Waits) -> list[str]:
     if found:
         return found
     if any(state.open_calls for state in waits.states.values()):
-        return ["all ranks have come to the awaited calls, which are in progress"]
+        return ["all ranks have reached the calls that are waited for; they are in progress"]
     return ["no rank waits for another"]
 
 
@@ -95,7 +95,7 @@ def _first(edge: tuple[int, int, CallSeen]) -> int:
 def _left_out(call: CallSeen, waiting: int) -> str:
     """Return what a missing rank has not done that the rank `waiting` waits for."""
     if not call.is_message:
-        return f"come to {call.words}"
+        return f"reached {call.words}"
     if call.is_receipt:
         return f"sent what rank {waiting} waits for in {call.words}"
     return f"received what rank {waiting} sends in {call.words}"

@@ -23,7 +23,7 @@ def check_replicated(tensor: Any, group: GroupLike = None, name: str = "tensor")
 
     Args:
         tensor: An array of any shape and dtype.
-        group: A ProcessGroup or a DeviceMesh; the world where None.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
         name: Name of the array in error messages.
 
     Raises:

@@ -48,7 +48,7 @@ def report_on(states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None
         ["What went wrong", *_faults(states)],
         ["First call in which the ranks disagree", *_first_disagreement(states, waits)],
         ["Who waits for whom", *hang_report(waits, size)],
-        ["Who comes last", *_latecomers(states)],
+        ["Stragglers", *_latecomers(states)],
     ]
     if silent:
         words = (
@@ -136,9 +136,9 @@ def _latecomers(states: Mapping[int, RankSnapshot]) -> list[str]:
     order = sorted(lost_s, key=lambda rank: -lost_s[rank])
     worst = [rank for rank in order[:_MOST_SHOWN] if lost_s[rank] / late[rank] > _LATE_S]
     if not worst:
-        return ["nobody: the ranks come to their calls together, within a millisecond"]
+        return ["none: the ranks enter their calls within a millisecond of each other"]
     return [
-        f"rank {rank} came last to {late[rank]} of {num_calls} calls,"
+        f"rank {rank} was the last to enter {late[rank]} of {num_calls} calls,"
         f" {1e3 * lost_s[rank] / late[rank]:.1f} ms after the first on average"
         for rank in worst
     ]

@@ -55,7 +55,7 @@ class StoreStateExchange(StateExchange):
     def gather(
         self, budget_s: float, ranks: Sequence[int] | None = None
     ) -> tuple[dict[int, RankSnapshot], dict[int, str]]:
-        """As `StateExchange.gather`, for some ranks; for all where None."""
+        """As `StateExchange.gather`, for some ranks; for all if None."""
         deadline = Deadline(budget_s)
         ranks = range(min(self._peers.num_ranks, _MOST_RANKS)) if ranks is None else ranks
         texts = {rank: self._text(rank) for rank in ranks}

@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Check what meshdist needs of this machine; under a launcher, of the whole cluster.",
         epilog="The exit status is 1 after an error, with --strict also after a warning; else 0.",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON: a list of name, status, text and cure")
+    parser.add_argument("--json", action="store_true", help="print JSON: a list of name, status, text and remedy")
     parser.add_argument("--strict", action="store_true", help="exit with 1 for warnings as well")
     given = parser.parse_args(arguments)
     own = list(run_checks((*machine.CHECKS, *network.CHECKS, *libraries.CHECKS)))
@@ -56,7 +56,7 @@ def _with_the_others(own: list[Finding]) -> tuple[int, list[Finding]]:
 
 def _page(found: Sequence[Finding]) -> str:
     bad = sum(finding.status in (WARNING, ERROR) for finding in found)
-    end = "nothing stands in the way" if not bad else f"{bad} of {len(found)} lines ask for something to be done"
+    end = "no problems found" if not bad else f"{bad} of {len(found)} checks need attention"
     return "\n".join([*map(str, found), end])
 
 

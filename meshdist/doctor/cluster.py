@@ -169,8 +169,10 @@ def _routes(
         for name, why in report["unreached"].items()
     ]
     for text in lost:
-        cure = "open the ports that programs listen on between the hosts (firewall, security group, container network)"
-        yield Finding("routes", ERROR, text, cure)
+        remedy = (
+            "open the ports that programs listen on between the hosts (firewall, security group, container network)"
+        )
+        yield Finding("routes", ERROR, text, remedy)
     if not lost and num_hosts > 1:
         yield Finding("routes", OK, f"each of the {num_hosts} hosts reaches all others")
 
@@ -181,7 +183,9 @@ def _of_ranks(cards: Mapping[int, Mapping[str, Any]]) -> Iterator[Finding]:
     for rank in _first_ranks(cards).values():
         for found in cards[rank]["findings"]:
             if found["status"] in (WARNING, ERROR):
-                key = (found["name"], found["status"], found["text"], found["cure"])
+                key = (found["name"], found["status"], found["text"], found["remedy"])
                 alike.setdefault(key, []).append(cards[rank]["name"])
-    for (name, status, text, cure), hosts in alike.items():
-        yield Finding(f"{name} on {', '.join(hosts[:4])}{' and others' if len(hosts) > 4 else ''}", status, text, cure)
+    for (name, status, text, remedy), hosts in alike.items():
+        yield Finding(
+            f"{name} on {', '.join(hosts[:4])}{' and others' if len(hosts) > 4 else ''}", status, text, remedy
+        )

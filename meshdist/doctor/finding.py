@@ -17,11 +17,11 @@ class Finding:
     name: str  # the subject of the check
     status: str  # "ok", "note", "warning" or "error"
     text: str  # the state of the subject
-    cure: str = ""  # what to do; empty if nothing
+    remedy: str = ""  # what to do; empty if nothing
 
     def __str__(self) -> str:
-        cure = f"\n{'':9}-> {self.cure}" if self.cure else ""
-        return f"{self.status:<9}{self.name}: {self.text}{cure}"
+        remedy = f"\n{'':9}-> {self.remedy}" if self.remedy else ""
+        return f"{self.status:<9}{self.name}: {self.text}{remedy}"
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

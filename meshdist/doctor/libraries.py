@@ -37,13 +37,13 @@ def gpus() -> Iterator[Finding]:
         yield _library("NCCL", "cupy", _NCCL, "pip install nvidia-nccl-cu12, for backend nccl")
 
 
-def _library(name: str, module: str, code: str, cure: str) -> Finding:
+def _library(name: str, module: str, code: str, remedy: str) -> Finding:
     if find_spec(module) is None:
-        return Finding(name, NOTE, f"{module} is not installed", cure)
+        return Finding(name, NOTE, f"{module} is not installed", remedy)
     status, text = _output([sys.executable, "-c", code])
     last = text.splitlines()[-1] if text else f"it ended with status {status}"
     if status != 0:
-        return Finding(name, WARNING, f"{module} is installed and does not work: {last}", cure)
+        return Finding(name, WARNING, f"{module} is installed and does not work: {last}", remedy)
     return Finding(name, OK, last)
 
 

@@ -29,8 +29,8 @@ def versions() -> Iterator[Finding]:
     if core.module is not None or sys.platform != "linux":
         yield Finding("compiled core", OK, core.status())
     else:
-        cure = "" if os.environ.get(core.VARIABLE) == "python" else "install meshdist where there is a C compiler"
-        yield Finding("compiled core", NOTE, f"{core.status()}: calls of few bytes take several times as long", cure)
+        remedy = "" if os.environ.get(core.VARIABLE) == "python" else "install meshdist where there is a C compiler"
+        yield Finding("compiled core", NOTE, f"{core.status()}: calls of few bytes take several times as long", remedy)
     why_not = why_no_processes()
     if why_not is not None:
         yield Finding("system", ERROR, why_not, "use meshdist.run here")
@@ -92,10 +92,10 @@ def single_copy() -> Iterator[Finding]:
         yield Finding("process_vm_readv", NOTE, "forbidden by MESHDIST_SINGLE_COPY=0: large arrays are copied twice")
         return
     source, target = np.arange(8), np.zeros(8, dtype=int)
-    cure = "in a container: --cap-add=SYS_PTRACE, or a seccomp profile that allows process_vm_readv"
+    remedy = "in a container: --cap-add=SYS_PTRACE, or a seccomp profile that allows process_vm_readv"
     here = Memory(os.getpid(), "this process")
     if not here.try_read(address_of(source), target) or not np.array_equal(source, target):
-        yield Finding("process_vm_readv", WARNING, "does not work here: large arrays are copied twice", cure)
+        yield Finding("process_vm_readv", WARNING, "does not work here: large arrays are copied twice", remedy)
         return
     if not here.try_write(address_of(target), source):
         yield Finding("process_vm_writev", NOTE, "does not work here: only the receiver copies a large array")
@@ -137,7 +137,7 @@ def limits() -> Iterator[Finding]:
         yield Finding("locked memory", NOTE, text, "ulimit -l unlimited, where these are used")
 
 
-def _limit(name: str, number: int, fewest: int, cure: str) -> Finding:
+def _limit(name: str, number: int, fewest: int, remedy: str) -> Finding:
     if sys.platform == "win32":
         raise AssertionError("Windows has no such limits")
     import resource
@@ -147,7 +147,7 @@ def _limit(name: str, number: int, fewest: int, cure: str) -> Finding:
         return Finding(name, OK, "unlimited")
     most = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
     if soft < fewest:
-        return Finding(name, WARNING, f"at most {soft} (hard limit {most})", cure)
+        return Finding(name, WARNING, f"at most {soft} (hard limit {most})", remedy)
     return Finding(name, OK, f"at most {soft}")
 
 

@@ -79,8 +79,8 @@ def ports() -> Iterator[Finding]:
     if path.exists():
         low, high = map(int, path.read_text().split())
         if high - low < _FEWEST_PORTS:
-            cure = 'sysctl net.ipv4.ip_local_port_range="32768 60999"'
-            yield Finding("ports for connections", WARNING, f"only {high - low + 1}, {low} to {high}", cure)
+            remedy = 'sysctl net.ipv4.ip_local_port_range="32768 60999"'
+            yield Finding("ports for connections", WARNING, f"only {high - low + 1}, {low} to {high}", remedy)
         else:
             yield Finding("ports for connections", OK, f"{low} to {high}")
 

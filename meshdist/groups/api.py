@@ -60,7 +60,7 @@ def new_group(
         pg_options: `ProcessGroupNCCL.Options` for backend nccl. Passed to a backend that was registered with
             `extended_api=True`; other backends have no options.
         use_local_synchronization: Ignored: nothing is synchronized, among members or all ranks.
-        group_desc: The group's name in messages; may differ between ranks.
+        group_desc: The group's name in errors and logs; may differ between ranks.
         device_id: The GPU of the group's arrays: "cuda:1", its index, or a device object. With backend nccl the ranks
             connect at once, and not at the first call. Ignored by CPU backends.
         sort_ranks: Number the members by global rank; False keeps the order of `ranks`.
@@ -131,12 +131,15 @@ def rank_list(what: str, ranks: Iterable[int], size: int) -> list[int]:
 def _member(group: GroupLike, of: str) -> ProcessGroup:
     members = resolve(group)
     if isinstance(members, NonMember):
-        raise ValueError(f"{of}: this rank is not in the group, and does not know it")
+        raise ValueError(
+            f"{of}: this rank is not a member of the group (it got GroupMember.NON_GROUP_MEMBER), so this is not known"
+            " here"
+        )
     return members
 
 
 def get_rank(group: GroupLike = None) -> int:
-    """Return this rank's place in `group` (the world if None); -1 if it is not a member."""
+    """Return this process's rank in `group` (the world if None); -1 if it is not a member."""
     return resolve(group).rank()
 
 
@@ -162,7 +165,7 @@ def get_backend_config(group: GroupLike = None) -> str:
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
-    """Return this rank's place on its host, from LOCAL_RANK or another launcher's variable; else `fallback_rank`.
+    """Return the local rank on this host, from LOCAL_RANK or another launcher's variable; else `fallback_rank`.
 
     Raises:
         RuntimeError: There is none, and no fallback.
@@ -181,7 +184,7 @@ def get_node_local_rank(fallback_rank: int | None = None) -> int:
 
 
 def get_group_rank(group: GroupLike, global_rank: int) -> int:
-    """Return the place in `group` of a global rank.
+    """Return the group rank of a global rank.
 
     Raises:
         ValueError: It is not a member. The error is a RuntimeError as well.
@@ -191,7 +194,7 @@ def get_group_rank(group: GroupLike, global_rank: int) -> int:
 
 
 def get_global_rank(group: GroupLike, group_rank: int) -> int:
-    """Return the global rank of a place in `group`.
+    """Return the global rank of a group rank.
 
     Raises:
         ValueError: There is no such place. The error is a RuntimeError as well.

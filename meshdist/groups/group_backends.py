@@ -86,8 +86,8 @@ class GroupBackends:
         # Only a registered backend can lack support for GPUs unnoticed: those of this package declare it by name.
         if carrier not in (None, name) and not entry_of(name).is_ours:
             raise ValueError(
-                f"backend {name!r} takes arrays on the CPU, so those on a GPU go by way of that, where the group has"
-                f" {carrier!r}; make the group with 'cpu:{name},cuda:{name}'"
+                f"backend {name!r} supports CPU arrays only, so GPU arrays are staged through the CPU, for which this"
+                f" group uses {carrier!r}; create the group with 'cpu:{name},cuda:{name}'"
             )
         if carrier is None:  # the copies on the CPU need a backend too
             self._found["cpu"] = backend

@@ -15,7 +15,7 @@ from meshdist.runtime.rank_text import numbers_differ
 class Membership:
     """The ranks of a group, in its order, of which `rank` is the caller's.
 
-    The `name` is the same on all ranks; the `label` is the group's name in messages.
+    The `name` is the same on all ranks; the `label` is the group's name in errors and logs.
     """
 
     def __init__(self, ranks: tuple[int, ...], name: str, label: str, rank: int) -> None:
@@ -32,11 +32,11 @@ class Membership:
 
     @property
     def group_desc(self) -> str:
-        """The group's name in messages, under torch's name."""
+        """The group's name in errors and logs, under torch's name."""
         return self.label
 
     def rank(self) -> int:
-        """Return this rank's place in the group; -1 if it is not a member."""
+        """Return this process's rank in the group; -1 if it is not a member."""
         return self._rank
 
     def size(self) -> int:
@@ -88,7 +88,7 @@ class Membership:
         return self.ranks[place]
 
     def relabel(self, label: str) -> None:
-        """Change the group's name in messages."""
+        """Change the group's name in errors and logs."""
         self.label, self._error_prefixes = label, {}
 
     def error_prefix(self, name: str) -> str:

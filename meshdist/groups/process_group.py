@@ -77,7 +77,7 @@ class ProcessGroup(CollectiveMethods, Membership):
     Attributes:
         ranks: The global ranks, in group order.
         name: The group's name, the same on all its ranks.
-        label: The group's name in messages: `group_desc` of `new_group`, or else `name`.
+        label: The group's name in errors and logs: `group_desc` of `new_group`, or else `name`.
         messages: Sends and receives over the group.
         calls: How many calls this rank has made on it, and what is known of them.
         hooks: Observers, recorders and redirections of the calls.
@@ -230,7 +230,7 @@ class ProcessGroup(CollectiveMethods, Membership):
         return type(self).submit(self, *args)
 
     def relabel(self, label: str) -> None:
-        """Change the group's name in messages."""
+        """Change the group's name in errors and logs."""
         super().relabel(label)
         self._forget_plans()
 
@@ -285,7 +285,7 @@ class ProcessGroup(CollectiveMethods, Membership):
             advice = "; make another with new_group() or init_process_group()" if self._closed == DESTROYED else ""
             raise ValueError(f"{error_prefix}: group {self.label!r} {self._closed}{advice}")
         if self._broken is not None:
-            words = f"the group is broken since: {self._broken}"
+            words = f"the group cannot be used after an earlier failure: {self._broken}"
             error = DistBackendError(words, peer_failed=self._broken.peer_failed, error_prefix=error_prefix)
             error.is_numbered = True  # `words` has the number of the call that broke the group
             raise error

@@ -25,7 +25,7 @@ def shrink_group(
 ) -> ProcessGroup:
     """Replace a group by one without some of its ranks, which may be dead.
 
-    All ranks that stay call this with the same `ranks_to_exclude`; the others do not. The group may be broken, as it is
+    All remaining ranks call this with the same `ranks_to_exclude`; the others do not. The group may be broken, as it is
     after a rank has died in a call. It is destroyed; the new group has its backend, timeout and description.
 
     If the group is that of all ranks, the new group replaces the world: `group.WORLD`, `get_rank` and `get_world_size`
@@ -33,7 +33,7 @@ def shrink_group(
     old numbers. Make new meshes.
 
     The store must survive: that of `meshrun` does, but not one in an excluded rank (as in rank 0 with `tcp://`). In
-    that case, the ranks that stay can end this world and call init_process_group with another address.
+    that case, the remaining ranks can end this world and call init_process_group with another address.
 
     Args:
         ranks_to_exclude: Ranks in the group; at least one, not all of them, and not this one.
@@ -62,7 +62,7 @@ def shrink_group(
     """
     world, old = current_world(), resolve(group)
     if isinstance(old, NonMember):
-        raise ValueError("shrink_group: this rank is not in the group; only the ranks that stay call it")
+        raise ValueError("shrink_group: this rank is not in the group; only the remaining ranks call it")
     error_prefix = old.error_prefix("shrink_group")
     world.check_holds(old)
     if not isinstance(shrink_flags, int) or shrink_flags not in (SHRINK_DEFAULT, SHRINK_ABORT):
@@ -89,7 +89,7 @@ def _checked(error_prefix: str, old: ProcessGroup, ranks_to_exclude: Iterable[in
         )
     if old.rank() in excluded:
         raise DistError(
-            f"{error_prefix}: this rank is one of those to exclude, {excluded}; only the ranks that stay call it"
+            f"{error_prefix}: this rank is one of those to exclude, {excluded}; only the remaining ranks call it"
         )
     return excluded
 
@@ -101,16 +101,17 @@ def _agree(error_prefix: str, world: World, old: ProcessGroup, excluded: list[in
         first = world.store.compare_set(f"shrinking/{old.name}", "", f"{mine} {world.rank}").decode()
     except DistError as error:
         raise type(error)(
-            f"{error_prefix}: the store in which the ranks met does not answer; it went with an excluded rank if"
-            " that held it, as rank 0 does without meshrun. To go on, destroy_process_group() and init_process_group()"
-            f" the {old.size() - len(excluded)} ranks that stay, numbered anew, at another address; or start with"
-            f" meshrun, whose store outlives its ranks: {error}"
+            f"{error_prefix}: the store does not answer; it is gone if an excluded rank hosted it (as rank 0 does"
+            " without meshrun or spawn). To continue, call destroy_process_group() and then init_process_group() on the"
+            f" {old.size() - len(excluded)} remaining ranks, with new rank numbers and another address; or start the"
+            f" job with meshrun, whose store outlives its ranks: {error}"
         ) from error
     theirs, rank = first.split()
     if theirs != mine:
         raise ValueError(
-            f"{error_prefix}: ranks_to_exclude must be the same on all ranks that stay: global rank {rank} has excluded"
-            f" [{theirs}], this rank [{mine}]; do as it did first, then shrink the group that comes of it"
+            f"{error_prefix}: ranks_to_exclude must be the same on all remaining ranks: global rank {rank} has excluded"
+            f" [{theirs}], this rank [{mine}]; call shrink_group with [{theirs}] here too, then shrink the resulting"
+            " group again"
         )
 
 

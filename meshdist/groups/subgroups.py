@@ -34,7 +34,7 @@ def new_subgroups(
         timeout: As for `new_group`.
         backend: The world's if None.
         pg_options: Passed to the backend of each subgroup.
-        group_desc: The name of each subgroup in messages.
+        group_desc: The name of each subgroup in errors and logs.
 
     Returns:
         This rank's subgroup, and the list of all subgroups, in which `GroupMember.NON_GROUP_MEMBER` stands for the
@@ -99,7 +99,7 @@ def new_subgroups_by_enumeration(
         timeout: As for `new_group`.
         backend: The world's if None.
         pg_options: Passed to the backend of each group.
-        group_desc: The name of each group in messages.
+        group_desc: The name of each group in errors and logs.
 
     Returns:
         This rank's group, and the list of all groups, in which `GroupMember.NON_GROUP_MEMBER` stands for those that it
@@ -145,7 +145,7 @@ def split_group(
         split_ranks: For each part, ranks in the parent (not global ones). A rank may be in none of them.
         timeout: How long a call may wait: seconds or a timedelta. The parent's if None.
         pg_options: Passed to the backend; the parent's if None.
-        group_desc: The name of each group in messages.
+        group_desc: The name of each group in errors and logs.
         backend: The parent's if None.
 
     Returns:

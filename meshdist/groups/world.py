@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import os
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, cast
@@ -97,7 +95,8 @@ class World:
         self._lock = threading.Lock()
         self._end: str | None = None
         card = peers.mine
-        self.log.info("all ranks are there; this is rank %d of %d, pid %d on %s", rank, size, card.pid, card.host_name)
+        where = card.host_name
+        self.log.info("all ranks have joined; this is rank %d of %d, pid %d on %s", rank, size, card.pid, where)
         everyone = tuple(range(size))
         self.default_group = self._make_group(everyone, backend, timeout_s, "world", "world")
         self._shared[everyone, backend] = self.default_group
@@ -342,7 +341,7 @@ class World:
 
     def _make_group(self, ranks: tuple[int, ...], backend: str, timeout_s: float, name: str, desc: str) -> ProcessGroup:
         if self._end is not None:
-            raise ValueError(f"group {name!r} cannot be made: its world {self._end}; make groups and meshes anew")
+            raise ValueError(f"group {name!r} cannot be made: its world {self._end}; create groups and meshes again")
         group = ProcessGroup(self, ranks, name, desc or name, backend, timeout_s)
         self._groups.append(group)
         self.hook_registry.add_group(group)
@@ -364,33 +363,3 @@ def world_in(slot: WorldSlot) -> World | None:
 def resolve(group: GroupLike = None) -> ProcessGroup:
     """Return the ProcessGroup that `group` means: itself, a mesh's, or the world's if it is None."""
     return cast("ProcessGroup", context.resolve(group))
-
-
-def orphan_forks(slot: WorldSlot) -> None:
-    """Detach all future forked children from the world in `slot`.
-
-    A child has the memory and sockets of the rank, but not its threads, and its peers do not know it. So its calls
-    raise, its exit is silent, and inherited descriptors that would make the rank look alive are closed.
-    """
-    if slot.orphans_forks or not hasattr(os, "register_at_fork"):
-        return
-    slot.orphans_forks = True
-    known = weakref.ref(slot)
-
-    def in_child() -> None:
-        slot = known()
-        world = None if slot is None else world_in(slot)
-        if slot is not None and world is not None:
-            slot.world, slot.orphaned = None, is_of_parent(world.rank, world.card.pid)
-            world.disown(slot.orphaned)
-
-    os.register_at_fork(after_in_child=in_child)
-
-
-def is_of_parent(rank: int, pid: int) -> str:
-    """Return the state of a group in a forked child of rank `rank`, whose process is `pid`."""
-    return (
-        f"is that of rank {rank}, process {pid}, of which this process is a fork and so no rank; fork before"
-        " init_process_group, start the process anew (method 'spawn' of multiprocessing), or call init_process_group"
-        " in it, to be a rank of another world"
-    )

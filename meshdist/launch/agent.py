@@ -39,7 +39,7 @@ class Settings(NamedTuple):
     max_restarts: int = 0
     interval_s: float = DEFAULT_INTERVAL_S  # period of the checks that no descriptor can replace
     rendezvous: NodeRendezvous | None = None  # where the launchers of several hosts meet; None on a single host
-    run_id: str | None = None  # name of the job on a single host; random where None
+    run_id: str | None = None  # name of the job on a single host; random if None
     error_dir: str | None = None  # directory of the ranks' error files; None for none
     passes_local_rank: bool = False  # pass --local-rank to the command, before its arguments
 
@@ -68,7 +68,7 @@ def launch(settings: Settings) -> int:
             number = interrupts.take()[0]
             if nodes is not None:
                 nodes.stop(Stop(nodes.node, signal=number))
-            report(f"ended by {number.name}")
+            report(f"stopped by {number.name}")
             return INTERRUPT_BASE + number
         except (DistError, OSError, ValueError) as error:
             if nodes is not None:
@@ -123,7 +123,7 @@ def _conclude(settings: Settings, nodes: Nodes, supervisor: Supervisor, interrup
     if signals:
         nodes.stop(Stop(nodes.node, signal=signals[0]))
         supervisor.end(signals[0], settings.grace_s)
-        report(f"ended by {signals[0].name}{_how_others_ended(supervisor)}")
+        report(f"stopped by {signals[0].name}{_how_others_ended(supervisor)}")
         return nodes.conclude(Report(nodes.node, signal=signals[0]))
     shown: int | None = None
     if supervisor.failures:
@@ -153,13 +153,14 @@ def _report_end(settings: Settings, nodes: Nodes, supervisor: Supervisor, verdic
         if failure.rank != shown:
             report(failure.headline())
     if supervisor.ended or supervisor.running:
-        report(f"ended {ranks_text(sorted(supervisor.ended))} after it{_how_others_ended(supervisor)}")
+        after = " after the first failure" if cause is not None else ""
+        report(f"terminated {ranks_text(sorted(supervisor.ended))}{after}{_how_others_ended(supervisor)}")
     if settings.error_dir is not None:
         _write_error_files(settings, supervisor, verdict)
 
 
 def _write_error_files(settings: Settings, supervisor: Supervisor, verdict: Verdict) -> None:
-    """Write an error file for each rank that failed or was ended, and print the path of the most telling one."""
+    """Write an error file for each rank that failed or was terminated, and print the path of the most telling one."""
     endings, num_restarts = endings_of(supervisor, settings.routing), supervisor.job.num_restarts
     is_by_signal = verdict.cause is None and verdict.status >= INTERRUPT_BASE  # sent to a launcher: no rank has failed
     if not endings or is_by_signal or settings.error_dir is None:
@@ -174,7 +175,7 @@ def _write_error_files(settings: Settings, supervisor: Supervisor, verdict: Verd
     first = verdict.cause.rank if verdict.cause is not None else ranks[0]
     chosen = first if first in ranks else ranks[0]
     others = [rank for rank in ranks if rank != chosen]
-    beside = f", and of {ranks_text(sorted(others))} beside it" if others else ""
+    beside = f" ({ranks_text(sorted(others))}: same directory)" if others else ""
     report(f"error file of rank {chosen}: {files.path(chosen, num_restarts)}{beside}")
 
 

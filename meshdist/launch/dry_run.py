@@ -129,7 +129,7 @@ def dry_run(
     Args:
         world_size: The number of ranks.
         rank: The rank to simulate.
-        ranks_per_host: Number of consecutive ranks on each simulated host; all on one where None.
+        ranks_per_host: Number of consecutive ranks on each simulated host; all on one if None.
         topology: The placement of ranks on hosts, instead of `ranks_per_host`: a `Topology` of `world_size` ranks, the
             path of a TOML file, or a networkx graph. `Topology.find()` returns it in the run.
 

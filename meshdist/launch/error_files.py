@@ -1,4 +1,4 @@
-"""Write a JSON file for every rank that failed or was ended: how it ended, and the first failure."""
+"""Write a JSON file for every rank that failed or was terminated: how it ended, and the first failure."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _NAME = re.compile(r"rank(\d+)(\.restart\d+)?\.error\.json")
 
 
 class Ending(NamedTuple):
-    """How a rank ended that failed or was ended."""
+    """How a rank ended that failed or was terminated."""
 
     rank: int
-    failure: Failure | None = None  # its failure; None where it was ended because another rank had failed
+    failure: Failure | None = None  # its failure; None if it was terminated because another rank had failed
     exit: Exit | None = None  # the exit of its process, None while it runs
     was_killed: bool = False  # it did not end within the grace period after it was asked to
     log: str | None = None  # the file of its stderr, None where stderr is shown
@@ -35,12 +35,13 @@ class Ending(NamedTuple):
             return describe_status(self.failure.status)
         if self.exit is None:
             return "runs on: it cannot be killed"
-        asked = "was killed, as it did not end when asked to" if self.was_killed else "was ended"
-        return f"{asked}, after the first failure"
+        if self.was_killed:
+            return "was killed after the first failure, as it did not end when asked to"
+        return "was terminated after the first failure"
 
 
 def endings_of(supervisor: Supervisor, routing: Routing) -> list[Ending]:
-    """Return how the ranks of this host ended that failed or were ended, in rank order."""
+    """Return how the ranks of this host ended that failed or were terminated, in rank order."""
     job = supervisor.job
     failures = {failure.rank: failure for failure in supervisor.failures}
     ranks = sorted({*failures, *supervisor.ended, *supervisor.running})

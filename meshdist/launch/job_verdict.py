@@ -80,7 +80,7 @@ def judge(reports: Iterable[Report], may_restart: bool) -> Verdict:
     for report in reports:
         if report.signal:
             name = signal.Signals(report.signal).name
-            return Verdict(False, INTERRUPT_BASE + report.signal, report.node, problem=f"was ended by {name}")
+            return Verdict(False, INTERRUPT_BASE + report.signal, report.node, problem=f"was stopped by {name}")
     for report in reports:
         if report.problem:
             return Verdict(False, 1, report.node, problem=report.problem)

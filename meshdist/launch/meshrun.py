@@ -44,11 +44,11 @@ _USAGE = """meshrun [options] script.py [argument ...]
        meshrun [options] --no-python program [argument ...]"""
 
 _DESCRIPTION = """\
-Start the ranks of a job, watch over them, and exit as they do. For several hosts, start meshrun on each.
+Start the ranks of a job, monitor them, and exit with the job's status. For several hosts, start meshrun on each.
 
 Each rank is a process that finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the job's secret in its
 environment, which is all that meshdist.init_process_group() needs. If a rank fails, its traceback is shown once, the
-others are ended, on all hosts, and meshrun exits with its status (128 + n if signal n killed it). Ctrl-C ends all
+others are terminated, on all hosts, and meshrun exits with its status (128 + n if signal n killed it). Ctrl-C ends all
 ranks. Several hosts need one secret in MESHDIST_SECRET, or in a file that MESHDIST_SECRET_FILE names."""
 
 _EPILOG = """\
@@ -177,7 +177,8 @@ def _parser() -> ArgumentParser:
         "--launcher",
         choices=["own", "mpi"],
         default="own",
-        help="mpi: become the mpirun found next to this Python or on the PATH, for scripts that use backend mpi",
+        help="mpi: start the ranks with mpirun (found next to this Python or on PATH), for scripts that use backend "
+        "mpi",
     )
     add("-m", "--module", action="store_true", help="run a module, as python -m does")
     add("--no-python", action="store_true", help="run a program instead of a Python script")
@@ -216,7 +217,12 @@ def _add_hosts(parser: ArgumentParser) -> None:
         f"default port {DEFAULT_MEETING_PORT}. Found under srun (port of the job), mpirun and Kubernetes",
     )
     add("--rdzv-id", metavar="NAME", help="names the job; launchers with another name are refused")
-    add("--rdzv-backend", type=_as_argument(rendezvous_backend), metavar="NAME", help="c10d or static; of no meaning")
+    add(
+        "--rdzv-backend",
+        type=_as_argument(rendezvous_backend),
+        metavar="NAME",
+        help="c10d or static; accepted for compatibility with torchrun, and ignored",
+    )
     add(
         "--rdzv-timeout",
         type=_as_argument(seconds),
@@ -255,7 +261,8 @@ def _add_watching(parser: ArgumentParser) -> None:
         type=_as_argument(seconds),
         default=DEFAULT_INTERVAL_S,
         metavar="SECONDS",
-        help="how often to look at what does not tell by itself that it failed; the end of a rank is noticed at once; "
+        help="polling interval in seconds for the ranks' error files and similar checks; the exit of a rank is noticed "
+        "immediately; "
         f"default {DEFAULT_INTERVAL_S:g}",
     )
     add(
@@ -278,8 +285,8 @@ def _add_output(parser: ArgumentParser) -> None:
     add(
         "--error-dir",
         metavar="DIR",
-        help="write rankN.error.json there for each rank that does not end well: how it ended, the traceback, and what "
-        "failed first; default: the directory of --log-dir, none without it",
+        help="write rankN.error.json there for each rank that failed or was terminated: how it ended, the traceback, "
+        "and what failed first; default: the directory of --log-dir, none without it",
     )
     add(
         "--redirects",
@@ -343,7 +350,7 @@ def _is_importable(top_level_name: str) -> bool:
 
 
 def _complain(message: str) -> NoReturn:
-    print(f"meshrun: {message} (meshrun --help tells more)", file=sys.stderr)
+    print(f"meshrun: {message}; see meshrun --help", file=sys.stderr)
     raise SystemExit(USAGE_STATUS)
 
 

@@ -115,17 +115,17 @@ def _enter(
     rendezvous: NodeRendezvous, mine: NodeCard, secret: bytes, interrupts: Interrupts, deadline: Deadline
 ) -> tuple[TCPStore, TCPStore, int]:
     """Return the store, hosted here or by another launcher, the lifeline, and how many launchers came before."""
-    gone = f"the launcher on {mine.host} has gone before the job began"
+    gone = f"the launcher on {mine.host} left before the job began"
     while True:
         store = _open(rendezvous, secret, deadline)
         if store is not None:
             lifeline = TCPStore(rendezvous.host, store.port, timeout=_STORE_TIMEOUT_S, secret=secret)
-            lifeline.bequeath({"lost": gone})
+            lifeline.set_last_will({"lost": gone})
             number = store.add("num_launchers", 1) - 1
             if number < rendezvous.num_nodes:
-                lifeline.bequeath({"lost": gone, **last_will(number)})
+                lifeline.set_last_will({"lost": gone, **last_will(number)})
                 return store, lifeline, number
-            lifeline.bequeath({})
+            lifeline.set_last_will({})
             lifeline.close()
             # An earlier run with the same secret and address may still be ending: wait for its end.
             is_over = store.check(["over"])
@@ -141,7 +141,7 @@ def _enter(
 def _too_many(rendezvous: NodeRendezvous, hosts: Sequence[str]) -> str:
     return (
         f"at {endpoint(rendezvous.host, rendezvous.port)}, the {len(hosts)} launchers of this job (--nnodes) have "
-        f"already come, on {', '.join(hosts)}; is this one too many, or the port another job's?"
+        f"already joined, on {', '.join(hosts)}; is this one too many, or the port another job's?"
     )
 
 
@@ -170,8 +170,8 @@ def _open(rendezvous: NodeRendezvous, secret: bytes, deadline: Deadline) -> TCPS
         if not deadline.expired():
             return None
         raise DistTimeoutError(
-            f"no launcher kept a store at {address} for {deadline.timeout_s:g} s: the first host (--node-rank 0), or "
-            f"the one with that address, does; does meshrun run there, and can this host reach it? ({error.__cause__})"
+            f"no launcher opened a store at {address} within {deadline.timeout_s:g} s; the meshrun with --node-rank 0, "
+            f"or the one on that host, must host it: is it running, and can this host reach it? ({error.__cause__})"
         ) from error
     store.set_timeout(_STORE_TIMEOUT_S)
     return store
@@ -198,7 +198,7 @@ def _lead(
         cards = _gather(store, mine, interrupts, deadline)
         nodes = number_nodes(cards, number)
     except SignalledError:
-        store.set("plan", Plan(problem=f"the launcher on {mine.host} was ended").encode())
+        store.set("plan", Plan(problem=f"the launcher on {mine.host} was stopped").encode())
         raise
     except (DistError, ValueError) as error:
         plan = Plan(problem=str(error))
@@ -239,8 +239,8 @@ def _gather(store: TCPStore, mine: NodeCard, interrupts: Interrupts, deadline: D
             if deadline.expired():
                 there = ", ".join(card.host for card in _present(store, mine.num_nodes))
                 raise DistTimeoutError(
-                    f"{len(cards)} of {mine.num_nodes} hosts (--nnodes) came within {deadline.timeout_s:g} s: {there}; "
-                    "start meshrun on the others too, with the same --rdzv-endpoint"
+                    f"{len(cards)} of {mine.num_nodes} hosts (--nnodes) joined within {deadline.timeout_s:g} s: {there}"
+                    "; start meshrun on the others too, with the same --rdzv-endpoint"
                 ) from None
         else:
             cards.append(NodeCard.decode(store.get(f"card/{len(cards)}")))

@@ -34,7 +34,7 @@ class Plan(NamedTuple):
     hosts: Sequence[str] = ()  # the names of the hosts, by number
     run_id: str = ""
     nonce: str = ""  # tells this run from others with the same secret
-    max_restarts: int = 0  # how often failed ranks are started again
+    max_restarts: int = 0  # how often all ranks are restarted after a failure
     leader: int = 0  # the number of the host whose launcher keeps the stores
     problem: str = ""  # why there is no job, empty if there is one
 

@@ -2,7 +2,7 @@
 
 In each start of the ranks, the first launcher with a problem sets the key `stop`, and all others wait for it. All end
 their ranks, report how these ended, and follow the verdict of the launcher that keeps the store. If a launcher is
-killed or disconnected, the store sets its keys (`TCPStore.bequeath`).
+killed or disconnected, the store sets its keys (`TCPStore.set_last_will`).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class SeveralNodes(Nodes):
                 await_sign_offs(self._store, others, _SIGN_OFF_S)
             elif self._is_concluded:
                 sign_off(self._store, self._met.number)
-                self._met.lifeline.bequeath({})
+                self._met.lifeline.set_last_will({})
         for store in (self._met.lifeline, self._store, self._ranks_store):
             if store is not None:
                 store.close()
@@ -147,7 +147,7 @@ class SeveralNodes(Nodes):
         keys = {}
         for start in (num_restarts, num_restarts + 1):
             keys.update({f"stop/{start}": stop, f"report/{start}/{self.node}": report})
-        self._met.lifeline.bequeath({**keys, **last_will(self._met.number)})
+        self._met.lifeline.set_last_will({**keys, **last_will(self._met.number)})
 
     def _ranks_secret(self) -> str:
         """Return the secret of this start of the ranks, derived from the launchers' own, so that it is not sent."""

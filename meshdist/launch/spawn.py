@@ -36,8 +36,8 @@ def spawn(
     """Run `fn(rank, *args)` in `nprocs` processes on this host.
 
     Each process has the environment that meshrun sets, so that `init_process_group()` needs no arguments; a rank, world
-    size or init_method that `fn` passes takes precedence. If a rank fails, the others are ended within a second. No
-    rank outlives this process.
+    size or init_method that `fn` passes takes precedence. If a rank fails, the others are terminated, normally within a
+    second (one that ignores SIGTERM is killed after 10 s). No rank outlives this process.
 
     Several calls, also on several hosts, can start the ranks of one world: `fn` passes its rank and a world size larger
     than `nprocs`, and the callers have set MASTER_ADDR and MASTER_PORT, where the world's rank 0 hosts the store, and

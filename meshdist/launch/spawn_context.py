@@ -107,8 +107,8 @@ class SpawnContext:
         """Wait until all ranks have succeeded; if one fails, end the others and raise.
 
         Args:
-            timeout: How long to wait, in seconds or as a timedelta; no limit where None.
-            grace_period: Seconds between asking a rank to end and killing it; 10 where None.
+            timeout: How long to wait, in seconds or as a timedelta; no limit if None.
+            grace_period: Seconds between asking a rank to end and killing it; 10 if None.
 
         Returns:
             True once all have ended, False at the timeout; `join` can then be called again.

@@ -37,7 +37,7 @@ def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, time
         fn: The function that each rank runs.
         world_size: Number of ranks.
         args: Arguments of `fn`, the same for all ranks.
-        timeout: How long a call may wait, in seconds or as a timedelta. 5 minutes where None.
+        timeout: How long a call may wait, in seconds or as a timedelta. 5 minutes if None.
 
     Returns:
         The results in rank order.

@@ -28,7 +28,7 @@ class Job(NamedTuple):
     master_port: int
     error_directory: str  # where the ranks of this host describe their failures
     first_rank: int = 0  # the first of the consecutive ranks of this host
-    num_local: int | None = None  # number of ranks of this host; all where None
+    num_local: int | None = None  # number of ranks of this host; all if None
     node: int = 0  # the number of this host
     num_nodes: int = 1
     num_restarts: int = 0  # the number of starts before this one

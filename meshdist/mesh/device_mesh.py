@@ -56,7 +56,7 @@ class DeviceMesh(MeshSlices):
         mesh_dim_names: One unique name per axis.
         backend_override: Axis, by name or index, to the backend its group uses in place of the world's, or
             to a pair of the backend and its options (`pg_options` of `new_group`).
-        group: A process group or mesh that contains this mesh: only its ranks make the mesh. None: the world.
+        group: A process group or mesh that contains this mesh: only its ranks make the mesh. The world if None.
         _init_backend, _init_process_groups: Ignored: no group connects before its first call.
 
     Raises:

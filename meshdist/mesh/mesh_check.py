@@ -56,7 +56,7 @@ class Agreement:
             made, text = f"{made} [{theirs[:8]}]", f"{text} [{digest[:8]}]"
         difference = (
             f"the ranks' meshes differ: global rank {other} {made}, global rank {rank} {text}; every rank must make the"
-            " same meshes in the same order, also the ranks outside them; give group= to a mesh that only some ranks"
+            " same meshes in the same order, even the ranks outside them; give group= to a mesh that only some ranks"
             " make"
         )
         self._store.compare_set(f"{self._key}/differs", "", difference)  # keeps the first note
@@ -86,7 +86,7 @@ def agree(
 
 @contextmanager
 def refusals_reported(universe: ProcessGroup | None) -> Iterator[None]:
-    """Report to the other ranks of `universe` (None: the world) if the block refuses a mesh."""
+    """Report to the other ranks of `universe` (the world if None) if the block refuses a mesh."""
     try:
         yield
     except _REFUSALS as error:

@@ -49,7 +49,7 @@ class MeshState(CollectiveMethods):
     _groups: dict[tuple[Axis, str | None], ProcessGroup]  # by axis and backend
     _universe: ProcessGroup | None  # the group that contains the mesh; None for the world
     _agreement: Agreement | None
-    _topology: Topology | None  # the source of host names; None: the world
+    _topology: Topology | None  # the source of host names; the world if None
 
     def _store(self, device_type: str, layout: Layout, backends: tuple[str | None, ...], root: Self) -> None:
         """Set the fields of a mesh that is not bound to a world yet."""

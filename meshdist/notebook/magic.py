@@ -107,7 +107,7 @@ class MeshMagics:
             pool.join_new_world(options.backend, options.timeout_s)
             print(
                 f"the workers join a new world, of backend {options.backend} and timeout {options.timeout_s:g} s; "
-                "they keep their variables: make groups and meshes anew"
+                "they keep their variables: create groups and meshes again"
             )
         self._options = replace(options, send=(), get=(), restart=False)
         return pool
@@ -152,7 +152,7 @@ def _show(rank: int, line: str) -> None:
 
 
 def _report_replaced(rank: int, how: str) -> None:
-    print(f"rank {rank} had ended between two cells ({how}); {_REPLACED}; make groups and meshes anew", flush=True)
+    print(f"rank {rank} had ended between two cells ({how}); {_REPLACED}; create groups and meshes again", flush=True)
 
 
 def _show_pictures(outcome: Completion) -> None:
@@ -185,7 +185,7 @@ def _error_of(outcome: Completion) -> BaseException:
     for rank, how in sorted(outcome.ended.items()):
         when = "had ended before it began the cell" if rank in outcome.not_begun else "ended in the cell"
         lines.append(f"rank {rank} {when} ({how}); {_REPLACED}")
-    lines.append("The workers keep their variables and join a new world; make groups and meshes anew.")
+    lines.append("The workers keep their variables and join a new world; create groups and meshes again.")
     if outcome.interrupted:
         return CellInterrupted("\n".join(["The cell was interrupted.", *lines]))
     return MeshCellError("\n".join(lines))

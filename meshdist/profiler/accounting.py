@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Ranks = NDArray[np.int64]
 
-_HEAD = ("axis", "collective", "calls", "bytes", "sent inside hosts", "sent between hosts")
+_HEAD = ("axis", "collective", "calls", "bytes", "min sent inside hosts", "min sent between hosts")
 
 
 class MeshView(Protocol):
@@ -147,10 +147,10 @@ class Account:
         >>> tp
         {'all_reduce': {'calls': 1, 'nbytes': 1000, 'inside': 1000, 'between': 0}}
         >>> print(table)
-        axis   collective  calls   bytes  sent inside hosts  sent between hosts
-        tp     all_reduce      1  1000 B             1000 B                 0 B
-        dp,tp  broadcast       1   100 B              100 B                 0 B
-        all                    2  1100 B             1100 B                 0 B
+        axis   collective  calls   bytes  min sent inside hosts  min sent between hosts
+        tp     all_reduce      1  1000 B                 1000 B                     0 B
+        dp,tp  broadcast       1   100 B                  100 B                     0 B
+        all                    2  1100 B                 1100 B                     0 B
     """
 
     def __init__(self, axes: Axes | None = None, hosts: Callable[[ProcessGroup], Sequence[str]] | None = None) -> None:

@@ -59,8 +59,8 @@ class Profile:
         """Return the calls of all ranks, on the clock of rank 0, on one rank; all ranks of the world call it.
 
         All ranks must start and stop recording at the same places of the program: calls of different ranks match by
-            their index on the group. Clock offsets between hosts are measured through the store, in a few milliseconds
-            per host.
+        their index on the group. Clock offsets between hosts are measured through the store, in a few milliseconds
+        per host.
 
         Args:
             dst: The global rank that gets the result.

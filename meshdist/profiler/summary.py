@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from meshdist.profiler.event import Track
 from meshdist.profiler.tables import bytes_text
 
-_HEAD = ("group", "call", "calls", "bytes", "time", "of it waiting", "share", "mean", "longest", "bytes/s")
+_HEAD = ("group", "call", "calls", "bytes", "time", "waiting", "share", "mean", "longest", "bytes/s")
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 
@@ -100,7 +100,7 @@ def sentences(tracks: Sequence[Track], slowest: Slowest | None) -> list[str]:
     else:
         least = min(shares, key=lambda rank: shares[rank])
         lines = [
-            f"{said}, on average of {len(tracks)} ranks; least on rank {least} ({shares[least]:.1%}), most on rank"
+            f"{said}, averaged over {len(tracks)} ranks; least on rank {least} ({shares[least]:.1%}), most on rank"
             f" {most} ({shares[most]:.1%})"
         ]
     if slowest is not None:
@@ -109,7 +109,9 @@ def sentences(tracks: Sequence[Track], slowest: Slowest | None) -> list[str]:
             f" {slowest.calls} of their calls"
         )
     lines += [
-        f"rank {track.rank}: {track.num_dropped} calls more were not kept" for track in tracks if track.num_dropped
+        f"rank {track.rank}: {track.num_dropped} further calls were not recorded"
+        for track in tracks
+        if track.num_dropped
     ]
     return lines
 

@@ -41,7 +41,7 @@ def plot_timeline(tracks: Sequence[Track], ax: Any = None) -> Any:
     ax.set_ylim(len(tracks) - 0.4, -0.6)  # rank 0 above
     ax.set_xlabel(unit)
     handles = [Patch(facecolor=colour, label=group) for group, colour in colours.items()]
-    handles.append(Patch(facecolor=_WAITING, edgecolor="#888888", hatch="////", label="of it waiting"))
+    handles.append(Patch(facecolor=_WAITING, edgecolor="#888888", hatch="////", label="waiting"))
     ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     return ax
 

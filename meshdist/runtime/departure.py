@@ -63,7 +63,7 @@ _WORDS = {
     PeerExit.ENDED: "has ended without destroy_process_group()",
     PeerExit.FINISHED: "has finished",
     PeerExit.RAISED: "raised %s",
-    PeerExit.INTERRUPTED: "was ended by %s",
+    PeerExit.INTERRUPTED: "was interrupted by %s",
     PeerExit.NOT_BEGUN: "did not begin: %s",
     PeerExit.DIED: "has died",
     PeerExit.CUT_OFF: "has died, or was cut off from the store",

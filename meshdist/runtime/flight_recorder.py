@@ -45,7 +45,7 @@ class CallFacts:
 
     name: str  # the function that is called
     group: str  # the group's name, the same on all its ranks
-    label: str  # the group's name in messages
+    label: str  # the group's name in errors and logs
     text: str  # the call as all ranks must make it
     sent: list[tuple[str, tuple[int, ...]]]  # dtype and shape of each array, here and in `received`
     received: list[tuple[str, tuple[int, ...]]]

@@ -244,7 +244,7 @@ def leave_will(peers: Peers, store: Store, rank: int) -> None:
     try:
         # A connection for this purpose alone, since other store connections are closed and reopened.
         client = TCPStore(store.host, store.port, timeout=_TIMEOUT_S)
-        client.bequeath({key: Departure(PeerExit.CUT_OFF).encode()})
+        client.set_last_will({key: Departure(PeerExit.CUT_OFF).encode()})
     except DistError as error:
         _log.warning("ranks on other hosts may learn late of the end of this one: %s", error)
         return

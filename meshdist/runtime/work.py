@@ -83,8 +83,8 @@ class Completion:
             return True
         if isinstance(threading.current_thread(), ProgressThread):
             raise DistError(
-                f"{what}: a callback waits for it on the thread that has to carry it out, which would never end;"
-                " chain another callback with then()"
+                f"{what}: this callback runs on the progress thread, which must execute the call, so waiting here would"
+                " deadlock; chain another callback with then()"
             )
         lock = allocate_lock()
         lock.acquire()
@@ -113,7 +113,7 @@ class Completion:
 
 def not_yet(limit_s: float, what_for: str = "") -> str:
     """Return the message of a timeout after which the wait can be repeated."""
-    return f"not done after {limit_s:g} s{what_for}; the call goes on, wait again"
+    return f"not done after {limit_s:g} s{what_for}; the call continues; call wait() again"
 
 
 class Future(Completion):
@@ -285,8 +285,8 @@ class Work(Completion):
             timeout: In seconds or a timedelta. None waits until the call ends, which has the group's timeout.
 
         Raises:
-            DistTimeoutError: Not done in time; names the missing ranks. The call goes on and the group is not broken:
-                wait again.
+            DistTimeoutError: Not done in time; names the missing ranks. The call continues and the group is not broken:
+                call `wait` again.
             DistError: The call failed; every `wait` raises its error. Or a callback waits for a later call.
         """
         if not self._is_done and self.queue is not None:

@@ -200,7 +200,7 @@ def connect_handshake(
         secret: The job's secret, empty where there is none.
         purpose: What the connection is for, as a noun ("store"); both ends must say the same.
         peer: The server's "host:port", for messages.
-        deadline: When to give up; HANDSHAKE_TIMEOUT_S from now where None.
+        deadline: When to give up; HANDSHAKE_TIMEOUT_S from now if None.
         claim: At most CLAIM_BYTES that the server gets, proven.
 
     Raises:

@@ -67,7 +67,7 @@ class Store(ABC):
 
         Args:
             keys: The keys.
-            timeout: A timedelta or seconds; the store's timeout where None.
+            timeout: A timedelta or seconds; the store's timeout if None.
 
         Raises:
             DistStoreError: Some were not there at the deadline; names them.
@@ -214,5 +214,5 @@ def missing_error(where: str, missing: Sequence[str], timeout_s: float) -> DistS
     noun, was = ("key", "was") if len(missing) == 1 else ("keys", "were")
     return DistStoreError(
         f"{where}: {noun} {names} {was} not set within {timeout_s:g} s; "
-        "the process that should set it has not come so far, or needs a longer timeout (set_timeout)"
+        "the process that sets it has not reached that point; if it is merely slow, use a longer timeout (set_timeout)"
     )

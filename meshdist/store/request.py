@@ -129,7 +129,7 @@ class DryStore:
         """Do nothing."""
 
     def request(self, op: Op, args: list[bytes], timeout_s: float) -> tuple[Status, list[bytes]]:
-        return Status.OK, [] if op in (Op.JOIN, Op.BEQUEATH) else self.reply(op, args)
+        return Status.OK, [] if op in (Op.JOIN, Op.SET_LAST_WILL) else self.reply(op, args)
 
     def reply(self, op: Op, args: list[bytes]) -> list[bytes]:
         """Carry out `op` and return its reply; raise DistStoreError if it waits for keys that no rank will set."""

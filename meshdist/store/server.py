@@ -275,7 +275,7 @@ class StoreServer:
         op, timeout_s, args = request
         if op is Op.JOIN:
             self._join(session, args, timeout_s)
-        elif op is Op.BEQUEATH:
+        elif op is Op.SET_LAST_WILL:
             if len(args) % 2:  # reject it now, while the client can be told
                 raise ValueError(f"not a request: a last will of {len(args)} keys and values")
             # Its replies are few bytes, which a client that is stopped also has room for.

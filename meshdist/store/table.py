@@ -26,7 +26,7 @@ class Op(IntEnum):
     LIST_KEYS = 10
     JOIN = 11
     LEAVE = 12
-    BEQUEATH = 13
+    SET_LAST_WILL = 13
 
 
 BLOCKING = frozenset({Op.GET, Op.WAIT})

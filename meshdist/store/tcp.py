@@ -53,7 +53,7 @@ class TCPStore(RequestStore):
             ends only when its last client has left.
         master_listen_fd: On the master: a bound socket to listen on instead of a new one; the store closes it.
         use_libuv: Accepted for compatibility; there is one kind of server.
-        secret: The job's secret; MESHDIST_SECRET where None.
+        secret: The job's secret; MESHDIST_SECRET if None.
 
     Raises:
         TypeError: An argument has another type, such as a timeout in the place of `is_master`.
@@ -178,8 +178,8 @@ class TCPStore(RequestStore):
             raise ValueError(reply[0].decode())
         return reply
 
-    def bequeath(self, values: Mapping[str, Value]) -> None:
-        """Have the server set those of `values` that are missing when this store's connection to it ends in any way.
+    def set_last_will(self, values: Mapping[str, Value]) -> None:
+        """Set the last will: keys that the server sets, if missing, when this client's connection ends in any way.
 
         So the others learn that this process was killed or disconnected. Use a separate store for it, and make no other
         calls on that: other calls may drop connections. A later call replaces the values.
@@ -187,13 +187,13 @@ class TCPStore(RequestStore):
         Example:
             >>> with TCPStore("127.0.0.1", 0, is_master=True) as store:
             ...     client = TCPStore("127.0.0.1", store.port)
-            ...     client.bequeath({"gone": "client"})
+            ...     client.set_last_will({"gone": "client"})
             ...     client.close()
             ...     store.get("gone")
             b'client'
         """
         pairs = [part for key, value in values.items() for part in (encode_key(key), encode_value(value))]
-        self._request(Op.BEQUEATH, pairs, self._timeout_s)
+        self._request(Op.SET_LAST_WILL, pairs, self._timeout_s)
 
     @property
     def host(self) -> str:

@@ -10,8 +10,8 @@ INSECURE = "MESHDIST_INSECURE"
 MPI_CUDA = "MESHDIST_MPI_CUDA"
 
 TUNING = "MESHDIST_TUNING"
-TUNING_MODES = ("off", "cached", "on", "anew")
-"""Plans take the first guess; what was measured before; measure what was not; measure everything again."""
+TUNING_MODES = ("off", "cached", "on", "force")
+"""Plans take the default; what was measured before; measure what was not; measure everything again."""
 
 _VALUES = {"0": False, "1": True, "": None}
 

@@ -24,7 +24,7 @@ class MissingModules:
         if reason is not None:
             # Without `name=`: `from meshdist import rpc` would drop an error that has it.
             raise ModuleNotFoundError(
-                f"{_PACKAGE} has no {part!r} of torch.distributed; instead, or why not (docs/migration.md): {reason}"
+                f"{_PACKAGE} has no module {part!r} (torch has one): {reason}; see docs/migration.md"
             )
 
 

@@ -28,11 +28,11 @@ RANKS_OF_A_HOST = 8
 class CostModel:
     """Predict the times of collectives on a topology.
 
-    Without measurements it counts on the links: the rounds of every algorithm, each with the latency of its longest
-        route and the bytes on its fullest link (alpha-beta; see `meshdist.topology.algorithms`), and takes the fastest.
-        With measured curves (`meshdist.calibrate`), it reads groups of a measured kind off the curves, and scales the
-        most similar curve by the links for other groups. Groups over a number of hosts without measurements use the
-        links alone.
+    Without measurements, it computes times from the links (alpha-beta model; see `meshdist.topology.algorithms`): for
+    each algorithm the sum over its rounds of the latency of the longest route and the time of the bytes on the busiest
+    link; the fastest algorithm counts. With measured curves (`meshdist.calibrate`), it reads groups of a measured kind
+    off the curves, and scales the most similar curve by the links for other groups. Groups over a number of hosts
+    without measurements use the links alone.
 
     Args:
         topology: The machine, or anything that `Topology.of` accepts; or a number of ranks on hosts of 8 (the last one

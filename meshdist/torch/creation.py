@@ -109,7 +109,7 @@ class _Meeting:
         self._rank = rank
         self._size = size
         self.deadline = deadline
-        # A store can outlive a world: ranks that destroy their groups and make new ones meet anew.
+        # A store can outlive a world: ranks that destroy their groups and make new ones meet again.
         self._prefix = f"meshdist/{store.add(f'meshdist/num_worlds/{rank}', 1)}"
 
     def store_of_ranks(self) -> TCPStore:
@@ -173,7 +173,7 @@ def _meet_by_env(url: str, timeout: timedelta = default_pg_timeout, **others: An
     store, rank, size = rendezvous(url, timeout=timeout)
     with store:
         host = os.environ["MASTER_ADDR"]
-        # Ranks that destroy their groups and make new ones meet anew.
+        # Ranks that destroy their groups and make new ones meet again.
         key = f"torch/store/{store.add(f'torch/num_stores/{rank}', 1)}"
         if rank == 0:
             hosted = torch_dist.TCPStore(host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False)

@@ -14,7 +14,7 @@ import numpy as np
 
 import meshdist as dist
 
-logging.getLogger("meshdist").setLevel("ERROR")  # shortly before a timeout it warns, of what the error then says
+logging.getLogger("meshdist").setLevel("ERROR")  # the same report is logged as a warning before the timeout
 
 
 def tell(program, ranks=3, seconds=2):
@@ -121,15 +121,15 @@ tell(program)
 #
 # ## Who is missing?
 #
-# `monitored_barrier` is a barrier that says who did not come; `wait_all_ranks` has it name them all. Put one where you
-# suspect that ranks part ways.
+# `monitored_barrier` is a barrier whose timeout error names all missing ranks. Put one where you suspect that ranks
+# diverge.
 
 
 # %% varies
 def program():
     if dist.get_rank() in (1, 3):
         time.sleep(3)  # busy elsewhere
-    dist.monitored_barrier(timeout=2, wait_all_ranks=True)
+    dist.monitored_barrier(timeout=2)
 
 
 tell(program, ranks=4)

@@ -1,4 +1,7 @@
-"""Arrays of as many elements and other shapes: compared at debug level DETAIL, shown in messages at every level."""
+"""Arrays with equal numbers of elements but different shapes.
+
+They are compared at debug level DETAIL, and shown in messages at every level.
+"""
 
 import contextlib
 import logging

@@ -1,4 +1,4 @@
-"""More ranks than slots are made for, or than send to all at once: smaller slots, rounds, shares that do not divide."""
+"""More ranks than slots are made for, or than send to all others directly: smaller slots, rounds, uneven shares."""
 
 import cases
 import numpy as np

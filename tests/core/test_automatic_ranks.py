@@ -49,7 +49,7 @@ def test_ranks_of_one_host_are_neighbours():
 
 def test_a_rank_of_the_same_number_is_refused_and_the_first_one_taken():
     roster = roster_of(arrival("x", 1), arrival("y", 1), arrival("z"), arrival("w"))
-    assert re.search("rank 1 is there already, pid of x on a", roster.refusals["y"])
+    assert re.search(r"rank 1 has already joined \(pid of x on a\)", roster.refusals["y"])
     assert roster.ranks == {"x": 1, "z": 0, "w": 2}
 
 
@@ -75,7 +75,7 @@ def test_all_or_none_is_numbered():
 
 def test_one_too_many_is_refused():
     roster = roster_of(arrival("x"), arrival("y"), arrival("z"), arrival("late"))
-    assert re.search(r"the 3 ranks are there already \(pid of x on a; pid of y .*group_name", roster.refusals["late"])
+    assert re.search(r"the 3 ranks have already joined \(pid of x on a; pid of y .*group_name", roster.refusals["late"])
 
 
 def test_who_leaves_makes_room_and_changes_nobody_else():
@@ -106,7 +106,8 @@ def test_a_refused_one_is_told_at_once_and_the_others_go_on():
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(number_ranks, store, 1, 3, Deadline(30.0))
         store.wait(["numbering/arrivals"], 30.0)
-        for rank, world_size, words in ((1, 3, "rank 1 is there already"), (-1, 2, "world size is 3, this one says 2")):
+        cases = ((1, 3, "rank 1 has already joined"), (-1, 2, "world size is 3, this one says 2"))
+        for rank, world_size, words in cases:
             with pytest.raises(ValueError, match=words):
                 number_ranks(store, rank, world_size, Deadline(30.0))
         others = [pool.submit(number_ranks, store, -1, 3, Deadline(30.0)) for _ in range(2)]

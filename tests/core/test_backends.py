@@ -125,8 +125,8 @@ def test_wrong_device_strings(name):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("cpu:nccl", "nccl does not carry arrays on 'cpu'; those that do: .*gloo"),
-        ("cuda:on_cpu", "on_cpu does not carry arrays on 'cuda'; those that do: .*nccl"),
+        ("cpu:nccl", "nccl does not support 'cpu' arrays; backends that do: .*gloo"),
+        ("cuda:on_cpu", "on_cpu does not support 'cuda' arrays; backends that do: .*nccl"),
     ],
 )
 def test_backends_on_devices_that_they_do_not_carry(given, words):

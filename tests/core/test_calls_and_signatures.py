@@ -103,7 +103,7 @@ def test_how_a_call_is_shown_to_the_others(text):
 
 
 def same_meaning():
-    # What does not change the result is not compared: shapes of as many elements, spellings, layouts.
+    # What does not change the result is not compared: shapes with equal numbers of elements, spellings, layouts.
     rank = dist.get_rank()
     dist.all_reduce(np.zeros((2, 3) if rank else (3, 2)), "sum" if rank else dist.ReduceOp.SUM)
     dist.broadcast(np.zeros(6) if rank else np.zeros((6, 2))[:, 0], **({"src": 1} if rank else {"group_src": 1}))

@@ -254,7 +254,7 @@ def test_where_records_are_seen(when, before, after):
     )
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
-    assert lines[0].startswith(f"{before}all ranks are there; this is rank 0 of 1")
+    assert lines[0].startswith(f"{before}all ranks have joined; this is rank 0 of 1")
     assert lines[1:] == [
         f"{before}group 'world' is made: rank 0, backend gloo",
         f"{after}barrier on group 'world' (rank 0 of 1): no data, at <string>:9",

@@ -110,7 +110,7 @@ def test_what_is_no_record_is_unknown(data):
         ),
         (Departure(PeerExit.RESET), "has died, or its connection was reset"),
         (Departure(PeerExit.RAISED, detail="ValueError: %s"), "raised ValueError: %s"),
-        (Departure(PeerExit.INTERRUPTED, detail="KeyboardInterrupt"), "was ended by KeyboardInterrupt"),
+        (Departure(PeerExit.INTERRUPTED, detail="KeyboardInterrupt"), "was interrupted by KeyboardInterrupt"),
         (Departure(PeerExit.NOT_BEGUN, detail="no"), "did not begin: no"),
         (Departure(PeerExit.GAVE_UP, detail="no"), "gave up: no"),
         (Departure(PeerExit.GAVE_UP, detail="no", call=CALL), "gave up: no; this is call 18, at train.py:42"),

@@ -267,7 +267,7 @@ def test_the_deadline_is_kept_by_all_and_all_say_who_came(air):
 
 
 @pytest.mark.parametrize(
-    ("rank", "world_size", "words"), [(0, 3, "rank 0 is there already"), (-1, 2, "world size is 3")]
+    ("rank", "world_size", "words"), [(0, 3, "rank 0 has already joined"), (-1, 2, "world size is 3")]
 )
 def test_who_is_wrong_is_told_at_once(air, rank, world_size, words):
     ear = air.channel()

@@ -91,7 +91,7 @@ def test_the_world_is_there_before_init_and_gone_after_destroy():
         assert dist.is_initialized()
         assert dist.get_backend() == "fake"
         dist.init_process_group()
-        with pytest.raises(ValueError, match="init_process_group was called already"):
+        with pytest.raises(ValueError, match="the default process group is already initialized"):
             dist.init_process_group()
         dist.destroy_process_group()
         with pytest.raises(ValueError, match="the default process group was destroyed already"):
@@ -113,7 +113,7 @@ def test_groups_of_a_run_that_is_over_say_so():
         mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     with pytest.raises(ValueError, match=r"all_reduce on group .*the dry run has ended$"):
         group.all_reduce(np.ones(1))
-    with pytest.raises(ValueError, match="the dry run has ended; make groups and meshes anew"):
+    with pytest.raises(ValueError, match="the dry run has ended; create groups and meshes again"):
         mesh["tp"].all_reduce(np.ones(1))
 
 

@@ -215,7 +215,7 @@ def ask_from_outside():
         lambda: dist.get_global_rank(NON_MEMBER, 0),
         lambda: dist.get_backend(NON_MEMBER),
     ):
-        with pytest.raises(ValueError, match="not in"):
+        with pytest.raises(ValueError, match="not a member"):
             ask()
     dist.destroy_process_group(NON_MEMBER)  # nothing to do
     assert dist.is_initialized()
@@ -258,7 +258,7 @@ def leave_early():
     ) as raised:
         group.all_reduce(np.zeros(3))
     assert raised.value.peer_failed
-    with pytest.raises(dist.DistBackendError, match="broken since.*rank 1.*destroyed the group"):
+    with pytest.raises(dist.DistBackendError, match="after an earlier failure.*rank 1.*destroyed the group"):
         group.barrier()
     return "noticed"
 

@@ -249,7 +249,7 @@ def refused_by(place, rank, world_size, timeout_s):
 
 @pytest.mark.parametrize("kind", ["store", "file"])
 @pytest.mark.parametrize(
-    ("rank", "world_size", "words"), [(0, 2, "rank 0 is there already"), (1, 3, "world size is 2, this one says 3")]
+    ("rank", "world_size", "words"), [(0, 2, "rank 0 has already joined"), (1, 3, "world size is 2, this one says 3")]
 )
 def test_who_waits_learns_who_was_refused(pair, tmp_path, kind, rank, world_size, words):
     with dist.TCPStore("127.0.0.1", 0, is_master=True) as store:

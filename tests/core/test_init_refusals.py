@@ -163,7 +163,7 @@ def test_two_ranks_0_at_one_port(new_pair, port):
         new_pair.reported(place)
     outcomes = [new_pair.outcome(place) for place in (0, 1)]
     taken = f"127.0.0.1:{port} is taken by another socket.*; or is another process of this job rank 0"
-    refusal = r"refused pid \d+ on .*: rank 0 is there already; this is another rank 0 of 2$"
+    refusal = r"refused pid \d+ on .*: rank 0 has already joined; this is another rank 0 of 2$"
     assert all(took_s < 10 for took_s, _, _ in outcomes)
     assert sorted(bool(re.search(taken, message)) for _, _, message in outcomes) == [False, True], outcomes
     assert any(re.search(refusal, message) for _, _, message in outcomes), outcomes

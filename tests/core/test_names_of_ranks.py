@@ -4,7 +4,7 @@ import pytest
 
 from meshdist.groups.membership import GroupNames, Membership, listed
 from meshdist.groups.non_member import NonMember
-from meshdist.groups.world import is_of_parent
+from meshdist.lifecycle import is_of_parent
 from meshdist.runtime.rank_text import call_process, call_rank, call_ranks, numbers_differ, ranks_text
 
 
@@ -48,5 +48,5 @@ def test_long_lists_of_ranks_are_shortened():
 
 
 def test_a_forked_process_is_told_whose_group_it_is():
-    expected = "is that of rank 1, process 4711, of which this process is a fork and so no rank"
-    assert is_of_parent(1, 4711).partition("; ")[0] == expected
+    expected = "belongs to rank 1 (pid 4711); this process was forked from it and is not a rank"
+    assert is_of_parent(1, 4711).partition(". ")[0] == expected

@@ -58,7 +58,7 @@ def test_calls_in_which_a_rank_lost_its_core_are_repeated():
     assert (trials.next, trials.was_disturbed) == ("guess", False)
 
 
-@pytest.mark.parametrize(("mode", "remembered"), [(Mode.ON, None), (Mode.ANEW, "other")])
+@pytest.mark.parametrize(("mode", "remembered"), [(Mode.ON, None), (Mode.FORCE, "other")])
 def test_what_is_measured_on_a_busy_machine_is_remembered_if_asked_for(tmp_path, monkeypatch, mode, remembered):
     monkeypatch.setenv(tuning_cache.DIRECTORY, str(tmp_path))
     tuning = Tuning(mode, TuningCache(2))
@@ -122,7 +122,7 @@ def wrong_results(group, turn):
 
 def tuned(mode=None, calls=45):
     before = os.environ.get(TUNING)
-    os.environ[TUNING] = mode or "anew"
+    os.environ[TUNING] = mode or "force"
     try:
         with dist.new_group() as group:
             for turn in range(calls):
@@ -161,7 +161,7 @@ def test_ranks_that_ask_for_different_modes_do_the_least(pair):
 
 
 def slowed_down():
-    # The first guess for a broadcast of this size: it waits where the others copy.
+    # The default for a broadcast of this size: it waits where the others copy.
     class Slow(movement.ChunkedMove):
         def steps(self, send, recv):
             end = tuned_plan.monotonic_ns() + 20_000_000
@@ -186,7 +186,7 @@ def test_a_slow_way_is_avoided(pair):
 
 
 def async_and_sync():
-    os.environ[TUNING] = "anew"
+    os.environ[TUNING] = "force"
     try:
         with dist.new_group() as group:
             # One rank prepares its plans long before it runs them; the other prepares each when it runs it.
@@ -222,17 +222,17 @@ def remembered_choices(directory, mode):
 
 @needs_linux
 def test_the_next_group_begins_with_what_was_measured(pair, tmp_path):
-    pair.run(remembered_choices, str(tmp_path), "anew")
+    pair.run(remembered_choices, str(tmp_path), "force")
     [path] = tmp_path.iterdir()
     content = json.loads(path.read_text())
     ways = content["choices"]["2"]
     # As another machine would have chosen.
-    ways["broadcast float32 2097152"] = "written by its giver"
+    ways["broadcast float32 2097152"] = "written by the sender"
     ways["all_reduce sum float32 2097152"] = "a way of another version"
     path.write_text(json.dumps(content))
     for kinds in pair.run(remembered_choices, str(tmp_path), "on"):
         ways, chosen, measured = kinds["broadcast"]
-        assert (ways[chosen], measured) == ("written by its giver", 0)
+        assert (ways[chosen], measured) == ("written by the sender", 0)
         _, chosen, measured = kinds["all_reduce"]
         assert measured > 0
 
@@ -273,5 +273,5 @@ def test_a_directory_that_cannot_be_written_is_told_once(tmp_path, monkeypatch, 
 
 def test_a_wrong_mode_is_refused(monkeypatch):
     monkeypatch.setenv(TUNING, "always")
-    with pytest.raises(ValueError, match="MESHDIST_TUNING must be one of off, cached, on, anew, got 'always'"):
+    with pytest.raises(ValueError, match="MESHDIST_TUNING must be one of off, cached, on, force, got 'always'"):
         tuning_mode()

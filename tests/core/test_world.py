@@ -72,7 +72,7 @@ def alone(store):
     dist.init_process_group("GLOO", store=store, rank=0, world_size=1)
     assert dist.is_initialized()
     assert dist.get_backend() == "gloo"
-    with pytest.raises(ValueError, match="init_process_group was called already; destroy_process_group"):
+    with pytest.raises(ValueError, match=r"already initialized; call destroy_process_group\(\) before"):
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     assert dist.all_reduce(np.ones(3)).tolist() == [1.0, 1.0, 1.0]
     dist.destroy_process_group()
@@ -214,8 +214,10 @@ def test_two_ranks_of_one_number_end_the_wait_of_all(trio, url):
     for took_s, kind, message in outcomes:
         assert took_s < 10
         assert kind is ValueError
-        assert re.search(r"rank 1 is there already, pid \d+ on .*give each process a rank of its own", message)
-    reports = [message for _, _, message in outcomes if re.search(r"refused pid \d+ on .*rank 1 is there", message)]
+        assert re.search(r"rank 1 has already joined \(pid \d+ on .*\); give each process a rank of its own", message)
+    reports = [
+        message for _, _, message in outcomes if re.search(r"refused pid \d+ on .*rank 1 has already joined", message)
+    ]
     assert len(reports) == len(outcomes) - 1
     for rank in range(3):
         trio.start(try_to_join, url, rank, 3, 30, ranks=[rank])
@@ -227,7 +229,7 @@ def test_a_second_rank_0_ends_the_wait_of_the_first(trio, url):
     for took_s, kind, message in (trio.outcome(0), trio.outcome(2)):
         assert took_s < 10
         assert issubclass(kind, (ValueError, dist.DistNetworkError))
-        assert re.search("rank 0 is there already|is another process of this job rank 0", message)
+        assert re.search("rank 0 has already joined|is another process of this job rank 0", message)
 
 
 def test_world_sizes_that_disagree(pair, url):
@@ -266,7 +268,8 @@ def test_who_is_not_of_a_world_that_has_begun_does_not_disturb_it(trio):
         for rank in (0, 1):
             trio.start(stay_in_the_world, store.port, rank, ranks=[rank])
         assert [trio.reported(rank) for rank in (0, 1)] == ["joined"] * 2
-        for rank, world_size, words in ((1, 2, "rank 1 is there already"), (1, 3, "world size is 2, this one says 3")):
+        cases = ((1, 2, "rank 1 has already joined"), (1, 3, "world size is 2, this one says 3"))
+        for rank, world_size, words in cases:
             trio.start(join_late, store.port, rank, world_size, ranks=[2])
             assert words in trio.outcome(2)
         store.set("go on", "")

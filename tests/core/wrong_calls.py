@@ -146,7 +146,7 @@ ROWS = dict(array_rows()) | {
         ValueError,
         r"tensor must have the shape of tensor_list\[.\].*\[5\].*\[4\]",
     ),
-    "all_gather: other shape, as many elements": (
+    "all_gather: other shape, same number of elements": (
         lambda: dist.all_gather(many(4, 1), x(4)),
         ValueError,
         r"tensor must.*tensor_list\[.\].*\[4, 1\].*\[4\]",

@@ -34,7 +34,7 @@ def test_all_wait_for_the_one_that_has_not_come():
 
 def test_the_story_names_the_absent_rank_its_place_and_its_last_call():
     lines = hang_report(who_waits(one_absent()), 3)
-    assert lines[0] == "rank 1 has not come to barrier(), call 2 on 'world', at train.py:20"
+    assert lines[0] == "rank 1 has not reached barrier(), call 2 on 'world', at train.py:20"
     assert "ranks 0, 2 are in barrier(), call 2 on 'world', at train.py:20, for 5.0 s, waiting for rank 1" in lines
     assert any(
         line.startswith("rank 1 is in no call, at data.py:57 in load, for 8.9 s; its last call was") for line in lines
@@ -139,8 +139,8 @@ def test_ranks_that_lack_in_different_calls_are_told_of_one_by_one():
         seen(3, [], groups, in_call=False),
     )
     assert hang_report(who_waits(states), 4)[:2] == [
-        "rank 1 has not come to barrier(), call 1 on 'a', at train.py:10",
-        "rank 3 has not come to barrier(), call 1 on 'b', at train.py:10",
+        "rank 1 has not reached barrier(), call 1 on 'a', at train.py:10",
+        "rank 3 has not reached barrier(), call 1 on 'b', at train.py:10",
     ]
 
 
@@ -185,7 +185,7 @@ def test_ranks_that_all_came_wait_for_nobody():
     states = by_rank(*(seen(rank, [waiting("world", 2, 5.0)], WORLD) for rank in range(3)))
     waits = who_waits(states)
     assert edges(waits) == []
-    assert hang_report(waits, 3)[0].startswith("all ranks have come")
+    assert hang_report(waits, 3)[0].startswith("all ranks have reached")
 
 
 def test_the_first_difference_leaves_out_what_one_rank_can_no_longer_show():

@@ -217,7 +217,7 @@ def test_a_backend_that_stages_may_be_named_for_gpus(cupy):
 
 
 def test_what_is_staged_goes_by_the_backend_of_the_cpu():
-    with pytest.raises(ValueError, match=r"mpi carries arrays on 'cuda' by way of the CPU.*'cpu:mpi,cuda:mpi'"):
+    with pytest.raises(ValueError, match=r"mpi stages 'cuda' arrays through the CPU.*'cpu:mpi,cuda:mpi'"):
         dist.Backend("cpu:gloo,cuda:mpi")
 
 
@@ -231,7 +231,7 @@ def test_an_engine_for_the_cpu_that_is_named_for_gpus_alone(cupy):
         with dist.new_group(backend="cuda:on_cards") as group:
             assert group.all_reduce(cupy.ones(1)).tolist() == [2.0]
         with dist.new_group(backend="cpu:threads,cuda:on_cards") as group:
-            with pytest.raises(ValueError, match="make the group with 'cpu:on_cards,cuda:on_cards'"):
+            with pytest.raises(ValueError, match="create the group with 'cpu:on_cards,cuda:on_cards'"):
                 group.all_reduce(cupy.ones(1))
             group.all_reduce(np.ones(1))
 

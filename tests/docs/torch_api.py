@@ -1,6 +1,6 @@
 """What torch.distributed has: its public names and what each takes, read from torch or from the snapshot beside this.
 
-    python tests/docs/torch_api.py      # writes the snapshot anew, from the torch that is installed
+    python tests/docs/torch_api.py      # writes a new snapshot, from the torch that is installed
 
 The snapshot is `torch_api.json`: for each name the calls it knows, one string a call, as `"tensor, dst, tag="`. A name
 that may be left out ends in `=`, names behind `*` are keywords, those before `/` have no name. What is no callable, or

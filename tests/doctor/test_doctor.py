@@ -44,7 +44,7 @@ def test_this_machine_is_looked_at_line_by_line():
     } <= names
     assert {finding.status for finding in found} <= {OK, NOTE, WARNING, ERROR}
     for finding in found:
-        assert finding.status not in (WARNING, ERROR) or finding.cure, finding
+        assert finding.status not in (WARNING, ERROR) or finding.remedy, finding
 
 
 def test_a_check_that_fails_is_a_finding():
@@ -62,14 +62,14 @@ def test_too_many_ranks_for_the_processors(monkeypatch):
     found = named(run_checks([machine.processors]), "processors")
     assert found.status == WARNING
     assert "for 100000 ranks" in found.text
-    assert "--nproc-per-node" in found.cure
+    assert "--nproc-per-node" in found.remedy
 
 
 def test_too_many_threads_for_the_processors(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "100000")
     found = named(run_checks([machine.processors]), "processors")
     assert found.status == WARNING
-    assert found.cure.startswith("set OMP_NUM_THREADS=")
+    assert found.remedy.startswith("set OMP_NUM_THREADS=")
 
 
 def test_a_low_limit_of_open_files_is_a_warning_with_its_cure():
@@ -91,7 +91,7 @@ def test_a_taken_port_is_a_warning(monkeypatch):
         monkeypatch.setenv("MASTER_PORT", str(other.getsockname()[1]))
         found = named(run_checks([network.ports]), "store's port")
     assert found.status == WARNING
-    assert "MASTER_PORT" in found.cure
+    assert "MASTER_PORT" in found.remedy
 
 
 def test_a_secret_file_that_others_may_read_is_an_error(tmp_path, monkeypatch):
@@ -107,14 +107,14 @@ def test_a_secret_file_that_others_may_read_is_an_error(tmp_path, monkeypatch):
 def test_json_and_the_exit_status(capsys):
     assert main(["--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {"name", "status", "text", "cure"} == set(found[0])
+    assert {"name", "status", "text", "remedy"} == set(found[0])
     assert {"MPI", "GPUs", "CuPy"} <= {finding["name"] for finding in found}
 
 
 def test_warnings_count_where_they_are_to(capsys, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "100000")
     assert main(["--strict"]) == 1
-    assert "lines ask for something to be done" in capsys.readouterr().out
+    assert "checks need attention" in capsys.readouterr().out
 
 
 def examine(size, own=None):

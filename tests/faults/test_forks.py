@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only"),
 ]
 AT_ONCE_S = 1.0
-NO_RANK = r"is that of rank {}, process {}, of which this process is a fork and so no rank; fork before init_process"
+NO_RANK = r"belongs to rank {} \(pid {}\); this process was forked from it and is not a rank. Fork before init_process"
 
 
 def in_a_fork(function):

@@ -49,7 +49,7 @@ def test_attach_asks_a_running_job(new_workers):
     assert sorted(found.states) == [0, 1, 2]
     assert found.world_size == 3
     text = "\n".join(hang_report(who_waits(found.states, found.gone), found.world_size))
-    assert "rank 1 has not come to all_reduce(float64[4], op=sum), call 2 on 'patient'" in text
+    assert "rank 1 has not reached all_reduce(float64[4], op=sum), call 2 on 'patient'" in text
     assert re.search(r"rank 1 is in no call, at test_hang_attach.py:\d+ in wait_and_answer", text)
     # A rank that dies meanwhile is told of as dead.
     workers.signal(1, signal.SIGKILL)
@@ -101,7 +101,7 @@ def test_attach_finds_a_world_that_was_shrunk(new_workers, capsys):
     assert main(["attach", "--store", workers.address]) == 0
     said = capsys.readouterr().out
     assert said.startswith("The world was shrunk: its ranks 0 to 2 joined as ranks 1, 3, 4.\n")
-    assert "rank 1 has not come to barrier(), call 1 on 'patient'" in said
+    assert "rank 1 has not reached barrier(), call 1 on 'patient'" in said
     workers.signal(4, signal.SIGKILL)
     assert workers.ended(4)
     gone = attach(workers.address).gone
@@ -129,7 +129,7 @@ def test_attach_says_who_has_not_come_to_shrink_the_world(new_workers):
     found = attach(workers.address)
     assert sorted(found.states) == [0]
     assert re.search(
-        r"has not come to shrink_group: as rank 2, it is in no call, at .*:\d+ in shrink_by_some", found.gone[1]
+        r"has not called shrink_group: as rank 2, it is in no call, at .*:\d+ in shrink_by_some", found.gone[1]
     )
 
 

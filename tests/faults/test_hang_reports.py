@@ -56,7 +56,7 @@ def test_a_timeout_shows_where_the_absent_rank_computes(new_workers, tmp_path):
     assert first.took_s >= TIMEOUT_S
     message = first.message
     assert f"timed out after {TIMEOUT_S:g} s waiting for rank 1 (pid {workers.pids[1]} on " in message
-    assert "rank 1 has not come to all_reduce(float64[4], op=sum), call 2 on 'short of time'" in message
+    assert "rank 1 has not reached all_reduce(float64[4], op=sum), call 2 on 'short of time'" in message
     assert re.search(r"ranks 0, 2 are in all_reduce\(.* at test_hang_reports.py:\d+, for \d\.\d s", message)
     assert re.search(r"rank 1 is in no call, at test_hang_reports.py:\d+ in busy_in_own_code", message)
     assert "its last call was barrier(), call 1 on 'short of time'" in message
@@ -121,7 +121,7 @@ def test_the_lowest_waiting_rank_warns_in_the_log(caplog):
     assert len(warnings) == 1
     assert warnings[0].rank in (0, 2)
     assert (warnings[0].group, warnings[0].sequence) == ("patient", 2)
-    assert "rank 1 has not come to barrier(), call 2" in warnings[0].getMessage()
+    assert "rank 1 has not reached barrier(), call 2" in warnings[0].getMessage()
 
 
 def async_and_wait(enough):
@@ -139,7 +139,7 @@ def async_and_wait(enough):
 def test_an_async_call_that_times_out_says_it_as_well(tmp_path):
     failure = dist.run(async_and_wait, 2, (str(tmp_path / "enough"),))[0]
     assert failure.kind is dist.DistTimeoutError
-    assert "rank 1 has not come to all_reduce(float64[4], op=sum), call 2 on 'short of time'" in failure.message
+    assert "rank 1 has not reached all_reduce(float64[4], op=sum), call 2 on 'short of time'" in failure.message
     assert "in busy_in_own_code" in failure.message
 
 
@@ -160,7 +160,7 @@ def test_64_ranks_that_are_stuck():
     done = threading.Event()
     failures = [failure for failure in dist.run(main, 64, timeout=60.0) if failure is not None]
     first = timed_out(*failures)
-    assert "rank 17 has not come to barrier(), call 2" in first.message
+    assert "rank 17 has not reached barrier(), call 2" in first.message
     assert "ranks 0-16, 18-63 are in barrier()" in first.message
     assert "rank 17 is in no call" in first.message
 
@@ -183,7 +183,7 @@ def test_a_stopped_rank_is_told_of_as_stopped(new_workers):
     workers.signal(1, signal.SIGSTOP)
     failure = workers.outcome(0)
     assert failure.kind is dist.DistTimeoutError
-    assert "rank 1 has not come to barrier(), call 2 on 'short of time'" in failure.message
+    assert "rank 1 has not reached barrier(), call 2 on 'short of time'" in failure.message
     assert f"rank 1 is stopped by a signal; `kill -CONT {workers.pids[1]}` on " in failure.message
 
 
@@ -242,6 +242,6 @@ def test_a_rank_that_is_frozen_in_a_library_shows_the_line_that_called_it(new_wo
     workers.start(wait_for_the_frozen)
     failure = workers.outcome(0)
     assert failure.kind is dist.DistTimeoutError
-    assert "rank 1 has not come to barrier(), call 2 on 'short of time'" in failure.message
+    assert "rank 1 has not reached barrier(), call 2 on 'short of time'" in failure.message
     words = r"rank 1 did not respond: blocked in native code, called at .*"
     assert re.search(words + r"test_hang_reports.py:\d+ in frozen_in_a_library", failure.message), failure

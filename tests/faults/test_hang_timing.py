@@ -93,7 +93,7 @@ def test_a_story_that_is_long_in_coming_is_waited_for():
 
     failure = dist.run(main, 2)[0]
     assert failure.kind is dist.DistTimeoutError
-    assert "rank 1 has not come to all_reduce(float64[4], op=sum), call 2" in failure.message
+    assert "rank 1 has not reached all_reduce(float64[4], op=sum), call 2" in failure.message
     assert failure.took_s < 3.0
 
 
@@ -117,4 +117,4 @@ def test_a_rank_that_was_told_nothing_finds_it_out_by_itself():
 
     failure = dist.run(main, 3)[2]
     assert failure.kind is dist.DistTimeoutError
-    assert "rank 1 has not come to barrier(), call 1" in failure.message
+    assert "rank 1 has not reached barrier(), call 1" in failure.message

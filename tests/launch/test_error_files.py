@@ -1,4 +1,4 @@
-"""The JSON files that meshrun writes about ranks that did not end well."""
+"""The JSON files that meshrun writes about ranks that failed or were terminated."""
 
 import datetime
 import json
@@ -37,7 +37,7 @@ inner()
     status, _, err = meshrun(tmp_path, "--nproc-per-node", "3", "--error-dir", "errors/run", "script.py")
     assert status == 1
     assert err.splitlines()[-1] == (
-        "meshrun: error file of rank 2: errors/run/rank2.error.json, and of rank 0 beside it"
+        "meshrun: error file of rank 2: errors/run/rank2.error.json (rank 0: same directory)"
     )
     files = read(tmp_path / "errors/run")
     assert files.keys() == {"rank0.error.json", "rank2.error.json"}  # rank 1 ended well
@@ -60,7 +60,7 @@ inner()
     assert (first["first_failure"], first["stderr"]) == (None, None)
     assert other["pid"] == int(reported(tmp_path, "pid0"))
     assert (other["failed"], other["is_first"], other["signal"]) == (False, False, "SIGTERM")
-    assert other["how"] == "was ended, after the first failure"
+    assert other["how"] == "was terminated after the first failure"
     assert other["first_failure"]["rank"] == 2
     assert other["first_failure"]["time_s"] == first["time_s"]
     assert "KeyError: 'no such weight'" in other["first_failure"]["how"]
@@ -132,7 +132,7 @@ raise ValueError("the end")
     write_script(tmp_path, body)
     meshrun(tmp_path, "--nproc-per-node", "2", "--grace", "0.2", "--error-dir", ".", "script.py")
     said = read(tmp_path)["rank1.error.json"]
-    assert said["how"] == "was killed, as it did not end when asked to, after the first failure"
+    assert said["how"] == "was killed after the first failure, as it did not end when asked to"
     assert said["signal"] == "SIGKILL"
 
 
@@ -157,7 +157,7 @@ def test_job_that_is_interrupted_has_no_error_files(tmp_path):
     process = start_meshrun(tmp_path, "--error-dir", "errors", "script.py")
     reported(tmp_path, "ready")
     process.send_signal(signal.SIGINT)
-    assert finish(process) == "meshrun: ended by SIGINT\n"
+    assert finish(process) == "meshrun: stopped by SIGINT\n"
     assert not read(tmp_path / "errors")
 
 

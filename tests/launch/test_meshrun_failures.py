@@ -45,7 +45,7 @@ time.sleep(30)
     assert "During handling of the above exception" in err
     assert err.count("Traceback") == 2  # the KeyError's and the ValueError's
     assert "worker.py" not in err
-    assert lines[-1] == "meshrun: ended ranks 0, 1, 3 after it"
+    assert lines[-1] == "meshrun: terminated ranks 0, 1, 3 after the first failure"
 
 
 def test_failures_that_follow_from_a_peers_are_not_the_cause(tmp_path):

@@ -40,7 +40,7 @@ def test_signal_at_the_launcher_ends_all_ranks(tmp_path, number, status):
     process.send_signal(number)
     err = finish(process)
     assert process.returncode == status
-    assert err == f"meshrun: ended by {number.name}\n"
+    assert err == f"meshrun: stopped by {number.name}\n"
     all_gone(pids)
 
 
@@ -68,7 +68,7 @@ def test_ctrl_c_in_a_terminal_shows_one_line(tmp_path):
     os.write(keyboard, b"\x03")
     out, _ = process.communicate(timeout=20)
     os.close(keyboard)
-    assert (process.returncode, out) == (130, "meshrun: ended by SIGINT\n")
+    assert (process.returncode, out) == (130, "meshrun: stopped by SIGINT\n")
     all_gone(pids)
 
 

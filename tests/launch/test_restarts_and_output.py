@@ -61,7 +61,7 @@ def test_signal_is_no_reason_to_start_again(tmp_path):
     process = start_meshrun(tmp_path, "--max-restarts", "9", "script.py")
     pid = int(reported(tmp_path, "pid0"))
     process.send_signal(signal.SIGTERM)
-    assert finish(process) == "meshrun: ended by SIGTERM\n"
+    assert finish(process) == "meshrun: stopped by SIGTERM\n"
     assert process.returncode == 143
     all_gone([pid])
 

@@ -150,10 +150,10 @@ def test_failure_ends_all_hosts_and_is_shown_first_with_its_host_and_rank(job, t
     assert err0.startswith(f"meshrun: first failure: node 1 ({host}), rank 3 (pid ")
     assert err0.splitlines()[0].endswith("exited with status 1: ValueError: boom")
     assert "Traceback" not in err0
-    assert err0.splitlines()[-1] == "meshrun: ended ranks 0, 1 after it"
+    assert err0.splitlines()[-1] == "meshrun: terminated ranks 0, 1 after the first failure"
     assert err1.startswith(f"meshrun: first failure: node 1 ({host}), rank 3 (pid ")
     assert err1.count("ValueError: boom") == 1
-    assert err1.splitlines()[-1] == "meshrun: ended rank 2 after it"
+    assert err1.splitlines()[-1] == "meshrun: terminated rank 2 after the first failure"
     all_gone([int(reported(tmp_path, f"pid{rank}")) for rank in range(4)])
 
 
@@ -209,8 +209,8 @@ def test_signal_to_one_launcher_ends_all_hosts(job, tmp_path, victim):
     job.launchers[victim].send_signal(signal.SIGTERM)
     ended = job.finish()
     assert [status for status, _ in ended] == [143, 143]
-    assert ended[victim][1].startswith("meshrun: ended by SIGTERM\n")
-    assert f"meshrun: node {victim} ({socket.gethostname()}) was ended by SIGTERM\n" in ended[1 - victim][1]
+    assert ended[victim][1].startswith("meshrun: stopped by SIGTERM\n")
+    assert f"meshrun: node {victim} ({socket.gethostname()}) was stopped by SIGTERM\n" in ended[1 - victim][1]
     all_gone(pids)
 
 
@@ -334,7 +334,7 @@ def test_one_launcher_too_many_is_told_so(job, tmp_path):
     job.start("script.py")
     reported(tmp_path, "pid0"), reported(tmp_path, "pid1")
     late = job.start("script.py")
-    assert "the 2 launchers of this job (--nnodes) have already come" in finish(late)
+    assert "the 2 launchers of this job (--nnodes) have already joined" in finish(late)
     assert late.returncode == 1
     assert [launcher.poll() for launcher in job.launchers[:2]] == [None, None]
 
@@ -348,7 +348,7 @@ def test_host_that_does_not_come_is_waited_for_so_long(job, tmp_path, node):
     assert time.monotonic() - began < 6
     assert status == 1
     assert (
-        "1 of 2 hosts (--nnodes) came within 1 s" if node == "0" else "no launcher kept a store at 127.0.0.1:"
+        "1 of 2 hosts (--nnodes) joined within 1 s" if node == "0" else "no launcher opened a store at 127.0.0.1:"
     ) in err
 
 
@@ -358,7 +358,7 @@ def test_ctrl_c_while_the_others_are_waited_for(job, tmp_path, node):
     launcher = job.start("--node-rank", node, "script.py")
     until(lambda: listens(job.port) if node == "0" else notes_signals(launcher), "the launcher waits for others")
     launcher.send_signal(signal.SIGINT)
-    assert finish(launcher) == "meshrun: ended by SIGINT\n"
+    assert finish(launcher) == "meshrun: stopped by SIGINT\n"
     assert launcher.returncode == 130
 
 

@@ -60,7 +60,7 @@ def test_an_error_is_that_of_the_rank_that_made_it(shell):
         "[2] Traceback (most recent call last):",
         *(line for line in str(raised.value).splitlines()[1:-2]),
         "[2] ZeroDivisionError: division by zero",
-        "The workers keep their variables and join a new world; make groups and meshes anew.",
+        "The workers keep their variables and join a new world; create groups and meshes again.",
     ]
     assert "1 / 0" in str(raised.value)
     assert "DistBackendError" not in str(raised.value)
@@ -71,7 +71,7 @@ def test_a_worker_that_ends_is_said(shell, capsys):
         shell.run_cell_magic("mesh", "", "import os\nif rank == 1: os._exit(3)\ndist.barrier()")
     assert str(raised.value).splitlines() == [
         "rank 1 ended in the cell (exit status 3); a new process takes its place, without the variables of the old one",
-        "The workers keep their variables and join a new world; make groups and meshes anew.",
+        "The workers keep their variables and join a new world; create groups and meshes again.",
     ]
     shell.run_cell_magic("mesh", "", "dist.barrier()")
 
@@ -104,7 +104,7 @@ def test_a_worker_that_ends_between_two_cells_is_said(shell, capsys):
     said, *lines = capsys.readouterr().out.splitlines()
     assert said == (
         "rank 1 had ended between two cells (killed by SIGKILL); a new process takes its place, without the variables"
-        " of the old one; make groups and meshes anew"
+        " of the old one; create groups and meshes again"
     )
     assert sorted(lines) == ["[0] True", "[1] False"]
     shell.run_line_magic("mesh", "")

@@ -274,10 +274,10 @@ def test_the_table():
             mesh["tp"].all_reduce(np.zeros(3 << 20, np.uint8))
             mesh.barrier()
     assert str(account).splitlines() == [
-        "axis      collective  calls     bytes  sent inside hosts  sent between hosts",
-        "tp        all_reduce      1  3.00 MiB           3.00 MiB                 0 B",
-        "dp,cp,tp  barrier         1       0 B                0 B                 0 B",
-        "all                       2  3.00 MiB           3.00 MiB                 0 B",
+        "axis      collective  calls     bytes  min sent inside hosts  min sent between hosts",
+        "tp        all_reduce      1  3.00 MiB               3.00 MiB                     0 B",
+        "dp,cp,tp  barrier         1       0 B                    0 B                     0 B",
+        "all                       2  3.00 MiB               3.00 MiB                     0 B",
     ]
 
 

@@ -154,7 +154,7 @@ def test_only_so_many_calls_are_kept():
                 dist.barrier()
         return len(p.events), str(p).splitlines()[-1]
 
-    assert dist.run(main, 1) == [(2, "rank 0: 3 calls more were not kept")]
+    assert dist.run(main, 1) == [(2, "rank 0: 3 further calls were not recorded")]
 
 
 def test_arrays_are_not_kept():
@@ -280,11 +280,11 @@ def test_a_sender_that_is_still_there_waited_for_the_receiver():
 
 def test_the_table():
     assert str(timeline()).splitlines() == [
-        "group  call        calls   bytes     time  of it waiting  share     mean  longest      bytes/s",
-        "tp     all_reduce      1  1000 B    11 ms          10 ms  11.0%    11 ms    21 ms  88.78 KiB/s",
-        "tp     recv          0.7   667 B  10.3 ms        6.67 ms  10.3%  15.5 ms    30 ms  63.00 KiB/s",
-        "tp     isend         0.7   667 B   667 us              0   0.7%     1 ms    11 ms    977 KiB/s",
-        "in communication: 22.0% of 100 ms, on average of 3 ranks; least on rank 2 (2.0%), most on rank 0 (51.0%)",
+        "group  call        calls   bytes     time  waiting  share     mean  longest      bytes/s",
+        "tp     all_reduce      1  1000 B    11 ms    10 ms  11.0%    11 ms    21 ms  88.78 KiB/s",
+        "tp     recv          0.7   667 B  10.3 ms  6.67 ms  10.3%  15.5 ms    30 ms  63.00 KiB/s",
+        "tp     isend         0.7   667 B   667 us        0   0.7%     1 ms    11 ms    977 KiB/s",
+        "in communication: 22.0% of 100 ms, averaged over 3 ranks; least on rank 2 (2.0%), most on rank 0 (51.0%)",
         "slowest: rank 2; the others waited 30 ms for it, in 2 of their calls",
     ]
 
@@ -296,8 +296,8 @@ def test_the_trace_of_what_overlaps():
     assert names_of_lines(trace) == {
         10: "rank 0 on here",
         20: "rank 1 on here",
-        21: "rank 1, at the same time 1",
-        22: "rank 1, at the same time 2",
+        21: "rank 1, overlapping 1",
+        22: "rank 1, overlapping 2",
         30: "rank 2 on there",
     }
     assert {event["pid"] for event in trace["traceEvents"]} == {1}
@@ -337,7 +337,7 @@ def test_the_picture():
 
     ax = timeline().plot(Figure().subplots())
     assert [label.get_text() for label in ax.get_yticklabels()] == ["rank 0", "rank 1", "rank 2"]
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["tp", "of it waiting"]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["tp", "waiting"]
     assert ax.get_xlabel() == "ms"
 
 

@@ -128,7 +128,7 @@ def test_hosts_may_have_certificates_of_their_own(master, with_tls, authority):
 
 def test_a_last_will_is_executed(master):
     with client(master.port) as store:
-        store.bequeath({"gone": "client"})
+        store.set_last_will({"gone": "client"})
     assert master.get("gone") == b"client"
 
 

@@ -55,7 +55,7 @@ def cases_for(tests: ModuleType, backend: str, timeout_s: int) -> type[unittest.
     class Cases(tests.TestDistBackend, tests.DistributedTest._DistTestBase):  # type: ignore[misc,name-defined]
         def setUp(self) -> None:
             super().setUp()
-            # Not spawned, as torch does: importing torch anew takes most of the time of a case.
+            # Not spawned, as torch does: importing torch again takes most of the time of a case.
             self._start_processes(multiprocessing.get_context("fork").Process)
 
         @classmethod

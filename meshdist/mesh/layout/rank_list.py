@@ -57,7 +57,9 @@ def rank_array(ranks: Any) -> Ranks:
     try:
         given = np.asarray(ranks)
     except ValueError as error:
-        raise ValueError("mesh: rows of unequal length; every row along an axis needs as many ranks") from error
+        raise ValueError(
+            "mesh: rows of unequal length; every row along an axis needs the same number of ranks"
+        ) from error
     if given.size == 0 or given.ndim == 0:
         raise ValueError(
             f"mesh: expected an array of ranks with at least one axis and one rank, got shape {given.shape}"

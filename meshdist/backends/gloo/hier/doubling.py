@@ -1,4 +1,4 @@
-"""all_reduce in log2(size) rounds, for groups that are too large for all ranks to send to all at once.
+"""all_reduce in log2(size) rounds, for groups that are too large for every rank to send to all others directly.
 
 Few bytes: recursive doubling, the whole array in every round. More: recursive halving until every rank has reduced a
 block, then doubling until all have all. If the number of ranks is no power of two, those beyond the last one first send

@@ -20,7 +20,7 @@ from meshdist.errors import DistError
 from meshdist.runtime.call import Call, Signature
 from meshdist.runtime.waiting import Waitable
 
-# Up to this many ranks, all send to all at once; more use trees and rings.
+# Up to this many ranks, every rank sends to all others directly; more use trees and rings.
 MOST_AT_ONCE = 8
 # Up to this many ranks, all learn the sizes of all blocks.
 MOST_EXCHANGING = 32

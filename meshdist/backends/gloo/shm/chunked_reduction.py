@@ -33,7 +33,7 @@ _QUICK_KINDS, _SLOW_CODES = "biufc", "egG"
 
 
 def ways_in_chunks(shm: ShmGroup, spec: ReductionSpec) -> Ways[ReductionSpec]:
-    """Return the ways to reduce chunk by chunk, beginning with the first guess."""
+    """Return the ways to reduce chunk by chunk, beginning with the default."""
     slot_bytes, size = shm.region.slot_bytes, shm.backend.size
     if spec.keeps:
         chunks = dict.fromkeys((slot_bytes, min(slot_bytes, _WHOLE_CHUNK_BYTES)))

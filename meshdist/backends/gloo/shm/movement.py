@@ -1,9 +1,9 @@
 """Data movement: the plans that carry out a TransferSpec.
 
 Few bytes go through the slots in one step, more in chunks. If ranks can read and write each other's memory, still more
-goes in one copy straight from the giver's array into the taker's: the ranks write the addresses of their blocks into
-the table, step, copy, and step again before they may change their arrays. Shared arrays are copied without the kernel:
-see zero_copy.
+goes in one copy straight from the sender's array into the receiver's: the ranks write the addresses of their blocks
+into the table, step, copy, and step again before they may change their arrays. Shared arrays are copied without the
+kernel: see zero_copy.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CHUNKED_BYTES = 16 << 20
 # The same for a block for each rank, from all ranks and from one, times the cube of the number of ranks: all of them
 # share the slots, and here the cores.
 CHUNKED_BYTES_OF_ALL, CHUNKED_BYTES_OF_ONE = 64 << 20, 8 << 20
-# The same for blocks that each rank writes into the taker's memory: all work at once, as through the slots.
+# The same for blocks that each rank writes into the receiver's memory: all work at once, as through the slots.
 CHUNKED_BYTES_WRITTEN = 2 << 20
 # The chunk if all ranks give one block for all, or one rank gives a block for each: the slots are to stay in the cache.
 # A broadcast, which uses one slot, and an exchange use whole slots: broadcasts of 4 MiB took three quarters of the time
@@ -59,7 +59,7 @@ def plan_movement(shm: ShmGroup, call: Call, spec: TransferSpec) -> Plan:
 
 
 def ways_to_move(shm: ShmGroup, spec: TransferSpec, longest: int) -> Ways[TransferSpec]:
-    """Return the ways to move long blocks, beginning with the first guess."""
+    """Return the ways to move long blocks, beginning with the default."""
     slot_bytes = shm.region.slot_bytes
     is_broadcast_or_exchange = spec.shared == (spec.giver is not None)
     guess = slot_bytes if is_broadcast_or_exchange else _SHORT_CHUNK
@@ -80,7 +80,7 @@ def moved_bytes(shm: ShmGroup, spec: TransferSpec, longest: int) -> int:
 
 def _in_words(written: float) -> str:
     if written in (0, 1):
-        return "written by its giver" if written else "read by its taker"
+        return "written by the sender" if written else "read by the receiver"
     return f"read, and {written:.0%} written"
 
 
@@ -159,7 +159,7 @@ class BulkMove(CopyingPlan):
 
 
 class SingleCopyMove(BulkMove):
-    """Many bytes, one copy: read from the giver's array, or a share of it `written` into the taker's."""
+    """Many bytes, one copy: read from the sender's array, or a share of it `written` into the receiver's."""
 
     def __init__(self, shm: ShmGroup, call: Call, spec: TransferSpec, written: float) -> None:
         super().__init__(shm, call, spec)
@@ -183,7 +183,7 @@ class SingleCopyMove(BulkMove):
         self.shm.end_exposure()
 
     def _read(self, num_bytes: int) -> int:
-        """Return how many bytes of a block its taker reads: whole pages."""
+        """Return how many bytes of a block its receiver reads: whole pages."""
         return int(num_bytes * (1 - self._written)) & -PAGE if self._written else num_bytes
 
 

@@ -13,7 +13,7 @@ from meshdist.runtime.call import Buffers, Call, Signature, each
 from meshdist.system.platform import num_preemptions
 
 Spec = TypeVar("Spec")
-# What makes the plan of each way, by name; the first is the first guess.
+# What makes the plan of each way, by name; the first is the default.
 Ways: TypeAlias = "Mapping[str, Callable[[ShmGroup, Call, Spec], BarrierPlan]]"
 
 ONE_STEP = "one step"
@@ -34,7 +34,7 @@ def kind_of(call: Call) -> str:
 def fastest(shm: ShmGroup, call: Call, spec: Spec, num_bytes: int, ways: Ways[Spec]) -> BarrierPlan:
     """Return the plan of the fastest way; while that is not known, one that tries them all.
 
-    `ways` has what makes the plan of each way, by name, the same on all ranks; the first is the first guess.
+    `ways` has what makes the plan of each way, by name, the same on all ranks; the first is the default.
     `num_bytes` is equal on all ranks.
     """
     names = list(ways)
@@ -54,7 +54,7 @@ class TunedPlan(BarrierPlan):
         self._kind, self._trials = kind_of(call), Trials("", 0, (), measures=False)
 
     def over(self, num_bytes: int, names: Sequence[str]) -> TunedPlan:
-        """The calls from now on are of this size, and the first guess is the first of `names`; return this plan."""
+        """The calls from now on are of this size, and the default is the first of `names`; return this plan."""
         self._trials = self._shm.tuning.trials(self._kind, num_bytes, names)
         return self
 

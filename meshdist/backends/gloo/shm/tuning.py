@@ -1,6 +1,6 @@
 """The trials of a group: which way to carry out a kind of call is the fastest here.
 
-The first calls of a kind try the ways in turn, beginning with the first guess. After each, every rank writes into the
+The first calls of a kind try the ways in turn, beginning with the default. After each, every rank writes into the
 table when it began and when it ended; a step later all know how long the call took, from the last rank's beginning to
 the last rank's end, and so all choose alike. The choice is kept for the group, and remembered for the machine: see
 `meshdist.system.tuning_cache`. All ways give the same bits.
@@ -18,13 +18,13 @@ from meshdist.system.tuning_cache import TuningCache
 # The least bytes of a call that is worth trials: shorter ones are fastest in one step everywhere.
 TUNED_BYTES = 256 << 10
 # A way is dropped if it took this many times as long as the fastest, after one measurement, two, and so on: single
-# calls are delayed by other processes. The first guess stays, which is right on most machines.
+# calls are delayed by other processes. The default stays, which is right on most machines.
 _HOPELESS = (3.0, 1.5, 1.25, 1.1)
 _ROUNDS = 1 + len(_HOPELESS)
 # How often a call in which another process had the core of a rank is repeated, for each way. If there are more of them,
 # they count, and the choice is not remembered: it is that of a busy machine.
 _REPEATS = 2
-# Another way must be faster than the first guess by this factor to be chosen.
+# Another way must be faster than the default by this factor to be chosen.
 _WORTHWHILE = 1.05
 
 
@@ -34,7 +34,7 @@ class Mode(IntEnum):
     OFF = 0
     CACHED = 1
     ON = 2
-    ANEW = 3
+    FORCE = 3
 
 
 class Trials:
@@ -125,7 +125,7 @@ class Tuning:
         self._trials: dict[tuple[Any, ...], Trials] = {}
 
     def trials(self, kind: str, num_bytes: int, ways: Sequence[str]) -> Trials:
-        """Return the trials of a kind of call of this size; the first of `ways`, by name, is the first guess."""
+        """Return the trials of a kind of call of this size; the first of `ways`, by name, is the default."""
         most = 1 << max(0, num_bytes - 1).bit_length()
         key = kind, most, *ways
         known = self._trials.get(key)
@@ -136,7 +136,7 @@ class Tuning:
         return known
 
     def remembered(self, trials: Trials) -> int | None:
-        way = None if self._cache is None or self.mode is Mode.ANEW else self._cache.choice(trials.key)
+        way = None if self._cache is None or self.mode is Mode.FORCE else self._cache.choice(trials.key)
         return trials.ways.index(way) if way in trials.ways else None
 
     def choices(self) -> list[Choice]:
@@ -147,7 +147,7 @@ class Tuning:
         measured = {
             trials.key: trials.next
             for trials in self._trials.values()
-            if trials.is_measured and (self.mode is Mode.ANEW or not trials.was_disturbed)
+            if trials.is_measured and (self.mode is Mode.FORCE or not trials.was_disturbed)
         }
         if self._cache is not None and measured:
             self._cache.update(measured)

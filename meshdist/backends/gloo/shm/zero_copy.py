@@ -141,7 +141,7 @@ class SharedReduce(SharedPlan):
 
 
 class SharedMove(SharedPlan):
-    """Data movement: each rank copies its blocks straight out of the givers' arrays."""
+    """Data movement: each rank copies its blocks straight out of the senders' arrays."""
 
     def __init__(self, shm: ShmGroup, call: Call, spec: TransferSpec, fallback: BarrierPlan) -> None:
         givers = range(call.size) if spec.giver is None else (spec.giver,)
