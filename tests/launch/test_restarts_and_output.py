@@ -23,7 +23,7 @@ while count < 2: time.sleep(60)
     write_script(tmp_path, body)
     status, _, err = meshrun(tmp_path, "--nproc-per-node", "2", "--max-restarts", "3", "script.py")
     assert status == 0
-    assert [line for line in err.splitlines() if "again" in line or "first" in line] == [
+    assert [line for line in err.splitlines() if "again" in line or "first failure: " in line] == [
         *[line for line in err.splitlines() if "first failure: rank 0 (pid " in line],
         "meshrun: starting all ranks again, restart 1 of at most 3",
         *[line for line in err.splitlines() if "first failure: rank 1 (pid " in line],
