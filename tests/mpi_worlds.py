@@ -70,7 +70,12 @@ def environment(library: str) -> Path:
 def variables() -> dict[str, str]:
     """Return the environment of what mpirun starts."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MESHDIST_", "OMPI_", "PMI"))}
-    ours = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "OMPI_MCA_btl_sm_backing_directory": _segments().name}
+    ours = {
+        "OPENBLAS_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+        "OMPI_MCA_btl_sm_backing_directory": _segments().name,
+        "PRTE_MCA_prte_tmpdir_base": _sessions().name,
+    }
     return {**kept, **ours}
 
 
@@ -78,6 +83,12 @@ def variables() -> dict[str, str]:
 def _segments() -> tempfile.TemporaryDirectory[str]:
     """Return where Open MPI puts shared memory: that of killed ranks stays there, and goes with the session."""
     return tempfile.TemporaryDirectory(prefix="mpi-tests-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
+
+
+@functools.cache
+def _sessions() -> tempfile.TemporaryDirectory[str]:
+    """Return where Open MPI has its session directories: an mpirun that ends removes the one above that of the next."""
+    return tempfile.TemporaryDirectory(prefix="mpi-")
 
 
 class MpiWorkerSet(worlds.WorkerSet):
