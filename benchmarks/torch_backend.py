@@ -24,7 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import meshdist.torch  # noqa: F401 - registers the backend
 
-SIZES = [8 << (3 * exponent) for exponent in range(7)] + [64 << 20]
+SIZES = {"8 B": 8, "4 KiB": 4 << 10, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "16 MiB": 16 << 20, "64 MiB": 64 << 20}
+_WARM_UP = 20
 _TURN_S = 0.05
 
 
@@ -41,6 +42,8 @@ def turn(call: Callable[[], Any], times: int) -> float:
 
 def compared(calls: dict[str, Callable[[], Any]], turns: int) -> dict[str, float]:
     """Return the median time of each call; they take turns."""
+    for call in calls.values():
+        turn(call, _WARM_UP)
     first = max(turn(call, 2) for call in calls.values())
     times = max(2, min(500, round(_TURN_S * 1e6 / first)))
     taken: dict[str, list[float]] = {name: [] for name in calls}
@@ -92,7 +95,7 @@ def redistribute(group: dist.ProcessGroup, rows: int, source: Placement, target:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=15, help="how often the backends take turns")
-    parser.add_argument("--most-bytes", type=int, default=SIZES[-1])
+    parser.add_argument("--most-bytes", type=int, default=max(SIZES.values()))
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -106,10 +109,12 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(f"torch {torch.__version__}, {dist.get_world_size()} ranks, one thread each; microseconds")
         print(f"{'':<36} {'gloo':>12} {'meshdist':>12} {'ratio':>8}")
-    for nbytes in (size for size in SIZES if size <= options.most_bytes):
+    for size, nbytes in SIZES.items():
+        if nbytes > options.most_bytes:
+            continue
         x = torch.zeros(nbytes // 4)
         calls = {name: lambda group=group, x=x: dist.all_reduce(x, group=group) for name, group in groups.items()}
-        show(f"all_reduce, {nbytes} bytes", compared(calls, options.turns))
+        show(f"all_reduce, {size}", compared(calls, options.turns))
     for name, wrapped in {"DDP": ddp, "FSDP2": fsdp2}.items():
         for label, width in {"40 KB": 64, "10 MB": 1120}.items():
             steps = {backend: step_of(wrapped, group, width) for backend, group in groups.items()}
