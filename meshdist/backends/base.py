@@ -124,9 +124,9 @@ class BackendOptions:
         return self.peers.departure_of(self.ranks[rank])
 
     def waits_in_first_call(self, rank: int) -> bool:
-        """Return whether a rank has waited for a second in the set-up of this group."""
-        key = set_up_key(self.ranks[rank])
-        return self.world_store.check([key]) and json.loads(self.world_store.get(key))[0] == self.name
+        """Return whether a rank has reported that it waits in the set-up of this group."""
+        wait = set_up_wait_of(self.ranks[rank], self.world_store)
+        return wait is not None and wait[0] == self.name
 
 
 def withdrawn_key(rank: int) -> str:
@@ -137,6 +137,15 @@ def withdrawn_key(rank: int) -> str:
 def set_up_key(rank: int) -> str:
     """Return the key of the world's store under which a rank, by its global number, reports a wait in a set-up."""
     return f"meeting/{rank}"
+
+
+def set_up_wait_of(rank: int, world_store: Store) -> tuple[str, str, tuple[int, ...]] | None:
+    """Return the name, the words and the ranks of the group in whose set-up a global rank waits, if it reports that."""
+    key = set_up_key(rank)
+    if not world_store.check([key]):
+        return None
+    name, text, ranks = json.loads(world_store.get(key))
+    return name, text, tuple(ranks)
 
 
 class Choice(NamedTuple):

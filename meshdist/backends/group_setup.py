@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from meshdist.backends.base import set_up_key, withdrawn_key
+from meshdist.backends.base import set_up_key, set_up_wait_of, withdrawn_key
 from meshdist.errors import DistError
 from meshdist.runtime.departure import Departure, LeftOut, peer_gone
 from meshdist.runtime.peers import PeerMonitor
@@ -149,11 +149,11 @@ class SetUpWait(Wrapped):
     def _elsewhere(self) -> str:
         options, found, are_reordered = self._options, [], False
         for place, rank in enumerate(options.ranks[:_MOST_ASKED]):
-            if options.world_store.check([set_up_key(rank)]):
-                name, text, ranks = json.loads(options.world_store.get(set_up_key(rank)))
-                if name != options.name:
-                    found.append(f"; {call_rank(place, options.ranks)} waited meanwhile in the first call on {text}")
-                    are_reordered |= _are_reordered(ranks, options.ranks)
+            wait = set_up_wait_of(rank, options.world_store)
+            if wait is not None and wait[0] != options.name:
+                _, text, ranks = wait
+                found.append(f"; {call_rank(place, options.ranks)} waited meanwhile in the first call on {text}")
+                are_reordered |= _are_reordered(ranks, options.ranks)
         advice = ", and groups whose ranks are in a different order are different groups" if are_reordered else ""
         return f"{''.join(found)}{advice}"
 

@@ -15,7 +15,7 @@ from meshdist import core
 from meshdist._version import __version__
 from meshdist.backends.gloo.shm.single_copy import Memory, address_of, may_copy
 from meshdist.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
-from meshdist.system.platform import available_cores, why_no_processes
+from meshdist.system.platform import available_cores, local_world_size, why_no_processes
 
 _MIB = 1 << 20
 _FEWEST_FILES = 1024
@@ -41,7 +41,7 @@ def versions() -> Iterator[Finding]:
 
 def processors() -> Iterator[Finding]:
     count = available_cores()
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    ranks = local_world_size()
     threads = int(os.environ.get("OMP_NUM_THREADS") or 0)
     if ranks > count:
         yield Finding(

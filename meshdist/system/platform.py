@@ -58,6 +58,12 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
+def local_world_size() -> int:
+    """Return the number of ranks that the launcher started on this host; 1 if it does not say."""
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(text) if text.isdecimal() else 1
+
+
 def num_preemptions() -> int:
     """Return how often this thread's core was given to another; 0 where that is not known."""
     if sys.platform != "linux":

@@ -56,8 +56,7 @@ class GlooBackend(Backend):
         if not self._is_connected and self.size > 1:
             with naming_ended_rank(self.options):
                 if self.options.remote_ranks():
-                    self._inter_host = self._inter_host or self._make_inter_host()
-                    for waitable in self._inter_host.connect():
+                    for waitable in self._make_inter_host().connect():
                         yield SetUpWait(waitable, self.options)
                 else:
                     for waitable in self._set_up():
@@ -108,7 +107,7 @@ class GlooBackend(Backend):
 
     def meet(self, error_prefix: str, timeout_s: float, is_first: bool) -> None:
         if self.options.remote_ranks():
-            self._inter_host = self._inter_host or self._make_inter_host()  # receives what another rank begins
+            self._make_inter_host()  # receives what another rank begins
         with naming_ended_rank(self.options):
             super().meet(error_prefix, timeout_s, is_first)
 
@@ -192,7 +191,10 @@ class GlooBackend(Backend):
 
         remote = (self._p2p or self._make_p2p()).remote
         assert remote is not None
-        return InterHostCollectives(self, remote, GlooBackend)
+        with self._opening:  # as below
+            if self._inter_host is None:
+                self._inter_host = InterHostCollectives(self, remote, GlooBackend)
+            return self._inter_host
 
     def _make_p2p(self) -> P2P:
         # The progress thread and the caller's thread may both be first.

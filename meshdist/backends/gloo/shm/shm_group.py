@@ -26,7 +26,7 @@ from meshdist.runtime.doorbells import SocketDoorbells
 from meshdist.runtime.log import RankLog
 from meshdist.runtime.waiting import Waitable
 from meshdist.system.env_flags import tuning_mode
-from meshdist.system.platform import available_cores
+from meshdist.system.platform import available_cores, local_world_size
 from meshdist.system.tuning_cache import TuningCache
 
 # Size of one piece of scratch: fits the second-level cache together with what it is added to.
@@ -106,9 +106,8 @@ class ShmGroup:
         self.writes = all(words[line(peer, SINGLE_COPY)] & _WRITES for peer in ranks)
         cache = TuningCache(self.backend.size) if rank == 0 else None
         mode = Mode(min(words[line(peer, TUNING)] for peer in ranks))
-        told = os.environ.get("LOCAL_WORLD_SIZE", "")
-        num_local = max(self.backend.size, int(told) if told.isdecimal() else 1)
-        self.tuning = Tuning(mode, cache, has_cores=num_local <= available_cores())
+        has_cores = max(self.backend.size, local_world_size()) <= available_cores()
+        self.tuning = Tuning(mode, cache, has_cores=has_cores)
         self.region.seal()
         self._warn_of_limits()
 
