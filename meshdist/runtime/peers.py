@@ -28,6 +28,7 @@ from meshdist.errors import DistError
 from meshdist.runtime.departure import Departure, PeerExit
 from meshdist.runtime.log import RankLog
 from meshdist.store import PrefixStore, Store, TCPStore
+from meshdist.store.tcp import secret_of
 from meshdist.system.env_flags import DISABLE_SHM, switch
 from meshdist.system.processes import ProcessWatch, fields_of, started_at
 
@@ -243,7 +244,7 @@ def leave_will(peers: Peers, store: Store, rank: int) -> None:
         return
     try:
         # A connection for this purpose alone, since other store connections are closed and reopened.
-        client = TCPStore(store.host, store.port, timeout=_TIMEOUT_S)
+        client = TCPStore(store.host, store.port, timeout=_TIMEOUT_S, secret=secret_of(store))
         client.set_last_will({key: Departure(PeerExit.CUT_OFF).encode()})
     except DistError as error:
         _log.warning("ranks on other hosts may learn late of the end of this one: %s", error)

@@ -23,7 +23,8 @@ from meshdist.store.address import (
     resolve,
 )
 from meshdist.store.client import Resolver, StoreClient
-from meshdist.store.interface import DEFAULT_STORE_TIMEOUT_S, Value, encode_key, encode_value, missing_error
+from meshdist.store.interface import DEFAULT_STORE_TIMEOUT_S, Store, Value, encode_key, encode_value, missing_error
+from meshdist.store.prefix import PrefixStore
 from meshdist.store.request import DryStore, RequestStore, dry_store
 from meshdist.store.server import StoreServer
 from meshdist.store.table import Op, Status
@@ -104,17 +105,17 @@ class TCPStore(RequestStore):
         self._host = host_name
         self._port = check_port(port)
         self._timeout_s = deadline.timeout_s
+        self._secret = secret_from_environment() if secret is None else secret
         dry = dry_store(f"TCPStore {endpoint(host_name, self._port or _DRY_PORT)}")
         if dry is not None:
             self._client, self._is_master = dry, is_master
             self._port = self._port or _DRY_PORT
             self._closer = weakref.finalize(self, dry.close)
             return
-        secret = secret_from_environment() if secret is None else secret
         tls = tls_files_from_environment()
-        server, resolver = self._host_store(secret, tls, multi_tenant, master_listen_fd) if is_master else (None, None)
-        resolver = resolver or partial(_resolve_checked, self._host, self._port, secret)
-        client = StoreClient(endpoint(host_name, self._port), resolver, secret, _context(tls, is_server=False))
+        server, resolver = self._host_store(tls, multi_tenant, master_listen_fd) if is_master else (None, None)
+        resolver = resolver or partial(_resolve_checked, self._host, self._port, self._secret)
+        client = StoreClient(endpoint(host_name, self._port), resolver, self._secret, _context(tls, is_server=False))
         self._client = client
         self._is_master = server is not None
         self._take_refusals = server.take_refusals if server is not None else list[str]
@@ -126,9 +127,9 @@ class TCPStore(RequestStore):
             raise
 
     def _host_store(
-        self, secret: bytes, tls: TlsFiles | None, multi_tenant: bool, listen_fd: int | None
+        self, tls: TlsFiles | None, multi_tenant: bool, listen_fd: int | None
     ) -> tuple[StoreServer | None, Resolver | None]:
-        context = _context(tls, is_server=True)
+        context, secret = _context(tls, is_server=True), self._secret
         try:
             if listen_fd is not None:
                 listener, *others = [adopt_listener(listen_fd, self._port, secret)]
@@ -225,6 +226,13 @@ class TCPStore(RequestStore):
 
     def __repr__(self) -> str:
         return f"TCPStore({self._host!r}, {self._port})"
+
+
+def secret_of(store: Store) -> bytes:
+    """Return the secret of the job that a store belongs to: that of a TCPStore, else the one in the environment."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store._secret if isinstance(store, TCPStore) else secret_from_environment()
 
 
 def _close(client: StoreClient, server: StoreServer | None) -> None:

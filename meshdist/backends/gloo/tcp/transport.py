@@ -20,7 +20,7 @@ from meshdist.backends.gloo.tcp.link import Link
 from meshdist.backends.gloo.tcp.listen_addresses import listen_addresses
 from meshdist.backends.gloo.tcp.poller import new_poller
 from meshdist.runtime.departure import Departure
-from meshdist.security.credentials import secret_from_environment
+from meshdist.store.tcp import secret_of
 from meshdist.system.deadline import Deadline
 
 _DELIVERY_S = 5.0
@@ -38,7 +38,7 @@ class TcpTransport:
         self._peers = peers
         self._store = store
         self._rank = options.ranks[options.rank]
-        self._secret = secret_from_environment()
+        self._secret = secret_of(store)
         self._links: dict[int, Link] = {}
         self._receive_states: dict[int, GroupReceiveState] = {}
         self._connectors: dict[int, Connector] = {}
