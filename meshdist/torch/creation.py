@@ -170,7 +170,8 @@ def use_launchers_store() -> None:
 
 def _meet_by_env(url: str, timeout: timedelta = default_pg_timeout, **others: Any) -> Iterator[tuple[Any, int, int]]:
     """Yield a store of torch that rank 0 hosts, the rank and the world size; the launcher's store has the port."""
-    store, rank, size = rendezvous(url, timeout=timeout)
+    # torch adds its arguments rank and world_size by urllib, which drops the slashes: "env:?rank=0&world_size=2".
+    store, rank, size = rendezvous(url.replace("env:?", "env://?", 1), timeout=timeout)
     with store:
         host = os.environ["MASTER_ADDR"]
         # Ranks that destroy their groups and make new ones meet again.
