@@ -15,8 +15,8 @@ from meshdist.runtime.work import carried
 
 # This package, and the module that calls it at the end of a `with` block.
 _NOT_THE_USERS = (str(PurePath(__file__).parents[1]), contextlib.__file__)
-# torch, which calls this package as the backend of torch.distributed.
-_TORCHS = os.path.join("site-packages", "torch", "")
+# What calls this package as a backend: torch.distributed, and the collectives of Ray.
+_CALLERS = tuple(os.path.join("site-packages", *parts, "") for parts in (("torch",), ("ray", "util", "collective")))
 
 
 def user_frame() -> tuple[FrameType | None, int]:
@@ -62,8 +62,8 @@ def line_of(code: CodeType, instruction: int) -> int:
 
 @cache
 def is_ours(file: str) -> bool:
-    """Return whether a source file belongs to this package, or to torch, which calls it, and not to the user."""
-    return file.startswith(_NOT_THE_USERS) or _TORCHS in file
+    """Return whether a source file belongs to this package, or to a library that calls it as a backend."""
+    return file.startswith(_NOT_THE_USERS) or any(caller in file for caller in _CALLERS)
 
 
 def _file_and_line(code: CodeType, line: int) -> str:

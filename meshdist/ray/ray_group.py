@@ -1,0 +1,123 @@
+"""A group of ray.util.collective whose calls are those of a world of meshdist.
+
+An actor may be in several groups, of different actors. So each group is a world of its own, which is not the one that
+`meshdist.init_process_group` makes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.util.collective.collective_group.base_collective_group import BaseGroup
+from ray.util.collective.types import ReduceOp as RayReduceOp
+
+from meshdist.arrays.reduce_op import Op, ReduceOp
+from meshdist.groups.process_group import ProcessGroup
+from meshdist.groups.world import world_in
+from meshdist.lifecycle import check_environment, enter_owned_world
+from meshdist.ray.meeting import Meeting
+from meshdist.runtime.context import WorldSlot
+from meshdist.system.deadline import DEFAULT_TIMEOUT_S, Deadline
+from meshdist.system.platform import why_no_processes
+
+NAME = "MESHDIST"
+
+
+class RayGroup(BaseGroup):  # type: ignore[misc]
+    """A group of Ray over a world of meshdist; Ray makes it, and passes each array in a list of one.
+
+    Attributes:
+        timeout_s: How long the calls of new groups wait for the other ranks, in seconds.
+        join_timeout_s: How long a new group waits for its ranks to come, in seconds.
+        slot: The place of the world.
+
+    Raises:
+        DistError: The ranks did not meet.
+    """
+
+    timeout_s = DEFAULT_TIMEOUT_S
+    join_timeout_s = 180.0
+
+    def __init__(self, world_size: int, rank: int, group_name: str) -> None:
+        super().__init__(world_size, rank, group_name)
+        check_environment()
+        self.slot = WorldSlot()
+        meeting = Meeting(group_name, rank, world_size, Deadline(self.join_timeout_s))
+        store, backend = meeting.meet()
+        world = enter_owned_world(self.slot, store, rank, world_size, backend, meeting.deadline)
+        self._group = world.default_group
+        world.timeout_s = self._group.timeout_s = self.timeout_s
+        self._group.relabel(group_name)
+
+    @property
+    def group(self) -> ProcessGroup:
+        """The group of meshdist."""
+        return self._group
+
+    @classmethod
+    def backend(cls) -> str:
+        return NAME
+
+    @classmethod
+    def check_backend_availability(cls) -> bool:
+        return why_no_processes() is None
+
+    def destroy_group(self) -> None:
+        """Leave the world; calls of other ranks that wait for this one raise."""
+        world = world_in(self.slot)
+        if world is not None:
+            self.slot.empty()
+            world.close()
+
+    def allreduce(self, tensor: list[Any], allreduce_options: Any = None) -> None:
+        self._group.all_reduce(self._only("all_reduce", tensor), _op(allreduce_options))
+
+    def reduce(self, tensor: list[Any], reduce_options: Any = None) -> None:
+        self._group.reduce(self._only("reduce", tensor), _root(reduce_options), _op(reduce_options))
+
+    def broadcast(self, tensor: list[Any], broadcast_options: Any = None) -> None:
+        self._group.broadcast(self._only("broadcast", tensor), _root(broadcast_options))
+
+    def allgather(self, tensor_list: list[list[Any]], tensor: list[Any], allgather_options: Any = None) -> None:
+        outputs, block = self._only("all_gather", tensor_list), self._only("all_gather", tensor)
+        self._group.all_gather(outputs, block)
+
+    def reducescatter(self, tensor: list[Any], tensor_list: list[list[Any]], reducescatter_options: Any = None) -> None:
+        output, blocks = self._only("reduce_scatter", tensor), self._only("reduce_scatter", tensor_list)
+        self._group.reduce_scatter(output, blocks, _op(reducescatter_options))
+
+    def barrier(self, barrier_options: Any = None) -> None:
+        self._group.barrier()
+
+    def send(self, tensor: list[Any], send_options: Any) -> None:
+        self._check_whole("send", send_options)
+        self._group.send(self._only("send", tensor), send_options.dst_rank)
+
+    def recv(self, tensor: list[Any], recv_options: Any) -> None:
+        self._check_whole("recv", recv_options)
+        self._group.recv(self._only("recv", tensor), recv_options.src_rank)
+
+    def _only(self, of: str, tensors: list[Any]) -> Any:
+        if len(tensors) != 1:
+            raise ValueError(
+                f"{self._group.error_prefix(of)}: expected one array for each rank, got {len(tensors)}; backend {NAME}"
+                " has a rank for each GPU, so make an actor for each"
+            )
+        return tensors[0]
+
+    def _check_whole(self, of: str, options: Any) -> None:
+        if getattr(options, "n_elements", 0):
+            raise ValueError(
+                f"{self._group.error_prefix(of)}: n_elements is not supported; pass the part, such as tensor[:"
+                f"{options.n_elements}]"
+            )
+
+
+def _op(options: Any) -> Op:
+    # Ray's reductions have the names of ours. Others are ours, or are refused by the call.
+    op = RayReduceOp.SUM if options is None else options.reduceOp
+    return ReduceOp[op.name] if isinstance(op, RayReduceOp) else op
+
+
+def _root(options: Any) -> int:
+    return 0 if options is None else int(options.root_rank)
