@@ -1,8 +1,9 @@
 """A driver of Ray: runs each program below on the actors of one cluster, and prints what came out as JSON.
 
-    python ray_driver.py DIRECTORY
+    python ray_driver.py DIRECTORY PROGRAM
 
-The directory is for Ray's own files; a short name, since its sockets are in it.
+The directory is for Ray's own files; a short name, since its sockets are in it. The program, that of docs/ray.md, runs
+first.
 """
 
 from __future__ import annotations
@@ -192,8 +193,19 @@ def make(actors: Sequence[Any], name: str, *args: Any) -> list[Any]:
     return ray.get(made, timeout=TIMEOUT_S)
 
 
-def main() -> dict[str, Any]:
-    said: dict[str, Any] = {}
+def run_page(program: str) -> list[Any]:
+    """Run the program of the page on this cluster; return what it prints."""
+    printed: list[Any] = []
+    began, ray.init = ray.init, lambda **_: None
+    try:
+        exec(program, {"__name__": "__main__", "print": printed.append})
+    finally:
+        ray.init = began
+    return printed
+
+
+def main(program: str) -> dict[str, Any]:
+    said: dict[str, Any] = {"page": run_page(program)}
     a, b, c, d = actors = [Rank.remote() for _ in range(4)]
     said["made"] = make(actors[:3], "three")
     said["entries"] = _internal_kv_list("", namespace="meshdist")
@@ -264,6 +276,6 @@ if __name__ == "__main__":
         _temp_dir=sys.argv[1],
     )
     try:
-        print(json.dumps(main(), default=repr))
+        print(json.dumps(main(sys.argv[2]), default=repr))
     finally:
         ray.shutdown()

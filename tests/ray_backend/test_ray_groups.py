@@ -29,6 +29,7 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 DRIVER = Path(__file__).parent / "ray_driver.py"
+PROGRAM = (ROOT / "docs" / "ray.md").read_text().split("``` py\n")[1].split("```")[0]
 CLUSTER_S = 150
 MARK = "MESHDIST_TEST_CLUSTER"
 
@@ -41,7 +42,7 @@ def said() -> Iterator[dict[str, Any]]:
     # Ray's sockets are in the directory, and have short names; its token would be a file in the home directory.
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as directory:
         driver = subprocess.Popen(
-            [sys.executable, str(DRIVER), directory],
+            [sys.executable, str(DRIVER), directory, PROGRAM],
             env={
                 **kept,
                 "PYTHONPATH": str(ROOT),
@@ -74,6 +75,10 @@ def left_behind(mark: str) -> list[int]:
             if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
     return found
+
+
+def test_the_program_of_the_page(said: dict[str, Any]) -> None:
+    assert said["page"] == [[[3.0] * 3] * 2]
 
 
 def test_all_calls_of_ray(said: dict[str, Any]) -> None:
