@@ -58,6 +58,7 @@ EXHAUSTIVE = re.compile(
     r"|test_benchmarks.*::test_(a_library_that_is_missing|backend_mpi_is|sizes_that_ranks|several_numbers)"
     r"|test_package.*\[1[23]\]"
     r"|test_wrong_types.*\[gloo-send\]"
+    r"|test_libraries.*\[fabric\]"
     r"|test_floating_point_errors.*\[threads-2\b"
     r"|test_(async_order|bad_input|worlds_harness).*\[mpi-"
     r"|test_worlds_harness.*::test_any_directories"

@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -157,7 +158,10 @@ class Rank:
         return outcome(lambda: meshdist.ray.get_group("other"))
 
     def different_sizes(self, name: str) -> Any:
-        return outcome(lambda: collective.allreduce(np.ones(2 + collective.get_rank(name)), name))
+        return outcome(lambda: self.raise_it(name))
+
+    def raise_it(self, name: str) -> None:
+        collective.allreduce(np.ones(2 + collective.get_rank(name)), name)
 
     def environment(self) -> Any:
         return {name: value for name, value in os.environ.items() if "SECRET" in name}
@@ -232,12 +236,15 @@ def main(program: str) -> dict[str, Any]:
         said["again"].append(on_all([b, d], "sum", "again"))
         on_all([b, d], "destroy", "again")
 
+    said["experimental"] = _experimental([c, d]) if find_spec("torch") else None
+
     make(actors, "four")
     said["mesh"] = on_all(actors, "mesh", "four")
     said["times"] = [on_all(actors[:3], "microseconds", "three", *case) for case in ((1, 500), (131072, 50))]
 
     # What goes wrong.
     said["differ"] = _differ(actors[2:])
+    said["caught"] = _caught([a, b])
     said["missing"] = [
         ray.get(a.make.remote(2, 0, "late", 0.5), timeout=TIMEOUT_S),
         ray.get(b.make.remote(2, 1, "later", 0.5), timeout=TIMEOUT_S),
@@ -257,6 +264,25 @@ def main(program: str) -> dict[str, Any]:
 def _differ(pair: Sequence[Any]) -> list[Any]:
     make(pair, "differ")
     return on_all(pair, "different_sizes", "differ")
+
+
+def _experimental(pair: Sequence[Any]) -> list[Any]:
+    from ray.experimental.collective import create_collective_group, destroy_collective_group
+
+    group = create_collective_group(pair, "MESHDIST")
+    sums = on_all(pair, "sum", group.name)
+    destroy_collective_group(group)
+    return sums
+
+
+def _caught(pair: Sequence[Any]) -> bool:
+    """Return whether the error of an actor is one of meshdist in the driver."""
+    make(pair, "caught")
+    try:
+        on_all(pair, "raise_it", "caught")
+    except meshdist.DistBackendError:
+        return True
+    return False
 
 
 def _killed(others: Sequence[Any], victim: Any) -> Any:

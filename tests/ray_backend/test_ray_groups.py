@@ -59,7 +59,7 @@ def said() -> Iterator[dict[str, Any]]:
             output, errors = driver.communicate(timeout=CLUSTER_S)
             assert driver.returncode == 0, errors
             yield json.loads(output.splitlines()[-1])
-            until(lambda: not left_behind(mark), "Ray ends its processes", 10)
+            until(lambda: not left_behind(mark), "Ray ends its processes", 20)
         finally:
             for pid in [*left_behind(mark), driver.pid] if driver.poll() is None else left_behind(mark):
                 with suppress(ProcessLookupError):
@@ -112,6 +112,16 @@ def test_two_groups_at_once_and_one_of_them_destroyed(said: dict[str, Any]) -> N
 
 def test_a_group_under_the_name_of_a_destroyed_one(said: dict[str, Any]) -> None:
     assert said["again"] == [[[3.0] * 3] * 2] * 3
+
+
+def test_a_group_of_rays_experimental_module(said: dict[str, Any]) -> None:
+    if said["experimental"] is None:
+        pytest.skip("ray.experimental.collective needs torch; pip install torch")
+    assert said["experimental"] == [[3.0] * 3] * 2
+
+
+def test_the_driver_catches_the_errors_of_meshdist(said: dict[str, Any]) -> None:
+    assert said["caught"] is True
 
 
 def test_the_secret_is_nowhere_when_the_group_is_there(said: dict[str, Any]) -> None:
