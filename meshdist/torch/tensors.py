@@ -85,8 +85,8 @@ def _check_dense(tensor: Any, name: str) -> None:
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
     if tensor.layout != torch.strided:
         raise TypeError(
-            f"{name} has layout {tensor.layout}, and backend meshdist takes dense tensors; pass {name}.to_dense(), or"
-            " use a group of Gloo: torch.distributed.new_group(backend='gloo')"
+            f"{name} has layout {tensor.layout}, and backend meshdist takes dense tensors, as Gloo does, and those of"
+            f" layout torch.sparse_coo in all_reduce alone; pass {name}.to_dense()"
         )
     if tensor.device.type != "cpu":
         raise TypeError(

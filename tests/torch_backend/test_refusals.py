@@ -18,7 +18,8 @@ pytestmark = [needs_linux, pytest.mark.torch, pytest.mark.timeout(100)]
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        ("sparse", r"broadcast on group 'world' \(rank \d of 2\): .*torch.sparse_coo.*to_dense\(\).*'gloo'"),
+        ("sparse", r"broadcast on group 'world' \(rank \d of 2\): .*has layout torch.sparse_coo.*to_dense\(\)"),
+        ("sparse_rows", r"all_reduce on group 'world' \(rank \d of 2\): .*layout torch.sparse_csr.*to_dense\(\)"),
         ("sparse_product", r"all_reduce on group 'world' .*SUM alone, got ReduceOp.PRODUCT"),
         ("on_meta", r"broadcast on group 'world' \(rank \d of 2\): .* is on meta.*CPU tensors.*\.cpu\(\)"),
         ("two_tensors", r"all_reduce on group 'world' \(rank \d of 2\): expected one tensor.*got 2"),

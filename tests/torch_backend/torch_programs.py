@@ -314,6 +314,10 @@ def _sparse() -> None:
     dist.broadcast(torch.ones(3).to_sparse(), 0)
 
 
+def _sparse_rows() -> None:
+    dist.all_reduce(torch.eye(2).to_sparse_csr())
+
+
 def _sparse_product() -> None:
     dist.all_reduce(torch.ones(3).to_sparse(), dist.ReduceOp.PRODUCT)
 
