@@ -26,6 +26,7 @@ import meshdist
 import meshdist.ray
 
 TIMEOUT_S = 60.0
+NO_CLUSTER = 3  # the exit status if Ray could not start, for which it has 30 s
 DTYPES = ("bool", "int8", "int32", "int64", "uint64", "float16", "float32", "float64", "complex128")
 
 
@@ -294,13 +295,17 @@ def _killed(others: Sequence[Any], victim: Any) -> Any:
 
 
 if __name__ == "__main__":
-    ray.init(
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env={"worker_process_setup_hook": "meshdist.ray.register"},
-        _temp_dir=sys.argv[1],
-    )
+    try:
+        ray.init(
+            num_cpus=4,
+            include_dashboard=False,
+            log_to_driver=False,
+            runtime_env={"worker_process_setup_hook": "meshdist.ray.register"},
+            _temp_dir=sys.argv[1],
+        )
+    except Exception as error:
+        print(error)
+        sys.exit(NO_CLUSTER)
     try:
         print(json.dumps(main(sys.argv[2]), default=repr))
     finally:

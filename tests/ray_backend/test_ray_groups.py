@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 DRIVER = Path(__file__).parent / "ray_driver.py"
 PROGRAM = (ROOT / "docs" / "ray.md").read_text().split("``` py\n")[1].split("```")[0]
 CLUSTER_S = 150
+NO_CLUSTER = 3  # of ray_driver.py
 MARK = "MESHDIST_TEST_CLUSTER"
 
 
@@ -57,6 +58,8 @@ def said() -> Iterator[dict[str, Any]]:
         )
         try:
             output, errors = driver.communicate(timeout=CLUSTER_S)
+            if driver.returncode == NO_CLUSTER:
+                pytest.skip(f"Ray could not start a cluster here: {output.strip()}")
             assert driver.returncode == 0, errors
             yield json.loads(output.splitlines()[-1])
             until(lambda: not left_behind(mark), "Ray ends its processes", 20)
