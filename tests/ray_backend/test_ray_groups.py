@@ -23,7 +23,7 @@ from worlds import needs_linux
 pytestmark = [
     needs_linux,
     pytest.mark.slow,
-    pytest.mark.timeout(200),
+    pytest.mark.timeout(260),
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed; pip install 'meshdist[ray]'"),
 ]
 
@@ -62,7 +62,7 @@ def said() -> Iterator[dict[str, Any]]:
                 pytest.skip(f"Ray could not start a cluster here: {output.strip()}")
             assert driver.returncode == 0, errors
             yield json.loads(output.splitlines()[-1])
-            until(lambda: not left_behind(mark), "Ray ends its processes", 20)
+            until(lambda: not left_behind(mark), "Ray ends its processes", 60)
         finally:
             for pid in [*left_behind(mark), driver.pid] if driver.poll() is None else left_behind(mark):
                 with suppress(ProcessLookupError):
