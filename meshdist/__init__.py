@@ -176,6 +176,12 @@ if _has_launcher():  # the ranks of an MPI job wait for each other from its star
 
 if not _typing.TYPE_CHECKING:  # for type checkers, a name that is not there is an error
 
+    def __dir__() -> list[str]:
+        return sorted({*__all__, *(name for name in vars(_methods.CollectiveMethods) if _is_collective(name))})
+
+    def _is_collective(name: str) -> bool:
+        return not name.startswith("_") and name != "collective_group"
+
     def __getattr__(name: str) -> object:
         # Imported at first use: few programs need the topology, and it is a tenth of the import time.
         if name in ("CostModel", "Topology", "calibrate", "plan"):
@@ -189,7 +195,7 @@ if not _typing.TYPE_CHECKING:  # for type checkers, a name that is not there is 
         # Python probes for names such as __path__ and __wrapped__; those need no reason.
         if name.startswith("__"):
             raise AttributeError(f"module 'meshdist' has no attribute {name!r}")
-        if name in (registered := vars(_methods.CollectiveMethods)) and name != "collective_group":
+        if _is_collective(name) and name in (registered := vars(_methods.CollectiveMethods)):
             return registered[name]  # a collective that was added after the import
         import sys
 
