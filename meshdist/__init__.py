@@ -31,6 +31,7 @@ from meshdist.collectives import methods as _methods
 from meshdist.collectives.coalescing import coalescing_manager
 from meshdist.collectives.methods import *  # noqa: F403 - the collectives and messages, listed there
 from meshdist.collectives.methods import all_gather_into_tensor, reduce_scatter_tensor
+from meshdist.collectives.probe import MessageInfo
 from meshdist.collectives.send_recv import P2POp, batch_isend_irecv
 from meshdist.debug.breakpoint import breakpoint
 from meshdist.debug.debug_level import DebugLevel, get_debug_level, set_debug_level, set_debug_level_from_env
@@ -88,6 +89,7 @@ __all__ = [
     "Future",
     "GroupMember",
     "HashStore",
+    "MessageInfo",
     "P2POp",
     "PrefixStore",
     "PremulSum",

@@ -47,7 +47,7 @@ def _plain(name: str) -> str:
 
 
 _CLOSE = 0.8
-# MPI's names that differ from meshdist's by more than case and underscores: those of functions, then of groups' methods.
+# MPI's names that differ from meshdist's by more than case and underscores: functions, then methods of groups.
 _OF_MPI = {
     "allgatherv": "all_gather",
     "alltoallv": "all_to_all_single",
