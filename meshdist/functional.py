@@ -19,10 +19,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from meshdist.arrays.device_types import device_type_of
-from meshdist.arrays.host import Array, as_array
+from meshdist.arrays.host import Array
+from meshdist.arrays.new_arrays import new_empty, taken
 from meshdist.arrays.reduce_op import Op, ReduceOp
 from meshdist.collectives.all_gather import all_gather as _all_gather
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor as _all_gather_into_tensor
@@ -57,37 +55,13 @@ __all__ = [
 ]
 
 
-def _taken(x: Any) -> Any:
-    """Return `x` as a NumPy array or, in GPU memory, a CuPy array."""
-    if type(x) is np.ndarray:
-        return x
-    if getattr(x, "requires_grad", False):
-        raise TypeError("x requires grad, and what is returned would have none: pass x.detach()")
-    if device_type_of(x) == "cpu":
-        return as_array(x, "x")
-    from meshdist.arrays.device import as_device_array
-
-    return as_device_array(x, "x")
-
-
-def _empty(shape: tuple[int, ...], like: Any) -> Any:
-    """Return a new array with the dtype and on the device of `like`."""
-    if type(like) is np.ndarray:
-        return np.empty(shape, like.dtype)
-    from meshdist.arrays.device import cupy_module
-
-    cupy = cupy_module()
-    with cupy.cuda.Device(like.device.id):
-        return cupy.empty(shape, like.dtype)
-
-
 def _copy(x: Any) -> Any:
-    return _taken(x).copy()
+    return taken(x).copy()
 
 
 def _blank(x: Any) -> Any:
-    array = _taken(x)
-    return _empty(array.shape, array)
+    array = taken(x)
+    return new_empty(array.shape, array)
 
 
 def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Array:
@@ -136,9 +110,9 @@ def all_gather(x: Any, group: GroupLike = None) -> list[Array]:
 
 def all_gather_into_tensor(x: Any, group: GroupLike = None) -> Array:
     """Return the arrays of all ranks concatenated along dim 0; 0-d arrays are stacked."""
-    array, size = _taken(x), resolve(group).size()
+    array, size = taken(x), resolve(group).size()
     shape = (max(0, size) * array.shape[0], *array.shape[1:]) if array.ndim else (max(0, size),)
-    y: Array = _empty(shape, array)
+    y: Array = new_empty(shape, array)
     _all_gather_into_tensor(y, array, group)
     return y
 
@@ -181,10 +155,10 @@ def reduce_scatter_tensor(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None
     Raises:
         ValueError: Dim 0 of `x` is no multiple of the group's size.
     """
-    array, size = _taken(x), resolve(group).size()
+    array, size = taken(x), resolve(group).size()
     if array.ndim == 0 or array.shape[0] % size:
         raise ValueError(f"reduce_scatter_tensor: dim 0 of x must be a multiple of {size} ranks, got {array.shape}")
-    y: Array = _empty((array.shape[0] // size, *array.shape[1:]), array)
+    y: Array = new_empty((array.shape[0] // size, *array.shape[1:]), array)
     _reduce_scatter_tensor(y, array, op, group)
     return y
 
@@ -209,8 +183,8 @@ def all_to_all_single(
 
     It receives as many rows as it sends, unless `output_split_sizes` has the numbers.
     """
-    array = _taken(x)
+    array = taken(x)
     rows = array.shape[:1] if output_split_sizes is None else (int(sum(output_split_sizes)),)
-    y: Array = _empty((*rows, *array.shape[1:]), array)
+    y: Array = new_empty((*rows, *array.shape[1:]), array)
     _all_to_all_single(y, array, output_split_sizes, input_split_sizes, group)
     return y

@@ -28,14 +28,14 @@ from meshdist.mesh.given_groups import (
 )
 from meshdist.mesh.layout.layout import Layout
 from meshdist.mesh.mesh_check import agree, refusals_reported, refusals_reported_in
-from meshdist.mesh.mesh_slices import MeshSlices
+from meshdist.mesh.mesh_exchanges import MeshExchanges
 from meshdist.mesh.mesh_state import entered
 from meshdist.profiler.accounting import Account, accounting
 from meshdist.runtime.context import GroupLike
 
 
 @core.compare_by_identity
-class DeviceMesh(MeshSlices):
+class DeviceMesh(MeshExchanges):
     """Arrange ranks along axes; every axis and every slice has its process group and all collectives.
 
     Every rank of the world must make the same meshes in the same order, including ranks outside them. Making a mesh
@@ -271,8 +271,8 @@ class DeviceMesh(MeshSlices):
     def _concatenate(device_mesh_list: Sequence[DeviceMesh]) -> DeviceMesh:
         return DeviceMesh.concatenate(device_mesh_list)
 
-    _split = MeshSlices.split
-    _transpose = MeshSlices.transpose
+    _split = MeshExchanges.split
+    _transpose = MeshExchanges.transpose
 
 
 def _concatenated_axes(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
