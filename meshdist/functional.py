@@ -279,8 +279,8 @@ def all_to_all_single(
     array, members = taken(x), resolve(group)
     place = dimension(members, "all_to_all_single", array, axis, dim)
     first = (place, *(other for other in range(array.ndim) if other != place))  # the divided dimension comes first
-    rows = array.transpose(first)
+    rows = array.transpose(first) if place else array
     count = rows.shape[:1] if output_split_sizes is None else (int(sum(output_split_sizes)),)
     y: Array = new_empty((*count, *rows.shape[1:]), array)
     _all_to_all_single(y, rows, output_split_sizes, input_split_sizes, group)
-    return y if place == 0 else y.transpose([first.index(other) for other in range(array.ndim)]).copy()
+    return y.transpose([first.index(other) for other in range(array.ndim)]).copy() if place else y

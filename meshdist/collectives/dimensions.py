@@ -41,8 +41,9 @@ def joined_along(stack: Any, place: int) -> Any:
     size, *shape = stack.shape
     if not shape:
         return stack
-    order = (*range(1, place + 1), 0, *range(place + 1, stack.ndim))
-    return stack.transpose(order).reshape(*shape[:place], size * shape[place], *shape[place + 1 :])
+    if place:
+        stack = stack.transpose((*range(1, place + 1), 0, *range(place + 1, stack.ndim))).copy()
+    return stack.reshape(*shape[:place], size * shape[place], *shape[place + 1 :])
 
 
 def stacked_along(arrays: list[Any], like: Any, place: int) -> Any:
@@ -61,7 +62,7 @@ def cut_evenly(members: Group, of: str, array: Any, place: int) -> Any:
             f"{members.error_prefix(of)}: dim {place} of x must be a multiple of {size} ranks, got {shape}"
         )
     blocks = array.reshape(*shape[:place], size, shape[place] // size, *shape[place + 1 :])
-    return blocks.transpose(place, *(other for other in range(blocks.ndim) if other != place))
+    return blocks.transpose((place, *(other for other in range(blocks.ndim) if other != place))) if place else blocks
 
 
 def cut_whole(members: Group, whole: Any, block: Any, place: int) -> list[Any]:

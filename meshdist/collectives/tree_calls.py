@@ -33,20 +33,20 @@ class Pack:
         self.places = places
         self._leaves = [tree.leaves[place] for place in places]
         first = self._leaves[0]
-        dtype = first.dtype.newbyteorder("=") if isinstance(first, np.ndarray) else first.dtype
-        sizes = [leaf.size for leaf in self._leaves]
-        self._ends = np.cumsum(sizes).tolist()
-        self.flat = new_empty((self._ends[-1],), first.reshape(-1)[:0].astype(dtype))
+        like = np.empty(0, first.dtype.newbyteorder("=")) if isinstance(first, np.ndarray) else first
+        self._ends = np.cumsum([leaf.size for leaf in self._leaves]).tolist()
+        self.flat = new_empty((self._ends[-1],), like)
         for leaf, part in zip(self._leaves, self._parts(self.flat), strict=True):
-            part[...] = leaf.reshape(-1)
+            part[...] = leaf
 
     def leaves(self, flat: Any) -> list[Any]:
         """Return the leaves out of a flat array like that of the pack."""
         parts = zip(self._leaves, self._parts(flat), strict=True)
-        return [part.reshape(leaf.shape).astype(leaf.dtype, copy=False) for leaf, part in parts]
+        return [part if part.dtype == leaf.dtype else part.astype(leaf.dtype) for leaf, part in parts]
 
     def _parts(self, flat: Any) -> list[Any]:
-        return [flat[end - leaf.size : end] for leaf, end in zip(self._leaves, self._ends, strict=True)]
+        ways = zip(self._leaves, self._ends, strict=True)
+        return [flat[end - leaf.size : end].reshape(leaf.shape) for leaf, end in ways]
 
 
 def reduced(collective: Collective[..., Any], x: Any, op: Op | None, group: GroupLike, root: int | None = None) -> Any:

@@ -16,7 +16,7 @@ from meshdist.arrays.device_types import device_type_of
 from meshdist.arrays.host import Array, as_array, check_dtype, check_writable, pack
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.groups.deferred_receives import DeferredReceives, DeferredWork, PersistentRequest
-from meshdist.groups.probes import MessageGroup, Probes
+from meshdist.groups.message_probes import MessageGroup, Probes
 from meshdist.runtime.device_calls import DeviceCalls, Parcel
 from meshdist.runtime.flight_recorder import COMPLETED, Record, clock, users
 from meshdist.runtime.hooks import CallInfo, CallObserver, notify_around

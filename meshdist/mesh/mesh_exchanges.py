@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from meshdist.arrays.host import Array, check_writable, describe_array
+from meshdist.arrays.host import Array, check_dtype, check_writable, describe_array
 from meshdist.arrays.new_arrays import new_empty, taken
 from meshdist.collectives.send_recv import P2POp, batch_isend_irecv, irecv, isend
 from meshdist.mesh.mesh_slices import MeshSlices
@@ -71,7 +71,7 @@ class MeshExchanges(MeshSlices):
         """
         group = self.get_group(self._one_axis("shift", axis))
         prefix, me, size = group.error_prefix("shift"), group.rank(), group.size()
-        array = group.named(prefix, taken, x)
+        array = group.named(prefix, _sendable, x, "x")
         room: Any = None if out is None else group.named(prefix, taken, out, "out")
         places, wraps = group.named(prefix, _whole, by, "by"), bool(group.named(prefix, _truth, periodic, "periodic"))
         if room is not None:
@@ -81,15 +81,9 @@ class MeshExchanges(MeshSlices):
             room = new_empty(array.shape, array)
         if before == me:
             room[...] = array
-        elif before is None:
-            if after is not None:
-                group.send(array, after, tag=tag)
-            return None
-        elif after is None:
-            group.recv(room, before, tag=tag)
         else:
-            group.sendrecv(array, room, after, before, tag=tag)
-        result: Array = room if out is None else out
+            _exchange(group, [(irecv, room, before), (isend, array, after)], tag)
+        result: Array | None = None if before is None else room if out is None else out
         return result
 
     def halo_exchange(
@@ -154,7 +148,7 @@ class MeshExchanges(MeshSlices):
         if self.get_coordinate() is None:
             raise ValueError(self._outside(f"DeviceMesh.{of}", "it has no neighbours"))
         prefix = f"{of} on mesh {self._layout.describe()} (rank {self.get_rank()})"
-        array = _named(prefix, taken, block, "block")
+        array = _named(prefix, _sendable, block, "block")
         if isinstance(array, np.ndarray):
             _named(prefix, check_writable, array, "block", block)
         widths = self._per_axis(prefix, "width", width, _whole)
@@ -164,7 +158,7 @@ class MeshExchanges(MeshSlices):
             self._check_width(prefix, array, dim, widths[axis], axis)
         for axis, dim in places.items():
             if widths[axis]:
-                _exchange(self.get_group(axis), array, dim, widths[axis], bool(wraps[axis]), tag)
+                _exchange_edges(self.get_group(axis), array, dim, widths[axis], bool(wraps[axis]), tag)
         return block
 
     def _per_axis(self, prefix: str, name: str, value: Any, convert: Callable[[Any, str], int]) -> list[int]:
@@ -214,7 +208,7 @@ class MeshExchanges(MeshSlices):
             )
 
 
-def _exchange(group: ProcessGroup, array: Any, dim: int, width: int, periodic: bool, tag: int) -> None:
+def _exchange_edges(group: ProcessGroup, array: Any, dim: int, width: int, periodic: bool, tag: int) -> None:
     """Exchange the boundaries along one axis; of the other dimensions, ghost cells are included."""
     me, size, extent = group.rank(), group.size(), array.shape[dim]
 
@@ -229,13 +223,13 @@ def _exchange(group: ProcessGroup, array: Any, dim: int, width: int, periodic: b
         return
     # Between two ranks of a periodic axis there are two messages each way. The first sent is that of the low edge, so
     # the first received is that of the high ghost cells.
-    messages = (
-        (irecv, high_ghost, above),
-        (irecv, low_ghost, below),
-        (isend, low_edge, below),
-        (isend, high_edge, above),
-    )
-    ops = [P2POp(op, part, None, group, tag, peer) for op, part, peer in messages if peer is not None]
+    received = [(irecv, high_ghost, above), (irecv, low_ghost, below)]
+    _exchange(group, [*received, (isend, low_edge, below), (isend, high_edge, above)], tag)
+
+
+def _exchange(group: ProcessGroup, messages: Sequence[tuple[Any, Any, int | None]], tag: int) -> None:
+    """Begin the messages that have another side together, receives first, and wait for them."""
+    ops = [P2POp(op, array, None, group, tag, peer) for op, array, peer in messages if peer is not None]
     for work in batch_isend_irecv(ops):
         work.wait()
 
@@ -258,6 +252,13 @@ def _truth(value: Any, name: str) -> int:
     if isinstance(value, (bool, np.bool_)) or (isinstance(value, int) and value in (0, 1)):
         return int(value)
     raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
+def _sendable(value: Any, name: str) -> Any:
+    array = taken(value, name)
+    if isinstance(array, np.ndarray):
+        check_dtype(array, name)
+    return array
 
 
 def _check_room(room: Any, out: Any, array: Any) -> None:

@@ -116,6 +116,9 @@ def test_messages_to_oneself_in_a_group_of_one():
         to_oneself(5)
         with pytest.raises(ValueError, match="src is this rank, 0, which has sent itself no message"):
             dist.recv(np.zeros(1))
+        with pytest.raises(ValueError, match="probe on .* src is this rank, 0, which has sent itself no such message"):
+            dist.probe()
+        assert dist.iprobe() is None
 
     dist.run(main, 1)
 
@@ -251,6 +254,38 @@ def test_a_profile_of_ranks_matches_the_messages():
         return [(event.name, event.peer) for event in profile.events]
 
     assert dist.run(main, 3)[1] == [("irecv", 0), ("isend", 2)]
+
+
+def test_in_a_coalescing_manager():
+    def main():
+        rank, taken = dist.get_rank(), np.zeros(1)
+        with dist.coalescing_manager() as calls:
+            dist.sendrecv(np.array([rank + 0.5]), taken, 1 - rank, 1 - rank)
+        return taken.item(), len(calls.works)
+
+    assert dist.run(main, 2) == [(1.5, 2), (0.5, 2)]
+
+
+def test_a_rank_that_fails_ends_a_probe():
+    def main():
+        if dist.get_rank() == 1:
+            raise KeyError("spam")
+        with pytest.raises(dist.DistBackendError, match="probe on group 'world' .*rank 1"):
+            dist.probe(1)
+
+    with pytest.raises(KeyError, match="spam"):
+        dist.run(main, 2)
+
+
+def test_a_probe_times_out():
+    def main():
+        if dist.get_rank() == 0:
+            group = dist.new_group(timeout=0.05)
+            with pytest.raises(dist.DistTimeoutError, match="probe on .*waiting for a message from rank 1 with tag 3"):
+                group.probe(1, tag=3)
+        dist.barrier()
+
+    dist.run(main, 2)
 
 
 def test_a_backend_without_probes_says_so():

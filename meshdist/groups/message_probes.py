@@ -47,7 +47,7 @@ class Probes(ABC):
 
     def probe(self, src: int | None, tag: int | None) -> Found:
         """Wait for a message from rank `src`, or from any rank if it is None, and leave it there."""
-        error_prefix = self._group.error_prefix("probe")
+        error_prefix, src = self._group.error_prefix("probe"), self._only_source(src)
         backend, probe = self._probe(error_prefix, src, tag)
         if src == self._rank and not probe.ready():
             raise ValueError(
@@ -65,7 +65,7 @@ class Probes(ABC):
     def iprobe(self, src: int | None, tag: int | None) -> Found | None:
         """Return the message that `probe` would find; None if there is none yet."""
         error_prefix = self._group.error_prefix("iprobe")
-        _, probe = self._probe(error_prefix, src, tag)
+        _, probe = self._probe(error_prefix, self._only_source(src), tag)
         try:
             return probe.found() if is_ready(probe) else None
         except BaseException as error:
@@ -75,7 +75,7 @@ class Probes(ABC):
         if tag is not None:
             self._check_tag(error_prefix, tag)
         self.post_deferred()
-        group, src = self._group, self._only_source(src)
+        group = self._group
         backend = group.usable_backend(error_prefix)
         if src == self._rank:
             return backend, self._own(backend).probe(tag)
