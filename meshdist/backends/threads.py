@@ -34,6 +34,7 @@ class Room:
         self.calls = [[(-1, Signature(""), "")] * 2 for _ in range(num_ranks)]
         self.departures: dict[int, Departure] = {}
         self.sleepers: set[Doorbell] = set()
+        self.probing: set[Doorbell] = set()  # those of the sleepers that wait for a message without a receive
 
     def wake(self) -> None:
         """Wake all waiting threads after a change; called with the lock held."""
@@ -192,6 +193,16 @@ class _Probe(Probing, _Recv):
         self.wanted_tag = tag
         super().__init__(options, room, *NO_ARRAY, wanted, NO_TAG if tag is None else tag)
 
+    def arm(self, bell: Doorbell) -> None:
+        super().arm(bell)
+        with self.room.lock:
+            self.room.probing.add(bell)
+
+    def disarm(self, bell: Doorbell) -> None:
+        super().disarm(bell)
+        with self.room.lock:
+            self.room.probing.discard(bell)
+
 
 class ThreadsBackend(Backend):
     """A group of ranks that are threads."""
@@ -225,8 +236,8 @@ class ThreadsBackend(Backend):
             # Messages of collectives are always buffered: the limit is for users' messages.
             if tag < 0 or array.nbytes <= self._eager_bytes:
                 message.pull()
-            arrive(message)
-            room.wake()  # also if no receive is posted: a rank may probe
+            if arrive(message) or room.probing:
+                room.wake()
         return send
 
     def recv(self, array: Array, src: int | None, tag: int) -> Incoming:

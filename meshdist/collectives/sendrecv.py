@@ -24,8 +24,8 @@ def sendrecv(
     """Send `send` to one rank, and receive a message from the same or another one into `recv`.
 
     Both messages are under way at once, so ranks that exchange arrays of any size, in pairs or around a ring, never
-    deadlock. The other sides may call `sendrecv`, `send` and `recv`, or `isend` and `irecv`. Accounts and profiles show
-    an `isend` and an `irecv`.
+    deadlock. The other sides may call `sendrecv`, `send` and `recv`, or `isend` and `irecv`; on backend nccl, only
+    `sendrecv` or `batch_isend_irecv`. Accounts and profiles show an `isend` and an `irecv`.
 
     Args:
         send: The array to send.
