@@ -288,6 +288,20 @@ def test_a_probe_times_out():
     dist.run(main, 2)
 
 
+def test_a_probe_in_the_flight_recorder():
+    def main():
+        if dist.get_rank() == 0:
+            dist.send(np.zeros(1), 1, tag=4)
+            return None
+        dist.probe(0, tag=4)
+        dist.probe(tag=None)
+        texts = [record["text"] for record in dist.flight_recorder()["records"]]
+        dist.recv(np.zeros(1), tag=4)
+        return texts
+
+    assert dist.run(main, 2)[1] == ["probe(from rank 0, tag=4)", "probe(from any rank, any tag)"]
+
+
 def test_a_backend_without_probes_says_so():
     with pytest.raises(dist.DistBackendError, match="cannot look for a message without receiving it"):
         Engine().probe(0, 0)
