@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from numbers import Number
 from typing import Any
 
 import numpy as np
 
-from meshdist.arrays.host import describe_array
 from meshdist.arrays.new_arrays import taken
 
 
@@ -60,7 +60,7 @@ class Tree:
         array = np.asarray(x) if is_number else taken(x, name)
         self.leaves.append(array)
         self.names.append(name)
-        return describe_array(array), (lambda leaves: next(leaves)[()]) if is_number else next
+        return _described(array.dtype, array.shape), (lambda leaves: next(leaves)[()]) if is_number else next
 
     def _of_dict(self, x: dict[Any, Any], name: str) -> tuple[str, Callable[[Iterator[Any]], Any]]:
         # All ranks take the leaves in one order, whatever the order in which they made their dicts.
@@ -86,3 +86,9 @@ class Tree:
         if isinstance(x, list):
             return f"[{texts}]", rebuild
         return f"{kind.__name__ if hasattr(kind, '_fields') else ''}({texts})", rebuild
+
+
+@lru_cache(4096)  # NumPy takes microseconds to format a dtype
+def _described(dtype: Any, shape: tuple[int, ...]) -> str:
+    name = dtype.newbyteorder("=") if isinstance(dtype, np.dtype) else dtype
+    return f"{name}[{', '.join(map(str, shape))}]"

@@ -96,12 +96,16 @@ def _packed(members: Group, of: str, x: Any, op: Op | None) -> tuple[Tree, list[
     reduce_op = None if op is None or not is_member else members.named(prefix, as_reduce_op, op)
     for place, (leaf, name) in enumerate(zip(tree.leaves, tree.names, strict=True)):
         is_on_cpu = isinstance(leaf, np.ndarray)
-        if is_on_cpu:
-            members.named(prefix, check_dtype, leaf, name)
-        if reduce_op is not None:
-            members.named(f"{prefix}: {name}", check_op_dtype, reduce_op, leaf.dtype)
-        key = ("cpu", leaf.dtype.newbyteorder("=")) if is_on_cpu else (leaf.device.id, leaf.dtype)
-        places.setdefault(key, []).append(place)
+        # The byte order may differ between ranks, which must make the same calls.
+        dtype = leaf.dtype.newbyteorder("=") if is_on_cpu and not leaf.dtype.isnative else leaf.dtype
+        key = dtype, None if is_on_cpu else leaf.device.id
+        if key not in places:  # the first of its dtype
+            places[key] = []
+            if is_on_cpu:
+                members.named(prefix, check_dtype, leaf, name)
+            if reduce_op is not None:
+                members.named(f"{prefix}: {name}", check_op_dtype, reduce_op, leaf.dtype)
+        places[key].append(place)
     if not places:
         # Ranks compare their trees in a call, also those without leaves.
         tree.leaves, tree.names = [np.empty(0)], ["x"]

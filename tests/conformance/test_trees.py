@@ -87,6 +87,14 @@ def test_numbers(world_of_3):
     world_of_3.run(numbers)
 
 
+def test_ranks_of_different_byte_order():
+    def main():
+        x = [np.ones(2, "<f8"), np.ones(3, ">f8" if dist.get_rank() else "<f8")]
+        return [(y.dtype.byteorder, y.tolist()) for y in functional.all_reduce(x)]
+
+    assert dist.run(main, 2) == [[("=", [2, 2]), (order, [2, 2, 2])] for order in "=>"]
+
+
 DIFFERENT = {
     "key": lambda rank: {"a": 1, "b" if rank else "c": 2},
     "length": lambda rank: [1.0] * (2 + rank),
