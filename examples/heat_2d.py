@@ -3,9 +3,9 @@
     meshrun --nproc-per-node 4 examples/heat_2d.py --cells 96 --steps 400
 
 Each rank has a part of the plate, framed by one row of cells. Inside the plate the frame (the halo) is a copy of the
-neighbours' edges, exchanged before every step by isend and irecv along each axis of the mesh. At the rim of the plate
-it is the rim, which keeps its temperature. The cells that do not need the halo are computed during the exchange. Each
-cell is computed from the same numbers in the same order as in one process, so the result is equal to the last bit.
+neighbours' edges, exchanged before every step by `mesh.halo_exchange`. At the rim of the plate it is the rim, which
+keeps its temperature. Each cell is computed from the same numbers in the same order as in one process, so the result
+is equal to the last bit.
 """
 
 import argparse
@@ -28,36 +28,12 @@ def plate(cells: int) -> Array:
     return u
 
 
-def heat(u: Array, new: Array, rows: slice, columns: slice) -> None:
-    """Compute these cells of `new` from `u`; 0 is the first cell inside the frame."""
-    middle = u[1:-1, 1:-1][rows, columns]
-    above, below = u[:-2, 1:-1][rows, columns], u[2:, 1:-1][rows, columns]
-    left, right = u[1:-1, :-2][rows, columns], u[1:-1, 2:][rows, columns]
-    new[1:-1, 1:-1][rows, columns] = middle + DIFFUSION * (above + below + left + right - 4 * middle)
-
-
-def exchange(u: Array, y: dist.DeviceMesh, x: dist.DeviceMesh) -> list[dist.Work]:
-    """Start sending the edges of `u` to the neighbours and receiving theirs into its frame."""
-    works: list[dist.Work] = []
-    for axis, cells in ((y, u[:, 1:-1]), (x, u[1:-1, :].T)):
-        me = axis.get_local_rank()
-        for neighbour, edge, halo in ((me - 1, 1, 0), (me + 1, -2, -1)):
-            if 0 <= neighbour < axis.size():
-                works.append(axis.irecv(cells[halo], src=neighbour))
-                works.append(axis.isend(cells[edge], dst=neighbour))
-    return works
-
-
-def step(u: Array, new: Array, y: dist.DeviceMesh, x: dist.DeviceMesh) -> None:
-    """Compute the temperatures after one step from those before it."""
-    works = exchange(u, y, x)
-    inner, all_ = slice(1, -1), slice(None)
-    heat(u, new, inner, inner)
-    for work in works:
-        work.wait()
-    for edge in (slice(0, 1), slice(-1, None)):
-        heat(u, new, edge, all_)
-        heat(u, new, inner, edge)
+def heat(u: Array, new: Array) -> None:
+    """Compute the cells of `new` inside the frame from those of `u`."""
+    middle = u[1:-1, 1:-1]
+    above, below = u[:-2, 1:-1], u[2:, 1:-1]
+    left, right = u[1:-1, :-2], u[1:-1, 2:]
+    new[1:-1, 1:-1] = middle + DIFFUSION * (above + below + left + right - 4 * middle)
 
 
 def picture(u: Array, lines: int = 12) -> str:
@@ -83,15 +59,15 @@ def main() -> None:
             f"--cells must be a multiple of both sides of the mesh {shape[0]} x {shape[1]}, got {args.cells}"
         )
     mesh = dist.init_device_mesh("cpu", shape, mesh_dim_names=("y", "x"))
-    y, x = mesh["y"], mesh["x"]
     height, width = args.cells // shape[0], args.cells // shape[1]
-    top, left = height * y.get_local_rank(), width * x.get_local_rank()
+    top, left = height * mesh.get_local_rank("y"), width * mesh.get_local_rank("x")
 
     whole = plate(args.cells)
     u = whole[top : top + height + 2, left : left + width + 2].copy()
     new = u.copy()
     for _ in range(args.steps):
-        step(u, new, y, x)
+        mesh.halo_exchange(u)
+        heat(u, new)
         u, new = new, u
     mine = u[1:-1, 1:-1]
     parts = [np.empty_like(mine) for _ in range(size)] if mesh.get_rank() == 0 else None
@@ -103,7 +79,7 @@ def main() -> None:
         whole[1:-1, 1:-1] = np.block([parts[row * shape[1] : (row + 1) * shape[1]] for row in range(shape[0])])
         alone, other = plate(args.cells), plate(args.cells)
         for _ in range(args.steps):
-            heat(alone, other, slice(None), slice(None))
+            heat(alone, other)
             alone, other = other, alone
         same = bool(np.array_equal(whole, alone))
         print(picture(whole))

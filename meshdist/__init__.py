@@ -31,6 +31,7 @@ from meshdist.collectives import methods as _methods
 from meshdist.collectives.coalescing import coalescing_manager
 from meshdist.collectives.methods import *  # noqa: F403 - the collectives and messages, listed there
 from meshdist.collectives.methods import all_gather_into_tensor, reduce_scatter_tensor
+from meshdist.collectives.probe import MessageInfo
 from meshdist.collectives.send_recv import P2POp, batch_isend_irecv
 from meshdist.debug.breakpoint import breakpoint
 from meshdist.debug.debug_level import DebugLevel, get_debug_level, set_debug_level, set_debug_level_from_env
@@ -88,6 +89,7 @@ __all__ = [
     "Future",
     "GroupMember",
     "HashStore",
+    "MessageInfo",
     "P2POp",
     "PrefixStore",
     "PremulSum",
@@ -176,6 +178,12 @@ if _has_launcher():  # the ranks of an MPI job wait for each other from its star
 
 if not _typing.TYPE_CHECKING:  # for type checkers, a name that is not there is an error
 
+    def __dir__() -> list[str]:
+        return sorted({*__all__, *(name for name in vars(_methods.CollectiveMethods) if _is_collective(name))})
+
+    def _is_collective(name: str) -> bool:
+        return not name.startswith("_") and name != "collective_group"
+
     def __getattr__(name: str) -> object:
         # Imported at first use: few programs need the topology, and it is a tenth of the import time.
         if name in ("CostModel", "Topology", "calibrate", "plan"):
@@ -189,7 +197,7 @@ if not _typing.TYPE_CHECKING:  # for type checkers, a name that is not there is 
         # Python probes for names such as __path__ and __wrapped__; those need no reason.
         if name.startswith("__"):
             raise AttributeError(f"module 'meshdist' has no attribute {name!r}")
-        if name in (registered := vars(_methods.CollectiveMethods)) and name != "collective_group":
+        if _is_collective(name) and name in (registered := vars(_methods.CollectiveMethods)):
             return registered[name]  # a collective that was added after the import
         import sys
 

@@ -1,22 +1,77 @@
-"""Names of torch.distributed that meshdist lacks, with the reasons that docs/migration.md gives.
+"""What to write instead of a name that is not there: names of torch.distributed and of MPI, and misspelt ones.
 
-Loaded only when such a name is accessed.
+Loaded only when such a name is accessed. The reasons are those of docs/migration.md.
 """
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any
 
 
 def no_attribute(owner: Any, prefix: str, what: str, name: str) -> AttributeError:
-    """Return the error for attribute `name`, which `owner` lacks; Python suggests similar names among those it has.
+    """Return the error for attribute `name`, which `owner` lacks; it names a similar one if there is one.
 
     `what` is the owner in messages, `prefix` that of its attributes in the table, such as "ProcessGroup.".
     """
     text = f"{what} has no attribute {name!r}"
     if prefix + name in REASONS:
         text += f" (torch.distributed has one): {REASONS[prefix + name]}; see docs/migration.md"
-    return AttributeError(text, name=name, obj=owner)
+    else:
+        similar = spelt(name, [known for known in dir(owner) if not known.startswith("_")])
+        text += "" if similar is None else f"; did you mean {similar!r}?"
+    # Without `obj`, since Python would add a suggestion of its own.
+    return AttributeError(text, name=name)
+
+
+def spelt(name: str, known: list[str]) -> str | None:
+    """Return the one of the `known` names that is meant by `name`: in MPI's spelling, or similar; None if none is.
+
+    Example:
+        >>> spelt("Allreduce", ["all_reduce", "reduce"]), spelt("Bcast", ["broadcast"]), spelt("zip", ["zeros"])
+        ('all_reduce', 'broadcast', None)
+    """
+    plain = {_plain(other): other for other in known}
+    meant = _plain(name)
+    if meant in plain:
+        return plain[meant]
+    for other in _OF_MPI.get(meant, "").split():
+        if other in known:
+            return other
+    close = get_close_matches(meant, list(plain), n=1, cutoff=_CLOSE)
+    return plain[close[0]] if close else None
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "")
+
+
+_CLOSE = 0.8
+# MPI's names that differ from meshdist's by more than case and underscores: functions, then methods of groups.
+_OF_MPI = {
+    "allgatherv": "all_gather",
+    "alltoallv": "all_to_all_single",
+    "alltoallw": "all_to_all",
+    "bcast": "broadcast",
+    "bsend": "isend",
+    "cartcreate": "init_device_mesh",
+    "createcart": "init_device_mesh",
+    "finalize": "destroy_process_group",
+    "gatherv": "gather",
+    "getcoords": "get_coordinate",
+    "getrank": "rank get_rank",
+    "getsize": "get_world_size size",
+    "iallreduce": "all_reduce",
+    "ibarrier": "barrier",
+    "ibcast": "broadcast",
+    "init": "init_process_group",
+    "isendrecv": "sendrecv",
+    "mprobe": "probe",
+    "reducescatterblock": "reduce_scatter_tensor",
+    "scatterv": "scatter",
+    "ssend": "send",
+    "worldsize": "get_world_size",
+}
 
 
 def reason_for_module(name: str) -> str | None:

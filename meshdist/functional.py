@@ -2,6 +2,15 @@
 
 They take the arguments of the functions of the same names in `meshdist` except the outputs, which they return.
 
+Trees: instead of an array, `all_reduce`, `reduce`, `scan`, `exscan`, `broadcast`, `all_gather`,
+`all_gather_into_tensor` and `gather` take a number, or nested lists, tuples and dicts of arrays and numbers, and return
+the same structure. The leaves of each dtype travel in one call. Numbers come back as NumPy scalars, of int64, float64,
+complex128 or bool; None stays None. If the ranks' structures differ, or the dtypes or shapes of their leaves, all ranks
+raise DistBackendError.
+
+Dimensions: `axis=`, or torch's spelling `dim=`, is the dimension along which gathers concatenate and scatters cut; it
+may be negative.
+
 Example:
     >>> import numpy as np
     >>> import meshdist as dist
@@ -12,6 +21,11 @@ Example:
     ...     return x.tolist(), y.tolist()
     >>> dist.run(main, 2)
     [([1.0, 1.0], [2.0, 2.0]), ([1.0, 1.0], [2.0, 2.0])]
+    >>> dist.run(lambda: functional.all_reduce({"loss": 0.5, "grads": [np.ones(2), np.ones(1)]}), 2)[0]
+    {'loss': np.float64(1.0), 'grads': [array([2., 2.]), array([2.])]}
+    >>> dist.run(lambda: functional.all_gather_into_tensor(np.eye(2), axis=1), 2)[0]
+    array([[1., 0., 1., 0.],
+           [0., 1., 0., 1.]])
 """
 
 from __future__ import annotations
@@ -19,17 +33,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from meshdist.arrays.device_types import device_type_of
-from meshdist.arrays.host import Array, as_array
+from meshdist.arrays.host import Array
+from meshdist.arrays.new_arrays import new_empty, taken
 from meshdist.arrays.reduce_op import Op, ReduceOp
+from meshdist.arrays.trees import Tree, is_tree
 from meshdist.collectives.all_gather import all_gather as _all_gather
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor as _all_gather_into_tensor
 from meshdist.collectives.all_reduce import all_reduce as _all_reduce
 from meshdist.collectives.all_to_all import all_to_all as _all_to_all
 from meshdist.collectives.all_to_all_single import all_to_all_single as _all_to_all_single
 from meshdist.collectives.broadcast import broadcast as _broadcast
+from meshdist.collectives.dimensions import cut_evenly, cut_whole, dimension, joined_along
 from meshdist.collectives.gather import gather as _gather
 from meshdist.collectives.reduce import reduce as _reduce
 from meshdist.collectives.reduce_scatter import reduce_scatter as _reduce_scatter
@@ -37,6 +51,7 @@ from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor as 
 from meshdist.collectives.scan import exscan as _exscan
 from meshdist.collectives.scan import scan as _scan
 from meshdist.collectives.scatter import scatter as _scatter
+from meshdist.collectives.tree_calls import gathered, gathered_on, joined_trees, reduced
 from meshdist.groups.world import resolve
 from meshdist.runtime.context import GroupLike
 
@@ -57,62 +72,49 @@ __all__ = [
 ]
 
 
-def _taken(x: Any) -> Any:
-    """Return `x` as a NumPy array or, in GPU memory, a CuPy array."""
-    if type(x) is np.ndarray:
-        return x
-    if getattr(x, "requires_grad", False):
-        raise TypeError("x requires grad, and what is returned would have none: pass x.detach()")
-    if device_type_of(x) == "cpu":
-        return as_array(x, "x")
-    from meshdist.arrays.device import as_device_array
-
-    return as_device_array(x, "x")
-
-
-def _empty(shape: tuple[int, ...], like: Any) -> Any:
-    """Return a new array with the dtype and on the device of `like`."""
-    if type(like) is np.ndarray:
-        return np.empty(shape, like.dtype)
-    from meshdist.arrays.device import cupy_module
-
-    cupy = cupy_module()
-    with cupy.cuda.Device(like.device.id):
-        return cupy.empty(shape, like.dtype)
-
-
 def _copy(x: Any) -> Any:
-    return _taken(x).copy()
+    return taken(x).copy()
 
 
 def _blank(x: Any) -> Any:
-    array = _taken(x)
-    return _empty(array.shape, array)
+    array = taken(x)
+    return new_empty(array.shape, array)
 
 
-def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Array:
-    """Return the reduction of `x` over the group, on all ranks."""
+def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
+    """Return the reduction of `x`, an array or a tree, over the group, on all ranks."""
+    if is_tree(x):
+        return reduced(_all_reduce, x, op, group)
     y: Array = _copy(x)
     _all_reduce(y, op, group)
     return y
 
 
-def scan(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Array:
-    """Return the reduction of `x` over the ranks up to this one."""
+def scan(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
+    """Return the reduction of `x`, an array or a tree, over the ranks up to this one."""
+    if is_tree(x):
+        return reduced(_scan, x, op, group)
     y: Array = _copy(x)
     _scan(y, op, group)
     return y
 
 
-def exscan(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Array:
-    """Return the reduction of `x` over the ranks before this one; on the first rank, the identity of `op`."""
+def exscan(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
+    """Return the reduction of `x`, an array or a tree, over the ranks before this one.
+
+    On the first rank, it is the identity of `op`.
+    """
+    if is_tree(x):
+        return reduced(_exscan, x, op, group)
     y: Array = _copy(x)
     _exscan(y, op, group)
     return y
 
 
-def broadcast(x: Any, src: int | None = None, group: GroupLike = None, group_src: int | None = None) -> Array:
-    """Return the array of the rank `src`; elsewhere `x` gives its shape and dtype."""
+def broadcast(x: Any, src: int | None = None, group: GroupLike = None, group_src: int | None = None) -> Any:
+    """Return the array or tree of the rank `src`; elsewhere `x` gives its structure, shapes and dtypes."""
+    if is_tree(x):
+        return reduced(_broadcast, x, None, group, resolve(group).root("broadcast", "src", src, group_src))
     y: Array = _copy(x)
     _broadcast(y, src, group, group_src=group_src)
     return y
@@ -120,48 +122,104 @@ def broadcast(x: Any, src: int | None = None, group: GroupLike = None, group_src
 
 def reduce(
     x: Any, dst: int | None = None, op: Op = ReduceOp.SUM, group: GroupLike = None, group_dst: int | None = None
-) -> Array:
-    """Return, on the rank `dst`, the reduction of `x` over the group; elsewhere a copy of `x`."""
+) -> Any:
+    """Return, on the rank `dst`, the reduction of `x`, an array or a tree, over the group; elsewhere a copy of `x`."""
+    if is_tree(x):
+        return reduced(_reduce, x, op, group, resolve(group).root("reduce", "dst", dst, group_dst))
     y: Array = _copy(x)
     _reduce(y, dst, op, group, group_dst=group_dst)
     return y
 
 
-def all_gather(x: Any, group: GroupLike = None) -> list[Array]:
-    """Return the arrays of all ranks, which have the shape of `x`, in rank order."""
+def all_gather(x: Any, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None) -> Any:
+    """Return the arrays or trees of all ranks, which have the shapes of `x`, as a list in rank order.
+
+    With `axis` or `dim`, they are concatenated instead, as by `all_gather_into_tensor`.
+    """
+    if axis is not None or dim is not None:
+        return all_gather_into_tensor(x, group, axis=axis, dim=dim)
+    if is_tree(x):
+        return gathered(x, group)
     blocks = [_blank(x) for _ in range(resolve(group).size())]
     _all_gather(blocks, x, group)
     return blocks
 
 
-def all_gather_into_tensor(x: Any, group: GroupLike = None) -> Array:
-    """Return the arrays of all ranks concatenated along dim 0; 0-d arrays are stacked."""
-    array, size = _taken(x), resolve(group).size()
-    shape = (max(0, size) * array.shape[0], *array.shape[1:]) if array.ndim else (max(0, size),)
-    y: Array = _empty(shape, array)
+def all_gather_into_tensor(x: Any, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None) -> Any:
+    """Return the arrays of all ranks concatenated along `axis`, dimension 0 if None; 0-d arrays are stacked.
+
+    Of a tree, each leaf is concatenated.
+
+    Raises:
+        ValueError: `x` has no such dimension, or both `axis` and `dim` are given.
+    """
+    members, of = resolve(group), "all_gather_into_tensor"
+    if is_tree(x):
+        dims = [dimension(members, of, leaf, axis, dim) for leaf in Tree(x).leaves]
+        return joined_trees(x, gathered(x, group, of), dims)
+    array, size = taken(x), max(0, members.size())
+    place = dimension(members, of, array, axis, dim)
+    y = new_empty((size, *array.shape), array)
     _all_gather_into_tensor(y, array, group)
-    return y
+    return joined_along(y, place)
 
 
-def gather(x: Any, dst: int | None = None, group: GroupLike = None, group_dst: int | None = None) -> list[Array] | None:
-    """Return, on the rank `dst`, the arrays of all ranks, which have the shape of `x`; elsewhere None."""
+def gather(
+    x: Any,
+    dst: int | None = None,
+    group: GroupLike = None,
+    group_dst: int | None = None,
+    *,
+    axis: int | None = None,
+    dim: int | None = None,
+) -> Any:
+    """Return, on the rank `dst`, the arrays or trees of all ranks, which have the shapes of `x`; elsewhere None.
+
+    They are a list or, with `axis` or `dim`, one array: concatenated along that dimension. 0-d arrays are stacked.
+
+    Raises:
+        ValueError: `x` has no such dimension, or both `axis` and `dim` are given.
+    """
     members = resolve(group)
     root = members.root_or_first("gather", "dst", dst, group_dst)
-    blocks = [_blank(x) for _ in range(members.size())] if members.rank() == root >= 0 else None
+    is_joined = axis is not None or dim is not None
+    if is_tree(x):
+        dims = [dimension(members, "gather", leaf, axis, dim) for leaf in Tree(x).leaves]
+        trees = gathered_on(x, group, root)
+        return joined_trees(x, trees, dims) if is_joined and trees is not None else trees
+    array = taken(x)
+    place = dimension(members, "gather", array, axis, dim) if is_joined else 0
+    y = new_empty((members.size(), *array.shape), array) if members.rank() == root >= 0 else None
+    blocks = None if y is None else [y[rank] for rank in range(len(y))] if is_joined else [_blank(x) for _ in y]
     _gather(x, blocks, group=group, group_dst=root)
-    return blocks
+    return blocks if y is None or not is_joined else joined_along(y, place)
 
 
 def scatter(
     x: Any,
-    scatter_list: Sequence[Any] | None = None,
+    scatter_list: Any = None,
     src: int | None = None,
     group: GroupLike = None,
     group_src: int | None = None,
+    *,
+    axis: int | None = None,
+    dim: int | None = None,
 ) -> Array:
-    """Return this rank's array out of the list of the rank `src`; `x` gives its shape and dtype."""
-    y: Array = _blank(x)
-    _scatter(y, scatter_list, src, group, group_src=group_src)
+    """Return this rank's array out of the list of the rank `src`; `x` gives its shape and dtype.
+
+    With `axis` or `dim`, `scatter_list` is one array on `src`, which is cut along that dimension into a block for each
+    rank.
+
+    Raises:
+        ValueError: `x` has no such dimension, both `axis` and `dim` are given, or the blocks have not the shape of `x`.
+    """
+    array, members = taken(x), resolve(group)
+    blocks = scatter_list
+    if axis is not None or dim is not None:
+        place = dimension(members, "scatter", array, axis, dim)
+        blocks = None if scatter_list is None else cut_whole(members, scatter_list, array, place)
+    y: Array = new_empty(array.shape, array)
+    _scatter(y, blocks, src, group, group_src=group_src)
     return y
 
 
@@ -175,17 +233,19 @@ def reduce_scatter(x: Sequence[Any], op: Op = ReduceOp.SUM, group: GroupLike = N
     return y
 
 
-def reduce_scatter_tensor(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Array:
-    """Return this rank's rows of the reduction of `x` over the group.
+def reduce_scatter_tensor(
+    x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None
+) -> Array:
+    """Return this rank's block of the reduction of `x` over the group, cut along `axis`, dimension 0 if None.
 
     Raises:
-        ValueError: Dim 0 of `x` is no multiple of the group's size.
+        ValueError: That dimension of `x` is missing or no multiple of the group's size, or both `axis` and `dim` are
+            given.
     """
-    array, size = _taken(x), resolve(group).size()
-    if array.ndim == 0 or array.shape[0] % size:
-        raise ValueError(f"reduce_scatter_tensor: dim 0 of x must be a multiple of {size} ranks, got {array.shape}")
-    y: Array = _empty((array.shape[0] // size, *array.shape[1:]), array)
-    _reduce_scatter_tensor(y, array, op, group)
+    array, members, of = taken(x), resolve(group), "reduce_scatter_tensor"
+    blocks = cut_evenly(members, of, array, dimension(members, of, array, axis, dim))
+    y: Array = new_empty(blocks.shape[1:], array)
+    _reduce_scatter_tensor(y, blocks, op, group)
     return y
 
 
@@ -204,13 +264,23 @@ def all_to_all_single(
     output_split_sizes: Sequence[int] | None = None,
     input_split_sizes: Sequence[int] | None = None,
     group: GroupLike = None,
+    *,
+    axis: int | None = None,
+    dim: int | None = None,
 ) -> Array:
-    """Send blocks of rows of `x` to all ranks, and return the rows that they send to this one.
+    """Send blocks of `x` to all ranks, and return the blocks that they send to this one, concatenated.
 
-    It receives as many rows as it sends, unless `output_split_sizes` has the numbers.
+    `x` is cut, and the result concatenated, along `axis`, dimension 0 if None. The result has the length of `x` there,
+    unless `output_split_sizes` has the lengths.
+
+    Raises:
+        ValueError: `x` has no such dimension, both `axis` and `dim` are given, or the blocks do not fit.
     """
-    array = _taken(x)
-    rows = array.shape[:1] if output_split_sizes is None else (int(sum(output_split_sizes)),)
-    y: Array = _empty((*rows, *array.shape[1:]), array)
-    _all_to_all_single(y, array, output_split_sizes, input_split_sizes, group)
-    return y
+    array, members = taken(x), resolve(group)
+    place = dimension(members, "all_to_all_single", array, axis, dim)
+    first = (place, *(other for other in range(array.ndim) if other != place))  # the divided dimension comes first
+    rows = array.transpose(first) if place else array
+    count = rows.shape[:1] if output_split_sizes is None else (int(sum(output_split_sizes)),)
+    y: Array = new_empty((*count, *rows.shape[1:]), array)
+    _all_to_all_single(y, rows, output_split_sizes, input_split_sizes, group)
+    return y.transpose([first.index(other) for other in range(array.ndim)]).copy() if place else y

@@ -53,7 +53,8 @@ def init_process_group(
             pairs of device type and name, as in "cpu:gloo,cuda:nccl". None means "gloo" and, for arrays on a GPU,
             "nccl" if it is available.
         init_method: Where the ranks meet: `env://` (the default: MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE from the
-            environment, as `meshrun` sets them), `tcp://host:port` or `file:///path`. With a file or a multicast
+            environment, as `meshrun` sets them; with none of these and no launcher, this process is a world of one
+            rank), `tcp://host:port` or `file:///path`. With a file or a multicast
             address, the ranks can be numbered automatically. `mpi://`, the default for backend "mpi": the ranks are
             those of the MPI job that `mpirun` started.
         timeout: How long to wait for the other ranks, and how long any call of this world may wait: seconds or a

@@ -18,7 +18,7 @@ from meshdist.runtime.call import Buffers, Call, Signature, each
 from meshdist.runtime.call_check import CallCheck
 from meshdist.runtime.departure import Departure
 from meshdist.runtime.rank_text import call_process, call_rank
-from meshdist.runtime.waiting import Doorbells, Incoming, Waitable, wait_until
+from meshdist.runtime.waiting import Doorbells, Incoming, Probe, Waitable, wait_until
 from meshdist.system.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from meshdist.runtime.call import CompositionSpec
     from meshdist.runtime.device_calls import DeviceCalls
     from meshdist.runtime.flight_recorder import CallFacts
+    from meshdist.runtime.interfaces import OwnMessages
     from meshdist.runtime.peers import Peers
     from meshdist.runtime.waiting import WaitObserver
     from meshdist.store import Store
@@ -260,6 +261,17 @@ class Backend:
         posted.
         """
         raise DistBackendError(f"{type(self).__name__} receives no messages")
+
+    def probe(self, src: int | None, tag: int | None) -> Probe:
+        """Return the wait for a message from rank `src`, None for any, with `tag`, None for any, which is not received.
+
+        A receive of the same source and tag takes the message that is found.
+        """
+        raise DistBackendError(f"{type(self).__name__} cannot look for a message without receiving it")
+
+    def own_messages(self) -> OwnMessages | None:
+        """Return the messages of this rank to itself, if they share a queue with those of other ranks; else None."""
+        return None
 
     def fast_send(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
         """Return a fast path for messages of a kind to a rank that messages were sent to before; None if there is none.

@@ -13,11 +13,12 @@ import numpy as np
 from meshdist.arrays.host import Array
 from meshdist.arrays.reduce_op import ReduceOp
 from meshdist.backends.base import Backend, ComposedPlan, DefaultPlan, Plan
+from meshdist.backends.p2p.own_messages import Sent
 from meshdist.collectives.algorithms.blocks import flat
 from meshdist.collectives.dataflow import ReductionSpec, TransferSpec
 from meshdist.collectives.definition import definition_of
 from meshdist.runtime.call import Buffers, Call, Signature
-from meshdist.runtime.waiting import Doorbell, Incoming, Waitable
+from meshdist.runtime.waiting import Found, Incoming, Probe, Waitable
 
 # The reduction of any number of equal arrays is the array itself.
 _IDEMPOTENT = (ReduceOp.MIN, ReduceOp.MAX, ReduceOp.BAND, ReduceOp.BOR, ReduceOp.AVG)
@@ -27,11 +28,17 @@ class FakeBackend(Backend):
     """A group of which only this rank exists."""
 
     def send(self, array: Array, dst: int, tag: int) -> Waitable:
-        return _Done(dst)
+        return Sent(dst)
 
     def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
         array[...] = 0
-        return _Done((self.rank + 1) % self.size if src is None else src)
+        return Sent(self._sender(src))
+
+    def probe(self, src: int | None, tag: int | None) -> Probe:
+        return _Probed(self._sender(src), tag)
+
+    def _sender(self, src: int | None) -> int:
+        return (self.rank + 1) % self.size if src is None else src
 
     def meet(self, error_prefix: str, timeout_s: float, is_first: bool) -> None:
         return
@@ -48,23 +55,15 @@ class FakeBackend(Backend):
         return DefaultPlan(self, call) if describe is None else _FakePlan(self, call, describe(call))
 
 
-class _Done(Incoming):
-    """A message that is complete at once."""
+class _Probed(Sent, Probe):
+    """A message without bytes, which is always there."""
 
-    def __init__(self, source: int) -> None:
-        self.source = source
+    def __init__(self, source: int, tag: int | None) -> None:
+        super().__init__(source)
+        self._tag = tag or 0
 
-    def ready(self) -> bool:
-        return True
-
-    def check(self) -> None: ...
-
-    def arm(self, bell: Doorbell) -> None: ...
-
-    def disarm(self, bell: Doorbell) -> None: ...
-
-    def missing(self) -> str:
-        return "nobody"
+    def found(self) -> Found:
+        return Found(self.source, self._tag, 0)
 
 
 class _FakePlan(Plan):

@@ -21,6 +21,8 @@ from meshdist.runtime.work import ReceiptWork, Work
 class HostStagedCalls(DeviceCalls):
     """The calls of a group whose backend takes CPU arrays only."""
 
+    sends_to_itself = True
+
     def __init__(self) -> None:
         super().__init__()
         # By GPU: the stream for copies of async calls, whose thread has no current stream.

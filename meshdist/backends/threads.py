@@ -13,12 +13,14 @@ from meshdist.arrays.host import Array, as_bytes
 from meshdist.backends.base import Backend, BackendOptions
 from meshdist.backends.group_setup import SetUpWait
 from meshdist.backends.p2p.match_queue import DtypeNames, MatchQueue, eager_bytes
+from meshdist.backends.p2p.own_messages import OwnMessages
+from meshdist.backends.p2p.probes import NO_ARRAY, NO_TAG, Probing
 from meshdist.backends.p2p.requests import RecvRequest, SendRequest, UnexpectedMessage, arrive, post
 from meshdist.errors import DistBackendError, DistError
 from meshdist.runtime.call import Signature
 from meshdist.runtime.call_check import CallCheck, call_lines
 from meshdist.runtime.departure import Departure, LeftOut, any_of, describe, gave_up, nobody_left, peer_gone
-from meshdist.runtime.waiting import Doorbell, Incoming, Waitable
+from meshdist.runtime.waiting import Doorbell, Incoming, Probe, Waitable
 from meshdist.store import HashStore, PrefixStore, Store
 
 
@@ -32,6 +34,7 @@ class Room:
         self.calls = [[(-1, Signature(""), "")] * 2 for _ in range(num_ranks)]
         self.departures: dict[int, Departure] = {}
         self.sleepers: set[Doorbell] = set()
+        self.probing: set[Doorbell] = set()  # those of the sleepers that wait for a message without a receive
 
     def wake(self) -> None:
         """Wake all waiting threads after a change; called with the lock held."""
@@ -185,6 +188,22 @@ class _Recv(_InRoom, RecvRequest):
         return [rank for rank in range(len(self.room.boxes)) if rank != self._options.rank]
 
 
+class _Probe(Probing, _Recv):
+    def __init__(self, options: BackendOptions, room: Room, wanted: int | None, tag: int | None) -> None:
+        self.wanted_tag = tag
+        super().__init__(options, room, *NO_ARRAY, wanted, NO_TAG if tag is None else tag)
+
+    def arm(self, bell: Doorbell) -> None:
+        super().arm(bell)
+        with self.room.lock:
+            self.room.probing.add(bell)
+
+    def disarm(self, bell: Doorbell) -> None:
+        super().disarm(bell)
+        with self.room.lock:
+            self.room.probing.discard(bell)
+
+
 class ThreadsBackend(Backend):
     """A group of ranks that are threads."""
 
@@ -202,6 +221,7 @@ class ThreadsBackend(Backend):
         self._store = root
         self._room = root.room(self._name, tuple(map(options.peers.joined_as, options.ranks)))
         self._room.boxes[options.rank].describe = options.call
+        self._own = OwnMessages(options.rank, self._room.boxes[options.rank])
         self._eager_bytes = eager_bytes()
         self._names = DtypeNames()
         self._calls_made = 0
@@ -216,7 +236,7 @@ class ThreadsBackend(Backend):
             # Messages of collectives are always buffered: the limit is for users' messages.
             if tag < 0 or array.nbytes <= self._eager_bytes:
                 message.pull()
-            if arrive(message):
+            if arrive(message) or room.probing:
                 room.wake()
         return send
 
@@ -226,6 +246,12 @@ class ThreadsBackend(Backend):
             post(request)
             self._room.wake()
         return request
+
+    def probe(self, src: int | None, tag: int | None) -> Probe:
+        return _Probe(self.options, self._room, src, tag)
+
+    def own_messages(self) -> OwnMessages:
+        return self._own
 
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
         number, room = self._calls_made, self._room

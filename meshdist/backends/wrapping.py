@@ -11,7 +11,8 @@ from meshdist.backends.registry import make_engine
 from meshdist.errors import DistError
 from meshdist.runtime.call import Call, Signature
 from meshdist.runtime.device_calls import DeviceCalls
-from meshdist.runtime.waiting import Incoming, Waitable
+from meshdist.runtime.interfaces import OwnMessages
+from meshdist.runtime.waiting import Incoming, Probe, Waitable
 from meshdist.system.deadline import Deadline
 
 
@@ -44,6 +45,12 @@ class Wrapper(Backend):
 
     def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
         return self.inner.recv(array, src, tag)
+
+    def probe(self, src: int | None, tag: int | None) -> Probe:
+        return self.inner.probe(src, tag)
+
+    def own_messages(self) -> OwnMessages | None:
+        return self.inner.own_messages()
 
     def staged_calls(self) -> DeviceCalls:
         return self.inner.staged_calls()

@@ -25,7 +25,7 @@ def place_from_environment(rank: int, world_size: int) -> EnvPlace:
     """Return RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; ask the launcher for those that are not set.
 
     Rank 0 hosts the store, and needs no MASTER_ADDR. The rank and the world size are looked for only if they are
-    NOT_GIVEN.
+    NOT_GIVEN. Without any value, and without a launcher, this process is a world of one rank.
 
     Raises:
         ValueError: A value is missing, not a number, or contradicts the others.
@@ -55,6 +55,8 @@ def _with_launcher(rank: int, world_size: int, host: str, port: int) -> EnvPlace
         # Only the others need the address of rank 0. Without a secret, none of them can be on another host.
         is_open = bool(secret_from_environment()) or is_insecure_allowed()
         return EnvPlace(rank, world_size, "::" if is_open else "localhost", port)
+    if found is None and not os.environ.get("SLURM_JOB_ID") and _is_alone(rank, world_size, missing):
+        return EnvPlace(0, 1, "localhost", 0)
     if found is None:
         raise ValueError(
             f"env:// rendezvous: {', '.join(missing)} missing from the environment; {_START} (RANK and WORLD_SIZE may "
@@ -71,6 +73,12 @@ def _with_launcher(rank: int, world_size: int, host: str, port: int) -> EnvPlace
     if not host and found.address is None:
         raise ValueError(f"env:// rendezvous: MASTER_ADDR missing from the environment: {found.no_address}")
     return EnvPlace(found.rank, found.world_size, host or str(found.address), port if port != NOT_GIVEN else found.port)
+
+
+def _is_alone(rank: int, world_size: int, missing: list[str]) -> bool:
+    """Return whether this process is a world of one: nothing is set, or it is rank 0 of 1 without an address."""
+    is_only_rank = rank == 0 and world_size == 1 and {"MASTER_ADDR", "MASTER_PORT"}.issuperset(missing)
+    return is_only_rank or len(missing) == len(EnvPlace._fields)
 
 
 def _batch_script() -> str:

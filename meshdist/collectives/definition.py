@@ -43,7 +43,7 @@ class GroupFunction(_Calling, Generic[P, R]):
     that group, and `src` and `dst` are ranks in it.
     """
 
-    # The default of `src` or `dst` in methods.
+    # The default of `src` in methods.
     absent_root: int | None = None
     # None for functions that make other calls.
     dataflow: Dataflow | None = None
@@ -91,16 +91,17 @@ def _bind(function: Callable[..., R], owner: HasGroup, absent_root: int | None) 
     call = _with_group(function, owner.collective_group)
     code = function.__code__
     names = [name for name in code.co_varnames[: code.co_argcount] if name != "group"]
-    root = next((name for name in _ROOTS if name in names), None)
-    if root is None:
+    roots = [name for name in _ROOTS if name in names]
+    if not roots:
         return _known_to_core(call)
 
     def rooted(*args: Any, **kwargs: Any) -> R:
         kwargs.update(zip(names, args, strict=False))
-        if root in kwargs:
-            kwargs[f"group_{root}"] = kwargs.pop(root)
-        elif absent_root is not None:
-            kwargs.setdefault(f"group_{root}", absent_root)
+        for root in roots:
+            if root in kwargs:
+                kwargs[f"group_{root}"] = kwargs.pop(root)
+            elif absent_root is not None and root == "src":
+                kwargs.setdefault(f"group_{root}", absent_root)
         return call(**kwargs)
 
     return _known_to_core(update_wrapper(rooted, function))

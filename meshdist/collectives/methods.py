@@ -33,6 +33,8 @@ from meshdist.collectives.objects import gather_object as gather_object
 from meshdist.collectives.objects import recv_object_list as recv_object_list
 from meshdist.collectives.objects import scatter_object_list as scatter_object_list
 from meshdist.collectives.objects import send_object_list as send_object_list
+from meshdist.collectives.probe import iprobe as iprobe
+from meshdist.collectives.probe import probe as probe
 from meshdist.collectives.reduce import reduce as reduce
 from meshdist.collectives.reduce_scatter import reduce_scatter as reduce_scatter
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_single as reduce_scatter_single
@@ -44,6 +46,7 @@ from meshdist.collectives.send_recv import irecv as irecv
 from meshdist.collectives.send_recv import isend as isend
 from meshdist.collectives.send_recv import recv as recv
 from meshdist.collectives.send_recv import send as send
+from meshdist.collectives.sendrecv import sendrecv as sendrecv
 from meshdist.collectives.tensor_coalesced import all_gather_into_tensor_coalesced as all_gather_into_tensor_coalesced
 from meshdist.collectives.tensor_coalesced import reduce_scatter_tensor_coalesced as reduce_scatter_tensor_coalesced
 
@@ -93,6 +96,9 @@ class CollectiveMethods:
     recv = recv
     isend = isend
     irecv = irecv
+    sendrecv = sendrecv
+    probe = probe
+    iprobe = iprobe
 
     @property
     @abstractmethod

@@ -66,7 +66,8 @@ def send(
 
     Raises:
         TypeError: Not an array, or an unsupported dtype.
-        ValueError: Both or none of `dst` and `group_dst` are given, it is no member or this rank, or `tag` is negative.
+        ValueError: Both or none of `dst` and `group_dst` are given, it is no member, or `tag` is negative; or it is
+            this rank, which has posted no receive for the message, and would wait for itself.
         DistBackendError: The receiver failed, or its array does not fit. After a buffered send, the next call raises.
         DistTimeoutError: It was not received within the group's timeout.
     """
@@ -93,8 +94,8 @@ def recv(
 
     Raises:
         TypeError: Not an array, or an unsupported dtype.
-        ValueError: Both `src` and `group_src` are given, it is no member or this rank, the tag is negative, or `tensor`
-            cannot be written.
+        ValueError: Both `src` and `group_src` are given, it is no member, the tag is negative, or `tensor` cannot be
+            written; or it is this rank, which has sent itself no message, and would wait for itself.
         DistBackendError: The sender failed, or the message does not fit.
         DistTimeoutError: No message arrived within the group's timeout.
     """
@@ -108,6 +109,7 @@ def isend(
 ) -> Work:
     """Begin to send `tensor`; never wait for the receiver, whatever the size of the message.
 
+    A message to this rank itself is buffered.
     The first message to a rank sets up a connection, which takes milliseconds.
 
     Args:
@@ -122,7 +124,7 @@ def isend(
 
     Raises:
         TypeError: As `send`.
-        ValueError: As `send`. The Work raises later errors.
+        ValueError: As `send`, but to this rank itself. The Work raises later errors.
     """
     messages = resolve(group).messages
     return messages.isend(tensor, messages.peer("isend", "dst", dst, group_dst), tag)

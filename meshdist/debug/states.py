@@ -149,7 +149,7 @@ def _parse_call(record: dict[str, Any]) -> CallSeen:
         sequence=int(record["sequence"]),
         text=record["text"],
         is_message=is_message,
-        is_receipt=is_message and "recv" in record["call"],
+        is_receipt=is_message and "send" not in record["call"],
         peer=record["root"] if is_message else None,
         created_s=float(record["created_s"]),
         completed_s=record["completed_s"],

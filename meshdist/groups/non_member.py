@@ -21,6 +21,16 @@ class SilentMessages:
         warn_not_member("recv")
         return -1
 
+    def sendrecv(self, send: Any, recv: Any, dst: int, src: int | None, tags: tuple[int, int]) -> int:
+        warn_not_member("sendrecv")
+        return -1
+
+    def probe(self, src: int | None, tag: int | None) -> None:
+        warn_not_member("probe")
+
+    def iprobe(self, src: int | None, tag: int | None) -> None:
+        warn_not_member("iprobe")
+
     def isend(self, tensor: Any, dst: int, tag: int) -> None:
         warn_not_member("isend")
 

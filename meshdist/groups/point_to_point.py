@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from sys import _getframe
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from meshdist import core
+from meshdist.arrays.device_types import device_type_of
 from meshdist.arrays.host import Array, as_array, check_dtype, check_writable, pack
-from meshdist.backends.base import Backend
 from meshdist.errors import DistError, DistTimeoutError
-from meshdist.groups.deferred_receives import DeferredReceives, DeferredWork, Facts, PersistentRequest
+from meshdist.groups.deferred_receives import DeferredReceives, DeferredWork, PersistentRequest
+from meshdist.groups.message_probes import MessageGroup, Probes
 from meshdist.runtime.device_calls import DeviceCalls, Parcel
 from meshdist.runtime.flight_recorder import COMPLETED, Record, clock, users
-from meshdist.runtime.hooks import CallInfo, CallObserver, HookedGroup, notify_around
+from meshdist.runtime.hooks import CallInfo, CallObserver, notify_around
 from meshdist.runtime.plan_cache import remember
 from meshdist.runtime.progress import Job, JobQueue, Progress
 from meshdist.runtime.waiting import Incoming, Waitable, Wrapped
@@ -26,18 +27,9 @@ from meshdist.runtime.work import ReceiptWork, Work
 
 # How long a group that is closed waits for the messages that it is to receive.
 _LAST_MESSAGES_S = 5.0
-# Backends may send a tag as an integer of 64 bits.
-_TAGS = 1 << 63
 
 
-class MessageGroup(HookedGroup, Protocol):
-    """What messages need of their group."""
-
-    def check_usable(self, error_prefix: str) -> None: ...
-    def usable_backend(self, error_prefix: str, *buffers: Any) -> Backend: ...
-
-
-class PointToPoint:
+class PointToPoint(Probes):
     """Sends and receives for one group. Ranks are those in the group.
 
     Messages are not ordered with collectives, nor with messages of other ranks or tags. So there is one queue of sends
@@ -45,11 +37,11 @@ class PointToPoint:
     """
 
     def __init__(self, group: MessageGroup, progress: Progress) -> None:
+        super().__init__(group)
         self._group = group
         self._progress = progress
         self._queues: WeakValueDictionary[Any, JobQueue] = WeakValueDictionary()
         self._closing = False
-        self._recorder = group.recorder
         # Requests whose arguments have been checked, by peer, tag, dtype and shape; emptied when the group ends.
         self._sends: dict[Any, PersistentRequest] = {}
         self._receives: dict[Any, PersistentRequest] = {}
@@ -61,10 +53,6 @@ class PointToPoint:
         self._batches: list[DeviceCalls] | None = None
         # Checked peers: global rank -> rank in the group.
         self._peers: dict[int, int] = {}
-
-    @property
-    def num_messages(self) -> int:
-        return self._group.calls.num_messages
 
     @property
     def outstanding(self) -> int:
@@ -83,15 +71,11 @@ class PointToPoint:
         return function
 
     def peer(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:
-        """Return the peer of a message, which must be another rank; see `ProcessGroup.root`."""
+        """Return the peer of a message; see `ProcessGroup.root`."""
         if group_rank is None and type(rank) is int and rank in self._peers:
             return self._peers[rank]
         group = self._group
         peer = group.root(of, name, rank, group_rank)
-        if peer == group.rank():
-            raise ValueError(
-                f"{group.error_prefix(of)}: {name} must be another rank, not this one, global rank {group.ranks[peer]}"
-            )
         self._peers[group.ranks[peer]] = peer
         return peer
 
@@ -108,16 +92,21 @@ class PointToPoint:
         error_prefix = group.error_prefix(of)
         backend = group.usable_backend(error_prefix, tensor)
         if backend.device_calls is not None:
-            backend.device_calls.send(self._parcel(error_prefix, of, tensor, dst, tag))
+            backend.device_calls.send(self._parcel(backend.device_calls, error_prefix, of, tensor, dst, tag))
             return
         array = tensor if request is not None else pack(self._array(error_prefix, tensor, tag))
+        if dst == self._rank and not self._own(backend).awaits(tag):
+            raise ValueError(
+                f"{error_prefix}: dst is this rank, {dst}, which has posted no receive with tag {tag}, so the call"
+                " would wait for itself; post one by irecv before it, or call isend, which buffers the message"
+            )
         record = self.begin_record(of, array, dst, tag)
         try:
-            backend.wait(backend.send(array, dst, tag), error_prefix)
+            backend.wait(self._post_send(backend, array, dst, tag), error_prefix)
         except BaseException as error:
             raise group.fail(error, error_prefix, record) from None
         record[COMPLETED] = clock()
-        if request is None and array is tensor and of == "send":
+        if request is None and array is tensor and of == "send" and dst != self._rank:
             self._keep_request(requests, of, tensor, dst, tag, backend.fast_send)
 
     def recv(self, tensor: Any, src: int | None, tag: int, of: str = "recv", *, is_size_exchange: bool = False) -> int:
@@ -133,22 +122,26 @@ class PointToPoint:
         error_prefix = group.error_prefix(of)
         backend = group.usable_backend(error_prefix, tensor)
         if backend.device_calls is not None:
-            return backend.device_calls.recv(self._parcel(error_prefix, of, tensor, src, tag))
+            return backend.device_calls.recv(self._parcel(backend.device_calls, error_prefix, of, tensor, src, tag))
         array = packed = tensor
         if request is None:
             array, packed = self._output(error_prefix, tensor, tag)
-        if src is None:
-            self._check_not_alone(error_prefix)
+        src = self._only_source(src)
+        if src == self._rank and not self._own(backend).probe(tag).ready():
+            raise ValueError(
+                f"{error_prefix}: src is this rank, {src}, which has sent itself no message with tag {tag}, so the call"
+                " would wait for itself; call isend before it, or irecv"
+            )
         record = self.begin_record(of, packed, src, tag)
         try:
-            incoming = backend.recv(packed, src, tag)
+            incoming = self._post_recv(backend, packed, src, tag)
             backend.wait(incoming, error_prefix)
         except BaseException as error:
             raise group.fail(error, error_prefix, record) from None
         record[COMPLETED] = clock()
         if packed is not array:
             array[...] = packed
-        elif request is None and packed is tensor and src is not None and of == "recv":
+        elif request is None and packed is tensor and src is not None and src != self._rank and of == "recv":
             self._keep_request(requests, of, tensor, src, tag, backend.fast_recv)
         return incoming.source
 
@@ -159,13 +152,15 @@ class PointToPoint:
             return Work.done(group.error_prefix("isend"), None)
         error_prefix = group.error_prefix("isend")
         backend = group.usable_backend(error_prefix, tensor)
-        if backend.device_calls is not None:
-            return self._in_batch(backend.device_calls).isend(self._parcel(error_prefix, "isend", tensor, dst, tag))
+        calls = backend.device_calls
+        if calls is not None:
+            return self._in_batch(calls).isend(self._parcel(calls, error_prefix, "isend", tensor, dst, tag))
         array = self._array(error_prefix, tensor, tag)
         work = Work(error_prefix, None)
         record = self.begin_record("isend", array, dst, tag)
-        self._begin(work, error_prefix, ("to", dst), lambda: backend.send(pack(array), dst, tag), None, record)
-        if request is None and array is tensor:
+        post = partial(self._post_send, backend, pack(array), dst, tag)
+        self._begin(work, error_prefix, ("to", dst), post, None, record)
+        if request is None and array is tensor and dst != self._rank:
             self._keep_request(requests, "isend", tensor, dst, tag, backend.fast_send)
         return work
 
@@ -177,11 +172,11 @@ class PointToPoint:
         self._deferral.post_all()
         error_prefix = group.error_prefix("irecv")
         backend = group.usable_backend(error_prefix, tensor)
-        if backend.device_calls is not None:
-            return self._in_batch(backend.device_calls).irecv(self._parcel(error_prefix, "irecv", tensor, src, tag))
+        calls = backend.device_calls
+        if calls is not None:
+            return self._in_batch(calls).irecv(self._parcel(calls, error_prefix, "irecv", tensor, src, tag))
         array, packed = self._output(error_prefix, tensor, tag)
-        if src is None:
-            self._check_not_alone(error_prefix)
+        src = self._only_source(src)
         work = ReceiptWork(error_prefix, tensor)
 
         def arrive(incoming: Incoming) -> None:
@@ -190,11 +185,31 @@ class PointToPoint:
                 array[...] = packed
 
         record = self.begin_record("irecv", packed, src, tag)
-        self._begin(work, error_prefix, ("from", src, tag), lambda: backend.recv(packed, src, tag), arrive, record)
+        post = partial(self._post_recv, backend, packed, src, tag)
+        self._begin(work, error_prefix, ("from", src, tag), post, arrive, record)
         # There is no fast path until the first message has come.
-        if (request is None or request.fast_path is None) and packed is tensor and src is not None:
+        is_new = request is None or request.fast_path is None
+        if is_new and packed is tensor and src is not None and src != self._rank:
             self._keep_request(requests, "irecv", tensor, src, tag, backend.fast_recv)
         return work
+
+    def sendrecv(self, send: Any, recv: Any, dst: int, src: int | None, tags: tuple[int, int]) -> int:
+        """Send a message and receive one; return the sender. The hooks see them as an isend and an irecv."""
+        error_prefix = self._group.error_prefix("sendrecv")
+        # Arrays of kinds that were sent and received before are plain, and recv can be written.
+        is_known = (
+            _known(self._isends, send, dst, tags[0]) is not None
+            and _known(self._ireceives, recv, src, tags[1]) is not None
+            and not np.may_share_memory(send, recv)
+        )
+        on_cpu = is_known or self._check_exchange(error_prefix, send, recv, tags)
+        with nullcontext() if on_cpu else self.batched("sendrecv"):
+            # The receive comes first, so that a message to this rank itself finds it.
+            taken = self.irecv(recv, src, tags[1])
+            given = self.isend(send, dst, tags[0])
+        given.wait()
+        taken.wait()
+        return self._group.ranks.index(taken.source_rank()) if src is None else src
 
     def forget_requests(self) -> None:
         """Make the next message of each kind check the group and choose its backend again."""
@@ -216,6 +231,9 @@ class PointToPoint:
             self._batches = None
         for calls in batches:
             calls.end_batch(self._group, self._group.error_prefix(of))
+
+    def post_deferred(self) -> None:
+        self._deferral.post_all()
 
     def drain(self) -> None:
         """Wait for the messages in progress; receives that get no message in time fail."""
@@ -265,7 +283,7 @@ class PointToPoint:
         def arrive(incoming: Incoming) -> None:
             work.source = group.ranks[incoming.source]
 
-        post = partial(backend.recv, work.tensor, src, tag)
+        post = partial(self._post_recv, backend, work.tensor, src, tag)
         self._begin(work, error_prefix, ("from", src, tag), post, arrive, work.record)
 
     def _try_fast_path(self, request: PersistentRequest, tensor: Array) -> bool:
@@ -303,16 +321,6 @@ class PointToPoint:
             request = PersistentRequest(self._facts(of, array, peer, tag), fast(peer, tag, array.dtype, array.shape))
             remember(requests, (peer, tag, array.dtype, array.shape), request)
 
-    def _facts(self, of: str, array: Array, peer: int | None, tag: int) -> Facts:
-        # A plain tuple, to be cheap; `facts_in` converts it.
-        group = self._group
-        return of, group.name, group.label, array.dtype, array.shape, peer, tag, group.timeout_s
-
-    def begin_record(self, of: str, array: Array, peer: int | None, tag: int) -> Record:
-        """Return the flight recorder's record of a message that is about to be sent or received."""
-        self._group.calls.num_messages += 1
-        return self._recorder.begin(self._facts(of, array, peer, tag), self.num_messages)
-
     def _begin(self, work: Work, error_prefix: str, key: Any, post: Any, arrive: Any, record: Record) -> None:
         group = self._group
         try:
@@ -349,29 +357,34 @@ class PointToPoint:
             self._batches.append(calls)
         return calls
 
-    def _parcel(self, error_prefix: str, of: str, tensor: Any, peer: int | None, tag: int) -> Parcel:
+    def _parcel(
+        self, calls: DeviceCalls, error_prefix: str, of: str, tensor: Any, peer: int | None, tag: int
+    ) -> Parcel:
         self._check_tag(error_prefix, tag)
-        if peer is None:
-            self._check_not_alone(error_prefix)
+        group, peer = self._group, self._only_source(peer)
+        if peer == self._rank and not calls.sends_to_itself:
+            raise ValueError(
+                f"{error_prefix}: the other side must be another rank, not this one, global rank {group.ranks[peer]};"
+                " on this backend, arrays on a GPU are not sent to oneself"
+            )
         return Parcel(self._group, error_prefix, of, tensor, peer, tag)
+
+    def _check_exchange(self, error_prefix: str, send: Any, recv: Any, tags: tuple[int, int]) -> bool:
+        """Check the arguments of sendrecv; return whether the arrays are on the CPU."""
+        self._group.usable_backend(error_prefix, send, recv)
+        for array in (send, recv):
+            if type(array) is not np.ndarray and device_type_of(array) != "cpu":
+                return False
+        given, (taken, _) = self._array(error_prefix, send, tags[0]), self._output(error_prefix, recv, tags[1])
+        if np.may_share_memory(given, taken):
+            raise ValueError(f"{error_prefix}: send and recv share memory, and recv is written; pass send.copy()")
+        return True
 
     def _array(self, error_prefix: str, tensor: Any, tag: int) -> Array:
         self._check_tag(error_prefix, tag)
         array = self._group.named(error_prefix, as_array, tensor, "tensor")
         self._group.named(error_prefix, check_dtype, array, "tensor")
         return array
-
-    def _check_tag(self, error_prefix: str, tag: int) -> None:
-        if type(tag) is not int and not isinstance(tag, (int, np.integer)):
-            raise TypeError(f"{error_prefix}: tag must be an integer, got {tag!r}")
-        if tag < 0:
-            raise ValueError(f"{error_prefix}: tag must not be negative, got {tag}")
-        if tag >= _TAGS:
-            raise ValueError(f"{error_prefix}: tag must be less than 2 ** 63, got {tag}")
-
-    def _check_not_alone(self, error_prefix: str) -> None:
-        if self._group.size() == 1:
-            raise ValueError(f"{error_prefix}: there is no other rank in the group to receive from")
 
 
 def _known(requests: dict[Any, PersistentRequest], tensor: Any, peer: int | None, tag: Any) -> PersistentRequest | None:

@@ -209,9 +209,10 @@ class _AtOnce(Progress):
     """Runs async calls in the caller's thread, when they are made."""
 
     def submit(self, queue: JobQueue, job: Job) -> None:
-        done = job.advance(check=True)
-        assert done, "a fake backend waits for nothing"
-        job.work.complete(job.error)
+        if job.advance(check=True):
+            job.work.complete(job.error)
+        else:  # a message of this rank to itself, which it has not sent yet
+            super().submit(queue, job)
 
 
 class _DryPeers(Peers):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from html import escape
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from meshdist import core
 from meshdist.groups.world import current_world
@@ -28,21 +28,21 @@ from meshdist.mesh.given_groups import (
 )
 from meshdist.mesh.layout.layout import Layout
 from meshdist.mesh.mesh_check import agree, refusals_reported, refusals_reported_in
-from meshdist.mesh.mesh_slices import MeshSlices
+from meshdist.mesh.mesh_exchanges import MeshExchanges
 from meshdist.mesh.mesh_state import entered
 from meshdist.profiler.accounting import Account, accounting
 from meshdist.runtime.context import GroupLike
 
 
 @core.compare_by_identity
-class DeviceMesh(MeshSlices):
+class DeviceMesh(MeshExchanges):
     """Arrange ranks along axes; every axis and every slice has its process group and all collectives.
 
     Every rank of the world must make the same meshes in the same order, including ranks outside them. Making a mesh
     takes one request to the store, which compares the meshes of the ranks, and does not wait for other ranks; groups
     connect in their first call. A rank whose mesh differs from that of the first rank raises immediately; the others
-    raise at the latest in the first call on a group of the mesh. If there is no default group, it is initialized from
-    the launcher's environment.
+    raise at the latest in the first call on a group of the mesh. If there is no default group, it is initialized by
+    `init_process_group()`.
 
     `mesh["tp"]` is the row of this rank along that axis, `mesh["dp", "tp"]` its plane over both axes, in the given
     order; each is a DeviceMesh, and the same object each time. A collective on a mesh runs over all its ranks, numbered
@@ -61,7 +61,7 @@ class DeviceMesh(MeshSlices):
 
     Raises:
         ValueError: Ranks repeated or outside the world or the group, names that do not fit, an unknown device type, no
-            default group and no launcher's environment to initialise it from; or another rank made another mesh.
+            default group and an incomplete environment to initialise it from; or another rank made another mesh.
         TypeError: Ranks that are not integers, names that are not strings.
 
     Example:
@@ -100,6 +100,17 @@ class DeviceMesh(MeshSlices):
                 check_inside(layout, universe)
         within = universe or world.default_group
         self._agreement = agree(world, within.name, within.size(), device_type, layout, backends)
+
+    if not TYPE_CHECKING:  # for type checkers, a name that is not there is an error
+
+        def __getattr__(self, name: str) -> object:
+            if name.startswith("_"):
+                raise AttributeError(f"DeviceMesh has no attribute {name!r}", name=name)
+            if "_layout" in self.__dict__ and name in self:
+                raise AttributeError(f'DeviceMesh has no attribute {name!r}; for the axis, write mesh["{name}"]')
+            from meshdist._torch_names import no_attribute
+
+            raise no_attribute(self, "DeviceMesh.", "DeviceMesh", name)
 
     @staticmethod
     def from_group(
@@ -260,8 +271,8 @@ class DeviceMesh(MeshSlices):
     def _concatenate(device_mesh_list: Sequence[DeviceMesh]) -> DeviceMesh:
         return DeviceMesh.concatenate(device_mesh_list)
 
-    _split = MeshSlices.split
-    _transpose = MeshSlices.transpose
+    _split = MeshExchanges.split
+    _transpose = MeshExchanges.transpose
 
 
 def _concatenated_axes(meshes: Sequence[DeviceMesh]) -> DeviceMesh:

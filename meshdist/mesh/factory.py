@@ -53,7 +53,7 @@ def init_device_mesh(
 
     Raises:
         ValueError: Sizes below 1 or a product above the world size, repeated names or a wrong number of names, an
-            unknown device type, or neither a default group nor a launcher's environment.
+            unknown device type, or no default group and an incomplete environment to make it.
         TypeError: Sizes that are not integers, names that are not strings.
         DistBackendError: "cuda" without a backend for GPU arrays; the message names what is missing.
 

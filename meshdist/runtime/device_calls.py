@@ -55,6 +55,7 @@ class Parcel:
 
 
 class DeviceCalls(ABC):
+    sends_to_itself = False  # whether it carries a rank's messages to itself
     device: int | None = None  # the number of the GPU that the arrays of this rank must be on; None if any will do
 
     def __init__(self) -> None:

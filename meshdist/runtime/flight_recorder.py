@@ -118,7 +118,9 @@ def facts_in(record: Record) -> CallFacts:
     arrays, none = [(np.dtype(dtype).name, shape)], []  # type: ignore[var-annotated]
     sends = "send" in name
     other = "any rank" if peer is None else f"rank {peer}"
-    text = f"{name}({arrays[0][0]}{list(shape)} {'to' if sends else 'from'} {other}, tag={tag})"
+    what = "" if name == "probe" else f"{arrays[0][0]}{list(shape)} "
+    tagged = "any tag" if tag < 0 else f"tag={tag}"  # of a probe
+    text = f"{name}({what}{'to' if sends else 'from'} {other}, {tagged})"
     sent, received = (arrays, none) if sends else (none, arrays)
     return CallFacts(name, group, label, text, sent, received, peer, timeout_s, tag)
 

@@ -12,10 +12,21 @@ if TYPE_CHECKING:
     from meshdist.arrays.host import Array
     from meshdist.arrays.reduce_op import Op
     from meshdist.runtime.flight_recorder import FlightRecorder, Record
+    from meshdist.runtime.waiting import Found, Incoming, Probe, Waitable
     from meshdist.runtime.work import Work
 
 
 _T = TypeVar("_T")
+
+
+class OwnMessages(Protocol):
+    """The messages of a rank to itself."""
+
+    def send(self, array: Array, tag: int) -> Waitable: ...
+    def recv(self, array: Array, tag: int) -> Incoming: ...
+    def probe(self, tag: int | None) -> Probe: ...
+    def awaits(self, tag: int) -> bool:
+        """Return whether a receive is posted that the next message with this tag matches."""
 
 
 class Messages(Protocol):
@@ -36,6 +47,15 @@ class Messages(Protocol):
 
     def isend(self, tensor: object, dst: int, tag: int) -> Work: ...
     def irecv(self, tensor: object, src: int | None, tag: int) -> Work: ...
+
+    def sendrecv(self, send: object, recv: object, dst: int, src: int | None, tags: tuple[int, int]) -> int:
+        """Send a message and receive one; return the sender, as a rank of the group."""
+
+    def probe(self, src: int | None, tag: int | None) -> Found:
+        """Wait for a message, and return what it is."""
+
+    def iprobe(self, src: int | None, tag: int | None) -> Found | None:
+        """Return what message has arrived; None if there is none yet."""
 
     def unobserved(self, name: str) -> Callable[..., Any]:
         """Return the function `name` without hooks, for a part of a call that the hooks have seen already."""

@@ -12,7 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.system.deadline import Deadline
@@ -99,6 +99,22 @@ class Incoming(Waitable):
     """
 
     source: int
+
+
+class Found(NamedTuple):
+    """A message that a probe found: its sender, as a rank of the group, its tag and its size."""
+
+    source: int
+    tag: int
+    num_bytes: int
+
+
+class Probe(Incoming):
+    """A wait for a message that is not received."""
+
+    @abstractmethod
+    def found(self) -> Found:
+        """Return the message, once it is ready."""
 
 
 class Wrapped(Waitable):

@@ -50,3 +50,83 @@ def every_form(layout):
 @pytest.mark.parametrize("layout", ["plain", "transposed"])
 def test_every_form(world, layout):
     world.run(every_form, layout)
+
+
+def along(axis, layout):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    arrays = [values("float32", (2 * size, size, 3 * size), other) for other in range(size)]
+    x, place = Placed(arrays[rank], layout), axis % 3
+    whole, cut = np.concatenate(arrays, place), [np.split(array, size, place) for array in arrays]
+    for names in ({"axis": axis}, {"dim": axis}):
+        same(functional.all_gather_into_tensor(x.view, **names), whole, "all_gather_into_tensor")
+        same(functional.all_gather(x.view, **names), whole, "all_gather")
+        gathered = functional.gather(x.view, size - 1, **names)
+        same(gathered, whole, "gather") if rank == size - 1 else cases.same(gathered, None, "gather")
+        total = np.split(reference.reduced(arrays, ReduceOp.MAX), size, place)[rank].copy()
+        same(functional.reduce_scatter_tensor(x.view, "max", **names), total, "reduce_scatter_tensor")
+        exchanged = np.concatenate([parts[rank] for parts in cut], place)
+        same(functional.all_to_all_single(x.view, **names), exchanged, "all_to_all_single")
+        given = x.view if rank == 0 else None
+        same(functional.scatter(cut[rank][0], given, 0, **names), cut[0][rank].copy(), "scatter")
+    # Rank k gets k + 1 of each array, and the last one the rest.
+    lengths = [*range(1, size), x.view.shape[place] - sum(range(1, size))]
+    parts = [np.split(array, np.cumsum(lengths)[:-1], place)[rank] for array in arrays]
+    found = functional.all_to_all_single(x.view, [lengths[rank]] * size, lengths, axis=axis)
+    same(found, np.concatenate(parts, place), "all_to_all_single with split sizes")
+    x.check_unchanged("functional forms")
+
+
+@pytest.mark.parametrize("axis", [1, -1, 0])
+def test_along_a_dimension(world_of_3, axis):
+    world_of_3.run(along, axis, "transposed")
+
+
+def test_numbers_and_one_rank_along_a_dimension():
+    for axis in range(3):
+        dist.run(along, 1, (axis, "plain"))
+
+    def main():
+        rank = dist.get_rank()
+        same(functional.all_gather(np.array(rank), axis=0), np.arange(2), "0-d")
+        same(
+            functional.scatter(np.array(0), np.arange(4, 6) if rank == 0 else None, 0, axis=-1), np.array(4 + rank), ""
+        )
+
+    dist.run(main, 2)
+
+
+X = np.zeros((4, 6))
+WRONG = {
+    "both": (lambda: functional.all_gather(X, axis=0, dim=0), ValueError, "give axis or dim"),
+    "too high": (
+        lambda: functional.all_gather_into_tensor(X, axis=2),
+        ValueError,
+        r"all_gather_into_tensor on group 'world' .*axis must be -2 to 1 for an array of shape \(4, 6\), got 2",
+    ),
+    "too low": (lambda: functional.gather(X, 0, dim=-3), ValueError, "gather on group .*dim must be -2 to 1.*got -3"),
+    "text": (lambda: functional.all_to_all_single(X, axis="x"), TypeError, "axis must be an integer, got 'x'"),
+    "uneven": (
+        lambda: functional.reduce_scatter_tensor(np.zeros((4, 5)), axis=1),
+        ValueError,
+        r"dim 1 of x must be a multiple of 2 ranks, got \(4, 5\)",
+    ),
+    "0-d": (lambda: functional.reduce_scatter_tensor(np.array(1)), ValueError, "dim 0 of x must be a multiple"),
+    "uneven exchange": (lambda: functional.all_to_all_single(np.zeros((4, 5)), axis=1), ValueError, "5"),
+    "scatter": (
+        lambda: functional.scatter(X, X, dist.get_rank(), axis=1),
+        ValueError,
+        r"scatter_list must have shape \(4, 12\), 2 blocks of the shape of x along dimension 1, got \(4, 6\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_dimensions(name):
+    call, kind, words = WRONG[name]
+
+    def main():
+        with pytest.raises(kind, match=words):
+            call()
+        dist.barrier()
+
+    dist.run(main, 2)

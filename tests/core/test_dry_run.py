@@ -170,7 +170,7 @@ WRONG_CALLS = {
     "dtype": (lambda: dist.all_reduce(np.array(["a"])), TypeError, "dtype <U1"),
     "op": (lambda: dist.all_reduce(np.ones(2, int), "avg"), TypeError, "AVG is not defined for int64"),
     "root": (lambda: dist.broadcast(np.ones(1), 4), ValueError, "src must be a member"),
-    "oneself": (lambda: dist.send(np.ones(1), 0), ValueError, "another rank, not this one"),
+    "oneself": (lambda: dist.send(np.ones(1), 0), ValueError, "dst is this rank, 0, which has posted no receive"),
     "list": (lambda: dist.gather(np.ones(1), [np.ones(1)], dst=1), ValueError, "pass None on the others"),
     "ranks": (lambda: dist.new_group([0, 4]), ValueError, "must be 0 to 3, got 4"),
     "device": (lambda: dist.new_group(backend="nccl").all_reduce(np.ones(1)), ValueError, "on device type 'cpu'"),

@@ -125,15 +125,57 @@ def test_names_that_are_not_there_are_looked_up_only_when_asked_for():
     assert "meshdist._torch_names" not in loaded_by("import meshdist, meshdist.launch; meshdist.all_reduce")
     assert not hasattr(meshdist, "all_reduse")
     assert not hasattr(meshdist, "__path_to_nothing__")
-    with pytest.raises(AttributeError, match="module 'meshdist' has no attribute 'all_reduse'$") as caught:
-        meshdist.all_reduse  # noqa: B018
-    assert (caught.value.name, caught.value.obj) == ("all_reduse", meshdist)
+    with pytest.raises(AttributeError, match="module 'meshdist' has no attribute 'abcdef'$") as caught:
+        meshdist.abcdef  # noqa: B018
+    # Without the object Python adds no suggestion of its own.
+    assert (caught.value.name, caught.value.obj) == ("abcdef", None)
     with pytest.raises(ImportError, match="cannot import name 'all_reduse'"):
         exec("from meshdist import all_reduse")
     exec("from meshdist import launch")
     assert pickle.loads(pickle.dumps(meshdist.ReduceOp.SUM)) is meshdist.ReduceOp.SUM
     (group,) = meshdist.run(lambda: meshdist.group.WORLD, 1)
     assert copy.copy(group).size() == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("allreduce", "all_reduce"),
+        ("Allreduce", "all_reduce"),
+        ("all_reduse", "all_reduce"),
+        ("Get_rank", "get_rank"),
+        ("Get_size", "get_world_size"),
+        ("Bcast", "broadcast"),
+        ("DeviceMash", "DeviceMesh"),
+    ],
+)
+def test_the_right_spelling_is_named(name, meant):
+    with pytest.raises(AttributeError, match=f"has no attribute '{name}'; did you mean '{meant}'[?]$"):
+        getattr(meshdist, name)
+
+
+def test_the_right_spelling_is_named_for_groups_and_meshes():
+    with meshdist.dry_run(4):
+        mesh = meshdist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        group = mesh.get_group("tp")
+        for owner, name, words in (
+            (group, "all_reduc", "ProcessGroup has no attribute 'all_reduc'; did you mean 'all_reduce'"),
+            (group, "Get_size", "did you mean 'size'"),
+            (mesh, "tp", """DeviceMesh has no attribute 'tp'; for the axis, write mesh["tp"]"""),
+            (mesh, "Allreduce", "did you mean 'all_reduce'"),
+            (mesh, "get_cordinate", "did you mean 'get_coordinate'"),
+            (mesh, "xyz", "DeviceMesh has no attribute 'xyz'"),
+        ):
+            with pytest.raises(AttributeError) as caught:
+                getattr(owner, name)
+            assert words in str(caught.value)
+        assert not hasattr(mesh, "__array__")
+        assert copy.copy(mesh) == mesh
+
+
+def test_dir_shows_the_public_names():
+    assert dir(meshdist) == sorted(meshdist.__all__)
+    assert all(hasattr(meshdist, name) for name in dir(meshdist))
 
 
 def test_private_names_of_torch_that_scripts_call():

@@ -122,7 +122,8 @@ WRONG = {
         "rank must be between 0 and world_size - 1 = 3, got 5",
     ),
     "no rank over tcp": ({"init_method": "tcp://127.0.0.1:9"}, ValueError, "rank and world_size missing"),
-    "env alone": ({}, ValueError, "MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE missing.*meshrun"),
+    "rank alone": ({"rank": 0}, ValueError, "MASTER_ADDR, MASTER_PORT, WORLD_SIZE missing.*meshrun"),
+    "size alone": ({"world_size": 1}, ValueError, "MASTER_ADDR, MASTER_PORT, RANK missing.*meshrun"),
     "timeout of another type": (
         {"timeout": "soon"},
         TypeError,
@@ -147,6 +148,33 @@ def test_wrong_arguments_leave_nothing(name):
         dist.init_process_group(**options)
     assert not dist.is_initialized()
     assert held() == before
+
+
+@pytest.mark.usefixtures("_no_launcher")
+@pytest.mark.parametrize("options", [{}, {"rank": 0, "world_size": 1}, {"backend": "gloo", "init_method": "env://"}])
+def test_without_a_launcher_a_process_is_a_world_of_one(options):
+    for _ in range(2):
+        dist.init_process_group(**options)
+        assert (dist.get_rank(), dist.get_world_size(), dist.all_reduce(np.ones(2)).sum()) == (0, 1, 2)
+        dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_no_launcher")
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"RANK": "0"}, "MASTER_ADDR, MASTER_PORT, WORLD_SIZE missing"),
+        ({"WORLD_SIZE": "1"}, "MASTER_ADDR, MASTER_PORT, RANK missing"),
+        ({"MASTER_ADDR": "localhost"}, "MASTER_PORT, RANK, WORLD_SIZE missing"),
+        ({"SLURM_JOB_ID": "7"}, "write srun python"),
+    ],
+)
+def test_a_part_of_the_variables_makes_no_world_of_one(variables, words, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=words):
+        dist.init_process_group()
+    assert not dist.is_initialized()
 
 
 # ---- Every way to meet

@@ -168,6 +168,23 @@ def messages(cupy, group):
         group.irecv(room[left], left) if room[left].size == 3 else group.irecv(take, left)
     pending.wait()
     assert take.tolist() == [float(left)] * 3
+    neighbours(cupy, group)
+
+
+def neighbours(cupy, group):
+    """sendrecv, and what a mesh does with messages between neighbours."""
+    rank, size = group.rank(), group.size()
+    right, left = (rank + 1) % size, (rank - 1) % size
+    give, take = cupy.asarray(np.full(3, float(rank))), cupy.zeros(3)
+    assert group.sendrecv(give, take, right, left) == left
+    assert take.tolist() == [float(left)] * 3
+    row = dist.DeviceMesh.from_group(group, "cpu" if group.carries("cpu") else "cuda", mesh_dim_names=("x",))
+    assert row.shift(give).tolist() == [float(left)] * 3
+    after = row.shift(give, -1, periodic=False)
+    assert (after is None) if rank == size - 1 else after.tolist() == [float(right)] * 3
+    block = cupy.asarray(np.pad(np.full((2, 2), float(rank)), 1, constant_values=-1))
+    assert row.halo_exchange(block, periodic=True, dims=1) is block
+    assert block.tolist() == [[-1.0] * 4, *[[left, rank, rank, right]] * 2, [-1.0] * 4]
 
 
 def without_change(cupy, group):
@@ -182,3 +199,13 @@ def without_change(cupy, group):
     assert functional.reduce_scatter_tensor(x, group=group).tolist() == [float(size * rank + sum(range(size)))]
     assert functional.all_to_all_single(x, group=group).tolist() == [float(k + rank) for k in range(size)]
     assert x.tolist() == [float(k + rank) for k in range(size)]
+    total = functional.all_reduce({"x": [x, x[:1]]}, group=group)
+    assert total["x"][1].tolist() == [float(sum(range(size)))]
+    assert total["x"][0].tolist() == [float(size * k + sum(range(size))) for k in range(size)]
+    square = cupy.asarray(np.arange(2.0 * size).reshape(2, size) + rank)
+    whole = functional.all_gather(square, group=group, axis=1)
+    assert (
+        whole.tolist() == np.concatenate([np.arange(2.0 * size).reshape(2, size) + k for k in range(size)], 1).tolist()
+    )
+    mine = functional.reduce_scatter_tensor(square, "max", group, axis=1)
+    assert mine.tolist() == [[rank + size - 1.0], [rank + 2 * size - 1.0]]

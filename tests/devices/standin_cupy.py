@@ -146,6 +146,9 @@ class ndarray:
     def T(self) -> ndarray:
         return self.seen_as(self._host.T)
 
+    def transpose(self, *axes) -> ndarray:
+        return self.seen_as(self._host.transpose(*axes))
+
     def astype(self, dtype, copy: bool = True) -> ndarray:
         return in_order(self, lambda: self._host.astype(dtype), dtype, [self])
 

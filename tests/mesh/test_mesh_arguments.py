@@ -162,9 +162,20 @@ def test_axes_without_names(use, words):
 def test_without_a_launcher_the_missing_variables_are_named(make, monkeypatch):
     for name in LAUNCHER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(ValueError, match="RANK"):
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(ValueError, match="MASTER_ADDR, MASTER_PORT, WORLD_SIZE missing"):
         make()
     assert not meshdist.is_initialized()
+
+
+def test_without_a_launcher_the_world_is_this_process(monkeypatch):
+    for name in LAUNCHER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ValueError, match="needs 4 ranks, but the world has 1"):
+        init_device_mesh("cpu", (4,))
+    assert not meshdist.is_initialized()
+    assert init_device_mesh("cpu", (1,)).mesh.tolist() == [0]
+    meshdist.destroy_process_group()
 
 
 @pytest.mark.parametrize("make", [lambda: init_device_mesh("cpu", (1,)), lambda: DeviceMesh("cpu", [0])])

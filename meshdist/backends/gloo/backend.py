@@ -19,6 +19,7 @@ from meshdist.backends.gloo.shm.movement import plan_movement
 from meshdist.backends.gloo.shm.reduction import plan_list_reduction, plan_reduction
 from meshdist.backends.gloo.shm.shm_group import ShmGroup, shared_segment
 from meshdist.backends.group_setup import SetUpWait, withdraw
+from meshdist.backends.p2p.own_messages import OwnMessages
 from meshdist.collectives.dataflow import ReductionSpec
 from meshdist.collectives.definition import Collective, definition_of
 from meshdist.collectives.registry import functions
@@ -26,7 +27,7 @@ from meshdist.errors import DistBackendError, DistError
 from meshdist.runtime.call import Buffers, Call, Signature
 from meshdist.runtime.departure import PeerExit, gave_up
 from meshdist.runtime.doorbells import SocketDoorbells
-from meshdist.runtime.waiting import Incoming, Waitable, spin
+from meshdist.runtime.waiting import Incoming, Probe, Waitable, spin
 from meshdist.system.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -124,6 +125,12 @@ class GlooBackend(Backend):
 
     def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
         return (self._p2p or self._make_p2p()).recv(array, src, tag)
+
+    def probe(self, src: int | None, tag: int | None) -> Probe:
+        return (self._p2p or self._make_p2p()).probe(src, tag)
+
+    def own_messages(self) -> OwnMessages:
+        return (self._p2p or self._make_p2p()).own
 
     def fast_send(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
         return None if self._p2p is None else self._p2p.fast_send(dst, tag, dtype, shape)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from meshdist.arrays.host import Array
 from meshdist.backends.p2p.match_queue import MatchQueue
+from meshdist.backends.p2p.probes import NO_ARRAY, NO_TAG, Probing
 from meshdist.backends.p2p.requests import RecvRequest, UnexpectedMessage
 from meshdist.errors import DistBackendError
 from meshdist.runtime.departure import failure_of
@@ -38,6 +39,7 @@ class GlooMatchQueue(MatchQueue[UnexpectedMessage, "GlooRecvRequest"]):
         # This rank's sends that wait for room: every wait advances them, as the peer may need them first.
         self.pending: set[PendingSends] = set()
         self.arriving: set[Receiver] = set()  # the receivers that have read a part of a message
+        self.probed: list[int | None] = []  # the sources of the probes that are looking now, None for any
 
     @property
     def awaits_messages(self) -> bool:
@@ -125,3 +127,30 @@ class GlooRecvRequest(RecvRequest):
 
     def other_tags(self) -> str:
         return f"{super().other_tags()}{self._receiver.connect_error}"
+
+
+class GlooProbe(Probing, GlooRecvRequest):
+    """A probe; `resume` reads messages that are held back until they are awaited."""
+
+    def __init__(
+        self,
+        wanted: int | None,
+        tag: int | None,
+        queue: GlooMatchQueue,
+        receiver: Receiver,
+        resume: Callable[[int | None], None] | None,
+    ) -> None:
+        self.wanted_tag = tag
+        super().__init__(*NO_ARRAY, wanted, NO_TAG if tag is None else tag, queue, receiver)
+        self._resume = resume
+
+    def progress(self) -> None:
+        if self._resume is None:
+            super().progress()
+            return
+        self.queue.probed.append(self.wanted)
+        try:
+            self._resume(self.wanted)
+            super().progress()
+        finally:
+            self.queue.probed.remove(self.wanted)

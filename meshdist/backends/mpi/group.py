@@ -21,10 +21,11 @@ from meshdist.backends.mpi.environment import is_launched, not_launched
 from meshdist.backends.mpi.library import Session, session
 from meshdist.backends.mpi.p2p import P2P
 from meshdist.backends.mpi.precheck import Coming, Precheck, word_of
+from meshdist.backends.p2p.own_messages import OwnMessages
 from meshdist.errors import DistBackendError, DistError
 from meshdist.runtime.call import Signature
 from meshdist.runtime.departure import Departure, LeftOut, gave_up
-from meshdist.runtime.waiting import Incoming, Waitable, spin
+from meshdist.runtime.waiting import Incoming, Probe, Waitable, spin
 from meshdist.system.deadline import Deadline
 
 
@@ -73,6 +74,12 @@ class MpiGroup(Backend):
 
     def recv(self, array: Array, src: int | None, tag: int) -> Incoming:
         return (self._p2p or self.p2p()).recv(array, src, tag)
+
+    def probe(self, src: int | None, tag: int | None) -> Probe:
+        return (self._p2p or self.p2p()).probe(src, tag)
+
+    def own_messages(self) -> OwnMessages:
+        return (self._p2p or self.p2p()).own
 
     def fast_send(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
         return None if self._p2p is None else self._p2p.fast_send(dst, tag, dtype, shape)

@@ -14,10 +14,12 @@ from meshdist.backends.mpi.dispatcher import EAGER, FAILED, MOST_EAGER_BYTES, RT
 from meshdist.backends.mpi.library import Member, Polled, Requests
 from meshdist.backends.p2p.fast_path import MessageKinds, fast_recv
 from meshdist.backends.p2p.match_queue import MatchQueue
+from meshdist.backends.p2p.own_messages import OwnMessages
+from meshdist.backends.p2p.probes import NO_ARRAY, NO_TAG, Probing
 from meshdist.backends.p2p.requests import RecvRequest, SendRequest, UnexpectedMessage, arrive, post
 from meshdist.runtime.departure import Departure, peer_gone
 from meshdist.runtime.peers import PeerMonitor
-from meshdist.runtime.waiting import Incoming, Waitable
+from meshdist.runtime.waiting import Incoming, Probe, Waitable
 from meshdist.system.deadline import Deadline
 
 _DELIVERY_S = 5.0
@@ -42,6 +44,7 @@ class P2P:
         self._kinds = MessageKinds(MOST_EAGER_BYTES)
         self.queue: MatchQueue[_Message, _RecvRequest] = MatchQueue(backend.session.lock)
         self.queue.describe = backend.options.call
+        self.own = OwnMessages(backend.rank, self.queue)
         self._room = _Room(self)
         dispatcher.register(token, self)
 
@@ -59,6 +62,9 @@ class P2P:
         with self.queue.lock:
             post(request)
         return request
+
+    def probe(self, src: int | None, tag: int | None) -> Probe:
+        return _Probe(self, src, tag)
 
     def fast_send(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
         """Return the fast path of small messages of a kind; None if they exceed the eager limit."""
@@ -206,3 +212,12 @@ class _RecvRequest(_Watched, RecvRequest):
             self.p2p.dispatcher.poll()
         if self.message is not None:
             self.message.progress()
+
+
+class _Probe(Probing, _RecvRequest):
+    def __init__(self, p2p: P2P, wanted: int | None, tag: int | None) -> None:
+        self.wanted_tag = tag
+        super().__init__(p2p, *NO_ARRAY, wanted, NO_TAG if tag is None else tag)
+
+    def progress(self) -> None:
+        self.p2p.dispatcher.poll()

@@ -73,6 +73,21 @@ class MatchQueue(Generic[M, R]):
     def is_idle(self) -> bool:
         return not (self._posted or self._unexpected)
 
+    def first(self, source: int | None, tag: int | None) -> M | None:
+        """Return the message that a receive would take, and leave it; `tag` None is any that is not of collectives."""
+        if not self._unexpected:
+            return None
+        keys = [
+            key
+            for key in self._unexpected
+            if source in (key[0], None) and (key[1] >= 0 if tag is None else key[1] == tag)
+        ]
+        return min((self._unexpected[key][0] for key in keys), key=_number_of, default=(0, None))[1]
+
+    def has_posted(self, source: int, tag: int) -> bool:
+        """Return whether a posted receive matches a message of `source` with this tag."""
+        return (source, tag) in self._posted or (None, tag) in self._posted
+
     def awaits(self, source: int) -> bool:
         """Return whether a posted receive could match a message of `source`, whatever its tag."""
         return any(wanted in (source, None) for wanted, _ in self._posted)
@@ -101,6 +116,10 @@ class DtypeNames(dict["np.dtype[Any]", bytes]):
     def __missing__(self, dtype: np.dtype[Any]) -> bytes:
         name = self[dtype] = str(dtype).encode()[:16].ljust(16, b"\0")
         return name
+
+
+def _number_of(entry: tuple[int, Any]) -> int:
+    return entry[0]
 
 
 def _append(queues: dict[_Key, deque[tuple[int, T]]], key: _Key, entry: tuple[int, T]) -> None:

@@ -14,15 +14,16 @@ import numpy as np
 
 from meshdist.arrays.host import Array
 from meshdist.backends.base import Backend, FastPath
-from meshdist.backends.gloo.match import GlooMatchQueue, GlooRecvRequest, Receiver
+from meshdist.backends.gloo.match import GlooMatchQueue, GlooProbe, GlooRecvRequest, Receiver
 from meshdist.backends.gloo.p2p.any_source import AnySource
 from meshdist.backends.gloo.shm.channel import RING_BYTES
 from meshdist.backends.gloo.shm.receiver import ShmReceiver
 from meshdist.backends.gloo.shm.sender import ShmSender
 from meshdist.backends.p2p.fast_path import MessageKinds
+from meshdist.backends.p2p.own_messages import OwnMessages
 from meshdist.backends.p2p.requests import post
 from meshdist.runtime.departure import Departure
-from meshdist.runtime.waiting import Incoming, Waitable
+from meshdist.runtime.waiting import Incoming, Probe, Waitable
 from meshdist.system.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class P2P:
             self.remote = RemoteP2P(backend, elsewhere)
         self._queue = GlooMatchQueue() if self.remote is None else self.remote.receive_state.queue
         self._queue.describe = backend.options.describe
+        self.own = OwnMessages(backend.rank, self._queue)
         self._any_source = AnySource(backend, self._receivers, self._receiver, self._queue)
         for rank in () if self.remote is None else self.remote.ranks:
             self._receiver(rank)
@@ -70,6 +72,11 @@ class P2P:
         if not post(request, pulls=remote is not None) and remote is not None:
             remote.resume(src)
         return request
+
+    def probe(self, src: int | None, tag: int | None) -> Probe:
+        remote = self.remote
+        receiver = self._any_source if src is None else self._receivers.get(src) or self._receiver(src)
+        return GlooProbe(src, tag, self._queue, receiver, None if remote is None else remote.resume)
 
     def fast_send(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
         sender, kind = self._senders.get(dst), self._kinds.kind(tag, dtype, shape)

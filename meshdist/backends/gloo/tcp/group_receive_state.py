@@ -52,7 +52,8 @@ class GroupReceiveState:
             return False
         src = self.ranks.index(link.rank)
         with self.queue.lock:
-            return self.collectives.expects(src) or self.queue.awaits(src)
+            probed = self.queue.probed
+            return self.collectives.expects(src) or self.queue.awaits(src) or src in probed or None in probed
 
     def eager(self, link: PeerLink, header: Header, connection: Connection) -> Place:
         _, src, _, tag, num_bytes, _, dtype = header

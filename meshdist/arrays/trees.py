@@ -1,0 +1,94 @@
+"""Trees: nested lists, tuples and dicts of arrays and numbers, taken apart and put together again."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from numbers import Number
+from typing import Any
+
+import numpy as np
+
+from meshdist.arrays.new_arrays import taken
+
+
+def is_tree(x: Any) -> bool:
+    """Return whether `x` is a list, tuple, dict or number, and no array."""
+    return isinstance(x, (list, tuple, dict, Number, np.generic))
+
+
+class Tree:
+    """The leaves of nested lists, tuples (named ones too) and dicts, and their structure; None has no leaves.
+
+    A number is a leaf, and becomes a NumPy scalar in results. Dicts are equal if they have equal keys, in any order.
+
+    Attributes:
+        leaves: The arrays, in an order that follows from the structure.
+        names: How messages name them, such as `x['w'][0]`.
+        text: The structure in words, with dtypes and shapes: equal for trees that fit each other.
+
+    Raises:
+        TypeError: A leaf that is no array, and no number.
+
+    Example:
+        >>> tree = Tree({"w": [np.zeros((2, 3)), np.ones(1)], "b": 4})
+        >>> tree.text, tree.names
+        ("{'b': int64[], 'w': [float64[2, 3], float64[1]]}", ["x['b']", "x['w'][0]", "x['w'][1]"])
+        >>> tree.rebuilt([leaf + 1 for leaf in tree.leaves])
+        {'w': [array([[1., 1., 1.],
+               [1., 1., 1.]]), array([2.])], 'b': np.int64(5)}
+    """
+
+    def __init__(self, x: Any, name: str = "x") -> None:
+        self.leaves: list[Any] = []
+        self.names: list[str] = []
+        self.text, self._rebuild = self._taken_apart(x, name)
+
+    def rebuilt(self, leaves: list[Any]) -> Any:
+        """Return these leaves in the structure of the tree; those of numbers as NumPy scalars."""
+        return self._rebuild(iter(leaves))
+
+    def _taken_apart(self, x: Any, name: str) -> tuple[str, Callable[[Iterator[Any]], Any]]:
+        if x is None:
+            return "None", lambda leaves: None
+        if isinstance(x, dict):
+            return self._of_dict(x, name)
+        if isinstance(x, (list, tuple)):
+            return self._of_list(x, name)
+        is_number = isinstance(x, (Number, np.generic))
+        array = np.asarray(x) if is_number else taken(x, name)
+        self.leaves.append(array)
+        self.names.append(name)
+        return _described(array.dtype, array.shape), (lambda leaves: next(leaves)[()]) if is_number else next
+
+    def _of_dict(self, x: dict[Any, Any], name: str) -> tuple[str, Callable[[Iterator[Any]], Any]]:
+        # All ranks take the leaves in one order, whatever the order in which they made their dicts.
+        keys = sorted(x, key=lambda key: (type(key).__name__, repr(key)))
+        parts = [self._taken_apart(x[key], f"{name}[{key!r}]") for key in keys]
+
+        def rebuild(leaves: Iterator[Any]) -> Any:
+            made = copy.copy(x)
+            for key, (_, part) in zip(keys, parts, strict=True):
+                made[key] = part(leaves)
+            return made
+
+        return f"{{{', '.join(f'{key!r}: {text}' for key, (text, _) in zip(keys, parts, strict=True))}}}", rebuild
+
+    def _of_list(self, x: Any, name: str) -> tuple[str, Callable[[Iterator[Any]], Any]]:
+        parts = [self._taken_apart(item, f"{name}[{number}]") for number, item in enumerate(x)]
+        texts, kind = ", ".join(text for text, _ in parts), type(x)
+
+        def rebuild(leaves: Iterator[Any]) -> Any:
+            items = [part(leaves) for _, part in parts]
+            return kind(*items) if hasattr(kind, "_fields") else kind(items)
+
+        if isinstance(x, list):
+            return f"[{texts}]", rebuild
+        return f"{kind.__name__ if hasattr(kind, '_fields') else ''}({texts})", rebuild
+
+
+@lru_cache(4096)  # NumPy takes microseconds to format a dtype
+def _described(dtype: Any, shape: tuple[int, ...]) -> str:
+    name = dtype.newbyteorder("=") if isinstance(dtype, np.dtype) else dtype
+    return f"{name}[{', '.join(map(str, shape))}]"

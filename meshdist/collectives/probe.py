@@ -1,0 +1,116 @@
+"""probe and iprobe: what the next message is, before it is received."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+
+from meshdist.collectives.send_recv import Receiving, source_of
+from meshdist.runtime.context import GroupLike, resolve
+
+if TYPE_CHECKING:
+    from meshdist.runtime.waiting import Found
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class MessageInfo(NamedTuple):
+    """A message that `probe` or `iprobe` has found.
+
+    Attributes:
+        source: The sender's global rank; from a method, its rank in the group or along the mesh.
+        tag: The message's tag.
+        nbytes: Its size in bytes.
+    """
+
+    source: int
+    tag: int
+    nbytes: int
+
+
+class _Probe(Receiving[P, R]):
+    """A function whose code returns the sender's rank in the group; the flat function returns its global rank."""
+
+    @staticmethod
+    def flat(function: Callable[..., Any]) -> Callable[..., Any]:
+        place = function.__code__.co_varnames.index("group")
+
+        def flat(*args: Any, **kwargs: Any) -> MessageInfo | None:
+            info: MessageInfo | None = function(*args, **kwargs)
+            group = args[place] if len(args) > place else kwargs.get("group")
+            return info if group is None or info is None else info._replace(source=resolve(group).global_rank(info[0]))
+
+        return flat
+
+
+@_Probe
+def probe(
+    src: int | None = None, group: GroupLike = None, tag: int | None = 0, group_src: int | None = None
+) -> MessageInfo:
+    """Wait for a message and return its sender, tag and size, without receiving it.
+
+    A `recv` from this sender with this tag then receives it, unless another thread of this rank does before.
+
+    Args:
+        src: Global rank of the sender; as a method, its rank in the group or along the mesh. None looks for the first
+            message from any rank.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
+        tag: The tag it was sent with; None looks for any.
+        group_src: The sender's rank in the group, instead of `src`; -1 is any.
+
+    Returns:
+        A MessageInfo: `source`, `tag` and `nbytes`. In a dry run, every message is there and has 0 bytes.
+
+    Raises:
+        TypeError: A rank or the tag is no integer.
+        ValueError: Both `src` and `group_src` are given, it is no member, the tag is negative, or `src` is this rank
+            and it has sent itself no such message.
+        DistBackendError: The sender failed; or the backend cannot look for messages, as nccl.
+        DistTimeoutError: No message arrived within the group's timeout.
+
+    Example:
+        >>> import numpy as np
+        >>> import meshdist as dist
+        >>> def main():
+        ...     if dist.get_rank() == 0:
+        ...         dist.send(np.arange(5.0), dst=1)
+        ...     else:
+        ...         info = dist.probe()
+        ...         x = np.empty(info.nbytes // 8)
+        ...         dist.recv(x, src=info.source)
+        ...         return info.source, x.tolist()
+        >>> dist.run(main, 2)[1]
+        (0, [0.0, 1.0, 2.0, 3.0, 4.0])
+    """
+    members = resolve(group)
+    found: Any = members.messages.probe(source_of(members, "probe", src, group_src), tag)
+    return _info(found)  # type: ignore[return-value]
+
+
+@_Probe
+def iprobe(
+    src: int | None = None, group: GroupLike = None, tag: int | None = 0, group_src: int | None = None
+) -> MessageInfo | None:
+    """Return the sender, tag and size of a message that has arrived, without receiving it; None if there is none yet.
+
+    Args:
+        src: As in `probe`.
+        group: As in `probe`.
+        tag: As in `probe`.
+        group_src: As in `probe`.
+
+    Returns:
+        A MessageInfo, or None.
+
+    Raises:
+        TypeError: As `probe`.
+        ValueError: Both `src` and `group_src` are given, it is no member, or the tag is negative.
+        DistBackendError: As `probe`.
+    """
+    members = resolve(group)
+    return _info(members.messages.iprobe(source_of(members, "iprobe", src, group_src), tag))
+
+
+def _info(found: Found | None) -> MessageInfo | None:
+    return None if found is None else MessageInfo(*found)
