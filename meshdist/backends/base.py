@@ -206,6 +206,10 @@ class Plan(ABC):
         for waitable in self.steps(send, recv):
             self.wait(waitable)
 
+    def rest(self, recv: Buffers, word: int, phase: int) -> Iterator[Waitable]:
+        """Go on with a call that the core has begun: it has signalled `word`, and uses the slots of `phase`."""
+        raise NotImplementedError  # the core begins calls of one step only
+
     def wait(self, waitable: Waitable) -> None:
         """Block until `waitable` is ready, at most for the group's timeout."""
         self.backend.wait(waitable, self.error_prefix)

@@ -17,11 +17,40 @@ class Calls:
     num_calls: int
     num_messages: int
     is_open: bool
-    note: Callable[[Any, Any, str, Any, Any, bool], None] | None
+    note: Callable[..., None] | None  # run, facts, prefix, send, recv, apart, and kind if the call is async
     def __init__(
-        self, outstanding: Any, deferred: Any, keep: Callable[[Any], None], fail: Callable[..., None]
+        self,
+        queue: Any,
+        deferral: Any,
+        keep: Callable[[Any], None],
+        fail: Callable[..., None],
+        make_job: Callable[[Any], Any],
     ) -> None: ...
     def forget(self) -> None: ...
+
+class TryLock:
+    def acquire(self, blocking: bool, /) -> bool: ...
+    def release(self) -> None: ...
+    def locked(self) -> bool: ...
+
+class Handle:
+    _callbacks: list[Callable[[], object]]
+    _error: BaseException | None
+    _error_prefix: str
+    _is_done: bool
+    _observer: Any
+    _value: Any
+    queue: Any
+    record: Any
+    kind: Any
+    source: int
+    sent: Any
+    has_begun: bool
+    word: int
+    phase: int
+    def _wait(self, timeout: Any = None) -> bool: ...
+    def _release(self) -> None: ...
+    def job(self) -> Any: ...
 
 class Barrier:
     step: int
@@ -74,6 +103,9 @@ class Ring:
     def __call__(self, array: Any) -> bool: ...
 
 def configure(array: Any, users: Callable[..., Any]) -> None: ...
+def handles(
+    planned: type, deferred: type, done: type, wait: Callable[..., bool], most_deferred: int, most_deferred_bytes: int
+) -> None: ...
 def compare_by_identity(kind: type[T]) -> type[T]: ...
 def world_changed() -> None: ...
 def use_many_worlds() -> None: ...

@@ -33,7 +33,7 @@ static int is_free(Ring *self)
     return 1;
 }
 
-static int wake(Ring *self)
+int ring_wake(Ring *self)
 {
     if (!load(&self->words[self->others_bells]))
         return 1;
@@ -55,10 +55,10 @@ static int send_message(Ring *self, const char *data)
     memcpy(self->ring + place, PyBytes_AS_STRING(self->start), PyBytes_GET_SIZE(self->start));
     memcpy(self->ring + place + self->unit, data, self->num_bytes);
     store(&self->words[self->head], head + self->length);
-    return wake(self);
+    return ring_wake(self);
 }
 
-static bool await_message(Ring *self)
+bool ring_await(Ring *self)
 {
     Word *head = &self->words[self->head];
     uint64_t tail = load(&self->words[self->tail]);
@@ -76,10 +76,8 @@ static bool await_message(Ring *self)
     return has_come;
 }
 
-static int receive_message(Ring *self, char *data)
+int ring_take(Ring *self, char *data)
 {
-    if (!await_message(self))
-        return 0;
     int free = is_free(self);
     if (free <= 0)
         return free;
@@ -89,7 +87,15 @@ static int receive_message(Ring *self, char *data)
         return 0;
     memcpy(data, self->ring + place + self->unit, self->num_bytes);
     store(&self->words[self->tail], tail + self->length);
-    return wake(self);
+    return 1;
+}
+
+static int receive_message(Ring *self, char *data)
+{
+    if (!ring_await(self))
+        return 0;
+    int taken = ring_take(self, data);
+    return taken <= 0 ? taken : ring_wake(self);
 }
 
 int ring_move(Ring *self, char *data) { return self->receives ? receive_message(self, data) : send_message(self, data); }

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import CodeType
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from meshdist import core
 from meshdist.arrays.host import Array
 from meshdist.backends.base import FastPath
 from meshdist.runtime.flight_recorder import Record
-from meshdist.runtime.work import ReceiptWork, Work
+from meshdist.runtime.work import PlannedWork, ReceiptWork, Work
 
 # The facts of a message in the flight recorder: function, group name and label, dtype, shape, peer, tag and timeout.
 Facts: TypeAlias = "tuple[str, str, str, np.dtype[Any], tuple[int, ...], int | None, int, float]"
@@ -22,24 +24,40 @@ Facts: TypeAlias = "tuple[str, str, str, np.dtype[Any], tuple[int, ...], int | N
 class PersistentRequest:
     """The messages of one tag, dtype and shape to, or from, one rank, whose arguments have been checked."""
 
-    __slots__ = ("caller", "facts", "fast_path")
+    __slots__ = ("caller", "facts", "fast_path", "source")
 
-    def __init__(self, facts: Facts, fast_path: FastPath | None) -> None:
+    def __init__(self, facts: Facts, fast_path: FastPath | None, source: int) -> None:
         self.facts = facts  # for the flight recorder
         self.fast_path = fast_path  # that of the backend, if it has one for them
+        self.source = source  # the global rank of the peer
         self.caller: CodeType | None = None  # the code that sent or received the last one
 
 
 class DeferredWork(ReceiptWork):
-    """The Work of an `irecv` of few bytes, which may not be posted yet."""
+    """The Work of an `irecv` of few bytes, which may not be posted yet.
 
-    __slots__ = ("record", "request", "tensor")
+    The core makes it as well, of a receive that is known, and takes its message while a thread waits for it.
+    """
+
+    __slots__ = ()
 
     def __init__(self, error_prefix: str, tensor: Array, request: PersistentRequest, record: Record) -> None:
         super().__init__(error_prefix, tensor)
-        self.tensor = tensor
-        self.request = request
+        self.kind = request
         self.record = record
+
+    if core.module is not None:
+        wait = core.Handle._wait
+
+    @property
+    def request(self) -> PersistentRequest:
+        request: PersistentRequest = self.kind
+        return request
+
+    @property
+    def tensor(self) -> Array:
+        tensor: Array = self._value
+        return tensor
 
     def is_completed(self) -> bool:
         self._post()
@@ -70,6 +88,8 @@ class DeferredReceives:
     def __init__(self, take: Callable[[DeferredWork], bool], post: Callable[[DeferredWork], None]) -> None:
         self._take, self._post = take, post
         self._lock = threading.RLock()
+        # Taken while a receive is neither in `works` nor posted: the core then takes no message.
+        self.taking = core.TryLock()
         self.works: deque[DeferredWork] = deque()  # those that are not posted
 
     def takes(self, tensor: Array) -> bool:
@@ -84,22 +104,38 @@ class DeferredReceives:
         """Receive the message of `work`, and those before it, or post them all."""
         with self._lock:
             while work in self.works:
-                first = self.works.popleft()
-                if self._take(first):
-                    first.queue = None
-                    first.complete(None)
-                else:
-                    self.works.appendleft(first)
-                    self.post_all()
+                self._take_first()
         if work.queue is not None and work.queue is not self:
             work.queue.carry(work)
 
+    def _take_first(self) -> None:
+        with self._in_hand():
+            first = self.works.popleft()
+            has_come = self._take(first)
+            if not has_come:
+                self.works.appendleft(first)
+        if has_come:
+            first.queue = None
+            first.complete(None)
+        else:
+            self.post_all()
+
     def post_all(self) -> None:
-        with self._lock:
+        with self._lock, self._in_hand():
             while self.works:
                 work = self.works.popleft()
                 work.queue = None
                 self._post(work)
+
+    @contextmanager
+    def _in_hand(self) -> Iterator[None]:
+        # Only the thread that has `_lock` takes it, more than once if posting fails.
+        is_mine = self.taking.acquire(False)
+        try:
+            yield
+        finally:
+            if is_mine:
+                self.taking.release()
 
     def hasten(self) -> None:
         """Post all: a callback waits for the message."""
@@ -107,3 +143,9 @@ class DeferredReceives:
 
     def wait_for(self, work: Work, error_prefix: str, limit_s: float) -> None:
         raise AssertionError("`carry` comes before, which posts the receive")
+
+
+if core.module is not None:
+    core.module.handles(
+        PlannedWork, DeferredWork, PlannedWork, Work.wait, DeferredReceives.MOST, DeferredReceives.MOST_BYTES
+    )

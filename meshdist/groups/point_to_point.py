@@ -55,8 +55,8 @@ class PointToPoint:
         self._receives: dict[Any, PersistentRequest] = {}
         self._isends: dict[Any, PersistentRequest] = {}
         self._ireceives: dict[Any, PersistentRequest] = {}
-        self._deferral = DeferredReceives(self._take_deferred, self._post_deferred)
-        self.deferred = self._deferral.works
+        self.deferral = DeferredReceives(self._take_deferred, self._post_deferred)
+        self.deferred = self.deferral.works
         # The DeviceCalls that hold back messages until the end of a block; None outside of a block.
         self._batches: list[DeviceCalls] | None = None
         # Checked peers: global rank -> rank in the group.
@@ -123,7 +123,7 @@ class PointToPoint:
     def recv(self, tensor: Any, src: int | None, tag: int, of: str = "recv", *, is_size_exchange: bool = False) -> int:
         """Receive a message from rank `src`, or from any rank if it is None; return the sender. See `send`."""
         if self.deferred:
-            self._deferral.post_all()
+            self.deferral.post_all()
         requests = self._receives
         request = _known(requests, tensor, src, tag) if of == "recv" else None
         if request is not None and request.fast_path is not None and self._try_fast_path(request, tensor):
@@ -172,9 +172,9 @@ class PointToPoint:
     def irecv(self, tensor: Any, src: int | None, tag: int) -> Work:
         group, requests = self._group, self._ireceives
         request = _known(requests, tensor, src, tag)
-        if request is not None and request.fast_path is not None and self._deferral.takes(tensor):
+        if request is not None and request.fast_path is not None and self.deferral.takes(tensor):
             return self._defer(request, tensor)
-        self._deferral.post_all()
+        self.deferral.post_all()
         error_prefix = group.error_prefix("irecv")
         backend = group.usable_backend(error_prefix, tensor)
         if backend.device_calls is not None:
@@ -199,7 +199,7 @@ class PointToPoint:
     def forget_requests(self) -> None:
         """Make the next message of each kind check the group and choose its backend again."""
         self._sends, self._receives, self._isends, self._ireceives = {}, {}, {}, {}
-        self._deferral.post_all()
+        self.deferral.post_all()
 
     @contextmanager
     def batched(self, of: str) -> Iterator[None]:
@@ -219,7 +219,7 @@ class PointToPoint:
 
     def drain(self) -> None:
         """Wait for the messages in progress; receives that get no message in time fail."""
-        self._deferral.post_all()
+        self.deferral.post_all()
         works = self._progress.works(list(self._queues.values()))
         try:
             for work in works:
@@ -240,7 +240,10 @@ class PointToPoint:
         calls, facts = self._group.calls, request.facts
         calls.num_messages += 1
         record = self._recorder.begin(facts, calls.num_messages)
-        return self._deferral.add(DeferredWork(self._group.error_prefix("irecv"), tensor, request, record))
+        error_prefix = self._group.error_prefix("irecv")
+        if calls.note is not None and isinstance(request.fast_path, core.Ring):
+            calls.note(request.fast_path, facts, error_prefix, None, tensor, False, request)
+        return self.deferral.add(DeferredWork(error_prefix, tensor, request, record))
 
     def _take_deferred(self, work: DeferredWork) -> bool:
         try:
@@ -249,7 +252,7 @@ class PointToPoint:
         except BaseException as error:
             work.complete(self._group.fail(error, self._group.error_prefix("irecv"), work.record))
             raise
-        work.source = self._group.ranks[work.request.facts[5]]  # type: ignore[index]
+        work.source = work.request.source
         work.record[COMPLETED] = clock()
         return True
 
@@ -291,8 +294,9 @@ class PointToPoint:
         self._recorder.keep([request.facts, sequence, now, now, now, code, frame.f_lasti])
         if calls.note is not None and isinstance(request.fast_path, core.Ring):
             name = request.facts[0]
-            sent, received = (tensor, None) if name == "send" else (None, tensor)
-            calls.note(request.fast_path, request.facts, self._group.error_prefix(name), sent, received, False)
+            sent, received = (None, tensor) if name == "recv" else (tensor, None)
+            kind = (request,) if name == "isend" else ()
+            calls.note(request.fast_path, request.facts, self._group.error_prefix(name), sent, received, False, *kind)
         return True
 
     def _keep_request(
@@ -300,7 +304,8 @@ class PointToPoint:
     ) -> None:
         # The caller passes the dict that it used: if the group was closed meanwhile, the group has another one.
         if array.dtype.isnative:  # other byte orders are swapped at each call
-            request = PersistentRequest(self._facts(of, array, peer, tag), fast(peer, tag, array.dtype, array.shape))
+            fast_path = fast(peer, tag, array.dtype, array.shape)
+            request = PersistentRequest(self._facts(of, array, peer, tag), fast_path, self._group.ranks[peer])
             remember(requests, (peer, tag, array.dtype, array.shape), request)
 
     def _facts(self, of: str, array: Array, peer: int | None, tag: int) -> Facts:

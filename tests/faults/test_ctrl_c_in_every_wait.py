@@ -40,7 +40,9 @@ CALLS = {
 # Those that go on in the background.
 WORKS = {
     "all_reduce": lambda group: group.all_reduce(np.ones(3), async_op=True).wait,
+    "known all_reduce": lambda group: [group.all_reduce(x, async_op=True) for x in np.ones((9, 5))][-1].wait,
     "irecv": lambda group: group.irecv(np.ones(3), 1).wait,
+    "known irecv": lambda group: group.irecv(np.ones(5), 1).wait,
     "future": lambda group: group.all_reduce(np.ones(3), async_op=True).get_future().wait,
 }
 
@@ -57,6 +59,10 @@ def meet(connected):
     groups = [dist.new_group(timeout=30.0) for _ in range(ROUNDS)]
     for group in groups if connected else ():
         group.barrier()
+        for _ in range(3):
+            group.all_reduce(np.ones(5), async_op=True).wait()
+            group.isend(np.ones(5), 1 - group.rank())
+            group.irecv(np.ones(5), 1 - group.rank()).wait()
     return groups
 
 

@@ -37,7 +37,12 @@ CALLS = {
     "recv": lambda: dist.recv(np.ones(3), VICTIM),
     "large send": lambda: dist.send(np.ones(1 << 20), VICTIM),
     "async all_reduce": lambda: dist.all_reduce(np.ones(3), async_op=True).wait(),
+    "known async calls": lambda: [work.wait() for work in begin_known_calls()],
 }
+
+
+def begin_known_calls():
+    return [dist.all_reduce(x, async_op=True) for x in np.ones((9, 5))]
 
 
 def call_announced(name):
@@ -46,6 +51,8 @@ def call_announced(name):
 
 def connect():
     dist.barrier()
+    for _ in range(3):  # async calls of a kind as well
+        dist.all_reduce(np.ones(5), async_op=True).wait()
     for peer in range(dist.get_world_size()):
         for _ in range(3):  # messages of a kind that has been sent before go a shorter way
             if peer < dist.get_rank():
@@ -119,7 +126,9 @@ def call_for_ever(name):
     return attempt(on_and_on), attempt(dist.barrier)
 
 
-@pytest.mark.parametrize("name", ["all_reduce", "large all_reduce", "large broadcast", "all_to_all_single"])
+@pytest.mark.parametrize(
+    "name", ["all_reduce", "known async calls", "large all_reduce", "large broadcast", "all_to_all_single"]
+)
 @BOTH_PATHS
 def test_killed_amidst_calls(new_workers, backend, name):
     workers = new_workers(3, backend)
