@@ -81,13 +81,13 @@ def status() -> str:
 
 
 if TYPE_CHECKING:
-    from meshdist.core._core import Barrier, Calls, Function, Handle, Ring, Step, TryLock
+    from meshdist.core._core import Barrier, Calls, Function, Handle, Ring, Step, Stream, TryLock
 elif module is None:
-    Function, Calls, Barrier, Ring, Step = partial, PlainCalls, None, None, None
+    Function, Calls, Barrier, Ring, Step, Stream = partial, PlainCalls, None, None, None, None
     Handle, TryLock = PlainHandle, threading.Lock
 else:
     Function, Calls, Barrier, Ring, Step = module.Function, module.Calls, module.Barrier, module.Ring, module.Step
-    Handle, TryLock = module.Handle, module.TryLock
+    Handle, TryLock, Stream = module.Handle, module.TryLock, module.Stream
 
 
 def compare_by_identity(kind: type[T]) -> type[T]:
@@ -114,6 +114,7 @@ __all__ = [
     "Handle",
     "Ring",
     "Step",
+    "Stream",
     "TryLock",
     "compare_by_identity",
     "missing",

@@ -85,13 +85,18 @@ class Step:
     # True if the call was carried out; False if nothing was done; None if nothing was taken.
     def __call__(self, send: Any, recv: Any) -> bool | None: ...
 
+class Stream:
+    def __init__(self, memory: memoryview, ring: tuple[int, int], words: tuple[int, int]) -> None: ...
+    def fill(self, data: Any, written: int, free_to: int, polls: bool) -> int: ...
+    def drain(self, target: Any, there: int, polls: bool) -> int: ...
+
 class Ring:
     def __init__(
         self,
         receives: bool,
         memory: memoryview,
         ring: tuple[int, int],
-        words: tuple[int, int, int, int],
+        words: tuple[int, int, int, int, int, int],
         sizes: tuple[int, int, int],
         start: bytes,
         locked: Callable[[], bool],
@@ -99,6 +104,7 @@ class Ring:
         owner: Any,
         nones: tuple[str, ...],
         wake: Callable[[], object],
+        rest: Callable[[Any, int, str], None] | None,
     ) -> None: ...
     def __call__(self, array: Any) -> bool: ...
 

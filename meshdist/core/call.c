@@ -187,6 +187,8 @@ static bool learn_async(Memo *memo)
     if ((memo->send >= 0 && memo->args[memo->send].kind != ARRAY)
         || (memo->recv >= 0 && memo->args[memo->recv].kind != ARRAY))
         return false;
+    if (is_message && ring_waits((Ring *)memo->run))
+        return false;
     if (is_message && ((Ring *)memo->run)->receives) {
         PyObject *source = PyObject_GetAttrString(memo->kind, "source");
         memo->source = source == NULL ? -1 : PyLong_AsLong(source);
@@ -397,12 +399,16 @@ static bool share_memory(const Memo *memo, const Buffers *sent, const Buffers *r
 
 /* Send or receive a message. It is recorded once it is done: one that needs a request is recorded by that. Returns 1, 0
    if it needs a request, or -1 with an error set; as do the two below. */
-static int run_message(const Memo *memo, const Buffers *buffers, PyObject *code, int instruction, PyObject **record)
+static int run_message(const Memo *memo, const Buffers *buffers, PyObject *array, PyObject *code, int instruction,
+                       PyObject **record)
 {
-    int moved = ring_move((Ring *)memo->run, buffers->data[0]);
+    uint64_t number;
+    int moved = ring_move((Ring *)memo->run, buffers->data[0], &number);
     if (moved > 0)
         *record = begin_record(memo->calls, memo->facts, ++memo->calls->num_messages, true, code, instruction);
-    return moved > 0 && *record == NULL ? -1 : moved;
+    if (moved > 0 && *record == NULL)
+        return -1;
+    return moved == 2 ? ring_rest((Ring *)memo->run, array, number, memo->prefix) : moved;
 }
 
 static int run_call(const Memo *memo, const Buffers *sent, const Buffers *received, PyObject *send, PyObject *recv,
@@ -452,7 +458,8 @@ static PyObject *run_memo(Function *self, Memo *memo, PyObject *const *args)
     memo->num_users++; /* it may be dropped while this waits */
     PyObject *result = NULL, *record = NULL;
     int status = is_later     ? run_later(memo, send, recv, code, instruction, &record, &result)
-                 : is_message ? run_message(memo, sent.count ? &sent : &received, code, instruction, &record)
+                 : is_message ? run_message(memo, sent.count ? &sent : &received, sent.count ? send : recv, code,
+                                            instruction, &record)
                               : run_call(memo, &sent, &received, send, recv, code, instruction, &record);
     if (status > 0 && !is_later) {
         PyList_SetItem(record, COMPLETED, PyLong_FromLongLong(now_ns()));

@@ -125,6 +125,22 @@ void step_finish(Step *step, int phase, char *const *received);
    been taken because the ranks' sizes are not those agreed. */
 int step_run(Step *step, char *const *sent, char *const *received);
 
+/* ---- stream.c: messages through the ring of a channel, in pieces */
+typedef struct {
+    Word *head, *tail;
+    char *ring;
+    Py_ssize_t num_bytes;
+} Pipe;
+
+extern PyTypeObject *stream_type;
+/* Write, or read, more of a message of `size` bytes while there is room, or bytes; return how many in all. With `polls`,
+   wait some microseconds for more. */
+Py_ssize_t stream_fill(const Pipe *pipe, const char *data, Py_ssize_t size, Py_ssize_t written, uint64_t free_to,
+                       bool polls);
+Py_ssize_t stream_drain(const Pipe *pipe, char *data, Py_ssize_t size, Py_ssize_t there, bool polls);
+/* Read a message that begins at `begin`, and leave it in the ring; return how much of it has come. */
+Py_ssize_t stream_look(const Pipe *pipe, uint64_t begin, char *data, Py_ssize_t size);
+
 /* ---- ring.c: messages of few bytes of one kind to one rank, or from it; see `shm.fast_path` */
 typedef struct {
     PyObject_HEAD
@@ -132,17 +148,22 @@ typedef struct {
     bool receives;
     Py_buffer memory; /* of the channel */
     Word *words;
-    char *ring;
-    Py_ssize_t ring_bytes, unit, num_bytes, length;    /* an entry: a unit, then the message, `length` in all */
-    Py_ssize_t head, tail, others_state, others_bells; /* words */
+    Pipe pipe;
+    Py_ssize_t unit, num_bytes, length;    /* an entry: a unit, then the message, `length` in all */
+    Py_ssize_t others_state, others_bells, taken, written; /* words */
     PyObject *start;                                   /* the bytes an entry begins with */
     PyObject *locked, *empties, *owner, *nones;        /* what `is_free` looks at */
     PyObject *wake;
+    PyObject *rest; /* None if the sender does not wait */
 } Ring;
 
 extern PyTypeObject *ring_type;
-/* Send or receive one message. Returns 1, 0 if it needs a request, or -1 with an error set. */
-int ring_move(Ring *ring, char *data);
+/* Send or receive one message. Returns 1, 0 if it needs a request, or -1 with an error set; and 2 if it is sent but not
+   yet taken, though its sender waits for that: `ring_rest` goes on with the wait. */
+int ring_move(Ring *ring, char *data, uint64_t *number);
+int ring_rest(Ring *ring, PyObject *array, uint64_t number, PyObject *prefix);
+/* Whether senders wait until a message is taken. */
+bool ring_waits(const Ring *ring);
 /* Receive in three parts: wait for a message, for a moment; take it if it is of this kind; wake the sender. */
 bool ring_await(Ring *ring);
 int ring_take(Ring *ring, char *data);
@@ -201,6 +222,7 @@ PyObject *sent_at_once(PyObject *prefix);
 bool may_defer(const Calls *calls, Py_ssize_t num_bytes);
 extern PyMethodDef work_functions[];
 
-extern PyType_Spec barrier_spec, step_spec, ring_spec, function_spec, calls_spec, try_lock_spec, handle_spec;
+extern PyType_Spec barrier_spec, step_spec, ring_spec, function_spec, calls_spec, try_lock_spec, handle_spec,
+    stream_spec;
 
 #endif

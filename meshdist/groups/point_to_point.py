@@ -117,7 +117,9 @@ class PointToPoint:
         except BaseException as error:
             raise group.fail(error, error_prefix, record) from None
         record[COMPLETED] = clock()
-        if request is None and array is tensor and of == "send":
+        if request is not None:
+            self._note(request, tensor)
+        elif array is tensor and of == "send":
             self._keep_request(requests, of, tensor, dst, tag, backend.fast_send)
 
     def recv(self, tensor: Any, src: int | None, tag: int, of: str = "recv", *, is_size_exchange: bool = False) -> int:
@@ -240,10 +242,8 @@ class PointToPoint:
         calls, facts = self._group.calls, request.facts
         calls.num_messages += 1
         record = self._recorder.begin(facts, calls.num_messages)
-        error_prefix = self._group.error_prefix("irecv")
-        if calls.note is not None and isinstance(request.fast_path, core.Ring):
-            calls.note(request.fast_path, facts, error_prefix, None, tensor, False, request)
-        return self.deferral.add(DeferredWork(error_prefix, tensor, request, record))
+        self._note(request, tensor)
+        return self.deferral.add(DeferredWork(self._group.error_prefix("irecv"), tensor, request, record))
 
     def _take_deferred(self, work: DeferredWork) -> bool:
         try:
@@ -292,12 +292,16 @@ class PointToPoint:
         calls.num_messages = sequence = calls.num_messages + 1
         now = clock()  # one time for all three: the message is done
         self._recorder.keep([request.facts, sequence, now, now, now, code, frame.f_lasti])
-        if calls.note is not None and isinstance(request.fast_path, core.Ring):
-            name = request.facts[0]
-            sent, received = (None, tensor) if name == "recv" else (tensor, None)
-            kind = (request,) if name == "isend" else ()
-            calls.note(request.fast_path, request.facts, self._group.error_prefix(name), sent, received, False, *kind)
+        self._note(request, tensor)
         return True
+
+    def _note(self, request: PersistentRequest, tensor: Array) -> None:
+        note = self._group.calls.note
+        if note is not None and isinstance(request.fast_path, core.Ring):
+            name = request.facts[0]
+            sent, received = (None, tensor) if name in ("recv", "irecv") else (tensor, None)
+            kind = (request,) if name in ("isend", "irecv") else ()
+            note(request.fast_path, request.facts, self._group.error_prefix(name), sent, received, False, *kind)
 
     def _keep_request(
         self, requests: dict[Any, PersistentRequest], of: str, array: Array, peer: int, tag: int, fast: Any

@@ -16,7 +16,7 @@ from meshdist.arrays.host import Array
 from meshdist.backends.base import Backend, FastPath
 from meshdist.backends.gloo.match import GlooMatchQueue, GlooRecvRequest, Receiver
 from meshdist.backends.gloo.p2p.any_source import AnySource
-from meshdist.backends.gloo.shm.channel import RING_BYTES
+from meshdist.backends.gloo.shm.channel import LONGEST_WHOLE
 from meshdist.backends.gloo.shm.receiver import ShmReceiver
 from meshdist.backends.gloo.shm.sender import ShmSender
 from meshdist.backends.p2p.fast_path import MessageKinds
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from meshdist.backends.gloo.tcp.receiver import TcpReceiver
     from meshdist.backends.gloo.tcp.sender import TcpSender
 
-# An entry of up to half the ring finds room regardless of what was written before it.
-_LARGEST_ENTRY = RING_BYTES // 2 - 128
+# The longest message that is buffered: a few of them are to have room in the ring.
+_LARGEST_ENTRY = LONGEST_WHOLE // 8 - 128
 _DELIVERY_S = 5.0
 
 
@@ -40,7 +40,7 @@ class P2P:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._kinds = MessageKinds(_LARGEST_ENTRY)
+        self._kinds = MessageKinds(_LARGEST_ENTRY, LONGEST_WHOLE)
         self._senders: dict[int, ShmSender | TcpSender] = {}
         self._opening = threading.Lock()
         self._receivers: dict[int, ShmReceiver | TcpReceiver] = {}
