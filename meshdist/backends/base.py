@@ -272,6 +272,10 @@ class Backend:
         """
         return None
 
+    def fast_isend(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
+        """Return a fast path for messages that may be buffered although they are longer than a `send` buffers."""
+        return self.fast_send(dst, tag, dtype, shape)
+
     def fast_recv(self, src: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
         """Return a fast path for messages of a kind from a rank that has sent messages before; None if there is none.
 

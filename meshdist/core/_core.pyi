@@ -110,7 +110,13 @@ class Ring:
 
 def configure(array: Any, users: Callable[..., Any]) -> None: ...
 def handles(
-    planned: type, deferred: type, done: type, wait: Callable[..., bool], most_deferred: int, most_deferred_bytes: int
+    planned: type,
+    deferred: type,
+    done: type,
+    wait: Callable[..., bool],
+    most_deferred: int,
+    most_deferred_bytes: int,
+    long_bytes: int,
 ) -> None: ...
 def compare_by_identity(kind: type[T]) -> type[T]: ...
 def world_changed() -> None: ...

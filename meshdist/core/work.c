@@ -12,7 +12,7 @@
 PyTypeObject *handle_type;
 
 /* As many receives may be deferred, and as many bytes; set by `handles`, as `DeferredReceives` has them. */
-static Py_ssize_t most_deferred, most_deferred_bytes;
+static Py_ssize_t most_deferred, most_deferred_bytes, long_bytes;
 /* The classes of known calls, of receives and of sends that are done; and `Work.wait`. */
 static PyTypeObject *planned_type, *deferred_type, *done_type;
 static PyObject *wait_in_python;
@@ -113,6 +113,12 @@ PyObject *defer_receive(Calls *calls, PyObject *run, PyObject *kind, PyObject *p
     self->source = source;
     if (append(calls->deferred, (PyObject *)self) < 0)
         Py_CLEAR(self);
+    if (self != NULL && ((Ring *)run)->num_bytes > long_bytes) {
+        PyObject *watched = PyObject_CallMethod(calls->deferral, "watch", NULL);
+        if (watched == NULL)
+            Py_CLEAR(self);
+        Py_XDECREF(watched);
+    }
     return (PyObject *)self;
 }
 
@@ -370,8 +376,8 @@ static PyObject *handles(PyObject *module, PyObject *args)
 {
     PyTypeObject *planned, *deferred, *done;
     PyObject *wait;
-    if (!PyArg_ParseTuple(args, "O!O!O!Onn", &PyType_Type, &planned, &PyType_Type, &deferred, &PyType_Type, &done, &wait,
-                          &most_deferred, &most_deferred_bytes))
+    if (!PyArg_ParseTuple(args, "O!O!O!Onnn", &PyType_Type, &planned, &PyType_Type, &deferred, &PyType_Type, &done, &wait,
+                          &most_deferred, &most_deferred_bytes, &long_bytes))
         return NULL;
     if (!PyType_IsSubtype(planned, handle_type) || !PyType_IsSubtype(deferred, handle_type)
         || !PyType_IsSubtype(done, handle_type)) {
@@ -387,8 +393,8 @@ static PyObject *handles(PyObject *module, PyObject *args)
 
 PyMethodDef work_functions[] = {
     {"handles", handles, METH_VARARGS,
-     "handles(planned, deferred, done, wait, most_deferred, most_deferred_bytes): the classes of the works that are made "
-     "here, `Work.wait`, and how much may be deferred."},
+     "handles(planned, deferred, done, wait, most_deferred, most_deferred_bytes, long_bytes): the classes of the works "
+     "that are made here, `Work.wait`, how much may be deferred, and from which size on `watch` is to know."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -55,7 +55,7 @@ class PointToPoint:
         self._receives: dict[Any, PersistentRequest] = {}
         self._isends: dict[Any, PersistentRequest] = {}
         self._ireceives: dict[Any, PersistentRequest] = {}
-        self.deferral = DeferredReceives(self._take_deferred, self._post_deferred)
+        self.deferral = DeferredReceives(self._take_deferred, self._post_deferred, progress)
         self.deferred = self.deferral.works
         # The DeviceCalls that hold back messages until the end of a block; None outside of a block.
         self._batches: list[DeviceCalls] | None = None
@@ -168,13 +168,13 @@ class PointToPoint:
         record = self.begin_record("isend", array, dst, tag)
         self._begin(work, error_prefix, ("to", dst), lambda: backend.send(pack(array), dst, tag), None, record)
         if request is None and array is tensor:
-            self._keep_request(requests, "isend", tensor, dst, tag, backend.fast_send)
+            self._keep_request(requests, "isend", tensor, dst, tag, backend.fast_isend)
         return work
 
     def irecv(self, tensor: Any, src: int | None, tag: int) -> Work:
         group, requests = self._group, self._ireceives
         request = _known(requests, tensor, src, tag)
-        if request is not None and request.fast_path is not None and self.deferral.takes(tensor):
+        if request is not None and request.fast_path is not None and self.deferral.takes(request, tensor):
             return self._defer(request, tensor)
         self.deferral.post_all()
         error_prefix = group.error_prefix("irecv")

@@ -61,6 +61,13 @@ def main(rank, size):
                 works += [dist.isend(y, 1 - rank, tag=tag) for tag in tags]
                 for work in works:
                     work.wait()
+            for count in (10_000, 50_000, 1 << 17, 200_000):
+                long, into = np.ones(count), np.zeros(count)
+                works = [dist.irecv(into, 1 - rank), dist.isend(long, 1 - rank)]
+                for work in works:
+                    work.wait()
+                for sender in (0, 1):
+                    dist.send(long, 1 - rank) if rank == sender else dist.recv(into, 1 - rank)
         with dist.new_group() as group:
             for _ in range(4):
                 group.all_reduce(x, op=dist.ReduceOp.MAX)

@@ -394,7 +394,127 @@ def from_anybody():
         assert [x[0] for x in known] == [10.0 * peer + 1 for peer in others]
         assert sorted(x[0] for x in anybodys) == [10.0 * peer for peer in others]
         assert sorted(work.source_rank() for work in receiving) == sorted(2 * others)
+        dist.barrier()  # a message of the next turn would do as well
 
 
 def test_known_receives_beside_those_from_anybody(trio):
     trio.run(from_anybody)
+
+
+LONG = 50_000  # elements: 400 kB, longer than what `send` buffers
+
+
+def swaps_of_long_messages():
+    rank = dist.get_rank()
+    for turn in range(12):
+        x, y = np.arange(LONG) + 100.0 * rank + turn, np.zeros(LONG)
+        receiving, sending = swap(x, y)
+        if turn % 2:
+            x, y = y, x
+        for work in (receiving, sending) if turn % 3 else (sending, receiving):
+            work.wait()
+        taken = x if turn % 2 else y
+        assert (taken == np.arange(LONG) + 100.0 * (1 - rank) + turn).all()
+        assert receiving.source_rank() == 1 - rank
+
+
+def test_swaps_of_long_messages(pair):
+    pair.run(swaps_of_long_messages)
+
+
+def long_messages_there_and_back(lengths):
+    rank = dist.get_rank()
+    for _ in range(TIMES):
+        for length in lengths:
+            x, y = np.arange(float(length)), np.zeros(length)
+            if rank == 0:
+                dist.send(x, 1, tag=3)
+                dist.recv(y, 1)
+            else:
+                dist.recv(y, 0, tag=3)
+                dist.send(y, 0)
+            assert (x == y).all()
+
+
+def test_long_messages_there_and_back(pair):
+    pair.run(long_messages_there_and_back, [9_000, LONG, 1 << 17, (1 << 17) + 1, 1, 40_000])
+
+
+def one_way_while_the_receiver_does_other_things():
+    """A receive that nobody waits for is posted: its sender, which waits, comes to the call that all make."""
+    rank = dist.get_rank()
+    x, total = np.full(LONG, 7.0), np.ones(1)
+    for turn in range(8):
+        taken = np.zeros(LONG)
+        works = [dist.irecv(taken, 0)] if rank else []
+        if rank == 0:
+            dist.send(x, 1)
+        if turn % 2:
+            dist.all_reduce(total)
+        else:
+            dist.all_reduce(total, async_op=True).wait()
+        for work in works:
+            work.wait()
+        assert rank == 0 or (taken == 7.0).all()
+
+
+def test_a_sender_that_waits_needs_no_wait_of_the_receiver(pair):
+    pair.run(one_way_while_the_receiver_does_other_things)
+
+
+def more_long_messages_than_the_buffers_hold():
+    rank, count = dist.get_rank(), 12
+    swaps_of_long_messages()
+    arrays = [np.full(LONG, float(number)) for number in range(count)]
+    taken = [np.zeros(LONG) for _ in range(count)]
+    works = [dist.isend(x, 1 - rank) for x in arrays]
+    small = dist.isend(np.ones(2), 1 - rank, tag=1)
+    works += [dist.irecv(y, 1 - rank) for y in taken]
+    last = np.zeros(2)
+    dist.recv(last, 1 - rank, tag=1)
+    for work in works[::-1]:
+        work.wait()
+    small.wait()
+    assert [set(y.tolist()) for y in taken] == [{float(number)} for number in range(count)]
+    assert last[0] == 1.0
+
+
+def test_more_long_messages_than_the_buffers_hold(pair):
+    pair.run(more_long_messages_than_the_buffers_hold)
+
+
+def a_long_message_that_comes_late():
+    rank = dist.get_rank()
+    long_messages_there_and_back([LONG])
+    x, y = np.ones(LONG), np.zeros(LONG)
+    group = dist.new_group(timeout=0.3)
+    for _ in range(TIMES):
+        group.send(x, 1) if rank == 0 else group.recv(y, 0)
+    dist.barrier()
+    if rank == 0:
+        with pytest.raises(dist.DistTimeoutError, match="send on group .* waiting for rank 1.* to receive a message"):
+            group.send(x, 1)
+    dist.barrier()
+
+
+def test_a_long_message_that_nobody_receives(pair):
+    pair.run(a_long_message_that_comes_late)
+
+
+def long_messages_of_other_sizes():
+    rank = dist.get_rank()
+    long_messages_there_and_back([LONG])
+    group = dist.new_group()
+    for _ in range(TIMES):
+        group.send(np.ones(LONG), 1) if rank == 0 else group.recv(np.ones(LONG), 0)
+    if rank == 0:
+        group.isend(np.ones(LONG), 1)
+        dist.barrier()
+    else:
+        with pytest.raises(dist.DistBackendError, match=f"is {8 * LONG} bytes .*, {8 * LONG + 8} bytes"):
+            group.recv(np.ones(LONG + 1), 0)
+        dist.barrier()
+
+
+def test_a_long_message_that_does_not_fit(pair):
+    pair.run(long_messages_of_other_sizes)

@@ -34,6 +34,7 @@ CALLS = {
     "recv": lambda group: group.recv(np.ones(3), 1),
     "recv of any": lambda group: group.recv(np.ones(3)),
     "large send": lambda group: group.send(np.ones(1 << 20), 1),
+    "known send": lambda group: group.send(np.ones(20_000), 1),
     "behind an async call": lambda group: group.all_reduce(np.ones(3)),
     "monitored_barrier": lambda group: dist.monitored_barrier(group),
 }
@@ -63,6 +64,7 @@ def meet(connected):
             group.all_reduce(np.ones(5), async_op=True).wait()
             group.isend(np.ones(5), 1 - group.rank())
             group.irecv(np.ones(5), 1 - group.rank()).wait()
+            group.send(np.ones(20_000), 1) if group.rank() == 0 else group.recv(np.ones(20_000), 0)
     return groups
 
 

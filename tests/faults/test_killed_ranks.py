@@ -36,6 +36,8 @@ CALLS = {
     "all_to_all_single": lambda: dist.all_to_all_single(np.ones(3), np.ones(3)),
     "recv": lambda: dist.recv(np.ones(3), VICTIM),
     "large send": lambda: dist.send(np.ones(1 << 20), VICTIM),
+    "known send": lambda: dist.send(np.ones(20_000), VICTIM),
+    "known irecv": lambda: dist.irecv(np.ones(20_000), VICTIM).wait(),
     "async all_reduce": lambda: dist.all_reduce(np.ones(3), async_op=True).wait(),
     "known async calls": lambda: [work.wait() for work in begin_known_calls()],
 }
@@ -61,6 +63,16 @@ def connect():
             elif peer > dist.get_rank():
                 dist.recv(np.ones(3), peer)
                 dist.send(np.ones(3), peer)
+            if peer != dist.get_rank():
+                works = [dist.irecv(np.ones(20_000), peer), dist.isend(np.ones(20_000), peer)]
+                if peer == VICTIM:
+                    works[0].wait()
+                    dist.send(np.ones(20_000), peer)
+                elif dist.get_rank() == VICTIM:
+                    works[0].wait()
+                    dist.recv(np.ones(20_000), peer)
+                for work in works:
+                    work.wait()
 
 
 def check_death(workers, failures, killed_s):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshdist import core
 from meshdist.arrays.host import Array
 from meshdist.backends.base import Backend, FastPath
 from meshdist.backends.gloo.match import GlooMatchQueue, GlooRecvRequest, Receiver
@@ -71,9 +72,15 @@ class P2P:
             remote.resume(src)
         return request
 
-    def fast_send(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
+    def fast_send(
+        self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...], *, buffers: bool = False
+    ) -> FastPath | None:
         sender, kind = self._senders.get(dst), self._kinds.kind(tag, dtype, shape)
-        return None if sender is None or kind is None else sender.fast_path(kind)
+        if sender is None or kind is None:
+            return None
+        if buffers and core.module is not None and isinstance(sender, ShmSender):
+            kind = kind._replace(is_eager=True)
+        return sender.fast_path(kind)
 
     def fast_recv(self, src: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
         receiver, kind = self._receivers.get(src), self._kinds.kind(tag, dtype, shape)
