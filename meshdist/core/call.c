@@ -229,7 +229,8 @@ static void learn(Function *self, Active *told, PyObject *const *args, int num_a
     memo->calls = (Calls *)Py_NewRef(told->calls);
     memo->world = num_worlds;
     memo->run = Py_NewRef(told->run), memo->facts = Py_NewRef(told->facts), memo->prefix = Py_NewRef(told->prefix);
-    memo->kwnames = Py_XNewRef(kwnames), memo->result = Py_NewRef(memo->returned < 0 ? result : Py_None);
+    memo->kwnames = Py_XNewRef(kwnames);
+    memo->result = Py_NewRef(memo->returned < 0 && told->kind == NULL ? result : Py_None); /* a work has its array */
     memo->apart = told->apart;
     if (told->kind != NULL) {
         memo->kind = Py_NewRef(told->kind);

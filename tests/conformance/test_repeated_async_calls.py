@@ -92,7 +92,11 @@ def test_mixed_with_sync_calls_and_other_kinds(pair):
 
 
 def nobody_keeps_anything():
-    learn()
+    first = np.ones((2, 1))
+    was_first = weakref.ref(first)
+    for _ in range(TIMES):
+        begin(first)
+    del first
     total = np.zeros(2)
     for _ in range(50):
         array = np.ones(2)
@@ -103,6 +107,7 @@ def nobody_keeps_anything():
     dist.all_reduce(total)
     gc.collect()
     assert died() is None
+    assert was_first() is None
     with dist.new_group() as group:
         learn(group)
         last = np.ones(2)
