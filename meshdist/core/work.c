@@ -113,7 +113,7 @@ PyObject *defer_receive(Calls *calls, PyObject *run, PyObject *kind, PyObject *p
     self->source = source;
     if (append(calls->deferred, (PyObject *)self) < 0)
         Py_CLEAR(self);
-    if (self != NULL && ((Ring *)run)->num_bytes > long_bytes) {
+    if (self != NULL && ((Ring *)run)->num_bytes * PyObject_Size(calls->deferred) > long_bytes) {
         PyObject *watched = PyObject_CallMethod(calls->deferral, "watch", NULL);
         if (watched == NULL)
             Py_CLEAR(self);
@@ -394,7 +394,7 @@ static PyObject *handles(PyObject *module, PyObject *args)
 PyMethodDef work_functions[] = {
     {"handles", handles, METH_VARARGS,
      "handles(planned, deferred, done, wait, most_deferred, most_deferred_bytes, long_bytes): the classes of the works "
-     "that are made here, `Work.wait`, how much may be deferred, and from which size on `watch` is to know."},
+     "that are made here, `Work.wait`, how much may be deferred, and from how much on `watch` is to know."},
     {NULL, NULL, 0, NULL},
 };
 

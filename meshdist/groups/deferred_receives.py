@@ -112,7 +112,8 @@ class DeferredReceives:
     Most are waited for before anything else is received: then their messages go from the transport straight into their
     arrays, without a request. All are posted before any other receive of the group, when one is asked for in another
     way than by `wait`, and when they are so many that their messages might fill the buffers of the transport. A sender
-    waits for the receive of a long message: the progress thread posts that if this rank has not waited for it soon.
+    may wait for the receive of a long message, or of many: the progress thread posts those that this rank has not
+    waited for soon.
 
     `take` receives the message of a work, if it comes within moments, and returns whether it has; `post` posts its
     receive.
@@ -140,7 +141,7 @@ class DeferredReceives:
     def add(self, work: DeferredWork) -> DeferredWork:
         work.queue = self
         self.works.append(work)
-        if work.tensor.nbytes > self.LONG_BYTES:
+        if work.tensor.nbytes * len(self.works) > self.LONG_BYTES:
             self.watch()
         return work
 

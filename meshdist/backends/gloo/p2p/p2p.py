@@ -1,8 +1,9 @@
 """Point-to-point messages of a group: through shared memory between ranks of one host, else over TCP.
 
 A message of up to the eager limit is copied into the channel's ring, and its send is done. A longer one goes through
-the ring in pieces, and is done when it is received. A still longer one is only announced in the ring: both sides copy
-it between the arrays, if the receiver can read the sender's memory (`READS`).
+the ring in pieces, and is done when it is received; an `isend` by the core, when it is in the ring, if that has room
+for all of it. A still longer one is only announced in the ring: both sides copy it between the arrays, if the receiver
+can read the sender's memory (`READS`).
 """
 
 from __future__ import annotations

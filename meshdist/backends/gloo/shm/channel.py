@@ -33,6 +33,8 @@ LONGEST_WHOLE = 1 << 20
 RING_BYTES = LONGEST_WHOLE + (64 << 10)
 _TEXTS, _TEXT_BYTES, RING = 512, 1536, 4096
 CHANNEL_BYTES = RING + RING_BYTES
+# In larger groups there may be a channel for each of many pairs of ranks.
+_FEW_RANKS, _SMALL_RING_BYTES = 8, 256 << 10
 
 # Words of the sender's line, then of the receiver's. Bells, state and text length are at the same places in both.
 HEAD, TOKEN, TOKEN_VALUE, WRITTEN, _CUT, _CUT_AT, CLAIMED, WRITTEN_FROM = 0, 4, 5, 6, 7, 8, 9, 10
@@ -80,21 +82,23 @@ class Channel:
     Attributes:
         memory: All of the segment, as bytes.
         words: The words, with ordered loads and stores.
+        ring_bytes: The size of the ring.
         others_bells: The word with the doorbells that the other side sleeps on.
         others_state: The word that is not 0 once the other side has left.
     """
 
     def __init__(self, segment: Segment, side: int) -> None:
-        segment.reserve(0, CHANNEL_BYTES)
         self.segment = segment
         self.memory = memoryview(segment.memory).cast("B")
+        segment.reserve(0, len(self.memory))
+        self.ring_bytes = len(self.memory) - RING
         self.words = in_order(self.memory[:_TEXTS].cast("Q"))
-        self._ring: Array = np.ndarray((RING_BYTES,), np.uint8, segment.memory, RING)
+        self._ring: Array = np.ndarray((self.ring_bytes,), np.uint8, segment.memory, RING)
         self._lock = threading.Lock()
         self._side = side
         # Where the long messages end that the sender has written whole, and up to where the ring is free at least: what
         # has been taken is not read again, although the tail may still stand before it (see `skip`).
-        self._stream = None if core.module is None else core.Stream(self.memory, (RING, RING_BYTES), (HEAD, TAIL))
+        self._stream = None if core.module is None else core.Stream(self.memory, (RING, self.ring_bytes), (HEAD, TAIL))
         self._written: deque[tuple[int, int]] = deque()
         self._free_to = 0
         other = RECEIVER - side
@@ -104,18 +108,18 @@ class Channel:
 
     def ring_of(self, dtype: np.dtype[Any]) -> Array:
         """Return the ring as elements of a dtype whose size divides that of a word."""
-        ring: Array = np.ndarray((RING_BYTES // dtype.itemsize,), dtype, self.segment.memory, RING)
+        ring: Array = np.ndarray((self.ring_bytes // dtype.itemsize,), dtype, self.segment.memory, RING)
         return ring
 
     def has_room(self, num_bytes: int) -> bool:
-        return self.words[HEAD] + entry_bytes(num_bytes) - self._tail() <= RING_BYTES
+        return self.words[HEAD] + entry_bytes(num_bytes) - self._tail() <= self.ring_bytes
 
     def announce(self, header: Header) -> bool:
         words = self.words
         head = words[HEAD]
-        if head + UNIT - self._tail() > RING_BYTES:
+        if head + UNIT - self._tail() > self.ring_bytes:
             return False
-        place = RING + head % RING_BYTES
+        place = RING + head % self.ring_bytes
         _KIND.pack_into(self.memory, place, *header[:4])
         _OWN.pack_into(self.memory, place + _KIND.size, *header[4:])
         words[HEAD] = head + UNIT
@@ -132,9 +136,9 @@ class Channel:
         words, ring, size, spins = self.words, self._ring, data.size, _SPINS * polls
         head = words[HEAD]
         while written < size:
-            place = head % RING_BYTES
+            place = head % self.ring_bytes
             piece = min(_LONGEST_PIECE, max(FIRST_PIECE, written))
-            length = min(size - written, piece, RING_BYTES - place, self._tail() + RING_BYTES - head)
+            length = min(size - written, piece, self.ring_bytes - place, self._tail() + self.ring_bytes - head)
             if length:
                 ring[place : place + length] = data[written : written + length]
                 written += length
@@ -166,7 +170,7 @@ class Channel:
         tail = words[TAIL]
         if words[HEAD] == tail:
             return None
-        place = RING + tail % RING_BYTES
+        place = RING + tail % self.ring_bytes
         return Header(*_KIND.unpack_from(self.memory, place), *_OWN.unpack_from(self.memory, place + _KIND.size))
 
     def drop(self) -> None:
@@ -262,11 +266,16 @@ class Channel:
 
     def _copy(self, tail: int, target: Array, there: int) -> int:
         # Copy one piece of a message that continues at `tail`; return its length.
-        place = tail % RING_BYTES
-        length: int = min(target.size - there, self.words[HEAD] - tail, RING_BYTES - place)
+        place = tail % self.ring_bytes
+        length: int = min(target.size - there, self.words[HEAD] - tail, self.ring_bytes - place)
         if length:
             target[there : there + length] = self._ring[place : place + length]
         return length
+
+
+def channel_bytes(num_ranks: int) -> int:
+    """Return the size of a channel in a group."""
+    return CHANNEL_BYTES if num_ranks <= _FEW_RANKS else RING + _SMALL_RING_BYTES
 
 
 def kind_of(header: Header) -> bytes:

@@ -25,7 +25,6 @@ from meshdist.backends.gloo.shm.channel import (
     FIRST_PIECE,
     HEAD,
     RING,
-    RING_BYTES,
     RTS,
     TAIL,
     TAKEN,
@@ -72,9 +71,9 @@ def shm_fast_send(sender: RingWriter, kind: MessageKind) -> FastPath | None:
     if not _is_aligned(dtype) or (core.module is None and not kind.is_eager):
         return None
     words, memory, ring = channel.words, channel.memory, channel.ring_of(dtype)
-    others_state, others_bells = channel.others_state, channel.others_bells
+    others_state, others_bells, ring_bytes = channel.others_state, channel.others_bells, channel.ring_bytes
     itemsize, count, is_flat = dtype.itemsize, math.prod(kind.shape), len(kind.shape) == 1
-    header, start, length, last = _entry(kind)
+    header, start, length, last = _entry(kind, channel.ring_bytes)
     start_bytes = len(start)
     if core.module is not None:
         nothing: tuple[str, ...] = ()
@@ -84,9 +83,9 @@ def shm_fast_send(sender: RingWriter, kind: MessageKind) -> FastPath | None:
     def send(array: Array) -> bool:
         with lock:
             head = words[HEAD]
-            if waiting or words[others_state] or head + length - words[TAIL] > RING_BYTES:
+            if waiting or words[others_state] or head + length - words[TAIL] > ring_bytes:
                 return False
-            place = head % RING_BYTES
+            place = head % ring_bytes
             if place <= last:
                 begin = place + RING
                 memory[begin : begin + start_bytes] = start
@@ -110,9 +109,9 @@ def shm_fast_recv(receiver: RingReader, kind: MessageKind) -> FastPath | None:
     if channel is None or not _is_aligned(dtype) or (core.module is None and not kind.is_eager):
         return None
     words, memory, ring = channel.words, channel.memory, channel.ring_of(dtype)
-    others_bells = channel.others_bells
+    others_bells, ring_bytes = channel.others_bells, channel.ring_bytes
     itemsize, count, is_flat = dtype.itemsize, math.prod(kind.shape), len(kind.shape) == 1
-    _, start, length, last = _entry(kind)
+    _, start, length, last = _entry(kind, channel.ring_bytes)
     start_bytes = len(start)
     if core.module is not None:
         busy = ("coming", "left_over")
@@ -127,7 +126,7 @@ def shm_fast_recv(receiver: RingReader, kind: MessageKind) -> FastPath | None:
             return False
         try:
             tail = words[TAIL]
-            place = tail % RING_BYTES
+            place = tail % ring_bytes
             begin = place + RING
             if words[HEAD] == tail or memory[begin : begin + start_bytes] != start:
                 return False
@@ -160,10 +159,10 @@ def _compiled(
     wake: Callable[[], None],
     rest: Callable[[Array, int, str], None] | None,
 ) -> FastPath:
-    _, start, length, _ = _entry(kind)
+    _, start, length, _ = _entry(kind, channel.ring_bytes)
     words = HEAD, TAIL, channel.others_state, channel.others_bells, TAKEN, WRITTEN
     sizes = UNIT, kind.num_bytes, length
-    ring = RING, RING_BYTES
+    ring = RING, channel.ring_bytes
     return core.Ring(receives, channel.memory, ring, words, sizes, start, locked, empties, owner, nones, wake, rest)
 
 
@@ -172,9 +171,9 @@ def _is_aligned(dtype: np.dtype[Any]) -> bool:
     return UNIT % (dtype.itemsize or UNIT + 1) == 0
 
 
-def _entry(kind: MessageKind) -> tuple[Header, bytes, int, int]:
+def _entry(kind: MessageKind, ring_bytes: int) -> tuple[Header, bytes, int, int]:
     # A message's header, the bytes it begins with, its length in the ring, and the last place from which it is copied
     # in one go (-1 if it is long).
     entry_kind = EAGER if kind.is_eager else RTS
     header, length = Header(entry_kind, kind.tag, kind.num_bytes, kind.dtype_name), entry_bytes(kind.num_bytes)
-    return header, kind_of(header), length, RING_BYTES - length if kind.num_bytes <= _SHORT_BYTES else -1
+    return header, kind_of(header), length, ring_bytes - length if kind.num_bytes <= _SHORT_BYTES else -1

@@ -13,7 +13,6 @@ from meshdist.backends.base import Backend, FastPath
 from meshdist.backends.gloo.match import GlooMatchQueue, PendingSends
 from meshdist.backends.gloo.published import check_withdrawn, publish_channel
 from meshdist.backends.gloo.shm.channel import (
-    CHANNEL_BYTES,
     EAGER,
     MODE,
     READS,
@@ -27,6 +26,7 @@ from meshdist.backends.gloo.shm.channel import (
     Channel,
     Header,
     Peer,
+    channel_bytes,
 )
 from meshdist.backends.gloo.shm.fast_path import shm_fast_send
 from meshdist.backends.gloo.shm.segment import create
@@ -53,7 +53,7 @@ class ShmSender:
         deferred_cleanup[:] = [give_back for give_back in deferred_cleanup if not give_back()]
         self.peer = Peer(backend, dst)
         self._backend, self._options, self._dst = backend, backend.options, dst
-        segment = create(CHANNEL_BYTES, [self.peer.card.pid])
+        segment = create(channel_bytes(backend.size), [self.peer.card.pid])
         self.channel = Channel(segment, SENDER)
         allow_peers()
         self._token = np.array([os.getpid() ^ id(self)])
