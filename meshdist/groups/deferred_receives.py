@@ -128,7 +128,7 @@ class DeferredReceives:
         self._queue = JobQueue(progress)
         self._is_watched = False
         self._lock = threading.RLock()
-        # Taken while a receive is neither in `works` nor posted: the core then takes no message.
+        # Taken by a thread that changes `works`: the core, which changes it without the lock, then leaves it alone.
         self.taking = core.TryLock()
         self.works: deque[DeferredWork] = deque()  # those that are not posted
 
@@ -174,23 +174,17 @@ class DeferredReceives:
 
     def carry(self, work: Work) -> None:
         """Receive the message of `work`, and those before it, or post them all."""
-        with self._lock:
+        with self._lock, self._in_hand():
             while work in self.works:
-                self._take_first()
+                first = self.works.popleft()
+                if self._take(first):
+                    first.queue = None
+                    first.complete(None)
+                else:
+                    self.works.appendleft(first)
+                    self.post_all()
         if work.queue is not None and work.queue is not self:
             work.queue.carry(work)
-
-    def _take_first(self) -> None:
-        with self._in_hand():
-            first = self.works.popleft()
-            has_come = self._take(first)
-            if not has_come:
-                self.works.appendleft(first)
-        if has_come:
-            first.queue = None
-            first.complete(None)
-        else:
-            self.post_all()
 
     def post_all(self) -> None:
         with self._lock, self._in_hand():

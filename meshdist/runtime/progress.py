@@ -194,6 +194,13 @@ class JobQueue:
         except IndexError:  # it was completed just now
             return None
 
+    def head(self) -> Job | PlannedWork | None:
+        """Return the entry of that call."""
+        try:
+            return self.jobs[0]
+        except IndexError:
+            return None
+
 
 class Progress:
     """The progress thread of one rank."""
@@ -364,7 +371,7 @@ class Progress:
         for queue in queues:
             if queue in mine or queue.wanted:
                 continue
-            entry = queue.jobs[0] if queue.jobs else None
+            entry = queue.head()
             if entry is None:
                 self._deactivate(queue)
             elif (is_urgent or entry.record[CREATED] < due_ns or entry.work.has_callbacks) and queue.carrier.acquire(
