@@ -207,6 +207,10 @@ class Plan(ABC):
         for waitable in self.steps(send, recv):
             self.wait(waitable)
 
+    def rest(self, recv: Buffers, word: int, phase: int) -> Iterator[Waitable]:
+        """Go on with a call that the core has begun: it has signalled `word`, and uses the slots of `phase`."""
+        raise NotImplementedError  # the core begins calls of one step only
+
     def wait(self, waitable: Waitable) -> None:
         """Block until `waitable` is ready, at most for the group's timeout."""
         self.backend.wait(waitable, self.error_prefix)
@@ -279,6 +283,10 @@ class Backend:
         The array may be changed as soon as it returns, and the message keeps its order.
         """
         return None
+
+    def fast_isend(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
+        """Return a fast path for messages that may be buffered although they are longer than a `send` buffers."""
+        return self.fast_send(dst, tag, dtype, shape)
 
     def fast_recv(self, src: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
         """Return a fast path for messages of a kind from a rank that has sent messages before; None if there is none.

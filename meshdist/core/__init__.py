@@ -1,13 +1,14 @@
-"""The compiled core: calls of few bytes that were made before, without Python on their way; optional.
+"""The compiled core: calls of few bytes that were made before, sync and async, without Python on their way; optional.
 
 `MESHDIST_CORE` chooses: `auto` (the default) takes the core where it was built, `python` does without, `require` raises
 where it is missing. What it does is written in Python as well, which is the reference: the flag barrier, the plans of
-one step, the fast path of messages, and `ProcessGroup.submit`.
+one step, the fast path of messages, `ProcessGroup.submit`, and the progress of async calls.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -18,7 +19,7 @@ VARIABLE = "MESHDIST_CORE"
 
 _CHOICES = ("auto", "python", "require")
 # What this package and the module expect of each other; the same number stands in module.c.
-_INTERFACE = 3
+_INTERFACE = 4
 
 T = TypeVar("T")
 
@@ -34,12 +35,20 @@ class PlainCalls:
 
     note: Callable[..., None] | None = None
 
-    def __init__(self, outstanding: Any, deferred: Any, keep: Any, fail: Any) -> None:
+    def __init__(self, queue: Any, deferral: Any, keep: Any, fail: Any, make_job: Any) -> None:
         self.num_calls = self.num_messages = 0
         self.is_open = True
 
     def forget(self) -> None:
         return
+
+
+class PlainHandle:
+    """What a Work consists of; what `Handle` is without the core, which has the same and more."""
+
+    __slots__ = (
+        "_callbacks", "_error", "_error_prefix", "_is_done", "_observer", "_value", "kind", "queue", "record", "source"
+    )  # fmt: skip
 
 
 def _load() -> tuple[Any, str]:
@@ -72,11 +81,13 @@ def status() -> str:
 
 
 if TYPE_CHECKING:
-    from meshdist.core._core import Barrier, Calls, Function, Ring, Step
+    from meshdist.core._core import Barrier, Calls, Function, Handle, Ring, Step, Stream, TryLock
 elif module is None:
-    Function, Calls, Barrier, Ring, Step = partial, PlainCalls, None, None, None
+    Function, Calls, Barrier, Ring, Step, Stream = partial, PlainCalls, None, None, None, None
+    Handle, TryLock = PlainHandle, threading.Lock
 else:
     Function, Calls, Barrier, Ring, Step = module.Function, module.Calls, module.Barrier, module.Ring, module.Step
+    Handle, TryLock, Stream = module.Handle, module.TryLock, module.Stream
 
 
 def compare_by_identity(kind: type[T]) -> type[T]:
@@ -100,8 +111,11 @@ __all__ = [
     "Barrier",
     "Calls",
     "Function",
+    "Handle",
     "Ring",
     "Step",
+    "Stream",
+    "TryLock",
     "compare_by_identity",
     "missing",
     "module",

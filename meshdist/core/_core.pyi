@@ -17,11 +17,40 @@ class Calls:
     num_calls: int
     num_messages: int
     is_open: bool
-    note: Callable[[Any, Any, str, Any, Any, bool], None] | None
+    note: Callable[..., None] | None  # run, facts, prefix, send, recv, apart, and kind if the call is async
     def __init__(
-        self, outstanding: Any, deferred: Any, keep: Callable[[Any], None], fail: Callable[..., None]
+        self,
+        queue: Any,
+        deferral: Any,
+        keep: Callable[[Any], None],
+        fail: Callable[..., None],
+        make_job: Callable[[Any], Any],
     ) -> None: ...
     def forget(self) -> None: ...
+
+class TryLock:
+    def acquire(self, blocking: bool, /) -> bool: ...
+    def release(self) -> None: ...
+    def locked(self) -> bool: ...
+
+class Handle:
+    _callbacks: list[Callable[[], object]]
+    _error: BaseException | None
+    _error_prefix: str
+    _is_done: bool
+    _observer: Any
+    _value: Any
+    queue: Any
+    record: Any
+    kind: Any
+    source: int
+    sent: Any
+    has_begun: bool
+    word: int
+    phase: int
+    def _wait(self, timeout: Any = None) -> bool: ...
+    def _release(self) -> None: ...
+    def job(self) -> Any: ...
 
 class Barrier:
     step: int
@@ -56,13 +85,18 @@ class Step:
     # True if the call was carried out; False if nothing was done; None if nothing was taken.
     def __call__(self, send: Any, recv: Any) -> bool | None: ...
 
+class Stream:
+    def __init__(self, memory: memoryview, ring: tuple[int, int], words: tuple[int, int]) -> None: ...
+    def fill(self, data: Any, written: int, free_to: int, polls: bool) -> int: ...
+    def drain(self, target: Any, there: int, polls: bool) -> int: ...
+
 class Ring:
     def __init__(
         self,
         receives: bool,
         memory: memoryview,
         ring: tuple[int, int],
-        words: tuple[int, int, int, int],
+        words: tuple[int, int, int, int, int, int],
         sizes: tuple[int, int, int],
         start: bytes,
         locked: Callable[[], bool],
@@ -70,10 +104,20 @@ class Ring:
         owner: Any,
         nones: tuple[str, ...],
         wake: Callable[[], object],
+        rest: Callable[[Any, int, str], None] | None,
     ) -> None: ...
     def __call__(self, array: Any) -> bool: ...
 
 def configure(array: Any, users: Callable[..., Any]) -> None: ...
+def handles(
+    planned: type,
+    deferred: type,
+    done: type,
+    wait: Callable[..., bool],
+    most_deferred: int,
+    most_deferred_bytes: int,
+    long_bytes: int,
+) -> None: ...
 def compare_by_identity(kind: type[T]) -> type[T]: ...
 def world_changed() -> None: ...
 def use_many_worlds() -> None: ...

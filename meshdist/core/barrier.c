@@ -108,7 +108,7 @@ static int await_rest(uint64_t word, PyObject *wait)
     return waited == NULL ? -1 : 0;
 }
 
-int barrier_await(Barrier *self, uint64_t word, PyObject *wait)
+bool barrier_poll(Barrier *self, uint64_t word)
 {
     const Py_ssize_t *post = self->posts + (word & 1) * self->num_peers, *end = post + self->num_peers;
     int spins = self->spins;
@@ -121,7 +121,7 @@ int barrier_await(Barrier *self, uint64_t word, PyObject *wait)
     }
     if (self->spins < SPINS && spins < self->spins)
         self->spins++;
-    return is_same_call(self, word) ? 0 : await_rest(word, wait);
+    return is_same_call(self, word);
 
 yield:
     self->spins = self->spins / 2 > FEWEST_SPINS ? self->spins / 2 : FEWEST_SPINS;
@@ -133,7 +133,12 @@ yield:
             sched_yield();
     }
     Py_END_ALLOW_THREADS
-    return arrived && is_same_call(self, word) ? 0 : await_rest(word, wait);
+    return arrived && is_same_call(self, word);
+}
+
+int barrier_await(Barrier *self, uint64_t word, PyObject *wait)
+{
+    return barrier_poll(self, word) ? 0 : await_rest(word, wait);
 }
 
 static PyObject *barrier_signal_method(Barrier *self, PyObject *fingerprint)

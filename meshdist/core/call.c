@@ -9,7 +9,7 @@
 
 #include <structmember.h>
 
-PyTypeObject *function_type, *calls_type, *array_type;
+PyTypeObject *function_type, *calls_type, *try_lock_type, *array_type;
 
 enum { MOST_ARGS = 8, MOST_MEMOS = 16, MOST_ARRAYS = 64 };
 
@@ -21,17 +21,6 @@ static PyObject *find_user;
 static uint64_t num_worlds;
 /* Ranks that are threads: every thread may have a world of its own. */
 static bool has_many_worlds;
-
-/* One group's counts, and what is the same for all its calls. */
-typedef struct {
-    PyObject_HEAD
-    unsigned long long num_calls, num_messages;
-    char is_open; /* no hooks */
-    PyObject *outstanding; /* async calls: a deque */
-    PyObject *deferred;    /* receives that are not posted: a deque */
-    PyObject *keep;        /* of the flight recorder */
-    PyObject *fail;        /* called with the error, its prefix and the record: raises */
-} Calls;
 
 typedef struct Arg {
     enum { IDENTICAL, ARRAY, LIST } kind;
@@ -46,8 +35,11 @@ typedef struct {
     Calls *calls;
     uint64_t world; /* at the time */
     PyObject *run, *facts, *prefix, *kwnames, *result;
+    PyObject *kind; /* of an async call, whose result is a new work: its Plan or PersistentRequest; else NULL */
+    long source;    /* of a message to receive */
     int send, recv, returned; /* arguments; -1 for none */
     bool apart;               /* inputs may not share memory with outputs */
+    int num_users; /* besides the Function */
     int num_args;
     Arg args[MOST_ARGS];
 } Memo;
@@ -71,7 +63,7 @@ typedef struct Active {
     struct Active *outer;
     int num_notes;
     Calls *calls;
-    PyObject *run, *facts, *prefix, *send, *recv;
+    PyObject *run, *facts, *prefix, *send, *recv, *kind;
     bool apart;
 } Active;
 
@@ -157,8 +149,11 @@ static bool matches(const Arg *arg, PyObject *object)
 
 /* ---- memos */
 
+/* A memo is freed by the last that uses it: the Function, and calls that it is making. */
 static void memo_free(Memo *memo)
 {
+    if (memo->num_users-- > 0)
+        return;
     for (int i = 0; i < memo->num_args; i++)
         arg_clear(&memo->args[i]);
     Py_XDECREF(memo->calls);
@@ -167,6 +162,7 @@ static void memo_free(Memo *memo)
     Py_XDECREF(memo->prefix);
     Py_XDECREF(memo->kwnames);
     Py_XDECREF(memo->result);
+    Py_XDECREF(memo->kind);
     PyMem_Free(memo);
 }
 
@@ -180,6 +176,29 @@ static void forget(Function *function, Calls *calls)
             memo_free(memo);
         }
     }
+}
+
+/* Async calls: those of one step with one array on each side; and messages, of which a receive knows its sender. */
+static bool learn_async(Memo *memo)
+{
+    bool is_message = Py_TYPE(memo->run) == ring_type;
+    if (!is_message && Py_TYPE(memo->run) != step_type)
+        return false;
+    if ((memo->send >= 0 && memo->args[memo->send].kind != ARRAY)
+        || (memo->recv >= 0 && memo->args[memo->recv].kind != ARRAY))
+        return false;
+    if (is_message && ring_waits((Ring *)memo->run))
+        return false;
+    if (is_message && ((Ring *)memo->run)->receives) {
+        PyObject *source = PyObject_GetAttrString(memo->kind, "source");
+        memo->source = source == NULL ? -1 : PyLong_AsLong(source);
+        Py_XDECREF(source);
+        if (PyErr_Occurred()) {
+            PyErr_Clear();
+            return false;
+        }
+    }
+    return true;
 }
 
 /* Keep a call that has returned, if a later one like it can be told by its arguments. */
@@ -206,12 +225,17 @@ static void learn(Function *self, Active *told, PyObject *const *args, int num_a
     }
     is_known = is_known && (told->send == Py_None || memo->send >= 0) && (told->recv == Py_None || memo->recv >= 0);
     /* The result of a message is the rank of its sender, if any. */
-    is_known = is_known && (result == Py_None || memo->returned >= 0 || (is_message && PyLong_CheckExact(result)));
+    is_known = is_known && (told->kind != NULL || result == Py_None || memo->returned >= 0 || (is_message && PyLong_CheckExact(result)));
     memo->calls = (Calls *)Py_NewRef(told->calls);
     memo->world = num_worlds;
     memo->run = Py_NewRef(told->run), memo->facts = Py_NewRef(told->facts), memo->prefix = Py_NewRef(told->prefix);
-    memo->kwnames = Py_XNewRef(kwnames), memo->result = Py_NewRef(memo->returned < 0 ? result : Py_None);
+    memo->kwnames = Py_XNewRef(kwnames);
+    memo->result = Py_NewRef(memo->returned < 0 && told->kind == NULL ? result : Py_None); /* a work has its array */
     memo->apart = told->apart;
+    if (told->kind != NULL) {
+        memo->kind = Py_NewRef(told->kind);
+        is_known = is_known && learn_async(memo);
+    }
     if (!is_known) {
         memo_free(memo);
         return;
@@ -239,6 +263,8 @@ static bool same_names(PyObject *names, PyObject *others)
 /* Whether no earlier call of the group has to come before. */
 static bool comes_next(const Memo *memo)
 {
+    if (memo->kind != NULL) /* it may have to wait */
+        return true;
     if (Py_TYPE(memo->run) != ring_type)
         return PyObject_Size(memo->calls->outstanding) == 0;
     return !((Ring *)memo->run)->receives || PyObject_Size(memo->calls->deferred) == 0;
@@ -266,14 +292,23 @@ static Memo *find(Function *self, PyObject *const *args, int num_args, PyObject 
 
 /* ---- the call itself */
 
-static int gather(const Arg *arg, PyObject *object, char **data, Py_ssize_t *num_bytes)
+/* The arrays on one side of a call. */
+typedef struct {
+    int count;
+    char *data[MOST_ARRAYS];
+    Py_ssize_t num_bytes[MOST_ARRAYS];
+} Buffers;
+
+static int gather(const Arg *arg, PyObject *object, Buffers *buffers)
 {
     if (arg->kind != LIST) {
-        data[0] = ((Array *)object)->data, num_bytes[0] = arg->num_bytes;
+        buffers->data[0] = ((Array *)object)->data, buffers->num_bytes[0] = arg->num_bytes;
         return 1;
     }
-    for (int i = 0; i < arg->count; i++)
-        data[i] = ((Array *)PyList_GET_ITEM(object, i))->data, num_bytes[i] = arg->items[i].num_bytes;
+    for (int i = 0; i < arg->count; i++) {
+        buffers->data[i] = ((Array *)PyList_GET_ITEM(object, i))->data;
+        buffers->num_bytes[i] = arg->items[i].num_bytes;
+    }
     return arg->count;
 }
 
@@ -311,7 +346,8 @@ static PyObject *place_of_user(Function *self, int *instruction)
 }
 
 /* Put a record of a call into the flight recorder, as `submit` does; a new reference. */
-static PyObject *begin_record(Calls *calls, PyObject *facts, unsigned long long number, PyObject *code, int instruction)
+static PyObject *begin_record(Calls *calls, PyObject *facts, unsigned long long number, bool starts, PyObject *code,
+                              int instruction)
 {
     PyObject *record = PyList_New(7), *now = PyLong_FromLongLong(now_ns());
     if (record == NULL || now == NULL) {
@@ -321,9 +357,9 @@ static PyObject *begin_record(Calls *calls, PyObject *facts, unsigned long long 
     }
     PyList_SET_ITEM(record, 0, Py_NewRef(facts));
     PyList_SET_ITEM(record, 1, PyLong_FromUnsignedLongLong(number));
-    PyList_SET_ITEM(record, 2, Py_NewRef(now));
-    PyList_SET_ITEM(record, 3, now);
-    PyList_SET_ITEM(record, 4, PyLong_FromLong(0));
+    PyList_SET_ITEM(record, 2, now);
+    PyList_SET_ITEM(record, STARTED, starts ? Py_NewRef(now) : PyLong_FromLong(0));
+    PyList_SET_ITEM(record, COMPLETED, PyLong_FromLong(0));
     PyList_SET_ITEM(record, 5, Py_NewRef(code));
     PyList_SET_ITEM(record, 6, PyLong_FromLong(instruction));
     PyObject *kept = PyObject_CallOneArg(calls->keep, record);
@@ -348,61 +384,95 @@ static PyObject *failed(Calls *calls, PyObject *prefix, PyObject *record)
     return NULL;
 }
 
+/* Whether arrays of a call that have to be apart share memory. */
+static bool share_memory(const Memo *memo, const Buffers *sent, const Buffers *received, bool in_place)
+{
+    for (int i = 0; i < received->count; i++) {
+        for (int j = 0; j < i; j++)
+            if (overlap(received->data[i], received->num_bytes[i], received->data[j], received->num_bytes[j]))
+                return true;
+        for (int j = 0; memo->apart && !in_place && j < sent->count; j++)
+            if (overlap(received->data[i], received->num_bytes[i], sent->data[j], sent->num_bytes[j]))
+                return true;
+    }
+    return false;
+}
+
+/* Send or receive a message. It is recorded once it is done: one that needs a request is recorded by that. Returns 1, 0
+   if it needs a request, or -1 with an error set; as do the two below. */
+static int run_message(const Memo *memo, const Buffers *buffers, PyObject *array, PyObject *code, int instruction,
+                       PyObject **record)
+{
+    uint64_t number;
+    int moved = ring_move((Ring *)memo->run, buffers->data[0], &number);
+    if (moved > 0)
+        *record = begin_record(memo->calls, memo->facts, ++memo->calls->num_messages, true, code, instruction);
+    if (moved > 0 && *record == NULL)
+        return -1;
+    return moved == 2 ? ring_rest((Ring *)memo->run, array, number, memo->prefix) : moved;
+}
+
+static int run_call(const Memo *memo, const Buffers *sent, const Buffers *received, PyObject *send, PyObject *recv,
+                    PyObject *code, int instruction, PyObject **record)
+{
+    *record = begin_record(memo->calls, memo->facts, ++memo->calls->num_calls, true, code, instruction);
+    if (*record == NULL)
+        return -1;
+    if (Py_TYPE(memo->run) == step_type)
+        return step_run((Step *)memo->run, sent->data, received->data) < 0 ? -1 : 1;
+    PyObject *ran = PyObject_CallFunctionObjArgs(memo->run, send, recv, NULL);
+    Py_XDECREF(ran);
+    return ran == NULL ? -1 : 1;
+}
+
+/* Begin a call that is carried out later. */
+static int run_later(const Memo *memo, PyObject *send, PyObject *recv, PyObject *code, int instruction,
+                     PyObject **record, PyObject **work)
+{
+    Calls *calls = memo->calls;
+    bool is_message = Py_TYPE(memo->run) == ring_type;
+    unsigned long long number = is_message ? ++calls->num_messages : ++calls->num_calls;
+    *record = begin_record(calls, memo->facts, number, is_message, code, instruction);
+    if (*record == NULL)
+        return -1;
+    *work = is_message ? defer_receive(calls, memo->run, memo->kind, memo->prefix, recv, *record, memo->source)
+                       : begin_call(calls, memo->run, memo->kind, memo->prefix, send, recv, *record);
+    return *work == NULL ? -1 : 1;
+}
+
 /* Make a call again. Returns NULL without an error if Python has to make it. */
 static PyObject *run_memo(Function *self, Memo *memo, PyObject *const *args)
 {
-    char *sent[MOST_ARRAYS], *received[MOST_ARRAYS];
-    Py_ssize_t sent_bytes[MOST_ARRAYS], received_bytes[MOST_ARRAYS];
-    int num_sent = 0, num_received = 0, instruction = 0;
+    Buffers sent, received;
+    int instruction = 0;
     PyObject *send = memo->send < 0 ? Py_None : args[memo->send], *recv = memo->recv < 0 ? Py_None : args[memo->recv];
-    if (memo->send >= 0)
-        num_sent = gather(&memo->args[memo->send], send, sent, sent_bytes);
-    if (memo->recv >= 0)
-        num_received = gather(&memo->args[memo->recv], recv, received, received_bytes);
-    for (int i = 0; i < num_received; i++) {
-        for (int j = 0; j < i; j++)
-            if (overlap(received[i], received_bytes[i], received[j], received_bytes[j]))
-                return NULL;
-        for (int j = 0; memo->apart && send != recv && j < num_sent; j++)
-            if (overlap(received[i], received_bytes[i], sent[j], sent_bytes[j]))
-                return NULL;
-    }
-    bool is_message = Py_TYPE(memo->run) == ring_type;
+    sent.count = memo->send < 0 ? 0 : gather(&memo->args[memo->send], send, &sent);
+    received.count = memo->recv < 0 ? 0 : gather(&memo->args[memo->recv], recv, &received);
+    bool is_message = Py_TYPE(memo->run) == ring_type, is_async = memo->kind != NULL;
+    bool is_later = is_async && (!is_message || received.count);
+    if (share_memory(memo, &sent, &received, send == recv)
+        || (is_later && is_message && !may_defer(memo->calls, received.num_bytes[0])))
+        return NULL;
     PyObject *code = place_of_user(self, &instruction);
     if (code == NULL)
         return NULL;
-    /* The memo may be dropped while this waits. */
-    Calls *calls = (Calls *)Py_NewRef(memo->calls);
-    PyObject *run = Py_NewRef(memo->run), *facts = Py_NewRef(memo->facts), *prefix = Py_NewRef(memo->prefix);
-    PyObject *result = Py_NewRef(memo->returned < 0 ? memo->result : args[memo->returned]), *record = NULL;
-    int status = 1;
-    if (is_message) { /* recorded once it is done: a message that needs a request is recorded by that */
-        status = ring_move((Ring *)run, num_sent ? sent[0] : received[0]);
-        if (status > 0) {
-            record = begin_record(calls, facts, ++calls->num_messages, code, instruction);
-            status = record == NULL ? -1 : 1;
-        }
-    } else if ((record = begin_record(calls, facts, ++calls->num_calls, code, instruction)) == NULL) {
-        status = -1;
-    } else if (Py_TYPE(run) == step_type) {
-        status = step_run((Step *)run, sent, received) < 0 ? -1 : 1;
-    } else {
-        PyObject *ran = PyObject_CallFunctionObjArgs(run, send, recv, NULL);
-        Py_XDECREF(ran);
-        status = ran == NULL ? -1 : 1;
+    memo->num_users++; /* it may be dropped while this waits */
+    PyObject *result = NULL, *record = NULL;
+    int status = is_later     ? run_later(memo, send, recv, code, instruction, &record, &result)
+                 : is_message ? run_message(memo, sent.count ? &sent : &received, sent.count ? send : recv, code,
+                                            instruction, &record)
+                              : run_call(memo, &sent, &received, send, recv, code, instruction, &record);
+    if (status > 0 && !is_later) {
+        PyList_SetItem(record, COMPLETED, PyLong_FromLongLong(now_ns()));
+        result = is_async             ? sent_at_once(memo->prefix)
+                 : memo->returned < 0 ? Py_NewRef(memo->result)
+                                      : Py_NewRef(args[memo->returned]);
     }
-    if (status > 0)
-        PyList_SetItem(record, 4, PyLong_FromLongLong(now_ns()));
-    else
-        Py_CLEAR(result);
     if (status < 0)
-        failed(calls, prefix, record == NULL ? Py_None : record);
+        failed(memo->calls, memo->prefix, record == NULL ? Py_None : record);
     Py_XDECREF(record);
-    Py_DECREF(run);
-    Py_DECREF(facts);
-    Py_DECREF(prefix);
     Py_DECREF(code);
-    Py_DECREF(calls);
+    memo_free(memo);
     return result;
 }
 
@@ -430,6 +500,7 @@ static PyObject *function_call(PyObject *object, PyObject *const *args, size_t n
         Py_DECREF(told.prefix);
         Py_DECREF(told.send);
         Py_DECREF(told.recv);
+        Py_XDECREF(told.kind);
     }
     return result;
 }
@@ -469,6 +540,7 @@ static int function_traverse(Function *self, visitproc visit, void *arg)
         Py_VISIT(memo->calls);
         Py_VISIT(memo->run);
         Py_VISIT(memo->facts);
+        Py_VISIT(memo->kind);
         for (int arg_number = 0; arg_number < memo->num_args; arg_number++) {
             if (memo->args[arg_number].kind == IDENTICAL)
                 Py_VISIT(memo->args[arg_number].value);
@@ -522,22 +594,32 @@ PyType_Spec function_spec = {
 
 static PyObject *calls_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    PyObject *outstanding, *deferred, *keep, *fail;
-    if (!PyArg_ParseTuple(args, "OOOO", &outstanding, &deferred, &keep, &fail))
+    PyObject *queue, *deferral, *keep, *fail, *make_job;
+    if (!PyArg_ParseTuple(args, "OOOOO", &queue, &deferral, &keep, &fail, &make_job))
         return NULL;
     Calls *self = (Calls *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     self->is_open = 1;
-    self->outstanding = Py_NewRef(outstanding), self->deferred = Py_NewRef(deferred);
-    self->keep = Py_NewRef(keep), self->fail = Py_NewRef(fail);
+    self->queue = Py_NewRef(queue), self->deferral = Py_NewRef(deferral);
+    self->keep = Py_NewRef(keep), self->fail = Py_NewRef(fail), self->make_job = Py_NewRef(make_job);
+    self->outstanding = PyObject_GetAttrString(queue, "jobs");
+    self->deferred = PyObject_GetAttrString(deferral, "works");
+    self->carrier = (TryLock *)PyObject_GetAttrString(queue, "carrier");
+    self->taking = (TryLock *)PyObject_GetAttrString(deferral, "taking");
+    if (PyErr_Occurred() || Py_TYPE(self->carrier) != try_lock_type || Py_TYPE(self->taking) != try_lock_type) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "Calls: carrier and taking must be of type TryLock");
+        Py_DECREF(self);
+        return NULL;
+    }
     return (PyObject *)self;
 }
 
 static PyObject *calls_note(Calls *self, PyObject *const *args, Py_ssize_t num_args)
 {
-    if (num_args != 6) {
-        PyErr_SetString(PyExc_TypeError, "note(run, facts, prefix, send, recv, apart)");
+    if (num_args != 6 && num_args != 7) {
+        PyErr_SetString(PyExc_TypeError, "note(run, facts, prefix, send, recv, apart, kind=...)");
         return NULL;
     }
     if (active != NULL && active->num_notes++ == 0) {
@@ -545,12 +627,14 @@ static PyObject *calls_note(Calls *self, PyObject *const *args, Py_ssize_t num_a
         active->run = Py_NewRef(args[0]), active->facts = Py_NewRef(args[1]), active->prefix = Py_NewRef(args[2]);
         active->send = Py_NewRef(args[3]), active->recv = Py_NewRef(args[4]);
         active->apart = args[5] == Py_True;
+        active->kind = num_args == 7 ? Py_NewRef(args[6]) : NULL;
     }
     Py_RETURN_NONE;
 }
 
 static PyObject *calls_forget(Calls *self, PyObject *unused)
 {
+    self->changes++;
     for (Function *function = functions, *next; function != NULL; function = next) {
         Py_INCREF(function); /* what is freed may free functions */
         forget(function, self);
@@ -563,8 +647,13 @@ static PyObject *calls_forget(Calls *self, PyObject *unused)
 static int calls_traverse(Calls *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->queue);
+    Py_VISIT(self->deferral);
     Py_VISIT(self->outstanding);
     Py_VISIT(self->deferred);
+    Py_VISIT(self->carrier);
+    Py_VISIT(self->taking);
+    Py_VISIT(self->make_job);
     Py_VISIT(self->keep);
     Py_VISIT(self->fail);
     return 0;
@@ -573,8 +662,13 @@ static int calls_traverse(Calls *self, visitproc visit, void *arg)
 static int calls_clear(Calls *self)
 {
     self->is_open = 0;
+    Py_CLEAR(self->queue);
+    Py_CLEAR(self->deferral);
     Py_CLEAR(self->outstanding);
     Py_CLEAR(self->deferred);
+    Py_CLEAR(self->carrier);
+    Py_CLEAR(self->taking);
+    Py_CLEAR(self->make_job);
     Py_CLEAR(self->keep);
     Py_CLEAR(self->fail);
     return 0;
@@ -591,7 +685,8 @@ static void calls_dealloc(Calls *self)
 
 static PyMethodDef calls_methods[] = {
     {"note", (PyCFunction)(void (*)(void))calls_note, METH_FASTCALL,
-     "note(run, facts, prefix, send, recv, apart): tell the Function that is being called what carried the call out."},
+     "note(run, facts, prefix, send, recv, apart, kind=...): tell the Function that is being called what carried the "
+     "call out; of an async call, what carries it out, and its Plan or PersistentRequest."},
     {"forget", (PyCFunction)calls_forget, METH_NOARGS, "Forget all known calls of the group."},
     {NULL, NULL, 0, NULL},
 };
@@ -606,11 +701,52 @@ static PyMemberDef calls_members[] = {
 static PyType_Slot calls_slots[] = {
     {Py_tp_new, calls_new}, {Py_tp_dealloc, calls_dealloc}, {Py_tp_traverse, calls_traverse},
     {Py_tp_clear, calls_clear}, {Py_tp_methods, calls_methods}, {Py_tp_members, calls_members},
-    {Py_tp_doc, "Calls(outstanding, deferred, keep, fail): the known calls of one group, and their numbers."}, {0, NULL},
+    {Py_tp_doc, "Calls(queue, deferral, keep, fail, make_job): the known calls of one group, and their numbers."}, {0, NULL},
 };
 
 PyType_Spec calls_spec = {
     "meshdist.core._core.Calls", sizeof(Calls), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, calls_slots,
+};
+
+/* ---- TryLock */
+
+static PyObject *try_lock_acquire(TryLock *self, PyObject *unused)
+{
+    if (self->is_taken)
+        Py_RETURN_FALSE;
+    self->is_taken = 1;
+    Py_RETURN_TRUE;
+}
+
+static PyObject *try_lock_release(TryLock *self, PyObject *unused)
+{
+    self->is_taken = 0;
+    Py_RETURN_NONE;
+}
+
+static PyObject *try_lock_locked(TryLock *self, PyObject *unused) { return PyBool_FromLong(self->is_taken); }
+
+static void plain_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef try_lock_methods[] = {
+    {"acquire", (PyCFunction)try_lock_acquire, METH_O, "acquire(False): return whether it was free; it does not wait."},
+    {"release", (PyCFunction)try_lock_release, METH_NOARGS, "Release it."},
+    {"locked", (PyCFunction)try_lock_locked, METH_NOARGS, "Return whether it is taken."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot try_lock_slots[] = {
+    {Py_tp_dealloc, plain_dealloc}, {Py_tp_methods, try_lock_methods},
+    {Py_tp_doc, "TryLock(): a lock that is only tried."}, {0, NULL},
+};
+
+PyType_Spec try_lock_spec = {
+    "meshdist.core._core.TryLock", sizeof(TryLock), 0, Py_TPFLAGS_DEFAULT, try_lock_slots,
 };
 
 /* ---- of the module */

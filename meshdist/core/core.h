@@ -72,6 +72,8 @@ typedef struct {
 extern PyTypeObject *barrier_type;
 /* Enter the next step. Returns -1 with an error set, which ringing a sleeping peer may raise. */
 int barrier_signal(Barrier *barrier, uint64_t fingerprint, uint64_t *word);
+/* Return whether all have signalled `word`, for the same call; wait for them up to YIELD_NS. */
+bool barrier_poll(Barrier *barrier, uint64_t word);
 /* Wait until all have signalled `word`; after YIELD_NS call `wait(word)`. Returns -1 with an error set. */
 int barrier_await(Barrier *barrier, uint64_t word, PyObject *wait);
 
@@ -115,9 +117,29 @@ typedef struct {
 } Step;
 
 extern PyTypeObject *step_type;
+/* The two halves of a call: put what is sent and signal, which returns -1 with an error set; and, once all have signalled,
+   take what is received. */
+int step_begin(Step *step, char *const *sent, uint64_t *word, int *phase);
+void step_finish(Step *step, int phase, char *const *received);
 /* Carry out a call with these arrays, whose sizes have been checked. Returns -1 with an error set, and 1 if nothing has
    been taken because the ranks' sizes are not those agreed. */
 int step_run(Step *step, char *const *sent, char *const *received);
+
+/* ---- stream.c: messages through the ring of a channel, in pieces */
+typedef struct {
+    Word *head, *tail;
+    char *ring;
+    Py_ssize_t num_bytes;
+} Pipe;
+
+extern PyTypeObject *stream_type;
+/* Write, or read, more of a message of `size` bytes while there is room, or bytes; return how many in all. With `polls`,
+   wait some microseconds for more. */
+Py_ssize_t stream_fill(const Pipe *pipe, const char *data, Py_ssize_t size, Py_ssize_t written, uint64_t free_to,
+                       bool polls);
+Py_ssize_t stream_drain(const Pipe *pipe, char *data, Py_ssize_t size, Py_ssize_t there, bool polls);
+/* Read a message that begins at `begin`, and leave it in the ring; return how much of it has come. */
+Py_ssize_t stream_look(const Pipe *pipe, uint64_t begin, char *data, Py_ssize_t size);
 
 /* ---- ring.c: messages of few bytes of one kind to one rank, or from it; see `shm.fast_path` */
 typedef struct {
@@ -126,22 +148,81 @@ typedef struct {
     bool receives;
     Py_buffer memory; /* of the channel */
     Word *words;
-    char *ring;
-    Py_ssize_t ring_bytes, unit, num_bytes, length;    /* an entry: a unit, then the message, `length` in all */
-    Py_ssize_t head, tail, others_state, others_bells; /* words */
+    Pipe pipe;
+    Py_ssize_t unit, num_bytes, length;    /* an entry: a unit, then the message, `length` in all */
+    Py_ssize_t others_state, others_bells, taken, written; /* words */
     PyObject *start;                                   /* the bytes an entry begins with */
     PyObject *locked, *empties, *owner, *nones;        /* what `is_free` looks at */
     PyObject *wake;
+    PyObject *rest; /* None if the sender does not wait */
 } Ring;
 
 extern PyTypeObject *ring_type;
-/* Send or receive one message. Returns 1, 0 if it needs a request, or -1 with an error set. */
-int ring_move(Ring *ring, char *data);
+/* Send or receive one message. Returns 1, 0 if it needs a request, or -1 with an error set; and 2 if it is sent but not
+   yet taken, though its sender waits for that: `ring_rest` goes on with the wait. */
+int ring_move(Ring *ring, char *data, uint64_t *number);
+int ring_rest(Ring *ring, PyObject *array, uint64_t number, PyObject *prefix);
+/* Whether senders wait until a message is taken. */
+bool ring_waits(const Ring *ring);
+/* Receive in three parts: wait for a message, for a moment; take it if it is of this kind; wake the sender. */
+bool ring_await(Ring *ring);
+int ring_take(Ring *ring, char *data);
+int ring_wake(Ring *ring);
+
+enum { STARTED = 3, COMPLETED = 4 }; /* places in a record; as in `flight_recorder` */
 
 /* ---- call.c: from the user's call to its plan */
-extern PyTypeObject *function_type, *calls_type;
+/* A lock that is only tried; the GIL guards it. */
+typedef struct {
+    PyObject_HEAD
+    char is_taken;
+} TryLock;
+
+/* One group's counts, and what is the same for all its calls. */
+typedef struct {
+    PyObject_HEAD
+    unsigned long long num_calls, num_messages;
+    char is_open;               /* no hooks */
+    unsigned long long changes; /* how often its known calls were forgotten */
+    PyObject *queue, *deferral; /* of async calls, and of receives that are not posted */
+    PyObject *outstanding, *deferred; /* their deques */
+    TryLock *carrier, *taking;  /* taken by the thread that carries out calls, and by one that receives */
+    PyObject *keep;             /* of the flight recorder */
+    PyObject *fail;             /* called with the error, its prefix and the record: raises */
+    PyObject *make_job;         /* called with a work that Python is to carry out */
+} Calls;
+
+extern PyTypeObject *function_type, *calls_type, *try_lock_type;
 extern PyMethodDef call_functions[];
 
-extern PyType_Spec barrier_spec, step_spec, ring_spec, function_spec, calls_spec;
+/* ---- work.c: the handles of async calls, and waiting for them; see `runtime.work` */
+typedef struct {
+    PyObject_HEAD
+    char is_done;
+    PyObject *value, *error, *callbacks, *observer, *prefix, *queue;
+    /* Of a known call: until it is done, what carries it out. */
+    PyObject *record, *kind, *sent, *run, *job;
+    Calls *calls;
+    unsigned long long changes; /* of the group, when the call was made */
+    char has_begun;             /* it has signalled `word`, and uses the slot `phase` */
+    unsigned long long word;
+    int phase;
+    long source;
+} Handle;
+
+extern PyTypeObject *handle_type;
+/* Begin a known call that takes its place in the queue, or a receive that is deferred; or return the handle of a send
+   that is done. The result is a new reference; NULL with an error set. */
+PyObject *begin_call(Calls *calls, PyObject *run, PyObject *kind, PyObject *prefix, PyObject *sent, PyObject *received,
+                     PyObject *record);
+PyObject *defer_receive(Calls *calls, PyObject *run, PyObject *kind, PyObject *prefix, PyObject *received,
+                        PyObject *record, long source);
+PyObject *sent_at_once(PyObject *prefix);
+/* Whether one more receive of so many bytes may be deferred. */
+bool may_defer(const Calls *calls, Py_ssize_t num_bytes);
+extern PyMethodDef work_functions[];
+
+extern PyType_Spec barrier_spec, step_spec, ring_spec, function_spec, calls_spec, try_lock_spec, handle_spec,
+    stream_spec;
 
 #endif

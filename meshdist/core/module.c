@@ -2,7 +2,7 @@
 #include "core.h"
 
 /* Raised with every change of what Python and this module expect of each other. */
-enum { INTERFACE = 3 };
+enum { INTERFACE = 4 };
 
 #ifdef __clang__
 #define COMPILER __VERSION__ /* which has the name as well */
@@ -27,7 +27,9 @@ PyMODINIT_FUNC PyInit__core(void)
         return NULL;
     if (add_type(module, &barrier_spec, &barrier_type) < 0 || add_type(module, &step_spec, &step_type) < 0
         || add_type(module, &ring_spec, &ring_type) < 0 || add_type(module, &function_spec, &function_type) < 0
-        || add_type(module, &calls_spec, &calls_type) < 0
+        || add_type(module, &calls_spec, &calls_type) < 0 || add_type(module, &try_lock_spec, &try_lock_type) < 0
+        || add_type(module, &handle_spec, &handle_type) < 0 || PyModule_AddFunctions(module, work_functions) < 0
+        || add_type(module, &stream_spec, &stream_type) < 0
         || PyModule_AddIntConstant(module, "INTERFACE", INTERFACE) < 0
         || PyModule_AddStringConstant(module, "COMPILER", COMPILER) < 0) {
         Py_DECREF(module);

@@ -1,4 +1,4 @@
-/* Ring: sends or receives messages of few bytes of one kind. The reference is `shm.fast_path`; see `channel` too. */
+/* Ring: sends or receives messages of one kind. The reference is `shm.fast_path`; see `channel` too. */
 #include "core.h"
 
 #include <structmember.h>
@@ -7,6 +7,10 @@ PyTypeObject *ring_type;
 
 /* How often a receiver polls before it yields; some microseconds. */
 enum { SPINS = 300 };
+/* Kinds of entries, and the place in a header of what is a message's own: address and number. As in `channel`. */
+enum { EAGER = 1, RTS = 2, OWN = 40 };
+/* Up to here the receiver need not begin before all is written. */
+enum { SHORT = 8 << 10 };
 
 /* Whether nobody is in the middle of anything: the lock is free, the containers are empty, the attributes None. The GIL
    is held from here to the end of the message, so that it stays so. */
@@ -33,7 +37,7 @@ static int is_free(Ring *self)
     return 1;
 }
 
-static int wake(Ring *self)
+int ring_wake(Ring *self)
 {
     if (!load(&self->words[self->others_bells]))
         return 1;
@@ -42,26 +46,77 @@ static int wake(Ring *self)
     return woken == NULL ? -1 : 1;
 }
 
-static int send_message(Ring *self, const char *data)
+/* Write the header of a message and its bytes. Its receiver may read the first pieces meanwhile. */
+static void write_message(Ring *self, const char *data, uint64_t number)
+{
+    uint64_t head = load(self->pipe.head);
+    Py_ssize_t place = head % self->pipe.num_bytes;
+    char *entry = self->pipe.ring + place;
+    memcpy(entry, PyBytes_AS_STRING(self->start), PyBytes_GET_SIZE(self->start));
+    if (number) {
+        uint64_t own[] = {(uintptr_t)data, number};
+        memcpy(entry + OWN, own, sizeof own);
+    }
+    if (self->num_bytes <= SHORT && place + self->length <= self->pipe.num_bytes) {
+        memcpy(entry + self->unit, data, self->num_bytes);
+        store(self->pipe.head, head + self->length);
+    } else {
+        store(self->pipe.head, head + self->unit);
+        stream_fill(&self->pipe, data, self->num_bytes, 0, 0, false);
+    }
+    if (number)
+        store(&self->words[self->written], number);
+}
+
+/* The number of the next message that its sender waits for; 0 with an error set. */
+static uint64_t next_number(Ring *self)
+{
+    PyObject *last = PyObject_GetAttrString(self->owner, "numbered");
+    uint64_t number = last == NULL ? 0 : PyLong_AsUnsignedLongLong(last) + 1;
+    Py_XDECREF(last);
+    PyObject *next = PyErr_Occurred() ? NULL : PyLong_FromUnsignedLongLong(number);
+    int status = next == NULL ? -1 : PyObject_SetAttrString(self->owner, "numbered", next);
+    Py_XDECREF(next);
+    return status < 0 ? 0 : number;
+}
+
+/* Only a message that has room as a whole goes this way. */
+static int send_message(Ring *self, const char *data, uint64_t *number)
 {
     int free = is_free(self);
     if (free <= 0)
         return free;
-    uint64_t head = load(&self->words[self->head]), place = head % self->ring_bytes;
     if (load(&self->words[self->others_state])
-        || head + self->length - load(&self->words[self->tail]) > (uint64_t)self->ring_bytes
-        || place + self->length > (uint64_t)self->ring_bytes)
+        || load(self->pipe.head) + self->length - load(self->pipe.tail) > (uint64_t)self->pipe.num_bytes)
         return 0;
-    memcpy(self->ring + place, PyBytes_AS_STRING(self->start), PyBytes_GET_SIZE(self->start));
-    memcpy(self->ring + place + self->unit, data, self->num_bytes);
-    store(&self->words[self->head], head + self->length);
-    return wake(self);
+    *number = 0;
+    if (self->rest != Py_None && (*number = next_number(self)) == 0)
+        return -1;
+    write_message(self, data, *number);
+    return ring_wake(self);
 }
 
-static bool await_message(Ring *self)
+/* Wait until a message is taken, for a moment. */
+static bool is_taken(Ring *self, uint64_t number)
 {
-    Word *head = &self->words[self->head];
-    uint64_t tail = load(&self->words[self->tail]);
+    const Word *taken = &self->words[self->taken];
+    for (int spins = SPINS; spins > 0; spins--) {
+        if (load(taken) >= number)
+            return true;
+        pause_briefly();
+    }
+    bool is = false;
+    Py_BEGIN_ALLOW_THREADS
+    for (int64_t until = now_ns() + YIELD_NS; !(is = load(taken) >= number) && now_ns() < until;)
+        sched_yield();
+    Py_END_ALLOW_THREADS
+    return is;
+}
+
+bool ring_await(Ring *self)
+{
+    Word *head = self->pipe.head;
+    uint64_t tail = load(self->pipe.tail);
     for (int spins = SPINS; spins > 0; spins--) {
         if (load(head) != tail)
             return true;
@@ -76,23 +131,60 @@ static bool await_message(Ring *self)
     return has_come;
 }
 
-static int receive_message(Ring *self, char *data)
+/* Whether an entry is a message of this kind; its sender waits for it, or not. */
+static bool is_mine(const Ring *self, const char *entry)
 {
-    if (!await_message(self))
-        return 0;
+    const char *start = PyBytes_AS_STRING(self->start);
+    int64_t kind;
+    memcpy(&kind, entry, sizeof kind);
+    return (kind == EAGER || kind == RTS)
+           && memcmp(entry + sizeof kind, start + sizeof kind, PyBytes_GET_SIZE(self->start) - sizeof kind) == 0;
+}
+
+/* The message is taken as a whole: if its rest does not come, what has come stays for a request. */
+int ring_take(Ring *self, char *data)
+{
     int free = is_free(self);
     if (free <= 0)
         return free;
-    uint64_t tail = load(&self->words[self->tail]), place = tail % self->ring_bytes, head = load(&self->words[self->head]);
-    if (head - tail < (uint64_t)self->length || place + self->length > (uint64_t)self->ring_bytes
-        || memcmp(self->ring + place, PyBytes_AS_STRING(self->start), PyBytes_GET_SIZE(self->start)) != 0)
+    uint64_t tail = load(self->pipe.tail), own[2];
+    const char *entry = self->pipe.ring + tail % self->pipe.num_bytes;
+    if (load(self->pipe.head) == tail || !is_mine(self, entry)
+        || stream_look(&self->pipe, tail + self->unit, data, self->num_bytes) < self->num_bytes)
         return 0;
-    memcpy(data, self->ring + place + self->unit, self->num_bytes);
-    store(&self->words[self->tail], tail + self->length);
-    return wake(self);
+    int64_t kind;
+    memcpy(&kind, entry, sizeof kind);
+    memcpy(own, entry + OWN, sizeof own);
+    store(self->pipe.tail, tail + self->length);
+    if (kind == RTS)
+        store(&self->words[self->taken], own[1]);
+    return 1;
 }
 
-int ring_move(Ring *self, char *data) { return self->receives ? receive_message(self, data) : send_message(self, data); }
+static int receive_message(Ring *self, char *data)
+{
+    if (!ring_await(self))
+        return 0;
+    int taken = ring_take(self, data);
+    return taken <= 0 ? taken : ring_wake(self);
+}
+
+bool ring_waits(const Ring *self) { return !self->receives && self->rest != Py_None; }
+
+int ring_move(Ring *self, char *data, uint64_t *number)
+{
+    if (self->receives)
+        return receive_message(self, data);
+    int sent = send_message(self, data, number);
+    return sent > 0 && *number && !is_taken(self, *number) ? 2 : sent;
+}
+
+int ring_rest(Ring *self, PyObject *array, uint64_t number, PyObject *prefix)
+{
+    PyObject *done = PyObject_CallFunction(self->rest, "OKO", array, (unsigned long long)number, prefix);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 1;
+}
 
 static PyObject *ring_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
@@ -102,18 +194,21 @@ static PyObject *ring_call(PyObject *object, PyObject *const *args, size_t nargs
         PyErr_SetString(PyExc_TypeError, "a Ring is called with an array");
         return NULL;
     }
-    int moved = (array->flags & CARRAY) == CARRAY ? ring_move(self, array->data) : 0;
+    uint64_t number;
+    int moved = (array->flags & CARRAY) == CARRAY && !ring_waits(self) ? ring_move(self, array->data, &number) : 0;
     return moved < 0 ? NULL : PyBool_FromLong(moved);
 }
 
 static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    PyObject *memory, *start, *locked, *empties, *owner, *nones, *wake_up;
+    PyObject *memory, *start, *locked, *empties, *owner, *nones, *wake_up, *rest;
     int receives;
     Py_ssize_t ring_begin, ring_bytes, unit, num_bytes, length, others_state, others_bells, head, tail;
-    if (!PyArg_ParseTuple(args, "pO(nn)(nnnn)(nnn)O!OO!OO!O", &receives, &memory, &ring_begin, &ring_bytes,
-                          &head, &tail, &others_state, &others_bells, &unit, &num_bytes, &length, &PyBytes_Type, &start,
-                          &locked, &PyTuple_Type, &empties, &owner, &PyTuple_Type, &nones, &wake_up))
+    Py_ssize_t taken, written;
+    if (!PyArg_ParseTuple(args, "pO(nn)(nnnnnn)(nnn)O!OO!OO!OO", &receives, &memory, &ring_begin, &ring_bytes, &head,
+                          &tail, &others_state, &others_bells, &taken, &written, &unit, &num_bytes, &length,
+                          &PyBytes_Type, &start, &locked, &PyTuple_Type, &empties, &owner, &PyTuple_Type, &nones,
+                          &wake_up, &rest))
         return NULL;
     Ring *self = (Ring *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -122,14 +217,15 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     self->receives = receives;
     self->start = Py_NewRef(start), self->locked = Py_NewRef(locked), self->empties = Py_NewRef(empties);
     self->owner = Py_NewRef(owner), self->nones = Py_NewRef(nones), self->wake = Py_NewRef(wake_up);
-    self->ring_bytes = ring_bytes, self->unit = unit, self->num_bytes = num_bytes, self->length = length;
-    self->head = head, self->tail = tail, self->others_state = others_state, self->others_bells = others_bells;
+    self->rest = Py_NewRef(rest), self->taken = taken, self->written = written;
+    self->unit = unit, self->num_bytes = num_bytes, self->length = length;
+    self->others_state = others_state, self->others_bells = others_bells;
     if (PyObject_GetBuffer(memory, &self->memory, PyBUF_CONTIG) < 0) {
         Py_DECREF(self);
         return NULL;
     }
     self->words = self->memory.buf;
-    self->ring = (char *)self->memory.buf + ring_begin;
+    self->pipe = (Pipe){&self->words[head], &self->words[tail], (char *)self->memory.buf + ring_begin, ring_bytes};
     return (PyObject *)self;
 }
 
@@ -140,6 +236,7 @@ static int ring_traverse(Ring *self, visitproc visit, void *arg)
     Py_VISIT(self->empties);
     Py_VISIT(self->owner);
     Py_VISIT(self->wake);
+    Py_VISIT(self->rest);
     return 0;
 }
 
@@ -155,6 +252,7 @@ static void ring_dealloc(Ring *self)
     Py_XDECREF(self->owner);
     Py_XDECREF(self->nones);
     Py_XDECREF(self->wake);
+    Py_XDECREF(self->rest);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -167,9 +265,10 @@ static PyMemberDef members[] = {
 static PyType_Slot slots[] = {
     {Py_tp_new, ring_new}, {Py_tp_dealloc, ring_dealloc}, {Py_tp_traverse, ring_traverse},
     {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, members},
-    {Py_tp_doc, "Ring(receives, memory, (ring_begin, ring_bytes), (head, tail, others_state, others_bells), "
-                "(unit, num_bytes, length), start, locked, empties, owner, nones, wake): called with an array, it moves "
-                "a message and returns True, or False if it needs a request."},
+    {Py_tp_doc, "Ring(receives, memory, (ring_begin, ring_bytes), (head, tail, others_state, others_bells, taken, written), "
+                "(unit, num_bytes, length), start, locked, empties, owner, nones, wake, rest): called with an array, it "
+                "moves a message and returns True, or False if it needs a request. With `rest`, the sender waits until "
+                "a message is taken, in the end by `rest(array, number, prefix)`."},
     {0, NULL},
 };
 

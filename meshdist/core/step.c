@@ -8,27 +8,37 @@ PyTypeObject *step_type;
 /* As many arrays as a call may have on each side; with more, NumPy's part does not show. */
 enum { MOST_ARRAYS = 64 };
 
-int step_run(Step *self, char *const *sent, char *const *received)
+int step_begin(Step *self, char *const *sent, uint64_t *word, int *phase)
 {
-    Barrier *barrier = self->barrier;
-    int phase = barrier->phase ^= 1;
-    uint64_t word;
-    const struct Part *part = self->puts[phase].parts, *end = part + self->puts[phase].count;
+    *phase = self->barrier->phase ^= 1;
+    const struct Part *part = self->puts[*phase].parts, *end = part + self->puts[*phase].count;
     for (; part < end; part++)
         memcpy(part->place, (part->which < 0 ? self->sizes : sent[part->which]) + part->offset, part->num_bytes);
-    if (barrier_signal(barrier, self->fingerprint, &word) < 0 || barrier_await(barrier, word, self->wait) < 0)
-        return -1;
-    if (self->agreed != NULL && memcmp(self->tables[phase], PyBytes_AS_STRING(self->agreed), PyBytes_GET_SIZE(self->agreed)))
-        return 1;
+    return barrier_signal(self->barrier, self->fingerprint, word);
+}
+
+void step_finish(Step *self, int phase, char *const *received)
+{
     if (self->reduction.combine != NULL) {
         char *total = self->total != NULL ? self->total : received[0];
         self->reduction.combine(total, self->rows[phase], self->num_rows, self->count);
         if (self->reduction.averages)
             divide(total, self->itemsize, self->count, self->num_rows);
     }
-    part = self->takes[phase].parts, end = part + self->takes[phase].count;
+    const struct Part *part = self->takes[phase].parts, *end = part + self->takes[phase].count;
     for (; part < end; part++)
         memcpy(received[part->which] + part->offset, part->place, part->num_bytes);
+}
+
+int step_run(Step *self, char *const *sent, char *const *received)
+{
+    uint64_t word;
+    int phase;
+    if (step_begin(self, sent, &word, &phase) < 0 || barrier_await(self->barrier, word, self->wait) < 0)
+        return -1;
+    if (self->agreed != NULL && memcmp(self->tables[phase], PyBytes_AS_STRING(self->agreed), PyBytes_GET_SIZE(self->agreed)))
+        return 1;
+    step_finish(self, phase, received);
     return 0;
 }
 

@@ -2,44 +2,69 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from types import CodeType
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from meshdist import core
 from meshdist.arrays.host import Array
 from meshdist.backends.base import FastPath
-from meshdist.runtime.flight_recorder import Record
-from meshdist.runtime.work import ReceiptWork, Work
+from meshdist.runtime.flight_recorder import CREATED, Record, clock
+from meshdist.runtime.progress import NAP_S, Job, JobQueue, Progress
+from meshdist.runtime.waiting import Doorbell, Waitable
+from meshdist.runtime.work import PlannedWork, ReceiptWork, Work
 
 # The facts of a message in the flight recorder: function, group name and label, dtype, shape, peer, tag and timeout.
 Facts: TypeAlias = "tuple[str, str, str, np.dtype[Any], tuple[int, ...], int | None, int, float]"
+
+# How long a receive is left to a thread that may wait for it.
+_NEW_NS = 250_000
 
 
 class PersistentRequest:
     """The messages of one tag, dtype and shape to, or from, one rank, whose arguments have been checked."""
 
-    __slots__ = ("caller", "facts", "fast_path")
+    __slots__ = ("caller", "facts", "fast_path", "source")
 
-    def __init__(self, facts: Facts, fast_path: FastPath | None) -> None:
+    def __init__(self, facts: Facts, fast_path: FastPath | None, source: int) -> None:
         self.facts = facts  # for the flight recorder
         self.fast_path = fast_path  # that of the backend, if it has one for them
+        self.source = source  # the global rank of the peer
         self.caller: CodeType | None = None  # the code that sent or received the last one
 
 
 class DeferredWork(ReceiptWork):
-    """The Work of an `irecv` of few bytes, which may not be posted yet."""
+    """The Work of an `irecv` of few bytes, which may not be posted yet.
 
-    __slots__ = ("record", "request", "tensor")
+    The core makes it as well, of a receive that is known, and takes its message while a thread waits for it.
+    """
+
+    __slots__ = ()
 
     def __init__(self, error_prefix: str, tensor: Array, request: PersistentRequest, record: Record) -> None:
         super().__init__(error_prefix, tensor)
-        self.tensor = tensor
-        self.request = request
+        self.kind = request
         self.record = record
+
+    if core.module is not None:
+        wait = core.Handle._wait
+
+    @property
+    def request(self) -> PersistentRequest:
+        request: PersistentRequest = self.kind
+        return request
+
+    @property
+    def tensor(self) -> Array:
+        tensor: Array = self._value
+        return tensor
 
     def is_completed(self) -> bool:
         self._post()
@@ -54,35 +79,102 @@ class DeferredWork(ReceiptWork):
             self.queue.post_all()
 
 
+class _IsTaken(Waitable):
+    """The first deferred receive is taken, or posted, since nobody has waited for it soon."""
+
+    def __init__(self, receives: DeferredReceives, first: Record) -> None:
+        self._receives, self._first = receives, first
+
+    def ready(self) -> bool:
+        if self._receives.first() is self._first and self._first[CREATED] < clock() - _NEW_NS:
+            self._receives.post_all()
+        return self._receives.first() is not self._first
+
+    def check(self) -> None:
+        return
+
+    def arm(self, bell: Doorbell) -> None:
+        return
+
+    def disarm(self, bell: Doorbell) -> None:
+        return
+
+    def missing(self) -> str:
+        return ""
+
+    def poll_interval_s(self) -> float:
+        return NAP_S
+
+
 class DeferredReceives:
     """Receives of few bytes that are not posted yet, in their order.
 
     Most are waited for before anything else is received: then their messages go from the transport straight into their
     arrays, without a request. All are posted before any other receive of the group, when one is asked for in another
-    way than by `wait`, and when they are so many that their messages might fill the buffers of the transport.
+    way than by `wait`, and when they are so many that their messages might fill the buffers of the transport. A sender
+    may wait for the receive of a long message, or of many: the progress thread posts those that this rank has not
+    waited for soon.
 
     `take` receives the message of a work, if it comes within moments, and returns whether it has; `post` posts its
     receive.
     """
 
-    MOST, MOST_BYTES = 64, 64 << 10
+    MOST, MOST_BYTES, LONG_BYTES = 64, 1 << 20, 64 << 10
 
-    def __init__(self, take: Callable[[DeferredWork], bool], post: Callable[[DeferredWork], None]) -> None:
+    def __init__(
+        self, take: Callable[[DeferredWork], bool], post: Callable[[DeferredWork], None], progress: Progress
+    ) -> None:
         self._take, self._post = take, post
+        self._queue = JobQueue(progress)
+        self._is_watched = False
         self._lock = threading.RLock()
+        # Taken by a thread that changes `works`: the core, which changes it without the lock, then leaves it alone.
+        self.taking = core.TryLock()
         self.works: deque[DeferredWork] = deque()  # those that are not posted
 
-    def takes(self, tensor: Array) -> bool:
-        return len(self.works) < self.MOST and tensor.nbytes * (len(self.works) + 1) <= self.MOST_BYTES
+    def takes(self, request: PersistentRequest, tensor: Array) -> bool:
+        """Return whether a receive may be deferred; the core has more room for messages than other transports."""
+        in_core = core.module is not None and isinstance(request.fast_path, core.Ring)
+        most_bytes = self.MOST_BYTES if in_core else self.LONG_BYTES
+        return len(self.works) < self.MOST and tensor.nbytes * (len(self.works) + 1) <= most_bytes
 
     def add(self, work: DeferredWork) -> DeferredWork:
         work.queue = self
         self.works.append(work)
+        if work.tensor.nbytes * len(self.works) > self.LONG_BYTES:
+            self.watch()
         return work
+
+    def first(self) -> Record | None:
+        """Return the record of the first receive."""
+        try:
+            record: Record = self.works[0].record
+        except IndexError:
+            return None
+        return record
+
+    def watch(self) -> None:
+        """Have the progress thread post the receives that nobody waits for in their first moments."""
+        first = self.first()
+        if self._is_watched or first is None:
+            return
+        self._is_watched = True
+        work = Work("posting receives", None)
+        job = Job(partial(self._watched, first), work, math.inf, "posting receives", self._unwatched, [*first])
+        self._queue.progress.submit(self._queue, job)
+
+    def _watched(self, first: Record) -> Iterator[Waitable]:
+        yield _IsTaken(self, first)
+        self._is_watched = False
+        self.watch()  # the next one
+
+    def _unwatched(self, error: BaseException, error_prefix: str, record: Record) -> BaseException:
+        self._is_watched = False
+        return error
 
     def carry(self, work: Work) -> None:
         """Receive the message of `work`, and those before it, or post them all."""
-        with self._lock:
+        with self._lock, self._in_hand():
             while work in self.works:
                 first = self.works.popleft()
                 if self._take(first):
@@ -95,11 +187,21 @@ class DeferredReceives:
             work.queue.carry(work)
 
     def post_all(self) -> None:
-        with self._lock:
+        with self._lock, self._in_hand():
             while self.works:
                 work = self.works.popleft()
                 work.queue = None
                 self._post(work)
+
+    @contextmanager
+    def _in_hand(self) -> Iterator[None]:
+        # Only the thread that has `_lock` takes it, more than once if posting fails.
+        is_mine = self.taking.acquire(False)
+        try:
+            yield
+        finally:
+            if is_mine:
+                self.taking.release()
 
     def hasten(self) -> None:
         """Post all: a callback waits for the message."""
@@ -107,3 +209,15 @@ class DeferredReceives:
 
     def wait_for(self, work: Work, error_prefix: str, limit_s: float) -> None:
         raise AssertionError("`carry` comes before, which posts the receive")
+
+
+if core.module is not None:
+    core.module.handles(
+        PlannedWork,
+        DeferredWork,
+        PlannedWork,
+        Work.wait,
+        DeferredReceives.MOST,
+        DeferredReceives.MOST_BYTES,
+        DeferredReceives.LONG_BYTES,
+    )

@@ -47,8 +47,8 @@ class PointToPoint(Probes):
         self._receives: dict[Any, PersistentRequest] = {}
         self._isends: dict[Any, PersistentRequest] = {}
         self._ireceives: dict[Any, PersistentRequest] = {}
-        self._deferral = DeferredReceives(self._take_deferred, self._post_deferred)
-        self.deferred = self._deferral.works
+        self.deferral = DeferredReceives(self._take_deferred, self._post_deferred, progress)
+        self.deferred = self.deferral.works
         # The DeviceCalls that hold back messages until the end of a block; None outside of a block.
         self._batches: list[DeviceCalls] | None = None
         # Checked peers: global rank -> rank in the group.
@@ -106,13 +106,15 @@ class PointToPoint(Probes):
         except BaseException as error:
             raise group.fail(error, error_prefix, record) from None
         record[COMPLETED] = clock()
-        if request is None and array is tensor and of == "send" and dst != self._rank:
+        if request is not None:
+            self._note(request, tensor)
+        elif array is tensor and of == "send":
             self._keep_request(requests, of, tensor, dst, tag, backend.fast_send)
 
     def recv(self, tensor: Any, src: int | None, tag: int, of: str = "recv", *, is_size_exchange: bool = False) -> int:
         """Receive a message from rank `src`, or from any rank if it is None; return the sender. See `send`."""
         if self.deferred:
-            self._deferral.post_all()
+            self.deferral.post_all()
         requests = self._receives
         request = _known(requests, tensor, src, tag) if of == "recv" else None
         if request is not None and request.fast_path is not None and self._try_fast_path(request, tensor):
@@ -158,18 +160,17 @@ class PointToPoint(Probes):
         array = self._array(error_prefix, tensor, tag)
         work = Work(error_prefix, None)
         record = self.begin_record("isend", array, dst, tag)
-        post = partial(self._post_send, backend, pack(array), dst, tag)
-        self._begin(work, error_prefix, ("to", dst), post, None, record)
-        if request is None and array is tensor and dst != self._rank:
-            self._keep_request(requests, "isend", tensor, dst, tag, backend.fast_send)
+        self._begin(work, error_prefix, ("to", dst), lambda: backend.send(pack(array), dst, tag), None, record)
+        if request is None and array is tensor:
+            self._keep_request(requests, "isend", tensor, dst, tag, backend.fast_isend)
         return work
 
     def irecv(self, tensor: Any, src: int | None, tag: int) -> Work:
         group, requests = self._group, self._ireceives
         request = _known(requests, tensor, src, tag)
-        if request is not None and request.fast_path is not None and self._deferral.takes(tensor):
+        if request is not None and request.fast_path is not None and self.deferral.takes(request, tensor):
             return self._defer(request, tensor)
-        self._deferral.post_all()
+        self.deferral.post_all()
         error_prefix = group.error_prefix("irecv")
         backend = group.usable_backend(error_prefix, tensor)
         calls = backend.device_calls
@@ -214,7 +215,7 @@ class PointToPoint(Probes):
     def forget_requests(self) -> None:
         """Make the next message of each kind check the group and choose its backend again."""
         self._sends, self._receives, self._isends, self._ireceives = {}, {}, {}, {}
-        self._deferral.post_all()
+        self.deferral.post_all()
 
     @contextmanager
     def batched(self, of: str) -> Iterator[None]:
@@ -237,7 +238,7 @@ class PointToPoint(Probes):
 
     def drain(self) -> None:
         """Wait for the messages in progress; receives that get no message in time fail."""
-        self._deferral.post_all()
+        self.deferral.post_all()
         works = self._progress.works(list(self._queues.values()))
         try:
             for work in works:
@@ -258,7 +259,8 @@ class PointToPoint(Probes):
         calls, facts = self._group.calls, request.facts
         calls.num_messages += 1
         record = self._recorder.begin(facts, calls.num_messages)
-        return self._deferral.add(DeferredWork(self._group.error_prefix("irecv"), tensor, request, record))
+        self._note(request, tensor)
+        return self.deferral.add(DeferredWork(self._group.error_prefix("irecv"), tensor, request, record))
 
     def _take_deferred(self, work: DeferredWork) -> bool:
         try:
@@ -267,7 +269,7 @@ class PointToPoint(Probes):
         except BaseException as error:
             work.complete(self._group.fail(error, self._group.error_prefix("irecv"), work.record))
             raise
-        work.source = self._group.ranks[work.request.facts[5]]  # type: ignore[index]
+        work.source = work.request.source
         work.record[COMPLETED] = clock()
         return True
 
@@ -307,18 +309,24 @@ class PointToPoint(Probes):
         calls.num_messages = sequence = calls.num_messages + 1
         now = clock()  # one time for all three: the message is done
         self._recorder.keep([request.facts, sequence, now, now, now, code, frame.f_lasti])
-        if calls.note is not None and isinstance(request.fast_path, core.Ring):
-            name = request.facts[0]
-            sent, received = (tensor, None) if name == "send" else (None, tensor)
-            calls.note(request.fast_path, request.facts, self._group.error_prefix(name), sent, received, False)
+        self._note(request, tensor)
         return True
+
+    def _note(self, request: PersistentRequest, tensor: Array) -> None:
+        note = self._group.calls.note
+        if note is not None and isinstance(request.fast_path, core.Ring):
+            name = request.facts[0]
+            sent, received = (None, tensor) if name in ("recv", "irecv") else (tensor, None)
+            kind = (request,) if name in ("isend", "irecv") else ()
+            note(request.fast_path, request.facts, self._group.error_prefix(name), sent, received, False, *kind)
 
     def _keep_request(
         self, requests: dict[Any, PersistentRequest], of: str, array: Array, peer: int, tag: int, fast: Any
     ) -> None:
         # The caller passes the dict that it used: if the group was closed meanwhile, the group has another one.
         if array.dtype.isnative:  # other byte orders are swapped at each call
-            request = PersistentRequest(self._facts(of, array, peer, tag), fast(peer, tag, array.dtype, array.shape))
+            fast_path = fast(peer, tag, array.dtype, array.shape)
+            request = PersistentRequest(self._facts(of, array, peer, tag), fast_path, self._group.ranks[peer])
             remember(requests, (peer, tag, array.dtype, array.shape), request)
 
     def _begin(self, work: Work, error_prefix: str, key: Any, post: Any, arrive: Any, record: Record) -> None:

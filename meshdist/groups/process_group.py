@@ -40,7 +40,7 @@ from meshdist.runtime.hooks import CallHooks
 from meshdist.runtime.plan_cache import plan_key, remember, simple_key
 from meshdist.runtime.progress import Job, JobQueue, Progress
 from meshdist.runtime.waiting import Waitable
-from meshdist.runtime.work import Work
+from meshdist.runtime.work import PlannedWork, Work
 from meshdist.system.deadline import Deadline
 
 _T = TypeVar("_T")
@@ -118,7 +118,7 @@ class ProcessGroup(CollectiveMethods, Membership):
         self._broken: DistError | None = None
         self._closed: str | None = None
         self.messages = PointToPoint(self, world.progress)
-        self.calls = core.Calls(self._queued, self.messages.deferred, self._keep, self._raise_failed)
+        self.calls = core.Calls(self._queue, self.messages.deferral, self._keep, self._raise_failed, self._job_of)
         self.hooks = CallHooks(self)
 
     def __repr__(self) -> str:
@@ -215,6 +215,8 @@ class ProcessGroup(CollectiveMethods, Membership):
         record = [plan.facts, sequence, now, now, 0, code, frame.f_lasti]
         self._keep(record)
         if async_op or self._queued:
+            if async_op and calls.note is not None and isinstance(plan.runner, core.Step):
+                calls.note(plan.runner, plan.facts, plan.error_prefix, send, recv, plan.apart, plan)
             return self._enqueue(plan.error_prefix, partial(self._plan_steps, plan, send, recv), recv, async_op, record)
         try:
             plan.run(send, recv)
@@ -414,6 +416,15 @@ class ProcessGroup(CollectiveMethods, Membership):
         if self.is_broken:
             self.check_usable(plan.error_prefix)
         return plan.steps(send, recv)
+
+    def _job_of(self, work: PlannedWork) -> Job:
+        """Return the Job of a call that the core has begun."""
+        plan, sent, received = work.call()
+        if work.has_begun:
+            steps = partial(plan.rest, received, work.word, work.phase)
+        else:
+            steps = partial(self._plan_steps, plan, sent, received)
+        return Job(steps, work, self.timeout_s, plan.error_prefix, self.fail, work.record, error=work.exception())
 
     def _drive(
         self, error_prefix: str, backend: Backend, steps: Any, deadline: Deadline | None, record: Record

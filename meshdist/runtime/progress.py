@@ -3,6 +3,8 @@
 A thread that waits for a call carries out this rank's calls itself for the moment in which most of them end (`carry`).
 What takes longer, or nobody waits for, is left to the progress thread. Each rank has one, started by the first async
 call. It advances the head of every queue that is ready, so queues do not wait for each other.
+
+The core does the same for calls of one step that were made before: see `PlannedWork`.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from time import monotonic
 
+from meshdist import core
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.runtime.flight_recorder import CODE, COMPLETED, CREATED, INSTRUCTION, STARTED, Record, clock
 from meshdist.runtime.waiting import (
@@ -29,7 +32,7 @@ from meshdist.runtime.waiting import (
     timed_out,
     wait_any,
 )
-from meshdist.runtime.work import ProgressThread, Work, carried, not_yet
+from meshdist.runtime.work import PlannedWork, ProgressThread, Work, carried, not_yet
 from meshdist.system.deadline import Deadline
 from meshdist.system.platform import let_others_run, start_thread
 
@@ -76,8 +79,10 @@ class Job:
         carried.place = self.record[CODE], self.record[INSTRUCTION]
         try:
             steps = self._steps
+            if self.error is not None:  # the core could not begin the call
+                raise self.error
             if steps is None:
-                self.record[STARTED] = clock()
+                self.record[STARTED] = self.record[STARTED] or clock()
                 steps = self._steps = self.make_steps()
             waitable = self.waiting_for
             while waitable is None or waitable.ready() or (check and is_ready(waitable)):
@@ -106,12 +111,16 @@ class Job:
             self.watch.end()
         self.work.complete(self.error)
 
+    def job(self) -> Job:
+        """Return this job: an entry of a queue has one."""
+        return self
+
 
 class JobQueue:
     """Calls that are carried out one after another.
 
     Attributes:
-        jobs: Those that are not done.
+        jobs: Those that are not done; a PlannedWork of the core has no Job before it needs one.
         carrier: Held by the thread that carries them out.
         completing: The work of the call that has been carried out last, until its callbacks have run.
         active: Whether the progress thread has it in its list.
@@ -120,14 +129,18 @@ class JobQueue:
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
-        self.jobs: deque[Job] = deque()
-        self.carrier = threading.Lock()
+        self.jobs: deque[Job | PlannedWork] = deque()
+        self.carrier = core.TryLock()
         self.completing: Work | None = None
         self.active = self.wanted = False
 
     def carry(self, work: Work) -> None:
         """Carry out calls on this thread until `work` is done, but only for a moment."""
         self.progress.carry(self, work)
+
+    def activate(self) -> None:
+        """Have the progress thread look at the queue, which has got a call."""
+        self.progress.activate(self)
 
     def hasten(self) -> None:
         """Have the progress thread carry out calls now, and not after it has left them to waiting threads."""
@@ -177,8 +190,15 @@ class JobQueue:
     def first(self) -> Job | None:
         """Return the call that is carried out next, or now."""
         try:
-            return self.jobs[0]
+            return self.jobs[0].job()
         except IndexError:  # it was completed just now
+            return None
+
+    def head(self) -> Job | PlannedWork | None:
+        """Return the entry of that call."""
+        try:
+            return self.jobs[0]
+        except IndexError:
             return None
 
 
@@ -206,7 +226,7 @@ class Progress:
         # The thread removes a queue from its list and then checks again for jobs. So either the thread sees this job,
         # or this method sees that the queue was removed.
         if not queue.active:
-            self._activate(queue)
+            self.activate(queue)
 
     def carry(self, queue: JobQueue, work: Work) -> None:
         """Carry out calls of all queues on this thread until `work`, in `queue`, is done, but only for a moment.
@@ -252,11 +272,12 @@ class Progress:
             is_mine.extend(map(queue.carrier.acquire, _AT_ONCE))
             if not is_mine[0]:
                 return False
-            job = queue.jobs[0] if queue.jobs else None
+            job = queue.first()
             # Callbacks are for the progress thread.
             if job is not None and not job.work.has_callbacks and job.advance(check=False):
                 queue.completing = job.work
-                done = queue.jobs.popleft()
+                queue.jobs.popleft()
+                done = job
         finally:
             if is_mine and is_mine[0]:
                 queue.carrier.release()  # before callbacks run that were added meanwhile: they may make calls
@@ -292,7 +313,8 @@ class Progress:
         for work in self.works([*self._active]):
             work.complete(DistError(what))
 
-    def _activate(self, queue: JobQueue) -> None:
+    def activate(self, queue: JobQueue) -> None:
+        """Take a queue into the list; start or wake the thread."""
         with self._lock:
             if not queue.active:
                 queue.active = True
@@ -349,10 +371,12 @@ class Progress:
         for queue in queues:
             if queue in mine or queue.wanted:
                 continue
-            job = queue.first()
-            if job is None:
+            entry = queue.head()
+            if entry is None:
                 self._deactivate(queue)
-            elif (is_urgent or job.record[CREATED] < due_ns or job.work.has_callbacks) and queue.carrier.acquire(False):
+            elif (is_urgent or entry.record[CREATED] < due_ns or entry.work.has_callbacks) and queue.carrier.acquire(
+                False
+            ):
                 mine.append(queue)
 
     def _let_go(self, queue: JobQueue) -> bool:
@@ -366,7 +390,7 @@ class Progress:
         jobs = queue.jobs
         moved = False
         while jobs and not queue.wanted:
-            job = jobs[0]
+            job = jobs[0].job()
             if not job.advance(check, self.observer):
                 return moved
             moved = True
@@ -388,7 +412,7 @@ class Progress:
     def _sleep(self, bell: Doorbell, queues: tuple[JobQueue, ...], mine: list[JobQueue]) -> None:
         self._asleep_on = bell
         if queues is self._active and not self._stopping and not self._is_urgent:
-            heads = [queue.jobs[0] for queue in mine]
+            heads = [queue.jobs[0].job() for queue in mine]
             longest_s = min(
                 (head.deadline.slice_s(LONGEST_POLL_INTERVAL_S) for head in heads if head.deadline is not None),
                 default=LONGEST_POLL_INTERVAL_S,

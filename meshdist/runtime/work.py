@@ -11,6 +11,7 @@ from time import perf_counter_ns
 from types import CodeType
 from typing import Any, Protocol
 
+from meshdist import core
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.system.deadline import Timeout, seconds
 
@@ -44,14 +45,14 @@ class Observer(Protocol):
     def done(self) -> None: ...
 
 
-class Completion:
+class Completion(core.Handle):
     """Completes once, with a value or an error.
 
     It has no lock, to be cheap: a waiting thread appends a callback and then checks `_is_done`; the completing thread
     sets `_is_done` and then runs the callbacks. So at least one of the two sees the other.
     """
 
-    __slots__ = ("_callbacks", "_error", "_is_done", "_observer", "_value")
+    __slots__ = ()
 
     def __init__(self) -> None:
         self._is_done = False
@@ -259,12 +260,12 @@ class Work(Completion):
         [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
     """
 
-    __slots__ = ("_error_prefix", "queue")
+    __slots__ = ()
 
     def __init__(self, error_prefix: str, result: Any) -> None:
         super().__init__()
         self._error_prefix = error_prefix
-        self.queue: WorkQueue | None = None  # of the progress thread, if that carries it out
+        self.queue: WorkQueue | None = None  # the queue of the call, until it is done
         self._value = result
 
     @classmethod
@@ -357,7 +358,7 @@ class Work(Completion):
 class ReceiptWork(Work):
     """The Work of an `irecv`."""
 
-    __slots__ = ("source",)
+    __slots__ = ()
 
     def __init__(self, error_prefix: str, result: Any) -> None:
         super().__init__(error_prefix, result)
@@ -366,3 +367,32 @@ class ReceiptWork(Work):
     def source_rank(self) -> int:
         self.wait()
         return self.source
+
+
+class PlannedWork(Work):
+    """The Work of a call that the core has begun, which is also its entry in the queue of calls.
+
+    A thread that waits for it carries out the calls before it, and then this one, in the core. For what takes longer,
+    and for the progress thread, `job` returns the Job that goes on with it in Python.
+    """
+
+    __slots__ = ()
+
+    if core.module is not None:
+        wait = core.Handle._wait
+
+    @property
+    def work(self) -> PlannedWork:
+        """This work: a Job has one."""
+        return self
+
+    def call(self) -> tuple[Any, Any, Any]:
+        """Return the plan, what is sent and what is received; raise IndexError if the call is done."""
+        plan, sent = self.kind, self.sent
+        if plan is None:
+            raise IndexError(f"{self._error_prefix}: the call is done")
+        return plan, sent, self._value
+
+    def complete(self, error: BaseException | None) -> None:
+        self._release()
+        super().complete(error)

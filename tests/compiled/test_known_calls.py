@@ -179,6 +179,33 @@ def test_results_are_right_whatever_changes_between_calls(pair):
     assert all(pair.run(are_right_whatever_changes))
 
 
+def async_calls(times):
+    rank = dist.get_rank()
+    x, y = np.ones(3), np.zeros(3)
+    begin = {
+        "all_reduce": lambda: dist.all_reduce(x, async_op=True),
+        "broadcast": lambda: dist.broadcast(x, src=0, async_op=True),
+        "barrier": lambda: dist.barrier(async_op=True),
+        "isend": lambda: dist.isend(x, 1 - rank),
+        "irecv": lambda: dist.irecv(y, 1 - rank),
+    }
+    for _ in range(times):
+        for work in [call() for call in begin.values()]:
+            work.wait()
+    works = []
+    seen = {name: python_functions(lambda call=call: works.append(call())) for name, call in begin.items()}
+    for work in works:
+        work.wait()
+    return seen
+
+
+def test_async_calls_that_were_made_before_begin_without_python(pair):
+    # But for the lambdas; and the progress thread learns of a queue that was empty.
+    for seen in pair.run(async_calls, 4):
+        for name, functions in seen.items():
+            assert {"submit", "_enqueue", "irecv", "isend", "_defer", "_begin"}.isdisjoint(functions), (name, functions)
+
+
 def with_arrays_of_all_kinds():
     rank, size = dist.get_rank(), dist.get_world_size()
     out, x = np.zeros(2 * size), np.full(2, rank + 1.0)

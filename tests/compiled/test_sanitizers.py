@@ -45,19 +45,48 @@ def main(rank, size):
         dist.reduce_scatter(lists[0], lists)
         dist.all_to_all_single(np.zeros(2 * size), np.ones(2 * size))
         dist.barrier()
+        y = np.ones(2)
+        works = [dist.all_reduce(y, async_op=True) for _ in range(20)]
+        works[7].get_future().then(lambda done: done.value())
+        if number % 2:
+            dist.all_reduce(y)
+        for work in works[:: 1 - 2 * (rank % 2)]:
+            work.wait()
         if rank < 2:
             dist.send(x, 1 - rank)
             dist.recv(x, 1 - rank)
+            for tags in ((0, 1), (1, 0)):
+                taken = [np.zeros(2) for _ in tags]
+                works = [dist.irecv(into, 1 - rank, tag=tag) for into, tag in zip(taken, (0, 1))]
+                works += [dist.isend(y, 1 - rank, tag=tag) for tag in tags]
+                for work in works:
+                    work.wait()
+            for count in (10_000, 50_000, 1 << 17, 200_000):
+                long, into = np.ones(count), np.zeros(count)
+                works = [dist.irecv(into, 1 - rank), dist.isend(long, 1 - rank)]
+                for work in works:
+                    work.wait()
+                for sender in (0, 1):
+                    dist.send(long, 1 - rank) if rank == sender else dist.recv(into, 1 - rank)
         with dist.new_group() as group:
             for _ in range(4):
                 group.all_reduce(x, op=dist.ReduceOp.MAX)
     group = dist.new_group()
     for _ in range(4):
         group.all_reduce(x)
+        group.all_reduce(y, async_op=True).wait()
     try:
         group.all_reduce(x) if rank else group.barrier()
     except dist.DistBackendError:
         pass
+    with dist.new_group() as group:
+        for _ in range(4):
+            group.all_reduce(y, async_op=True).wait()
+        works = [group.all_reduce(y, async_op=True) for _ in range(3)]
+        try:
+            works[2].wait() if rank else group.abort("enough")
+        except dist.DistBackendError:
+            pass
     gc.collect()
     dist.destroy_process_group()
 

@@ -34,13 +34,16 @@ CALLS = {
     "recv": lambda group: group.recv(np.ones(3), 1),
     "recv of any": lambda group: group.recv(np.ones(3)),
     "large send": lambda group: group.send(np.ones(1 << 20), 1),
+    "known send": lambda group: group.send(np.ones(20_000), 1),
     "behind an async call": lambda group: group.all_reduce(np.ones(3)),
     "monitored_barrier": lambda group: dist.monitored_barrier(group),
 }
 # Those that go on in the background.
 WORKS = {
     "all_reduce": lambda group: group.all_reduce(np.ones(3), async_op=True).wait,
+    "known all_reduce": lambda group: [group.all_reduce(x, async_op=True) for x in np.ones((9, 5))][-1].wait,
     "irecv": lambda group: group.irecv(np.ones(3), 1).wait,
+    "known irecv": lambda group: group.irecv(np.ones(5), 1).wait,
     "future": lambda group: group.all_reduce(np.ones(3), async_op=True).get_future().wait,
 }
 
@@ -57,6 +60,11 @@ def meet(connected):
     groups = [dist.new_group(timeout=30.0) for _ in range(ROUNDS)]
     for group in groups if connected else ():
         group.barrier()
+        for _ in range(3):
+            group.all_reduce(np.ones(5), async_op=True).wait()
+            group.isend(np.ones(5), 1 - group.rank())
+            group.irecv(np.ones(5), 1 - group.rank()).wait()
+            group.send(np.ones(20_000), 1) if group.rank() == 0 else group.recv(np.ones(20_000), 0)
     return groups
 
 

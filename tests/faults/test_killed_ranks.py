@@ -36,8 +36,15 @@ CALLS = {
     "all_to_all_single": lambda: dist.all_to_all_single(np.ones(3), np.ones(3)),
     "recv": lambda: dist.recv(np.ones(3), VICTIM),
     "large send": lambda: dist.send(np.ones(1 << 20), VICTIM),
+    "known send": lambda: dist.send(np.ones(20_000), VICTIM),
+    "known irecv": lambda: dist.irecv(np.ones(20_000), VICTIM).wait(),
     "async all_reduce": lambda: dist.all_reduce(np.ones(3), async_op=True).wait(),
+    "known async calls": lambda: [work.wait() for work in begin_known_calls()],
 }
+
+
+def begin_known_calls():
+    return [dist.all_reduce(x, async_op=True) for x in np.ones((9, 5))]
 
 
 def call_announced(name):
@@ -46,6 +53,8 @@ def call_announced(name):
 
 def connect():
     dist.barrier()
+    for _ in range(3):  # async calls of a kind as well
+        dist.all_reduce(np.ones(5), async_op=True).wait()
     for peer in range(dist.get_world_size()):
         for _ in range(3):  # messages of a kind that has been sent before go a shorter way
             if peer < dist.get_rank():
@@ -54,6 +63,16 @@ def connect():
             elif peer > dist.get_rank():
                 dist.recv(np.ones(3), peer)
                 dist.send(np.ones(3), peer)
+            if peer != dist.get_rank():
+                works = [dist.irecv(np.ones(20_000), peer), dist.isend(np.ones(20_000), peer)]
+                if peer == VICTIM:
+                    works[0].wait()
+                    dist.send(np.ones(20_000), peer)
+                elif dist.get_rank() == VICTIM:
+                    works[0].wait()
+                    dist.recv(np.ones(20_000), peer)
+                for work in works:
+                    work.wait()
 
 
 def check_death(workers, failures, killed_s):
@@ -119,7 +138,9 @@ def call_for_ever(name):
     return attempt(on_and_on), attempt(dist.barrier)
 
 
-@pytest.mark.parametrize("name", ["all_reduce", "large all_reduce", "large broadcast", "all_to_all_single"])
+@pytest.mark.parametrize(
+    "name", ["all_reduce", "known async calls", "large all_reduce", "large broadcast", "all_to_all_single"]
+)
 @BOTH_PATHS
 def test_killed_amidst_calls(new_workers, backend, name):
     workers = new_workers(3, backend)

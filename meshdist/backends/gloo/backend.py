@@ -135,6 +135,9 @@ class GlooBackend(Backend):
     def fast_send(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
         return None if self._p2p is None else self._p2p.fast_send(dst, tag, dtype, shape)
 
+    def fast_isend(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
+        return None if self._p2p is None else self._p2p.fast_send(dst, tag, dtype, shape, buffers=True)
+
     def fast_recv(self, src: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
         return None if self._p2p is None else self._p2p.fast_recv(src, tag, dtype, shape)
 

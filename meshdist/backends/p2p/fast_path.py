@@ -33,18 +33,22 @@ class MessageKind(NamedTuple):
     shape: tuple[int, ...]
     dtype_name: bytes
     num_bytes: int
+    is_eager: bool = True  # its sender does not wait
 
 
 class MessageKinds:
-    """Makes the kinds of a group's messages; messages longer than `eager_bytes` have no fast path."""
+    """Makes the kinds of a group's messages; messages longer than `eager_bytes`, or `most_bytes`, have no fast path."""
 
-    def __init__(self, most_eager_bytes: int) -> None:
+    def __init__(self, most_eager_bytes: int, most_bytes: int = 0) -> None:
         self.names = DtypeNames()
         self.eager_bytes = min(eager_bytes(), most_eager_bytes)
+        self._most_bytes = max(self.eager_bytes, most_bytes)
 
     def kind(self, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> MessageKind | None:
         num_bytes = math.prod(shape) * dtype.itemsize
-        return None if num_bytes > self.eager_bytes else MessageKind(tag, dtype, shape, self.names[dtype], num_bytes)
+        if num_bytes > self._most_bytes or self.eager_bytes < 0:
+            return None
+        return MessageKind(tag, dtype, shape, self.names[dtype], num_bytes, num_bytes <= self.eager_bytes)
 
 
 def fast_recv(take: Take, spin_s: float, spins: int = 0) -> FastPath:

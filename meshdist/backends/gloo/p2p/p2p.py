@@ -1,8 +1,9 @@
 """Point-to-point messages of a group: through shared memory between ranks of one host, else over TCP.
 
 A message of up to the eager limit is copied into the channel's ring, and its send is done. A longer one goes through
-the ring in pieces, and is done when it is received. A still longer one is only announced in the ring: both sides copy
-it between the arrays, if the receiver can read the sender's memory (`READS`).
+the ring in pieces, and is done when it is received; an `isend` by the core, when it is in the ring, if that has room
+for all of it. A still longer one is only announced in the ring: both sides copy it between the arrays, if the receiver
+can read the sender's memory (`READS`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshdist import core
 from meshdist.arrays.host import Array
 from meshdist.backends.base import Backend, FastPath
 from meshdist.backends.gloo.match import GlooMatchQueue, GlooProbe, GlooRecvRequest, Receiver
 from meshdist.backends.gloo.p2p.any_source import AnySource
-from meshdist.backends.gloo.shm.channel import RING_BYTES
+from meshdist.backends.gloo.shm.channel import LONGEST_WHOLE
 from meshdist.backends.gloo.shm.receiver import ShmReceiver
 from meshdist.backends.gloo.shm.sender import ShmSender
 from meshdist.backends.p2p.fast_path import MessageKinds
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
     from meshdist.backends.gloo.tcp.receiver import TcpReceiver
     from meshdist.backends.gloo.tcp.sender import TcpSender
 
-# An entry of up to half the ring finds room regardless of what was written before it.
-_LARGEST_ENTRY = RING_BYTES // 2 - 128
+# The longest message that is buffered: a few of them are to have room in the ring.
+_LARGEST_ENTRY = LONGEST_WHOLE // 8 - 128
 _DELIVERY_S = 5.0
 
 
@@ -41,7 +43,7 @@ class P2P:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._kinds = MessageKinds(_LARGEST_ENTRY)
+        self._kinds = MessageKinds(_LARGEST_ENTRY, LONGEST_WHOLE)
         self._senders: dict[int, ShmSender | TcpSender] = {}
         self._opening = threading.Lock()
         self._receivers: dict[int, ShmReceiver | TcpReceiver] = {}
@@ -73,14 +75,15 @@ class P2P:
             remote.resume(src)
         return request
 
-    def probe(self, src: int | None, tag: int | None) -> Probe:
-        remote = self.remote
-        receiver = self._any_source if src is None else self._receivers.get(src) or self._receiver(src)
-        return GlooProbe(src, tag, self._queue, receiver, None if remote is None else remote.resume)
-
-    def fast_send(self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
+    def fast_send(
+        self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...], *, buffers: bool = False
+    ) -> FastPath | None:
         sender, kind = self._senders.get(dst), self._kinds.kind(tag, dtype, shape)
-        return None if sender is None or kind is None else sender.fast_path(kind)
+        if sender is None or kind is None:
+            return None
+        if buffers and core.module is not None and isinstance(sender, ShmSender):
+            kind = kind._replace(is_eager=True)
+        return sender.fast_path(kind)
 
     def fast_recv(self, src: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
         receiver, kind = self._receivers.get(src), self._kinds.kind(tag, dtype, shape)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshdist import core
 from meshdist.arrays.host import Array
 from meshdist.backends.base import Backend
 from meshdist.backends.gloo.shm.fences import in_order
@@ -26,12 +27,17 @@ from meshdist.backends.gloo.shm.segment import Segment
 from meshdist.runtime.departure import Departure, LeftOut, peer_gone
 from meshdist.runtime.doorbells import SocketDoorbells
 
-RING_BYTES = 256 << 10
+# What is written is to leave the writer's nearest cache before it is written again: through a ring of 256 KiB, which
+# the reader's cache holds as well, 1 MiB took three times as long. A message of LONGEST_WHOLE has room as a whole.
+LONGEST_WHOLE = 1 << 20
+RING_BYTES = LONGEST_WHOLE + (64 << 10)
 _TEXTS, _TEXT_BYTES, RING = 512, 1536, 4096
 CHANNEL_BYTES = RING + RING_BYTES
+# In larger groups there may be a channel for each of many pairs of ranks.
+_FEW_RANKS, _SMALL_RING_BYTES = 8, 256 << 10
 
 # Words of the sender's line, then of the receiver's. Bells, state and text length are at the same places in both.
-HEAD, TOKEN, TOKEN_VALUE, _WRITTEN, _CUT, _CUT_AT, CLAIMED, WRITTEN_FROM = 0, 4, 5, 6, 7, 8, 9, 10
+HEAD, TOKEN, TOKEN_VALUE, WRITTEN, _CUT, _CUT_AT, CLAIMED, WRITTEN_FROM = 0, 4, 5, 6, 7, 8, 9, 10
 TAIL, MODE, TAKEN, ROOM, READING = 16, 20, 21, 22, 23
 _BELLS, _STATE, _TEXT_LENGTH = 1, 2, 3
 SENDER, RECEIVER = 0, 16
@@ -76,20 +82,23 @@ class Channel:
     Attributes:
         memory: All of the segment, as bytes.
         words: The words, with ordered loads and stores.
+        ring_bytes: The size of the ring.
         others_bells: The word with the doorbells that the other side sleeps on.
         others_state: The word that is not 0 once the other side has left.
     """
 
     def __init__(self, segment: Segment, side: int) -> None:
-        segment.reserve(0, CHANNEL_BYTES)
         self.segment = segment
         self.memory = memoryview(segment.memory).cast("B")
+        segment.reserve(0, len(self.memory))
+        self.ring_bytes = len(self.memory) - RING
         self.words = in_order(self.memory[:_TEXTS].cast("Q"))
-        self._ring: Array = np.ndarray((RING_BYTES,), np.uint8, segment.memory, RING)
+        self._ring: Array = np.ndarray((self.ring_bytes,), np.uint8, segment.memory, RING)
         self._lock = threading.Lock()
         self._side = side
         # Where the long messages end that the sender has written whole, and up to where the ring is free at least: what
         # has been taken is not read again, although the tail may still stand before it (see `skip`).
+        self._stream = None if core.module is None else core.Stream(self.memory, (RING, self.ring_bytes), (HEAD, TAIL))
         self._written: deque[tuple[int, int]] = deque()
         self._free_to = 0
         other = RECEIVER - side
@@ -99,18 +108,18 @@ class Channel:
 
     def ring_of(self, dtype: np.dtype[Any]) -> Array:
         """Return the ring as elements of a dtype whose size divides that of a word."""
-        ring: Array = np.ndarray((RING_BYTES // dtype.itemsize,), dtype, self.segment.memory, RING)
+        ring: Array = np.ndarray((self.ring_bytes // dtype.itemsize,), dtype, self.segment.memory, RING)
         return ring
 
     def has_room(self, num_bytes: int) -> bool:
-        return self.words[HEAD] + entry_bytes(num_bytes) - self._tail() <= RING_BYTES
+        return self.words[HEAD] + entry_bytes(num_bytes) - self._tail() <= self.ring_bytes
 
     def announce(self, header: Header) -> bool:
         words = self.words
         head = words[HEAD]
-        if head + UNIT - self._tail() > RING_BYTES:
+        if head + UNIT - self._tail() > self.ring_bytes:
             return False
-        place = RING + head % RING_BYTES
+        place = RING + head % self.ring_bytes
         _KIND.pack_into(self.memory, place, *header[:4])
         _OWN.pack_into(self.memory, place + _KIND.size, *header[4:])
         words[HEAD] = head + UNIT
@@ -121,12 +130,15 @@ class Channel:
 
         With `polls`, wait a moment for more room.
         """
+        if self._stream is not None:
+            self._tail()
+            return self._stream.fill(data, written, self._free_to, polls)
         words, ring, size, spins = self.words, self._ring, data.size, _SPINS * polls
         head = words[HEAD]
         while written < size:
-            place = head % RING_BYTES
+            place = head % self.ring_bytes
             piece = min(_LONGEST_PIECE, max(FIRST_PIECE, written))
-            length = min(size - written, piece, RING_BYTES - place, self._tail() + RING_BYTES - head)
+            length = min(size - written, piece, self.ring_bytes - place, self._tail() + self.ring_bytes - head)
             if length:
                 ring[place : place + length] = data[written : written + length]
                 written += length
@@ -141,7 +153,7 @@ class Channel:
 
     def mark_written(self, number: int) -> None:
         self._written.append((number, self.words[HEAD]))
-        self.words[_WRITTEN] = number
+        self.words[WRITTEN] = number
 
     def cut(self, number: int) -> None:
         """End a long message early: the receiver has read the rest from the sender's memory."""
@@ -158,7 +170,7 @@ class Channel:
         tail = words[TAIL]
         if words[HEAD] == tail:
             return None
-        place = RING + tail % RING_BYTES
+        place = RING + tail % self.ring_bytes
         return Header(*_KIND.unpack_from(self.memory, place), *_OWN.unpack_from(self.memory, place + _KIND.size))
 
     def drop(self) -> None:
@@ -169,6 +181,8 @@ class Channel:
 
         With `polls`, wait a moment for more of it.
         """
+        if self._stream is not None:
+            return self._stream.drain(target, there, polls)
         words, size, spins = self.words, target.size, _SPINS * polls
         tail = words[TAIL]
         while there < size:
@@ -187,7 +201,7 @@ class Channel:
         """Skip a long message whose `rest` was read elsewhere; return False until the sender has finished it."""
         words = self.words
         # Check this before the cut: a message behind one that was cut may be complete as well.
-        is_written = words[_WRITTEN] >= number
+        is_written = words[WRITTEN] >= number
         if words[_CUT] == number:
             words[TAIL] = words[_CUT_AT]
         elif is_written:
@@ -252,11 +266,16 @@ class Channel:
 
     def _copy(self, tail: int, target: Array, there: int) -> int:
         # Copy one piece of a message that continues at `tail`; return its length.
-        place = tail % RING_BYTES
-        length: int = min(target.size - there, self.words[HEAD] - tail, RING_BYTES - place)
+        place = tail % self.ring_bytes
+        length: int = min(target.size - there, self.words[HEAD] - tail, self.ring_bytes - place)
         if length:
             target[there : there + length] = self._ring[place : place + length]
         return length
+
+
+def channel_bytes(num_ranks: int) -> int:
+    """Return the size of a channel in a group."""
+    return CHANNEL_BYTES if num_ranks <= _FEW_RANKS else RING + _SMALL_RING_BYTES
 
 
 def kind_of(header: Header) -> bytes:

@@ -1,5 +1,7 @@
 """The fast path of small messages over shared memory; see `backends.p2p.fast_path`.
 
+The core also carries longer messages, which their senders wait for, if they have room in the ring as a whole.
+
 A request is used instead if the ring is full, earlier sends wait, a receive is posted, a message is unexpected, or the
 peer has left.
 """
@@ -23,9 +25,11 @@ from meshdist.backends.gloo.shm.channel import (
     FIRST_PIECE,
     HEAD,
     RING,
-    RING_BYTES,
+    RTS,
     TAIL,
+    TAKEN,
     UNIT,
+    WRITTEN,
     Channel,
     Header,
     Peer,
@@ -40,6 +44,17 @@ _SHORT_BYTES = FIRST_PIECE
 _SPINS, _SPIN_S = 60, 0.0002
 
 
+class RingWriter(Protocol):
+    peer: Peer
+    channel: Channel
+    lock: threading.Lock
+    numbered: int
+
+    @property
+    def waiting(self) -> Sized: ...
+    def finish(self, kind: MessageKind, array: Array, number: int, error_prefix: str) -> None: ...
+
+
 class RingReader(Protocol):
     peer: Peer
     channel: Channel | None
@@ -49,28 +64,28 @@ class RingReader(Protocol):
     left_over: tuple[int, int] | None
 
 
-def shm_fast_send(
-    channel: Channel, peer: Peer, lock: threading.Lock, waiting: Sized, kind: MessageKind
-) -> FastPath | None:
+def shm_fast_send(sender: RingWriter, kind: MessageKind) -> FastPath | None:
     """Return a function that sends messages of a kind; None if the ring cannot hold elements of its dtype."""
-    dtype, wake = kind.dtype, peer.wake
-    if not _is_aligned(dtype):
+    channel, lock, waiting = sender.channel, sender.lock, sender.waiting
+    dtype, wake = kind.dtype, sender.peer.wake
+    if not _is_aligned(dtype) or (core.module is None and not kind.is_eager):
         return None
     words, memory, ring = channel.words, channel.memory, channel.ring_of(dtype)
-    others_state, others_bells = channel.others_state, channel.others_bells
+    others_state, others_bells, ring_bytes = channel.others_state, channel.others_bells, channel.ring_bytes
     itemsize, count, is_flat = dtype.itemsize, math.prod(kind.shape), len(kind.shape) == 1
-    header, start, length, last = _entry(kind)
+    header, start, length, last = _entry(kind, channel.ring_bytes)
     start_bytes = len(start)
-    if core.module is not None and last >= 0:
+    if core.module is not None:
         nothing: tuple[str, ...] = ()
-        return _compiled(False, channel, kind, lock.locked, (waiting,), None, nothing, partial(wake, channel))
+        rest = None if kind.is_eager else partial(sender.finish, kind)
+        return _compiled(False, channel, kind, lock.locked, (waiting,), sender, nothing, partial(wake, channel), rest)
 
     def send(array: Array) -> bool:
         with lock:
             head = words[HEAD]
-            if waiting or words[others_state] or head + length - words[TAIL] > RING_BYTES:
+            if waiting or words[others_state] or head + length - words[TAIL] > ring_bytes:
                 return False
-            place = head % RING_BYTES
+            place = head % ring_bytes
             if place <= last:
                 begin = place + RING
                 memory[begin : begin + start_bytes] = start
@@ -91,16 +106,17 @@ def shm_fast_recv(receiver: RingReader, kind: MessageKind) -> FastPath | None:
     """Return a function that receives messages of a kind; None if the sender has no channel yet, or as above."""
     dtype = kind.dtype
     channel, wake, moving, queue = receiver.channel, receiver.peer.wake, receiver.moving, receiver.queue
-    if channel is None or not _is_aligned(dtype):
+    if channel is None or not _is_aligned(dtype) or (core.module is None and not kind.is_eager):
         return None
     words, memory, ring = channel.words, channel.memory, channel.ring_of(dtype)
-    others_bells = channel.others_bells
+    others_bells, ring_bytes = channel.others_bells, channel.ring_bytes
     itemsize, count, is_flat = dtype.itemsize, math.prod(kind.shape), len(kind.shape) == 1
-    _, start, length, last = _entry(kind)
+    _, start, length, last = _entry(kind, channel.ring_bytes)
     start_bytes = len(start)
-    if core.module is not None and last >= 0:
+    if core.module is not None:
         busy = ("coming", "left_over")
-        return _compiled(True, channel, kind, moving.locked, queue.containers, receiver, busy, partial(wake, channel))
+        empty = queue.containers
+        return _compiled(True, channel, kind, moving.locked, empty, receiver, busy, partial(wake, channel), None)
 
     def take(array: Array) -> bool | None:
         tail = words[TAIL]
@@ -110,7 +126,7 @@ def shm_fast_recv(receiver: RingReader, kind: MessageKind) -> FastPath | None:
             return False
         try:
             tail = words[TAIL]
-            place = tail % RING_BYTES
+            place = tail % ring_bytes
             begin = place + RING
             if words[HEAD] == tail or memory[begin : begin + start_bytes] != start:
                 return False
@@ -141,12 +157,13 @@ def _compiled(
     owner: object,
     nones: tuple[str, ...],
     wake: Callable[[], None],
+    rest: Callable[[Array, int, str], None] | None,
 ) -> FastPath:
-    _, start, length, _ = _entry(kind)
-    words = HEAD, TAIL, channel.others_state, channel.others_bells
+    _, start, length, _ = _entry(kind, channel.ring_bytes)
+    words = HEAD, TAIL, channel.others_state, channel.others_bells, TAKEN, WRITTEN
     sizes = UNIT, kind.num_bytes, length
-    ring = RING, RING_BYTES
-    return core.Ring(receives, channel.memory, ring, words, sizes, start, locked, empties, owner, nones, wake)
+    ring = RING, channel.ring_bytes
+    return core.Ring(receives, channel.memory, ring, words, sizes, start, locked, empties, owner, nones, wake, rest)
 
 
 def _is_aligned(dtype: np.dtype[Any]) -> bool:
@@ -154,8 +171,9 @@ def _is_aligned(dtype: np.dtype[Any]) -> bool:
     return UNIT % (dtype.itemsize or UNIT + 1) == 0
 
 
-def _entry(kind: MessageKind) -> tuple[Header, bytes, int, int]:
+def _entry(kind: MessageKind, ring_bytes: int) -> tuple[Header, bytes, int, int]:
     # A message's header, the bytes it begins with, its length in the ring, and the last place from which it is copied
     # in one go (-1 if it is long).
-    header, length = Header(EAGER, kind.tag, kind.num_bytes, kind.dtype_name), entry_bytes(kind.num_bytes)
-    return header, kind_of(header), length, RING_BYTES - length if kind.num_bytes <= _SHORT_BYTES else -1
+    entry_kind = EAGER if kind.is_eager else RTS
+    header, length = Header(entry_kind, kind.tag, kind.num_bytes, kind.dtype_name), entry_bytes(kind.num_bytes)
+    return header, kind_of(header), length, ring_bytes - length if kind.num_bytes <= _SHORT_BYTES else -1

@@ -321,6 +321,10 @@ class OneStep(BarrierPlan):
         yield self.arrive()
         self.take(recv, phase)
 
+    def rest(self, recv: Buffers, word: int, phase: int) -> Iterator[BarrierWait]:
+        yield BarrierWait(self.barrier, word, self.signature)
+        self.take(recv, phase)
+
     def _compile(self) -> Step | None:
         if not self._is_compiled:
             self._is_compiled = True

@@ -12,7 +12,6 @@ from meshdist.backends.base import Backend, FastPath
 from meshdist.backends.gloo.match import GlooMatchQueue, GlooRecvRequest
 from meshdist.backends.gloo.published import Published, channel_key, check_why_removed
 from meshdist.backends.gloo.shm.channel import (
-    CHANNEL_BYTES,
     EAGER,
     MODE,
     READS,
@@ -26,6 +25,7 @@ from meshdist.backends.gloo.shm.channel import (
     Channel,
     Header,
     Peer,
+    channel_bytes,
 )
 from meshdist.backends.gloo.shm.fast_path import shm_fast_recv
 from meshdist.backends.gloo.shm.segment import find
@@ -53,6 +53,7 @@ class ShmReceiver:
         self.channel: Channel | None = None  # the channel from the rank; None until it has sent something
         self._options = backend.options
         self._src = src
+        self._channel_bytes = channel_bytes(backend.size)
         self.queue = queue
         self._place = Published(backend.options, channel_key(src, backend.rank), src, LeftOut.SEND)
         self._memory = Memory(self.peer.card.pid, self.peer.description)
@@ -140,7 +141,7 @@ class ShmReceiver:
             return False
         assert self._place.value is not None
         try:
-            segment = find(self._place.value, CHANNEL_BYTES, only_reader=True)
+            segment = find(self._place.value, self._channel_bytes, only_reader=True)
         except DistBackendError as error:
             check_why_removed(self._options, [self._src], LeftOut.SEND, error)
             raise

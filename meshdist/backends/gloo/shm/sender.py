@@ -13,7 +13,6 @@ from meshdist.backends.base import Backend, FastPath
 from meshdist.backends.gloo.match import GlooMatchQueue, PendingSends
 from meshdist.backends.gloo.published import check_withdrawn, publish_channel
 from meshdist.backends.gloo.shm.channel import (
-    CHANNEL_BYTES,
     EAGER,
     MODE,
     READS,
@@ -27,6 +26,7 @@ from meshdist.backends.gloo.shm.channel import (
     Channel,
     Header,
     Peer,
+    channel_bytes,
 )
 from meshdist.backends.gloo.shm.fast_path import shm_fast_send
 from meshdist.backends.gloo.shm.segment import create
@@ -52,8 +52,8 @@ class ShmSender:
         deferred_cleanup = backend.options.deferred_cleanup
         deferred_cleanup[:] = [give_back for give_back in deferred_cleanup if not give_back()]
         self.peer = Peer(backend, dst)
-        self._options, self._dst = backend.options, dst
-        segment = create(CHANNEL_BYTES, [self.peer.card.pid])
+        self._backend, self._options, self._dst = backend, backend.options, dst
+        segment = create(channel_bytes(backend.size), [self.peer.card.pid])
         self.channel = Channel(segment, SENDER)
         allow_peers()
         self._token = np.array([os.getpid() ^ id(self)])
@@ -61,7 +61,7 @@ class ShmSender:
         self.lock = threading.Lock()
         self.waiting: deque[ShmSendRequest] = deque()
         self.queue = queue
-        self._numbered = 0
+        self.numbered = 0
         self.memory = Memory(self.peer.card.pid, self.peer.description)
         publish_channel(backend.options, backend.rank, dst, segment.place)
         deferred_cleanup.append(self._seal)
@@ -71,8 +71,8 @@ class ShmSender:
             self.peer.check_state(self.channel, LeftOut.RECEIVE)
         with self.lock:
             if array.nbytes > eager_bytes:
-                self._numbered += 1
-                header = Header(RTS, tag, array.nbytes, dtype_name, address_of(array), self._numbered)
+                self.numbered += 1
+                header = Header(RTS, tag, array.nbytes, dtype_name, address_of(array), self.numbered)
                 request: ShmSendRequest = LongSendRequest(self, array, header)
             else:
                 request = ShmSendRequest(self, array, Header(EAGER, tag, array.nbytes, dtype_name))
@@ -81,7 +81,12 @@ class ShmSender:
         return request
 
     def fast_path(self, kind: MessageKind) -> FastPath | None:
-        return shm_fast_send(self.channel, self.peer, self.lock, self.waiting, kind)
+        return shm_fast_send(self, kind)
+
+    def finish(self, kind: MessageKind, array: Array, number: int, error_prefix: str) -> None:
+        """Wait until a message is received that the core has written."""
+        header = Header(RTS, kind.tag, kind.num_bytes, kind.dtype_name, address_of(array), number)
+        self._backend.wait(LongSendRequest(self, array, header, is_written=True), error_prefix)
 
     def check(self) -> None:
         if self.channel.words[MODE] == UNKNOWN:
@@ -182,9 +187,9 @@ class ShmSendRequest(SendRequest):
 class LongSendRequest(ShmSendRequest):
     """A message that is done once it is received: through the ring, or copied by both sides between the arrays."""
 
-    def __init__(self, sender: ShmSender, array: Array, header: Header) -> None:
+    def __init__(self, sender: ShmSender, array: Array, header: Header, *, is_written: bool = False) -> None:
         super().__init__(sender, array, header)
-        self._is_announced = self._is_written = False
+        self._is_announced = self._is_written = is_written
         self._written = 0
         self._split: SplitWrite | None = None
 

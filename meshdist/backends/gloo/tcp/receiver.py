@@ -32,7 +32,7 @@ class TcpReceiver:
         return f" ({self.link.connect_error})" if self.link.connect_error else ""
 
     def fast_path(self, kind: MessageKind) -> FastPath | None:
-        return tcp_fast_recv(self.link, self.receive_state, self.src, kind)
+        return tcp_fast_recv(self.link, self.receive_state, self.src, kind) if kind.is_eager else None
 
     def move(self, request: GlooRecvRequest) -> None:
         self._transport.progress()

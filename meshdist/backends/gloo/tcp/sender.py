@@ -44,7 +44,7 @@ class TcpSender:
         return TcpSendRequest(self, outgoing)
 
     def fast_path(self, kind: MessageKind) -> FastPath | None:
-        return tcp_fast_send(self.link, self.receive_state, self.src, self.dst, kind)
+        return tcp_fast_send(self.link, self.receive_state, self.src, self.dst, kind) if kind.is_eager else None
 
     def check(self) -> None:
         check_rank(self.receive_state, self.link, self.dst, LeftOut.RECEIVE)

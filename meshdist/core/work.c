@@ -1,0 +1,440 @@
+/* Handle: the base class of Work and Future, and the known async calls; see `runtime.work`.
+
+   A known call is begun here, and waits in the queue of its group. A thread that waits for it carries out the calls of
+   the queue in their order, each as a sync call would be. What takes longer than a moment is Python's: it gets a Job,
+   which goes on where this has stopped, and so does what the progress thread takes up, what has callbacks, and the
+   calls of a group that has changed since. A receive of few bytes that is known is deferred, and takes its message while
+   it is waited for. */
+#include "core.h"
+
+#include <structmember.h>
+
+PyTypeObject *handle_type;
+
+/* As many receives may be deferred, and as many bytes; set by `handles`, as `DeferredReceives` has them. */
+static Py_ssize_t most_deferred, most_deferred_bytes, long_bytes;
+/* The classes of known calls, of receives and of sends that are done; and `Work.wait`. */
+static PyTypeObject *planned_type, *deferred_type, *done_type;
+static PyObject *wait_in_python;
+
+/* How many calls to carry out between two looks for signals. */
+enum { CALLS_AT_ONCE = 64 };
+
+/* ---- beginning a call */
+
+static Handle *new_handle(PyTypeObject *type, PyObject *prefix)
+{
+    if (type == NULL) {
+        PyErr_SetString(PyExc_RuntimeError, "the classes of works are not known to the core");
+        return NULL;
+    }
+    Handle *self = (Handle *)type->tp_alloc(type, 0);
+    if (self != NULL)
+        self->prefix = Py_NewRef(prefix);
+    return self;
+}
+
+static Handle *new_call(PyTypeObject *type, Calls *calls, PyObject *run, PyObject *kind, PyObject *prefix, PyObject *sent,
+                        PyObject *received, PyObject *record, PyObject *queue)
+{
+    Handle *self = new_handle(type, prefix);
+    if (self == NULL)
+        return NULL;
+    self->calls = (Calls *)Py_NewRef(calls);
+    self->run = Py_NewRef(run), self->kind = Py_NewRef(kind), self->sent = Py_NewRef(sent);
+    self->value = Py_NewRef(received), self->record = Py_NewRef(record), self->queue = Py_NewRef(queue);
+    self->changes = calls->changes;
+    self->source = -1;
+    return self;
+}
+
+static int append(PyObject *deque, PyObject *item)
+{
+    static PyObject *name;
+    if (name == NULL && (name = PyUnicode_InternFromString("append")) == NULL)
+        return -1;
+    PyObject *done = PyObject_CallMethodOneArg(deque, name, item);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* The first item of a deque, a new reference; NULL without an error if there is none. */
+static PyObject *first_of(PyObject *deque)
+{
+    return PyObject_Size(deque) > 0 ? PySequence_GetItem(deque, 0) : NULL;
+}
+
+static int drop_first(PyObject *deque)
+{
+    static PyObject *name;
+    if (name == NULL && (name = PyUnicode_InternFromString("popleft")) == NULL)
+        return -1;
+    PyObject *item = PyObject_CallMethodNoArgs(deque, name);
+    Py_XDECREF(item); /* the caller has it as well */
+    return item == NULL ? -1 : 0;
+}
+
+/* See that the progress thread knows of the queue; as `Progress.submit` does. */
+static int activate(Calls *calls)
+{
+    static PyObject *name;
+    if (name == NULL && (name = PyUnicode_InternFromString("active")) == NULL)
+        return -1;
+    PyObject *is_active = PyObject_GetAttr(calls->queue, name);
+    Py_XDECREF(is_active);
+    if (is_active == NULL || is_active == Py_True)
+        return is_active == NULL ? -1 : 0;
+    PyObject *done = PyObject_CallMethod(calls->queue, "activate", NULL);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+PyObject *begin_call(Calls *calls, PyObject *run, PyObject *kind, PyObject *prefix, PyObject *sent, PyObject *received,
+                     PyObject *record)
+{
+    Handle *self = new_call(planned_type, calls, run, kind, prefix, sent, received, record, calls->queue);
+    if (self != NULL && (append(calls->outstanding, (PyObject *)self) < 0 || activate(calls) < 0))
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
+bool may_defer(const Calls *calls, Py_ssize_t num_bytes)
+{
+    Py_ssize_t size = PyObject_Size(calls->deferred);
+    return size < most_deferred && num_bytes * (size + 1) <= most_deferred_bytes;
+}
+
+PyObject *defer_receive(Calls *calls, PyObject *run, PyObject *kind, PyObject *prefix, PyObject *received,
+                        PyObject *record, long source)
+{
+    Handle *self = new_call(deferred_type, calls, run, kind, prefix, Py_None, received, record, calls->deferral);
+    if (self == NULL)
+        return NULL;
+    self->source = source;
+    if (append(calls->deferred, (PyObject *)self) < 0)
+        Py_CLEAR(self);
+    if (self != NULL && ((Ring *)run)->num_bytes * PyObject_Size(calls->deferred) > long_bytes) {
+        PyObject *watched = PyObject_CallMethod(calls->deferral, "watch", NULL);
+        if (watched == NULL)
+            Py_CLEAR(self);
+        Py_XDECREF(watched);
+    }
+    return (PyObject *)self;
+}
+
+PyObject *sent_at_once(PyObject *prefix)
+{
+    Handle *self = new_handle(done_type, prefix);
+    if (self != NULL)
+        self->is_done = 1;
+    return (PyObject *)self;
+}
+
+/* ---- carrying it out */
+
+static bool has_callbacks(const Handle *self) { return self->callbacks != NULL && PyObject_Size(self->callbacks) != 0; }
+
+/* Let go of what carries out a call. */
+static void release(Handle *self)
+{
+    Calls *calls = self->calls;
+    self->calls = NULL;
+    Py_CLEAR(self->sent);
+    Py_CLEAR(self->run);
+    Py_CLEAR(self->kind);
+    Py_CLEAR(self->job);
+    Py_XDECREF(calls);
+}
+
+static void note_time(Handle *self, int place)
+{
+    PyObject *now = PyLong_FromLongLong(now_ns());
+    if (now == NULL || PyList_SetItem(self->record, place, now) < 0)
+        PyErr_Clear(); /* the time is lost, not the call */
+}
+
+/* Leave the queue: the call is done. What was asked for meanwhile, by another thread, is called by `call_back`. */
+static int finish(Handle *self, PyObject *deque)
+{
+    note_time(self, COMPLETED);
+    if (drop_first(deque) < 0)
+        return -1;
+    self->is_done = 1;
+    return 1;
+}
+
+static int call_back(Handle *self)
+{
+    PyObject *done = has_callbacks(self) ? PyObject_CallMethod((PyObject *)self, "complete", "O", Py_None)
+                                         : Py_NewRef(Py_None);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 1;
+}
+
+/* The data of an array that a call has kept; false if it is no longer as it was. */
+static bool data_of(PyObject *object, int flags, char **data)
+{
+    if (!is_array(object))
+        return object == Py_None;
+    *data = ((Array *)object)->data;
+    return (((Array *)object)->flags & flags) == flags;
+}
+
+/* Carry out the first call of a queue. Returns 1, 0 if it is Python's, or -1 with an error set. */
+static int advance(Handle *self, PyObject *deque)
+{
+    char *sent = NULL, *received = NULL;
+    if (self->is_done || self->run == NULL || self->job != NULL || self->error != NULL || has_callbacks(self)
+        || self->changes != self->calls->changes || !data_of(self->sent, C_CONTIGUOUS, &sent)
+        || !data_of(self->value, CARRAY, &received))
+        return 0;
+    Step *step = (Step *)Py_NewRef(self->run);
+    int status = 0;
+    if (!self->has_begun) {
+        uint64_t word;
+        note_time(self, STARTED);
+        self->has_begun = 1;
+        status = step_begin(step, &sent, &word, &self->phase);
+        self->word = word;
+    }
+    if (status < 0) { /* Python raises it, as the error of this call */
+        PyObject *type, *trace;
+        PyErr_Fetch(&type, &self->error, &trace);
+        PyErr_NormalizeException(&type, &self->error, &trace);
+        Py_XDECREF(type);
+        Py_XDECREF(trace);
+        status = 0;
+    } else if (barrier_poll(step->barrier, self->word)) {
+        step_finish(step, self->phase, &received);
+        status = finish(self, deque);
+    }
+    Py_DECREF(step);
+    return status;
+}
+
+static int carry_some(Calls *calls, Handle *until)
+{
+    int status = 1;
+    for (int left = CALLS_AT_ONCE; status > 0 && left > 0 && !until->is_done; left--) {
+        if (calls->carrier->is_taken)
+            return 0;
+        PyObject *head = first_of(calls->outstanding);
+        if (head == NULL || Py_TYPE(head) != planned_type) {
+            Py_XDECREF(head);
+            return 0;
+        }
+        calls->carrier->is_taken = 1;
+        status = advance((Handle *)head, calls->outstanding);
+        calls->carrier->is_taken = 0;
+        if (status > 0) {
+            release((Handle *)head);
+            status = call_back((Handle *)head);
+        }
+        Py_DECREF(head);
+    }
+    return status;
+}
+
+/* Take the messages of the receives of a group in their order, as `DeferredReceives.carry` does. */
+static int take_some(Calls *calls, Handle *until)
+{
+    int status = 1;
+    for (int left = CALLS_AT_ONCE; status > 0 && left > 0 && !until->is_done; left--) {
+        Handle *head = (Handle *)first_of(calls->deferred);
+        status = 0;
+        if (head != NULL && Py_TYPE(head) == deferred_type && head->run != NULL && !calls->taking->is_taken) {
+            Ring *ring = (Ring *)Py_NewRef(head->run);
+            bool has_come = ring_await(ring); /* another thread may take, or post, this receive meanwhile */
+            PyObject *first = has_come ? first_of(calls->deferred) : NULL;
+            char *data = NULL;
+            if (first == (PyObject *)head && !calls->taking->is_taken && data_of(head->value, CARRAY, &data))
+                status = ring_take(ring, data);
+            Py_XDECREF(first);
+            if (status > 0 && (status = finish(head, calls->deferred)) > 0) {
+                release(head);
+                Py_CLEAR(head->queue);
+                status = ring_wake(ring) < 0 ? -1 : call_back(head);
+            }
+            Py_DECREF(ring);
+        }
+        Py_XDECREF(head);
+    }
+    return status;
+}
+
+/* Carry out calls until one is done, or Python has to go on. Returns -1 with an error set. */
+static int carry(Handle *self)
+{
+    Calls *calls = (Calls *)Py_NewRef(self->calls);
+    int status = 1;
+    while (status > 0 && !self->is_done && self->run != NULL) {
+        status = Py_TYPE(self->run) == step_type ? carry_some(calls, self) : take_some(calls, self);
+        if (status >= 0 && PyErr_CheckSignals() < 0)
+            status = -1;
+    }
+    Py_DECREF(calls);
+    return status;
+}
+
+static PyObject *handle_wait(Handle *self, PyObject *const *args, Py_ssize_t num_args, PyObject *kwnames)
+{
+    if (!self->is_done && self->run != NULL && self->observer == NULL && carry(self) < 0)
+        return NULL;
+    if (self->is_done && self->error == NULL && num_args == 0 && kwnames == NULL)
+        Py_RETURN_TRUE;
+    PyObject *waits[4] = {(PyObject *)self};
+    Py_ssize_t size = num_args + (kwnames == NULL ? 0 : PyTuple_GET_SIZE(kwnames));
+    if (size > 3) {
+        PyErr_SetString(PyExc_TypeError, "wait(timeout=None)");
+        return NULL;
+    }
+    memcpy(waits + 1, args, size * sizeof *args);
+    return PyObject_Vectorcall(wait_in_python, waits, num_args + 1, kwnames);
+}
+
+/* ---- what Python sees of it */
+
+/* The Job of a call that Python carries out; made once. */
+static PyObject *handle_job(Handle *self, PyObject *unused)
+{
+    if (self->job == NULL) {
+        if (self->calls == NULL) {
+            PyErr_SetString(PyExc_IndexError, "the call is done");
+            return NULL;
+        }
+        PyObject *job = PyObject_CallOneArg(self->calls->make_job, (PyObject *)self);
+        if (job == NULL)
+            return NULL;
+        if (self->job == NULL && self->calls != NULL)
+            self->job = Py_NewRef(job);
+        else if (self->job != NULL) /* another thread was faster */
+            Py_SETREF(job, Py_NewRef(self->job));
+        return job;
+    }
+    return Py_NewRef(self->job);
+}
+
+static PyObject *handle_release(Handle *self, PyObject *unused)
+{
+    release(self);
+    Py_RETURN_NONE;
+}
+
+static PyObject *handle_callbacks(Handle *self, void *unused)
+{
+    if (self->callbacks == NULL)
+        self->callbacks = PyList_New(0);
+    return Py_XNewRef(self->callbacks);
+}
+
+static int handle_set_callbacks(Handle *self, PyObject *value, void *unused)
+{
+    Py_XSETREF(self->callbacks, Py_XNewRef(value));
+    return 0;
+}
+
+static int handle_traverse(Handle *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->value);
+    Py_VISIT(self->error);
+    Py_VISIT(self->callbacks);
+    Py_VISIT(self->observer);
+    Py_VISIT(self->queue);
+    Py_VISIT(self->record);
+    Py_VISIT(self->kind);
+    Py_VISIT(self->sent);
+    Py_VISIT(self->run);
+    Py_VISIT(self->job);
+    Py_VISIT(self->calls);
+    return 0;
+}
+
+static int handle_clear(Handle *self)
+{
+    release(self);
+    Py_CLEAR(self->value);
+    Py_CLEAR(self->error);
+    Py_CLEAR(self->callbacks);
+    Py_CLEAR(self->observer);
+    Py_CLEAR(self->queue);
+    Py_CLEAR(self->record);
+    return 0;
+}
+
+static void handle_dealloc(Handle *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    handle_clear(self);
+    Py_CLEAR(self->prefix);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *handles(PyObject *module, PyObject *args)
+{
+    PyTypeObject *planned, *deferred, *done;
+    PyObject *wait;
+    if (!PyArg_ParseTuple(args, "O!O!O!Onnn", &PyType_Type, &planned, &PyType_Type, &deferred, &PyType_Type, &done, &wait,
+                          &most_deferred, &most_deferred_bytes, &long_bytes))
+        return NULL;
+    if (!PyType_IsSubtype(planned, handle_type) || !PyType_IsSubtype(deferred, handle_type)
+        || !PyType_IsSubtype(done, handle_type)) {
+        PyErr_SetString(PyExc_TypeError, "handles: the classes must be derived from Handle");
+        return NULL;
+    }
+    Py_XSETREF(planned_type, (PyTypeObject *)Py_NewRef(planned));
+    Py_XSETREF(deferred_type, (PyTypeObject *)Py_NewRef(deferred));
+    Py_XSETREF(done_type, (PyTypeObject *)Py_NewRef(done));
+    Py_XSETREF(wait_in_python, Py_NewRef(wait));
+    Py_RETURN_NONE;
+}
+
+PyMethodDef work_functions[] = {
+    {"handles", handles, METH_VARARGS,
+     "handles(planned, deferred, done, wait, most_deferred, most_deferred_bytes, long_bytes): the classes of the works "
+     "that are made here, `Work.wait`, how much may be deferred, and from how much on `watch` is to know."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMethodDef methods[] = {
+    {"_wait", (PyCFunction)(void (*)(void))handle_wait, METH_FASTCALL | METH_KEYWORDS,
+     "wait(timeout=None)\n--\n\nBlock until the call is done and return True; see Work.wait."},
+    {"job", (PyCFunction)handle_job, METH_NOARGS, "Return the Job of a known call, which Python carries out."},
+    {"_release", (PyCFunction)handle_release, METH_NOARGS, "Let go of what carries out the call."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"_is_done", T_BOOL, offsetof(Handle, is_done), 0, NULL},
+    {"_value", T_OBJECT, offsetof(Handle, value), 0, NULL},
+    {"_error", T_OBJECT, offsetof(Handle, error), 0, NULL},
+    {"_observer", T_OBJECT_EX, offsetof(Handle, observer), 0, NULL},
+    {"_error_prefix", T_OBJECT, offsetof(Handle, prefix), 0, NULL},
+    {"queue", T_OBJECT, offsetof(Handle, queue), 0, NULL},
+    {"record", T_OBJECT, offsetof(Handle, record), 0, NULL},
+    {"kind", T_OBJECT, offsetof(Handle, kind), 0, NULL},
+    {"sent", T_OBJECT, offsetof(Handle, sent), READONLY, NULL},
+    {"has_begun", T_BOOL, offsetof(Handle, has_begun), READONLY, NULL},
+    {"word", T_ULONGLONG, offsetof(Handle, word), READONLY, NULL},
+    {"phase", T_INT, offsetof(Handle, phase), READONLY, NULL},
+    {"source", T_LONG, offsetof(Handle, source), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef properties[] = {
+    {"_callbacks", (getter)handle_callbacks, (setter)handle_set_callbacks, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_new, PyType_GenericNew}, {Py_tp_dealloc, handle_dealloc}, {Py_tp_traverse, handle_traverse},
+    {Py_tp_clear, handle_clear}, {Py_tp_methods, methods}, {Py_tp_members, members}, {Py_tp_getset, properties},
+    {Py_tp_doc, "What a handle of a result that is available later consists of."}, {0, NULL},
+};
+
+PyType_Spec handle_spec = {
+    "meshdist.core._core.Handle", sizeof(Handle), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, slots,
+};
