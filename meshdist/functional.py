@@ -33,8 +33,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from meshdist.arrays.device_types import new_empty, taken
 from meshdist.arrays.host import Array
-from meshdist.arrays.new_arrays import new_empty, taken
 from meshdist.arrays.reduce_op import Op, ReduceOp
 from meshdist.arrays.trees import Tree, is_tree
 from meshdist.collectives.all_gather import all_gather as _all_gather

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from meshdist.arrays.host import as_array
+
 # Device types of DLPack: kDLCUDA and kDLCUDAManaged.
 _DLPACK_CUDA = (2, 13)
 _NUMPY = {np.ndarray}
@@ -75,3 +77,27 @@ def cuda_number(device_id: Any) -> int | None:
     # torch.device has `index`, CuPy's Device `id`.
     place = getattr(device_id, "index", None)
     return place if isinstance(place, int) else getattr(device_id, "id", None)
+
+
+def taken(x: Any, name: str = "x") -> Any:
+    """Return `x` as a NumPy array or, in GPU memory, a CuPy array; raise TypeError for what is not an array."""
+    if type(x) is np.ndarray:
+        return x
+    if getattr(x, "requires_grad", False):
+        raise TypeError(f"{name} requires grad, and what is returned would have none: pass {name}.detach()")
+    if device_type_of(x) == "cpu":
+        return as_array(x, name)
+    from meshdist.arrays.device import as_device_array
+
+    return as_device_array(x, name)
+
+
+def new_empty(shape: tuple[int, ...], like: Any) -> Any:
+    """Return a new array with the dtype and on the device of `like`, which `taken` made."""
+    if type(like) is np.ndarray:
+        return np.empty(shape, like.dtype)
+    from meshdist.arrays.device import cupy_module
+
+    cupy = cupy_module()
+    with cupy.cuda.Device(like.device.id):
+        return cupy.empty(shape, like.dtype)

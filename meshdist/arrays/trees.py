@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.arrays.new_arrays import taken
+from meshdist.arrays.device_types import taken
 
 
 def is_tree(x: Any) -> bool:

@@ -14,8 +14,16 @@ from meshdist.backends.base import Backend, BackendOptions
 from meshdist.backends.group_setup import SetUpWait
 from meshdist.backends.p2p.match_queue import DtypeNames, MatchQueue, eager_bytes
 from meshdist.backends.p2p.own_messages import OwnMessages
-from meshdist.backends.p2p.probes import NO_ARRAY, NO_TAG, Probing
-from meshdist.backends.p2p.requests import RecvRequest, SendRequest, UnexpectedMessage, arrive, post
+from meshdist.backends.p2p.requests import (
+    NO_ARRAY,
+    NO_TAG,
+    Probing,
+    RecvRequest,
+    SendRequest,
+    UnexpectedMessage,
+    arrive,
+    post,
+)
 from meshdist.errors import DistBackendError, DistError
 from meshdist.runtime.call import Signature
 from meshdist.runtime.call_check import CallCheck, call_lines

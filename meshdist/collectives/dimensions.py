@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from meshdist.arrays.new_arrays import new_empty, taken
+from meshdist.arrays.device_types import new_empty, taken
 
 if TYPE_CHECKING:
     from meshdist.runtime.interfaces import Group

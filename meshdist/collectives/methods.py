@@ -46,7 +46,7 @@ from meshdist.collectives.send_recv import irecv as irecv
 from meshdist.collectives.send_recv import isend as isend
 from meshdist.collectives.send_recv import recv as recv
 from meshdist.collectives.send_recv import send as send
-from meshdist.collectives.sendrecv import sendrecv as sendrecv
+from meshdist.collectives.send_recv import sendrecv as sendrecv
 from meshdist.collectives.tensor_coalesced import all_gather_into_tensor_coalesced as all_gather_into_tensor_coalesced
 from meshdist.collectives.tensor_coalesced import reduce_scatter_tensor_coalesced as reduce_scatter_tensor_coalesced
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshdist.arrays.device_types import new_empty
 from meshdist.arrays.host import check_dtype
-from meshdist.arrays.new_arrays import new_empty
 from meshdist.arrays.reduce_op import Op, as_reduce_op, check_op_dtype
 from meshdist.arrays.trees import Tree
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor

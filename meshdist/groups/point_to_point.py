@@ -108,7 +108,7 @@ class PointToPoint(Probes):
         record[COMPLETED] = clock()
         if request is not None:
             self._note(request, tensor)
-        elif array is tensor and of == "send":
+        elif array is tensor and of == "send" and dst != self._rank:
             self._keep_request(requests, of, tensor, dst, tag, backend.fast_send)
 
     def recv(self, tensor: Any, src: int | None, tag: int, of: str = "recv", *, is_size_exchange: bool = False) -> int:
@@ -160,8 +160,9 @@ class PointToPoint(Probes):
         array = self._array(error_prefix, tensor, tag)
         work = Work(error_prefix, None)
         record = self.begin_record("isend", array, dst, tag)
-        self._begin(work, error_prefix, ("to", dst), lambda: backend.send(pack(array), dst, tag), None, record)
-        if request is None and array is tensor:
+        post = partial(self._post_send, backend, pack(array), dst, tag)
+        self._begin(work, error_prefix, ("to", dst), post, None, record)
+        if request is None and array is tensor and dst != self._rank:
             self._keep_request(requests, "isend", tensor, dst, tag, backend.fast_isend)
         return work
 
@@ -234,7 +235,7 @@ class PointToPoint(Probes):
             calls.end_batch(self._group, self._group.error_prefix(of))
 
     def post_deferred(self) -> None:
-        self._deferral.post_all()
+        self.deferral.post_all()
 
     def drain(self) -> None:
         """Wait for the messages in progress; receives that get no message in time fail."""

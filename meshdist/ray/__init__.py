@@ -14,11 +14,11 @@ Raises:
 
 from __future__ import annotations
 
-from meshdist.ray.requirements import check_ray
+from meshdist.ray.supported_versions import check_ray
 
 check_ray()
 
-from meshdist.ray.registration import get_group, register, use_world  # noqa: E402 - needs a Ray that was checked
+from meshdist.ray.ray_group import get_group, register, use_world  # noqa: E402 - needs a Ray that was checked
 
 register()
 

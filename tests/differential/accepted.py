@@ -88,7 +88,11 @@ ACCEPTED: dict[str, dict[str, str]] = {
     "programs_alone.tcp_store": {
         "multi_set of unequal lists": "an argument is wrong: ValueError; torch's is a DistStoreError",
     },
+    "programs_alone.before_a_world": {
+        "DeviceMesh without a launcher": "a process that no launcher started is a world of one",
+    },
     "programs_alone.beginnings": {
+        "env:// without MASTER_PORT": "the only rank of a world waits for nobody, so it needs no port",
         "env:// without MASTER_ADDR": "the documentation has rank 0 need none; torch's code refuses that",
         ".*: backends by device": ONLY_CPU,
         "no backend: place": "torch's name is 'undefined' where None was given; the backend of meshdist is gloo",

@@ -124,6 +124,7 @@ def test_small_arrays_are_ordinary(two):
 
 def dies_with_its_last_view():
     gc.collect()
+    until(lambda: held_bytes() == 0, "the memory of earlier arrays is given back")
     before = held_bytes()
     x = dist.empty((1024, 1024), np.uint8)
     view = x[5:, 7:9].T

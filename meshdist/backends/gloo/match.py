@@ -8,8 +8,7 @@ from typing import Protocol
 
 from meshdist.arrays.host import Array
 from meshdist.backends.p2p.match_queue import MatchQueue
-from meshdist.backends.p2p.probes import NO_ARRAY, NO_TAG, Probing
-from meshdist.backends.p2p.requests import RecvRequest, UnexpectedMessage
+from meshdist.backends.p2p.requests import NO_ARRAY, NO_TAG, Probing, RecvRequest, UnexpectedMessage
 from meshdist.errors import DistBackendError
 from meshdist.runtime.departure import failure_of
 from meshdist.runtime.waiting import Doorbell

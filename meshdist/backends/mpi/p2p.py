@@ -15,8 +15,16 @@ from meshdist.backends.mpi.library import Member, Polled, Requests
 from meshdist.backends.p2p.fast_path import MessageKinds, fast_recv
 from meshdist.backends.p2p.match_queue import MatchQueue
 from meshdist.backends.p2p.own_messages import OwnMessages
-from meshdist.backends.p2p.probes import NO_ARRAY, NO_TAG, Probing
-from meshdist.backends.p2p.requests import RecvRequest, SendRequest, UnexpectedMessage, arrive, post
+from meshdist.backends.p2p.requests import (
+    NO_ARRAY,
+    NO_TAG,
+    Probing,
+    RecvRequest,
+    SendRequest,
+    UnexpectedMessage,
+    arrive,
+    post,
+)
 from meshdist.runtime.departure import Departure, peer_gone
 from meshdist.runtime.peers import PeerMonitor
 from meshdist.runtime.waiting import Incoming, Probe, Waitable

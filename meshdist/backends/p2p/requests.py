@@ -1,4 +1,4 @@
-"""Requests of all backends: posted receives, unexpected messages and posted sends."""
+"""Requests of all backends: posted receives, unexpected messages, posted sends, and probes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from meshdist.arrays.host import Array, as_bytes, describe_array
 from meshdist.backends.p2p.match_queue import MatchQueue
 from meshdist.errors import DistBackendError
-from meshdist.runtime.waiting import Doorbell, Incoming, Waitable
+from meshdist.runtime.waiting import Doorbell, Found, Incoming, Probe, Waitable
 
 
 class RecvRequest(Incoming):
@@ -190,3 +190,44 @@ def post(request: RecvRequest, *, pulls: bool = True) -> bool:
     for other in others:
         other.pull()
     return False
+
+
+# ---- Probes
+
+# The array, its dtype, and the tag in errors where any will do, of a request that receives nothing.
+NO_ARRAY = np.empty(0, np.uint8), b""
+NO_TAG = -1
+
+
+class Probing(RecvRequest, Probe):
+    """Makes a probe of a backend's receive request, which comes after it among the base classes.
+
+    It is never posted: it makes the progress of a receive and looks among the unexpected messages.
+
+    Attributes:
+        wanted_tag: The tag of the message; None for any.
+    """
+
+    wanted_tag: int | None
+
+    @property
+    def done(self) -> bool:
+        """Whether there is such a message."""
+        return self._look() is not None
+
+    @done.setter
+    def done(self, value: bool) -> None:
+        """Do nothing: only a message ends a probe."""
+
+    def found(self) -> Found:
+        message = self._look()
+        assert message is not None, "asked once the probe is ready"
+        return Found(message.source, message.tag, message.num_bytes)
+
+    def _look(self) -> UnexpectedMessage | None:
+        if self.message is None:
+            with self.queue.lock:
+                self.message = self.queue.first(self.wanted, self.wanted_tag)
+            if self.message is not None:
+                self.source = self.message.source
+        return self.message

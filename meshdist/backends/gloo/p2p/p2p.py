@@ -75,6 +75,11 @@ class P2P:
             remote.resume(src)
         return request
 
+    def probe(self, src: int | None, tag: int | None) -> Probe:
+        remote = self.remote
+        receiver = self._any_source if src is None else self._receivers.get(src) or self._receiver(src)
+        return GlooProbe(src, tag, self._queue, receiver, None if remote is None else remote.resume)
+
     def fast_send(
         self, dst: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...], *, buffers: bool = False
     ) -> FastPath | None:
