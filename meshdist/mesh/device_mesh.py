@@ -30,6 +30,7 @@ from meshdist.mesh.layout.layout import Layout
 from meshdist.mesh.mesh_check import agree, refusals_reported, refusals_reported_in
 from meshdist.mesh.mesh_exchanges import MeshExchanges
 from meshdist.mesh.mesh_state import entered
+from meshdist.mesh.sharding import shard, unshard
 from meshdist.profiler.accounting import Account, accounting
 from meshdist.runtime.context import GroupLike
 
@@ -187,6 +188,49 @@ class DeviceMesh(MeshExchanges):
         if not given or not all(isinstance(mesh, DeviceMesh) for mesh in given):
             raise TypeError(f"concatenate: expected a list of at least one DeviceMesh, got {meshes!r}")
         return _concatenated_axes(given) if axis is None else _concatenated_ranks(given, axis)
+
+    # ---- Blocks of arrays
+
+    def shard(self, x: Any, dims: Mapping[int | str, int]) -> Any:
+        """Return this rank's block of `x`; nothing is sent.
+
+        Blocks are those of `torch.chunk`: of ceil(rows / ranks) rows, the last ones smaller or empty. Where several
+        axes cut one dimension, the first of the mesh cuts outermost. `meshdist.tensor` has arrays that know this.
+
+        Args:
+            x: The whole array, the same on all ranks.
+            dims: The dimension that each axis cuts, by name or index of the axis.
+
+        Returns:
+            A view of `x`.
+
+        Raises:
+            UnknownAxisError: No such axis (a KeyError and a ValueError).
+            ValueError: A dimension that `x` does not have, or the caller is outside the mesh.
+
+        Example:
+            >>> import numpy as np, meshdist
+            >>> def program():
+            ...     mesh = meshdist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+            ...     block = mesh.shard(np.arange(8).reshape(2, 4), {"dp": 0, "tp": 1})
+            ...     return block.tolist(), mesh.unshard(block, {"tp": 1}).tolist()
+            >>> meshdist.run(program, 4)[3]
+            ([[6, 7]], [[4, 5, 6, 7]])
+        """
+        return shard(self, x, dims)
+
+    def unshard(self, block: Any, dims: Mapping[int | str, int]) -> Any:
+        """Return the whole array of the ranks' blocks, a new array on all of them; all ranks of the mesh call it.
+
+        Args:
+            block: This rank's block; the numbers of rows along the cut dimensions may differ.
+            dims: The dimension that each axis cuts, as for `shard`.
+
+        Raises:
+            UnknownAxisError: No such axis (a KeyError and a ValueError).
+            ValueError: A dimension that the block does not have, or the caller is outside the mesh.
+        """
+        return unshard(self, block, dims)
 
     # ---- Drawings and accounts
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from meshdist.arrays.device_types import new_empty, taken
 from meshdist.arrays.host import Array, check_dtype, check_writable, describe_array
-from meshdist.arrays.new_arrays import new_empty, taken
 from meshdist.collectives.send_recv import P2POp, batch_isend_irecv, irecv, isend
 from meshdist.mesh.mesh_slices import MeshSlices
 

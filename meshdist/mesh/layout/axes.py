@@ -1,4 +1,4 @@
-"""Check the names and sizes of mesh axes."""
+"""Check the names and sizes of mesh axes; the sizes of parts and of chunks."""
 
 from __future__ import annotations
 
@@ -67,3 +67,9 @@ def part_sizes(what: str, parts: int | Sequence[int], extent: int) -> tuple[int,
             " or the size of each part"
         )
     return (extent // count,) * count
+
+
+def chunk_sizes(rows: int, parts: int) -> tuple[int, ...]:
+    """Return the rows of `parts` blocks as `torch.chunk` cuts them: ceil(rows / parts), the last ones fewer or none."""
+    chunk = -(-rows // parts)
+    return tuple(max(0, min(chunk, rows - at * chunk)) for at in range(parts))

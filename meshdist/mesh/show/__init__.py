@@ -30,7 +30,7 @@ def show(layout: Layout, hosts: MeshHosts | None, form: str | None, axis: int | 
         return as_plot(grid, ax)
     if form == "html":
         return as_html(grid)
-    if form is None and _in_notebook():
+    if form is None and in_notebook():
         from IPython.display import HTML, display
 
         display(HTML(as_html(grid)))
@@ -39,7 +39,7 @@ def show(layout: Layout, hosts: MeshHosts | None, form: str | None, axis: int | 
     return None
 
 
-def _in_notebook() -> bool:
+def in_notebook() -> bool:
     # Outside notebooks IPython need not be installed.
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
