@@ -20,6 +20,9 @@ FEWEST, MOST = 5, 20_000
 _GROWTH = 4
 # Each with other values: a repeated call may take another code path.
 _CHECKED_CALLS = 3
+# Calls that are shorter are timed in runs of about this length: ranks leave a call at different times, and the time of
+# the slowest rank in each call adds up to more than all calls take.
+_RUN_S = 100e-6
 # More calls than any kind of call has trials.
 _TUNING_CALLS = 32
 
@@ -39,7 +42,7 @@ class Row(NamedTuple):
     collective: str
     num_bytes: int  # the size of the longer of input and output of a rank
     elements: int  # the same in elements
-    iterations: int  # number of timed calls
+    iterations: int  # number of timed calls; short ones are timed in runs
     median_us: float  # of a call on the slowest rank, as the next two
     min_us: float
     p99_us: float
@@ -58,9 +61,12 @@ def measure(name: str, operation: Operation, num_bytes: int, setting: Setting, e
     # Zeros do not overflow in repeated sums.
     give.fill(0)
     take.fill(0)
-    iterations = effort.iterations or _iterations_for(call, effort.seconds)
+    found, median_s = _iterations_for(call, effort.seconds)
+    iterations = effort.iterations or found
     warmup = max(1, iterations // 10) if effort.warmup is None else effort.warmup
-    times = _on_slowest(_times(call, iterations, warmup)) / operation.trips
+    run = max(1, min(iterations // FEWEST, int(_RUN_S / max(1e-9, median_s))))
+    iterations -= iterations % run
+    times = _on_slowest(_times(call, iterations // run, warmup, run)) / operation.trips
     count = max(gives, takes)
     size, median = count * setting.dtype.itemsize, float(np.median(times))
     sent = sent_bytes(operation.volume, size, setting.num_ranks)
@@ -108,28 +114,32 @@ def _wrong(
     return int(total)
 
 
-def _iterations_for(call: Callable[[], object], seconds: float) -> int:
+def _iterations_for(call: Callable[[], object], seconds: float) -> tuple[int, float]:
+    """Return how many calls fit into `seconds`, and the median time of a call."""
     calls = 1
     while True:
         times = _on_slowest(_times(call, calls, 0))
-        spent_s = float(times.sum())
+        spent_s, median_s = float(times.sum()), float(np.median(times))
         # The median ignores single calls that another process delays.
         if spent_s > seconds / 10 or calls >= MOST:
-            return int(min(MOST, max(FEWEST, seconds / max(1e-9, float(np.median(times))))))
+            return int(min(MOST, max(FEWEST, seconds / max(1e-9, median_s)))), median_s
         calls *= _GROWTH
 
 
-def _times(call: Callable[[], object], iterations: int, warmup: int) -> Array:
+def _times(call: Callable[[], object], runs: int, warmup: int, run: int = 1) -> Array:
+    """Return the time of a call in each of so many runs; a run is `run` calls, one after the other."""
     for _ in range(warmup):
         call()
     dist.barrier()
     stamps = [perf_counter()]
     stamp = stamps.append
-    for _ in range(iterations):
-        call()
+    calls = range(run)
+    for _ in range(runs):
+        for _ in calls:
+            call()
         stamp(perf_counter())
     dist.barrier()
-    return np.diff(stamps)
+    return np.diff(stamps) / run
 
 
 def _on_slowest(times: Array) -> Array:
