@@ -152,7 +152,6 @@ REASONS = {
     "checkpoint": "no checkpoint format: save arrays with NumPy, see the section Checkpoints of docs/migration.md",
     "fsdp": "wraps torch modules",
     "pipelining": "wraps torch modules; `isend` and `irecv` are what it stands on",
-    "tensor": "there is no DTensor; `DeviceMesh` has the collectives",
     "deprecated": "import its names from `meshdist`",
     "pipeline": "wraps torch modules; `isend` and `irecv` are what it stands on",
 }

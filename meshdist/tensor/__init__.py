@@ -1,0 +1,55 @@
+"""Arrays over a mesh: NumPy arrays with a placement for each axis."""
+
+from __future__ import annotations
+
+# Each registers what it computes.
+from meshdist.tensor import (
+    accumulations,
+    array_drawing,
+    array_reductions,
+    assignment,
+    averages,
+    comparisons,
+    contractions,
+    diagonals,
+    elementwise,
+    fourier,
+    indexing,
+    joining,
+    linear_algebra,
+    norms,
+    selecting,
+    shaping,
+    sorting,
+)
+from meshdist.tensor.array_creation import arange, empty, full, ones, zeros
+from meshdist.tensor.dispatch import implicit_redistribution
+from meshdist.tensor.distribution import distribute_tensor
+from meshdist.tensor.dtensor import DTensor
+from meshdist.tensor.halos import halo, map_overlap
+from meshdist.tensor.mapping import local_map
+from meshdist.tensor.placements import Partial, Placement, PlacementError, Replicate, Shard
+from meshdist.tensor.random_numbers import Generator, random
+from meshdist.tensor.summa import summa
+
+__all__ = [
+    "DTensor",
+    "Generator",
+    "Partial",
+    "Placement",
+    "PlacementError",
+    "Replicate",
+    "Shard",
+    "arange",
+    "distribute_tensor",
+    "empty",
+    "full",
+    "halo",
+    "implicit_redistribution",
+    "local_map",
+    "map_overlap",
+    "ones",
+    "random",
+    "summa",
+    "zeros",
+]

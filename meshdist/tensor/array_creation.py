@@ -1,0 +1,141 @@
+"""Arrays made in place on the ranks of a mesh, without messages: zeros, ones, full, empty, arange, and their likes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.tensor.array_layout import ArrayLayout
+from meshdist.tensor.dispatch import implements
+from meshdist.tensor.distribution import array_module, checked_shape, layout_on
+from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
+from meshdist.tensor.placements import PlacementError, Placements
+
+
+def _made(
+    name: str, shape: Any, mesh: DeviceMesh, placements: Placements | None, make: Callable[[tuple[int, ...]], Any]
+) -> DTensor:
+    layout = layout_on(mesh, checked_shape(shape), placements)
+    if layout.pending:
+        raise PlacementError(f"{name}: placements must not be Partial, got {list(layout.placements)}")
+    return wrap(make(layout.local_shape(coordinate_in(mesh))), layout, mesh)
+
+
+def empty(shape: Any, dtype: Any = float, *, mesh: DeviceMesh, placements: Placements | None = None) -> DTensor:
+    """Return an array of any values; see `numpy.empty`, and `distribute_tensor` for the placements."""
+    return _made("empty", shape, mesh, placements, lambda block: array_module(mesh).empty(block, dtype))
+
+
+def zeros(shape: Any, dtype: Any = float, *, mesh: DeviceMesh, placements: Placements | None = None) -> DTensor:
+    """Return an array of zeros; see `numpy.zeros`, and `distribute_tensor` for the placements."""
+    return _made("zeros", shape, mesh, placements, lambda block: array_module(mesh).zeros(block, dtype))
+
+
+def ones(shape: Any, dtype: Any = float, *, mesh: DeviceMesh, placements: Placements | None = None) -> DTensor:
+    """Return an array of ones; see `numpy.ones`, and `distribute_tensor` for the placements."""
+    return _made("ones", shape, mesh, placements, lambda block: array_module(mesh).ones(block, dtype))
+
+
+def full(
+    shape: Any, fill_value: Any, dtype: Any = None, *, mesh: DeviceMesh, placements: Placements | None = None
+) -> DTensor:
+    """Return an array filled with one value; see `numpy.full`, and `distribute_tensor` for the placements."""
+    return _made("full", shape, mesh, placements, lambda block: array_module(mesh).full(block, fill_value, dtype))
+
+
+def arange(
+    start: Any,
+    stop: Any = None,
+    step: Any = 1,
+    dtype: Any = None,
+    *,
+    mesh: DeviceMesh,
+    placements: Placements | None = None,
+) -> DTensor:
+    """Return evenly spaced values, the same as `numpy.arange` makes; see `distribute_tensor` for the placements."""
+    if stop is None:
+        start, stop = 0, start
+    rows = max(0, int(np.ceil((stop - start) / step)))
+    made: Any = np.arange
+    # Of ranges without rows: NumPy finds the dtype from all three numbers.
+    dtype = np.result_type(made(start, start, step, dtype), made(stop, stop, step, dtype))
+    few = made(start, stop, step, dtype) if dtype.kind == "b" else None  # NumPy has those of up to two rows
+    layout = layout_on(mesh, (rows,), placements)
+    if layout.pending:
+        raise PlacementError(f"arange: placements must not be Partial, got {list(layout.placements)}")
+    (held,) = layout.index(coordinate_in(mesh))
+    if few is not None:
+        values = few[held]
+    else:
+        first = np.asarray(start, dtype)
+        # As numpy.arange computes: the second value less the first, times the number of steps.
+        delta = np.asarray(start + step, dtype) - first
+        values = first + np.arange(held.start, held.stop).astype(dtype) * delta
+    return wrap(array_module(mesh).asarray(values.astype(dtype)), layout, mesh)
+
+
+def _like(name: str, prototype: Any, dtype: Any, shape: Any, device: Any) -> tuple[tuple[int, ...], Any, ArrayLayout]:
+    """Return the block's shape, the dtype and the layout of an array like another one."""
+    if device not in (None, "cpu") or (device and prototype.mesh.device_type != "cpu"):
+        raise ValueError(
+            f"np.{name}: device must be None, or 'cpu' on a mesh of CPUs, got {device!r}; write x.cpu() or x.cuda() for"
+            " another device"
+        )
+    layout = prototype.layout.resolved()
+    if shape is not None and checked_shape(shape) != prototype.shape:
+        layout = ArrayLayout.of(checked_shape(shape), layout.mesh_shape, layout.placements)
+    return layout.local_shape(coordinate_in(prototype.mesh)), prototype.dtype if dtype is None else dtype, layout
+
+
+@implements(np.empty_like)
+def empty_like(
+    prototype: DTensor,
+    /,
+    dtype: Any = None,
+    order: Any = "K",
+    subok: bool = True,
+    shape: Any = None,
+    *,
+    device: Any = None,
+) -> DTensor:
+    """Return an array of any values, of the shape, dtype and cuts of another; see `numpy.empty_like`."""
+    del order, subok
+    block, dtype, layout = _like("empty_like", prototype, dtype, shape, device)
+    return wrap(array_module(prototype.mesh).empty(block, dtype), layout, prototype.mesh)
+
+
+def _filled_like(name: str) -> Callable[..., DTensor]:
+    def like(
+        a: DTensor, dtype: Any = None, order: Any = "K", subok: bool = True, shape: Any = None, *, device: Any = None
+    ) -> DTensor:
+        del order, subok
+        block, dtype, layout = _like(f"{name}_like", a, dtype, shape, device)
+        return wrap(getattr(array_module(a.mesh), name)(block, dtype), layout, a.mesh)
+
+    return like
+
+
+implements(np.zeros_like)(_filled_like("zeros"))
+implements(np.ones_like)(_filled_like("ones"))
+
+
+@implements(np.full_like)
+def full_like(
+    a: DTensor,
+    fill_value: Any,
+    dtype: Any = None,
+    order: Any = "K",
+    subok: bool = True,
+    shape: Any = None,
+    *,
+    device: Any = None,
+) -> DTensor:
+    """Return an array filled with one value, of the shape, dtype and cuts of another; see `numpy.full_like`."""
+    del order, subok
+    block, dtype, layout = _like("full_like", a, dtype, shape, device)
+    made = array_module(a.mesh).empty(block, dtype)
+    made[...] = fill_value
+    return wrap(made, layout, a.mesh)

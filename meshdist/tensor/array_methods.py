@@ -1,0 +1,198 @@
+"""The methods that a DTensor has as NumPy's arrays have them; each calls NumPy's function of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from meshdist.tensor.dispatch import implementation_of, refuse
+
+
+class ArrayMethods:
+    """Methods of `numpy.ndarray`, by the functions of NumPy."""
+
+    __slots__ = ()
+
+    def _call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(cast(Any, self), *args, **kwargs)
+
+    # ---- Shape
+
+    @property
+    def T(self) -> Any:
+        """The array with its dimensions reversed."""
+        return self._call(np.transpose)
+
+    @property
+    def mT(self) -> Any:
+        """The array with its last two dimensions exchanged."""
+        return self._call(np.swapaxes, -1, -2)
+
+    def transpose(self, *axes: Any) -> Any:
+        """Return the array with its dimensions permuted; see `numpy.ndarray.transpose`."""
+        return self._call(np.transpose, axes[0] if len(axes) == 1 else axes or None)
+
+    def swapaxes(self, axis1: int, axis2: int) -> Any:
+        """Return the array with two dimensions exchanged."""
+        return self._call(np.swapaxes, axis1, axis2)
+
+    def reshape(self, *shape: Any, **kwargs: Any) -> Any:
+        """Return the array with another shape, where no element changes its rank; see `numpy.ndarray.reshape`."""
+        return self._call(np.reshape, shape[0] if len(shape) == 1 else shape, **kwargs)
+
+    def ravel(self, order: Any = "C") -> Any:
+        """Return the array with one dimension, where no element changes its rank."""
+        return self._call(np.ravel, order)
+
+    def flatten(self, order: Any = "C") -> Any:
+        """Return a copy with one dimension, where no element changes its rank."""
+        return self._call(np.ravel, order).copy()
+
+    def squeeze(self, axis: Any = None) -> Any:
+        """Return the array without dimensions of one row."""
+        return self._call(np.squeeze, axis)
+
+    # ---- Elements
+
+    def copy(self) -> Any:
+        """Return a copy, placed alike."""
+        return self._call(np.copy)
+
+    def astype(self, dtype: Any, **kwargs: Any) -> Any:
+        """Return a copy of another dtype; see `numpy.ndarray.astype`."""
+        return _method("astype")(self, dtype, **kwargs)
+
+    @property
+    def real(self) -> Any:
+        """The real parts."""
+        return self._call(np.real)
+
+    @property
+    def imag(self) -> Any:
+        """The imaginary parts."""
+        return self._call(np.imag)
+
+    def conj(self) -> Any:
+        """Return the complex conjugates."""
+        return self._call(np.conjugate)
+
+    def clip(self, min: Any = None, max: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Return the values limited to an interval."""
+        return self._call(np.clip, min, max, *args, **kwargs)
+
+    def round(self, decimals: int = 0, out: Any = None) -> Any:
+        """Return the values rounded."""
+        return self._call(np.round, decimals) if out is None else self._call(np.round, decimals, out=out)
+
+    def fill(self, value: Any) -> None:
+        """Set all elements to one value."""
+        cast(Any, self)[...] = value
+
+    def take(self, indices: Any, axis: int | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Return the elements at indices along a dimension; see `numpy.take`."""
+        return self._call(np.take, indices, axis, *args, **kwargs)
+
+    def sort(self, axis: int = -1, *args: Any, **kwargs: Any) -> None:
+        """Sort in place along a dimension."""
+        cast(Any, self)[...] = self._call(np.sort, axis, *args, **kwargs)
+
+    def argsort(self, axis: int | None = -1, *args: Any, **kwargs: Any) -> Any:
+        """Return the indices that sort along a dimension."""
+        return self._call(np.argsort, axis, *args, **kwargs)
+
+    def repeat(self, repeats: Any, axis: int | None = None) -> Any:
+        """Return the array with each row repeated; see `numpy.repeat`."""
+        return self._call(np.repeat, repeats, axis)
+
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+        """Return the diagonals of two dimensions; see `numpy.diagonal`."""
+        return self._call(np.diagonal, offset, axis1, axis2)
+
+    # ---- Reductions
+
+    def trace(self, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None) -> Any:
+        """Return the sums of the diagonals of two dimensions; see `numpy.trace`."""
+        return self._call(np.trace, offset, axis1, axis2, dtype, out)
+
+    def sum(self, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Return the sum over dimensions; see `numpy.sum`."""
+        return self._call(np.sum, axis, *args, **kwargs)
+
+    def prod(self, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Return the product over dimensions."""
+        return self._call(np.prod, axis, *args, **kwargs)
+
+    def mean(self, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Return the mean over dimensions."""
+        return self._call(np.mean, axis, *args, **kwargs)
+
+    def var(self, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Return the variance over dimensions."""
+        return self._call(np.var, axis, *args, **kwargs)
+
+    def std(self, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Return the standard deviation over dimensions."""
+        return self._call(np.std, axis, *args, **kwargs)
+
+    def max(self, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Return the maximum over dimensions."""
+        return self._call(np.max, axis, *args, **kwargs)
+
+    def min(self, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Return the minimum over dimensions."""
+        return self._call(np.min, axis, *args, **kwargs)
+
+    def argmax(self, axis: int | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Return the index of the maximum along a dimension."""
+        return self._call(np.argmax, axis, *args, **kwargs)
+
+    def argmin(self, axis: int | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Return the index of the minimum along a dimension."""
+        return self._call(np.argmin, axis, *args, **kwargs)
+
+    def any(self, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Return whether any element is true, over dimensions."""
+        return self._call(np.any, axis, *args, **kwargs)
+
+    def all(self, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Return whether all elements are true, over dimensions."""
+        return self._call(np.all, axis, *args, **kwargs)
+
+    def cumsum(self, axis: int | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Return the running sums along a dimension."""
+        return self._call(np.cumsum, axis, *args, **kwargs)
+
+    def cumprod(self, axis: int | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Return the running products along a dimension."""
+        return self._call(np.cumprod, axis, *args, **kwargs)
+
+    def dot(self, other: Any) -> Any:
+        """Return the dot product; see `numpy.dot`."""
+        return self._call(np.dot, other)
+
+    # ---- Blocks
+
+    def halo(self, width: int | Sequence[int], periodic: bool | Sequence[bool] = False) -> Any:
+        """Return this rank's block with rows of its neighbours around it; see `meshdist.tensor.halo`."""
+        return _method("halo")(self, width, periodic)
+
+    def cpu(self) -> Any:
+        """Return the array with blocks of NumPy, on the mesh's ranks; itself if they are."""
+        return _method("on_device")(self, "cpu")
+
+    def cuda(self) -> Any:
+        """Return the array with blocks of CuPy, on the mesh's ranks; itself if they are.
+
+        Raises:
+            DistBackendError: CuPy is not installed.
+        """
+        return _method("on_device")(self, "cuda")
+
+
+def _method(name: str) -> Any:
+    implementation = implementation_of(name)
+    if implementation is None:
+        refuse(name)
+    return implementation

@@ -1,0 +1,203 @@
+"""Assignment to parts of DTensors, `x[key] = value`: each rank writes what it holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from meshdist.tensor.array_layout import ArrayLayout
+from meshdist.tensor.dispatch import implements
+from meshdist.tensor.distribution import array_module
+from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
+from meshdist.tensor.index_arrays import (
+    checked_indices,
+    key_of,
+    local_indices,
+    place_of,
+    replicated,
+    rows_of_mask,
+    without_masks,
+)
+from meshdist.tensor.index_keys import (
+    Fancy,
+    along,
+    dims_of,
+    fancy,
+    is_array,
+    is_mask,
+    parsed,
+    remembered_key,
+)
+from meshdist.tensor.index_parts import backward, nothing, part_of, view_layout
+from meshdist.tensor.operands import mesh_of, require
+from meshdist.tensor.placements import PlacementError
+
+_NAME = "x[key] = value"
+_NUMBERS = frozenset((bool, int, float, complex))
+
+
+@implements("__setitem__")
+def setitem(x: DTensor, key: Any, value: Any) -> None:
+    """Do `x[key] = value`."""
+    if x.layout.pending:
+        raise PlacementError(
+            f"{_NAME}: the array is {x.layout.describe(x.mesh.mesh_dim_names)}, a reduction still to be computed,"
+            " of which no rank holds the elements; write x = x.redistribute(...) to placements without Partial first"
+        )
+    known = remembered_key(key)
+    if known is not None and type(value) in _NUMBERS and view_layout(x.layout, known) is not None:
+        x.to_local()[key] = value
+        return
+    mesh_of(_NAME, (x, *(key if isinstance(key, tuple) else (key,)), value))
+    value = _checked(value, x)
+    if type(key) is DTensor and key.layout is x.layout and key.dtype.kind == "b" and type(value) in _NUMBERS:
+        x.to_local()[key.to_local()] = value
+        return
+    entries = parsed(key, x.shape)
+    if known is None and any(map(is_array, entries)):
+        _set_arrays(x, fancy(entries), value)
+        return
+    forward, value = _forward(x, entries, value)
+    part = part_of(x, forward, known if forward is entries else None)
+    block = _block_of(value, part.layout.resolved(), x)
+    if part.is_held:
+        x.to_local()[part.key] = block
+
+
+def _checked(value: Any, x: DTensor) -> Any:
+    """Return a value to set as a number, an array or a DTensor; raise on all ranks for what does not fit the dtype."""
+    if type(value) in _NUMBERS:
+        np.empty((), x.dtype)[...] = value
+        return value
+    if isinstance(value, DTensor) or type(value).__module__.partition(".")[0] == "cupy":
+        return value
+    array = np.asarray(value)
+    return array_module(x.mesh).asarray(array if array.dtype.kind in "biufc" else array.astype(x.dtype))
+
+
+def _block_of(value: Any, layout: ArrayLayout, x: DTensor) -> Any:
+    """Return what this rank writes to a part of this layout: the value, or its part of it."""
+    if type(value) in _NUMBERS:
+        return value
+    shape = value.shape
+    while len(shape) > layout.ndim and shape[0] == 1:
+        shape = shape[1:]
+    trailing = layout.shape[layout.ndim - len(shape) :]
+    if len(shape) > layout.ndim or any(rows not in (1, whole) for rows, whole in zip(shape, trailing, strict=True)):
+        raise ValueError(f"could not broadcast input array from shape {value.shape} into shape {layout.shape}")
+    if shape != value.shape:
+        value = np.reshape(value, shape)
+    cuts = layout.cuts[layout.ndim - len(shape) :]
+    fitting = [cut if rows == whole else None for cut, rows, whole in zip(cuts, shape, trailing, strict=True)]
+    target = ArrayLayout.of_cuts(shape, layout.mesh_shape, fitting, {})
+    if isinstance(value, DTensor):
+        return require(_NAME, value, target, f"the part that it sets is {layout.describe(x.mesh.mesh_dim_names)}")
+    return value if target.is_replicated else value[target.index(coordinate_in(x.mesh))]
+
+
+def _forward(x: DTensor, entries: list[Any], value: Any) -> tuple[list[Any], Any]:
+    """Return a key and a value without negative steps along cut dimensions: the value is reversed instead."""
+    turned = [dim for dim, rows in backward(x.layout, entries) if rows > 1]
+    if not turned:
+        return entries, value
+    entries = list(entries)
+    dim = 0
+    flipped = []  # dimensions of the part, counted from the last
+    for place, entry in enumerate(entries):
+        if dim in turned and dims_of(entry):
+            rows = range(x.shape[dim])[entry][::-1]
+            entries[place] = slice(rows[0], rows[-1] + 1, rows.step)
+            flipped.append(sum(not isinstance(other, int) for other in entries[place:]))
+        dim += dims_of(entry)
+    ndim = np.ndim(value)
+    dims = tuple(ndim - back for back in flipped if back <= ndim)
+    return entries, np.flip(value, dims) if dims else value
+
+
+def _set_arrays(x: DTensor, parts: Fancy, value: Any) -> None:
+    """Do `x[key] = value` for a key with arrays."""
+    (array, *more), (dim, *_) = parts.arrays, parts.dims
+    if any(rows > 1 for _, rows in backward(x.layout, parts.first)):
+        raise PlacementError(
+            f"{_NAME}: a negative step beside arrays runs along a cut dimension, and the array is"
+            f" {x.layout.describe(x.mesh.mesh_dim_names)}; write the slice with a positive step, or"
+            " redistribute the array"
+        )
+    part = part_of(x, parts.first)
+    layout = part.layout.resolved()
+    # A rank without the rows that integers take has nothing to write, and writes it to a block of its own.
+    block = x.to_local()[part.key] if part.is_held else nothing(part.shape, x)
+    view = wrap(block, layout, x.mesh)
+    if array.ndim == 0:
+        setitem(view, along(dim, slice(0, int(bool(array)))), value)
+    elif is_mask(array) and not more:
+        _set_masked(view, dim, array, value, parts.in_front)
+    else:
+        _set_gathered(view, *without_masks(_NAME, parts), value, parts.in_front)
+
+
+def _set_masked(y: DTensor, dim: int, mask: Any, value: Any, in_front: bool) -> None:
+    mesh = y.mesh
+    cuts = y.layout.cuts[dim : dim + mask.ndim]
+    target = ArrayLayout.of_cuts(mask.shape, mesh.shape, cuts, {})
+    if isinstance(mask, DTensor):
+        described = y.layout.describe(mesh.mesh_dim_names)
+        local = require(_NAME, mask, target, f"the mask must be cut as the array that it indexes, {described}")
+    else:
+        local = mask[target.index(coordinate_in(mesh))]
+    if np.ndim(value):
+        for inner in range(1, mask.ndim):
+            if cuts[inner] is not None:
+                raise PlacementError(
+                    f"{_NAME}: of the dimensions of a mask only the first may be cut where an array is assigned, since"
+                    f" its elements are in the order of all, and the array is"
+                    f" {y.layout.describe(mesh.mesh_dim_names)}; assign a number, or use np.where, or redistribute it"
+                )
+        rows, cut = rows_of_mask(mask, local, cuts[0], mesh)
+        layout = ArrayLayout.of_cuts(
+            (*y.shape[:dim], rows, *y.shape[dim + mask.ndim :]),
+            mesh.shape,
+            (*y.layout.cuts[:dim], cut, *y.layout.cuts[dim + mask.ndim :]),
+            {},
+        )
+        value = _in_place(value, layout.ndim, 1, dim) if in_front else value
+        value = _block_of(value, layout, y)
+    else:
+        value = _block_of(value, ArrayLayout.of_cuts((), mesh.shape, (), {}), y)
+    y.to_local()[along(dim, array_module(mesh).asarray(local))] = value
+
+
+def _set_gathered(y: DTensor, dims: list[int], arrays: list[Any], value: Any, in_front: bool) -> None:
+    mesh = y.mesh
+    arrays = [replicated(_NAME, array) for array in arrays]
+    width, extent = checked_indices(y.shape, dims, arrays)
+    coordinate = coordinate_in(mesh)
+    local, owned = local_indices(y.shape, y.layout.index(coordinate), y.layout, dims, arrays)
+    place = place_of(dims)
+    rest = [dim for dim in range(y.ndim) if dim not in dims]
+    shape = [y.shape[dim] for dim in rest]
+    cuts = [y.layout.cuts[dim] for dim in rest]
+    layout = ArrayLayout.of_cuts(
+        (*shape[:place], *extent, *shape[place:]),
+        mesh.shape,
+        (*cuts[:place], *(None,) * width, *cuts[place:]),
+        {},
+    )
+    if in_front and np.ndim(value):
+        value = _in_place(value, layout.ndim, width, place)
+    block = _block_of(value, layout, y)
+    if owned is not None:
+        owned = np.broadcast_to(owned, extent)
+        local = [np.broadcast_to(rows, extent)[owned] for rows in local]
+        if np.ndim(block):
+            block = np.broadcast_to(block, layout.local_shape(coordinate))[along(place, owned)]
+    y.to_local()[key_of(dims, local, y.ndim)] = block
+
+
+def _in_place(value: Any, ndim: int, width: int, place: int) -> Any:
+    """Return a value whose first dimensions are those of arrays with these where their result has them."""
+    if place == 0 or np.ndim(value) == 0 or np.ndim(value) > ndim:
+        return value
+    whole = np.reshape(value, (1,) * (ndim - np.ndim(value)) + tuple(value.shape))
+    return np.moveaxis(whole, range(width), range(place, place + width))

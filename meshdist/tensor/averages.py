@@ -1,0 +1,248 @@
+"""Averages and deviations: mean, var, std, average, median. A mean is a pending sum; a deviation computes it first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+from warnings import warn
+
+import numpy as np
+
+from meshdist.tensor.array_layout import ArrayLayout
+from meshdist.tensor.array_reductions import NOT_GIVEN, nansum, reduce, reduced_dims, without_dims
+from meshdist.tensor.dispatch import implements
+from meshdist.tensor.distribution import array_module
+from meshdist.tensor.dtensor import DTensor, wrap
+from meshdist.tensor.operands import aligned, as_operand, checked_out, mesh_of, require, resolved, written
+
+
+def _trailing(array: DTensor) -> tuple[int, ...]:
+    return tuple(range(-array.ndim, 0))
+
+
+def _given(value: Any, default: Any) -> Any:
+    return default if value is NOT_GIVEN else value
+
+
+def _mask(name: str, where: Any, a: DTensor) -> Any:
+    """Return `where` as a mask of the shape of `a`, cut where one of them is; True for none."""
+    if where is True or where is NOT_GIVEN:
+        return True
+    mask = as_operand(name, where, a.mesh)
+    if np.broadcast_shapes(a.shape, mask.shape) != a.shape:
+        raise ValueError(f"{name}: where= must broadcast to the shape {a.shape}, got {mask.shape}")
+    module = array_module(a.mesh)
+    like = wrap(module.broadcast_to(module.zeros((), bool), a.to_local().shape), a.layout.resolved(), a.mesh)
+    (shaped, block), alignment, mesh = aligned(name, (like, mask), (_trailing(like), _trailing(mask)))
+    return wrap(module.broadcast_to(block, shaped.shape), alignment.targets[0], mesh)
+
+
+def _count(a: DTensor, axis: Any, keepdims: bool, mask: Any) -> Any:
+    """Return the number of elements that are averaged: an integer, or of a mask an array without pending sums."""
+    if mask is True:
+        return math.prod([a.shape[dim] for dim in reduced_dims(a.ndim, axis)])
+    return resolved(reduce(np.add, mask, axis, np.intp, None, keepdims))
+
+
+def _is_any(count: Any, condition: Callable[[Any], Any]) -> bool:
+    return bool(condition(count.to_local()).any() if isinstance(count, DTensor) else condition(count))
+
+
+def _divided(total: DTensor, count: Any) -> DTensor:
+    """Return `total`, divided in place by a number or by an array that is cut alike."""
+    total = total if total.dtype.kind in "fc" else resolved(total)
+    local = total.to_local()
+    divisor = count.to_local() if isinstance(count, DTensor) else count
+    np.true_divide(local, divisor, out=local, casting="unsafe")
+    return total
+
+
+def _cast(array: DTensor, dtype: Any) -> DTensor:
+    return wrap(array.to_local().astype(dtype), array.layout, array.mesh)
+
+
+@implements(np.mean)
+def mean(
+    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, *, where: Any = True
+) -> Any:
+    """Return the mean over dimensions, as a pending sum along their cuts; see `numpy.mean`."""
+    a = as_operand("np.mean", a, mesh_of("np.mean", (a, out, where)))
+    out, keepdims = checked_out("np.mean", out), _given(keepdims, False)
+    mask = _mask("np.mean", where, a)
+    count = _count(a, axis, keepdims, mask)
+    if _is_any(count, lambda number: number == 0):
+        warn("Mean of empty slice", RuntimeWarning, stacklevel=2)
+    is_half = dtype is None and a.dtype == np.float16
+    if dtype is None:
+        dtype = np.float64 if a.dtype.kind in "biu" else np.float32 if is_half else None if out is None else out.dtype
+    result = _divided(reduce(np.add, a, axis, dtype, None, keepdims, NOT_GIVEN, mask), count)
+    if out is not None:
+        checked_out("np.mean", out, result.shape)
+    return written("np.mean", _cast(resolved(result), np.float16) if is_half else result, out, "unsafe")
+
+
+def _variance(
+    name: str, a: Any, axis: Any, dtype: Any, out: Any, ddof: Any, keepdims: Any, where: Any, mean: Any, correction: Any
+) -> DTensor:
+    """Return the variance, and above it the mean: in two passes, as NumPy does."""
+    keepdims = _given(keepdims, False)
+    if correction is not NOT_GIVEN:
+        if ddof != 0:
+            raise ValueError("ddof and correction can't be provided simultaneously.")
+        ddof = correction
+    a = resolved(as_operand(name, a, mesh_of(name, (a, out, where))))
+    mask = _mask(name, where, a)
+    count = _count(a, axis, keepdims, mask)
+    if _is_any(count, lambda number: ddof >= number):
+        warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=3)
+    if dtype is None and a.dtype.kind in "biu":
+        dtype = np.float64
+    if mean is NOT_GIVEN or mean is None:
+        number = count if mask is True or keepdims else _count(a, axis, True, mask)
+        mean = resolved(_divided(reduce(np.add, a, axis, dtype, None, True, NOT_GIVEN, mask), number))
+    mean = as_operand(name, mean, a.mesh)
+    (block, center), alignment, mesh = aligned(name, (a, mean), (_trailing(a), _trailing(mean)))
+    deviation = block - center
+    if deviation.dtype.kind == "c":
+        squared = deviation.real**2 + deviation.imag**2
+    else:
+        squared = np.square(deviation)
+    total = reduce(np.add, wrap(squared, alignment.targets[0], mesh), axis, dtype, None, keepdims, NOT_GIVEN, mask)
+    if isinstance(count, DTensor):
+        return _divided(total, np.maximum(count.to_local() - ddof, 0))
+    return _divided(total, max(count - ddof, 0))
+
+
+@implements(np.var)
+def var(
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    ddof: Any = 0,
+    keepdims: Any = False,
+    *,
+    where: Any = True,
+    mean: Any = NOT_GIVEN,
+    correction: Any = NOT_GIVEN,
+) -> Any:
+    """Return the variance over dimensions, as a pending sum along their cuts; see `numpy.var`."""
+    out = checked_out("np.var", out)
+    result = _variance("np.var", a, axis, dtype, out, ddof, keepdims, where, mean, correction)
+    if out is not None:
+        checked_out("np.var", out, result.shape)
+    return written("np.var", result, out, "unsafe")
+
+
+@implements(np.std)
+def std(
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    ddof: Any = 0,
+    keepdims: Any = False,
+    *,
+    where: Any = True,
+    mean: Any = NOT_GIVEN,
+    correction: Any = NOT_GIVEN,
+) -> Any:
+    """Return the standard deviation over dimensions; see `numpy.std`."""
+    out = checked_out("np.std", out)
+    result = resolved(_variance("np.std", a, axis, dtype, out, ddof, keepdims, where, mean, correction))
+    if out is not None:
+        checked_out("np.std", out, result.shape)
+    root = np.sqrt(result.to_local()).astype(result.dtype, copy=False)
+    return written("np.std", wrap(root, result.layout, result.mesh), out, "unsafe")
+
+
+@implements(np.nanmean)
+def nanmean(
+    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, *, where: Any = True
+) -> Any:
+    """Return the mean of the elements that are numbers; see `numpy.nanmean`."""
+    a = as_operand("np.nanmean", a, mesh_of("np.nanmean", (a, out, where)))
+    if a.dtype.kind not in "fc":
+        return mean(a, axis, dtype, out, keepdims, where=where)
+    out, keepdims, a = checked_out("np.nanmean", out), _given(keepdims, False), resolved(a)
+    mask = _mask("np.nanmean", where, a)
+    held = ~np.isnan(a)
+    count = _count(a, axis, keepdims, held if mask is True else held & mask)
+    result = _divided(nansum(a, axis, dtype, None, keepdims, where=mask), count)
+    if out is not None:
+        checked_out("np.nanmean", out, result.shape)
+    if _is_any(count, lambda number: number == 0):
+        warn("Mean of empty slice", RuntimeWarning, stacklevel=2)
+    return written("np.nanmean", result, out)
+
+
+@implements(np.average)
+def average(a: Any, axis: Any = None, weights: Any = None, returned: bool = False, *, keepdims: Any = NOT_GIVEN) -> Any:
+    """Return the weighted average over dimensions, and with `returned` the sum of the weights; see `numpy.average`."""
+    mesh = mesh_of("np.average", (a, weights))
+    a, keepdims = as_operand("np.average", a, mesh), _given(keepdims, False)
+    dims = reduced_dims(a.ndim, axis)
+    if weights is None:
+        result = mean(a, axis, keepdims=keepdims)
+        if not returned:
+            return result
+        scale = result.dtype.type(a.size / result.size)
+        whole = array_module(mesh).full(result.to_local().shape, scale)
+        return result, wrap(whole, result.layout.resolved(), mesh)
+    weights = as_operand("np.average", weights, mesh)
+    listed = tuple(dim % a.ndim for dim in (axis if isinstance(axis, tuple) else (axis,))) if axis is not None else dims
+    if weights.shape == a.shape:
+        listed = tuple(range(a.ndim))
+    elif axis is None:
+        raise TypeError("Axis must be specified when shapes of a and weights differ.")
+    elif weights.shape != tuple(a.shape[dim] for dim in listed):
+        raise ValueError("Shape of weights must be consistent with shape of a along specified axis.")
+    dtype = np.result_type(a.dtype, weights.dtype, *((np.float64,) if a.dtype.kind in "biu" else ()))
+    (block, factor), alignment, _ = aligned("np.average", (a, weights), (tuple(range(a.ndim)), listed))
+    factor = factor.transpose(tuple(int(at) for at in np.argsort(listed)))
+    factor = factor.reshape([block.shape[dim] if dim in listed else 1 for dim in range(a.ndim)])
+    layout = alignment.targets[0]
+    spread = wrap(np.broadcast_to(factor, block.shape), layout, mesh)
+    scale = reduce(np.add, spread, dims, dtype, None, keepdims) if a.ndim else spread
+    scale = resolved(scale)
+    zeros = reduce(np.logical_or, wrap(scale.to_local() == 0, scale.layout, mesh), None)
+    if bool(zeros):
+        raise ZeroDivisionError("Weights sum to zero, can't be normalized")
+    product = wrap(np.multiply(block, factor, dtype=dtype), layout, mesh)
+    result = _divided(reduce(np.add, product, dims, None, None, keepdims), scale)
+    return (result, scale) if returned else result
+
+
+def _uncut(layout: ArrayLayout, dims: tuple[int, ...]) -> ArrayLayout:
+    return layout.resolved().with_cuts([None if dim in dims else cut for dim, cut in enumerate(layout.cuts)])
+
+
+def on_lines(name: str, function: Callable[..., Any], a: DTensor, axis: Any, keepdims: bool) -> DTensor:
+    """Return what `function(block, axis=, keepdims=)` makes of dimensions that no axis cuts."""
+    dims = reduced_dims(a.ndim, axis)
+    source = _uncut(a.layout, dims)
+    block = require(name, a, source, "the dimensions that it reduces must not be cut")
+    return wrap(
+        function(block, axis=dims if a.ndim else None, keepdims=keepdims), without_dims(source, dims, keepdims), a.mesh
+    )
+
+
+def _median(function: Callable[..., Any]) -> Callable[..., Any]:
+    name = f"np.{function.__name__}"
+
+    def median(a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, keepdims: Any = False) -> Any:
+        del overwrite_input
+        out = checked_out(name, out)
+        a = as_operand(name, a, mesh_of(name, (a, out)))
+        axis = tuple(axis) if isinstance(axis, list) else axis
+        result = on_lines(name, function, a, axis, bool(_given(keepdims, False)))
+        if out is not None:
+            checked_out(name, out, result.shape)
+        return written(name, result, out)
+
+    return median
+
+
+implements(np.median)(_median(np.median))
+implements(np.nanmedian)(_median(np.nanmedian))

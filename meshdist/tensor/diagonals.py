@@ -1,0 +1,61 @@
+"""Diagonals and traces: where rows or columns of a matrix are cut, each rank holds a part of the diagonal."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from meshdist.tensor.array_layout import ArrayLayout, Cut
+from meshdist.tensor.array_reductions import reduce
+from meshdist.tensor.dispatch import implements
+from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
+from meshdist.tensor.operands import checked_out, require, written
+
+
+@implements(np.diagonal)
+def diagonal(a: DTensor, offset: int = 0, axis1: int = 0, axis2: int = 1) -> DTensor:
+    """Return the diagonals of two dimensions, of which one may be cut; see `numpy.diagonal`."""
+    np.diagonal(np.empty((0,) * a.ndim), offset, axis1, axis2)  # NumPy says what it does not take
+    dims = (axis1 % a.ndim, axis2 % a.ndim)
+    source, result = _diagonal_layouts(a.layout, offset, dims)
+    block = a.to_local()
+    if source is not a.layout:
+        block = require("np.diagonal", a, source, "at most one of the two dimensions may be cut")
+    index = source.index(coordinate_in(a.mesh))
+    # Of a block that begins at row r and column c, the diagonal is that of offset + r - c.
+    return wrap(np.diagonal(block, offset + index[dims[0]].start - index[dims[1]].start, *dims), result, a.mesh)
+
+
+@lru_cache(1000)
+def _diagonal_layouts(layout: ArrayLayout, offset: int, dims: tuple[int, int]) -> tuple[ArrayLayout, ArrayLayout]:
+    rows, columns = dims
+    source = layout
+    if layout.cuts[rows] is not None and layout.cuts[columns] is not None:
+        source = layout.with_cuts([None if dim == columns else cut for dim, cut in enumerate(layout.cuts)])
+    first = (max(0, -offset), max(0, offset))  # row and column of the first element
+    length = max(0, min(layout.shape[rows] - first[0], layout.shape[columns] - first[1]))
+    cut = None
+    for dim, start in zip(dims, first, strict=True):
+        found = source.cuts[dim]
+        if found is not None:
+            ends = np.cumsum((0, *found.sizes)) - start
+            cut = Cut(found.axes, tuple(int(size) for size in np.diff(np.clip(ends, 0, length))))
+    kept = [dim for dim in range(layout.ndim) if dim not in dims]
+    return source, ArrayLayout.of_cuts(
+        (*(layout.shape[dim] for dim in kept), length),
+        layout.mesh_shape,
+        (*(source.cuts[dim] for dim in kept), cut),
+        source.pending,
+    )
+
+
+@implements(np.trace)
+def trace(a: DTensor, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None) -> Any:
+    """Return the sums of the diagonals of two dimensions; see `numpy.trace`."""
+    out = checked_out("np.trace", out)
+    result = reduce(np.add, diagonal(a, offset, axis1, axis2), -1, dtype)
+    if out is not None:
+        checked_out("np.trace", out, result.shape)
+    return written("np.trace", result, out)

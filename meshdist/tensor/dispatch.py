@@ -1,0 +1,76 @@
+"""Which function of this package computes which function of NumPy; and whether operations may move what is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NoReturn, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# By NumPy's function, or by (ufunc or None for any, the name of the method).
+_implementations: dict[Any, Callable[..., Any]] = {}
+
+may_redistribute: ContextVar[bool] = ContextVar("meshdist_implicit_redistribution", default=False)
+
+
+@contextmanager
+def implicit_redistribution() -> Iterator[None]:
+    """Let operations move cut arrays whose placements do not fit, until the block ends.
+
+    Outside of it such an operation raises a PlacementError, which says what to write and what that sends.
+
+    Example:
+        >>> import numpy as np, meshdist
+        >>> from meshdist.tensor import Shard, distribute_tensor, implicit_redistribution
+        >>> def program():
+        ...     mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        ...     rows = distribute_tensor(np.ones((4, 4)), mesh, {"tp": Shard(0)})
+        ...     columns = distribute_tensor(np.ones((4, 4)), mesh, {"tp": Shard(1)})
+        ...     with implicit_redistribution():
+        ...         return (rows + columns).placements
+        >>> meshdist.run(program, 2)[0]
+        (Shard(0),)
+    """
+    token = may_redistribute.set(True)
+    try:
+        yield
+    finally:
+        may_redistribute.reset(token)
+
+
+def implements(*functions: Any) -> Callable[[Function], Function]:
+    """Register the decorated function as what computes these functions of NumPy for DTensors.
+
+    A method of ufuncs is a pair of the ufunc, or None for any, and the method's name.
+    """
+
+    def register(implementation: Function) -> Function:
+        for function in functions:
+            _implementations[function] = implementation
+        return implementation
+
+    return register
+
+
+def implementation_of(function: Any) -> Callable[..., Any] | None:
+    """Return what computes this function of NumPy for DTensors, or None."""
+    return _implementations.get(function)
+
+
+def implementation_of_ufunc(ufunc: Any, method: str) -> Callable[..., Any] | None:
+    """Return what computes this method of this ufunc, called as `f(ufunc, *inputs, **kwargs)`; or None."""
+    return _implementations.get((ufunc, method)) or _implementations.get((None, method))
+
+
+def implemented_functions() -> list[str]:
+    """Return the names of NumPy's functions that work on DTensors, without ufuncs."""
+    return sorted(f"{f.__module__}.{f.__name__}" for f in _implementations if callable(f))
+
+
+def refuse(name: str) -> NoReturn:
+    raise TypeError(
+        f"{name} is not available for DTensors; use meshdist.tensor.local_map to call it on the blocks, or x.full() to"
+        " get the whole array"
+    )

@@ -1,0 +1,511 @@
+"""DTensor: a NumPy or CuPy array over the ranks of a mesh, with a placement for each axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.tensor.array_layout import ArrayLayout
+from meshdist.tensor.array_methods import ArrayMethods
+from meshdist.tensor.dispatch import implementation_of, implementation_of_ufunc, implements, refuse
+from meshdist.tensor.moves import gather_to, move
+from meshdist.tensor.placements import (
+    Placement,
+    PlacementError,
+    Placements,
+    placements_in_order,
+    placements_text,
+)
+from meshdist.tensor.redistribution import plan
+
+# The result of a ufunc that runs on the blocks as they are, by the ufunc and the operands' layouts.
+_direct: dict[tuple[Any, ...], ArrayLayout] = {}
+_MOST_DIRECT = 10_000
+_NUMBERS = frozenset((bool, int, float, complex))
+_unknown = object()
+
+
+def remember_direct(ufunc: Any, layouts: Sequence[ArrayLayout | None], result: ArrayLayout) -> None:
+    """Let operators call `ufunc` on the blocks as they are for operands of these layouts (None: a Python number)."""
+    if len(_direct) >= _MOST_DIRECT:
+        _direct.clear()
+    key = (ufunc, *layouts)
+    _direct[key] = result
+
+
+def _binary(ufunc: np.ufunc) -> Callable[[DTensor, Any], Any]:
+    # The result of operands that lie right is known from the first time; the rest is for the implementation.
+    def operator(self: DTensor, other: Any) -> Any:
+        kind = type(other)
+        if kind is DTensor and other._mesh is self._mesh:
+            layout = _direct.get((ufunc, self._layout, other._layout))
+            if layout is not None:
+                return wrap(ufunc(self._local, other._local), layout, self._mesh)
+        elif kind in _NUMBERS:
+            layout = _direct.get((ufunc, self._layout, None))
+            if layout is not None:
+                return wrap(ufunc(self._local, other), layout, self._mesh)
+        return ufunc(self, other)
+
+    return operator
+
+
+def _reflected(ufunc: np.ufunc) -> Callable[[DTensor, Any], Any]:
+    return lambda self, other: ufunc(other, self)
+
+
+def _in_place(ufunc: np.ufunc) -> Callable[[DTensor, Any], DTensor]:
+    def operator(self: DTensor, other: Any) -> DTensor:
+        layout, kind = self._layout, type(other)
+        if kind in _NUMBERS:
+            if _direct.get((ufunc, layout, None)) is layout:
+                ufunc(self._local, other, out=self._local)
+                return self
+        elif kind is DTensor and other._mesh is self._mesh and _direct.get((ufunc, layout, other._layout)) is layout:
+            ufunc(self._local, other._local, out=self._local)
+            return self
+        ufunc(self, other, out=(self,))
+        return self
+
+    return operator
+
+
+def _unary(ufunc: np.ufunc) -> Callable[[DTensor], Any]:
+    return lambda self: ufunc(self)
+
+
+def wrap(local: Any, layout: ArrayLayout, mesh: DeviceMesh) -> DTensor:
+    """Return the DTensor of this rank's block `local`, whose shape must be that of the layout's block."""
+    array = _new(DTensor)
+    array._local = np.asarray(local) if isinstance(local, np.generic) else local  # ufuncs of 0-d arrays return scalars
+    array._layout = layout
+    array._mesh = mesh
+    return array
+
+
+_new = object.__new__
+
+
+class DTensor(ArrayMethods):
+    """An array over the ranks of a mesh. Each rank holds its block; operations run on the blocks.
+
+    Every axis of the mesh has a placement: `Shard(dim)` cuts a dimension into consecutive blocks, `Replicate()` repeats
+    the array, and with `Partial(op)` the array is a reduction that is still to be computed. Where several axes cut one
+    dimension, the first of the mesh cuts outermost.
+
+    NumPy's functions and operators take DTensors. What is cut alike stays cut; what replicates is cut where another
+    operand is, which sends nothing; a pending reduction is computed where an operation is not linear in it. Cuts that
+    do not fit raise a PlacementError, which names the `redistribute` to write: nothing that is cut moves unasked.
+    Arguments that are wrong raise on all ranks; what depends on the elements, such as a matrix that is singular, raises
+    only on the ranks that hold them.
+
+    `distribute_tensor`, `DTensor.from_local`, `DTensor.from_callback`, `zeros`, `ones`, `full`, `empty` and `arange`
+    make them. All ranks of the mesh make them, and call what sends messages, in the same order.
+
+    Example:
+        >>> import numpy as np, meshdist
+        >>> from meshdist.tensor import Shard, distribute_tensor
+        >>> def program():
+        ...     mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        ...     x = distribute_tensor(np.arange(4.0), mesh, {"dp": Shard(0)})
+        ...     y = np.sqrt(x) * 2
+        ...     return y, y.to_local().tolist(), float(np.sum(x))
+        >>> meshdist.run(program, 2)[1]
+        (DTensor((4,) float64 as {'dp': Shard(0)}, rank 1 holds [2:4]), [2.8284271247461903, 3.4641016151377544], 6.0)
+    """
+
+    __slots__ = ("__weakref__", "_layout", "_local", "_mesh")
+
+    _local: Any
+    _layout: ArrayLayout
+    _mesh: DeviceMesh
+
+    __array_priority__ = 1000
+
+    def __init__(self) -> None:
+        raise TypeError("DTensor: use distribute_tensor, DTensor.from_local, DTensor.from_callback, zeros, ...")
+
+    # ---- Making
+
+    @staticmethod
+    def from_local(
+        local: Any,
+        mesh: DeviceMesh,
+        placements: Placements | None = None,
+        shape: Sequence[int] | None = None,
+        run_check: bool = False,
+    ) -> DTensor:
+        """Return the DTensor whose block on this rank is `local`, without a copy.
+
+        Args:
+            local: This rank's block, a NumPy or CuPy array or what converts to one.
+            mesh: The mesh; all its ranks call this.
+            placements: A list in mesh order, or a dict by axis, in which an axis left out replicates.
+            shape: The shape of the whole array, if the placements' sizes follow from it; nothing is sent then. None:
+                the ranks tell each other the shapes of their blocks, which need not be those of chunks.
+            run_check: Compare what replicates, which sends as much as the blocks.
+
+        Raises:
+            PlacementError: The blocks do not make an array with these placements.
+            TypeError: A Partial whose reduction is not defined for the dtype, such as "avg" for integers.
+        """
+        made: DTensor = _method("from_local")(local, mesh, placements, shape, run_check)
+        return made
+
+    @staticmethod
+    def from_callback(
+        shape: Sequence[int],
+        dtype: Any,
+        mesh: DeviceMesh,
+        placements: Placements | None,
+        fn: Callable[[tuple[slice, ...]], Any],
+    ) -> DTensor:
+        """Return the DTensor whose block on each rank is `fn(index)`; nothing is sent.
+
+        Args:
+            shape: The shape of the whole array.
+            dtype: Its dtype, to which the blocks are converted.
+            mesh: The mesh.
+            placements: As in `distribute_tensor`, without Partial.
+            fn: Takes the rank's part of the whole array, a slice for each dimension, and returns the block. Ranks that
+                hold the same part must get the same.
+
+        Raises:
+            ValueError: A block of another shape.
+
+        Example:
+            >>> import numpy as np, meshdist
+            >>> from meshdist.tensor import DTensor, Shard
+            >>> def program():
+            ...     mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+            ...     whole = np.arange(3)
+            ...     return DTensor.from_callback((3,), int, mesh, {"dp": Shard(0)}, lambda index: whole[index])
+            >>> [x.to_local().tolist() for x in meshdist.run(program, 2)]  # doctest: +SKIP
+            [[0, 1], [2]]
+        """
+        made: DTensor = _method("from_callback")(shape, dtype, mesh, placements, fn)
+        return made
+
+    # ---- Knowing
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole array."""
+        return self._layout.shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self._layout.shape)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype."""
+        return cast("np.dtype[Any]", self._local.dtype)
+
+    @property
+    def size(self) -> int:
+        """The number of elements of the whole array."""
+        return int(np.prod(self._layout.shape, dtype=np.int64))
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of an element."""
+        return int(self._local.dtype.itemsize)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the whole array."""
+        return self.size * self.itemsize
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The mesh."""
+        return self._mesh
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh, by torch's name."""
+        return self._mesh
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """The placements in mesh order."""
+        return self._layout.placements
+
+    @property
+    def layout(self) -> ArrayLayout:
+        """Shape, shape of the mesh and placements, as one object; equal layouts are identical."""
+        return self._layout
+
+    @property
+    def index(self) -> tuple[slice, ...]:
+        """The part of the whole array that this rank holds: a slice for each dimension."""
+        return self._layout.index(coordinate_in(self._mesh))
+
+    def to_local(self) -> Any:
+        """Return this rank's block, without a copy; of a pending reduction, this rank's part."""
+        return self._local
+
+    def full(self, root: int | None = None) -> Any:
+        """Return the whole array, a new one.
+
+        Args:
+            root: A rank of the mesh, numbered in row-major order, that gets the array alone; the others get None.
+                None: every rank gets it.
+        """
+        if root is None:
+            whole = self._layout.shape
+            target = ArrayLayout.of_cuts(whole, self._layout.mesh_shape, (None,) * len(whole), {})
+            return self._local.copy() if target is self._layout else move(self._local, self._layout, target, self._mesh)
+        resolved = self._layout.resolved()
+        local = self._local if resolved is self._layout else move(self._local, self._layout, resolved, self._mesh)
+        return gather_to(local, resolved, self._mesh, root)
+
+    def full_tensor(self) -> Any:
+        """Return `full()`, by torch's name."""
+        return self.full()
+
+    def __repr__(self) -> str:
+        described = placements_text(self.placements, self._mesh.mesh_dim_names)
+        held = ", ".join(f"{part.start}:{part.stop}" for part in self.index)
+        rank = f"rank {self._mesh.get_rank()} holds [{held}]"
+        return f"DTensor({self.shape} {self.dtype} as {described}, {rank})"
+
+    def show(self, form: str | None = None, ax: Any = None) -> Any:
+        """Draw which rank holds which part of the array: its blocks, each with the ranks that hold it.
+
+        Sends nothing, and any rank may call it alone. Of more than two dimensions it draws the last two that are cut;
+        of many blocks, those around this rank's.
+
+        Args:
+            form: "text" prints it, "html" returns a string, "plot" draws with matplotlib and returns the Axes. None:
+                HTML in a notebook, else printed text.
+            ax: The matplotlib Axes for "plot"; None: new ones.
+
+        Example:
+            >>> import meshdist
+            >>> from meshdist.tensor import Partial, Shard, zeros
+            >>> def program():
+            ...     mesh = meshdist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+            ...     x = zeros((6, 8), mesh=mesh, placements={"dp": Shard(0), "tp": Shard(1)})
+            ...     if mesh.get_rank() == 2:
+            ...         x.show()
+            >>> _ = meshdist.run(program, 4)
+            float64 (6, 8) as {'dp': Shard(0), 'tp': Shard(1)}
+            mesh (dp=2, tp=2), rank 2 holds [3:6, 0:4]
+            <BLANKLINE>
+                 0:4 4:8
+             0:3  0   1
+             3:6 [2]  3
+        """
+        return _method("show")(self, form, ax)
+
+    def _repr_html_(self) -> str:
+        # Notebooks call this.
+        html: str = self.show("html")
+        return html
+
+    # ---- Moving
+
+    def redistribute(self, placements: Placements | None = None) -> DTensor:
+        """Return the array with other placements; itself if they are the same.
+
+        A cut that changes its dimension is an all_to_all, a pending reduction that is cut a reduce_scatter, and to cut
+        what replicates sends nothing. Over several axes it takes the steps that send the fewest bytes.
+
+        Args:
+            placements: As in `distribute_tensor`. None: every axis replicates.
+
+        Raises:
+            PlacementError: Placements that do not fit the array, or from one pending reduction to another.
+
+        Example:
+            >>> import numpy as np, meshdist
+            >>> from meshdist.tensor import Shard, distribute_tensor
+            >>> def program():
+            ...     mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+            ...     x = distribute_tensor(np.arange(4).reshape(2, 2), mesh, {"tp": Shard(0)})
+            ...     return x.to_local().tolist(), x.redistribute({"tp": Shard(1)}).to_local().tolist()
+            >>> meshdist.run(program, 2)
+            [([[0, 1]], [[0], [2]]), ([[2, 3]], [[1], [3]])]
+        """
+        target = self._target(placements)
+        if target is self._layout:
+            return self
+        return wrap(move(self._local, self._layout, target, self._mesh), target, self._mesh)
+
+    def redistribution(self, placements: Placements | None = None) -> str:
+        """Return what `redistribute(placements)` would do, a line for each step, without sending anything.
+
+        A line names the collective, the axes, and the bytes that the rank which sends most sends in it.
+        """
+        return plan(self._layout, self._target(placements)).describe(self._mesh.mesh_dim_names, self.itemsize)
+
+    def _target(self, placements: Placements | None) -> ArrayLayout:
+        ordered = placements_in_order(placements, self._mesh.shape, self._mesh.mesh_dim_names)
+        return ArrayLayout.of(self._layout.shape, self._layout.mesh_shape, ordered)
+
+    # ---- NumPy's protocols
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if method == "__call__" and not kwargs:
+            layouts = [x._layout if type(x) is DTensor else None if type(x) in _NUMBERS else _unknown for x in inputs]
+            result = _direct.get((ufunc, *layouts))
+            if result is not None and all(x._mesh is self._mesh for x in inputs if type(x) is DTensor):
+                return wrap(ufunc(*[x._local if type(x) is DTensor else x for x in inputs]), result, self._mesh)
+        implementation = implementation_of_ufunc(ufunc, method)
+        if implementation is None:
+            refuse(f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}"))
+        return implementation(ufunc, *inputs, **kwargs)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        implementation = implementation_of(func)
+        if implementation is None:
+            refuse(f"{func.__module__.replace('numpy', 'np', 1)}.{func.__name__}")
+        return implementation(*args, **kwargs)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        self._whole("np.asarray")
+        return np.array(self._local, dtype=dtype, copy=True) if copy or dtype else np.asarray(self._local)
+
+    def _whole(self, what: str) -> Any:
+        """Return this rank's array, which must be the whole one."""
+        if not self._layout.is_replicated:
+            described = self._layout.describe(self._mesh.mesh_dim_names)
+            raise PlacementError(
+                f"{what}: the array is {described}, so that no rank has all of it; write x.full() for the whole array,"
+                " x.full(root=0) for one rank, or x.to_local() for this rank's block"
+            )
+        return self._local
+
+    def tolist(self) -> Any:
+        """Return the array as nested lists; every axis must replicate."""
+        return self._whole("tolist").tolist()
+
+    def item(self, *args: Any) -> Any:
+        """Return the only element as a Python number, on every rank; a pending reduction is computed."""
+        return self.full().item(*args)
+
+    def __bool__(self) -> bool:
+        return bool(self.full())
+
+    def __float__(self) -> float:
+        return float(self.full())
+
+    def __int__(self) -> int:
+        return int(self.full())
+
+    def __complex__(self) -> complex:
+        return complex(self.full())
+
+    def __index__(self) -> int:
+        return cast("int", self.full().__index__())
+
+    def __format__(self, spec: str) -> str:
+        return format(self._number("format"), spec) if spec else str(self)
+
+    def __round__(self, ndigits: int | None = None) -> Any:
+        return round(self._number("round"), ndigits)
+
+    def _number(self, what: str) -> Any:
+        """Return the only element, where this sends nothing: what is printed is often printed by one rank alone."""
+        if self.shape or not self._layout.is_replicated:
+            raise TypeError(
+                f"{what}: the array is {self._layout.describe(self._mesh.mesh_dim_names)}, and no number on this rank;"
+                f" write value = float(x) on all ranks, and {what} that"
+            )
+        return self._local.item()
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a DTensor without dimensions")
+        return self.shape[0]
+
+    def __iter__(self) -> Any:
+        return (self[row] for row in range(len(self)))
+
+    def __contains__(self, value: Any) -> bool:
+        return bool(np.any(self == value))
+
+    def __copy__(self) -> DTensor:
+        return wrap(self._local.copy(), self._layout, self._mesh)
+
+    def __deepcopy__(self, memo: Any) -> DTensor:
+        return wrap(self._local.copy(), self._layout, self._mesh)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return np.asarray, (self._whole("pickling"),)
+
+    def __getitem__(self, key: Any) -> Any:
+        return _method("__getitem__")(self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        _method("__setitem__")(self, key, value)
+
+    # ---- Operators
+
+    __hash__ = None  # type: ignore[assignment]
+
+    __add__, __radd__, __iadd__ = _binary(np.add), _reflected(np.add), _in_place(np.add)
+    __sub__, __rsub__, __isub__ = _binary(np.subtract), _reflected(np.subtract), _in_place(np.subtract)
+    __mul__, __rmul__, __imul__ = _binary(np.multiply), _reflected(np.multiply), _in_place(np.multiply)
+    __truediv__, __rtruediv__ = _binary(np.true_divide), _reflected(np.true_divide)
+    __itruediv__ = _in_place(np.true_divide)
+    __floordiv__, __rfloordiv__ = _binary(np.floor_divide), _reflected(np.floor_divide)
+    __ifloordiv__ = _in_place(np.floor_divide)
+    __mod__, __rmod__, __imod__ = _binary(np.remainder), _reflected(np.remainder), _in_place(np.remainder)
+    __pow__, __rpow__, __ipow__ = _binary(np.power), _reflected(np.power), _in_place(np.power)
+    __matmul__, __rmatmul__ = _binary(np.matmul), _reflected(np.matmul)
+    __imatmul__ = _in_place(np.matmul)
+    __and__, __rand__, __iand__ = _binary(np.bitwise_and), _reflected(np.bitwise_and), _in_place(np.bitwise_and)
+    __or__, __ror__, __ior__ = _binary(np.bitwise_or), _reflected(np.bitwise_or), _in_place(np.bitwise_or)
+    __xor__, __rxor__, __ixor__ = _binary(np.bitwise_xor), _reflected(np.bitwise_xor), _in_place(np.bitwise_xor)
+    __lshift__, __rlshift__, __ilshift__ = _binary(np.left_shift), _reflected(np.left_shift), _in_place(np.left_shift)
+    __rshift__, __rrshift__ = _binary(np.right_shift), _reflected(np.right_shift)
+    __irshift__ = _in_place(np.right_shift)
+    __lt__, __le__ = _binary(np.less), _binary(np.less_equal)
+    __gt__, __ge__ = _binary(np.greater), _binary(np.greater_equal)
+    __eq__, __ne__ = _binary(np.equal), _binary(np.not_equal)
+    __neg__, __pos__, __abs__ = _unary(np.negative), _unary(np.positive), _unary(np.absolute)
+    __invert__ = _unary(np.invert)
+
+    def __divmod__(self, other: Any) -> Any:
+        return np.divmod(cast(Any, self), other)
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return np.divmod(other, cast(Any, self))
+
+
+def _method(name: str) -> Callable[..., Any]:
+    found = implementation_of(name)
+    if found is None:
+        refuse(name)
+    return found
+
+
+def coordinate_in(mesh: DeviceMesh) -> tuple[int, ...]:
+    """Return this rank's coordinate in the mesh.
+
+    Raises:
+        ValueError: This rank is outside the mesh.
+    """
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise ValueError(
+            f"rank {mesh.get_rank()} is outside the mesh {mesh!r} and holds no part of its arrays; go on only where"
+            " mesh.get_coordinate() is not None"
+        )
+    return coordinate
+
+
+implements(np.shape)(lambda a: a.shape)
+implements(np.ndim)(lambda a: a.ndim)
+
+
+@implements(np.size)
+def _size(a: DTensor, axis: int | None = None) -> int:
+    return a.size if axis is None else a.shape[axis]

@@ -1,0 +1,187 @@
+"""Ufuncs on DTensors: element by element, on the blocks, with `out=` and `where=`."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.tensor.array_layout import ArrayLayout
+from meshdist.tensor.dispatch import implements, refuse
+from meshdist.tensor.dtensor import DTensor, remember_direct, wrap
+from meshdist.tensor.index_space import (
+    Labels,
+    Passes,
+    additive,
+    idempotent,
+    linear_in_each,
+    linear_in_first,
+)
+from meshdist.tensor.operands import aligned, as_operand, may_pass, mesh_of, require
+
+_PASSES: dict[np.ufunc, Passes] = {
+    np.add: additive,
+    np.subtract: additive,
+    np.multiply: linear_in_each,
+    np.true_divide: linear_in_first,
+    np.negative: linear_in_first,
+    np.positive: linear_in_first,
+    np.conjugate: linear_in_first,
+    np.deg2rad: linear_in_first,
+    np.rad2deg: linear_in_first,
+    np.radians: linear_in_first,
+    np.degrees: linear_in_first,
+    np.maximum: idempotent("max"),
+    np.minimum: idempotent("min"),
+}
+_NUMBERS = (bool, int, float, complex)
+
+
+@implements((None, "__call__"))
+def call(
+    ufunc: np.ufunc,
+    *inputs: Any,
+    out: tuple[Any, ...] | None = None,
+    where: Any = True,
+    **kwargs: Any,
+) -> Any:
+    """Compute `ufunc` on the blocks of its operands, which are aligned as in broadcasting."""
+    name = f"np.{ufunc.__name__}"
+    if ufunc.signature is not None:
+        refuse(name)
+    outs = tuple(given for given in out or () if given is not None)
+    if any(not isinstance(given, DTensor) for given in outs):
+        raise TypeError(f"{name}: out= must be a DTensor where an operand is one; write out=, or x.full() for an array")
+    masked = where is not True
+    # A masked call leaves what is in `out`, which is an operand then.
+    operands = (*inputs, *((where, *outs) if masked else ()))
+    operands = tuple(x if isinstance(x, (DTensor, *_NUMBERS)) else _array(x, name) for x in operands)
+    if outs and mesh_of(name, (*operands, *outs)) and not any(isinstance(x, DTensor) for x in operands):
+        operands = (as_operand(name, operands[0], outs[0].mesh), *operands[1:])
+    shape = np.broadcast_shapes(*map(np.shape, operands))
+    passes = None if masked else _passes(ufunc, operands, kwargs)
+    blocks, alignment, mesh = aligned(name, operands, [_trailing(x) for x in operands], passes)
+    layout = ArrayLayout.of_cuts(shape, mesh.shape, alignment.cuts_of(range(-len(shape), 0)), alignment.pending)
+    if not kwargs and not masked:
+        remember(ufunc, operands, layout, alignment.targets)
+    if not outs:
+        results = ufunc(*blocks[: ufunc.nin], **kwargs, **({"where": blocks[ufunc.nin]} if masked else {}))
+        return _wrapped(results, layout, mesh)
+    return _into(ufunc, name, blocks, layout, out or (), kwargs, masked, mesh)
+
+
+def _array(operand: Any, name: str) -> Any:
+    array = operand if hasattr(operand, "ndim") else np.asarray(operand)
+    if array.dtype == object:
+        raise TypeError(f"{name}: cannot combine a DTensor with {operand!r} ({type(operand).__name__})")
+    return array
+
+
+def _trailing(operand: Any) -> Labels:
+    """Return the labels of an operand that is broadcast: its dimensions counted from the last."""
+    return tuple(range(-np.ndim(operand), 0))
+
+
+def _passes(ufunc: np.ufunc, operands: tuple[Any, ...], kwargs: dict[str, Any]) -> Passes | None:
+    """Return what pending reductions pass through in this call.
+
+    The dtype of the result is asked for, on every rank, since it says what the parts of a reduction become.
+    A factor must be finite: an infinity times the parts of a sum would give NaN where the whole sum has a sign.
+    """
+    rule = _PASSES.get(ufunc)
+    pending = [x for x in operands if isinstance(x, DTensor) and x.layout.pending]
+    if rule is None or not pending or kwargs:
+        return None
+    dtype = _dtype_of(ufunc, *[_known(x) for x in operands])
+    if not may_pass(pending, dtype):
+        return None
+    if ufunc in (np.multiply, np.true_divide):
+        factors = [x for x in operands if x is not pending[0]]
+        if not all(_is_finite_factor(x, ufunc is np.true_divide, dtype) for x in factors):
+            return None
+    return rule
+
+
+def _known(operand: Any) -> Any:
+    """Return what the dtype of a result follows from: a dtype, or a Python number.
+
+    Of integers the value is kept: one that the dtype cannot hold raises, on every rank.
+    """
+    if hasattr(operand, "dtype"):
+        return operand.dtype
+    return operand if isinstance(operand, int) else type(operand)(1)
+
+
+@lru_cache(1000, typed=True)
+def _dtype_of(ufunc: np.ufunc, *operands: Any) -> Any:
+    return ufunc(*[np.empty(0, x) if isinstance(x, np.dtype) else x for x in operands]).dtype
+
+
+def _is_finite_factor(factor: Any, divides: bool, dtype: Any) -> bool:
+    """Return whether it is known on all ranks that `factor`, or a division by it, is finite in this dtype."""
+    if isinstance(factor, (*_NUMBERS, np.number)) or (isinstance(factor, np.ndarray) and factor.ndim == 0):
+        with np.errstate(over="ignore"):
+            known = np.asarray(factor, dtype)
+        return bool(np.isfinite(known)) and not (divides and known == 0)
+    return factor.dtype.kind in "biu" and not divides
+
+
+def remember(ufunc: np.ufunc, operands: tuple[Any, ...], layout: ArrayLayout, targets: tuple[ArrayLayout, ...]) -> None:
+    """Let the operators skip all this next time, if the blocks were used as they are."""
+    layouts: list[ArrayLayout | None] = []
+    for operand, target in zip(operands, targets, strict=True):
+        if isinstance(operand, DTensor):
+            if operand.layout is not target or target.pending:
+                return
+            layouts.append(target)
+        elif isinstance(operand, _NUMBERS):
+            layouts.append(None)
+        else:
+            return
+    if ufunc.nout == 1:
+        remember_direct(ufunc, layouts, layout)
+
+
+def _wrapped(results: Any, layout: ArrayLayout, mesh: DeviceMesh) -> Any:
+    if isinstance(results, tuple):
+        return tuple(wrap(result, layout, mesh) for result in results)
+    return wrap(results, layout, mesh)
+
+
+def _into(
+    ufunc: np.ufunc,
+    name: str,
+    blocks: list[Any],
+    layout: ArrayLayout,
+    out: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    masked: bool,
+    mesh: DeviceMesh,
+) -> Any:
+    """Compute into the blocks of `out`; where they lie otherwise than the result, move it there."""
+    inputs = blocks[: ufunc.nin]
+    masks = {"where": blocks[ufunc.nin]} if masked else {}
+    for given in out:
+        if given is not None and given.shape != layout.shape:
+            raise ValueError(f"{name}: out= must have the shape {layout.shape} of the result, got {given.shape}")
+    if all(given is not None and given.layout is layout for given in out):
+        ufunc(*inputs, out=tuple(given.to_local() for given in out), **masks, **kwargs)
+        return out[0] if len(out) == 1 else out
+    if masked:
+        raise ValueError(
+            f"{name}: out= with where= must be placed as the result is, {layout.describe(mesh.mesh_dim_names)};"
+            f" got {' and '.join(repr(given) for given in out)}"
+        )
+    results = ufunc(*inputs, **kwargs)
+    returned = []
+    for result, given in zip(results if isinstance(results, tuple) else (results,), out, strict=True):
+        made = wrap(result, layout, mesh)
+        if given is None:
+            returned.append(made)
+            continue
+        local = require(name, made, given.layout, f"out= is {given.layout.describe(mesh.mesh_dim_names)}")
+        np.copyto(given.to_local(), local, casting=kwargs.get("casting", "same_kind"))
+        returned.append(given)
+    return returned[0] if len(returned) == 1 else tuple(returned)

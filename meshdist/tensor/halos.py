@@ -1,0 +1,369 @@
+"""Halos: blocks with ghost rows of their neighbours, and the functions of NumPy that need them."""
+
+from __future__ import annotations
+
+import math
+import operator
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from meshdist.collectives.send_recv import P2POp, batch_isend_irecv, irecv, isend, recv
+from meshdist.groups.process_group import ProcessGroup
+from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.tensor.array_layout import ArrayLayout, Cut
+from meshdist.tensor.dispatch import implements
+from meshdist.tensor.distribution import array_module, as_block
+from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
+from meshdist.tensor.index_keys import normalized
+from meshdist.tensor.moves import group_of
+from meshdist.tensor.operands import local_of, require
+
+_TAG = 0x68616C6F  # apart from the messages of users
+
+
+@implements("halo")
+def halo(x: DTensor, width: int | Sequence[int], periodic: bool | Sequence[bool] = False) -> Any:
+    """Return this rank's block with `width` rows of its neighbours on both sides of every dimension.
+
+    A rank sends to its neighbours alone, and only the rows they need; where a block has fewer rows than `width`, they
+    come from the ranks beyond it as well. Corners are included.
+
+    At an open end of the array there are no ghost rows: the block at the end is that much shorter, as on a dimension
+    that is not cut. With `periodic` the array goes on with the rows of its other end, on every dimension, cut or not,
+    so that the rows of all blocks are `before + block + after`, each of `width`.
+
+    Args:
+        x: The array. A pending reduction is computed first.
+        width: The number of ghost rows on either side, or one number for each dimension.
+        periodic: Whether the array is a ring, or that for each dimension.
+
+    Returns:
+        A new NumPy or CuPy array: the rows `start - width` to `stop + width` of the whole array for a block of the
+        rows `start` to `stop`.
+
+    Raises:
+        TypeError: No integers.
+        ValueError: A negative width, or not one for each dimension.
+
+    Example:
+        >>> import numpy as np, meshdist
+        >>> from meshdist.tensor import Shard, distribute_tensor, halo
+        >>> def program():
+        ...     mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        ...     x = distribute_tensor(np.arange(4), mesh, {"dp": Shard(0)})
+        ...     return halo(x, 1).tolist(), halo(x, 1, periodic=True).tolist()
+        >>> meshdist.run(program, 2)
+        [([0, 1, 2], [3, 0, 1, 2]), ([1, 2, 3], [1, 2, 3, 0])]
+    """
+    widths, rings = _per_dimension("halo", x.ndim, _hashable(width), _hashable(periodic))
+    local = _resolved(x)
+    block = with_ghosts(local, x.layout, x.mesh, widths, widths, rings)
+    return block.copy() if block is local else block
+
+
+def map_overlap(
+    fn: Callable[[Any], Any], x: DTensor, width: int | Sequence[int], periodic: bool | Sequence[bool] = False
+) -> DTensor:
+    """Return `fn` of an array whose results depend on at most `width` rows around each element: a stencil.
+
+    `fn` runs on this rank's block with its halo, and what it computed for the ghost rows is cut off. At open ends it
+    sees the end of the array, as if it ran on the whole one. With `periodic` it is as if it ran on
+    `numpy.pad(x, width, "wrap")`, with the ends then cut off.
+
+    Args:
+        fn: Takes an array, and returns one of the same shape.
+        x: The array. A pending reduction is computed first.
+        width: As in `halo`.
+        periodic: As in `halo`.
+
+    Returns:
+        A DTensor of the shape and placements of `x`.
+
+    Raises:
+        ValueError: The result has another shape than the argument, or as `halo`.
+
+    Example:
+        >>> import numpy as np, meshdist
+        >>> from meshdist.tensor import Shard, distribute_tensor, map_overlap
+        >>> def program():
+        ...     mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        ...     x = distribute_tensor(np.array([1, 5, 2, 4]), mesh, {"dp": Shard(0)})
+        ...     return map_overlap(np.maximum.accumulate, x, 3).full().tolist()
+        >>> meshdist.run(program, 2)[0]
+        [1, 5, 5, 5]
+    """
+    widths, rings = _per_dimension("map_overlap", x.ndim, _hashable(width), _hashable(periodic))
+    layout = x.layout.resolved()
+    local = _resolved(x)
+    block = with_ghosts(local, x.layout, x.mesh, widths, widths, rings)
+    if block is local:  # fn may write into its argument, or return it
+        block = local.copy()
+    result = as_block(fn(block), x.mesh)
+    if result.shape != block.shape:
+        raise ValueError(
+            f"map_overlap: fn must return an array of the shape of its argument, got {result.shape} for"
+            f" {block.shape}; use halo, and DTensor.from_local for results of another shape"
+        )
+    trimmed = tuple(
+        slice(first := width if ring else min(width, held.start), first + held.stop - held.start)
+        for width, ring, held in zip(widths, rings, layout.index(coordinate_in(x.mesh)), strict=True)
+    )
+    return wrap(array_module(x.mesh).ascontiguousarray(result[trimmed]) if x.ndim else result, layout, x.mesh)
+
+
+def _resolved(x: DTensor) -> Any:
+    return local_of(x, x.layout.resolved(), x.mesh) if x.layout.pending else x.to_local()
+
+
+def _hashable(value: Any) -> Any:
+    return value if isinstance(value, (int, tuple)) else tuple(value) if np.ndim(value) else value
+
+
+@lru_cache(maxsize=1_000)
+def _per_dimension(name: str, ndim: int, width: Any, periodic: Any) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+    rings = tuple(map(bool, periodic)) if isinstance(periodic, tuple) else (bool(periodic),) * ndim
+    try:
+        widths = tuple(map(operator.index, width if isinstance(width, tuple) else (width,) * ndim))
+    except TypeError:
+        raise TypeError(f"{name}: width must be an integer, or one for each dimension, got {width!r}") from None
+    if not len(widths) == len(rings) == ndim:
+        raise ValueError(
+            f"{name}: width and periodic must be one value, or one for each of {ndim} dimensions, got {width!r} and"
+            f" {periodic!r}"
+        )
+    if min(widths, default=0) < 0:
+        raise ValueError(f"{name}: width must not be negative, got {width!r}")
+    return widths, rings
+
+
+# ---- Exchanging ghost rows
+
+
+class Piece(NamedTuple):
+    """Consecutive rows of a block: the number of the block, and the rows counted from its first."""
+
+    block: int
+    start: int
+    stop: int
+
+
+class Ghosts(NamedTuple):
+    """What one block exchanges: the pieces before and after it, and the pieces of it that others get, with theirs."""
+
+    before: tuple[Piece, ...]
+    after: tuple[Piece, ...]
+    given: tuple[tuple[int, Piece], ...]
+
+
+@lru_cache(maxsize=10_000)
+def ghosts_of(sizes: tuple[int, ...], block: int, before: int, after: int, is_ring: bool) -> Ghosts:
+    """Return what `block` exchanges, where blocks of these sizes get `before` and `after` rows around them."""
+    starts = tuple(accumulate(sizes, initial=0))
+    rows = starts[-1]
+
+    def wanted(first: int, last: int) -> tuple[Piece, ...]:
+        pieces = []
+        if not is_ring:
+            first, last = max(first, 0), min(last, rows)
+        for turn in range(first // rows, -(-last // rows)) if rows else ():
+            low, high = max(first - turn * rows, 0), min(last - turn * rows, rows)
+            other = bisect_right(starts, low) - 1
+            while low < high:
+                stop = min(high, starts[other + 1])
+                if low < stop:
+                    pieces.append(Piece(other, low - starts[other], stop - starts[other]))
+                low, other = stop, other + 1
+        return tuple(pieces)
+
+    sides = [
+        (wanted(start - before, start), wanted(start + size, start + size + after))
+        for start, size in zip(starts, sizes, strict=False)
+    ]
+    given = tuple(
+        (other, piece)
+        for other, (ahead, behind) in enumerate(sides)
+        for piece in ahead + behind
+        if piece.block == block and other != block
+    )
+    return Ghosts(*sides[block], given)
+
+
+def with_ghosts(
+    local: Any,
+    layout: ArrayLayout,
+    mesh: DeviceMesh,
+    before: Sequence[int],
+    after: Sequence[int],
+    rings: Sequence[bool],
+) -> Any:
+    """Return this rank's block with rows before and after it on each dimension; `local` itself where there are none.
+
+    Dimension follows dimension: the rows that a neighbour gives have its own ghost rows already, which makes the
+    corners.
+    """
+    coordinate = coordinate_in(mesh)
+    for dim, (ahead, behind, is_ring) in enumerate(zip(before, after, rings, strict=True)):
+        cut = layout.cuts[dim] or Cut((), (layout.shape[dim],))
+        if not ahead and not behind:
+            continue
+        at = 0
+        for axis in cut.axes:
+            at = at * mesh.shape[axis] + coordinate[axis]
+        plan = ghosts_of(cut.sizes, at, ahead, behind, is_ring)
+        if plan.before or plan.after or plan.given:
+            local = _exchanged(local, dim, plan, at, group_of(mesh, cut.axes) if cut.axes else None, mesh)
+    return local
+
+
+def _exchanged(local: Any, dim: int, plan: Ghosts, at: int, group: ProcessGroup | None, mesh: DeviceMesh) -> Any:
+    module = array_module(mesh)
+
+    def part(piece: Piece) -> tuple[slice, ...]:
+        return *[slice(None)] * dim, slice(piece.start, piece.stop)
+
+    others = local.shape[:dim], local.shape[dim + 1 :]
+    is_empty = math.prod(others[0] + others[1]) == 0
+    sent = [(other, module.ascontiguousarray(local[part(piece)])) for other, piece in plan.given if not is_empty]
+    before, after = (
+        [
+            local[part(piece)]
+            if piece.block == at
+            else module.empty((*others[0], piece.stop - piece.start, *others[1]), local.dtype)
+            for piece in pieces
+        ]
+        for pieces in (plan.before, plan.after)
+    )
+    received = [
+        (piece.block, rows)
+        for piece, rows in zip(plan.before + plan.after, before + after, strict=True)
+        if piece.block != at and not is_empty
+    ]
+    if group is not None and (sent or received):
+        _messages(sent, received, group, mesh)
+    return module.concatenate((*before, local, *after), axis=dim) if before or after else local
+
+
+def _messages(
+    sent: list[tuple[int, Any]], received: list[tuple[int, Any]], group: ProcessGroup, mesh: DeviceMesh
+) -> None:
+    if mesh.device_type == "cpu":  # a blocking receive needs no other thread
+        works = [isend(rows, group=group, group_dst=other, tag=_TAG) for other, rows in sent]
+        for other, rows in received:
+            recv(rows, group=group, group_src=other, tag=_TAG)
+    else:
+        ops = [P2POp(irecv, rows, group=group, group_peer=other, tag=_TAG) for other, rows in received]
+        ops += [P2POp(isend, rows, group=group, group_peer=other, tag=_TAG) for other, rows in sent]
+        works = batch_isend_irecv(ops)
+    for work in works:
+        work.wait()
+
+
+# ---- NumPy's functions
+
+
+def _along(x: DTensor, dim: int, before: int, after: int) -> Any:
+    ahead, behind = ([width if other == dim else 0 for other in range(x.ndim)] for width in (before, after))
+    return with_ghosts(x.to_local(), x.layout, x.mesh, ahead, behind, (False,) * x.ndim)
+
+
+@implements(np.diff)
+def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = np._NoValue, append: Any = np._NoValue) -> DTensor:
+    """Compute differences on the blocks with the rows that follow them; the last blocks get fewer rows."""
+    if n < 0:
+        raise ValueError(f"order must be non-negative but got {n!r}")
+    if np.ndim(a) == 0:
+        raise ValueError("diff requires input that is at least one dimensional")
+    dim = normalized(axis, np.ndim(a))
+    if n == 0:
+        return cast(DTensor, a)  # as NumPy
+    if prepend is not np._NoValue or append is not np._NoValue:
+        row = (*np.shape(a)[:dim], 1, *np.shape(a)[dim + 1 :])
+        ends = [
+            np.broadcast_to(end, row) if end is not np._NoValue and np.ndim(end) == 0 else end
+            for end in (prepend, append)
+        ]
+        parts = [part for part in (ends[0], a, ends[1]) if part is not np._NoValue]
+        return diff(np.concatenate(parts, axis=dim), n, dim)
+    if a.dtype == np.bool_ or not set(a.layout.pending.values()) <= {"sum", "avg"}:
+        a = wrap(_resolved(a), a.layout.resolved(), a.mesh)
+    layout = _shortened(a.layout, dim, n)
+    rows = layout.local_shape(coordinate_in(a.mesh))[dim]
+    block = np.diff(_along(a, dim, 0, n), n, dim)
+    return wrap(block[(slice(None),) * dim + (slice(0, rows),)], layout, a.mesh)
+
+
+@lru_cache(maxsize=10_000)
+def _shortened(layout: ArrayLayout, dim: int, by: int) -> ArrayLayout:
+    """Return the layout of what lacks the last rows."""
+    shape, cuts = list(layout.shape), list(layout.cuts)
+    shape[dim] = rows = max(0, shape[dim] - by)
+    cut = cuts[dim]
+    if cut is not None:
+        starts = [min(start, rows) for start in accumulate(cut.sizes, initial=0)]
+        cuts[dim] = Cut(cut.axes, tuple(b - a for a, b in pairwise(starts)))
+    return ArrayLayout.of_cuts(shape, layout.mesh_shape, cuts, layout.pending)
+
+
+@implements(np.gradient)
+def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> Any:
+    """Compute central differences on the blocks with two rows around them."""
+    if not isinstance(f, DTensor):
+        raise TypeError("np.gradient: a DTensor is given as a spacing, and the array is none; write x.full()")
+    ndim = f.ndim
+    axes = tuple(range(ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    dims = tuple(normalized(each, ndim) for each in axes)
+    if len(set(dims)) != len(dims):
+        raise ValueError("repeated axis")
+    spacings = _spacings(f, varargs, dims)
+    if edge_order > 2:
+        raise ValueError("'edge_order' greater than 2 not supported")
+    for dim in dims:
+        if f.shape[dim] < edge_order + 1:
+            raise ValueError(
+                "Shape of array too small to calculate a numerical gradient, at least (edge_order + 1) elements are"
+                " required."
+            )
+    f = wrap(_resolved(f), f.layout.resolved(), f.mesh)
+    results = tuple(_gradient(f, dim, spacing, edge_order) for dim, spacing in zip(dims, spacings, strict=True))
+    return results[0] if len(dims) == 1 else results
+
+
+def _spacings(f: DTensor, varargs: tuple[Any, ...], dims: tuple[int, ...]) -> list[Any]:
+    """Return a number, or an array of coordinates, for each dimension."""
+    if not varargs:
+        return [1.0] * len(dims)
+    if len(varargs) == 1 and np.ndim(varargs[0]) == 0:
+        varargs = varargs * len(dims)
+    if len(varargs) != len(dims):
+        raise TypeError("invalid number of arguments")
+    spacings = []
+    for dim, spacing in zip(dims, varargs, strict=True):
+        if np.ndim(spacing) > 1:
+            raise ValueError("distances must be either scalars or 1d")
+        if np.ndim(spacing) and np.shape(spacing)[0] != f.shape[dim]:
+            raise ValueError("when 1d, distances must match the length of the corresponding dimension")
+        if isinstance(spacing, DTensor):
+            whole = ArrayLayout.of_cuts(spacing.shape, spacing.mesh.shape, (None,) * spacing.ndim, {})
+            spacing = require("np.gradient", spacing, whole, "every rank needs all coordinates")
+        spacings.append(spacing if np.ndim(spacing) == 0 else np.asarray(spacing))
+    return spacings
+
+
+def _gradient(f: DTensor, dim: int, spacing: Any, edge_order: int) -> DTensor:
+    block = _along(f, dim, 2, 2)
+    held = f.layout.index(coordinate_in(f.mesh))[dim]
+    first = max(held.start - 2, 0)
+    rows = (slice(None),) * dim + (slice(held.start - first, held.stop - first),)
+    if held.start == held.stop:  # the rows around may be too few; what counts is the dtype
+        module = array_module(f.mesh)
+        dtype = np.gradient(np.ones(3, f.dtype), spacing if np.ndim(spacing) == 0 else np.arange(3)).dtype
+        return wrap(module.empty(f.to_local().shape, dtype), f.layout, f.mesh)
+    if np.ndim(spacing):
+        spacing = spacing[first : first + block.shape[dim]]
+    result = np.gradient(block, spacing, axis=dim, edge_order=cast(Any, edge_order))
+    return wrap(result[rows], f.layout, f.mesh)

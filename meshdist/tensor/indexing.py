@@ -1,0 +1,103 @@
+"""Indexing of DTensors, `x[key]`, and NumPy's functions that take elements at indices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from meshdist.tensor.array_layout import ArrayLayout
+from meshdist.tensor.dispatch import implements
+from meshdist.tensor.distribution import array_module
+from meshdist.tensor.dtensor import DTensor, wrap
+from meshdist.tensor.index_arrays import gathered, masked, without_masks
+from meshdist.tensor.index_keys import FULL, Entry, along, fancy, is_array, is_mask, normalized, parsed, remembered_key
+from meshdist.tensor.index_parts import taken, taken_before, uncut, view_layout
+from meshdist.tensor.index_space import moved_by_others
+from meshdist.tensor.operands import aligned, checked_out, layout_of, written
+
+_numpy: Any = np  # whose stubs do not know of DTensors
+
+
+@implements("__getitem__")
+def getitem(x: DTensor, key: Any) -> DTensor:
+    """Return `x[key]`."""
+    known = remembered_key(key)
+    if known is not None:
+        layout = view_layout(x._layout, known)
+        if layout is not None:
+            return wrap(x._local[key], layout, x._mesh)
+        result = taken_before(x, known)
+        if result is not None:
+            return result
+    entries = parsed(key, x.shape)
+    if not any(map(is_array, entries)):
+        return taken(x, entries, known)
+    return _indexed(x, entries)
+
+
+def _indexed(x: DTensor, entries: list[Entry]) -> DTensor:
+    parts = fancy(entries)
+    first = taken(x, parts.first)
+    (array, *more), (dim, *_) = parts.arrays, parts.dims
+    if array.ndim == 0:
+        rows = slice(0, int(bool(array)))
+        return np.copy(taken(first, [*[FULL] * dim, rows, *[FULL] * (first.ndim - dim - 1)]))  # type: ignore[return-value]
+    if is_mask(array) and not more:
+        result, place, width = masked(first, dim, array), dim, 1
+    else:
+        result, place, width = gathered(first, *without_masks("x[key]", parts))
+    if parts.in_front and place:
+        result = _numpy.moveaxis(result, range(place, place + width), range(width))
+    return result
+
+
+@implements(np.take)
+def take(a: Any, indices: Any, axis: int | None = None, out: Any = None, mode: str = "raise") -> Any:
+    """Return the elements at `indices` along a dimension; see `numpy.take`."""
+    if not isinstance(a, DTensor):
+        whole = np.asarray(a) if not hasattr(a, "ndim") else a
+        a = wrap(array_module(out.mesh).asarray(whole), layout_of(whole, out.mesh), out.mesh)
+    if axis is None or a.ndim == 0:
+        a, axis = np.reshape(a, -1), axis or 0
+    axis = normalized(axis, a.ndim)
+    rows = a.shape[axis]
+    if not hasattr(indices, "ndim"):
+        indices = np.asarray(indices, None if np.size(indices) else np.intp)
+    if mode not in ("raise", "wrap", "clip"):
+        raise ValueError(f"clipmode must be one of 'clip', 'raise', or 'wrap' (got '{mode}')")
+    if indices.dtype.kind == "b":
+        indices = indices.astype(np.intp)
+    if mode != "raise":
+        indices = indices % rows if mode == "wrap" else np.clip(indices, 0, rows - 1)
+    taken = getitem(a, along(axis, indices))
+    out = checked_out("np.take", out, taken.shape)
+    if out is not None and not np.can_cast(out.dtype, taken.dtype, "safe"):  # NumPy asks for this direction
+        raise TypeError(f"np.take: cannot cast the {out.dtype} of out= to {taken.dtype} according to the rule 'safe'")
+    return written("np.take", taken, out, "unsafe")
+
+
+@implements(np.take_along_axis)
+def take_along_axis(arr: Any, indices: Any, axis: int | None = -1) -> DTensor:
+    """Return the elements at `indices` along a dimension, row by row; see `numpy.take_along_axis`."""
+    if axis is None:
+        if np.ndim(indices) != 1:
+            raise ValueError("when axis=None, `indices` must have a single dimension.")
+        arr, axis = np.reshape(arr, -1), 0
+    axis = normalized(axis, arr.ndim)
+    if indices.dtype.kind not in "iu":
+        raise IndexError("`indices` must be an integer array")
+    if arr.ndim != indices.ndim:
+        raise ValueError("`indices` and `arr` must have the same number of dimensions")
+    if isinstance(arr, DTensor):
+        arr = wrap(*uncut("np.take_along_axis", arr, [axis], f"it takes rows of dimension {axis}"), arr.mesh)
+    shapes = [list(arr.shape), list(indices.shape)]
+    shapes[0][axis] = 1
+    try:
+        shape = np.broadcast_shapes(*map(tuple, shapes))
+    except ValueError as error:
+        raise IndexError(f"shape mismatch: {error}") from None
+    labels = [("rows" if dim == axis else dim for dim in range(arr.ndim)), range(arr.ndim)]
+    blocks, alignment, mesh = aligned("np.take_along_axis", [arr, indices], list(map(tuple, labels)), moved_by_others)
+    layout = ArrayLayout.of_cuts(shape, mesh.shape, alignment.cuts_of(range(arr.ndim)), alignment.pending)
+    return wrap(_numpy.take_along_axis(*blocks, axis), layout, mesh)

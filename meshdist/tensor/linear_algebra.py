@@ -1,0 +1,222 @@
+"""numpy.linalg on DTensors: of matrices that are whole on each rank, and of tall ones cut along their rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
+from meshdist.collectives.all_reduce import all_reduce
+from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.tensor.array_layout import ArrayLayout, Cut, is_cut
+from meshdist.tensor.dispatch import implements
+from meshdist.tensor.distribution import array_module
+from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
+from meshdist.tensor.operands import aligned, local_of, require
+
+# ---- Matrices that are whole
+
+
+def _whole(name: str, operand: Any, core: int) -> Any:
+    """Return an operand with its last `core` dimensions whole on every rank, and no pending reduction."""
+    if not isinstance(operand, DTensor):
+        return np.asarray(operand)
+    batch = max(operand.ndim - core, 0)
+    resolved = operand.layout.resolved()
+    target = resolved.with_cuts([*resolved.cuts[:batch], *[None] * (operand.ndim - batch)])
+    if target is operand.layout:
+        return operand
+    why = "matrices must be whole on every rank"
+    tall = " (of tall ones, with two dimensions, those that are cut along dimension 0 work too)"
+    why += tall if name in ("np.linalg.qr", "np.linalg.svd") else ""
+    return wrap(require(name, operand, target, why), target, operand.mesh)
+
+
+def _on_matrices(function: Any, name: str, operands: tuple[Any, ...], cores: tuple[int, ...], options: Any) -> Any:
+    """Compute on the blocks of stacks of matrices, which are cut along batch dimensions only."""
+    for operand, core in zip(operands, cores, strict=True):
+        if core == 2 and np.ndim(operand) < 2:
+            raise np.linalg.LinAlgError(
+                f"{np.ndim(operand)}-dimensional array given. Array must be at least two-dimensional"
+            )
+    batches = [np.shape(operand)[: np.ndim(operand) - core] for operand, core in zip(operands, cores, strict=True)]
+    batch = np.broadcast_shapes(*batches)
+    operands = tuple(_whole(name, operand, core) for operand, core in zip(operands, cores, strict=True))
+    if len(operands) == 1:
+        (matrix,) = operands
+        return _placed(function(matrix.to_local(), **options), batch, matrix.layout.cuts[: len(batch)], matrix.mesh)
+    labels = [
+        (*range(-len(stack), 0), *((number, place) for place in range(core)))
+        for number, (stack, core) in enumerate(zip(batches, cores, strict=True))
+    ]
+    blocks, alignment, mesh = aligned(name, operands, labels)
+    return _placed(function(*blocks, **options), batch, alignment.cuts_of(range(-len(batch), 0)), mesh)
+
+
+def _placed(found: Any, batch: tuple[int, ...], cuts: tuple[Cut | None, ...], mesh: DeviceMesh) -> Any:
+    """Return one or several results, each with these batch dimensions, as DTensors."""
+    if isinstance(found, tuple):
+        results = [_placed(each, batch, cuts, mesh) for each in found]
+        return _together(type(found), results)
+    rows = np.shape(found)[len(batch) :]
+    return wrap(found, ArrayLayout.of_cuts(batch + rows, mesh.shape, cuts + (None,) * len(rows), {}), mesh)
+
+
+def _together(kind: Any, results: list[DTensor]) -> Any:
+    """Return several results in NumPy's named tuple, or in a tuple, as its older versions do."""
+    return kind(*results) if hasattr(kind, "_fields") else tuple(results)
+
+
+def _register(function: Any) -> None:
+    name = f"np.linalg.{function.__name__}"
+
+    def on_matrices(a: Any, **options: Any) -> Any:
+        return _on_matrices(function, name, (a,), (2,), options)
+
+    implements(function)(on_matrices)
+
+
+_ONE_MATRIX: tuple[Any, ...] = (np.linalg.inv, np.linalg.det, np.linalg.slogdet, np.linalg.eig, np.linalg.eigvals)
+for _function in _ONE_MATRIX:
+    _register(_function)
+
+
+@implements(np.linalg.cholesky)
+def cholesky(a: Any, /, *, upper: bool = False) -> Any:
+    """Compute Cholesky factors of whole matrices."""
+    return _on_matrices(np.linalg.cholesky, "np.linalg.cholesky", (a,), (2,), {"upper": True} if upper else {})
+
+
+@implements(np.linalg.eigh)
+def eigh(a: Any, UPLO: str = "L") -> Any:
+    """Compute eigenvalues and eigenvectors of whole Hermitian matrices."""
+    return _on_matrices(np.linalg.eigh, "np.linalg.eigh", (a,), (2,), {"UPLO": UPLO})
+
+
+@implements(np.linalg.eigvalsh)
+def eigvalsh(a: Any, UPLO: str = "L") -> Any:
+    """Compute eigenvalues of whole Hermitian matrices."""
+    return _on_matrices(np.linalg.eigvalsh, "np.linalg.eigvalsh", (a,), (2,), {"UPLO": UPLO})
+
+
+@implements(np.linalg.solve)
+def solve(a: Any, b: Any) -> Any:
+    """Solve systems of whole matrices; `b` is a vector where it has one dimension, as in NumPy."""
+    if np.ndim(b) == (1 if _IS_NUMPY_2 else np.ndim(a) - 1):
+        if np.ndim(a) >= 2 and np.shape(b)[-1] != np.shape(a)[-1]:
+            raise ValueError(f"np.linalg.solve: a of shape {np.shape(a)} and b of shape {np.shape(b)} do not fit")
+        return _on_matrices(np.linalg.solve, "np.linalg.solve", (a, b), (2, 1), {})
+    return _on_matrices(np.linalg.solve, "np.linalg.solve", (a, b), (2, 2), {})
+
+
+# ---- Tall matrices
+
+
+def _is_tall(a: Any) -> bool:
+    """Return whether `a` is one matrix that is cut along its rows alone, and has as many of them as columns."""
+    return (
+        isinstance(a, DTensor)
+        and a.ndim == 2
+        and is_cut(a.layout, 0)
+        and not is_cut(a.layout, 1)
+        and a.shape[0] >= a.shape[1]
+    )
+
+
+def _tall_qr(a: DTensor) -> tuple[Any, Any, ArrayLayout]:
+    """Return this rank's rows of Q, the whole of R, and the layout of Q.
+
+    TSQR (Demmel, Grigori, Hoemmen and Langou 2012, "Communication-optimal parallel and sequential QR and LU"): every
+    rank factors its rows, and the stacked factors R of the ranks along an axis are factored again, axis after axis.
+    """
+    mesh, layout = a.mesh, a.layout.resolved()
+    module = array_module(mesh)
+    cut = layout.cuts[0]
+    assert cut is not None
+    columns = a.shape[1]
+    q, r = np.linalg.qr(local_of(a, layout, mesh))
+    for axis in reversed(cut.axes):
+        short = columns - r.shape[0]
+        if short:  # fewer rows than columns
+            r = module.concatenate((r, module.zeros((short, columns), r.dtype)))
+            q = module.concatenate((q, module.zeros((q.shape[0], short), q.dtype)), axis=1)
+        stacked = module.empty((mesh.shape[axis] * columns, columns), r.dtype)
+        all_gather_into_tensor(stacked, module.ascontiguousarray(r), mesh.get_group(axis))
+        of_all, r = np.linalg.qr(stacked)
+        place = mesh.get_local_rank(axis)
+        q = q @ of_all[place * columns : (place + 1) * columns]
+    signs = _lapack_signs(_first_rows(q, layout, mesh), a.shape[0] == columns)
+    return q * signs, signs[:, None] * r, layout
+
+
+def _first_rows(q: Any, layout: ArrayLayout, mesh: DeviceMesh) -> Any:
+    """Return the square matrix of the first rows of the whole Q."""
+    columns = layout.shape[1]
+    held = layout.index(coordinate_in(mesh))[0]
+    rows = array_module(mesh).zeros((columns, columns), q.dtype)
+    count = max(0, min(held.stop, columns) - held.start)
+    rows[held.start : held.start + count] = q[:count]
+    for axis in layout.axes_of(0):
+        all_reduce(rows, group=mesh.get_group(axis))
+    return rows
+
+
+def _lapack_signs(rows: Any, is_square: bool) -> Any:
+    """Return the signs that Householder's reflections, as LAPACK makes them, give the columns of Q.
+
+    They are those of the modified LU factorization that rebuilds the reflections from Q (Ballard et al. 2014,
+    "Reconstructing Householder vectors from tall-skinny QR"). A reflection of a column that is zero below the
+    diagonal, which here is up to half of the digits, changes no sign.
+    """
+    columns = rows.shape[0]
+    signs = np.ones(columns, rows.real.dtype)
+    rows = np.array(rows.get() if hasattr(rows, "get") else rows)
+    tiny = 8 * columns * np.finfo(signs.dtype).eps
+    for at in range(columns):
+        pivot = rows[at, at]
+        positive = 1.0 if pivot.real >= 0 else -1.0
+        is_reflected = abs(abs(pivot.real) - 1) > tiny and not (
+            is_square and at == columns - 1 and rows.dtype.kind == "f"
+        )
+        signs[at] = -positive if is_reflected else positive
+        rest = rows[at + 1 :, at] / (pivot - signs[at]) if pivot != signs[at] else np.zeros_like(rows[at + 1 :, at])
+        rows[at + 1 :, at + 1 :] -= rest[:, None] * rows[at, at + 1 :]
+    return signs
+
+
+@implements(np.linalg.qr)
+def qr(a: Any, mode: str = "reduced") -> Any:
+    """Factor whole matrices, and a tall one that is cut along its rows: Q is cut alike, and R replicates.
+
+    Of a tall one the signs are LAPACK's; they may differ for columns that are nearly, but not quite, zero below the
+    diagonal.
+    """
+    if not _is_tall(a) or mode not in ("reduced", "r"):
+        return _on_matrices(np.linalg.qr, "np.linalg.qr", (a,), (2,), {"mode": mode})
+    q, r, layout = _tall_qr(a)
+    if mode == "r":
+        return _placed(r, (), (), a.mesh)
+    return _together(_QR_RESULT, [wrap(q, layout, a.mesh), _placed(r, (), (), a.mesh)])
+
+
+@implements(np.linalg.svd)
+def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False) -> Any:
+    """Decompose whole matrices; with `full_matrices=False` or `compute_uv=False` also a tall one cut along its rows.
+
+    Of a tall one U is cut alike, and the others replicate. The signs of singular vectors may differ from NumPy's.
+    """
+    if not _is_tall(a) or (full_matrices and compute_uv) or hermitian:
+        options = {"full_matrices": full_matrices, "compute_uv": compute_uv, "hermitian": hermitian}
+        return _on_matrices(np.linalg.svd, "np.linalg.svd", (a,), (2,), options)
+    q, r, layout = _tall_qr(a)
+    if not compute_uv:
+        return _placed(np.linalg.svd(r, compute_uv=False), (), (), a.mesh)
+    u, s, vh = np.linalg.svd(r, full_matrices=False)
+    placed = [wrap(q @ u, layout, a.mesh), _placed(s, (), (), a.mesh), _placed(vh, (), (), a.mesh)]
+    return _together(_SVD_RESULT, placed)
+
+
+_IS_NUMPY_2 = int(np.__version__.split(".")[0]) >= 2
+_QR_RESULT: Any = type(np.linalg.qr(np.ones((1, 1))))
+_SVD_RESULT: Any = type(np.linalg.svd(np.ones((1, 1))))

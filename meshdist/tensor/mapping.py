@@ -1,0 +1,182 @@
+"""local_map: a function of arrays, run on the blocks of DTensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, cast
+
+import numpy as np
+
+from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.tensor.array_layout import ArrayLayout
+from meshdist.tensor.dispatch import implicit_redistribution
+from meshdist.tensor.distribution import Memory, as_block, from_local
+from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
+from meshdist.tensor.operands import local_of, mesh_of, require
+from meshdist.tensor.placements import Partial, Placement, Placements, Replicate, Shard, placements_in_order
+
+# Of the shapes of results that are remembered for a function.
+_MOST_TOLD = 1_000
+
+
+def local_map(
+    fn: Callable[..., Any],
+    out_placements: Placements | Sequence[Placements | None] | None,
+    in_placements: Sequence[Placements | None] | None = None,
+    *,
+    redistribute_inputs: bool = False,
+    device_mesh: DeviceMesh | None = None,
+) -> Callable[..., Any]:
+    """Return a function of DTensors that calls `fn` on this rank's blocks, and makes DTensors of what it returns.
+
+    What `fn` does with the blocks is its own: collectives of `mesh.get_group()` too. All ranks of the mesh call the
+    function. The ranks tell each other the shapes of the results at the first call with arguments of these layouts, and
+    of these types where they are no arrays; the next ones send nothing, and must return blocks of the same shapes.
+
+    Args:
+        fn: Takes arrays where the function gets DTensors, and other arguments as they are.
+        out_placements: The placements of the result, as in `distribute_tensor`; for several results a tuple of
+            placements, each a list in mesh order or a dict by axis, or None for what is no array and is returned as it
+            is. Nothing is told where they cut nothing, or into blocks of given `sizes`.
+        in_placements: For each positional argument the placements it must have, None for any. A plain array is the same
+            on every rank, and cut accordingly. None: the blocks are taken as they lie, and of pending reductions this
+            rank's part.
+        redistribute_inputs: Redistribute arguments that have other placements, instead of raising.
+        device_mesh: The mesh; None: that of the arguments.
+
+    Raises:
+        PlacementError: An argument whose cuts are not those of `in_placements`; results that make no array.
+        ValueError: Another number of arguments or results than of placements; no DTensor and no `device_mesh`; blocks
+            of another shape than at the first call with these layouts.
+
+    Example:
+        >>> import numpy as np, meshdist
+        >>> from meshdist.tensor import Partial, Shard, distribute_tensor, local_map
+        >>> def program():
+        ...     mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        ...     x = distribute_tensor(np.arange(4.0), mesh, {"dp": Shard(0)})
+        ...     total = local_map(lambda block: block.sum(), {"dp": Partial()}, in_placements=({"dp": Shard(0)},))
+        ...     return float(total(x))
+        >>> meshdist.run(program, 2)
+        [6.0, 6.0]
+    """
+    outputs = _placements_of_outputs(out_placements)
+    memory = Memory()
+
+    @wraps(fn)
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        mesh = device_mesh or _mesh(args, kwargs)
+        blocks = _blocks(args, in_placements, mesh, redistribute_inputs)
+        results = fn(*blocks, **{name: _local(value) for name, value in kwargs.items()})
+        told = memory.on(mesh)
+        key = (tuple(map(_seen, args)), tuple((name, _seen(value)) for name, value in sorted(kwargs.items())))
+        if len(told) >= _MOST_TOLD:  # on all ranks alike
+            told.clear()
+        if not isinstance(outputs, list):
+            return _output(results, outputs, mesh, told, (key, None))
+        if not isinstance(results, (tuple, list)) or len(results) != len(outputs):
+            count = len(results) if isinstance(results, (tuple, list)) else f"one {type(results).__name__}"
+            raise ValueError(f"local_map: out_placements are of {len(outputs)} results, and fn returned {count}")
+        made = [_output(*pair, mesh, told, (key, at)) for at, pair in enumerate(zip(results, outputs, strict=True))]
+        return made if type(results) is list else tuple(made)
+
+    return mapped
+
+
+def _placements_of_outputs(given: Any) -> Any:
+    """Return the placements of one result, or a list of those of several."""
+    if isinstance(given, (Shard, Replicate, Partial, Mapping)) or given is None:
+        return given
+    listed = tuple(given)
+    is_one = all(isinstance(placement, (Shard, Replicate, Partial)) for placement in listed)
+    return listed if is_one else list(listed)
+
+
+def _mesh(args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceMesh:
+    operands = (*args, *kwargs.values())
+    if not any(isinstance(operand, DTensor) for operand in operands):
+        raise ValueError("local_map: no argument is a DTensor; give device_mesh=")
+    return mesh_of("local_map", operands)
+
+
+def _local(value: Any) -> Any:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _blocks(
+    args: tuple[Any, ...], in_placements: Sequence[Placements | None] | None, mesh: DeviceMesh, may_move: bool
+) -> list[Any]:
+    if in_placements is None:
+        return list(map(_local, args))
+    if isinstance(in_placements, (Shard, Replicate, Partial, Mapping)) or len(in_placements) != len(args):
+        raise ValueError(
+            f"local_map: in_placements must be placements for each of {len(args)} arguments, got {in_placements!r}"
+        )
+    targets: list[ArrayLayout | None] = []
+    for arg, placements in zip(args, in_placements, strict=True):
+        is_array = isinstance(arg, (DTensor, np.ndarray)) or hasattr(arg, "__cuda_array_interface__")
+        if placements is None or not is_array:
+            targets.append(None)
+        else:
+            ordered = placements_in_order(cast(Any, placements), mesh.shape, mesh.mesh_dim_names)
+            targets.append(ArrayLayout.of(arg.shape, mesh.shape, ordered))
+    return [
+        _local(arg) if target is None else _block(arg, target, number, mesh, may_move)
+        for number, (arg, target) in enumerate(zip(args, targets, strict=True))
+    ]
+
+
+def _block(arg: Any, target: ArrayLayout, number: int, mesh: DeviceMesh, may_move: bool) -> Any:
+    if not isinstance(arg, DTensor):
+        return local_of(arg, target, mesh)
+    if arg.layout is target:
+        return arg.to_local()
+    if may_move:
+        with implicit_redistribution():
+            return require("local_map", arg, target, "")
+    why = f"in_placements of argument {number} are {target.describe(mesh.mesh_dim_names)}"
+    return require("local_map", arg, target, why)
+
+
+def _seen(value: Any) -> Any:
+    """Return what of an argument the shapes of results may depend on: the same on every rank, and hashable."""
+    if isinstance(value, DTensor):
+        return value.layout
+    if hasattr(value, "shape"):
+        return tuple(value.shape)
+    return type(value)
+
+
+def _output(result: Any, placements: Any, mesh: DeviceMesh, told: dict[Any, Any], key: Any) -> Any:
+    if placements is None:
+        return result
+    block = as_block(result, mesh)
+    ordered = placements_in_order(placements, mesh.shape, mesh.mesh_dim_names)
+    found = told.get((key, ordered, block.ndim))
+    if found is None:
+        shape = _whole_shape(block.shape, ordered)
+        made = from_local(block, mesh, cast(Any, ordered), shape, False)
+        told[key, ordered, block.ndim] = block.shape, made.layout
+        return made
+    shape, layout = found
+    if shape != block.shape:
+        raise ValueError(
+            f"local_map: the block at {coordinate_in(mesh)} had shape {shape} at the first call with arguments of these"
+            f" layouts, and has {block.shape} now; make results whose shapes change with DTensor.from_local"
+        )
+    return wrap(block, layout, mesh)
+
+
+def _whole_shape(block: tuple[int, ...], placements: tuple[Placement, ...]) -> list[int] | None:
+    """Return the shape of the whole array where it follows from placements, and None where the ranks have to tell."""
+    whole = list(block)
+    for placement in placements:
+        if isinstance(placement, Shard):
+            if placement.sizes is None or any(isinstance(size, tuple) for size in placement.sizes):
+                return None
+            if not -len(block) <= placement.dim < len(block):
+                return None
+            whole[placement.dim] = sum(placement.sizes)
+    outermost = [p.dim % len(block) for p in placements if isinstance(p, Shard)]
+    return whole if len(set(outermost)) == len(outermost) else None

@@ -1,0 +1,118 @@
+"""Arrays for messages: scratch memory that is used again, and the blocks of an array stacked by rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from meshdist.arrays.device_types import new_empty
+
+Shape: TypeAlias = "tuple[int, ...]"
+
+
+def contiguous(array: Any) -> Any:
+    """Return the array itself if it is C-contiguous, else a copy that is."""
+    return array if array.flags.c_contiguous else array.copy(order="C")
+
+
+_LEAST_KEPT = 1 << 16  # the allocator itself keeps less than this
+_MOST_KEPT = 1 << 27
+_buffers: list[Any] = []  # free ones, the last used at the end
+
+
+class Scratch:
+    """An array for a message, as a context: its memory is used again, since the system clears fresh memory.
+
+    That takes longer than the copy into it. Threads share the buffers. After an error, a peer may still use the memory:
+    it is not used again.
+    """
+
+    __slots__ = ("_buffer", "array")
+
+    def __init__(self, shape: Shape, like: Any) -> None:
+        self._buffer = None
+        nbytes = math.prod(shape) * like.dtype.itemsize
+        if type(like) is not np.ndarray or not _LEAST_KEPT <= nbytes <= _MOST_KEPT:
+            self.array = new_empty(shape, like)
+            return
+        self._buffer = _kept_buffer(nbytes)
+        if self._buffer is None:
+            self._buffer = np.empty(nbytes, np.uint8)
+        self.array = self._buffer[:nbytes].view(like.dtype).reshape(shape)
+
+    def __enter__(self) -> Any:
+        return self.array
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._buffer is not None and kind is None:
+            _buffers.append(self._buffer)
+            with suppress(IndexError):  # another thread took one
+                while sum(buffer.nbytes for buffer in list(_buffers)) > _MOST_KEPT:
+                    del _buffers[0]
+
+
+def _kept_buffer(nbytes: int) -> Any:
+    """Take a free buffer of up to twice this size; None if there is none."""
+    for at, buffer in enumerate(list(_buffers)):
+        if nbytes <= buffer.nbytes <= 2 * nbytes:
+            with suppress(IndexError):  # another thread took one
+                taken = _buffers.pop(at)
+                if taken.nbytes >= nbytes:
+                    return taken
+            return None
+    return None
+
+
+class Stack:
+    """The equal blocks of an array that mesh axes cut, stacked in the order of the ranks, and the way back.
+
+    Args:
+        shape: The shape of the array.
+        mesh_shape: The ranks along each axis.
+        cutting: For each dim that is cut, the axes that cut it, the outermost first.
+    """
+
+    def __init__(self, shape: Shape, mesh_shape: Shape, cutting: Mapping[int, tuple[int, ...]]) -> None:
+        axes = sorted(axis for each in cutting.values() for axis in each)
+        extents = [mesh_shape[axis] for axis in axes]
+        block: list[int] = []
+        split: list[int] = []  # the array with a dim for each axis before the dim that it cuts
+        order: list[int] = []  # where these dims are if the axes come first
+        for dim, rows in enumerate(shape):
+            own = cutting.get(dim, ())
+            block.append(rows // math.prod(mesh_shape[axis] for axis in own))
+            split += [*(mesh_shape[axis] for axis in own), block[dim]]
+            order += [*map(axes.index, own), len(axes) + dim]
+        self.shape = shape
+        self.stacked = (math.prod(extents), *block)
+        self._nested = (*extents, *block)
+        self._split = tuple(split)
+        self._back = tuple(order)
+        self._first = tuple(sorted(range(len(order)), key=order.__getitem__))
+        long = [place for place, extent in zip(order, split, strict=True) if extent != 1]
+        self.is_view = long == sorted(long)
+
+    def sent(self, array: Any) -> AbstractContextManager[Any]:
+        """Return the blocks of `array` stacked and contiguous, for use inside `with`: a view where that is possible."""
+        if self.is_view:
+            return nullcontext(contiguous(array).reshape(self.stacked))
+        scratch = Scratch(self._nested, array)
+        scratch.array[...] = array.reshape(self._split).transpose(self._first)
+        scratch.array = scratch.array.reshape(self.stacked)
+        return scratch
+
+    def received(self, like: Any, receive: Callable[[Any], object]) -> Any:
+        """Return the array of the blocks, which `receive` writes into the stack that it is called with."""
+        if self.is_view:
+            stacked = new_empty(self.stacked, like)
+            receive(stacked)
+            return stacked.reshape(self.shape)
+        with Scratch(self.stacked, like) as stacked:
+            receive(stacked)
+            array = new_empty(self.shape, like)
+            array.reshape(self._split)[...] = stacked.reshape(self._nested).transpose(self._back)
+        return array

@@ -1,0 +1,391 @@
+"""Moves: the steps of a redistribution carried out on this rank's block, over the groups of a mesh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from meshdist.arrays.device_types import new_empty
+from meshdist.arrays.reduce_op import ReduceOp
+from meshdist.collectives.all_gather import all_gather
+from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
+from meshdist.collectives.all_reduce import all_reduce
+from meshdist.collectives.all_to_all_single import all_to_all_single
+from meshdist.collectives.gather import gather
+from meshdist.collectives.reduce_scatter import reduce_scatter
+from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
+from meshdist.groups.process_group import ProcessGroup
+from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.tensor.array_layout import ArrayLayout
+from meshdist.tensor.message_arrays import Scratch, Shape, Stack, contiguous
+from meshdist.tensor.redistribution import Redistribution, plan
+from meshdist.tensor.redistribution_steps import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Block,
+    Coordinate,
+    Exchange,
+    Pairwise,
+    ReduceScatter,
+    Slice,
+    Step,
+    Zero,
+    num_elements,
+    number_in,
+    overlap,
+)
+
+# What carries out a step: given the block before and the mesh, it returns the block after.
+Program: TypeAlias = "Callable[[Any, DeviceMesh], Any]"
+# The program of a step, None for none; and whether its result is neither the caller's array nor a view of it. Given are
+# the step, this rank's coordinate, and whether that holds of the block before.
+Made: TypeAlias = "tuple[Program | None, bool]"
+Part: TypeAlias = "tuple[int, Block]"  # the number of a rank, and what it sends or gets
+
+
+def move(local: Any, source: ArrayLayout, target: ArrayLayout, mesh: DeviceMesh) -> Any:
+    """Return this rank's block of the target layout.
+
+    All ranks of the mesh call it.
+
+    Args:
+        local: This rank's block of the source layout, a NumPy or CuPy array; it stays as it is.
+        source: The layout before.
+        target: The layout after.
+        mesh: The mesh, which this rank is in.
+
+    Returns:
+        `local` itself if the layouts are the same. Else a C-contiguous array that shares no memory with it.
+
+    Raises:
+        PlacementError: A pending reduction would become another one.
+        TypeError: A pending reduction that is not defined for the dtype.
+        DistBackendError: A rank failed, or the ranks' calls disagree.
+        DistTimeoutError: A rank did not call within the group's timeout.
+    """
+    if source is target:
+        return local
+    redistribution = plan(source, target)
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None, "a rank outside a mesh has no block"
+    programs = redistribution.programs.get(coordinate)
+    if programs is None:
+        programs = redistribution.programs[coordinate] = _programs(redistribution, coordinate)
+    for program in programs:
+        local = program(local, mesh)
+    return local
+
+
+def gather_to(local: Any, layout: ArrayLayout, mesh: DeviceMesh, root: int) -> Any:
+    """Return the whole array on the rank `root`, and None on the others.
+
+    All ranks of the mesh call it. Only those send that differ from `root` along the axes that cut the array.
+
+    Args:
+        local: This rank's block, a NumPy or CuPy array.
+        layout: Its layout, without pending reductions.
+        mesh: The mesh, which this rank is in.
+        root: A rank of the mesh, in row-major order.
+
+    Returns:
+        A new C-contiguous array on `root`; else None.
+    """
+    assert not layout.pending, "pending reductions are resolved first"
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None, "a rank outside a mesh has no block"
+    place = tuple(int(part) for part in np.unravel_index(root, layout.mesh_shape))
+    shape = layout.mesh_shape
+    axes = tuple(sorted(axis for dim in range(layout.ndim) for axis in layout.axes_of(dim) if shape[axis] > 1))
+    if any(coordinate[axis] != place[axis] for axis in range(len(shape)) if axis not in axes):
+        return None
+    if not axes:
+        return local.copy(order="C")
+    group, dst = group_of(mesh, axes), number_in(axes, place, shape)
+    if all(cut is None or len(set(cut.sizes)) == 1 for cut in layout.cuts):
+        blocks = list(new_empty((group.size(), *local.shape), local)) if coordinate == place else None
+        gather(contiguous(local), blocks, group=group, group_dst=dst)
+        received = blocks
+    else:
+        received = _gathered_uneven(local, layout, axes, group, dst, coordinate)
+    if coordinate != place:
+        return None
+    whole = new_empty(layout.shape, local)
+    assert received is not None
+    for peer, block in zip(_plane(axes, coordinate, shape), received, strict=True):
+        whole[layout.index(peer)] = block
+    return whole
+
+
+def _gathered_uneven(
+    local: Any, layout: ArrayLayout, axes: tuple[int, ...], group: ProcessGroup, dst: int, coordinate: Coordinate
+) -> list[Any]:
+    """Return the blocks of all ranks on `dst`: an all_to_all in which the others get nothing."""
+    size = group.size()
+    to = [local.size if rank == dst else 0 for rank in range(size)]
+    shapes: list[Shape] = []
+    if group.rank() == dst:
+        shapes = [layout.local_shape(peer) for peer in _plane(axes, coordinate, layout.mesh_shape)]
+    come = [math.prod(shape) for shape in shapes] or [0] * size
+    flat = new_empty((sum(come),), local)
+    all_to_all_single(flat, contiguous(local).reshape(-1), come, to, group)
+    return _views(flat, shapes)
+
+
+def _plane(axes: tuple[int, ...], coordinate: Coordinate, mesh_shape: Shape) -> list[Coordinate]:
+    """Return the coordinates of the ranks that differ from this one along `axes` only, in row-major order."""
+    peers = []
+    for places in np.ndindex(*(mesh_shape[axis] for axis in axes)):
+        peer = list(coordinate)
+        for axis, place in zip(axes, places, strict=True):
+            peer[axis] = place
+        peers.append(tuple(peer))
+    return peers
+
+
+# ---- Arrays and groups
+
+
+def group_of(mesh: DeviceMesh, axes: tuple[int, ...]) -> ProcessGroup:
+    """Return the group of the ranks that differ from this one along `axes` only, in row-major order."""
+    if len(axes) == 1:
+        return mesh.get_group(axes[0])
+    if len(axes) == mesh.ndim:
+        return mesh.collective_group
+    return mesh._select(axes).collective_group
+
+
+def _copied(array: Any, mesh: DeviceMesh) -> Any:
+    return array.copy(order="C")
+
+
+def _views(flat: Any, shapes: list[Shape]) -> list[Any]:
+    """Return consecutive parts of a flat array as arrays of these shapes."""
+    views, begin = [], 0
+    for shape in shapes:
+        end = begin + math.prod(shape)
+        views.append(flat[begin:end].reshape(shape))
+        begin = end
+    return views
+
+
+# ---- The programs of steps
+
+
+def _programs(redistribution: Redistribution, coordinate: Coordinate) -> tuple[Program, ...]:
+    """Return what carries out each step on the rank at `coordinate`; the result shares no memory with the input."""
+    programs: list[Program] = []
+    is_new = False  # the block at hand is neither the caller's nor a view of it
+    for step in redistribution.steps:
+        program, makes_new = _PROGRAMS[type(step)](step, coordinate, is_new)
+        if program is not None:
+            programs.append(program)
+        is_new = makes_new
+    if not is_new:
+        programs.append(_copied)
+    return tuple(programs)
+
+
+def _slice(step: Any, coordinate: Coordinate, is_new: bool) -> Made:
+    part = _relative(step.target.index(coordinate), step.source.index(coordinate))
+    return (lambda local, mesh: local[part]), False
+
+
+def _zero(step: Any, coordinate: Coordinate, is_new: bool) -> Made:
+    away = [step.target.pending[axis] for axis in step.axes if coordinate[axis]]
+    if not {"sum", "product"} & set(away):
+        return None, is_new
+
+    def filled(local: Any, mesh: DeviceMesh) -> Any:
+        array = new_empty(local.shape, local)
+        # Adding -0.0 keeps the sign of every zero.
+        array[...] = 1 if "product" in away else complex(-0.0, -0.0) if local.dtype.kind == "c" else -0.0
+        return array
+
+    return filled, True
+
+
+def _all_reduce(step: Any, coordinate: Coordinate, is_new: bool) -> Made:
+    axes, op = step.axes, ReduceOp(step.op)
+
+    def program(local: Any, mesh: DeviceMesh) -> Any:
+        return all_reduce(local if is_new else local.copy(order="C"), op, group_of(mesh, axes))
+
+    return program, True
+
+
+def _all_gather(step: Any, coordinate: Coordinate, is_new: bool) -> Made:
+    axes, source = step.axes, step.source
+    whole, shape = step.target.index(coordinate), step.target.local_shape(coordinate)
+    cutting = {dim: tuple(axis for axis in source.axes_of(dim) if axis in axes) for dim in step.dims}
+    if all(len(set(_sizes_along(source, dim, cutting[dim], coordinate))) == 1 for dim in step.dims):
+        stack = Stack(shape, source.mesh_shape, cutting)
+
+        def even(local: Any, mesh: DeviceMesh) -> Any:
+            block, group = contiguous(local), group_of(mesh, axes)
+            return stack.received(local, lambda stacked: all_gather_into_tensor(stacked, block, group))
+
+        return even, True
+    peers = _plane(axes, coordinate, source.mesh_shape)
+    shapes = [source.local_shape(peer) for peer in peers]
+    places = [_relative(source.index(peer), whole) for peer in peers]
+    in_order = len(step.dims) == 1 and math.prod(shape[: step.dims[0]]) == 1
+
+    def uneven(local: Any, mesh: DeviceMesh) -> Any:
+        flat = new_empty((math.prod(shape),), local)
+        blocks = _views(flat, shapes)
+        all_gather(blocks, contiguous(local), group_of(mesh, axes))
+        if in_order:
+            return flat.reshape(shape)
+        array = new_empty(shape, local)
+        for place, block in zip(places, blocks, strict=True):
+            array[place] = block
+        return array
+
+    return uneven, True
+
+
+def _reduce_scatter(step: Any, coordinate: Coordinate, is_new: bool) -> Made:
+    axes, dim, op = step.axes, step.dim, ReduceOp(step.op)
+    shape = step.target.local_shape(coordinate)
+    sizes = _sizes_along(step.target, dim, axes, coordinate)
+    if len(set(sizes)) == 1:
+        stack = Stack(step.source.local_shape(coordinate), step.source.mesh_shape, {dim: axes})
+
+        def even(local: Any, mesh: DeviceMesh) -> Any:
+            with stack.sent(local) as stacked:
+                return reduce_scatter_tensor(new_empty(shape, local), stacked, op, group_of(mesh, axes))
+
+        return even, True
+    places = _places(dim, sizes)
+
+    def uneven(local: Any, mesh: DeviceMesh) -> Any:
+        block = new_empty(shape, local)
+        return reduce_scatter(block, [contiguous(local[place]) for place in places], op, group_of(mesh, axes))
+
+    return uneven, True
+
+
+def _all_to_all(step: Any, coordinate: Coordinate, is_new: bool) -> Made:
+    axes, mesh_shape = step.axes, step.source.mesh_shape
+    before = _sizes_along(step.source, step.from_dim, axes, coordinate)
+    after = _sizes_along(step.target, step.to_dim, axes, coordinate)
+    if len(set(before)) > 1 or len(set(after)) > 1:
+        return _pairwise(step, coordinate, is_new)
+    give = Stack(step.source.local_shape(coordinate), mesh_shape, {step.to_dim: axes})
+    take = Stack(step.target.local_shape(coordinate), mesh_shape, {step.from_dim: axes})
+
+    def program(local: Any, mesh: DeviceMesh) -> Any:
+        group = group_of(mesh, axes)
+        with give.sent(local) as sent:
+            return take.received(local, lambda stacked: all_to_all_single(stacked, sent, None, None, group))
+
+    return program, True
+
+
+def _pairwise(step: Pairwise, coordinate: Coordinate, is_new: bool) -> Made:
+    axes, num_ranks = step.axes, step.num_ranks
+    old, new = step.source.index(coordinate), step.target.index(coordinate)
+    shape = step.target.local_shape(coordinate)
+    give, take = step.parts_to(coordinate), step.parts_from(coordinate)
+    kept = overlap(old, new)
+    me = number_in(axes, coordinate, step.source.mesh_shape)
+    own = [] if kept is None else [(me, kept)]
+    if _follow(sorted([*give, *own], key=_peer), old) and _follow(sorted([*take, *own], key=_peer), new):
+        # The blocks themselves are the messages, with what the rank keeps.
+        to, come = _counts([*give, *own], num_ranks), _counts([*take, *own], num_ranks)
+
+        def whole(local: Any, mesh: DeviceMesh) -> Any:
+            block = new_empty((math.prod(shape),), local)
+            all_to_all_single(block, contiguous(local).reshape(-1), come, to, group_of(mesh, axes))
+            return block.reshape(shape)
+
+        return whole, True
+    to, come = _counts(give, num_ranks), _counts(take, num_ranks)
+    num_sent, num_received = sum(to), sum(come)
+    given, taken = _in_message(give, old), _in_message(take, new)
+    keep = None if kept is None else (_relative(kept, new), _relative(kept, old))
+
+    def packed(local: Any, mesh: DeviceMesh) -> Any:
+        with Scratch((num_sent,), local) as send, Scratch((num_received,), local) as received:
+            for begin, end, part_shape, part in given:
+                send[begin:end].reshape(part_shape)[...] = local[part]
+            all_to_all_single(received, send, come, to, group_of(mesh, axes))
+            block = new_empty(shape, local)
+            if keep is not None:
+                block[keep[0]] = local[keep[1]]
+            for begin, end, part_shape, part in taken:
+                block[part] = received[begin:end].reshape(part_shape)
+        return block
+
+    return packed, True
+
+
+def _peer(part: Part) -> int:
+    return part[0]
+
+
+def _counts(parts: list[Part], num_ranks: int) -> tuple[int, ...]:
+    """Return the number of elements for each rank."""
+    counts = [0] * num_ranks
+    for peer, part in parts:
+        counts[peer] = num_elements(part)
+    return tuple(counts)
+
+
+def _follow(parts: list[Part], block: Block) -> bool:
+    """Return whether the parts are consecutive in the memory of the block, and make it up."""
+    dim = next((dim for dim, rows in enumerate(block) if rows.stop - rows.start > 1), 0)
+    begin = block[dim].start
+    for _, part in parts:
+        if part[dim].start != begin or part[:dim] + part[dim + 1 :] != block[:dim] + block[dim + 1 :]:
+            return False
+        begin = part[dim].stop
+    return begin == block[dim].stop or num_elements(block) == 0
+
+
+def _in_message(parts: list[Part], block: Block) -> list[tuple[int, int, Shape, Block]]:
+    """Return for each part where it begins and ends in the message, its shape, and where it is in the block."""
+    places, begin = [], 0
+    for _, part in parts:
+        end = begin + num_elements(part)
+        places.append((begin, end, tuple(rows.stop - rows.start for rows in part), _relative(part, block)))
+        begin = end
+    return places
+
+
+def _relative(part: Block, block: Block) -> Block:
+    """Return where a part of the whole array is in a block of it."""
+    return tuple(slice(one.start - of.start, one.stop - of.start) for one, of in zip(part, block, strict=True))
+
+
+def _sizes_along(layout: ArrayLayout, dim: int, axes: tuple[int, ...], coordinate: Coordinate) -> tuple[int, ...]:
+    """Return the rows of `dim` on the ranks that differ along `axes`, which cut it innermost."""
+    cut = layout.cuts[dim]
+    assert cut is not None, "these axes cut it"
+    parts = math.prod(layout.mesh_shape[axis] for axis in axes)
+    outer = number_in(cut.axes[: -len(axes)], coordinate, layout.mesh_shape)
+    return cut.sizes[outer * parts : (outer + 1) * parts]
+
+
+def _places(dim: int, sizes: tuple[int, ...]) -> list[Block]:
+    """Return the indices of consecutive blocks along a dim."""
+    places, begin = [], 0
+    for rows in sizes:
+        places.append((*(slice(None),) * dim, slice(begin, begin + rows)))
+        begin += rows
+    return places
+
+
+_PROGRAMS: dict[type[Step], Callable[[Any, Coordinate, bool], Made]] = {
+    Slice: _slice,
+    Zero: _zero,
+    AllReduce: _all_reduce,
+    AllGather: _all_gather,
+    ReduceScatter: _reduce_scatter,
+    AllToAll: _all_to_all,
+    Exchange: _pairwise,
+}

@@ -1,0 +1,191 @@
+"""Operands of an operation: brought to where it is local, or refused with what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.profiler.tables import bytes_text
+from meshdist.tensor.array_layout import ArrayLayout
+from meshdist.tensor.dispatch import may_redistribute
+from meshdist.tensor.distribution import array_module
+from meshdist.tensor.dtensor import DTensor, wrap
+from meshdist.tensor.index_space import Alignment, Labels, Passes, align
+from meshdist.tensor.moves import move
+from meshdist.tensor.placements import PlacementError, placements_text
+from meshdist.tensor.redistribution import plan
+
+
+def mesh_of(name: str, operands: Sequence[Any]) -> DeviceMesh:
+    """Return the mesh of the DTensors among `operands`.
+
+    Raises:
+        ValueError: They are on several meshes.
+    """
+    mesh: DeviceMesh | None = None
+    for operand in operands:
+        if isinstance(operand, DTensor) and operand.mesh is not mesh:
+            if mesh is not None and operand.mesh != mesh:
+                raise ValueError(f"{name}: all arrays must be on one mesh, got arrays on {mesh!r} and {operand.mesh!r}")
+            mesh = operand.mesh
+    assert mesh is not None, "an operation on DTensors has one"
+    return mesh
+
+
+def layout_of(operand: Any, mesh: DeviceMesh) -> ArrayLayout:
+    """Return the layout of an operand; an array or a number that is no DTensor is the same on every rank."""
+    if isinstance(operand, DTensor):
+        return operand.layout
+    return ArrayLayout.of_cuts(np.shape(operand), mesh.shape, (None,) * np.ndim(operand), {})
+
+
+def local_of(operand: Any, target: ArrayLayout, mesh: DeviceMesh) -> Any:
+    """Return this rank's block of an operand in the layout `target`; a number stays a number."""
+    if isinstance(operand, DTensor):
+        return (
+            operand.to_local() if operand.layout is target else move(operand.to_local(), operand.layout, target, mesh)
+        )
+    if not target.pending and target.is_replicated:
+        return operand
+    if isinstance(operand, (bool, int, float, complex)):  # keeps its weak dtype
+        alone = [(axis, op) for axis, op in target.pending.items() if op in ("sum", "product")]
+        kept = all(mesh.get_local_rank(axis) == 0 for axis, _ in alone)
+        return operand if kept else type(operand)(alone[0][1] == "product")
+    return move(np.asarray(operand), layout_of(operand, mesh), target, mesh)
+
+
+def may_pass(operands: Sequence[Any], dtype: Any) -> bool:
+    """Return whether the pending reductions among `operands` may be computed after these become `dtype`.
+
+    In integers a sum wraps where that of what they become in another dtype would not, so the dtype must stay. Floats
+    may become wider, or complex where the reduction is defined for that.
+    """
+    for operand in operands:
+        if not isinstance(operand, DTensor) or not operand.layout.pending or operand.dtype == dtype:
+            continue
+        if operand.dtype.kind not in "fc" or dtype.kind not in "fc" or not np.can_cast(operand.dtype, dtype, "safe"):
+            return False
+        if dtype.kind == "c" and not set(operand.layout.pending.values()) <= {"sum", "avg"}:
+            return False
+    return True
+
+
+def aligned(
+    name: str, operands: Sequence[Any], labels: Sequence[Labels], passes: Passes | None = None
+) -> tuple[list[Any], Alignment, DeviceMesh]:
+    """Return this rank's blocks of the operands as they have to lie for an operation to be local.
+
+    Args:
+        name: The operation, for messages.
+        operands: DTensors, and arrays or numbers that are the same on every rank.
+        labels: A label for every dimension of every operand; see `index_space`.
+        passes: What pending reductions pass through; None: they are computed first.
+
+    Raises:
+        PlacementError: Cuts do not fit, outside of `implicit_redistribution`.
+    """
+    mesh = mesh_of(name, operands)
+    alignment = align(tuple([layout_of(operand, mesh) for operand in operands]), tuple(labels), passes)
+    if alignment.conflicts and not may_redistribute.get():
+        refuse_placements(name, operands, alignment, mesh)
+    blocks = [local_of(operand, target, mesh) for operand, target in zip(operands, alignment.targets, strict=True)]
+    return blocks, alignment, mesh
+
+
+def refuse_placements(name: str, operands: Sequence[Any], alignment: Alignment, mesh: DeviceMesh) -> None:
+    """Raise for operands whose cuts do not fit, with what to write and what that sends."""
+    names = mesh.mesh_dim_names
+    found = " and ".join(layout_of(operand, mesh).describe(names) for operand in operands if np.ndim(operand))
+    advice = " and ".join(
+        redistribution_text(f"operand {number}", operands[number], alignment.targets[number])
+        for number in alignment.conflicts
+    )
+    raise PlacementError(
+        f"{name}: the placements do not fit: {found}. Write {advice}; or allow it for a block of code by `with"
+        " meshdist.tensor.implicit_redistribution():`"
+    )
+
+
+def redistribution_text(what: str, array: DTensor, target: ArrayLayout) -> str:
+    """Return the call that brings `array` to the layout `target`, and what it sends."""
+    sent = sum(plan(array.layout, target).most_sent) * array.dtype.itemsize
+    call = f"redistribute({placements_text(target.placements, array.mesh.mesh_dim_names)})"
+    return f"{what}.{call}, which sends {bytes_text(sent)} per rank"
+
+
+def require(name: str, array: DTensor, target: ArrayLayout, why: str) -> Any:
+    """Return this rank's block of `array` in the layout `target`, for an operation that needs it there.
+
+    Pending reductions and further cuts are free to happen; anything else needs `implicit_redistribution`.
+
+    Raises:
+        PlacementError: What is cut would have to move.
+    """
+    is_free = all(
+        cut is None or len(cut.sizes) == 1 or (new is not None and cut.is_within(new, target.mesh_shape))
+        for cut, new in zip(array.layout.cuts, target.cuts, strict=True)
+    )
+    if not is_free and not may_redistribute.get():
+        raise PlacementError(
+            f"{name}: {why}, and the array is {array.layout.describe(array.mesh.mesh_dim_names)}. Write"
+            f" {redistribution_text('x', array, target)}; or allow it for a block of code by `with"
+            " meshdist.tensor.implicit_redistribution():`"
+        )
+    return local_of(array, target, array.mesh)
+
+
+def resolved(array: DTensor) -> DTensor:
+    """Return the array without pending reductions; itself where it has none."""
+    layout = array.layout
+    if not layout.pending:
+        return array
+    target = layout.resolved()
+    return wrap(move(array.to_local(), layout, target, array.mesh), target, array.mesh)
+
+
+def as_operand(name: str, operand: Any, mesh: DeviceMesh) -> DTensor:
+    """Return an operand as a DTensor; what is none is the same on every rank."""
+    if isinstance(operand, DTensor):
+        return operand
+    array = operand if hasattr(operand, "ndim") else np.asarray(operand)
+    if array.dtype == object:
+        raise TypeError(f"{name}: cannot combine a DTensor with {operand!r} ({type(operand).__name__})")
+    return wrap(array_module(mesh).asarray(array), layout_of(array, mesh), mesh)
+
+
+def checked_out(name: str, out: Any, shape: Sequence[int] | None = None) -> DTensor | None:
+    """Return `out=` of a call, which a ufunc gets as a tuple.
+
+    Raises:
+        TypeError: No DTensor.
+        ValueError: Of another shape than the result.
+    """
+    given = out[0] if isinstance(out, tuple) else out
+    if given is None:
+        return None
+    if not isinstance(given, DTensor):
+        raise TypeError(f"{name}: out= must be a DTensor where an operand is one; write out=, or x.full() for an array")
+    if shape is not None and given.shape != tuple(shape):
+        raise ValueError(f"{name}: out= must have the shape {tuple(shape)} of the result, got {given.shape}")
+    return given
+
+
+def written(name: str, result: DTensor, out: DTensor | None, casting: Any = "same_kind") -> DTensor:
+    """Return the result of an operation; where `out` is given, it gets the values and is returned.
+
+    Raises:
+        TypeError: The result's dtype is not one to cast to that of `out`.
+        ValueError: `out` is on another mesh.
+        PlacementError: What is cut would have to move.
+    """
+    if out is None:
+        return result
+    mesh_of(name, (result, out))
+    if not np.can_cast(result.dtype, out.dtype, casting):
+        raise TypeError(f"{name}: cannot cast the result from {result.dtype} to the {out.dtype} of out=")
+    where = out.layout.describe(out.mesh.mesh_dim_names)
+    out.to_local()[...] = require(name, result, out.layout, f"out= is {where}").astype(out.dtype, copy=False)
+    return out

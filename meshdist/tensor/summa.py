@@ -1,0 +1,104 @@
+"""SUMMA: the product of matrices that a 2-d mesh cuts along both dimensions, by broadcasts of panels.
+
+R. van de Geijn and J. Watts, SUMMA: scalable universal matrix multiplication algorithm, 1997.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from meshdist.tensor.array_layout import ArrayLayout, Cut
+from meshdist.tensor.distribution import array_module
+from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
+from meshdist.tensor.operands import mesh_of
+from meshdist.tensor.placements import PlacementError, Shard, placements_text
+
+
+def summa(a: DTensor, b: DTensor, panel: int | None = None) -> DTensor:
+    """Return `a @ b` of two matrices whose rows the first axis of a 2-d mesh cuts, and whose columns the second.
+
+    Panel by panel, the ranks that hold columns of `a` broadcast them along the second axis, those that hold the rows of
+    `b` along the first, and every rank adds the product to its block. It needs memory for one panel of each at a time.
+
+    Args:
+        a: Shape `(m, k)`, placed as `[Shard(0), Shard(1)]` in blocks of any sizes.
+        b: Shape `(k, n)`, placed alike.
+        panel: The most columns of `a` in one panel. None: as many as one rank of both has.
+
+    Returns:
+        Shape `(m, n)`: its rows are cut as those of `a`, its columns as those of `b`.
+
+    Raises:
+        TypeError: Not two DTensors.
+        PlacementError: Other placements.
+        ValueError: Shapes that do not fit, or `panel` not positive.
+
+    Example:
+        >>> import numpy as np, meshdist
+        >>> from meshdist.tensor import Shard, distribute_tensor, summa
+        >>> def program():
+        ...     mesh = meshdist.init_device_mesh("cpu", (2, 2))
+        ...     x = distribute_tensor(np.arange(9.0).reshape(3, 3), mesh, [Shard(0), Shard(1)])
+        ...     return summa(x, x).full().tolist()
+        >>> meshdist.run(program, 4)[0]
+        [[15.0, 18.0, 21.0], [42.0, 54.0, 66.0], [69.0, 90.0, 111.0]]
+    """
+    if not isinstance(a, DTensor) or not isinstance(b, DTensor):
+        raise TypeError(f"summa: expected two DTensors, got {type(a).__name__} and {type(b).__name__}")
+    mesh = mesh_of("summa", (a, b))
+    for name, matrix in (("a", a), ("b", b)):
+        cuts = matrix.layout.cuts
+        if matrix.ndim != 2 or [cut and cut.axes for cut in cuts] != [(0,), (1,)] or mesh.ndim != 2:
+            wanted = placements_text((Shard(0), Shard(1)), mesh.mesh_dim_names if mesh.ndim == 2 else None)
+            raise PlacementError(
+                f"summa: {name} must be a matrix on a 2-d mesh, placed as {wanted}, and is"
+                f" {matrix.layout.describe(mesh.mesh_dim_names)}"
+            )
+    if a.shape[1] != b.shape[0]:
+        raise ValueError(f"summa: shapes {a.shape} and {b.shape} do not fit: {a.shape[1]} columns, {b.shape[0]} rows")
+    if panel is not None and panel < 1:
+        raise ValueError(f"summa: panel must be positive, got {panel}")
+    columns, rows = a.layout.cuts[1], b.layout.cuts[0]
+    assert columns is not None
+    assert rows is not None
+    module = array_module(mesh)
+    row, column = coordinate_in(mesh)
+    left, right = a.to_local(), b.to_local()
+    dtype = np.dtype(np.result_type(left.dtype, right.dtype))
+    result = module.zeros((left.shape[0], right.shape[1]), dtype)
+    for first, last, owner_column, column_start, owner_row, row_start in _panels(columns, rows, panel):
+        width = last - first
+        # Ranks without rows of `a`, or columns of `b`, need no panels, and neither do their neighbours along the axis.
+        if left.shape[0]:
+            if owner_column == column:
+                factor = module.ascontiguousarray(left[:, first - column_start : last - column_start])
+            else:
+                factor = module.empty((left.shape[0], width), left.dtype)
+            mesh.get_group(1).broadcast(factor, owner_column)
+        if right.shape[1]:
+            if owner_row == row:
+                other = module.ascontiguousarray(right[first - row_start : last - row_start])
+            else:
+                other = module.empty((width, right.shape[1]), right.dtype)
+            mesh.get_group(0).broadcast(other, owner_row)
+        if result.size:
+            result += module.matmul(factor, other)
+    layout = ArrayLayout.of_cuts((a.shape[0], b.shape[1]), mesh.shape, (a.layout.cuts[0], b.layout.cuts[1]), {})
+    return wrap(result, layout, mesh)
+
+
+def _panels(columns: Cut, rows: Cut, most: int | None) -> Any:
+    """Yield the panels, each within one block of both cuts: its ends, and the number and start of its two blocks."""
+    blocks = list(zip(accumulate(columns.sizes), columns.sizes, strict=True))
+    others = list(zip(accumulate(rows.sizes), rows.sizes, strict=True))
+    first = at = other = 0
+    while at < len(blocks) and other < len(others):
+        (end, size), (other_end, other_size) = blocks[at], others[other]
+        last = min(end, other_end, first + most if most else end)
+        if last > first:
+            yield first, last, at, end - size, other, other_end - other_size
+        first = last
+        at, other = at + (last == end), other + (last == other_end)

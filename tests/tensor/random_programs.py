@@ -1,0 +1,410 @@
+"""Random programs of NumPy calls, run on whole arrays and on the same arrays over a mesh: the results must be equal.
+
+`python random_programs.py --programs 100000 --ranks 4` runs many; a program that fails is printed by its seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import meshdist
+from meshdist.tensor import (
+    DTensor,
+    Partial,
+    Placement,
+    PlacementError,
+    Replicate,
+    Shard,
+    distribute_tensor,
+    implicit_redistribution,
+)
+
+MESHES = {1: [(1,)], 2: [(2,), (1, 2)], 3: [(3,)], 4: [(4,), (2, 2)], 5: [(5,)], 6: [(6,), (2, 3), (3, 2), (1, 2, 3)]}
+DTYPES = ("float64", "float32", "int64", "int32", "complex128", "bool", "uint8")
+
+# A step takes arrays, NumPy's or DTensors, and returns one.
+Step = Callable[[Sequence[Any]], Any]
+
+
+class Program:
+    """A random program of `seed` for a mesh of `mesh_shape`: arrays, their placements, and steps."""
+
+    def __init__(self, seed: int, mesh_shape: tuple[int, ...]) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.mesh_shape = mesh_shape
+        self.log: list[str] = []
+
+    def one_of(self, choices: Sequence[Any]) -> Any:
+        return choices[int(self.rng.integers(len(choices)))]
+
+    def integer(self, low: int, high: int) -> int:
+        return int(self.rng.integers(low, high + 1))
+
+    def array(self, shape: tuple[int, ...], dtype: str) -> Any:
+        values = self.rng.integers(-4, 5, shape) if dtype not in ("bool", "uint8") else self.rng.integers(0, 2, shape)
+        array = values.astype(dtype)
+        if dtype == "complex128":
+            array = array + 1j * self.rng.integers(-2, 3, shape)
+        if dtype.startswith("float"):
+            array = (array / 2).astype(dtype)
+            if self.integer(0, 9) == 0 and array.size:
+                array.reshape(-1)[self.integer(0, array.size - 1)] = np.nan
+        return array
+
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.one_of((0, 1, 2, 3, 4, 5, 6, 7)) for _ in range(self.one_of((0, 1, 1, 2, 2, 2, 3))))
+
+    def placements(self, shape: tuple[int, ...], pending: bool = False) -> list[Placement]:
+        """Return random placements for an array of this shape, with blocks of unequal sizes at times."""
+        chosen: list[Placement] = []
+        cut: set[int] = set()
+        for ranks in self.mesh_shape:
+            kind = self.integer(0, 3)
+            if kind <= 1 and shape:
+                dim = self.integer(0, len(shape) - 1)
+                sizes = None
+                if dim not in cut and self.integer(0, 2) == 0:
+                    at = np.sort(self.rng.integers(0, shape[dim] + 1, ranks - 1))
+                    sizes = tuple(int(n) for n in np.diff([0, *at, shape[dim]]))
+                cut.add(dim)
+                chosen.append(Shard(dim, sizes))
+            elif kind == 2 and pending:
+                chosen.append(Partial("sum"))
+            else:
+                chosen.append(Replicate())
+        return chosen
+
+    # ---- Steps
+
+    def step(self, shapes: list[tuple[int, ...]], dtypes: list[np.dtype[Any]]) -> Step:
+        """Return a random step over arrays of these shapes and dtypes, which may fail in NumPy as well."""
+        at = self.integer(0, len(shapes) - 1)
+        shape, ndim = shapes[at], len(shapes[at])
+        name = self.one_of(list(STEPS))
+        self.log.append(f"{name} of array {at}")
+        return STEPS[name](self, at, shape, ndim, shapes)
+
+    def axis(self, ndim: int, tuples: bool = True, none: bool = True) -> Any:
+        choices: list[Any] = [*range(-ndim, ndim)]
+        if none:
+            choices += [None, None]
+        if tuples and ndim > 1:
+            choices += [(0, ndim - 1), (0, 1), ()]
+        return self.one_of(choices or [None])
+
+
+def _unary(self: Program, at: int, shape: Any, ndim: int, shapes: Any) -> Step:
+    ufunc = self.one_of((np.exp, np.sqrt, np.abs, np.negative, np.sign, np.isnan, np.floor, np.conjugate, np.square))
+    self.log.append(ufunc.__name__)
+    if ufunc in (np.sign, np.floor):
+        return lambda arrays: ufunc(_steady(arrays[at]))
+    return lambda arrays: ufunc(arrays[at])
+
+
+def _binary(self: Program, at: int, shape: Any, ndim: int, shapes: Any) -> Step:
+    names = ("add", "subtract", "multiply", "maximum", "minimum", "greater", "equal", "true_divide", "add", "multiply")
+    ufunc = getattr(np, self.one_of(names))
+    fitting = [i for i, other in enumerate(shapes) if _broadcasts(shape, other)]
+    other = self.one_of(fitting)
+    self.log.append(f"{ufunc.__name__} with {other}")
+    if ufunc in (np.greater, np.equal):
+        return lambda arrays: ufunc(_steady(arrays[at]), _steady(arrays[other]))
+    return lambda arrays: ufunc(arrays[at], arrays[other])
+
+
+def _number(self: Program, at: int, shape: Any, ndim: int, shapes: Any) -> Step:
+    ufunc = getattr(np, self.one_of(("add", "subtract", "multiply", "true_divide", "power", "maximum", "less")))
+    number = self.one_of((1, 2, 0.5, True))
+    self.log.append(f"{ufunc.__name__} with {number}")
+    return lambda arrays: ufunc(arrays[at], number)
+
+
+def _reduction(self: Program, at: int, shape: Any, ndim: int, shapes: Any) -> Step:
+    name = self.one_of(("sum", "prod", "max", "min", "mean", "var", "std", "any", "all", "sum", "count_nonzero"))
+    function, axis, keepdims = getattr(np, name), self.axis(ndim), bool(self.integer(0, 1))
+    self.log.append(f"{name} over {axis}, keepdims {keepdims}")
+    return lambda arrays: function(arrays[at], axis=axis, keepdims=keepdims)
+
+
+def _scan(self: Program, at: int, shape: Any, ndim: int, shapes: Any) -> Step:
+    name = self.one_of(("argmax", "argmin", "cumsum", "cumprod", "sort", "argsort"))
+    axis = self.axis(ndim, tuples=False, none=name not in ("sort", "argsort", "cumsum", "cumprod"))
+    self.log.append(f"{name} over {axis}")
+    function = getattr(np, name)
+    if name.startswith("arg"):
+        stable = {"kind": "stable"} if name == "argsort" else {}
+        return lambda arrays: function(_steady(arrays[at]), axis=axis, **stable)
+    return lambda arrays: function(arrays[at], axis=axis)
+
+
+def _contraction(self: Program, at: int, shape: Any, ndim: int, shapes: Any) -> Step:
+    pairs = [(i, j) for i, a in enumerate(shapes) for j, b in enumerate(shapes) if a and b and a[-1] == b[-2:][0]]
+    if not pairs:
+        return _unary(self, at, shape, ndim, shapes)
+    left, right = self.one_of(pairs)
+    if self.integer(0, 2) == 0 and len(shapes[left]) == len(shapes[right]) == 2:
+        self.log.append(f"einsum {left} {right}")
+        subscripts = self.one_of(("ij,jk->ik", "ij,jk->ki", "ij,jk->", "ij,jk->i", "ij,jk->ijk"))
+        return lambda arrays: np.einsum(subscripts, arrays[left], arrays[right])
+    function = self.one_of((np.matmul, np.dot))
+    self.log.append(f"{function.__name__} {left} {right}")
+    return lambda arrays: function(arrays[left], arrays[right])
+
+
+def _shaping(self: Program, at: int, shape: Any, ndim: int, shapes: Any) -> Step:
+    axis = self.axis(ndim, tuples=False, none=False) or 0
+    name = self.one_of(("transpose", "reshape", "expand_dims", "squeeze", "moveaxis", "flip", "ravel", "broadcast_to"))
+    new: Any = None
+    if name == "reshape":
+        new = self.one_of(_reshapes(shape))
+    elif name == "broadcast_to":
+        new = (2, *(3 if rows == 1 else rows for rows in shape))
+    self.log.append(f"{name} {axis} {new}")
+    steps: dict[str, Step] = {
+        "transpose": lambda arrays: arrays[at].T,
+        "reshape": lambda arrays: np.reshape(arrays[at], new),
+        "expand_dims": lambda arrays: np.expand_dims(arrays[at], axis),
+        "squeeze": lambda arrays: np.squeeze(arrays[at]),
+        "moveaxis": lambda arrays: np.moveaxis(arrays[at], axis, 0),
+        "flip": lambda arrays: np.flip(arrays[at], axis),
+        "ravel": lambda arrays: np.ravel(arrays[at]),
+        "broadcast_to": lambda arrays: np.broadcast_to(arrays[at], new),
+    }
+    return steps[name]
+
+
+def _joining(self: Program, at: int, shape: Any, ndim: int, shapes: Any) -> Step:
+    axis = self.axis(ndim, tuples=False, none=False) or 0
+    alike = [i for i, other in enumerate(shapes) if other == shape]
+    second = self.one_of(alike)
+    name = self.one_of(("concatenate", "stack", "where", "clip", "pad", "roll", "diff", "split"))
+    self.log.append(f"{name} with {second} along {axis}")
+    steps: dict[str, Step] = {
+        "concatenate": lambda arrays: np.concatenate([arrays[at], arrays[second]], axis),
+        "stack": lambda arrays: np.stack([arrays[at], arrays[second]], axis),
+        "where": lambda arrays: np.where(_steady(arrays[at]) == _steady(arrays[second]), arrays[at], 2),
+        "clip": lambda arrays: np.clip(arrays[at], 0, 1),
+        "pad": lambda arrays: np.pad(arrays[at], 1),
+        "roll": lambda arrays: np.roll(arrays[at], 1, axis),
+        "diff": lambda arrays: np.diff(arrays[at], axis=axis),
+        "split": lambda arrays: np.array_split(arrays[at], 2, axis)[1],
+    }
+    return steps[name]
+
+
+def _indexing(self: Program, at: int, shape: Any, ndim: int, shapes: Any) -> Step:
+    key: list[Any] = []
+    for rows in shape[: self.integer(0, ndim)]:
+        kind = self.integer(0, 4)
+        if kind == 0 and rows:
+            key.append(self.integer(-rows, rows - 1))
+        elif kind == 1:
+            key.append(slice(self.integer(0, 2), self.integer(1, 7), self.one_of((1, 1, 2))))
+        elif kind == 2:
+            key.append(self.one_of((None, slice(None, None, -1), slice(-2, None))))
+        else:
+            key.append(slice(None))
+    if self.integer(0, 3) == 0:
+        key.append(Ellipsis)
+    self.log.append(f"[{key}]")
+    return lambda arrays: arrays[at][tuple(key)]
+
+
+def _picking(self: Program, at: int, shape: Any, ndim: int, shapes: Any) -> Step:
+    if self.integer(0, 1) and ndim:
+        self.log.append("boolean mask")
+        return lambda arrays: (
+            arrays[at][arrays[at] == arrays[at]] if ndim == 1 else np.where(arrays[at] > 0, arrays[at], 0)
+        )
+    axis = self.axis(ndim, tuples=False, none=False) or 0
+    rows = shape[axis] if ndim and 0 not in shape else 0
+    indices = [self.integer(-rows, rows - 1) for _ in range(3)] if rows else []
+    self.log.append(f"take {indices} along {axis}")
+    return lambda arrays: np.take(arrays[at], np.array(indices, int), axis)
+
+
+def _assigning(self: Program, at: int, shape: Any, ndim: int, shapes: Any) -> Step:
+    key = tuple(slice(self.integer(0, 1), self.integer(2, 5)) for _ in shape)
+    masked = bool(self.integer(0, 1)) and ndim > 0
+    self.log.append(f"assign to {'a mask' if masked else key}")
+
+    def assign(arrays: Sequence[Any]) -> Any:
+        # Another array than those of the program: they are used again.
+        made = np.copy(arrays[at])
+        if masked:
+            made[made == 1] = 3
+        else:
+            made[key] = 2
+        return made
+
+    return assign
+
+
+def _in_place(self: Program, at: int, shape: Any, ndim: int, shapes: Any) -> Step:
+    def add(arrays: Sequence[Any]) -> Any:
+        made = np.copy(arrays[at])
+        made += 1
+        made *= made
+        return made
+
+    return add
+
+
+def _fourier(self: Program, at: int, shape: Any, ndim: int, shapes: Any) -> Step:
+    name = self.one_of(("fft", "ifft", "rfft", "fftn"))
+    self.log.append(name)
+    return lambda arrays: getattr(np.fft, name)(arrays[at])
+
+
+STEPS: dict[str, Callable[..., Step]] = {
+    "unary": _unary,
+    "binary": _binary,
+    "number": _number,
+    "reduction": _reduction,
+    "scan": _scan,
+    "contraction": _contraction,
+    "shaping": _shaping,
+    "joining": _joining,
+    "indexing": _indexing,
+    "picking": _picking,
+    "assigning": _assigning,
+    "in place": _in_place,
+    "fourier": _fourier,
+}
+
+
+def _steady(array: Any) -> Any:
+    """Return the values rounded, where a function with jumps would tell rounding apart."""
+    return np.round(array, 3) if array.dtype.kind in "fc" else array
+
+
+def _broadcasts(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
+    try:
+        np.broadcast_shapes(first, second)
+    except ValueError:
+        return False
+    return True
+
+
+def _reshapes(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    size = math.prod(shape)
+    pairs = [(rows, size // rows) for rows in range(1, size + 1) if size % rows == 0]
+    return [(-1,) if size else shape, (*shape, 1), (1, *shape), *pairs]
+
+
+# ---- Running
+
+
+def run_program(seed: int, mesh: Any, implicit: bool) -> str | None:
+    """Run the program of `seed` on this rank; return what went wrong in words, or None."""
+    program = Program(seed, tuple(mesh.shape))
+    arrays, tensors = [], []
+    base = program.shape()
+    for _ in range(3):
+        shape = base if program.integer(0, 1) else program.shape()
+        whole = program.array(shape, program.one_of(DTYPES))
+        pending = whole.dtype.kind in "ifc"
+        placements = program.placements(shape, pending)
+        tensor = distribute_tensor(whole, mesh, placements, src_data_rank=None)
+        program.log.append(f"{whole.dtype}{list(shape)} as {placements}")
+        arrays.append(whole)
+        tensors.append(tensor)
+    for _ in range(4):
+        step = program.step([a.shape for a in arrays], [a.dtype for a in arrays])
+        redistributed = program.placements(arrays[-1].shape) if program.integer(0, 3) == 0 else None
+        wanted = _tried(step, arrays)
+        got = _tried(step, tensors, implicit)
+        if isinstance(got, PlacementError) and not isinstance(wanted, Exception):
+            continue  # refused, which the caller has compared between the ranks; the arrays stay as they are
+        if isinstance(wanted, Exception) or isinstance(got, Exception):
+            if not isinstance(got, (TypeError, ValueError, IndexError)) or not isinstance(wanted, Exception):
+                return _failure(program, seed, wanted, got)
+            continue
+        wrong = _difference(wanted, got)
+        if wrong is not None:
+            return _failure(program, seed, wanted, f"{got!r}: {wrong}")
+        replaced = program.integer(0, 2)
+        # Both go on from the same values: a later comparison would tell rounding apart.
+        arrays[replaced], tensors[replaced] = got.full(), got
+        if redistributed is not None:
+            last = tensors[-1]
+            if len(redistributed) and all(
+                not isinstance(p, Shard) or (p.dim < last.ndim and p.sizes is None) for p in redistributed
+            ):
+                tensors[-1] = last.redistribute(redistributed)
+                wrong = _difference(arrays[-1], tensors[-1])
+                if wrong is not None:
+                    return _failure(program, seed, arrays[-1], f"redistributed to {redistributed}: {wrong}")
+    return None
+
+
+def _tried(step: Step, arrays: Sequence[Any], implicit: bool = False) -> Any:
+    try:
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if implicit:
+                with implicit_redistribution():
+                    return step(arrays)
+            return step(arrays)
+    except (TypeError, ValueError, IndexError, ZeroDivisionError) as error:
+        return error
+
+
+def _difference(wanted: Any, got: Any) -> str | None:
+    if not isinstance(got, DTensor):
+        return f"{type(got).__name__} in place of a DTensor"
+    wanted = np.asarray(wanted)
+    if got.shape != wanted.shape or got.dtype != wanted.dtype:
+        return f"{got.dtype}{got.shape} in place of {wanted.dtype}{wanted.shape}"
+    if got.to_local().shape != got.layout.local_shape(got.mesh.get_coordinate()):
+        return f"a block of shape {got.to_local().shape} in {got.layout}"
+    with np.errstate(all="ignore"):
+        whole = got.full()
+    if wanted.dtype.kind not in "fc":
+        return None if np.array_equal(whole, wanted) else f"got {whole.tolist()}"
+    digits = 1e-4 if wanted.dtype.itemsize <= (4 if wanted.dtype.kind == "f" else 8) else 1e-9
+    scale = np.abs(wanted[np.isfinite(wanted)]).max(initial=1.0)
+    close = np.allclose(whole, wanted, rtol=digits, atol=digits * scale, equal_nan=True)
+    return None if close else f"got {whole.tolist()}"
+
+
+def _failure(program: Program, seed: int, wanted: Any, got: Any) -> str:
+    lines = "\n  ".join(program.log)
+    return f"seed {seed} on a mesh {program.mesh_shape}:\n  {lines}\nNumPy: {wanted!r}\nhere:  {got!r}"
+
+
+def run_programs(seeds: Sequence[int]) -> list[str]:
+    """Run the programs of these seeds on this rank; return the failures."""
+    size = meshdist.get_world_size()
+    meshes = [meshdist.init_device_mesh("cpu", shape) for shape in MESHES[size]]
+    failures = []
+    for seed in seeds:
+        failure = run_program(seed, meshes[seed % len(meshes)], implicit=seed % 3 != 0)
+        outcomes: list[Any] = [None] * size
+        meshdist.all_gather_object(outcomes, failure)
+        if any(outcomes):
+            failures.append(next(filter(None, outcomes)))
+            if len(failures) >= 5:
+                break
+    return failures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--programs", type=int, default=1000)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--ranks", type=int, default=4)
+    options = parser.parse_args()
+    seeds = range(options.first, options.first + options.programs)
+    failures = meshdist.run(run_programs, options.ranks, (seeds,), timeout=60)[0]
+    print("\n\n".join(failures) or f"{options.programs} programs on {options.ranks} ranks: all equal to NumPy")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""DTensor.show: what a reader sees of an array's blocks as text, as HTML and in a plot."""
+
+import math
+import re
+import sys
+import types
+
+import pytest
+
+import meshdist
+from meshdist.tensor import DTensor, Partial, Replicate, Shard, zeros
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def array(mesh_shape, rank, shape, placements):
+    """Return an array as `rank` sees it, of a mesh that nobody else is in."""
+    names = ("dp", "tp", "pp")[: len(mesh_shape)]
+    mesh = meshdist.init_device_mesh("cpu", mesh_shape, mesh_dim_names=names)
+    cut = {name: Replicate() if isinstance(p, Partial) else p for name, p in placements.items()}
+    block = zeros(shape, mesh=mesh, placements=cut).to_local()
+    return DTensor.from_local(block, mesh, placements, shape=shape)
+
+
+def drawn(capsys, mesh_shape, rank, shape, placements):
+    with meshdist.dry_run(world_size=math.prod(mesh_shape), rank=rank):
+        array(mesh_shape, rank, shape, placements).show("text")
+    return capsys.readouterr().out.splitlines()
+
+
+# The lines below the title, by the shape of the mesh, the calling rank, the shape of the array, and the placements.
+TEXTS = [
+    ((2, 2), 2, (6, 8), {"dp": Shard(0), "tp": Shard(1)}, ["     0:4 4:8", " 0:3  0   1", " 3:6 [2]  3"]),
+    (
+        (2, 2),
+        3,
+        (6, 8),
+        {"dp": Shard(1)},
+        ["       0:4   4:8", " 0:6  0 1  [2 3]", "", "replicated: the 2 ranks along tp hold the same"],
+    ),
+    (
+        (2, 2),
+        0,
+        (5, 2),
+        {"dp": Shard(0), "tp": Partial()},
+        [
+            "       0:2",
+            " 0:3 [0+1]",
+            " 3:5  2+3",
+            "",
+            "pending sum: the array is the sum of what the 2 ranks along tp hold",
+        ],
+    ),
+    (
+        (2, 2),
+        0,
+        (2,),
+        {"tp": Partial("max")},
+        [
+            "                      0:2",
+            "  [max(0 1), …, max(2 3)]",
+            "",
+            "replicated: the 2 ranks along dp hold the same",
+            "pending max: the array is the maximum of what the 2 ranks along tp hold",
+        ],
+    ),
+    (
+        (1, 3),
+        2,
+        (),
+        {},
+        ["  [0 1 2]", "", *[f"replicated: the {n} ranks along {a} hold the same" for n, a in [(1, "dp"), (3, "tp")]]],
+    ),
+    (
+        (2, 3),
+        2,
+        (11,),
+        {"dp": Shard(0), "tp": Shard(0, sizes=((5, 0, 1), (2, 3, 0)))},
+        ["    0:5   5:5   5:6   6:8  8:11 11:11", "     0     1    [2]    3     4     5"],
+    ),
+    (
+        (2, 2, 2),
+        5,
+        (4, 5, 6, 7),
+        {"dp": Shard(0), "tp": Shard(1), "pp": Shard(3)},
+        [
+            "     0:4 4:7",
+            " 0:3  4  [5]",
+            " 3:5  6   7",
+            "",
+            "down: dimension 1; across: dimension 3; at 2:4 of dimension 0, which this rank holds",
+        ],
+    ),
+    ((1,), 0, (0, 4), {"dp": Shard(1)}, ["     0:4", " 0:0 [0]"]),
+]
+
+
+@pytest.mark.parametrize(("mesh_shape", "rank", "shape", "placements", "below"), TEXTS)
+def test_text_shows_the_ranks_of_every_block(capsys, mesh_shape, rank, shape, placements, below):
+    first, second, empty, *lines = drawn(capsys, mesh_shape, rank, shape, placements)
+    assert first.startswith(f"float64 {shape} as {{'dp': ")
+    assert f"rank {rank} holds [" in second
+    assert empty == ""
+    assert lines == below
+
+
+def test_every_rank_holds_what_is_drawn_as_its_own():
+    def program():
+        mesh = meshdist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        x = zeros((5, 7), mesh=mesh, placements={"dp": Shard(1), "tp": Shard(0)})
+        return x.index, x.show("html")
+
+    for rank, ((rows, columns), html) in enumerate(meshdist.run(program, 4)):
+        lines = re.findall(r"<tr>(.*?)</tr>", html)
+        heads = re.findall(r"<th[^>]*>(.*?)</th>", lines[0])[1:]
+        for line in lines[1:]:
+            head = re.search(r"<th[^>]*>(.*?)</th>", line)[1]
+            cells = re.findall(r'<td style="(.*?)">(.*?)</td>', line)
+            for label, (style, ranks) in zip(heads, cells, strict=True):
+                here = (head, label) == (f"{rows.start}:{rows.stop}", f"{columns.start}:{columns.stop}")
+                assert (ranks == str(rank)) == ("border:3px" in style) == here
+
+
+@pytest.mark.parametrize(
+    ("mesh_shape", "shape", "placements"),
+    [
+        ((64, 64), (10**6, 5000), {"dp": Shard(0), "tp": Shard(1)}),
+        ((64, 64), (10**6, 5000), {"dp": Shard(1), "tp": Partial()}),
+        ((4096,), (10**9,), {"dp": Shard(0)}),
+        ((4096,), (10**9, 3), {"dp": Shard(0)}),
+        ((4096,), (3,), {"dp": Partial("avg")}),
+        ((4096,), (), {}),
+    ],
+)
+def test_4096_ranks_stay_on_one_screen(capsys, mesh_shape, shape, placements):
+    lines = drawn(capsys, mesh_shape, 2000, shape, placements)
+    assert len(lines) < 30
+    assert max(map(len, lines)) <= 120
+    assert any("[2000]" in line or "…" in line for line in lines)
+    with meshdist.dry_run(world_size=4096, rank=2000):
+        assert len(array(mesh_shape, 2000, shape, placements)._repr_html_()) < 40_000
+
+
+def test_plot_draws_into_the_given_axes():
+    pyplot = pytest.importorskip("matplotlib.pyplot", reason="matplotlib is not installed")
+    pyplot.switch_backend("agg")
+    with meshdist.dry_run(world_size=4, rank=2):
+        x = array((2, 2), 2, (10, 6), {"dp": Shard(0, sizes=(9, 1)), "tp": Shard(1)})
+        figure, ax = pyplot.subplots()
+        assert x.show("plot", ax=ax) is ax
+        made = x.show("matplotlib")
+    assert {text.get_text() for text in ax.texts} == {*"0123", "0:9", "9:10", "0:3", "3:6"}
+    assert "rank 2 holds [9:10, 0:3]" in ax.get_title()
+    heights = [patch.get_height() for patch in ax.patches]
+    assert heights[0] > 2 * heights[2]
+    assert [patch.get_linewidth() > 2 for patch in ax.patches] == [False, False, True, False]
+    figure.canvas.draw()
+    pyplot.close(figure)
+    pyplot.close(made.figure)
+
+
+def test_plot_without_matplotlib_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with meshdist.dry_run(world_size=1, rank=0):
+        x = array((1,), 0, (3,), {})
+        with pytest.raises(ImportError, match=r"needs matplotlib; pip install .*form='text'"):
+            x.show("plot")
+
+
+def test_in_a_notebook_html_is_displayed(monkeypatch, capsys):
+    displayed = []
+    ipython = types.ModuleType("IPython")
+    ipython.get_ipython = lambda: types.SimpleNamespace(kernel=None)
+    ipython.display = types.ModuleType("IPython.display")
+    ipython.display.HTML = lambda html: html
+    ipython.display.display = displayed.append
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", ipython.display)
+    with meshdist.dry_run(world_size=2, rank=1):
+        x = array((2,), 1, (3,), {"dp": Shard(0)})
+        x.show()
+        assert displayed == [x._repr_html_()]
+    assert capsys.readouterr().out == ""
+
+
+def test_bad_arguments_are_refused():
+    with meshdist.dry_run(world_size=1, rank=0):
+        x = array((1,), 0, (3,), {})
+        with pytest.raises(ValueError, match="form must be one of 'text', 'html', 'plot' or None, got 'svg'"):
+            x.show("svg")
+        with pytest.raises(ValueError, match="give that form as well"):
+            x.show("text", ax=object())

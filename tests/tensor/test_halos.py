@@ -1,0 +1,145 @@
+"""halo, map_overlap, np.diff and np.gradient against NumPy on the whole array."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from array_layouts import values
+from placed_arrays import assert_same, cases, on_meshes, placed
+
+import meshdist
+from meshdist.tensor import Shard, distribute_tensor, halo, map_overlap
+from meshdist.tensor.halos import Piece, ghosts_of
+
+SHAPES = ((7,), (2,), (5, 4), (3, 1, 6), (0, 3), ())
+
+
+def whole_halo(whole, index, widths, rings):
+    """The rows around a block, from the whole array."""
+    for dim, (held, width, ring) in enumerate(zip(index, widths, rings, strict=True)):
+        rows = np.arange(held.start - width, held.stop + width)
+        rows = rows % max(whole.shape[dim], 1) if ring else rows[(rows >= 0) & (rows < whole.shape[dim])]
+        whole = np.take(whole, rows if whole.shape[dim] else [], axis=dim)
+    return whole
+
+
+def test_the_pieces_of_one_block():
+    ghosts = ghosts_of((2, 0, 1, 3), 2, 2, 2, False)
+    assert ghosts.before == (Piece(0, 0, 2),)
+    assert ghosts.after == (Piece(3, 0, 2),)
+    assert dict(ghosts.given) == {0: Piece(2, 0, 1), 1: Piece(2, 0, 1), 3: Piece(2, 0, 1)}
+    assert ghosts_of((2, 1), 0, 4, 0, True).before == (Piece(1, 0, 1), Piece(0, 0, 2), Piece(1, 0, 1))
+
+
+@cases(20, slow=120)
+def test_halos_of_random_placements(cases):
+    def program(mesh, rng):
+        for case in range(cases):
+            shape = SHAPES[case % len(SHAPES)]
+            whole = values(rng, shape, [float, np.float32, complex, bool, np.int16][case % 5])
+            x = placed(rng, whole, mesh)
+            widths = rng.integers(0, 5, len(shape)).tolist()
+            rings = rng.integers(0, 2, len(shape)).astype(bool).tolist()
+            found = x.halo(widths, rings)
+            wanted = whole_halo(whole, x.index, widths, rings)
+            assert found.dtype == whole.dtype
+            np.testing.assert_array_equal(found, wanted)
+            assert not np.shares_memory(found, x.to_local())
+            np.testing.assert_array_equal(halo(x, 1), whole_halo(whole, x.index, [1] * x.ndim, [False] * x.ndim))
+
+    on_meshes(program)
+
+
+@cases(8, slow=48)
+def test_map_overlap_is_the_function_of_the_whole_array(cases):
+    def smooth(a):
+        for dim in range(a.ndim):
+            ends = [(1, 1) if other == dim else (0, 0) for other in range(a.ndim)]
+            b = np.pad(a, ends, "edge") if a.shape[dim] else a
+            if a.shape[dim]:
+                lead = (slice(None),) * dim
+                a = b[(*lead, slice(None, -2))] + 2 * a + b[(*lead, slice(2, None))]
+        return a
+
+    def program(mesh, rng):
+        for case in range(cases):
+            shape = SHAPES[case % 4]
+            whole = values(rng, shape, [float, np.int64, np.float32][case % 3])
+            x = placed(rng, whole, mesh)
+            assert_same(map_overlap(smooth, x, 1), smooth(whole))
+            width = int(rng.integers(1, 4))
+            wanted = smooth(np.pad(whole, width, "wrap"))[(slice(width, -width),) * whole.ndim]
+            assert_same(map_overlap(smooth, x, width, periodic=True), wanted)
+            result = map_overlap(lambda a: a.astype(np.complex64), x, 2)
+            assert result.layout is x.layout.resolved()
+            assert_same(result, whole.astype(np.complex64))
+
+    on_meshes(program)
+
+
+@cases(20, slow=120)
+def test_differences(cases):
+    def program(mesh, rng):
+        for case in range(cases):
+            whole = values(rng, SHAPES[case % 4], [float, np.int32, bool, complex, np.float32, np.uint8][case % 6])
+            x = placed(rng, whole, mesh)
+            axis, n = int(rng.integers(-whole.ndim, whole.ndim)), int(rng.integers(0, 4))
+            assert_same(np.diff(x, n, axis), np.diff(whole, n, axis))
+        x = distribute_tensor(np.arange(3.0), mesh)
+        for bad, error in (((x, -1), ValueError), ((x, 1, 1), IndexError)):
+            with pytest.raises(error):
+                np.diff(*bad)
+
+    on_meshes(program)
+
+
+@cases(9, slow=48)
+def test_gradients(cases):
+    def program(mesh, rng):
+        for case in range(cases):
+            whole = values(rng, ((7,), (5, 4), (3, 3, 6))[case % 3], [float, np.int32, complex, np.float32][case % 4])
+            x = placed(rng, whole, mesh)
+            order = int(rng.integers(1, 3))
+            axes = tuple(map(int, rng.permutation(whole.ndim)[: rng.integers(1, whole.ndim + 1)]))
+            coordinates = [np.cumsum(rng.integers(1, 4, whole.shape[axis])) for axis in axes]
+            spacings = [float(rng.integers(1, 4)) if rng.integers(2) else at for at in coordinates]
+            for found, wanted in (
+                (np.gradient(x), np.gradient(whole)),
+                (
+                    np.gradient(x, 2.0, axis=axes, edge_order=order),
+                    np.gradient(whole, 2.0, axis=axes, edge_order=order),
+                ),
+                (np.gradient(x, *spacings, axis=axes), np.gradient(whole, *spacings, axis=axes)),
+            ):
+                pairs = zip(found, wanted, strict=True) if type(found) is tuple else [(found, wanted)]
+                for one, other in pairs:
+                    assert_same(one, other)
+        x = distribute_tensor(np.arange(2.0), mesh, {"a": Shard(0)})
+        for args, options, error in (
+            ((x,), {"edge_order": 2}, ValueError),
+            ((x,), {"axis": 1}, IndexError),
+            ((x, 1.0, 2.0), {}, TypeError),
+            ((x, np.ones(3)), {}, ValueError),
+        ):
+            with pytest.raises(error):
+                np.gradient(*args, **options)
+
+    on_meshes(program)
+
+
+def test_bad_widths():
+    def program():
+        mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("a",))
+        x = distribute_tensor(np.ones((4, 2)), mesh, {"a": Shard(0)})
+        for width, periodic, error in (
+            (-1, False, ValueError),
+            (1.5, False, TypeError),
+            ((1,), False, ValueError),
+            (1, (True, False, True), ValueError),
+        ):
+            with pytest.raises(error, match="halo"):
+                x.halo(width, periodic)
+        with pytest.raises(ValueError, match="of the shape of its argument"):
+            map_overlap(lambda a: a[1:], x, 1)
+
+    meshdist.run(program, 2)
