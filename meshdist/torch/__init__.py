@@ -17,8 +17,8 @@ from meshdist.torch.requirements import check_torch
 
 check_torch()
 
+from meshdist.torch.conversion import from_torch, to_torch  # noqa: E402
 from meshdist.torch.creation import register, use_launchers_store  # noqa: E402 - needs a torch that was checked
-from meshdist.torch.torch_mesh import from_torch, to_torch  # noqa: E402
 
 register()
 use_launchers_store()

@@ -59,6 +59,16 @@ def test_meshes_of_both_libraries(size: int, both_backends: BothBackends) -> Non
     assert both_backends.run("meshdist", size, "meshes") == [expected] * size
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_distributed_tensors_of_both_libraries(size: int, both_backends: BothBackends) -> None:
+    expected = (True, True, "S(1)", True)
+    assert both_backends.run("meshdist", size, "distributed_tensors") == [expected] * size
+
+
+def test_meshes_of_both_libraries_are_freed(both_backends: BothBackends) -> None:
+    assert both_backends.run("meshdist", 2, "other_mesh_is_freed") == [True] * 2
+
+
 def test_worlds_end_and_begin_again(both_backends: BothBackends) -> None:
     meetings = [both_backends.meeting() for _ in range(3)]
     with both_backends.processes(2) as workers:

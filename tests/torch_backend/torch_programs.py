@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
+from weakref import ref
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import tensor as torch_tensor
 from torch.distributed.device_mesh import init_device_mesh
 from worlds import report
 
 import meshdist
+import meshdist.tensor
 import meshdist.torch
 
 
@@ -468,6 +473,36 @@ def meshes() -> Any:
     x = torch.tensor([1.0 + dist.get_rank()])
     dist.all_reduce(x, group=back.get_group("tp"))
     return ours.mesh.tolist(), ours.mesh_dim_names, y.item(), back.mesh.tolist(), back.mesh_dim_names, x.item()
+
+
+def distributed_tensors() -> Any:
+    """Take a DTensor of torch through meshdist and back, and tell what became of it."""
+    size = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (1, size), mesh_dim_names=("dp", "tp"))
+    whole = torch.arange(18.0).reshape(6, 3)
+    theirs = torch_tensor.distribute_tensor(whole, mesh, [torch_tensor.Replicate(), torch_tensor.Shard(0)])
+    ours = meshdist.torch.from_torch(theirs)
+    shared = np.shares_memory(ours.to_local(), theirs.to_local().numpy())
+    columns = (ours * 2).redistribute({"tp": meshdist.tensor.Shard(1)})
+    back = meshdist.torch.to_torch(columns)
+    same_mesh = back.device_mesh is mesh
+    uneven = meshdist.tensor.Shard(0, sizes=(6, *[0] * (size - 1)))
+    with pytest.raises(ValueError, match="blocks of equal sizes alone"):
+        meshdist.torch.to_torch(columns.redistribute({"tp": uneven}))
+    with pytest.raises(TypeError, match="DeviceMesh or DTensor"):
+        meshdist.torch.from_torch(whole)
+    return shared, same_mesh, str(back.placements[1]), torch.equal(back.full_tensor(), 2 * whole)
+
+
+def other_mesh_is_freed() -> bool:
+    """Tell whether the mesh that was made for a DTensor of meshdist is freed with the DTensor's own."""
+    mesh = meshdist.DeviceMesh("cpu", list(range(dist.get_world_size())))
+    x = meshdist.tensor.zeros((4,), mesh=mesh, placements=[meshdist.tensor.Shard(0)])
+    meshdist.torch.to_torch(x)
+    freed = ref(mesh)
+    del mesh, x
+    gc.collect()
+    return freed() is None
 
 
 def in_many_worlds(meetings: list[str]) -> list[bool]:
