@@ -592,3 +592,18 @@ def test_backends_of_torch_are_compared():
         *["FSDP2 step"] * 2,
         *["S(0) to R", "S(0) to S(1)"] * 2,
     ]
+
+
+@pytest.mark.slow
+def test_arrays_are_compared(tmp_path):
+    command = [sys.executable, "-m", "meshdist.launch", "--use-env", "--nproc-per-node", "2"]
+    command += [str(BENCHMARKS / "arrays.py"), "--turns", "1", "--most-bytes", "8192"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    rows = [line[:36].strip() for line in done.stdout.splitlines()[2:]]
+    assert rows[0] == "a + b, cut alike"
+    assert rows[6:] == [
+        f"{move}, 8 KiB"
+        for move in ("Shard(0) to Shard(1)", "Shard(0) to Replicate", "Partial to Replicate", "Partial to Shard(0)")
+    ]

@@ -25,6 +25,9 @@ CASES = {
     "kmeans": (r"bit for bit what one process finds: True$", ["--steps", "5"]),
     "sample_sort": (r"sorted as np.sort does: True$", ["--numbers", "5000"]),
     "nbody_ring": (r"largest difference from one process: (0\.0e\+00|\d\.\de-1\d)$", ["--bodies", "120"]),
+    "heat_2d_arrays": (r"bit for bit what one process computes: True$", ["--steps", "20"]),
+    "kmeans_arrays": (r"bit for bit what one process finds: True$", ["--steps", "5"]),
+    "poisson_fft": (r"largest difference from the known solution: \d\.\de-1\d$", ["--cells", "50"]),
     "classic": (r"as one process: True$", []),
 }
 

@@ -1,0 +1,189 @@
+"""Arrays over a mesh beside torch's DTensor over Gloo, and beside NumPy or the bare collective.
+
+    meshrun -n 2 benchmarks/arrays.py
+
+Where torch is not installed, its column is empty. The libraries take turns in the same processes: a load of the machine
+slows down all. The time of a call is that of the slowest rank; the table has the median of the turns, in microseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import meshdist as dist
+from meshdist.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+SIZES = {"8 KiB": 8 << 10, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "16 MiB": 16 << 20}
+COLUMNS = ("meshdist", "torch", "bare")
+_WARM_UP = 45  # more than the calls in which plans try algorithms
+_TURN_S = 0.05
+
+Calls = dict[str, Callable[[], Any]]
+
+
+def turn(call: Callable[[], Any], times: int) -> float:
+    """Return the time of one call on the slowest rank, in microseconds."""
+    dist.barrier()
+    began = time.perf_counter()
+    for _ in range(times):
+        call()
+    mine = np.array([(time.perf_counter() - began) / times * 1e6])
+    dist.all_reduce(mine, "max")
+    return float(mine[0])
+
+
+def compared(calls: Calls, turns: int) -> dict[str, float]:
+    """Return the median time of each call; they take turns."""
+    for call in calls.values():
+        turn(call, _WARM_UP)
+    first = max(turn(call, 2) for call in calls.values())
+    times = max(2, min(2000, round(_TURN_S * 1e6 / first)))
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(turns):
+        for name in list(calls) if number % 2 else list(reversed(calls)):
+            taken[name].append(turn(calls[name], times))
+    return {name: statistics.median(each) for name, each in taken.items()}
+
+
+def overhead_calls(mesh: dist.DeviceMesh, torch_mesh: Any) -> dict[str, Calls]:
+    """Return calls on small arrays, which send nothing: their time is the overhead."""
+    block = np.ones((16, 8))
+    x = DTensor.from_local(block, mesh, [Shard(0)], shape=(16 * mesh.size(), 8))
+    rows: dict[str, Calls] = {
+        "a + b, cut alike": {"meshdist": lambda: x + x, "bare": lambda: block + block},
+        "np.exp(a)": {"meshdist": lambda: np.exp(x), "bare": lambda: np.exp(block)},
+        "a[:, 2:4], an uncut dimension": {"meshdist": lambda: x[:, 2:4], "bare": lambda: block[:, 2:4]},
+        "to_local": {"meshdist": x.to_local},
+        "a.sum(axis=1)": {"meshdist": lambda: x.sum(axis=1), "bare": lambda: block.sum(axis=1)},
+        "a @ w, w replicates": {},
+    }
+    w = distribute_tensor(np.ones((8, 8)), mesh, src_data_rank=None)
+    rows["a @ w, w replicates"] = {"meshdist": lambda: x @ w, "bare": lambda: block @ block[:8]}
+    if torch_mesh is not None:
+        import torch
+        from torch.distributed import tensor as torch_tensor
+
+        local = torch.ones(16, 8)
+        y = torch_tensor.DTensor.from_local(local, torch_mesh, [torch_tensor.Shard(0)])
+        v = torch_tensor.DTensor.from_local(torch.ones(8, 8), torch_mesh, [torch_tensor.Replicate()])
+        for name, call in (
+            ("a + b, cut alike", lambda: y + y),
+            ("np.exp(a)", lambda: torch.exp(y)),
+            ("a[:, 2:4], an uncut dimension", lambda: y[:, 2:4]),
+            ("to_local", y.to_local),
+            ("a.sum(axis=1)", lambda: y.sum(dim=1)),
+            ("a @ w, w replicates", lambda: y @ v),
+        ):
+            rows[name]["torch"] = call
+    return rows
+
+
+def moving_calls(mesh: dist.DeviceMesh, torch_mesh: Any, nbytes: int) -> dict[str, Calls]:
+    """Return calls of redistribute on a whole array of about `nbytes`, with the collective that each is."""
+    ranks = mesh.size()
+    side = max(1, round((nbytes / 8) ** 0.5 / ranks**2)) * ranks**2
+    whole = np.ones((side, side))
+    cut = distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)
+    pending = DTensor.from_local(whole, mesh, [Partial()], shape=whole.shape)
+    block = cut.to_local()
+    rows: dict[str, Calls] = {
+        "Shard(0) to Shard(1)": {
+            "meshdist": lambda: cut.redistribute([Shard(1)]),
+            "bare": lambda: mesh.all_to_all_single(np.empty_like(block), block),
+        },
+        "Shard(0) to Replicate": {
+            "meshdist": lambda: cut.redistribute([Replicate()]),
+            "bare": lambda: mesh.all_gather_into_tensor(np.empty_like(whole), block),
+        },
+        "Partial to Replicate": {
+            "meshdist": lambda: pending.redistribute([Replicate()]),
+            "bare": lambda: mesh.all_reduce(whole.copy()),
+        },
+        "Partial to Shard(0)": {
+            "meshdist": lambda: pending.redistribute([Shard(0)]),
+            "bare": lambda: mesh.reduce_scatter_tensor(np.empty_like(block), whole),
+        },
+    }
+    if torch_mesh is not None:
+        import torch
+        from torch.distributed import tensor as torch_tensor
+
+        theirs = {"Shard(0)": torch_tensor.Shard(0), "Shard(1)": torch_tensor.Shard(1)}
+        theirs |= {"Replicate": torch_tensor.Replicate(), "Partial": torch_tensor.Partial()}
+        for name, calls in rows.items():
+            source, target = name.split(" to ")
+            local = torch.from_numpy(whole if source == "Partial" else block)
+            y = torch_tensor.DTensor.from_local(local, torch_mesh, [theirs[source]], run_check=False)
+            calls["torch"] = lambda y=y, target=target: waited(y.redistribute(torch_mesh, [theirs[target]]).to_local())
+    return rows
+
+
+def waited(local: Any) -> Any:
+    """Return a tensor that may still be under way when it is there."""
+    return local.wait() if hasattr(local, "wait") else local
+
+
+def mesh_of_torch(ranks: int) -> Any:
+    """Return a mesh of torch over Gloo with the same ranks; None if torch is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    import torch
+    import torch.distributed
+    from torch.distributed.device_mesh import init_device_mesh
+
+    torch.set_num_threads(1)
+    folder: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folder, 0)
+    store = torch.distributed.FileStore(f"{folder[0]}/store", ranks)
+    torch.distributed.init_process_group("gloo", store=store, rank=dist.get_rank(), world_size=ranks)
+    mesh = init_device_mesh("cpu", (ranks,))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder[0])
+    return mesh
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--turns", type=int, default=11, help="how often the libraries take turns")
+    parser.add_argument("--most-bytes", type=int, default=max(SIZES.values()))
+    options = parser.parse_args()
+    dist.init_process_group()
+    ranks = dist.get_world_size()
+    mesh = dist.init_device_mesh("cpu", (ranks,))
+    torch_mesh = mesh_of_torch(ranks)
+
+    def show(label: str, calls: Calls) -> None:
+        times = compared(calls, options.turns)
+        if dist.get_rank() == 0:
+            columns = "".join(f"{times[name]:>12.1f}" if name in times else f"{'':>12}" for name in COLUMNS)
+            ratio = f"{times['torch'] / times['meshdist']:>12.1f}" if "torch" in times else ""
+            print(f"{label:<36}{columns}{ratio}", flush=True)
+
+    if dist.get_rank() == 0:
+        print(f"{ranks} ranks; microseconds" + ("" if torch_mesh is None else "; torch's DTensor runs over Gloo"))
+        print(f"{'':<36}" + "".join(f"{name:>12}" for name in COLUMNS) + f"{'torch/ours':>12}")
+    for label, calls in overhead_calls(mesh, torch_mesh).items():
+        show(label, calls)
+    for size, nbytes in SIZES.items():
+        if nbytes <= options.most_bytes:
+            for label, calls in moving_calls(mesh, torch_mesh, nbytes).items():
+                show(f"{label}, {size}", calls)
+    if torch_mesh is not None:
+        import torch.distributed
+
+        torch.distributed.destroy_process_group()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

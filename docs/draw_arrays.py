@@ -1,0 +1,42 @@
+"""Draws the pictures of tensor.md from arrays: `python docs/draw_arrays.py`."""
+
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib import pyplot
+
+import meshdist
+from meshdist.tensor import DTensor, Partial, Shard
+
+IMAGES = Path(__file__).parent / "images"
+# The placements of an array of (6, 8) on a mesh of (2, 2), and the block of rank 2.
+PICTURES = {
+    "rows": ({"dp": Shard(0)}, (3, 8)),
+    "blocks": ({"dp": Shard(0), "tp": Shard(1)}, (3, 4)),
+    "nested": ({"dp": Shard(0), "tp": Shard(0)}, (2, 8)),
+    "sizes": ({"dp": Shard(0, sizes=(4, 2)), "tp": Shard(1, sizes=(8, 0))}, (2, 8)),
+    "pending": ({"tp": Partial()}, (6, 8)),
+    "cut-pending": ({"dp": Shard(0), "tp": Partial()}, (3, 8)),
+}
+
+
+def main() -> None:
+    """Draw each array as rank 2 sees it."""
+    mpl.use("agg")
+    # The same file each time: no date, and no random names.
+    mpl.rcParams["svg.hashsalt"] = "meshdist"
+    IMAGES.mkdir(exist_ok=True)
+    with meshdist.dry_run(world_size=4, rank=2):
+        mesh = meshdist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        for name, (placements, block) in PICTURES.items():
+            x = DTensor.from_local(meshdist.zeros(block), mesh, placements, shape=(6, 8))
+            figure, ax = pyplot.subplots(figsize=(3.6, 2.9), layout="constrained")
+            x.show("plot", ax=ax)
+            written = ", ".join(f"{axis!r}: {placement!r}" for axis, placement in placements.items())
+            ax.set_title("{" + written.replace("}, '", "},\n'") + "}", fontsize="small")
+            figure.savefig(IMAGES / f"array-{name}.svg", bbox_inches="tight", metadata={"Date": None})
+            pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    main()
