@@ -47,6 +47,16 @@ SLOW = (
     "network/test_wire_strangers.py",
     "reference_examples",
 )
+# Patterns of the names of tests that take seconds beside quick ones of the same thing.
+SLOW_TESTS = re.compile(
+    r"test_messages_over_2_gib\[gloo\]"
+    r"|test_every_rank_sees_the_circle\[.*(threads|gloo-tcp)\]"
+    r"|test_scans.*\[gloo-tcp"
+    r"|test_another_group_name_at_one_file_is_told\[without and with\]"
+    r"|test_strangers_delay_nobody_and_are_hung_up_on_in_time"
+    r"|test_without_tuning_the_guess_is_kept"
+    r"|test_lines_of_ranks_that_log_at_once_do_not_run_together"
+)
 # Patterns of the names of slow tests that repeat others, in more worlds, with more libraries or more versions.
 EXHAUSTIVE = re.compile(
     r"conformance/.*\[((threads|gloo|gloo-slots)-5|gloo-slots-[12]|mpi-mpich)\b"
@@ -79,7 +89,8 @@ _TESTS = Path(__file__).parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         runs_mpi = "mpi-openmpi" in item.name or "mpi-mpich" in item.name  # ranks of MPI spin
-        if runs_mpi or any(item.path.is_relative_to(_TESTS / place) for place in SLOW):
+        in_slow_place = any(item.path.is_relative_to(_TESTS / place) for place in SLOW)
+        if runs_mpi or in_slow_place or SLOW_TESTS.search(item.nodeid):
             item.add_marker("slow")
         if {"torch", "torch_worlds"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("torch")
@@ -116,8 +127,8 @@ def _param(backend: str, size: int) -> object:
 
 
 def _is_slow(backend: str, size: int) -> bool:
-    # On two processors, larger worlds take most of the time. What gloo-slots does shows with three ranks.
-    return size != 3 if backend == "gloo-slots" else size > 3
+    # On two processors, larger worlds take most of the time.
+    return backend == "gloo-slots" or size > 3
 
 
 def _params(sizes: tuple[int, ...]) -> list[object]:
