@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import socket
@@ -126,6 +127,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _own_choices(tmp_path_factory: pytest.TempPathFactory) -> None:
     # What tests measure is not remembered for the user, nor for the next run.
     os.environ["MESHDIST_CACHE_DIR"] = str(tmp_path_factory.mktemp("choices"))
+
+
+@pytest.fixture(autouse=True)
+def _debug_level_stays() -> Iterator[None]:
+    # A level that a test sets holds for the process, and comes before that of the environment.
+    logger = logging.getLogger("meshdist")
+    level, handlers = logger.level, list(logger.handlers)
+    yield
+    logger.setLevel(level)
+    logger.handlers[:] = handlers
 
 
 @pytest.fixture

@@ -118,6 +118,7 @@ TIMEOUT_S = 0.5
 def call_with_timeout(name, connected):
     group = dist.new_group(timeout=TIMEOUT_S, group_desc="short of time")
     if connected:
+        dist.barrier()  # from here on the ranks have as little time to connect as the group has
         group.barrier()
     if dist.get_rank() == ABSENT:
         dist.recv(np.ones(1), 0)  # the others have had enough
