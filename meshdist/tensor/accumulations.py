@@ -10,7 +10,6 @@ import numpy as np
 
 from meshdist.arrays.reduce_op import ReduceOp
 from meshdist.mesh.device_mesh import DeviceMesh
-from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.array_reductions import PENDING, REDUCE_OPS, identity_of, joined, without_nan
 from meshdist.tensor.dispatch import implements, refuse
 from meshdist.tensor.distribution import array_module
@@ -37,7 +36,7 @@ def accumulate(ufunc: np.ufunc, array: Any, axis: Any = 0, dtype: Any = None, ou
     source = layout if passes else layout.resolved()
     axes = layout.axes_of(dim)
     if axes and ufunc not in REDUCE_OPS:
-        axes, source = (), _uncut(source, dim)
+        axes, source = (), source.uncut((dim,))
     why = f"only an uncut dimension can be accumulated by np.{ufunc.__name__}"
     block = array.to_local() if source is layout else require(name, array, source, why)
     buffer = None if out is None else array_module(mesh).empty(block.shape, out.dtype)
@@ -54,10 +53,6 @@ def accumulate(ufunc: np.ufunc, array: Any, axis: Any = 0, dtype: Any = None, ou
 
 # CuPy's ufuncs do not accumulate.
 _NAMES: dict[np.ufunc, str] = {np.add: "cumsum", np.multiply: "cumprod"}
-
-
-def _uncut(layout: ArrayLayout, dim: int) -> ArrayLayout:
-    return layout.with_cuts([None if at == dim else cut for at, cut in enumerate(layout.cuts)])
 
 
 def _continued(local: Any, ufunc: np.ufunc, dim: int, axes: tuple[int, ...], mesh: DeviceMesh) -> Any:

@@ -134,8 +134,6 @@ def full_like(
     device: Any = None,
 ) -> DTensor:
     """Return an array filled with one value, of the shape, dtype and cuts of another; see `numpy.full_like`."""
-    del order, subok
-    block, dtype, layout = _like("full_like", a, dtype, shape, device)
-    made = array_module(a.mesh).empty(block, dtype)
-    made[...] = fill_value
-    return wrap(made, layout, a.mesh)
+    made = empty_like(a, dtype, order, subok, shape, device=device)
+    made.to_local()[...] = fill_value
+    return made

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from meshdist.mesh.layout.axes import chunk_sizes
+from meshdist.runtime.plan_cache import remember
 from meshdist.tensor.placements import (
     REPLICATE,
     Partial,
@@ -44,6 +45,14 @@ class Cut(NamedTuple):
     def is_within(self, other: Cut, mesh_shape: Sequence[int]) -> bool:
         """Return whether `other` cuts the blocks of this cut further, or is the same."""
         return self.axes == other.axes[: len(self.axes)] and self == other.coarser(len(self.axes), mesh_shape)
+
+
+def number_in(axes: Sequence[int], coordinate: Sequence[int], mesh_shape: Sequence[int]) -> int:
+    """Return the number of a rank among those that differ along `axes` only, in row-major order."""
+    number = 0
+    for axis in axes:
+        number = number * mesh_shape[axis] + coordinate[axis]
+    return number
 
 
 class ArrayLayout:
@@ -84,9 +93,7 @@ class ArrayLayout:
                 axis: placement.op for axis, placement in enumerate(placements) if isinstance(placement, Partial)
             }
             known = ArrayLayout.of_cuts(shape, mesh_shape, cuts, pending)
-            if len(_BY_PLACEMENTS) >= _MOST_REMEMBERED:
-                _BY_PLACEMENTS.clear()
-            _BY_PLACEMENTS[key] = known
+            remember(_BY_PLACEMENTS, key, known)
         return known
 
     @staticmethod
@@ -138,22 +145,16 @@ class ArrayLayout:
             if cut is None or starts is None:
                 slices.append(slice(0, rows))
             else:
-                block = self._block(cut, coordinate)
+                block = number_in(cut.axes, coordinate, self.mesh_shape)
                 slices.append(slice(starts[block], starts[block + 1]))
         return tuple(slices)
 
     def local_shape(self, coordinate: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of the block of the rank at `coordinate`."""
         return tuple(
-            rows if cut is None else cut.sizes[self._block(cut, coordinate)]
+            rows if cut is None else cut.sizes[number_in(cut.axes, coordinate, self.mesh_shape)]
             for rows, cut in zip(self.shape, self.cuts, strict=True)
         )
-
-    def _block(self, cut: Cut, coordinate: Sequence[int]) -> int:
-        block = 0
-        for axis in cut.axes:
-            block = block * self.mesh_shape[axis] + coordinate[axis]
-        return block
 
     def coordinates(self) -> Iterator[tuple[int, ...]]:
         """Return the coordinates of all ranks, in row-major order."""
@@ -168,6 +169,10 @@ class ArrayLayout:
         """Return the layout with other cuts, and the same pending reductions."""
         return ArrayLayout.of_cuts(self.shape, self.mesh_shape, cuts, self.pending)
 
+    def uncut(self, dims: Collection[int]) -> ArrayLayout:
+        """Return the layout in which no axis cuts the dimensions `dims`."""
+        return self.with_cuts([None if dim in dims else cut for dim, cut in enumerate(self.cuts)])
+
     def resolved(self, axes: Iterable[int] | None = None) -> ArrayLayout:
         """Return the layout without the pending reductions along `axes`; None: along any."""
         left = {} if axes is None else {axis: op for axis, op in self.pending.items() if axis not in set(axes)}
@@ -178,7 +183,6 @@ class ArrayLayout:
         return f"{self.shape} as {placements_text(self.placements, names)}"
 
 
-_MOST_REMEMBERED = 10_000
 _lock = threading.Lock()
 _LAYOUTS: WeakValueDictionary[tuple[Any, ...], ArrayLayout] = WeakValueDictionary()
 _BY_PLACEMENTS: dict[tuple[Any, ...], ArrayLayout] = {}

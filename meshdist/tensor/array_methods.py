@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from meshdist.tensor.dispatch import implementation_of, refuse
+from meshdist.tensor.dispatch import method
 
 
 class ArrayMethods:
@@ -17,6 +17,19 @@ class ArrayMethods:
 
     def _call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         return function(cast(Any, self), *args, **kwargs)
+
+    # ---- A sequence of rows
+
+    def __len__(self) -> int:
+        if not cast(Any, self).shape:
+            raise TypeError("len() of a DTensor without dimensions")
+        return int(cast(Any, self).shape[0])
+
+    def __iter__(self) -> Any:
+        return (cast(Any, self)[row] for row in range(len(self)))
+
+    def __contains__(self, value: Any) -> bool:
+        return bool(np.any(cast(Any, self) == value))
 
     # ---- Shape
 
@@ -62,7 +75,7 @@ class ArrayMethods:
 
     def astype(self, dtype: Any, **kwargs: Any) -> Any:
         """Return a copy of another dtype; see `numpy.ndarray.astype`."""
-        return _method("astype")(self, dtype, **kwargs)
+        return method("astype")(self, dtype, **kwargs)
 
     @property
     def real(self) -> Any:
@@ -176,11 +189,11 @@ class ArrayMethods:
 
     def halo(self, width: int | Sequence[int], periodic: bool | Sequence[bool] = False) -> Any:
         """Return this rank's block with rows of its neighbours around it; see `meshdist.tensor.halo`."""
-        return _method("halo")(self, width, periodic)
+        return method("halo")(self, width, periodic)
 
     def cpu(self) -> Any:
         """Return the array with blocks of NumPy, on the mesh's ranks; itself if they are."""
-        return _method("on_device")(self, "cpu")
+        return method("on_device")(self, "cpu")
 
     def cuda(self) -> Any:
         """Return the array with blocks of CuPy, on the mesh's ranks; itself if they are.
@@ -188,11 +201,4 @@ class ArrayMethods:
         Raises:
             DistBackendError: CuPy is not installed.
         """
-        return _method("on_device")(self, "cuda")
-
-
-def _method(name: str) -> Any:
-    implementation = implementation_of(name)
-    if implementation is None:
-        refuse(name)
-    return implementation
+        return method("on_device")(self, "cuda")

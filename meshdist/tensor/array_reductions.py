@@ -15,6 +15,7 @@ import numpy as np
 
 from meshdist.arrays.reduce_op import ReduceOp, identity
 from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.runtime.plan_cache import remember
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.dispatch import implements, refuse
 from meshdist.tensor.distribution import array_module
@@ -63,7 +64,6 @@ class _Plan(NamedTuple):
 
 
 _plans: dict[tuple[Any, ...], _Plan] = {}
-_MOST_PLANS = 10_000
 
 
 @implements((None, "reduce"))
@@ -96,9 +96,7 @@ def reduce(
     plan = _plans.get(key)
     if plan is None:
         plan = _planned(ufunc, array, axis, dtype, out, keepdims, initial, mask)
-        if len(_plans) >= _MOST_PLANS:
-            _plans.clear()
-        _plans[key] = plan
+        remember(_plans, key, plan)
     elif has_initial and initial is not None and not (type(initial) in (int, float) and plan.dtype.kind in "fc"):
         # Only some ranks begin with it, and all must raise for one that does not fit the dtype.
         _probed(ufunc, array, axis, dtype, out, keepdims, initial, mask)

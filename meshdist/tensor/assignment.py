@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from meshdist.tensor.array_layout import ArrayLayout
-from meshdist.tensor.dispatch import implements
+from meshdist.tensor.dispatch import NUMBERS, implements
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.index_arrays import (
@@ -34,7 +34,6 @@ from meshdist.tensor.operands import mesh_of, require
 from meshdist.tensor.placements import PlacementError
 
 _NAME = "x[key] = value"
-_NUMBERS = frozenset((bool, int, float, complex))
 
 
 @implements("__setitem__")
@@ -46,12 +45,12 @@ def setitem(x: DTensor, key: Any, value: Any) -> None:
             " of which no rank holds the elements; write x = x.redistribute(...) to placements without Partial first"
         )
     known = remembered_key(key)
-    if known is not None and type(value) in _NUMBERS and view_layout(x.layout, known) is not None:
+    if known is not None and type(value) in NUMBERS and view_layout(x.layout, known) is not None:
         x.to_local()[key] = value
         return
     mesh_of(_NAME, (x, *(key if isinstance(key, tuple) else (key,)), value))
     value = _checked(value, x)
-    if type(key) is DTensor and key.layout is x.layout and key.dtype.kind == "b" and type(value) in _NUMBERS:
+    if type(key) is DTensor and key.layout is x.layout and key.dtype.kind == "b" and type(value) in NUMBERS:
         x.to_local()[key.to_local()] = value
         return
     entries = parsed(key, x.shape)
@@ -67,7 +66,7 @@ def setitem(x: DTensor, key: Any, value: Any) -> None:
 
 def _checked(value: Any, x: DTensor) -> Any:
     """Return a value to set as a number, an array or a DTensor; raise on all ranks for what does not fit the dtype."""
-    if type(value) in _NUMBERS:
+    if type(value) in NUMBERS:
         np.empty((), x.dtype)[...] = value
         return value
     if isinstance(value, DTensor) or type(value).__module__.partition(".")[0] == "cupy":
@@ -78,7 +77,7 @@ def _checked(value: Any, x: DTensor) -> Any:
 
 def _block_of(value: Any, layout: ArrayLayout, x: DTensor) -> Any:
     """Return what this rank writes to a part of this layout: the value, or its part of it."""
-    if type(value) in _NUMBERS:
+    if type(value) in NUMBERS:
         return value
     shape = value.shape
     while len(shape) > layout.ndim and shape[0] == 1:

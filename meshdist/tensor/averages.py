@@ -9,16 +9,12 @@ from warnings import warn
 
 import numpy as np
 
-from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.array_reductions import NOT_GIVEN, nansum, reduce, reduced_dims, without_dims
 from meshdist.tensor.dispatch import implements
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, wrap
+from meshdist.tensor.index_space import trailing
 from meshdist.tensor.operands import aligned, as_operand, checked_out, mesh_of, require, resolved, written
-
-
-def _trailing(array: DTensor) -> tuple[int, ...]:
-    return tuple(range(-array.ndim, 0))
 
 
 def _given(value: Any, default: Any) -> Any:
@@ -34,7 +30,7 @@ def _mask(name: str, where: Any, a: DTensor) -> Any:
         raise ValueError(f"{name}: where= must broadcast to the shape {a.shape}, got {mask.shape}")
     module = array_module(a.mesh)
     like = wrap(module.broadcast_to(module.zeros((), bool), a.to_local().shape), a.layout.resolved(), a.mesh)
-    (shaped, block), alignment, mesh = aligned(name, (like, mask), (_trailing(like), _trailing(mask)))
+    (shaped, block), alignment, mesh = aligned(name, (like, mask), (trailing(like), trailing(mask)))
     return wrap(module.broadcast_to(block, shaped.shape), alignment.targets[0], mesh)
 
 
@@ -102,7 +98,7 @@ def _variance(
         number = count if mask is True or keepdims else _count(a, axis, True, mask)
         mean = resolved(_divided(reduce(np.add, a, axis, dtype, None, True, NOT_GIVEN, mask), number))
     mean = as_operand(name, mean, a.mesh)
-    (block, center), alignment, mesh = aligned(name, (a, mean), (_trailing(a), _trailing(mean)))
+    (block, center), alignment, mesh = aligned(name, (a, mean), (trailing(a), trailing(mean)))
     deviation = block - center
     if deviation.dtype.kind == "c":
         squared = deviation.real**2 + deviation.imag**2
@@ -114,47 +110,37 @@ def _variance(
     return _divided(total, max(count - ddof, 0))
 
 
-@implements(np.var)
-def var(
-    a: Any,
-    axis: Any = None,
-    dtype: Any = None,
-    out: Any = None,
-    ddof: Any = 0,
-    keepdims: Any = False,
-    *,
-    where: Any = True,
-    mean: Any = NOT_GIVEN,
-    correction: Any = NOT_GIVEN,
-) -> Any:
-    """Return the variance over dimensions, as a pending sum along their cuts; see `numpy.var`."""
-    out = checked_out("np.var", out)
-    result = _variance("np.var", a, axis, dtype, out, ddof, keepdims, where, mean, correction)
-    if out is not None:
-        checked_out("np.var", out, result.shape)
-    return written("np.var", result, out, "unsafe")
+def _of_deviations(name: str, finish: Callable[[DTensor], DTensor]) -> Callable[..., Any]:
+    def function(
+        a: Any,
+        axis: Any = None,
+        dtype: Any = None,
+        out: Any = None,
+        ddof: Any = 0,
+        keepdims: Any = False,
+        *,
+        where: Any = True,
+        mean: Any = NOT_GIVEN,
+        correction: Any = NOT_GIVEN,
+    ) -> Any:
+        out = checked_out(name, out)
+        result = finish(_variance(name, a, axis, dtype, out, ddof, keepdims, where, mean, correction))
+        if out is not None:
+            checked_out(name, out, result.shape)
+        return written(name, result, out, "unsafe")
+
+    return function
 
 
-@implements(np.std)
-def std(
-    a: Any,
-    axis: Any = None,
-    dtype: Any = None,
-    out: Any = None,
-    ddof: Any = 0,
-    keepdims: Any = False,
-    *,
-    where: Any = True,
-    mean: Any = NOT_GIVEN,
-    correction: Any = NOT_GIVEN,
-) -> Any:
-    """Return the standard deviation over dimensions; see `numpy.std`."""
-    out = checked_out("np.std", out)
-    result = resolved(_variance("np.std", a, axis, dtype, out, ddof, keepdims, where, mean, correction))
-    if out is not None:
-        checked_out("np.std", out, result.shape)
-    root = np.sqrt(result.to_local()).astype(result.dtype, copy=False)
-    return written("np.std", wrap(root, result.layout, result.mesh), out, "unsafe")
+def _root(variance: DTensor) -> DTensor:
+    computed = resolved(variance)
+    root = np.sqrt(computed.to_local()).astype(computed.dtype, copy=False)
+    return wrap(root, computed.layout, computed.mesh)
+
+
+# A variance is a pending sum along the cuts of what it reduces; its root is none.
+implements(np.var)(_of_deviations("np.var", lambda variance: variance))
+implements(np.std)(_of_deviations("np.std", _root))
 
 
 @implements(np.nanmean)
@@ -214,14 +200,10 @@ def average(a: Any, axis: Any = None, weights: Any = None, returned: bool = Fals
     return (result, scale) if returned else result
 
 
-def _uncut(layout: ArrayLayout, dims: tuple[int, ...]) -> ArrayLayout:
-    return layout.resolved().with_cuts([None if dim in dims else cut for dim, cut in enumerate(layout.cuts)])
-
-
 def on_lines(name: str, function: Callable[..., Any], a: DTensor, axis: Any, keepdims: bool) -> DTensor:
     """Return what `function(block, axis=, keepdims=)` makes of dimensions that no axis cuts."""
     dims = reduced_dims(a.ndim, axis)
-    source = _uncut(a.layout, dims)
+    source = a.layout.resolved().uncut(dims)
     block = require(name, a, source, "the dimensions that it reduces must not be cut")
     return wrap(
         function(block, axis=dims if a.ndim else None, keepdims=keepdims), without_dims(source, dims, keepdims), a.mesh

@@ -11,20 +11,19 @@ import numpy as np
 
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.array_reductions import NOT_GIVEN, hashable_axis, identity_of, joined, reduce, without_dims
-from meshdist.tensor.dispatch import implements
+from meshdist.tensor.dispatch import NUMBERS, implements
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
+from meshdist.tensor.index_space import trailing
 from meshdist.tensor.operands import aligned, as_operand, checked_out, mesh_of, resolved, written
 
 
 @implements(np.isclose)
 def isclose(a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Any:
     """Return where two arrays are equal within a tolerance; see `numpy.isclose`."""
-    operands = [
-        x if isinstance(x, (int, float, complex)) or hasattr(x, "ndim") else np.asarray(x) for x in (a, b, rtol, atol)
-    ]
+    operands = [x if isinstance(x, NUMBERS) or hasattr(x, "ndim") else np.asarray(x) for x in (a, b, rtol, atol)]
     shape = np.broadcast_shapes(*map(np.shape, operands))
-    blocks, alignment, mesh = aligned("np.isclose", operands, [tuple(range(-np.ndim(x), 0)) for x in operands])
+    blocks, alignment, mesh = aligned("np.isclose", operands, [trailing(x) for x in operands])
     layout = ArrayLayout.of_cuts(shape, mesh.shape, alignment.cuts_of(range(-len(shape), 0)), {})
     x, y, relative, absolute = blocks
     return wrap(np.isclose(x, y, relative, absolute, equal_nan), layout, mesh)

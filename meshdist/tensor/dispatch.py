@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NoReturn, TypeVar
 
+# Python's numbers, which keep their weak dtype beside arrays.
+NUMBERS = (bool, int, float, complex)
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # By NumPy's function, or by (ufunc or None for any, the name of the method).
@@ -57,6 +60,14 @@ def implements(*functions: Any) -> Callable[[Function], Function]:
 def implementation_of(function: Any) -> Callable[..., Any] | None:
     """Return what computes this function of NumPy for DTensors, or None."""
     return _implementations.get(function)
+
+
+def method(name: str) -> Callable[..., Any]:
+    """Return what computes this method of DTensors."""
+    implementation = _implementations.get(name)
+    if implementation is None:
+        refuse(name)
+    return implementation
 
 
 def implementation_of_ufunc(ufunc: Any, method: str) -> Callable[..., Any] | None:

@@ -10,7 +10,7 @@ from weakref import ref
 import numpy as np
 
 from meshdist.arrays.device import cupy_module
-from meshdist.arrays.host import as_array
+from meshdist.arrays.host import as_array, check_dtype
 from meshdist.arrays.reduce_op import ReduceOp, check_op_dtype
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor.array_layout import ArrayLayout, Cut
@@ -27,6 +27,7 @@ from meshdist.tensor.placements import (
     Shard,
     placements_in_order,
 )
+from meshdist.tensor.redistribution_steps import relative_to
 
 
 def array_module(mesh: DeviceMesh) -> Any:
@@ -43,6 +44,8 @@ def as_block(array: Any, mesh: DeviceMesh) -> Any:
         raise TypeError("expected an array that is not distributed yet, got a DTensor; use its redistribute")
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError("a masked array cannot be distributed, since its mask would be lost; use its filled(value)")
+    if isinstance(array, np.ndarray):
+        check_dtype(array, "array")
     if isinstance(array, module.ndarray):
         return array if type(array) is module.ndarray else module.asarray(array)
     if module is np:
@@ -185,7 +188,7 @@ def _scattered(whole: Any, layout: ArrayLayout, dtype: np.dtype[Any], mesh: Devi
         if isinstance(placement, Shard):
             here = before.index(coordinate)
             places = [(*coordinate[:axis], place, *coordinate[axis + 1 :]) for place in range(mesh.shape[axis])]
-            sent = [block[_within(after.index(place), here)] for place in places] if is_source else []
+            sent = [block[relative_to(after.index(place), here)] for place in places] if is_source else []
             none = module.empty((0,), dtype)
             group.all_to_all(
                 [mine if place == source[axis] else none for place in range(mesh.shape[axis])],
@@ -197,11 +200,6 @@ def _scattered(whole: Any, layout: ArrayLayout, dtype: np.dtype[Any], mesh: Devi
             group.broadcast(mine, source[axis])
         block = mine
     return block.copy() if block is whole else block
-
-
-def _within(index: Sequence[slice], outer: Sequence[slice]) -> tuple[slice, ...]:
-    """Return the part `index` of an array as a part of its part `outer`."""
-    return tuple(slice(a.start - b.start, a.stop - b.start) for a, b in zip(index, outer, strict=True))
 
 
 @implements("from_local")

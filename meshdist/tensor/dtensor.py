@@ -8,9 +8,10 @@ from typing import Any, cast
 import numpy as np
 
 from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.runtime.plan_cache import remember
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.array_methods import ArrayMethods
-from meshdist.tensor.dispatch import implementation_of, implementation_of_ufunc, implements, refuse
+from meshdist.tensor.dispatch import NUMBERS, implementation_of, implementation_of_ufunc, implements, method, refuse
 from meshdist.tensor.moves import gather_to, move
 from meshdist.tensor.placements import (
     Placement,
@@ -23,17 +24,12 @@ from meshdist.tensor.redistribution import plan
 
 # The result of a ufunc that runs on the blocks as they are, by the ufunc and the operands' layouts.
 _direct: dict[tuple[Any, ...], ArrayLayout] = {}
-_MOST_DIRECT = 10_000
-_NUMBERS = frozenset((bool, int, float, complex))
 _unknown = object()
 
 
 def remember_direct(ufunc: Any, layouts: Sequence[ArrayLayout | None], result: ArrayLayout) -> None:
     """Let operators call `ufunc` on the blocks as they are for operands of these layouts (None: a Python number)."""
-    if len(_direct) >= _MOST_DIRECT:
-        _direct.clear()
-    key = (ufunc, *layouts)
-    _direct[key] = result
+    remember(_direct, (ufunc, *layouts), result)
 
 
 def _binary(ufunc: np.ufunc) -> Callable[[DTensor, Any], Any]:
@@ -44,7 +40,7 @@ def _binary(ufunc: np.ufunc) -> Callable[[DTensor, Any], Any]:
             layout = _direct.get((ufunc, self._layout, other._layout))
             if layout is not None:
                 return wrap(ufunc(self._local, other._local), layout, self._mesh)
-        elif kind in _NUMBERS:
+        elif kind in NUMBERS:
             layout = _direct.get((ufunc, self._layout, None))
             if layout is not None:
                 return wrap(ufunc(self._local, other), layout, self._mesh)
@@ -60,7 +56,7 @@ def _reflected(ufunc: np.ufunc) -> Callable[[DTensor, Any], Any]:
 def _in_place(ufunc: np.ufunc) -> Callable[[DTensor, Any], DTensor]:
     def operator(self: DTensor, other: Any) -> DTensor:
         layout, kind = self._layout, type(other)
-        if kind in _NUMBERS:
+        if kind in NUMBERS:
             if _direct.get((ufunc, layout, None)) is layout:
                 ufunc(self._local, other, out=self._local)
                 return self
@@ -152,7 +148,7 @@ class DTensor(ArrayMethods):
             PlacementError: The blocks do not make an array with these placements.
             TypeError: A Partial whose reduction is not defined for the dtype, such as "avg" for integers.
         """
-        made: DTensor = _method("from_local")(local, mesh, placements, shape, run_check)
+        made: DTensor = method("from_local")(local, mesh, placements, shape, run_check)
         return made
 
     @staticmethod
@@ -186,7 +182,7 @@ class DTensor(ArrayMethods):
             >>> [x.to_local().tolist() for x in meshdist.run(program, 2)]  # doctest: +SKIP
             [[0, 1], [2]]
         """
-        made: DTensor = _method("from_callback")(shape, dtype, mesh, placements, fn)
+        made: DTensor = method("from_callback")(shape, dtype, mesh, placements, fn)
         return made
 
     # ---- Knowing
@@ -261,6 +257,8 @@ class DTensor(ArrayMethods):
             whole = self._layout.shape
             target = ArrayLayout.of_cuts(whole, self._layout.mesh_shape, (None,) * len(whole), {})
             return self._local.copy() if target is self._layout else move(self._local, self._layout, target, self._mesh)
+        if not 0 <= root < self._mesh.size():
+            raise ValueError(f"full: root must be a rank of the mesh, 0 to {self._mesh.size() - 1}, got {root}")
         resolved = self._layout.resolved()
         local = self._local if resolved is self._layout else move(self._local, self._layout, resolved, self._mesh)
         return gather_to(local, resolved, self._mesh, root)
@@ -302,7 +300,7 @@ class DTensor(ArrayMethods):
              0:3  0   1
              3:6 [2]  3
         """
-        return _method("show")(self, form, ax)
+        return method("show")(self, form, ax)
 
     def _repr_html_(self) -> str:
         # Notebooks call this.
@@ -353,7 +351,7 @@ class DTensor(ArrayMethods):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if method == "__call__" and not kwargs:
-            layouts = [x._layout if type(x) is DTensor else None if type(x) in _NUMBERS else _unknown for x in inputs]
+            layouts = [x._layout if type(x) is DTensor else None if type(x) in NUMBERS else _unknown for x in inputs]
             result = _direct.get((ufunc, *layouts))
             if result is not None and all(x._mesh is self._mesh for x in inputs if type(x) is DTensor):
                 return wrap(ufunc(*[x._local if type(x) is DTensor else x for x in inputs]), result, self._mesh)
@@ -420,17 +418,6 @@ class DTensor(ArrayMethods):
             )
         return self._local.item()
 
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("len() of a DTensor without dimensions")
-        return self.shape[0]
-
-    def __iter__(self) -> Any:
-        return (self[row] for row in range(len(self)))
-
-    def __contains__(self, value: Any) -> bool:
-        return bool(np.any(self == value))
-
     def __copy__(self) -> DTensor:
         return wrap(self._local.copy(), self._layout, self._mesh)
 
@@ -441,10 +428,10 @@ class DTensor(ArrayMethods):
         return np.asarray, (self._whole("pickling"),)
 
     def __getitem__(self, key: Any) -> Any:
-        return _method("__getitem__")(self, key)
+        return method("__getitem__")(self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        _method("__setitem__")(self, key, value)
+        method("__setitem__")(self, key, value)
 
     # ---- Operators
 
@@ -480,19 +467,14 @@ class DTensor(ArrayMethods):
         return np.divmod(other, cast(Any, self))
 
 
-def _method(name: str) -> Callable[..., Any]:
-    found = implementation_of(name)
-    if found is None:
-        refuse(name)
-    return found
-
-
 def coordinate_in(mesh: DeviceMesh) -> tuple[int, ...]:
     """Return this rank's coordinate in the mesh.
 
     Raises:
         ValueError: This rank is outside the mesh.
     """
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"expected a DeviceMesh, got {type(mesh).__name__}; the array comes first, then the mesh")
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         raise ValueError(

@@ -9,17 +9,17 @@ import numpy as np
 
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor.array_layout import ArrayLayout
-from meshdist.tensor.dispatch import implements, refuse
+from meshdist.tensor.dispatch import NUMBERS, implements, refuse
 from meshdist.tensor.dtensor import DTensor, remember_direct, wrap
 from meshdist.tensor.index_space import (
-    Labels,
     Passes,
     additive,
     idempotent,
     linear_in_each,
     linear_in_first,
+    trailing,
 )
-from meshdist.tensor.operands import aligned, as_operand, may_pass, mesh_of, require
+from meshdist.tensor.operands import NO_DTENSOR_OUT, aligned, as_operand, may_pass, mesh_of, require
 
 _PASSES: dict[np.ufunc, Passes] = {
     np.add: additive,
@@ -36,7 +36,6 @@ _PASSES: dict[np.ufunc, Passes] = {
     np.maximum: idempotent("max"),
     np.minimum: idempotent("min"),
 }
-_NUMBERS = (bool, int, float, complex)
 
 
 @implements((None, "__call__"))
@@ -53,16 +52,16 @@ def call(
         refuse(name)
     outs = tuple(given for given in out or () if given is not None)
     if any(not isinstance(given, DTensor) for given in outs):
-        raise TypeError(f"{name}: out= must be a DTensor where an operand is one; write out=, or x.full() for an array")
+        raise TypeError(NO_DTENSOR_OUT.format(name=name))
     masked = where is not True
     # A masked call leaves what is in `out`, which is an operand then.
     operands = (*inputs, *((where, *outs) if masked else ()))
-    operands = tuple(x if isinstance(x, (DTensor, *_NUMBERS)) else _array(x, name) for x in operands)
+    operands = tuple(x if isinstance(x, (DTensor, *NUMBERS)) else _array(x, name) for x in operands)
     if outs and mesh_of(name, (*operands, *outs)) and not any(isinstance(x, DTensor) for x in operands):
         operands = (as_operand(name, operands[0], outs[0].mesh), *operands[1:])
     shape = np.broadcast_shapes(*map(np.shape, operands))
     passes = None if masked else _passes(ufunc, operands, kwargs)
-    blocks, alignment, mesh = aligned(name, operands, [_trailing(x) for x in operands], passes)
+    blocks, alignment, mesh = aligned(name, operands, [trailing(x) for x in operands], passes)
     layout = ArrayLayout.of_cuts(shape, mesh.shape, alignment.cuts_of(range(-len(shape), 0)), alignment.pending)
     if not kwargs and not masked:
         remember(ufunc, operands, layout, alignment.targets)
@@ -77,11 +76,6 @@ def _array(operand: Any, name: str) -> Any:
     if array.dtype == object:
         raise TypeError(f"{name}: cannot combine a DTensor with {operand!r} ({type(operand).__name__})")
     return array
-
-
-def _trailing(operand: Any) -> Labels:
-    """Return the labels of an operand that is broadcast: its dimensions counted from the last."""
-    return tuple(range(-np.ndim(operand), 0))
 
 
 def _passes(ufunc: np.ufunc, operands: tuple[Any, ...], kwargs: dict[str, Any]) -> Passes | None:
@@ -121,7 +115,7 @@ def _dtype_of(ufunc: np.ufunc, *operands: Any) -> Any:
 
 def _is_finite_factor(factor: Any, divides: bool, dtype: Any) -> bool:
     """Return whether it is known on all ranks that `factor`, or a division by it, is finite in this dtype."""
-    if isinstance(factor, (*_NUMBERS, np.number)) or (isinstance(factor, np.ndarray) and factor.ndim == 0):
+    if isinstance(factor, (*NUMBERS, np.number)) or (isinstance(factor, np.ndarray) and factor.ndim == 0):
         with np.errstate(over="ignore"):
             known = np.asarray(factor, dtype)
         return bool(np.isfinite(known)) and not (divides and known == 0)
@@ -136,7 +130,7 @@ def remember(ufunc: np.ufunc, operands: tuple[Any, ...], layout: ArrayLayout, ta
             if operand.layout is not target or target.pending:
                 return
             layouts.append(target)
-        elif isinstance(operand, _NUMBERS):
+        elif isinstance(operand, NUMBERS):
             layouts.append(None)
         else:
             return
@@ -181,7 +175,8 @@ def _into(
         if given is None:
             returned.append(made)
             continue
-        local = require(name, made, given.layout, f"out= is {given.layout.describe(mesh.mesh_dim_names)}")
+        why = f"out=, or what is changed in place, is {given.layout.describe(mesh.mesh_dim_names)}"
+        local = require(name, made, given.layout, why, "result")
         np.copyto(given.to_local(), local, casting=kwargs.get("casting", "same_kind"))
         returned.append(given)
     return returned[0] if len(returned) == 1 else tuple(returned)

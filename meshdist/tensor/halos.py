@@ -21,7 +21,7 @@ from meshdist.tensor.distribution import array_module, as_block
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.index_keys import normalized
 from meshdist.tensor.moves import group_of
-from meshdist.tensor.operands import local_of, require
+from meshdist.tensor.operands import require, resolved
 
 _TAG = 0x68616C6F  # apart from the messages of users
 
@@ -61,7 +61,7 @@ def halo(x: DTensor, width: int | Sequence[int], periodic: bool | Sequence[bool]
         [([0, 1, 2], [3, 0, 1, 2]), ([1, 2, 3], [1, 2, 3, 0])]
     """
     widths, rings = _per_dimension("halo", x.ndim, _hashable(width), _hashable(periodic))
-    local = _resolved(x)
+    local = resolved(x).to_local()
     block = with_ghosts(local, x.layout, x.mesh, widths, widths, rings)
     return block.copy() if block is local else block
 
@@ -99,7 +99,7 @@ def map_overlap(
     """
     widths, rings = _per_dimension("map_overlap", x.ndim, _hashable(width), _hashable(periodic))
     layout = x.layout.resolved()
-    local = _resolved(x)
+    local = resolved(x).to_local()
     block = with_ghosts(local, x.layout, x.mesh, widths, widths, rings)
     if block is local:  # fn may write into its argument, or return it
         block = local.copy()
@@ -114,10 +114,6 @@ def map_overlap(
         for width, ring, held in zip(widths, rings, layout.index(coordinate_in(x.mesh)), strict=True)
     )
     return wrap(array_module(x.mesh).ascontiguousarray(result[trimmed]) if x.ndim else result, layout, x.mesh)
-
-
-def _resolved(x: DTensor) -> Any:
-    return local_of(x, x.layout.resolved(), x.mesh) if x.layout.pending else x.to_local()
 
 
 def _hashable(value: Any) -> Any:
@@ -290,7 +286,7 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = np._NoValue, append:
         parts = [part for part in (ends[0], a, ends[1]) if part is not np._NoValue]
         return diff(np.concatenate(parts, axis=dim), n, dim)
     if a.dtype == np.bool_ or not set(a.layout.pending.values()) <= {"sum", "avg"}:
-        a = wrap(_resolved(a), a.layout.resolved(), a.mesh)
+        a = resolved(a)
     layout = _shortened(a.layout, dim, n)
     rows = layout.local_shape(coordinate_in(a.mesh))[dim]
     block = np.diff(_along(a, dim, 0, n), n, dim)
@@ -328,7 +324,7 @@ def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> An
                 "Shape of array too small to calculate a numerical gradient, at least (edge_order + 1) elements are"
                 " required."
             )
-    f = wrap(_resolved(f), f.layout.resolved(), f.mesh)
+    f = resolved(f)
     results = tuple(_gradient(f, dim, spacing, edge_order) for dim, spacing in zip(dims, spacings, strict=True))
     return results[0] if len(dims) == 1 else results
 

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
+from meshdist.runtime.plan_cache import remember
 from meshdist.tensor.array_layout import ArrayLayout, Cut
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.index_keys import FULL, Entry, dims_of
-from meshdist.tensor.operands import require
+from meshdist.tensor.operands import require, resolved
 
 
 class Part(NamedTuple):
@@ -39,7 +40,6 @@ class Part(NamedTuple):
 # key, coordinate in the mesh, and whether the array is boolean.
 _views: dict[tuple[Any, ...], ArrayLayout] = {}
 _parts: dict[tuple[Any, ...], Part] = {}
-_MOST_REMEMBERED = 10_000
 
 
 def view_layout(layout: ArrayLayout, known: Any) -> ArrayLayout | None:
@@ -96,7 +96,7 @@ def uncut(name: str, x: DTensor, dims: Sequence[int], why: str) -> tuple[Any, Ar
     found = [cut for dim, cut in enumerate(cuts) if cut is not None and dim in dims]
     if not found:
         return x.to_local(), x.layout
-    target = x.layout.with_cuts([None if dim in dims else cut for dim, cut in enumerate(cuts)])
+    target = x.layout.uncut(dims)
     if all(len(cut.sizes) == 1 for cut in found):
         return x.to_local(), target
     return require(name, x, target, why), target
@@ -129,8 +129,7 @@ def with_pending(x: DTensor, axes: Sequence[int]) -> DTensor:
     kinds = (op,) if op == "max" else ("sum", "avg")
     if not axes or all(other in kinds for other in x.layout.pending.values()):
         return x
-    resolved = x.layout.resolved()
-    return wrap(require("x[key]", x, resolved, ""), resolved, x.mesh)
+    return resolved(x)
 
 
 def nothing(shape: tuple[int, ...], x: DTensor) -> Any:
@@ -153,13 +152,10 @@ def part_of(x: DTensor, entries: Sequence[Entry], known: Any = None) -> Part:
             cut = [dim for dim, cut in enumerate(x.layout.cuts) if cut is not None]
             places = [place for place, entry in enumerate(entries) if entry is not None]
             as_it_is = all(entries[places[dim]] == FULL for dim in cut)
-            table: dict[Any, Any] = _views if as_it_is else _parts
-            if len(table) >= _MOST_REMEMBERED:
-                table.clear()
             if as_it_is:
-                table[x.layout, known] = part.layout
+                remember(_views, (x.layout, known), part.layout)
             else:
-                table[remembered] = part
+                remember(_parts, remembered, part)
     return part
 
 

@@ -11,6 +11,9 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
+from meshdist.runtime.plan_cache import remember
 from meshdist.tensor.array_layout import ArrayLayout, Cut
 
 Labels: TypeAlias = "tuple[Hashable, ...]"
@@ -42,7 +45,6 @@ class Alignment(NamedTuple):
 
 
 _alignments: dict[tuple[Any, ...], Alignment] = {}
-_MOST_REMEMBERED = 10_000
 
 
 def align(operands: Sequence[ArrayLayout], labels: Sequence[Labels], passes: Passes | None = None) -> Alignment:
@@ -54,9 +56,7 @@ def align(operands: Sequence[ArrayLayout], labels: Sequence[Labels], passes: Pas
     alignment = _alignments.get(key)
     if alignment is None:
         alignment = _align(operands, labels, passes)
-        if len(_alignments) >= _MOST_REMEMBERED:
-            _alignments.clear()
-        _alignments[key] = alignment
+        remember(_alignments, key, alignment)
     return alignment
 
 
@@ -118,6 +118,11 @@ def _states(
     if len({"sum" if op == "avg" else op for op in pending.values()}) > 1:  # the order of the two would matter
         return {}, {}
     return pending, states
+
+
+def trailing(operand: Any) -> Labels:
+    """Return the labels of an operand that is broadcast: its dimensions counted from the last."""
+    return tuple(range(-np.ndim(operand), 0))
 
 
 # ---- What is linear in its operands

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.tensor.array_layout import ArrayLayout, Cut
+from meshdist.tensor.array_layout import ArrayLayout, Cut, number_in
 from meshdist.tensor.dispatch import implements, may_redistribute
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
@@ -69,13 +69,11 @@ def _uncut_all(name: str, operands: list[Any], axis: int) -> list[Any]:
     cut = tuple(number for number, layout in enumerate(layouts) if layout.cuts[axis] is not None)
     if not cut:
         return operands
-    targets = tuple(
-        layout.with_cuts([None if dim == axis else known for dim, known in enumerate(layout.cuts)])
-        for layout in layouts
-    )
+    targets = tuple(layout.uncut((axis,)) for layout in layouts)
     refused = tuple(number for number in cut if len(layouts[number].cuts[axis].sizes) > 1)  # type: ignore[union-attr]
     if refused and not may_redistribute.get():
-        refuse_placements(f"{name} along dimension {axis}", operands, Alignment(targets, {}, {}, refused), mesh)
+        why = f"joining along dimension {axis}, which is cut, would move rows between ranks"
+        refuse_placements(name, operands, Alignment(targets, {}, {}, refused), mesh, why)
     return [
         wrap(local_of(operand, target, mesh), target, mesh) if number in cut else operand
         for number, (operand, target) in enumerate(zip(operands, targets, strict=True))
@@ -252,7 +250,7 @@ def pad(array: DTensor, pad_width: Any, mode: Any = "constant", **kwargs: Any) -
             continue
         # The first and the last block that has rows grow, or of an array without rows the first.
         filled = [number for number, rows in enumerate(cut.sizes) if rows] or [0]
-        mine = _block_number(cut, layout.mesh_shape, coordinate)
+        mine = number_in(cut.axes, coordinate, layout.mesh_shape)
         sizes = list(cut.sizes)
         sizes[filled[0]] += local_widths[dim][0]
         sizes[filled[-1]] += local_widths[dim][1]
@@ -265,13 +263,6 @@ def pad(array: DTensor, pad_width: Any, mode: Any = "constant", **kwargs: Any) -
     result = ArrayLayout.of_cuts(shape, layout.mesh_shape, cuts, layout.pending)
     padded_block = array_module(array.mesh).pad(block, local_widths or 0, mode, **kwargs)
     return wrap(padded_block, result, array.mesh)
-
-
-def _block_number(cut: Cut, mesh_shape: Sequence[int], coordinate: Sequence[int]) -> int:
-    number = 0
-    for axis in cut.axes:
-        number = number * mesh_shape[axis] + coordinate[axis]
-    return number
 
 
 # ---- Reversing and rolling

@@ -10,7 +10,6 @@ import numpy as np
 
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor.array_layout import ArrayLayout
-from meshdist.tensor.dispatch import implicit_redistribution
 from meshdist.tensor.distribution import Memory, as_block, from_local
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.operands import local_of, mesh_of, require
@@ -133,8 +132,7 @@ def _block(arg: Any, target: ArrayLayout, number: int, mesh: DeviceMesh, may_mov
     if arg.layout is target:
         return arg.to_local()
     if may_move:
-        with implicit_redistribution():
-            return require("local_map", arg, target, "")
+        return local_of(arg, target, mesh)
     why = f"in_placements of argument {number} are {target.describe(mesh.mesh_dim_names)}"
     return require("local_map", arg, target, why)
 

@@ -19,7 +19,7 @@ from meshdist.collectives.reduce_scatter import reduce_scatter
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.mesh.device_mesh import DeviceMesh
-from meshdist.tensor.array_layout import ArrayLayout
+from meshdist.tensor.array_layout import ArrayLayout, number_in
 from meshdist.tensor.message_arrays import Scratch, Shape, Stack, contiguous
 from meshdist.tensor.redistribution import Redistribution, plan
 from meshdist.tensor.redistribution_steps import (
@@ -35,8 +35,8 @@ from meshdist.tensor.redistribution_steps import (
     Step,
     Zero,
     num_elements,
-    number_in,
     overlap,
+    relative_to,
 )
 
 # What carries out a step: given the block before and the mesh, it returns the block after.
@@ -190,7 +190,7 @@ def _programs(redistribution: Redistribution, coordinate: Coordinate) -> tuple[P
 
 
 def _slice(step: Any, coordinate: Coordinate, is_new: bool) -> Made:
-    part = _relative(step.target.index(coordinate), step.source.index(coordinate))
+    part = relative_to(step.target.index(coordinate), step.source.index(coordinate))
     return (lambda local, mesh: local[part]), False
 
 
@@ -231,7 +231,7 @@ def _all_gather(step: Any, coordinate: Coordinate, is_new: bool) -> Made:
         return even, True
     peers = _plane(axes, coordinate, source.mesh_shape)
     shapes = [source.local_shape(peer) for peer in peers]
-    places = [_relative(source.index(peer), whole) for peer in peers]
+    places = [relative_to(source.index(peer), whole) for peer in peers]
     in_order = len(step.dims) == 1 and math.prod(shape[: step.dims[0]]) == 1
 
     def uneven(local: Any, mesh: DeviceMesh) -> Any:
@@ -307,7 +307,7 @@ def _pairwise(step: Pairwise, coordinate: Coordinate, is_new: bool) -> Made:
     to, come = _counts(give, num_ranks), _counts(take, num_ranks)
     num_sent, num_received = sum(to), sum(come)
     given, taken = _in_message(give, old), _in_message(take, new)
-    keep = None if kept is None else (_relative(kept, new), _relative(kept, old))
+    keep = None if kept is None else (relative_to(kept, new), relative_to(kept, old))
 
     def packed(local: Any, mesh: DeviceMesh) -> Any:
         with Scratch((num_sent,), local) as send, Scratch((num_received,), local) as received:
@@ -352,14 +352,9 @@ def _in_message(parts: list[Part], block: Block) -> list[tuple[int, int, Shape, 
     places, begin = [], 0
     for _, part in parts:
         end = begin + num_elements(part)
-        places.append((begin, end, tuple(rows.stop - rows.start for rows in part), _relative(part, block)))
+        places.append((begin, end, tuple(rows.stop - rows.start for rows in part), relative_to(part, block)))
         begin = end
     return places
-
-
-def _relative(part: Block, block: Block) -> Block:
-    """Return where a part of the whole array is in a block of it."""
-    return tuple(slice(one.start - of.start, one.stop - of.start) for one, of in zip(part, block, strict=True))
 
 
 def _sizes_along(layout: ArrayLayout, dim: int, axes: tuple[int, ...], coordinate: Coordinate) -> tuple[int, ...]:

@@ -10,13 +10,18 @@ import numpy as np
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.profiler.tables import bytes_text
 from meshdist.tensor.array_layout import ArrayLayout
-from meshdist.tensor.dispatch import may_redistribute
+from meshdist.tensor.dispatch import NUMBERS, may_redistribute
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, wrap
 from meshdist.tensor.index_space import Alignment, Labels, Passes, align
 from meshdist.tensor.moves import move
 from meshdist.tensor.placements import PlacementError, placements_text
 from meshdist.tensor.redistribution import plan
+
+NO_DTENSOR_OUT = (
+    "{name}: out=, or what an in-place operator changes, must be a DTensor where an operand is one; write y = y + x in"
+    " place of y += x, or use x.full()"
+)
 
 
 def mesh_of(name: str, operands: Sequence[Any]) -> DeviceMesh:
@@ -50,7 +55,7 @@ def local_of(operand: Any, target: ArrayLayout, mesh: DeviceMesh) -> Any:
         )
     if not target.pending and target.is_replicated:
         return operand
-    if isinstance(operand, (bool, int, float, complex)):  # keeps its weak dtype
+    if isinstance(operand, NUMBERS):  # keeps its weak dtype
         alone = [(axis, op) for axis, op in target.pending.items() if op in ("sum", "product")]
         kept = all(mesh.get_local_rank(axis) == 0 for axis, _ in alone)
         return operand if kept else type(operand)(alone[0][1] == "product")
@@ -95,7 +100,13 @@ def aligned(
     return blocks, alignment, mesh
 
 
-def refuse_placements(name: str, operands: Sequence[Any], alignment: Alignment, mesh: DeviceMesh) -> None:
+def refuse_placements(
+    name: str,
+    operands: Sequence[Any],
+    alignment: Alignment,
+    mesh: DeviceMesh,
+    why: str = "the placements do not fit",
+) -> None:
     """Raise for operands whose cuts do not fit, with what to write and what that sends."""
     names = mesh.mesh_dim_names
     found = " and ".join(layout_of(operand, mesh).describe(names) for operand in operands if np.ndim(operand))
@@ -104,7 +115,7 @@ def refuse_placements(name: str, operands: Sequence[Any], alignment: Alignment, 
         for number in alignment.conflicts
     )
     raise PlacementError(
-        f"{name}: the placements do not fit: {found}. Write {advice}; or allow it for a block of code by `with"
+        f"{name}: {why}: {found}. Write {advice}; or allow it for a block of code by `with"
         " meshdist.tensor.implicit_redistribution():`"
     )
 
@@ -116,10 +127,11 @@ def redistribution_text(what: str, array: DTensor, target: ArrayLayout) -> str:
     return f"{what}.{call}, which sends {bytes_text(sent)} per rank"
 
 
-def require(name: str, array: DTensor, target: ArrayLayout, why: str) -> Any:
+def require(name: str, array: DTensor, target: ArrayLayout, why: str, what: str = "x") -> Any:
     """Return this rank's block of `array` in the layout `target`, for an operation that needs it there.
 
-    Pending reductions and further cuts are free to happen; anything else needs `implicit_redistribution`.
+    Pending reductions and further cuts are free to happen; anything else needs `implicit_redistribution`. Messages say
+    `why`, and call the array `what`.
 
     Raises:
         PlacementError: What is cut would have to move.
@@ -130,8 +142,8 @@ def require(name: str, array: DTensor, target: ArrayLayout, why: str) -> Any:
     )
     if not is_free and not may_redistribute.get():
         raise PlacementError(
-            f"{name}: {why}, and the array is {array.layout.describe(array.mesh.mesh_dim_names)}. Write"
-            f" {redistribution_text('x', array, target)}; or allow it for a block of code by `with"
+            f"{name}: {why}, and {what} is {array.layout.describe(array.mesh.mesh_dim_names)}. Write"
+            f" {redistribution_text(what, array, target)}; or allow it for a block of code by `with"
             " meshdist.tensor.implicit_redistribution():`"
         )
     return local_of(array, target, array.mesh)
@@ -167,7 +179,7 @@ def checked_out(name: str, out: Any, shape: Sequence[int] | None = None) -> DTen
     if given is None:
         return None
     if not isinstance(given, DTensor):
-        raise TypeError(f"{name}: out= must be a DTensor where an operand is one; write out=, or x.full() for an array")
+        raise TypeError(NO_DTENSOR_OUT.format(name=name))
     if shape is not None and given.shape != tuple(shape):
         raise ValueError(f"{name}: out= must have the shape {tuple(shape)} of the result, got {given.shape}")
     return given

@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
+from meshdist.runtime.plan_cache import remember
 from meshdist.tensor.array_layout import ArrayLayout, Cut
 from meshdist.tensor.placements import Partial, PlacementError
 from meshdist.tensor.redistribution_steps import (
@@ -84,7 +85,6 @@ class Redistribution:
 
 
 _PLANS: dict[tuple[ArrayLayout, ArrayLayout], Redistribution] = {}
-_MOST_PLANS = 10_000
 
 
 def plan(source: ArrayLayout, target: ArrayLayout) -> Redistribution:
@@ -98,9 +98,8 @@ def plan(source: ArrayLayout, target: ArrayLayout) -> Redistribution:
     if known is None:
         _check(source, target)
         steps = _search(_without_single(source), _without_single(target))
-        if len(_PLANS) >= _MOST_PLANS:
-            _PLANS.clear()
-        known = _PLANS.setdefault((source, target), Redistribution(source, target, steps))
+        known = Redistribution(source, target, steps)
+        remember(_PLANS, (source, target), known)
     return known
 
 

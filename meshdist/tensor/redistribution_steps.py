@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import ClassVar, TypeAlias
 
-from meshdist.tensor.array_layout import ArrayLayout
+from meshdist.tensor.array_layout import ArrayLayout, number_in
 
 Coordinate: TypeAlias = "tuple[int, ...]"
 Block: TypeAlias = "tuple[slice, ...]"
@@ -31,12 +31,9 @@ def overlap(one: Block, other: Block) -> Block | None:
     return tuple(common)
 
 
-def number_in(axes: Sequence[int], coordinate: Sequence[int], mesh_shape: Sequence[int]) -> int:
-    """Return the number of a rank among those that differ along `axes` only, in row-major order."""
-    number = 0
-    for axis in axes:
-        number = number * mesh_shape[axis] + coordinate[axis]
-    return number
+def relative_to(part: Block, block: Block) -> Block:
+    """Return where a part of the whole array is in a block of it."""
+    return tuple(slice(one.start - of.start, one.stop - of.start) for one, of in zip(part, block, strict=True))
 
 
 @dataclass(frozen=True, eq=False)

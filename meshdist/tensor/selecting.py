@@ -8,18 +8,16 @@ from typing import Any, cast
 import numpy as np
 
 from meshdist.tensor.array_layout import ArrayLayout
-from meshdist.tensor.dispatch import implements
+from meshdist.tensor.dispatch import NUMBERS, implements
 from meshdist.tensor.dtensor import DTensor, wrap
 from meshdist.tensor.elementwise import call
 from meshdist.tensor.index_space import Passes, States, anything, linear_in_first, together
 from meshdist.tensor.operands import aligned, checked_out, local_of, may_pass, written
 
-_NUMBERS = (bool, int, float, complex)
-
 
 def _by_element(name: str, operands: Sequence[Any], passes: Passes | None, compute: Any) -> DTensor:
     """Return what `compute` makes of the blocks of operands that are broadcast."""
-    operands = [x if hasattr(x, "ndim") or isinstance(x, _NUMBERS) else np.asarray(x) for x in operands]
+    operands = [x if hasattr(x, "ndim") or isinstance(x, NUMBERS) else np.asarray(x) for x in operands]
     shape = np.broadcast_shapes(*map(np.shape, operands))
     labels = [tuple(range(-np.ndim(x), 0)) for x in operands]
     blocks, alignment, mesh = aligned(name, operands, labels, passes)
@@ -141,7 +139,7 @@ def _empty(x: Any) -> Any:
 
 
 def _typed(x: Any) -> Any:
-    return x if hasattr(x, "dtype") or isinstance(x, _NUMBERS) else np.asarray(x)
+    return x if hasattr(x, "dtype") or isinstance(x, NUMBERS) else np.asarray(x)
 
 
 def _chosen(states: States) -> tuple[str, States] | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from meshdist.runtime.plan_cache import remember
 from meshdist.tensor.array_layout import ArrayLayout, Cut
 from meshdist.tensor.dispatch import implements
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
@@ -19,7 +20,6 @@ from meshdist.tensor.operands import require
 
 # The layouts of results, by function, layout and arguments.
 _layouts: dict[tuple[Any, ...], ArrayLayout] = {}
-_MOST_REMEMBERED = 10_000
 
 
 def _remembered(key: tuple[Any, ...], make: Callable[[], ArrayLayout]) -> ArrayLayout:
@@ -30,9 +30,7 @@ def _remembered(key: tuple[Any, ...], make: Callable[[], ArrayLayout]) -> ArrayL
         return make()
     if layout is None:
         layout = make()
-        if len(_layouts) >= _MOST_REMEMBERED:
-            _layouts.clear()
-        _layouts[key] = layout
+        remember(_layouts, key, layout)
     return layout
 
 

@@ -141,6 +141,19 @@ def test_a_cut_array_does_not_become_a_whole_one_unasked() -> None:
     meshdist.run(program, 4)
 
 
+def test_arguments_in_the_wrong_place() -> None:
+    def program() -> None:
+        mesh: Any = mesh_2x2()
+        with pytest.raises(TypeError, match="expected a DeviceMesh, got ndarray; the array comes first"):
+            distribute_tensor(mesh, WHOLE)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="array has dtype object; known are bool"):
+            distribute_tensor(np.array([None]), mesh)
+        with pytest.raises(ValueError, match="root must be a rank of the mesh, 0 to 3, got 9"):
+            distribute_tensor(WHOLE, mesh, {"dp": Shard(0)}).full(root=9)
+
+    meshdist.run(program, 4)
+
+
 def test_numbers_are_formatted_where_nothing_is_sent() -> None:
     def program() -> None:
         total = distribute_tensor(WHOLE, mesh_2x2(), {"dp": Shard(0)}).sum()
