@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from meshdist import ReduceOp
+from meshdist.backends.base import Choice
+from meshdist.bench import measuring
 from meshdist.bench.command_line import main
 from meshdist.bench.operations import OPERATIONS
 from meshdist.bench.values import Part, Values
@@ -32,6 +34,37 @@ def rows_of(path):
 
 
 # ---- Which ways are chosen
+
+
+class SlowlyDecided:
+    """Stands in for a world whose backend has chosen after so many calls, and for the operation that is called."""
+
+    def __init__(self, calls):
+        self.left = calls
+        self.default_group = self
+
+    def usable_backend(self, of):
+        return self
+
+    def choices(self):
+        return [Choice("all_reduce", 512, ("a", "b"), None if self.left > 0 else 1, {})]
+
+    def prepare(self, setting, give, take):
+        return self.call
+
+    def call(self):
+        self.left -= 1
+
+
+@pytest.mark.parametrize("calls", [1, 43])  # on a busy machine, calls are repeated
+def test_tuning_goes_on_until_a_way_is_chosen(monkeypatch, calls):
+    world = SlowlyDecided(calls)
+    monkeypatch.setattr(measuring, "current_world", lambda: world)
+    monkeypatch.setattr(measuring, "arrays", lambda *_: (np.zeros(1), np.zeros(1)))
+    monkeypatch.setattr(measuring, "OPERATIONS", {"all_reduce": world})
+    monkeypatch.setattr(measuring.dist, "barrier", lambda: None)
+    assert [choice.chosen for choice in measuring.tune("all_reduce", 512, None)] == [1]
+    assert world.left == 0
 
 
 @needs_linux
