@@ -23,7 +23,8 @@ DEFAULT_GRACE_S = 10.0
 DEFAULT_INTERVAL_S = 0.25
 """Period of checks without a descriptor, such as for the ranks' error files."""
 
-_SETTLE_S = 0.2
+# Where all known failures are secondary: how long their cause may take, on a busy machine, to be noticed or written.
+_SETTLE_S = 3.0
 _SETTLE_SLICE_S = 0.02
 _AFTER_KILL_S = 5.0
 
@@ -88,7 +89,8 @@ class Supervisor:
 
     A rank has failed when it exited with a nonzero status, or as soon as it wrote its error file (one of its threads
     may keep it from exiting). A failing rank makes its peers fail within milliseconds, and their failures may be
-    noticed first. So if all known failures are secondary, wait a short moment for their cause before reporting.
+    noticed first. So if all known failures are secondary, wait for their cause before reporting, as long as other ranks
+    run and for at most three seconds.
     """
 
     def __init__(self, job: Job, interrupts: Interrupts | None = None, interval_s: float = DEFAULT_INTERVAL_S) -> None:
