@@ -19,7 +19,7 @@ from sidebyside import machine, report
 from sidebyside.cases import COLLECTIVES, Case, cases_of
 from sidebyside.hosts import NoHostsError, launcher, two_hosts
 from sidebyside.jobs import Job, JobError
-from sidebyside.libraries import Library, installed
+from sidebyside.libraries import CLEAR, Library, installed
 from sidebyside.options import names_from, positive, positive_float, positives
 from sidebyside.rounds import measure, ratio
 
@@ -28,8 +28,8 @@ METHOD = """\
 Two network namespaces of one machine joined by a veth pair, {per_host} rank(s) in each. Time of one call on the \
 slowest rank: the median of {rounds} rounds and, in brackets, the shortest; in each round the libraries take turns, \
 for about {seconds:g} s each. A ratio is the median of the rounds' ratios: above 1, meshdist is faster. {dtype} \
-elements, in-place SUM; a size is that of the longer array of the call; send_recv is there and back. All with \
-OMP_NUM_THREADS=1."""
+elements, in-place SUM; connections of "meshdist" are encrypted, as by default, the others are not; a size is that of \
+the longer array of the call; send_recv is there and back. All with OMP_NUM_THREADS=1."""
 
 
 def parse() -> argparse.Namespace:
@@ -56,7 +56,10 @@ def run(args: argparse.Namespace, libraries: list[Library]) -> list[dict[str, An
     cases = [case for name in args.collectives for case in cases_of(name, args.sizes, args.dtype)]
     with ExitStack() as stack:
         names = stack.enter_context(two_hosts())
-        started = [library._replace(launcher=partial(launcher, names)) for library in libraries]
+        started = [
+            library._replace(launcher=partial(launcher, names, encryption="off" if library is CLEAR else "on"))
+            for library in libraries
+        ]
         jobs = [stack.enter_context(Job(library, 2 * args.per_host)) for library in started]
         results = []
         for case in cases:
@@ -76,7 +79,7 @@ def row(result: dict[str, Any], libraries: list[Library]) -> list[str]:
 
 def main() -> int:
     args = parse()
-    versions = installed(["meshdist", "torch"])
+    versions = installed(["meshdist", "meshdist-clear", "torch"])
     libraries = list(versions)
     try:
         results = run(args, libraries)

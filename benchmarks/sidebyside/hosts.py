@@ -43,12 +43,13 @@ def two_hosts() -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
-def launcher(names: list[str], ranks: int) -> list[str]:
+def launcher(names: list[str], ranks: int, encryption: str = "on") -> list[str]:
     """Return the command that starts `ranks` ranks, half of them in each namespace."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    return [sys.executable, "-m", "sidebyside.hosts", ",".join(names), str(ranks // 2), str(port)]
+    variable = f"MESHDIST_ENCRYPTION={encryption}"
+    return ["env", variable, sys.executable, "-m", "sidebyside.hosts", ",".join(names), str(ranks // 2), str(port)]
 
 
 def _ip(*words: str) -> None:

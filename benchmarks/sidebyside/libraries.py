@@ -98,6 +98,8 @@ SHARED = Library(
     "meshdist_shared",
     collectives=("all_reduce",),
 )
+# meshdist without encryption between hosts, as the others are.
+CLEAR = LIBRARIES[0]._replace(name="meshdist-clear", title="meshdist, not encrypted")
 # meshdist over the MPI library that "openmpi" is used with directly: what it adds to that.
 OVER_MPI = Library(
     "meshdist-mpi",
@@ -120,7 +122,7 @@ def python(code: str, executable: str = sys.executable) -> subprocess.CompletedP
 def installed(names: Iterable[str]) -> dict[Library, str]:
     """Return those of the named libraries that work here, with their versions; say in a line which are left out."""
     found = {}
-    for library in (library for library in (*LIBRARIES, SHARED, OVER_MPI) if library.name in names):
+    for library in (library for library in (*LIBRARIES, SHARED, CLEAR, OVER_MPI) if library.name in names):
         try:
             probe = python(f"{library.import_line}\nprint({library.version})", library.python())
         except NoEnvironmentError as error:

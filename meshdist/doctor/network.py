@@ -10,7 +10,8 @@ from pathlib import Path
 
 from meshdist.cluster.place import DEFAULT_PORT
 from meshdist.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
-from meshdist.security.credentials import secret_from_environment, tls_files_from_environment
+from meshdist.security.credentials import secret_from_environment
+from meshdist.security.encryption import encryption_from_environment
 from meshdist.system.platform import ioctl
 
 _SIOCGIFADDR = 0x8915
@@ -98,18 +99,18 @@ def secret() -> Iterator[Finding]:
         yield Finding("secret", NOTE, text, "meshrun and spawn make one; by hand, set MESHDIST_SECRET on all ranks")
 
 
-def tls() -> Iterator[Finding]:
+def encryption() -> Iterator[Finding]:
+    """Check what connections to other hosts are encrypted with."""
     try:
-        files = tls_files_from_environment()
-        if files is not None:
-            from meshdist.security.tls import tls_context
-
-            tls_context(files, is_server=True)
+        has_secret = bool(secret_from_environment())
+        found = encryption_from_environment(secret_from_environment())
     except ValueError as error:
-        yield Finding("TLS", ERROR, str(error))
+        yield Finding("encryption", ERROR, str(error))
         return
-    if files is not None:
-        yield Finding("TLS", OK, f"stores use it, with the certificate {files.certificate}")
+    if found.is_on:
+        yield Finding("encryption", OK, f"TLS 1.3 between hosts ({found.mode})")
+    elif has_secret:
+        yield Finding("encryption", NOTE, f"none ({found.mode}): use it only on a network that you trust")
 
 
-CHECKS = (network_interfaces, host_name, ports, secret, tls)
+CHECKS = (network_interfaces, host_name, ports, secret, encryption)

@@ -8,7 +8,7 @@ import sys
 from typing import NamedTuple
 
 from meshdist.errors import DistNetworkError
-from meshdist.system.env_flags import INSECURE, switch
+from meshdist.system.env_flags import ENCRYPTION, INSECURE, switch
 from meshdist.system.platform import CLOSE_ON_EXEC, user_id
 
 SECRET_VARIABLE = "MESHDIST_SECRET"
@@ -16,6 +16,8 @@ SECRET_FILE_VARIABLE = "MESHDIST_SECRET_FILE"
 TLS_CERT_VARIABLE = "MESHDIST_TLS_CERT"
 TLS_KEY_VARIABLE = "MESHDIST_TLS_KEY"
 TLS_CA_VARIABLE = "MESHDIST_TLS_CA"
+SET_ALIKE = f"set {ENCRYPTION} and {TLS_CERT_VARIABLE} alike on all processes of the job"
+"""What to do where only one side of a connection is encrypted."""
 
 _MOST_BYTES = 4096
 
@@ -67,6 +69,10 @@ def read_secret_file(path: str) -> bytes:
 
 class TlsError(OSError):
     """Report a TLS failure: a refused certificate, or bytes that are not TLS."""
+
+
+class OtherSecretError(TlsError):
+    """Report that the other side has the certificate of another secret."""
 
 
 class TlsFiles(NamedTuple):

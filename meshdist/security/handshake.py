@@ -20,7 +20,7 @@ import socket
 import struct
 
 from meshdist.errors import DistNetworkError
-from meshdist.security.credentials import SECRET_VARIABLE, TLS_CERT_VARIABLE, TlsError
+from meshdist.security.credentials import SECRET_VARIABLE, SET_ALIKE, TlsError
 from meshdist.system.deadline import Deadline
 
 HANDSHAKE_TIMEOUT_S = 3.0
@@ -32,9 +32,10 @@ CLAIM_BYTES = 16
 MAGIC = b"MESHDIST"
 """First bytes of either side."""
 
-PROTOCOL = 2
+PROTOCOL = 3
 """The version of all protocols between the processes of a job: raise it with any change.
 
+3: connections to other hosts use TLS, and ranks publish it where they listen.
 2: ranks report how they ended by a record, `departure.Departure`; in 1 by a sentence.
 """
 
@@ -47,7 +48,6 @@ _CHALLENGE = struct.Struct(f"!16s{_NONCE_BYTES}s{_PROOF_BYTES}s")  # job id, non
 _OK, _OTHER_JOB, _OTHER_PURPOSE, _OTHER_VERSION, _BAD_PROOF, _BUSY, _TLS_ONLY, _NO_TLS = range(8)
 
 _TLS_RECORD = b"\x16"
-_SET_TLS = f"set {TLS_CERT_VARIABLE} and its like on all processes of the job, or on none"
 
 
 class HandshakeBroken(DistNetworkError):
@@ -78,7 +78,7 @@ def answer_without_tls(answer: bytes, purpose: str, peer: str) -> DistNetworkErr
         return DistNetworkError(f"{peer} is not a meshdist {purpose}: it answered {answer[:24]!r}; choose another port")
     if answer == busy_notice()[: len(answer)]:
         return _too_busy(purpose, peer)
-    return DistNetworkError(f"the {purpose} at {peer} has no TLS, and this process has: {_SET_TLS}")
+    return DistNetworkError(f"the {purpose} at {peer} has no TLS, and this process has: {SET_ALIKE}")
 
 
 def _too_busy(purpose: str, peer: str) -> HandshakeBroken:
@@ -150,7 +150,7 @@ class ServerHandshake:
         """Take at most `wanted` bytes and return the reply to send, often empty."""
         self._inbox += data
         if self._transcript is None and self._inbox.startswith(_TLS_RECORD):
-            self.refusal = f"speaks TLS, and this side does not: {_SET_TLS}"
+            self.refusal = f"speaks TLS, and this side does not: {SET_ALIKE}"
             return _HEADER.pack(MAGIC, PROTOCOL, _NO_TLS) + bytes(_CHALLENGE.size)
         if self._transcript is None and not MAGIC.startswith(self._inbox[: len(MAGIC)]):
             self.refusal = "not a meshdist client"
@@ -169,7 +169,7 @@ class ServerHandshake:
         if version != PROTOCOL:
             code, self.refusal = _OTHER_VERSION, f"speaks version {version} of meshdist's protocol, not {PROTOCOL}"
         elif self._wants_tls:
-            code, self.refusal = _TLS_ONLY, f"came without TLS, which this side asks for: {_SET_TLS}"
+            code, self.refusal = _TLS_ONLY, f"came without TLS, which this side asks for: {SET_ALIKE}"
         elif job != own_job:
             code, self.refusal = (
                 _OTHER_JOB,
@@ -294,7 +294,7 @@ class _Client:
             return _too_busy(self._purpose, self._peer)
         if code == _TLS_ONLY:
             return DistNetworkError(
-                f"the {self._purpose} at {self._peer} asks for TLS, and this process has none: {_SET_TLS}"
+                f"the {self._purpose} at {self._peer} asks for TLS, and this process has none: {SET_ALIKE}"
             )
         reason = "serves another purpose" if code == _OTHER_PURPOSE else "refused this process's proof"
         return DistNetworkError(f"{self._stranger}: it {reason}")

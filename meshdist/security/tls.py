@@ -1,4 +1,4 @@
-"""TLS for the connections to a store: both sides verify that the peer's certificate is from the job's authority.
+"""TLS for the connections between the processes of a job: both sides verify the other's certificate.
 
 The protocol within is unchanged, including the handshake with the job's secret. Only TLS 1.3; host names are not
 compared, since any certificate of the authority belongs to the job. Imported only if needed, as it loads OpenSSL.
@@ -10,103 +10,229 @@ import os
 import selectors
 import socket
 import ssl
+import sys
+import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any
+from typing import IO, Any
 
 from meshdist.errors import DistNetworkError
-from meshdist.security.credentials import TLS_CA_VARIABLE, TLS_CERT_VARIABLE, TLS_KEY_VARIABLE, TlsError, TlsFiles
-from meshdist.security.handshake import MAGIC, HandshakeBroken, answer_without_tls
+from meshdist.security.credentials import (
+    SECRET_VARIABLE,
+    TLS_CA_VARIABLE,
+    TLS_CERT_VARIABLE,
+    TLS_KEY_VARIABLE,
+    OtherSecretError,
+    TlsError,
+    TlsFiles,
+)
+from meshdist.security.handshake import HandshakeBroken, HandshakeUnanswered, OtherJobError, answer_without_tls
+from meshdist.security.job_certificate import JobCertificate, job_certificate
 from meshdist.system.deadline import Deadline
 
 _HANDSHAKE = b"\x16"  # first byte of a TLS record: handshake, alert
 _ALERT = b"\x15"
 _PEEK_BYTES = 92
-_RECORD_BYTES = 5
-_NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "PACKET_LENGTH_TOO_LONG")
 _OF_CERTIFICATES = ("unknown ca", "decrypt error", "certificate")
+_REASONS = {
+    "peer did not return a certificate": "it showed no certificate",
+    "decryption failed or bad record mac": "what it sent was changed on the way",
+}
 _MOST_UNREAD_BYTES = 1 << 14
+# What one system call reads or writes: eight records of TLS. Larger blocks leave the cache before they are used.
+_BLOCK_BYTES = 128 << 10
+_NOTHING = memoryview(b"")
 
 
-class TlsSocket(ssl.SSLSocket):
-    """A TLS socket with the errors of a plain one: BlockingIOError if it would block, no bytes at the end."""
+class TlsSocket(socket.socket):
+    """A TLS socket with the errors of a plain one: BlockingIOError if it would block, no bytes at the end.
+
+    OpenSSL encrypts and decrypts in memory, and one system call moves many records: on its own socket it makes two for
+    each record it reads, of 16 KiB. What has been read and not yet decrypted is not reported by a selector: after each
+    read, `take` it until it raises BlockingIOError.
+    """
+
+    def __init__(self, sock: socket.socket, context: TlsContext, *, is_server: bool) -> None:
+        timeout_s = sock.gettimeout()
+        super().__init__(sock.family, sock.type, sock.proto, fileno=sock.detach())
+        self.settimeout(timeout_s)
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=is_server)
+        self._of_job = context.of_job
+        self._expects_answer = is_server  # the client speaks first
+        self._block = memoryview(bytearray(_BLOCK_BYTES))
+        self._unsent = _NOTHING
+        # Bytes of the caller that are encrypted, but not yet all with the kernel: they do not count as sent.
+        self._ahead = 0
+        self._kept = b""  # a byte that was read to find an alert
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        data = bytearray(buflen)
+        return bytes(data[: self.recv_into(data)])
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        place = memoryview(buffer)[: nbytes or None]
+        while True:
+            with suppress(BlockingIOError):
+                return self.take_into(place)
+            if not self._read_block():
+                return 0
+
+    def take(self, buflen: int) -> bytes:
+        """Return bytes that have been read from the socket already; raise BlockingIOError if there are none."""
+        data = bytearray(buflen)
+        return bytes(data[: self.take_into(data)])
+
+    def take_into(self, buffer: bytearray | memoryview) -> int:
+        """Write bytes that have been read from the socket already to `buffer`; see `take`."""
+        if self._kept:
+            buffer[:1], self._kept = self._kept, b""
+            return 1
         try:
-            return super().recv(buflen, flags)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return self._tls.read(len(buffer), buffer)  # type: ignore[return-value]
+        except ssl.SSLWantReadError:
             raise BlockingIOError from None
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            return b""
+            return 0
         except ssl.SSLError as error:
-            raise TlsError(in_words(error)) from error
+            raise self._error(error) from error
 
     def send(self, data: Any, flags: int = 0) -> int:
-        try:
-            return super().send(data, flags)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise BlockingIOError from None
-        except (ConnectionError, ssl.SSLEOFError):
-            self._read_last_word()
-            raise
-        except ssl.SSLError as error:
-            raise TlsError(in_words(error)) from error
+        return self.sendmsg([memoryview(data)])
 
-    def shutdown(self, how: int) -> None:
-        # SSLSocket.shutdown also drops the TLS object that the other thread uses.
-        socket.socket.shutdown(self, how)
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self.send(rest) :]
+
+    def sendmsg(self, buffers: Iterable[Any], *_: Any) -> int:
+        """Send the first bytes of `buffers`; after BlockingIOError, call again with the same bytes, as OpenSSL asks."""
+        if not self._ahead:
+            room = _BLOCK_BYTES
+            for piece in buffers:
+                part = memoryview(piece)[:room]
+                if part:
+                    room -= self._encrypt(part)
+            self._ahead = _BLOCK_BYTES - room
+        self._flush()
+        sent, self._ahead = self._ahead, 0
+        return sent
 
     def handshake_is_done(self) -> bool:
-        """Advance the TLS handshake without blocking; return whether it is complete.
+        """Advance the TLS handshake without blocking, when there is an answer; return whether it is complete.
 
         Raises:
             TlsError: A certificate is refused, or the peer does not speak TLS 1.3.
             OSError: The connection broke.
         """
+        if self._expects_answer:
+            try:
+                if not self._read_block():
+                    raise ConnectionResetError("closed during the TLS handshake")
+            except BlockingIOError:
+                return False
+        self._expects_answer = True
         try:
-            self.do_handshake()
+            self._tls.do_handshake()
         except ssl.SSLWantReadError:
+            self._flush()  # a new connection always has room for so few bytes
             return False
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-            raise ConnectionResetError("closed during the TLS handshake") from None
-        except ssl.SSLError as error:  # including SSLWantWriteError, which the few bytes of a handshake never cause
-            raise TlsError(in_words(error)) from error
+        except ssl.SSLError as error:
+            with suppress(OSError):
+                self._flush()  # the alert
+            raise self._error(error) from error
+        self._flush()
         return True
 
     def drain(self) -> None:
         """Read what has arrived: closing a socket with unread data resets it and may lose our last message."""
         with suppress(OSError):
-            socket.socket.recv(self, _MOST_UNREAD_BYTES)
+            super().recv(_MOST_UNREAD_BYTES)
 
-    def _read_last_word(self) -> None:
-        """Raise the alert that the peer sent before it closed the connection, if any."""
-        with suppress(BlockingIOError, TimeoutError):
-            self.recv(1)
+    def _read_block(self) -> bool:
+        """Read once from the socket; return False at its end; raise OSError, such as BlockingIOError."""
+        count = super().recv_into(self._block)
+        self._incoming.write(self._block[:count])
+        return count > 0
+
+    def _encrypt(self, data: memoryview) -> int:
+        try:
+            return self._tls.write(data)
+        except ssl.SSLError as error:
+            raise self._error(error) from error
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent or self._outgoing.pending:
+                if not self._unsent:
+                    self._unsent = memoryview(self._outgoing.read())
+                self._unsent = self._unsent[super().send(self._unsent) :]
+        except ConnectionError:
+            with suppress(BlockingIOError, TimeoutError):
+                self._kept = self.recv(1)  # raises the alert that the peer sent before it closed the connection
+            raise
+
+    def _error(self, error: ssl.SSLError) -> TlsError:
+        return _tls_error(error, self._of_job)
 
 
-def in_words(error: ssl.SSLError) -> str:
+def _tls_error(error: ssl.SSLError, of_job: bool) -> TlsError:
+    """Return what went wrong; `of_job` if the certificates stand for the job's secret."""
     # By OpenSSL's text: the ssl module reports no alert codes.
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not one of {TLS_CA_VARIABLE}: {error.verify_message}"
     reason = (error.reason or str(error)).replace("_", " ").lower()
-    if reason == "peer did not return a certificate":
-        return "it showed no certificate"
     alert = reason.partition("alert ")[2]
-    if any(words in alert for words in _OF_CERTIFICATES):
-        return f"it does not take the certificate of this side, {TLS_CERT_VARIABLE}: {alert}"
+    is_refused = any(words in alert for words in _OF_CERTIFICATES)
+    if of_job and (is_refused or isinstance(error, ssl.SSLCertVerificationError)):
+        return OtherSecretError(f"it has another {SECRET_VARIABLE}")
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return TlsError(f"its certificate is not one of {TLS_CA_VARIABLE}: {error.verify_message}")
+    if is_refused:
+        return TlsError(f"it does not take the certificate of this side, {TLS_CERT_VARIABLE}: {alert}")
     if alert:
-        return f"it broke off: {alert}"
-    return f"it speaks no TLS as this side does: {reason}"
+        return TlsError(f"it broke off: {alert}")
+    return TlsError(_REASONS.get(reason, f"it speaks no TLS as this side does: {reason}"))
 
 
-def tls_context(files: TlsFiles, *, is_server: bool) -> ssl.SSLContext:
-    """Return the SSLContext of one side; raise ValueError for a file that cannot be used."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
-    context.sslsocket_class = TlsSocket
+class TlsContext(ssl.SSLContext):
+    """TLS 1.3 in which both sides show a certificate, with `of_job` the one that stands for the job's secret."""
+
+    of_job = False
+
+
+def _new_context(*, is_server: bool) -> TlsContext:
+    context = TlsContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     if is_server:
         context.num_tickets = 0  # sessions are not resumed
+    return context
+
+
+def context_of_job(secret: bytes, *, is_server: bool) -> TlsContext:
+    """Return the SSLContext of one side, with the certificate that stands for the job's secret."""
+    context, made = _new_context(is_server=is_server), job_certificate(secret)
+    context.of_job = True
+    context.load_verify_locations(cadata=made.certificate)
+    # The ssl module reads keys from files alone. This one is in memory where the system has such.
+    if sys.platform == "linux":
+        with open(os.memfd_create("meshdist-key", os.MFD_CLOEXEC), "w") as file:
+            _load_key(context, file, f"/proc/self/fd/{file.fileno()}", made)
+    else:
+        with tempfile.NamedTemporaryFile("w") as file:  # of mode 0600
+            _load_key(context, file, file.name, made)
+    return context
+
+
+def _load_key(context: ssl.SSLContext, file: IO[str], path: str, made: JobCertificate) -> None:
+    file.write(made.key + made.certificate)
+    file.flush()
+    context.load_cert_chain(path)
+
+
+def context_of_files(files: TlsFiles, *, is_server: bool) -> TlsContext:
+    """Return the SSLContext of one side; raise ValueError for a file that cannot be used."""
+    context = _new_context(is_server=is_server)
     for variable, path in ((TLS_CA_VARIABLE, files.authority), (TLS_CERT_VARIABLE, files.certificate)):
         if not os.path.isfile(path):
             raise ValueError(f"{variable}={path} cannot be read: no such file")
@@ -135,23 +261,16 @@ def looks_like_tls(sock: socket.socket) -> bool:
     return sock.recv(1, socket.MSG_PEEK) == _HANDSHAKE
 
 
-def accept_tls(sock: socket.socket, context: ssl.SSLContext) -> TlsSocket:
-    """Return the server's side of a nonblocking connection, before its handshake; it replaces `sock`."""
-    wrapped = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-    assert isinstance(wrapped, TlsSocket)
-    return wrapped
-
-
-def connect_tls(sock: socket.socket, context: ssl.SSLContext, purpose: str, peer: str, deadline: Deadline) -> TlsSocket:
+def connect_tls(sock: socket.socket, context: TlsContext, purpose: str, peer: str, deadline: Deadline) -> TlsSocket:
     """Return the client's side of a connection, after its handshake; it replaces `sock`.
 
     Raises:
         HandshakeBroken: The connection ended; a retry may succeed.
-        DistNetworkError: The server does not answer, does not speak TLS, or one side refuses the other's certificate.
+        HandshakeUnanswered: The server is silent.
+        DistNetworkError: The server does not speak TLS, or one side refuses the other's certificate.
     """
     sock.setblocking(False)
-    wrapped = context.wrap_socket(sock, do_handshake_on_connect=False)
-    assert isinstance(wrapped, TlsSocket)
+    wrapped = TlsSocket(sock, context, is_server=False)
     try:
         has_answered = False
         while not wrapped.handshake_is_done():
@@ -160,10 +279,12 @@ def connect_tls(sock: socket.socket, context: ssl.SSLContext, purpose: str, peer
                 has_answered = True
                 _check_answer(wrapped, purpose, peer)
     except TlsError as error:
-        answer = _answer_behind(wrapped, error)
         wrapped.close()
-        if answer:
-            raise answer_without_tls(answer, purpose, peer) from error
+        if isinstance(error, OtherSecretError):
+            raise OtherJobError(
+                f"{peer} belongs to another job: choose another port, or start all processes of this job with the same"
+                f" {SECRET_VARIABLE}"
+            ) from error
         raise DistNetworkError(f"no TLS with the {purpose} at {peer}: {error}") from error
     except OSError as error:
         wrapped.close()
@@ -179,23 +300,10 @@ def _await_answer(sock: TlsSocket, purpose: str, peer: str, deadline: Deadline) 
         selector.register(sock, selectors.EVENT_READ)
         has_come = selector.select(max(deadline.remaining_s(), 0.0))
     if not has_come:
-        raise DistNetworkError(
+        raise HandshakeUnanswered(
             f"{peer} is not a meshdist {purpose} with TLS: it took the connection but did not answer within"
             f" {deadline.timeout_s:.3g} s; choose another port"
         )
-
-
-def _answer_behind(sock: TlsSocket, error: TlsError) -> bytes:
-    """Return the answer of a server without TLS, if OpenSSL has already read its beginning."""
-    cause = error.__cause__
-    if not isinstance(cause, ssl.SSLError) or cause.reason not in _NO_TLS:
-        return b""
-    try:
-        rest = socket.socket.recv(sock, _PEEK_BYTES)
-    except OSError:
-        return b""
-    # OpenSSL has consumed the five bytes of a record header.
-    return MAGIC[:_RECORD_BYTES] + rest if rest.startswith(MAGIC[_RECORD_BYTES:]) else rest
 
 
 def _check_answer(sock: TlsSocket, purpose: str, peer: str) -> None:

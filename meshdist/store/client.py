@@ -20,7 +20,7 @@ from meshdist.store.table import MAX_REQUEST_BYTES, REPLY, REQUEST, Op, Status, 
 from meshdist.system.deadline import Deadline
 
 if TYPE_CHECKING:
-    from ssl import SSLContext
+    from meshdist.security.encryption import Encryption
 
 _FIRST_PAUSE_S = 0.005
 _LONGEST_PAUSE_S = 0.2
@@ -44,14 +44,14 @@ class NotReachedError(DistNetworkError):
 class StoreClient:
     """A pool of connections to one server, whose addresses `resolver` returns; `name` is its "host:port", for messages.
 
-    Each request takes one, so that a waiting thread does not block others. Without a context `tls`, there is no TLS.
+    Each request takes one, so that a waiting thread does not block others. Those that `encryption` covers use TLS.
     """
 
-    def __init__(self, name: str, resolver: Resolver, secret: bytes, tls: SSLContext | None = None) -> None:
+    def __init__(self, name: str, resolver: Resolver, secret: bytes, encryption: Encryption | None = None) -> None:
         self.name = name
         self._resolver = resolver
         self._secret = secret
-        self._tls = tls
+        self._encryption = encryption
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._idle: list[socket.socket] = []
@@ -66,7 +66,7 @@ class StoreClient:
         Raises:
             DistNetworkError: There was none until the deadline, or it is not a store of this job.
         """
-        self._idle.append(_connect_patiently(self.name, self._resolver, self._secret, self._tls, deadline))
+        self._idle.append(_connect_patiently(self.name, self._resolver, self._secret, self._encryption, deadline))
 
     def request(self, op: Op, args: list[bytes], timeout_s: float) -> tuple[Status, list[bytes]]:
         """Send a request and return the reply.
@@ -123,7 +123,7 @@ class StoreClient:
         if self._cut is not None and time.monotonic() < self._cut_until_s:
             raise self._lost(self._cut)
         try:
-            sock = _connect_once(self.name, self._resolver(), self._secret, self._tls, deadline)
+            sock = _connect_once(self.name, self._resolver(), self._secret, self._encryption, deadline)
         except (OSError, HandshakeBroken) as error:
             raise self._lost(error if isinstance(error, OSError) else OSError(str(error))) from error
         with self._lock:
@@ -216,14 +216,14 @@ def _check_slice(error: TimeoutError, deadline: Deadline, silence: SilenceMonito
 
 
 def _connect_patiently(
-    name: str, resolver: Resolver, secret: bytes, tls: SSLContext | None, deadline: Deadline
+    name: str, resolver: Resolver, secret: bytes, encryption: Encryption | None, deadline: Deadline
 ) -> socket.socket:
     """Return a connection as soon as a store of this job listens; its process may start later than this one."""
     pause_s = _FIRST_PAUSE_S
     while True:
         failure: HandshakeBroken | OSError
         try:
-            return _connect_once(name, resolver(), secret, tls, deadline)
+            return _connect_once(name, resolver(), secret, encryption, deadline)
         except HandshakeBroken as error:
             failure = error
         except OSError as error:
@@ -244,7 +244,7 @@ def _connect_patiently(
 
 
 def _connect_once(
-    name: str, addresses: list[Address], secret: bytes, tls: SSLContext | None, deadline: Deadline
+    name: str, addresses: list[Address], secret: bytes, encryption: Encryption | None, deadline: Deadline
 ) -> socket.socket:
     """Return a connection to the first of `addresses` that accepts one and proves to be a store of this job."""
     last_error: OSError | None = None
@@ -259,10 +259,10 @@ def _connect_once(
             tune(sock)
             grace_s = max(HANDSHAKE_TIMEOUT_S, deadline.timeout_s / 10)  # for a busy server
             patience = Deadline(deadline.slice_s(grace_s))
-            if tls is not None:
+            if encryption is not None and encryption.covers(str(address.sockaddr[0])):
                 from meshdist.security.tls import connect_tls
 
-                sock = connect_tls(sock, tls, PURPOSE, name, patience)
+                sock = connect_tls(sock, encryption.client, PURPOSE, name, patience)
             connect_handshake(sock, secret, PURPOSE, name, patience)
             return sock
         except OSError as error:

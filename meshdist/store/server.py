@@ -25,7 +25,7 @@ from meshdist.store.waiters import Waiter, Waiters
 from meshdist.system.platform import CLOSE_ON_EXEC
 
 if TYPE_CHECKING:
-    from ssl import SSLContext
+    from meshdist.security.encryption import Encryption
 
 _ACCEPTS_AT_ONCE = 64
 _MOST_STRANGERS = 512
@@ -44,7 +44,8 @@ class StoreServer:
     wait is parked with its deadline; other connections of its client are served.
 
     The server closes its listeners: `more_listeners` are further ones, such as for the other IP version. With
-    `outlives_owner`, it serves after `close` until the last client has left. Clients must use the TLS context, if any.
+    `outlives_owner`, it serves after `close` until the last client has left. Connections that `encryption` covers
+    must use TLS.
     """
 
     def __init__(
@@ -53,9 +54,9 @@ class StoreServer:
         secret: bytes,
         outlives_owner: bool = False,
         more_listeners: Sequence[socket.socket] = (),
-        tls: SSLContext | None = None,
+        encryption: Encryption | None = None,
     ) -> None:
-        self._tls = tls
+        self._encryption = encryption
         self._listeners = [listener, *more_listeners]
         self._secret = secret
         self._outlives_owner = outlives_owner
@@ -162,16 +163,17 @@ class StoreServer:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._turn_away(listener)
                 return
-            self._admit(sock, endpoint(str(address[0]), address[1]))
+            self._admit(sock, str(address[0]), address[1])
 
-    def _admit(self, sock: socket.socket, name: str) -> None:
+    def _admit(self, sock: socket.socket, host: str, port: int) -> None:
         try:
             sock.setblocking(False)
             tune(sock)
         except OSError:  # already gone
             sock.close()
             return
-        session = Session(sock, self._secret, name, self._tls)
+        tls = self._encryption.server if self._encryption is not None and self._encryption.covers(host) else None
+        session = Session(sock, self._secret, endpoint(host, port), tls)
         self._sessions[session] = None
         self._strangers[session] = None
         self._set_due(session, HANDSHAKE_TIMEOUT_S)

@@ -8,18 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from meshdist.security.handshake import ServerHandshake
+from meshdist.security.admission import Admission
 from meshdist.store.table import MAX_REQUEST_BYTES, REPLY, REQUEST, Op, Status, pack_fields, unpack_fields
 
 if TYPE_CHECKING:
-    from ssl import SSLContext
-
-    from meshdist.security.tls import TlsSocket
+    from meshdist.security.tls import TlsContext
 
 PURPOSE = "store"
 
 _READ_BYTES = 1 << 16
-_MOST_UNREAD_BYTES = 1 << 12
 _OPERATIONS = frozenset(Op)
 
 Request = tuple[Op, float, list[bytes]]
@@ -28,32 +25,26 @@ Request = tuple[Op, float, list[bytes]]
 class Session:
     """A client's connection: bytes in, requests out, replies back; never blocks."""
 
-    __slots__ = (
-        *("_entry", "_handshake", "_inbox", "_outbox", "_pending", "_secret", "_tls"),
-        *("closing", "last_will", "name", "sock"),
-    )
+    __slots__ = ("_admission", "_inbox", "_outbox", "_take", "closing", "last_will", "name", "sock")
 
-    def __init__(self, sock: socket.socket, secret: bytes, name: str, tls: SSLContext | None = None) -> None:
+    def __init__(self, sock: socket.socket, secret: bytes, name: str, tls: TlsContext | None = None) -> None:
         self.sock = sock
-        self._secret = secret
-        self._tls = tls
-        self._entry: TlsSocket | None = None
-        self._pending: Callable[[], int] | None = None
+        self._take: Callable[[int], bytes] | None = None
         self.name = name  # the client's address, for the log
         self.closing: str | None = None  # the reason to close it once all replies are sent, or None
         self.last_will: list[bytes] = []  # alternating keys and values, to be set if missing when the connection ends
-        self._handshake: ServerHandshake | None = ServerHandshake(secret, PURPOSE)
+        self._admission: Admission | None = Admission(sock, secret, PURPOSE, tls)
         self._inbox = bytearray()
         self._outbox: deque[memoryview] = deque()
 
     @property
     def is_trusted(self) -> bool:
-        return self._handshake is None
+        return self._admission is None
 
     @property
     def is_of_meshdist(self) -> bool:
         """True if the client is a process of meshdist, possibly of another job."""
-        return self._handshake is None or self._handshake.is_of_meshdist
+        return self._admission is None or self._admission.is_of_meshdist
 
     @property
     def has_unsent(self) -> bool:
@@ -61,55 +52,31 @@ class Session:
 
     def receive(self) -> None:
         """Read what has arrived, up to a limit, since other clients wait; raise OSError if the connection broke."""
-        if self._tls is not None and not self._entered():
+        if self._admission is not None and not self._admitted(self._admission):
             return
-        self._receive_some()
-        # Bytes that TLS has already read from the socket do not wake the selector; they are less than a record.
-        while self._pending is not None and self.closing is None and self._pending():
-            self._receive_some()
+        with suppress(BlockingIOError):
+            self._add(self.sock.recv(_READ_BYTES))
+            # The selector does not report what TLS has already read from the socket.
+            while self._take is not None and self.closing is None:
+                self._add(self._take(_READ_BYTES))
 
-    def _entered(self) -> bool:
-        """Advance the TLS handshake; return whether it is over, or the client has to be refused for the lack of one."""
-        from meshdist.security.tls import accept_tls, looks_like_tls
-
-        if self._entry is None:
-            assert self._tls is not None
-            try:
-                if not looks_like_tls(self.sock):
-                    self._tls = None
-                    self._handshake = ServerHandshake(self._secret, PURPOSE, wants_tls=True)
-                    return True
-            except BlockingIOError:
-                return False
-            self.sock = self._entry = accept_tls(self.sock, self._tls)
+    def _admitted(self, admission: Admission) -> bool:
         try:
-            if not self._entry.handshake_is_done():
-                return False
-        except OSError:
-            self._entry.drain()
-            raise
-        self._tls, self._pending = None, self._entry.pending
-        return True
+            admission.advance()
+        finally:
+            self.sock = admission.sock
+        if admission.is_trusted:
+            self._admission = None
+            self._take = getattr(self.sock, "take", None)
+        self.closing = admission.refusal
+        return admission.is_trusted
 
-    def _receive_some(self) -> None:
-        handshake = self._handshake
-        try:
-            data = self.sock.recv(_READ_BYTES if handshake is None else handshake.wanted)
-        except BlockingIOError:
-            return
-        if not data:
-            self.closing = "the client closed the connection"
-            self._outbox.clear()
-        elif handshake is None:
+    def _add(self, data: bytes) -> None:
+        if data:
             self._inbox += data
         else:
-            self._send(handshake.feed(data))
-            if handshake.trusted:
-                self._handshake = None
-            elif handshake.refusal is not None:
-                self.closing = handshake.refusal
-                with suppress(OSError):  # unread data would turn the close into a reset, and the reply be lost
-                    self.sock.recv(_MOST_UNREAD_BYTES)
+            self.closing = "the client closed the connection"
+            self._outbox.clear()
 
     def requests(self) -> Iterator[Request]:
         """Yield the complete requests; raise ValueError for bytes that are not a request."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from meshdist.errors import DistNetworkError, DistStoreError
-from meshdist.security.credentials import TlsFiles, require_secret, secret_from_environment, tls_files_from_environment
+from meshdist.security.credentials import require_secret, secret_from_environment
+from meshdist.security.encryption import Encryption, encryption_from_environment
 from meshdist.store.address import (
     Address,
     PortTakenError,
@@ -30,9 +31,6 @@ from meshdist.store.server import StoreServer
 from meshdist.store.table import Op, Status
 from meshdist.system.deadline import Deadline, Timeout
 
-if TYPE_CHECKING:
-    from ssl import SSLContext
-
 # The port that a dry run picks for port 0.
 _DRY_PORT = 29500
 
@@ -41,7 +39,7 @@ class TCPStore(RequestStore):
     """A store that one process, the master, hosts, and that others reach over TCP.
 
     Only processes with the job's secret can connect. Without a secret, only this host's loopback addresses can be used.
-    With `MESHDIST_TLS_CERT`, `MESHDIST_TLS_KEY` and `MESHDIST_TLS_CA`, connections are encrypted.
+    Connections from other hosts are encrypted by TLS, see MESHDIST_ENCRYPTION.
 
     Args:
         host_name: The master's host.
@@ -60,7 +58,7 @@ class TCPStore(RequestStore):
         TypeError: An argument has another type, such as a timeout in the place of `is_master`.
         DistNetworkError: The port is taken, the master does not answer, or is not a store of this job; or the host can
             be reached from other hosts and there is no secret; or only one of the two sides uses TLS.
-        ValueError: Only some TLS variables are set, or they name files that cannot be used.
+        ValueError: The variables of TLS and encryption contradict each other, or name files that cannot be used.
         DistStoreError: Not all of `world_size` joined in time; the message says how many did.
 
     Example:
@@ -112,10 +110,10 @@ class TCPStore(RequestStore):
             self._port = self._port or _DRY_PORT
             self._closer = weakref.finalize(self, dry.close)
             return
-        tls = tls_files_from_environment()
-        server, resolver = self._host_store(tls, multi_tenant, master_listen_fd) if is_master else (None, None)
+        encryption = encryption_from_environment(self._secret)
+        server, resolver = self._host_store(encryption, multi_tenant, master_listen_fd) if is_master else (None, None)
         resolver = resolver or partial(_resolve_checked, self._host, self._port, self._secret)
-        client = StoreClient(endpoint(host_name, self._port), resolver, self._secret, _context(tls, is_server=False))
+        client = StoreClient(endpoint(host_name, self._port), resolver, self._secret, encryption)
         self._client = client
         self._is_master = server is not None
         self._take_refusals = server.take_refusals if server is not None else list[str]
@@ -127,9 +125,9 @@ class TCPStore(RequestStore):
             raise
 
     def _host_store(
-        self, tls: TlsFiles | None, multi_tenant: bool, listen_fd: int | None
+        self, encryption: Encryption, multi_tenant: bool, listen_fd: int | None
     ) -> tuple[StoreServer | None, Resolver | None]:
-        context, secret = _context(tls, is_server=True), self._secret
+        secret = self._secret
         try:
             if listen_fd is not None:
                 listener, *others = [adopt_listener(listen_fd, self._port, secret)]
@@ -142,7 +140,7 @@ class TCPStore(RequestStore):
         self._port = listener.getsockname()[1]
         address = reachable_from_here(listener)
         try:
-            server = StoreServer(listener, secret, outlives_owner=multi_tenant, more_listeners=others, tls=context)
+            server = StoreServer(listener, secret, multi_tenant, others, encryption)
         except OSError as error:
             raise DistNetworkError(f"{endpoint(self._host, self._port)} cannot be served: {error}") from error
         server.start()
@@ -239,14 +237,6 @@ def _close(client: StoreClient, server: StoreServer | None) -> None:
     client.close()
     if server is not None:
         server.close()
-
-
-def _context(files: TlsFiles | None, *, is_server: bool) -> SSLContext | None:
-    if files is None:
-        return None
-    from meshdist.security.tls import tls_context  # loads OpenSSL
-
-    return tls_context(files, is_server=is_server)
 
 
 def _resolve_checked(host: str, port: int, secret: bytes) -> list[Address]:

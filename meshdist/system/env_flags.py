@@ -13,6 +13,9 @@ TUNING = "MESHDIST_TUNING"
 TUNING_MODES = ("off", "cached", "on", "force")
 """Plans take the default; what was measured before; measure what was not; measure everything again."""
 
+ENCRYPTION = "MESHDIST_ENCRYPTION"
+_ENCRYPTION_MODES = ("off", "on", "all")
+
 _VALUES = {"0": False, "1": True, "": None}
 
 
@@ -26,14 +29,24 @@ def switch(variable: str) -> bool | None:
 
 def tuning_mode() -> int:
     """Return the number of the mode in `TUNING_MODES` that is asked for; "on" by default."""
-    value = os.environ.get(TUNING) or "on"
-    if value not in TUNING_MODES:
-        raise ValueError(f"the environment variable {TUNING} must be one of {', '.join(TUNING_MODES)}, got {value!r}")
-    return TUNING_MODES.index(value)
+    return TUNING_MODES.index(_one_of(TUNING, TUNING_MODES))
+
+
+def encryption_mode() -> str:
+    """Return which connections are encrypted: "off", none; "on", those to other hosts; "all"."""
+    return _one_of(ENCRYPTION, _ENCRYPTION_MODES)
+
+
+def _one_of(variable: str, values: tuple[str, ...]) -> str:
+    value = os.environ.get(variable) or "on"
+    if value not in values:
+        raise ValueError(f"the environment variable {variable} must be one of {', '.join(values)}, got {value!r}")
+    return value
 
 
 def check_switches() -> None:
     tuning_mode()
+    encryption_mode()
     for variable in (SINGLE_COPY, DISABLE_SHM, INSECURE, MPI_CUDA):
         switch(variable)
 

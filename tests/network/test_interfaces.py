@@ -71,7 +71,7 @@ def test_neighbouring_pairs_take_turns():
 
 
 def test_a_listening_rank_is_found_as_it_was_published():
-    listed = ListenerRecord(b"12345678", [("127.0.0.1", 4711)])
+    listed = ListenerRecord(b"12345678", [("127.0.0.1", 4711)], "no secret")
     assert ListenerRecord.decode(listed.encode()) == listed
 
 

@@ -139,8 +139,8 @@ def test_client_without_tls_is_told_so_at_once(master, with_tls):
         client(master.port)
     assert time.monotonic() - began < PROMPT_S
     assert str(caught.value) == (
-        f"the store at {LOOPBACK}:{master.port} asks for TLS, and this process has none: set MESHDIST_TLS_CERT and its "
-        "like on all processes of the job, or on none"
+        f"the store at {LOOPBACK}:{master.port} asks for TLS, and this process has none: set "
+        "MESHDIST_ENCRYPTION and MESHDIST_TLS_CERT alike on all processes of the job"
     )
     refusals = []
     until(lambda: refusals.extend(master.take_refusals()) or refusals, "it is refused")
@@ -155,8 +155,8 @@ def test_store_without_tls_is_named_at_once(with_tls, authority):
             client(master.port)
         assert time.monotonic() - began < PROMPT_S
         assert str(caught.value) == (
-            f"the store at {LOOPBACK}:{master.port} has no TLS, and this process has: set MESHDIST_TLS_CERT and its "
-            "like on all processes of the job, or on none"
+            f"the store at {LOOPBACK}:{master.port} has no TLS, and this process has: set "
+            "MESHDIST_ENCRYPTION and MESHDIST_TLS_CERT alike on all processes of the job"
         )
         assert master.add("count", 1) == 1
 

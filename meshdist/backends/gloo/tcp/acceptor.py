@@ -1,7 +1,7 @@
 """Acceptor: accepts and authenticates connections from peers, in a thread of its own.
 
-A client must prove within a few seconds, with two messages of fixed size, that it belongs to the job; nothing else is
-read before. Clients without the secret get no answer and cost the rank's own calls nothing.
+A client must prove within a few seconds that it belongs to the job, by TLS where that is due and by two messages of
+fixed size; nothing else is read before. Clients without the secret get no answer and cost the rank's own calls nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from meshdist.errors import DistError, DistNetworkError
-from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, ServerHandshake
+from meshdist.security.admission import Admission
+from meshdist.security.encryption import Encryption
+from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S
 from meshdist.store.address import listen
 from meshdist.store.keepalive import tune
 from meshdist.system.platform import limit_of, start_thread
@@ -38,10 +40,9 @@ def pack_claim(token: bytes, rank: int) -> bytes:
 
 
 class _Client:
-    def __init__(self, sock: socket.socket, name: str, secret: bytes) -> None:
-        self.sock = sock
+    def __init__(self, admission: Admission, name: str) -> None:
+        self.admission = admission
         self.name = name
-        self.handshake = ServerHandshake(secret, PURPOSE)
         self.end_s = time.monotonic() + HANDSHAKE_TIMEOUT_S
 
 
@@ -49,13 +50,19 @@ class Acceptor:
     """Passes each authenticated peer's global rank and socket to `admit`; clients must send the listener's `token`."""
 
     def __init__(
-        self, addresses: list[str], secret: bytes, num_ranks: int, admit: Callable[[int, socket.socket], None]
+        self,
+        addresses: list[str],
+        secret: bytes,
+        encryption: Encryption,
+        num_ranks: int,
+        admit: Callable[[int, socket.socket], None],
     ) -> None:
         self.token = os.urandom(TOKEN_BYTES)
         self._secret = secret
+        self._encryption = encryption
         self._num_ranks = num_ranks
         self._admit = admit
-        self._clients: dict[socket.socket, _Client] = {}
+        self._clients: dict[int, _Client] = {}  # by descriptor, since TLS replaces the socket
         self._selector = selectors.DefaultSelector()
         self._listeners: list[socket.socket] = []
         self._ended, self._ender = socket.socketpair()
@@ -91,11 +98,11 @@ class Acceptor:
                 assert isinstance(sock, socket.socket)
                 if sock is self._ended:
                     return
-                client = self._clients.get(sock)
+                client = self._clients.get(key.fd)
                 if client is None:
                     self._accept(sock)
                 else:
-                    self._read_handshake(client)
+                    self._advance(client)
             now_s = time.monotonic()
             for client in [client for client in self._clients.values() if client.end_s <= now_s]:
                 self._drop(client, f"did not prove itself in {HANDSHAKE_TIMEOUT_S:g} s")
@@ -118,47 +125,49 @@ class Acceptor:
             # Drop the client that has been waiting longest.
             self._drop(next(iter(self._clients.values())), "made room for others")
         sock.setblocking(False)
-        client = self._clients[sock] = _Client(sock, str(address[0]), self._secret)
-        self._selector.register(client.sock, selectors.EVENT_READ)
+        name = str(address[0])
+        tls = self._encryption.server if self._encryption.covers(name) else None
+        self._clients[sock.fileno()] = _Client(Admission(sock, self._secret, PURPOSE, tls), name)
+        self._selector.register(sock, selectors.EVENT_READ)
 
-    def _read_handshake(self, client: _Client) -> None:
-        handshake = client.handshake
+    def _advance(self, client: _Client) -> None:
         try:
-            data = client.sock.recv(handshake.wanted)
-            # The socket buffer of a new connection always has room for so few bytes.
-            client.sock.send(handshake.feed(data)) if data else None
+            client.admission.advance()
         except OSError as error:
             self._drop(client, str(error))
             return
-        if not data:
-            self._drop(client, "closed the connection")
-        elif handshake.refusal is not None:
-            self._drop(client, handshake.refusal)
-        elif handshake.trusted:
+        if client.admission.refusal is not None:
+            self._drop(client, client.admission.refusal)
+        elif client.admission.is_trusted:
             self._admit_client(client)
 
     def _admit_client(self, client: _Client) -> None:
-        token, rank = _CLAIM.unpack_from(client.handshake.claim)
+        sock = client.admission.sock
+        token, rank = _CLAIM.unpack_from(client.admission.claim)
         if token != self.token or rank >= self._num_ranks:
             self._drop(client, "looks for another rank")
             return
         try:
-            tune(client.sock)
+            tune(sock)
         except OSError as error:  # closed by the peer meanwhile
             self._drop(client, str(error))
             return
-        self._selector.unregister(client.sock)
-        del self._clients[client.sock]
-        self._admit(rank, client.sock)
+        self._forget(client)
+        self._admit(rank, sock)
 
     def _drop(self, client: _Client, why: str) -> None:
         _log.info("refused a connection from %s: %s", client.name, why)
-        del self._clients[client.sock]
-        self._selector.unregister(client.sock)
-        client.sock.close()
+        self._forget(client)
+        client.admission.sock.close()
+
+    def _forget(self, client: _Client) -> None:
+        sock = client.admission.sock
+        del self._clients[sock.fileno()]
+        self._selector.unregister(sock)
 
     def _close_all(self) -> None:
-        for sock in (*self._listeners, *self._clients, self._ended, self._ender):
+        clients = [client.admission.sock for client in self._clients.values()]
+        for sock in (*self._listeners, *clients, self._ended, self._ender):
             with suppress(OSError):
                 sock.close()
         self._selector.close()

@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 
 from meshdist.backends.gloo.tcp.frames import HEADER_BYTES, FrameError, Header, follows, unpack
 from meshdist.runtime.departure import Departure, PeerExit
+from meshdist.security.credentials import TlsError
 from meshdist.store.keepalive import SilenceMonitor, silence
 from meshdist.system.platform import ioctl, tcp_info
 
@@ -89,6 +90,9 @@ class Connection:
         self.sock = sock
         self._sink = sink
         self._watch = watch
+        self._recv_into: Callable[[memoryview], int] = sock.recv_into
+        # Of a TLS socket: takes what has been read and is not yet decrypted, which polling does not report.
+        self._take_into: Callable[[memoryview], int] | None = getattr(sock, "take_into", None)
         self._composition = memoryview(bytearray(STAGING_BYTES))
         self._begin = self._end = 0
         # Of the frame being read: the rest of its place, its group, and what to call at its end.
@@ -116,7 +120,9 @@ class Connection:
         try:
             sent = self.sock.send(frame)
         except BlockingIOError:
-            return False
+            if self._take_into is None:
+                return False
+            sent = 0  # TLS has encrypted it: it must come next
         except OSError as error:  # reading reports the end
             self._write_failure = self._write_failure or _departure_of(error)
             return False
@@ -148,12 +154,25 @@ class Connection:
             self.resume()
         try:
             for _ in range(_MOST_STEPS):
-                if self.is_held or not self._read_some():
-                    return
+                if self.is_held or not self._read_some(self._recv_into):
+                    break
         except BlockingIOError:
             return
         except OSError as error:
-            self.end(_departure_of(error))
+            self._fail(error)
+        self.drain()
+
+    def drain(self) -> None:
+        """Take what a TLS socket has read."""
+        if self._take_into is None:
+            return
+        try:
+            while not self.is_held and self.ended is None:
+                self._read_some(self._take_into)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._fail(error)
 
     def read_frame(self, header: bytes, num_bytes: int) -> memoryview | None:
         """Read once; return the bytes behind `header` if just that frame came; raise BlockingIOError if nothing did."""
@@ -161,11 +180,11 @@ class Connection:
             return None
         composition, end = self._composition, HEADER_BYTES + num_bytes
         try:
-            count = self.sock.recv_into(composition)
+            count = self._recv_into(composition)
         except BlockingIOError:
             raise
         except OSError as error:
-            self.end(_departure_of(error))
+            self._fail(error)
             return None
         if not count:
             self.end(_CLOSED)
@@ -173,12 +192,13 @@ class Connection:
         frame = None
         if count >= end and composition[:HEADER_BYTES] == header:
             frame = composition[HEADER_BYTES:end]
-            if count == end:
+            if count == end and self._take_into is None:
                 return frame
-            # More frames follow: copy this one, and parse the rest.
+            # More frames may follow: copy this one, and parse the rest.
             frame, self._begin = memoryview(bytes(frame)), end
         self._end = count
         self._take_frames()
+        self.drain()
         return frame
 
     def hold(self) -> None:
@@ -191,6 +211,7 @@ class Connection:
             self.is_held = False
             self._watch(True, bool(self._out))
             self._take_frames()
+            self.drain()
 
     def discard(self, group: int) -> None:
         if self._left and self._group == group:
@@ -224,10 +245,16 @@ class Connection:
             self.sock.close()
             self._sink.on_closed(self)
 
-    def _read_some(self) -> bool:
+    def _fail(self, error: OSError) -> None:
+        if isinstance(error, TlsError):
+            self.give_up(Departure(PeerExit.LOST, detail=str(error)))
+        else:
+            self.end(_departure_of(error))
+
+    def _read_some(self, recv_into: Callable[[memoryview], int]) -> bool:
         left = self._left
         if left:
-            count = self.sock.recv_into(left)
+            count = recv_into(left)
             if not count:
                 self.end(_CLOSED)
                 return False
@@ -235,7 +262,7 @@ class Connection:
             if not self._left and self._then is not None:
                 self._then()
             return True
-        count = self.sock.recv_into(self._composition[self._end :])
+        count = recv_into(self._composition[self._end :])
         if not count:
             self.end(_CLOSED)
             return False

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from meshdist.backends.gloo.tcp.acceptor import PURPOSE, pack_claim
 from meshdist.errors import DistNetworkError, DistStoreError
+from meshdist.security.credentials import SET_ALIKE
+from meshdist.security.encryption import Encryption
 from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, HandshakeUnanswered, connect_handshake
 from meshdist.store import Store
 from meshdist.store.address import endpoint
@@ -31,18 +33,19 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 
 
 class ListenerRecord(NamedTuple):
-    """Where a rank listens, as published in the store: the listener's token, and host and port of each address."""
+    """Where a rank listens, as published in the store."""
 
-    token: bytes
-    endpoints: Sequence[tuple[str, int]]
+    token: bytes  # of the listener
+    endpoints: Sequence[tuple[str, int]]  # host and port of each address
+    encryption: str  # `Encryption.mode`
 
     def encode(self) -> str:
-        return json.dumps([self.token.hex(), self.endpoints])
+        return json.dumps([self.token.hex(), self.endpoints, self.encryption])
 
     @classmethod
     def decode(cls, text: str | bytes) -> ListenerRecord:
-        token, endpoints = json.loads(text)
-        return cls(bytes.fromhex(token), [(host, port) for host, port in endpoints])
+        token, endpoints, encryption = json.loads(text)
+        return cls(bytes.fromhex(token), [(host, port) for host, port in endpoints], encryption)
 
 
 def listener_key(rank: int) -> str:
@@ -65,6 +68,7 @@ class Connector:
         self,
         store: Store,
         secret: bytes,
+        encryption: Encryption,
         caller: int,
         peer: int,
         connected: Callable[[socket.socket], None],
@@ -72,6 +76,7 @@ class Connector:
     ) -> None:
         self._store = store
         self._secret = secret
+        self._encryption = encryption
         self._caller = caller
         self._peer = peer
         self._connected = connected
@@ -112,6 +117,11 @@ class Connector:
         return None
 
     def _connect(self, listener: ListenerRecord) -> None:
+        if listener.encryption != self._encryption.mode:
+            raise DistNetworkError(
+                f"its connections are encrypted by {listener.encryption}, those of this process by"
+                f" {self._encryption.mode}: {SET_ALIKE}"
+            )
         turn, pause_s, since_s = first_interface(self._caller, self._peer), _FIRST_PAUSE_S, time.monotonic()
         handshake_s = HANDSHAKE_TIMEOUT_S
         while not self._closed.is_set():
@@ -141,7 +151,12 @@ class Connector:
             self._sock = sock
             if self._closed.is_set():  # before it could be shut down
                 raise DistNetworkError("closed in this process")
-            connect_handshake(sock, self._secret, PURPOSE, endpoint(host, port), Deadline(handshake_s), said)
+            deadline = Deadline(handshake_s)
+            if self._encryption.covers(sock.getpeername()[0]):
+                from meshdist.security.tls import connect_tls
+
+                sock = self._sock = connect_tls(sock, self._encryption.client, PURPOSE, endpoint(host, port), deadline)
+            connect_handshake(sock, self._secret, PURPOSE, endpoint(host, port), deadline, said)
             sock.setblocking(False)
         except BaseException:
             sock.close()

@@ -6,6 +6,7 @@ stands for all. Only accepting and connecting have threads, so a computing rank 
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from functools import partial
@@ -20,9 +21,11 @@ from meshdist.backends.gloo.tcp.link import Link
 from meshdist.backends.gloo.tcp.listen_addresses import listen_addresses
 from meshdist.backends.gloo.tcp.poller import new_poller
 from meshdist.runtime.departure import Departure
+from meshdist.security.encryption import encryption_from_environment
 from meshdist.store.tcp import secret_of
 from meshdist.system.deadline import Deadline
 
+_log = logging.getLogger("meshdist")
 _DELIVERY_S = 5.0
 _PAUSE_S = 0.002
 
@@ -39,15 +42,19 @@ class TcpTransport:
         self._store = store
         self._rank = options.ranks[options.rank]
         self._secret = secret_of(store)
+        self._encryption = encryption_from_environment(self._secret)
         self._links: dict[int, Link] = {}
         self._receive_states: dict[int, GroupReceiveState] = {}
         self._connectors: dict[int, Connector] = {}
         self._by_fd: dict[int, Connection] = {}
         self._closing = False
+        if self._rank == 0 and self._secret and not self._encryption.is_on:
+            _log.warning("connections between hosts are not encrypted: %s", self._encryption.mode)
         one_machine = len({card.network for card in peers.cards(range(peers.num_ranks))}) == 1
         addresses = listen_addresses(store, one_machine=one_machine)
-        self._acceptor = Acceptor(addresses, self._secret, peers.num_ranks, self._admit)
-        store.set(listener_key(self._rank), ListenerRecord(self._acceptor.token, self._acceptor.endpoints).encode())
+        self._acceptor = Acceptor(addresses, self._secret, self._encryption, peers.num_ranks, self._admit)
+        record = ListenerRecord(self._acceptor.token, self._acceptor.endpoints, self._encryption.mode)
+        store.set(listener_key(self._rank), record.encode())
 
     def progress(self) -> None:
         with self.lock:
@@ -116,7 +123,7 @@ class TcpTransport:
         if link.rank not in self._connectors and not self._closing:
             connected, gave_up = partial(self._admit, link.rank), partial(self._give_up, link)
             self._connectors[link.rank] = Connector(
-                self._store, self._secret, self._rank, link.rank, connected, gave_up
+                self._store, self._secret, self._encryption, self._rank, link.rank, connected, gave_up
             )
 
     def close(self) -> None:
@@ -164,6 +171,7 @@ class TcpTransport:
             self._by_fd[fd] = connection
             self._watch(fd, True, False)
             link.adopt(connection)
+            connection.drain()
         self._poller.ring()
 
     def _give_up(self, link: Link, why: str) -> None:
