@@ -1,0 +1,176 @@
+"""The tape of a differentiated function: its operations in order, and the backward pass through them.
+
+The backward pass runs the operations in exactly the reverse order of the calls. So where ranks ran other operations
+than each other, they still meet in every collective and message: if the calls of the function do not deadlock, those of
+its backward pass do not either. Collectives of whose result nothing depends have a gradient of zeros, and take part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import count
+from typing import Any
+
+from autograd import tracer
+from autograd.core import add_outgrads, primitive_vjps
+from autograd.extend import VJPNode, vspace
+
+
+class _Traces:
+    """Numbers for differentiated functions, larger for those that begin later.
+
+    HIPS autograd numbers them by their depth in the process, which ranks that are threads disturb for each other.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = count()
+
+    @contextmanager
+    def new_trace(self) -> Iterator[int]:
+        yield next(self._numbers)
+
+
+tracer.trace_stack = _Traces()
+
+# Primitives whose backward pass communicates: it runs on all ranks, whether or not the result is used.
+communicating: set[Any] = set()
+# Makers of vector-Jacobian products by (the type of a value, primitive), before those of HIPS; None: any primitive.
+makers_by_type: dict[type, Callable[[Any], Callable[..., Any] | None]] = {}
+
+_current: ContextVar[Tape | None] = ContextVar("meshdist_autograd_tape", default=None)
+
+
+def current_tape() -> Tape | None:
+    """Return the tape of the innermost function that this rank differentiates now, or None."""
+    return _current.get()
+
+
+class Tape:
+    """The operations of one differentiated function.
+
+    Attributes:
+        trace: The number that its boxes carry.
+        calls: The operations that communicate in the backward pass, in order.
+        anchor: A box of zero, for operations on no array that is differentiated.
+    """
+
+    def __init__(self, trace: int) -> None:
+        self.trace = trace
+        self.numbers = count(1)
+        self.calls: list[TapeNode] = []
+        self.anchor = self.box(0.0)
+
+    def box(self, value: Any) -> Any:
+        """Return a box of a value that the function is differentiated by."""
+        return tracer.new_box(value, self.trace, TapeNode.new_root(self))
+
+
+class TapeNode(VJPNode):  # type: ignore[misc]
+    """An operation on a tape.
+
+    Attributes:
+        number: Its place; 0 for what the function is differentiated by.
+        parents: The operations whose results it takes.
+        vjp: Returns the gradients of these from that of its own result.
+        space: The vector space of its result, where this may be unused.
+    """
+
+    __slots__ = ("name", "number", "space", "tape")
+
+    parents: Any
+    vjp: Any
+
+    def __init__(
+        self, value: Any, fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], argnums: Any, parents: Any
+    ) -> None:
+        self.parents = parents
+        self.tape: Tape = parents[0].tape
+        self.number = next(self.tape.numbers)
+        self.name = getattr(fun, "__name__", str(fun))
+        self.space = None
+        self.vjp = _maker(self.name, value, fun, args)(argnums, value, args, kwargs)
+        if fun in communicating:
+            self.space = vspace(value)
+            self.tape.calls.append(self)
+
+    def initialize_root(self, tape: Tape) -> None:
+        """Make it what the function is differentiated by."""
+        self.parents, self.vjp = (), lambda g: ()
+        self.tape, self.number, self.name, self.space = tape, 0, "", None
+
+
+tracer.notrace_primitives[TapeNode] = tracer.notrace_primitives[VJPNode]
+
+
+def _maker(name: str, value: Any, fun: Any, args: tuple[Any, ...]) -> Any:
+    for kind in {type(value), *map(type, args)} & makers_by_type.keys():
+        maker = makers_by_type[kind](fun)
+        if maker is not None:
+            return maker
+    try:
+        return primitive_vjps[fun]
+    except KeyError:
+        raise TypeError(
+            f"{name} has no gradient; write a function that has one with autograd.extend.primitive and defvjp"
+        ) from None
+
+
+@contextmanager
+def recording() -> Iterator[Tape]:
+    """Make a new tape the current one until the block ends."""
+    with tracer.trace_stack.new_trace() as trace:
+        tape = Tape(trace)
+        token = _current.set(tape)
+        try:
+            yield tape
+        finally:
+            _current.reset(token)
+
+
+def backward(
+    tape: Tape,
+    end: TapeNode | None,
+    gradient: Any,
+    finished: Callable[[TapeNode, Any], None],
+) -> None:
+    """Run the tape backwards.
+
+    Args:
+        tape: The tape.
+        end: The operation whose result is differentiated; None: it depends on nothing.
+        gradient: The gradient of that result.
+        finished: Called with each root and its gradient as soon as that is complete; not for unused roots.
+    """
+    nodes, uses = _reached([*tape.calls, *([] if end is None else [end])])
+    gradients: dict[TapeNode, Any] = {} if end is None else {end: (gradient, False)}
+    if end is not None and end.number == 0 and end not in uses:
+        finished(end, gradient)
+    for node in nodes:
+        found = gradients.pop(node, None)
+        outgoing = node.space.zeros() if found is None and node.space is not None else found[0]
+        for parent, incoming in zip(node.parents, node.vjp(outgoing), strict=True):
+            gradients[parent] = add_outgrads(gradients.get(parent), incoming)
+            if parent.number == 0:
+                uses[parent] -= 1
+                if not uses[parent]:
+                    finished(parent, gradients.pop(parent)[0])
+
+
+def _reached(ends: Sequence[TapeNode]) -> tuple[list[TapeNode], dict[TapeNode, int]]:
+    """Return the operations that `ends` depend on, the last first, and how many of them use each root."""
+    seen: set[TapeNode] = set()
+    uses: dict[TapeNode, int] = {}
+    left = [node for node in ends if node.number]
+    while left:
+        node = left.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        for parent in node.parents:
+            if parent.number == 0:
+                uses[parent] = uses.get(parent, 0) + 1
+            else:
+                left.append(parent)
+    return sorted(seen, key=lambda node: -node.number), uses
