@@ -149,7 +149,7 @@ def _differentiate(
             pending.add(place, trees[at].leaves[leaf], trees[at].names[leaf], gradient)
 
     with implicit_redistribution():
-        backward(tape, end, seed, finished)
+        backward(tape, [] if end is None else [(end, seed)], finished)
         found = pending.resolve()
     zeros = [
         [found[at, leaf] if (at, leaf) in found else vspace(value).zeros() for leaf, value in enumerate(tree.leaves)]

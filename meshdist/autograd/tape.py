@@ -17,6 +17,8 @@ from autograd import tracer
 from autograd.core import add_outgrads, primitive_vjps
 from autograd.extend import VJPNode, vspace
 
+from meshdist.autograd.array_vjps import maker_for_arrays
+
 
 class _Traces:
     """Numbers for differentiated functions, larger for those that begin later.
@@ -36,8 +38,6 @@ tracer.trace_stack = _Traces()
 
 # Primitives whose backward pass communicates: it runs on all ranks, whether or not the result is used.
 communicating: set[Any] = set()
-# Makers of vector-Jacobian products by (the type of a value, primitive), before those of HIPS; None: any primitive.
-makers_by_type: dict[type, Callable[[Any], Callable[..., Any] | None]] = {}
 
 _current: ContextVar[Tape | None] = ContextVar("meshdist_autograd_tape", default=None)
 
@@ -90,7 +90,7 @@ class TapeNode(VJPNode):  # type: ignore[misc]
         self.number = next(self.tape.numbers)
         self.name = getattr(fun, "__name__", str(fun))
         self.space = None
-        self.vjp = _maker(self.name, value, fun, args)(argnums, value, args, kwargs)
+        self.vjp = _made_vjp(self.name, fun, argnums, value, args, kwargs)
         if fun in communicating:
             self.space = vspace(value)
             self.tape.calls.append(self)
@@ -104,17 +104,26 @@ class TapeNode(VJPNode):  # type: ignore[misc]
 tracer.notrace_primitives[TapeNode] = tracer.notrace_primitives[VJPNode]
 
 
-def _maker(name: str, value: Any, fun: Any, args: tuple[Any, ...]) -> Any:
-    for kind in {type(value), *map(type, args)} & makers_by_type.keys():
-        maker = makers_by_type[kind](fun)
-        if maker is not None:
-            return maker
-    try:
-        return primitive_vjps[fun]
-    except KeyError:
-        raise TypeError(
-            f"{name} has no gradient; write a function that has one with autograd.extend.primitive and defvjp"
-        ) from None
+def _made_vjp(
+    name: str, fun: Any, argnums: Any, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[Any], Any]:
+    placed = any(hasattr(x, "placements") for x in (value, *args))
+    maker = maker_for_arrays(fun) if placed else primitive_vjps.get(fun)
+    why: Exception | None = None
+    if maker is not None:
+        try:
+            made: Callable[[Any], Any] = maker(argnums, value, args, kwargs)
+            return made if hasattr(value, "placements") else _of_plain(made)
+        except NotImplementedError as error:
+            why = error
+    advice = "use meshdist.autograd.local_map" if placed else "give it one, with autograd.extend.primitive and defvjp"
+    said = f" for these arguments ({why})" if why else ""
+    raise TypeError(f"{name} has no gradient{said}; {advice}") from why
+
+
+def _of_plain(vjp: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return the product of an operation whose result is a plain array, which may be used beside DTensors."""
+    return lambda g: vjp(g.full() if hasattr(g, "placements") else g)
 
 
 @contextmanager
@@ -131,22 +140,22 @@ def recording() -> Iterator[Tape]:
 
 def backward(
     tape: Tape,
-    end: TapeNode | None,
-    gradient: Any,
+    ends: Sequence[tuple[TapeNode, Any]],
     finished: Callable[[TapeNode, Any], None],
 ) -> None:
     """Run the tape backwards.
 
     Args:
         tape: The tape.
-        end: The operation whose result is differentiated; None: it depends on nothing.
-        gradient: The gradient of that result.
+        ends: The operations whose results are differentiated, with the gradients of these.
         finished: Called with each root and its gradient as soon as that is complete; not for unused roots.
     """
-    nodes, uses = _reached([*tape.calls, *([] if end is None else [end])])
-    gradients: dict[TapeNode, Any] = {} if end is None else {end: (gradient, False)}
-    if end is not None and end.number == 0 and end not in uses:
-        finished(end, gradient)
+    nodes, uses = _reached([*tape.calls, *(node for node, _ in ends)])
+    gradients: dict[TapeNode, Any] = {}
+    for node, gradient in ends:
+        gradients[node] = add_outgrads(gradients.get(node), gradient)
+    for node in [node for node in gradients if not node.number and node not in uses]:
+        finished(node, gradients.pop(node)[0])
     for node in nodes:
         found = gradients.pop(node, None)
         outgoing = node.space.zeros() if found is None and node.space is not None else found[0]

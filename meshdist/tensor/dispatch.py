@@ -15,6 +15,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # By NumPy's function, or by (ufunc or None for any, the name of the method).
 _implementations: dict[Any, Callable[..., Any]] = {}
 
+# Types that wrap arrays and compute with them themselves, also beside DTensors.
+deferring: set[type] = set()
+
 may_redistribute: ContextVar[bool] = ContextVar("meshdist_implicit_redistribution", default=False)
 
 
