@@ -9,6 +9,8 @@ except ImportError as error:
         "meshdist.autograd needs the package autograd: pip install meshdist[autograd]", name="autograd"
     ) from error
 
+from meshdist.autograd import array_boxes  # registers DTensors
+from meshdist.autograd.array_moves import from_local, full, to_local
 from meshdist.autograd.collectives import (
     all_gather,
     all_reduce,
@@ -22,6 +24,7 @@ from meshdist.autograd.collectives import (
     vjp,
 )
 from meshdist.autograd.gradients import grad, value_and_grad
+from meshdist.autograd.mapped_gradients import halo, local_map, map_overlap
 
 __all__ = [
     "all_gather",
@@ -29,11 +32,17 @@ __all__ = [
     "all_to_all",
     "broadcast",
     "copy",
+    "from_local",
+    "full",
     "grad",
+    "halo",
+    "local_map",
+    "map_overlap",
     "permute",
     "recv",
     "reduce_scatter",
     "send",
+    "to_local",
     "value_and_grad",
     "vjp",
 ]

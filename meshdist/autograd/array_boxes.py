@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import autograd.numpy as anp
 import numpy as np
 from autograd.builtins import DictBox, SequenceBox
-from autograd.extend import VSpace
+from autograd.core import primitive_vjps
+from autograd.extend import VSpace, primitive
+from autograd.numpy import numpy_wrapper
 from autograd.numpy.numpy_boxes import ArrayBox
 
 from meshdist.autograd.array_moves import full, redistribute, to_local
@@ -151,6 +153,17 @@ class DTensorVSpace(VSpace):  # type: ignore[misc]
         return anp.conj(x) if self.iscomplex else x
 
 
+@primitive
+def _array(args: tuple[Any, ...], kwargs: dict[str, Any], x: Any) -> Any:
+    """Return `numpy.array(x, *args, **kwargs)`, and a DTensor as it is: `stack` and others of autograd call it."""
+    if not isinstance(x, DTensor):
+        return np.array(x, *args, **kwargs)
+    added = max(0, kwargs.get("ndmin", 0) - x.ndim)
+    return np.expand_dims(cast(Any, x), tuple(range(added)))
+
+
+primitive_vjps[_array] = primitive_vjps[numpy_wrapper._array_from_scalar_or_array]
+numpy_wrapper._array_from_scalar_or_array = _array
 DTensorBox.register(DTensor)
 DTensorVSpace.register(DTensor)
 deferring.update((DTensorBox, ArrayBox, SequenceBox, DictBox))

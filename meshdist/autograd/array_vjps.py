@@ -28,14 +28,18 @@ from meshdist.tensor.dtensor import DTensor, wrap
 from meshdist.tensor.index_keys import normalized
 from meshdist.tensor.placements import Partial
 
+_parse_einsum_input = numpy_wrapper._parse_einsum_input
+
 Vjp = Callable[[Any], Any]
 # By primitive: functions `(ans, *args, **kwargs)` for the gradients of the positional arguments.
 _makers: dict[Any, tuple[Callable[..., Vjp] | None, ...]] = {}
+# By primitive: functions as those in `autograd.core.primitive_vjps`.
+_of_all: dict[Any, Callable[..., Any]] = {}
 # Their gradients only rearrange, repeat and add: a pending sum may stay so.
 _LINEAR = {
     anp.add, anp.subtract, anp.negative, anp.sum, anp.reshape, anp.ravel, anp.transpose, anp.swapaxes, anp.moveaxis,
-    anp.expand_dims, anp.squeeze, anp.concatenate_args, anp.real, anp.broadcast_to, numpy_wrapper._astype, _redistributed,
-    _local, _whole, from_block, block_of,
+    anp.expand_dims, anp.squeeze, anp.concatenate_args, anp.real, anp.broadcast_to, numpy_wrapper._astype,
+    _redistributed, _local, _whole, from_block, block_of,
 }  # fmt: skip
 
 
@@ -45,7 +49,9 @@ def maker_for_arrays(fun: Any) -> Callable[..., Callable[[Any], Any]] | None:
     It is called as those in `autograd.core.primitive_vjps`.
     """
     own = _makers.get(fun)
-    inner = primitive_vjps.get(fun) if own is None else partial(_of_each, getattr(fun, "__name__", ""), own)
+    inner = _of_all.get(fun, primitive_vjps.get(fun))
+    if own is not None:
+        inner = partial(_of_each, getattr(fun, "__name__", ""), own)
     if inner is None:
         return None
     linear = fun in _LINEAR
@@ -219,14 +225,69 @@ _define(anp.nan_to_num, lambda ans, x, *_, **__: lambda g: g * anp.isfinite(x))
 # ---- Products
 
 
+def _tensordot(argnum: int, ans: Any, a: Any, b: Any, axes: Any = 2) -> Vjp:
+    ndims = np.ndim(a), np.ndim(b)
+    if np.ndim(axes) == 0:
+        summed = [list(range(ndims[0] - int(axes), ndims[0])), list(range(int(axes)))]
+    else:
+        summed = [[int(dim) % ndim for dim in np.atleast_1d(dims)] for dims, ndim in zip(axes, ndims, strict=True)]
+    kept = [[dim for dim in range(ndim) if dim not in dims] for dims, ndim in zip(summed, ndims, strict=True)]
+    other = 1 - argnum
+    split = len(kept[0])
+    # The dims of g come from `a`, then `b`; what is left has those of the argument that are kept, and the summed ones,
+    # which are in the order of the other argument's dims.
+    theirs = list(range(split, len(kept[0]) + len(kept[1]))) if argnum == 0 else list(range(split))
+    order = sorted(range(len(summed[other])), key=lambda at: summed[other][at])
+    dims = [*kept[argnum], *(summed[argnum][at] for at in order)]
+    back = [dims.index(dim) for dim in range(ndims[argnum])]
+
+    def pull(g: Any) -> Any:
+        product = anp.tensordot(g, (a, b)[other], (theirs, kept[other]))
+        return match_complex((a, b)[argnum], anp.transpose(product, back))
+
+    return pull
+
+
 def _dot(argnum: int, ans: Any, a: Any, b: Any) -> Vjp:
     if np.ndim(a) == 0 or np.ndim(b) == 0:
         other = (b, a)[argnum]
         return _fitted((a, b)[argnum], lambda g: match_complex((a, b)[argnum], g * other))
-    axes = ([np.ndim(a) - 1], [max(0, np.ndim(b) - 2)])
-    maker = primitive_vjps[anp.tensordot]
-    vjp = maker((argnum,), ans, (a, b), {"axes": axes})
-    return lambda g: next(iter(vjp(g)))
+    return _tensordot(argnum, ans, a, b, ([np.ndim(a) - 1], [max(0, np.ndim(b) - 2)]))
+
+
+def _inner(argnum: int, ans: Any, a: Any, b: Any) -> Vjp:
+    if np.ndim(a) == 0 or np.ndim(b) == 0:
+        return _dot(argnum, ans, a, b)
+    return _tensordot(argnum, ans, a, b, ([np.ndim(a) - 1], [np.ndim(b) - 1]))
+
+
+def _einsum(argnums: Sequence[int], ans: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    subscripts, *operands = args
+    if not isinstance(subscripts, str):
+        raise NotImplementedError("subscripts must be a string")
+    probes = [np.empty((0,) * np.ndim(x)) for x in operands]
+    inputs, output, _ = _parse_einsum_input((subscripts, *probes))
+    labels = inputs.split(",")
+    return lambda g: [_einsum_of(number - 1, g, labels, output, operands) for number in argnums]
+
+
+def _einsum_of(at: int, g: Any, labels: list[str], output: str, operands: list[Any]) -> Any:
+    mine, x = labels[at], operands[at]
+    if len(set(mine)) < len(mine):
+        raise TypeError(f"einsum has no gradient for an operand with a label twice: {mine!r}")
+    others = [
+        (label, other) for number, (label, other) in enumerate(zip(labels, operands, strict=True)) if number != at
+    ]
+    known = set(output).union(*(label for label, _ in others))
+    # A label of this operand alone is summed over: its gradient is repeated along it.
+    alone = [dim for dim, label in enumerate(mine) if label not in known]
+    left = "".join(label for label in mine if label in known)
+    made = anp.einsum(
+        ",".join([output, *(label for label, _ in others)]) + "->" + left, g, *(other for _, other in others)
+    )
+    for dim in alone:
+        made = anp.expand_dims(made, dim)
+    return match_complex(x, anp.broadcast_to(unbroadcast(made, anp.metadata(x)), x.shape))
 
 
 def _vdot(argnum: int, ans: Any, a: Any, b: Any) -> Vjp:
@@ -241,7 +302,9 @@ def _outer(argnum: int, ans: Any, a: Any, b: Any) -> Vjp:
     return lambda g: match_complex(b, anp.reshape(anp.matmul(anp.ravel(a), g), np.shape(b)))
 
 
-_define(anp.dot, partial(_dot, 0), partial(_dot, 1))
+for _product, _maker in ((anp.tensordot, _tensordot), (anp.dot, _dot), (anp.inner, _inner)):
+    _define(_product, partial(_maker, 0), partial(_maker, 1))
+_of_all[anp.einsum] = _einsum
 _define(anp.vdot, partial(_vdot, 0), partial(_vdot, 1))
 _define(anp.outer, partial(_outer, 0), partial(_outer, 1))
 

@@ -25,7 +25,7 @@ from autograd.tracer import getval, isbox
 
 from meshdist import functional
 from meshdist.arrays.reduce_op import Op, PremulSum, ReduceOp, as_reduce_op
-from meshdist.autograd.tape import Tape, communicating, current_tape
+from meshdist.autograd.tape import communicating, current_tape, is_on
 from meshdist.collectives.dimensions import dimension
 from meshdist.collectives.send_recv import recv as _recv_into
 from meshdist.collectives.send_recv import send as _send_from
@@ -640,10 +640,6 @@ def _has_gradient(x: Any) -> bool:
     return bool(anp.result_type(x).kind in "fc")  # the same where it is sent and where it is received
 
 
-def _is_on(tape: Tape, x: Any) -> bool:
-    return bool(isbox(x) and x._trace == tape.trace)
-
-
 def _sent(x: Any, members: ProcessGroup, to: int, tag: int) -> Any:
     block = np.ascontiguousarray(x).reshape(np.shape(x))
     _send_from(block, group=members, group_dst=to, tag=tag)
@@ -726,7 +722,7 @@ def send(x: Any, dst: int | None = None, group: GroupLike = None, tag: int = 0, 
     if x is _Wanted:
         return _SEND(x, members, to, tag)
     x, tape = _array("send", members, x), current_tape()
-    if tape is None or not _has_gradient(x) or _is_on(tape, x):
+    if tape is None or not _has_gradient(x) or is_on(tape, x):
         return _SEND(x, members, to, tag)
     return _SEND_ALONG(tape.anchor, x, members, to, tag)
 
@@ -749,5 +745,5 @@ def recv(x: Any, src: int | None = None, group: GroupLike = None, tag: int = 0, 
     by = members.root("recv", "src", src, group_src)
     x, tape = _array("recv", members, x), current_tape()
     value = np.asarray(getval(x))
-    anchor = x if tape is None or not _has_gradient(x) or _is_on(tape, x) else tape.anchor
+    anchor = x if tape is None or not _has_gradient(x) or is_on(tape, x) else tape.anchor
     return _RECV(anchor, members, by, tag, value.shape, value.dtype)

@@ -14,7 +14,7 @@ from autograd.tracer import getval, isbox
 from meshdist.arrays.device_types import taken
 from meshdist.arrays.trees import Tree
 from meshdist.autograd.pending_gradients import PendingGradients, check_same_trees
-from meshdist.autograd.tape import Tape, TapeNode, backward, recording
+from meshdist.autograd.tape import TapeNode, backward, is_on, recording
 from meshdist.tensor.dispatch import implicit_redistribution
 from meshdist.tensor.dtensor import DTensor
 
@@ -41,7 +41,7 @@ def grad(fun: Callable[..., Any], argnum: Argnum = 0) -> Callable[..., Any]:
         ...     x = distribute_tensor(np.arange(6.0).reshape(3, 2), mesh, {"dp": Shard(0)})
         ...     return grad(lambda w: np.sum((x @ w) ** 2))(np.ones(2)).tolist()
         >>> meshdist.run(program, 2)
-        [[52.0, 70.0], [52.0, 70.0]]
+        [[92.0, 122.0], [92.0, 122.0]]
     """
     differentiated = value_and_grad(fun, argnum)
 
@@ -135,7 +135,7 @@ def _differentiate(
         for number, tree, boxed in zip(argnums, trees, boxes, strict=True):
             given[number] = tree.rebuilt(boxed)
         result = fun(*given, **kwargs)
-    value, end = (result._value, result._node) if _is_on(tape, result) else (result, None)
+    value, end = (result._value, result._node) if is_on(tape, result) else (result, None)
     seed, value = _seed(value)
     pending = PendingGradients()
     places: dict[TapeNode, tuple[int, int]] = {
@@ -156,10 +156,6 @@ def _differentiate(
         for at, tree in enumerate(trees)
     ]
     return value, zeros
-
-
-def _is_on(tape: Tape, result: Any) -> bool:
-    return bool(isbox(result) and result._trace == tape.trace)
 
 
 def _seed(value: Any) -> tuple[Any, Any]:

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from itertools import count
 from typing import Any
 
+import numpy as np
 from autograd import tracer
 from autograd.core import add_outgrads, primitive_vjps
 from autograd.extend import VJPNode, vspace
@@ -136,6 +137,41 @@ def recording() -> Iterator[Tape]:
             yield tape
         finally:
             _current.reset(token)
+
+
+def pullback(fun: Callable[..., Any], values: Sequence[Any]) -> tuple[Any, Callable[[Any], list[Any]]]:
+    """Return `fun(*values)`, and the function from the gradient of its result to those of the values.
+
+    A result may be a list or tuple of arrays. The gradient of what is no floating or complex array is None.
+    """
+    with recording() as tape:
+        boxes = [tape.box(x) if is_differentiable(x) else None for x in values]
+        result = fun(*[x if box is None else box for x, box in zip(values, boxes, strict=True)])
+    results = list(result) if isinstance(result, (list, tuple)) else [result]
+    plain = [x._value if is_on(tape, x) else x for x in results]
+    whole = type(result)(plain) if isinstance(result, (list, tuple)) else plain[0]
+
+    def pull(gradient: Any) -> list[Any]:
+        gradients = gradient if isinstance(result, (list, tuple)) else [gradient]
+        found: dict[TapeNode, Any] = {}
+        ends = [(x._node, g) for x, g in zip(results, gradients, strict=True) if is_on(tape, x)]
+        backward(tape, ends, found.__setitem__)
+        return [
+            None if box is None else found[box._node] if box._node in found else vspace(x).zeros()
+            for x, box in zip(values, boxes, strict=True)
+        ]
+
+    return whole, pull
+
+
+def is_on(tape: Tape, x: Any) -> bool:
+    """Return whether `x` is a box of this tape."""
+    return bool(tracer.isbox(x) and x._trace == tape.trace)
+
+
+def is_differentiable(x: Any) -> bool:
+    """Return whether `x` is an array or a number that a function may be differentiated by."""
+    return type(x) in (float, complex) or (hasattr(x, "dtype") and np.dtype(x.dtype).kind in "fc")
 
 
 def backward(
