@@ -129,10 +129,11 @@ class DTensorVSpace(VSpace):  # type: ignore[misc]
     def randn(self) -> DTensor:
         numbers = random(0)
         placed: dict[str, Any] = {"mesh": self.mesh, "placements": self.layout.placements}
-        drawn = numbers.standard_normal(self.shape, **placed)
+        drawn: Any = numbers.standard_normal(self.shape, **placed)
         if self.iscomplex:
             drawn = drawn + 1j * numbers.standard_normal(self.shape, **placed)
-        return drawn.astype(self.dtype)
+        made: DTensor = drawn.astype(self.dtype)
+        return made
 
     def _add(self, x: Any, y: Any) -> Any:
         return x + y

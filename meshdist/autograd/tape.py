@@ -139,7 +139,7 @@ def recording() -> Iterator[Tape]:
             _current.reset(token)
 
 
-def pullback(fun: Callable[..., Any], values: Sequence[Any]) -> tuple[Any, Callable[[Any], list[Any]]]:
+def pullback(fun: Callable[..., Any], values: Sequence[Any]) -> tuple[Any, Callable[[Any], Sequence[Any]]]:
     """Return `fun(*values)`, and the function from the gradient of its result to those of the values.
 
     A result may be a list or tuple of arrays. The gradient of what is no floating or complex array is None.

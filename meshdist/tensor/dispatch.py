@@ -83,6 +83,19 @@ def implemented_functions() -> list[str]:
     return sorted(f"{f.__module__}.{f.__name__}" for f in _implementations if callable(f))
 
 
+def refuse_deferring(name: str, *operands: Any) -> None:
+    """Raise where an operand is of a type that computes itself, which this function would not ask.
+
+    Raises:
+        TypeError: One is.
+    """
+    if deferring and any(type(operand) in deferring for operand in operands):
+        raise TypeError(
+            f"{name} has no gradient, and an argument is differentiated; use the function of meshdist.autograd, if it"
+            " has one, or local_map with vjp="
+        )
+
+
 def refuse(name: str) -> NoReturn:
     raise TypeError(
         f"{name} is not available for DTensors; use meshdist.tensor.local_map to call it on the blocks, or x.full() to"
