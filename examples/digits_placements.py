@@ -13,6 +13,7 @@ The price: a step computes six sums, the logits, four gradients and the loss, wh
 import argparse
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ import meshdist as dist
 from meshdist.tensor import DTensor, Shard, distribute_tensor
 
 Arrays = list[DTensor]
+# From weights, images and classes of a batch to the loss and the gradients of the weights.
+Differentiate = Callable[[Arrays, DTensor, DTensor], tuple[Any, Arrays]]
 
 
 def forward(weights: Arrays, x: DTensor) -> tuple[DTensor, DTensor]:
@@ -46,7 +49,9 @@ def loss_and_gradients(weights: Arrays, x: DTensor, y: DTensor) -> tuple[Any, Ar
     return loss, [x.T @ d_hidden, d_hidden.sum(axis=0), hidden.T @ d_logits, d_logits.sum(axis=0)]
 
 
-def train(mesh: dist.DeviceMesh, steps: int, dtype: str) -> dict[str, Any]:
+def train(
+    mesh: dist.DeviceMesh, steps: int, dtype: str, differentiate: Differentiate = loss_and_gradients
+) -> dict[str, Any]:
     """Train, and return the loss of every batch and the test accuracy."""
     rng = np.random.default_rng(SEED)  # the same on every rank, as in train_digits.py
     images, labels = load_digits(rng, dtype)
@@ -64,7 +69,7 @@ def train(mesh: dist.DeviceMesh, steps: int, dtype: str) -> dict[str, Any]:
 
     for _ in progress(steps, losses) if mesh.get_rank() == 0 else range(steps):
         batch = rng.integers(TRAIN_IMAGES, size=BATCH)
-        loss, gradients = loss_and_gradients(weights, cut(images[batch]), cut(classes[batch]))
+        loss, gradients = differentiate(weights, cut(images[batch]), cut(classes[batch]))
         for weight, velocity, gradient in zip(weights, velocities, gradients, strict=True):
             velocity *= MOMENTUM
             velocity += gradient
@@ -76,7 +81,7 @@ def train(mesh: dist.DeviceMesh, steps: int, dtype: str) -> dict[str, Any]:
     return {"mesh": "x".join(map(str, mesh.shape)), "dtype": dtype, "losses": losses, "test_accuracy": accuracy}
 
 
-def main() -> None:
+def main(differentiate: Differentiate = loss_and_gradients) -> None:
     parser = argparse.ArgumentParser(description="Train a digit classifier with arrays over a 2-D mesh.")
     parser.add_argument("--mesh", metavar="DPxTP", help="ranks along dp and along tp (default: the most square split)")
     parser.add_argument("--steps", type=int, default=600, help="batches to train on (default: %(default)s)")
@@ -88,7 +93,7 @@ def main() -> None:
     alone: dict[str, Any] = {} if launched else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group("gloo", **alone)
     mesh = dist.init_device_mesh("cpu", mesh_shape(args.mesh, dist.get_world_size()), mesh_dim_names=("dp", "tp"))
-    run = train(mesh, args.steps, args.dtype)
+    run = train(mesh, args.steps, args.dtype, differentiate)
     if dist.get_rank() == 0:
         if args.json:
             Path(args.json).write_text(json.dumps(run) + "\n")

@@ -146,7 +146,6 @@ REASONS = {
     "remote_device": "of rpc",
     "utils": "helpers of torch modules",
     "rpc": "remote calls are no collectives; `multiprocessing.managers` or an RPC library",
-    "autograd": "there is no autograd",
     "optim": "optimizers are torch's",
     "algorithms": "hooks of DistributedDataParallel",
     "checkpoint": "no checkpoint format: save arrays with NumPy, see the section Checkpoints of docs/migration.md",

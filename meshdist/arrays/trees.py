@@ -28,6 +28,11 @@ class Tree:
         names: How messages name them, such as `x['w'][0]`.
         text: The structure in words, with dtypes and shapes: equal for trees that fit each other.
 
+    Args:
+        x: The nested arrays.
+        name: How messages name `x`.
+        leaf: Returns the array of a leaf that is no number from it and its name.
+
     Raises:
         TypeError: A leaf that is no array, and no number.
 
@@ -40,9 +45,10 @@ class Tree:
                [1., 1., 1.]]), array([2.])], 'b': np.int64(5)}
     """
 
-    def __init__(self, x: Any, name: str = "x") -> None:
+    def __init__(self, x: Any, name: str = "x", leaf: Callable[[Any, str], Any] = taken) -> None:
         self.leaves: list[Any] = []
         self.names: list[str] = []
+        self._leaf = leaf
         self.text, self._rebuild = self._taken_apart(x, name)
 
     def rebuilt(self, leaves: list[Any]) -> Any:
@@ -57,7 +63,7 @@ class Tree:
         if isinstance(x, (list, tuple)):
             return self._of_list(x, name)
         is_number = isinstance(x, (Number, np.generic))
-        array = np.asarray(x) if is_number else taken(x, name)
+        array = np.asarray(x) if is_number else self._leaf(x, name)
         self.leaves.append(array)
         self.names.append(name)
         return _described(array.dtype, array.shape), (lambda leaves: next(leaves)[()]) if is_number else next

@@ -77,6 +77,16 @@ class ArrayMethods:
         """Return a copy of another dtype; see `numpy.ndarray.astype`."""
         return method("astype")(self, dtype, **kwargs)
 
+    def view(self, type: Any) -> Any:
+        """Return the array itself: `view(numpy.ndarray)`, by which libraries drop subclasses.
+
+        Raises:
+            TypeError: Another type, or a dtype.
+        """
+        if type is not np.ndarray:
+            raise TypeError(f"view: expected numpy.ndarray, which returns the array itself, got {type!r}; use astype")
+        return self
+
     @property
     def real(self) -> Any:
         """The real parts."""

@@ -15,6 +15,9 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # By NumPy's function, or by (ufunc or None for any, the name of the method).
 _implementations: dict[Any, Callable[..., Any]] = {}
 
+# Types that wrap arrays and compute with them themselves, also beside DTensors.
+deferring: set[type] = set()
+
 may_redistribute: ContextVar[bool] = ContextVar("meshdist_implicit_redistribution", default=False)
 
 
@@ -78,6 +81,19 @@ def implementation_of_ufunc(ufunc: Any, method: str) -> Callable[..., Any] | Non
 def implemented_functions() -> list[str]:
     """Return the names of NumPy's functions that work on DTensors, without ufuncs."""
     return sorted(f"{f.__module__}.{f.__name__}" for f in _implementations if callable(f))
+
+
+def refuse_deferring(name: str, *operands: Any) -> None:
+    """Raise where an operand is of a type that computes itself, which this function would not ask.
+
+    Raises:
+        TypeError: One is.
+    """
+    if deferring and any(type(operand) in deferring for operand in operands):
+        raise TypeError(
+            f"{name} has no gradient, and an argument is differentiated; use the function of meshdist.autograd, if it"
+            " has one, or local_map with vjp="
+        )
 
 
 def refuse(name: str) -> NoReturn:

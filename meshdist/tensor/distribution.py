@@ -14,7 +14,7 @@ from meshdist.arrays.host import as_array, check_dtype
 from meshdist.arrays.reduce_op import ReduceOp, check_op_dtype
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor.array_layout import ArrayLayout, Cut
-from meshdist.tensor.dispatch import implements
+from meshdist.tensor.dispatch import implements, refuse_deferring
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.moves import move
 from meshdist.tensor.placements import (
@@ -103,6 +103,7 @@ def distribute_tensor(
         >>> meshdist.run(program, 2)
         [[0, 1], [2]]
     """
+    refuse_deferring("distribute_tensor", array)
     coordinate_in(mesh)
     size = mesh.size()
     if src_data_rank is not None and not 0 <= src_data_rank < size:
@@ -210,6 +211,7 @@ def from_local(
     shape: Sequence[int] | None,
     run_check: bool,
 ) -> DTensor:
+    refuse_deferring("DTensor.from_local", local)
     coordinate = coordinate_in(mesh)
     block = as_block(local, mesh)
     ordered = placements_in_order(placements, mesh.shape, mesh.mesh_dim_names)

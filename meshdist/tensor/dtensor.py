@@ -11,7 +11,15 @@ from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.runtime.plan_cache import remember
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.array_methods import ArrayMethods
-from meshdist.tensor.dispatch import NUMBERS, implementation_of, implementation_of_ufunc, implements, method, refuse
+from meshdist.tensor.dispatch import (
+    NUMBERS,
+    deferring,
+    implementation_of,
+    implementation_of_ufunc,
+    implements,
+    method,
+    refuse,
+)
 from meshdist.tensor.moves import gather_to, move
 from meshdist.tensor.placements import (
     Placement,
@@ -355,12 +363,16 @@ class DTensor(ArrayMethods):
             result = _direct.get((ufunc, *layouts))
             if result is not None and all(x._mesh is self._mesh for x in inputs if type(x) is DTensor):
                 return wrap(ufunc(*[x._local if type(x) is DTensor else x for x in inputs]), result, self._mesh)
+        if deferring and any(type(x) in deferring for x in inputs):
+            return NotImplemented
         implementation = implementation_of_ufunc(ufunc, method)
         if implementation is None:
             refuse(f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}"))
         return implementation(ufunc, *inputs, **kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if not deferring.isdisjoint(types):
+            return NotImplemented
         implementation = implementation_of(func)
         if implementation is None:
             refuse(f"{func.__module__.replace('numpy', 'np', 1)}.{func.__name__}")
@@ -491,3 +503,12 @@ implements(np.ndim)(lambda a: a.ndim)
 @implements(np.size)
 def _size(a: DTensor, axis: int | None = None) -> int:
     return a.size if axis is None else a.shape[axis]
+
+
+@implements(np.result_type)
+def _result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
+    return np.result_type(*[x.dtype if isinstance(x, DTensor) else x for x in arrays_and_dtypes])
+
+
+implements(np.iscomplexobj)(lambda x: x.dtype.kind == "c")
+implements(np.isrealobj)(lambda x: x.dtype.kind != "c")

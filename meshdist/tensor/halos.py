@@ -16,7 +16,7 @@ from meshdist.collectives.send_recv import P2POp, batch_isend_irecv, irecv, isen
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor.array_layout import ArrayLayout, Cut
-from meshdist.tensor.dispatch import implements
+from meshdist.tensor.dispatch import implements, refuse_deferring
 from meshdist.tensor.distribution import array_module, as_block
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.index_keys import normalized
@@ -60,7 +60,8 @@ def halo(x: DTensor, width: int | Sequence[int], periodic: bool | Sequence[bool]
         >>> meshdist.run(program, 2)
         [([0, 1, 2], [3, 0, 1, 2]), ([1, 2, 3], [1, 2, 3, 0])]
     """
-    widths, rings = _per_dimension("halo", x.ndim, _hashable(width), _hashable(periodic))
+    refuse_deferring("meshdist.tensor.halo", x)
+    widths, rings = ghost_widths("halo", x.ndim, width, periodic)
     local = resolved(x).to_local()
     block = with_ghosts(local, x.layout, x.mesh, widths, widths, rings)
     return block.copy() if block is local else block
@@ -97,7 +98,8 @@ def map_overlap(
         >>> meshdist.run(program, 2)[0]
         [1, 5, 5, 5]
     """
-    widths, rings = _per_dimension("map_overlap", x.ndim, _hashable(width), _hashable(periodic))
+    refuse_deferring("meshdist.tensor.map_overlap", x)
+    widths, rings = ghost_widths("map_overlap", x.ndim, width, periodic)
     layout = x.layout.resolved()
     local = resolved(x).to_local()
     block = with_ghosts(local, x.layout, x.mesh, widths, widths, rings)
@@ -109,11 +111,23 @@ def map_overlap(
             f"map_overlap: fn must return an array of the shape of its argument, got {result.shape} for"
             f" {block.shape}; use halo, and DTensor.from_local for results of another shape"
         )
-    trimmed = tuple(
-        slice(first := width if ring else min(width, held.start), first + held.stop - held.start)
-        for width, ring, held in zip(widths, rings, layout.index(coordinate_in(x.mesh)), strict=True)
-    )
+    trimmed = without_ghosts(widths, rings, layout.index(coordinate_in(x.mesh)))
     return wrap(array_module(x.mesh).ascontiguousarray(result[trimmed]) if x.ndim else result, layout, x.mesh)
+
+
+def ghost_widths(
+    name: str, ndim: int, width: int | Sequence[int], periodic: bool | Sequence[bool]
+) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+    """Return the number of ghost rows on either side, and whether the array is a ring, for each dimension."""
+    return _per_dimension(name, ndim, _hashable(width), _hashable(periodic))
+
+
+def without_ghosts(widths: Sequence[int], rings: Sequence[bool], held: Sequence[slice]) -> tuple[slice, ...]:
+    """Return the slices that cut the ghost rows off a block with its halo; `held` is the part of the block itself."""
+    return tuple(
+        slice(first := width if ring else min(width, part.start), first + part.stop - part.start)
+        for width, ring, part in zip(widths, rings, held, strict=True)
+    )
 
 
 def _hashable(value: Any) -> Any:

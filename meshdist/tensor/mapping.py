@@ -10,6 +10,7 @@ import numpy as np
 
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor.array_layout import ArrayLayout
+from meshdist.tensor.dispatch import refuse_deferring
 from meshdist.tensor.distribution import Memory, as_block, from_local
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.operands import local_of, mesh_of, require
@@ -65,6 +66,7 @@ def local_map(
 
     @wraps(fn)
     def mapped(*args: Any, **kwargs: Any) -> Any:
+        refuse_deferring("meshdist.tensor.local_map", *args, *kwargs.values())
         mesh = device_mesh or _mesh(args, kwargs)
         blocks = _blocks(args, in_placements, mesh, redistribute_inputs)
         results = fn(*blocks, **{name: _local(value) for name, value in kwargs.items()})

@@ -37,3 +37,11 @@ def test_every_public_name_is_on_the_page_of_the_api():
     api = (ROOT / "docs" / "api.md").read_text()
     listed = set(re.findall(r"^\.\. auto\w+:: meshdist\.tensor\.(\w+)$", api, re.MULTILINE))
     assert listed == set(meshdist.tensor.__all__) - {"Placement"}
+
+
+def test_every_public_name_of_gradients_is_on_the_page_of_the_api():
+    import meshdist.autograd
+
+    api = (ROOT / "docs" / "api.md").read_text()
+    listed = set(re.findall(r"^\.\. autofunction:: meshdist\.autograd\.(\w+)$", api, re.MULTILINE))
+    assert listed == set(meshdist.autograd.__all__)

@@ -1,4 +1,4 @@
-"""The digits example with placements only: every mesh computes the run of train_digits.py on one rank."""
+"""The digits examples with placements: every mesh computes the run of train_digits.py on one rank."""
 
 import importlib
 import json
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import meshdist
+from meshdist.autograd import value_and_grad
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = 12
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.timeout(60)
 @pytest.fixture(scope="module")
 def examples():
     """Return the two examples, whose common modules are beside them."""
-    names = ("digits_placements", "train_digits", "digits_network", "digits_tools")
+    names = ("digits_autograd", "digits_placements", "train_digits", "digits_network", "digits_tools")
     sys.path.insert(0, str(EXAMPLES))
     try:
         yield importlib.import_module("digits_placements"), importlib.import_module("train_digits")
@@ -47,6 +48,15 @@ def test_every_mesh_computes_the_run_of_one_rank(examples, alone, shape):
     placed, _ = examples
     run = on_mesh(shape, lambda mesh: placed.train(mesh, STEPS, "float64"))
     assert run["mesh"] == "x".join(map(str, shape))
+    np.testing.assert_allclose(run["losses"], alone["losses"], rtol=1e-10)
+    assert run["test_accuracy"] == alone["test_accuracy"]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_the_gradients_of_the_loss_make_the_same_run(examples, alone, shape):
+    placed, _ = examples
+    loss = importlib.import_module("digits_autograd").loss
+    run = on_mesh(shape, lambda mesh: placed.train(mesh, STEPS, "float64", value_and_grad(loss)))
     np.testing.assert_allclose(run["losses"], alone["losses"], rtol=1e-10)
     assert run["test_accuracy"] == alone["test_accuracy"]
 

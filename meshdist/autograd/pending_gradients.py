@@ -1,0 +1,192 @@
+"""The gradients of a backward pass: brought to the placements of what they are the gradients of, and added together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from autograd.tracer import isbox
+
+from meshdist.arrays.trees import Tree
+from meshdist.autograd.collectives import check_gradient
+from meshdist.collectives.all_reduce import all_reduce
+from meshdist.collectives.objects import all_gather_object
+from meshdist.debug.debug_level import DebugLevel, get_debug_level
+from meshdist.debug.replicated import check_replicated
+from meshdist.errors import DistBackendError
+from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.tensor.distribution import array_module
+from meshdist.tensor.dtensor import DTensor, wrap
+from meshdist.tensor.moves import group_of
+
+Place = tuple[int, int]
+
+BUCKET_BYTES = 25 << 20  # as torch's DistributedDataParallel
+
+
+class PendingGradients:
+    """Gradients as they become complete.
+
+    Sums along the same axes of a mesh are computed together, in buckets: a full bucket is started at once, and is under
+    way while the backward pass goes on.
+    """
+
+    def __init__(self) -> None:
+        self._done: dict[Place, Any] = {}
+        self._whole: set[Place] = set()  # the gradients of plain arrays
+        self._open: dict[Any, _Bucket] = {}
+        self._started: list[_Bucket] = []
+        self._blocks: set[int] = set()
+
+    def add(self, place: Place, of: Any, name: str, gradient: Any) -> None:
+        """Take the complete gradient of the array `of`, which messages call `name`.
+
+        Raises:
+            ValueError: A gradient of another shape.
+            TypeError: A gradient of another kind of dtype.
+            DistBackendError: With the debug level DETAIL: ranks that hold the same have different gradients.
+        """
+        check_gradient(f"grad: {name}", gradient, of)
+        if isbox(gradient):
+            if _is_placed(gradient) and not _is_placed(of):
+                gradient = gradient.full()
+            elif _is_placed(gradient):
+                gradient = gradient.redistribute(of.layout.resolved().placements)
+            self._done[place] = gradient
+        elif isinstance(gradient, DTensor):
+            self._add_placed(place, of, name, gradient)
+        else:
+            gradient = gradient if hasattr(gradient, "dtype") else np.asarray(gradient)
+            self._done[place] = self._own(gradient if gradient.dtype == of.dtype else gradient.astype(of.dtype))
+
+    def _add_placed(self, place: Place, of: Any, name: str, gradient: DTensor) -> None:
+        if gradient.dtype != of.dtype:
+            gradient = gradient.astype(of.dtype)
+        _check_equal(gradient, name)
+        layout = gradient.layout
+        if _is_placed(of):
+            target = of.layout.resolved()
+        else:
+            self._whole.add(place)
+            target = layout.uncut(range(layout.ndim)).resolved()
+        axes = tuple(axis for axis in layout.pending if gradient.mesh.shape[axis] > 1)
+        if axes and layout.resolved() is target and set(layout.pending.values()) == {"sum"}:
+            self._add_to_bucket(place, gradient, axes)
+        else:
+            gradient = gradient.redistribute(target.placements)
+            self._done[place] = wrap(self._own(gradient.to_local()), gradient.layout, gradient.mesh)
+
+    def _own(self, block: Any) -> Any:
+        """Return a block that may be written into, and is no other gradient's."""
+        if not isinstance(block, np.ndarray):
+            return block
+        if not block.flags.writeable or id(block) in self._blocks:
+            block = block.copy()
+        self._blocks.add(id(block))
+        return block
+
+    def _add_to_bucket(self, place: Place, gradient: DTensor, axes: tuple[int, ...]) -> None:
+        key = (id(gradient.mesh), axes, gradient.dtype)
+        bucket = self._open.setdefault(key, _Bucket(gradient.mesh, axes))
+        bucket.add(place, gradient)
+        if bucket.nbytes >= BUCKET_BYTES:
+            self._start(key)
+
+    def _start(self, key: Any) -> None:
+        bucket = self._open.pop(key)
+        bucket.start()
+        self._started.append(bucket)
+
+    def resolve(self) -> dict[Place, Any]:
+        """Compute what is pending, and return all gradients."""
+        for key in list(self._open):
+            self._start(key)
+        for bucket in self._started:
+            self._done.update(bucket.wait())
+        return {
+            place: gradient.to_local() if place in self._whole else gradient for place, gradient in self._done.items()
+        }
+
+
+class _Bucket:
+    """Gradients of one dtype whose blocks are to be added along the same axes."""
+
+    def __init__(self, mesh: DeviceMesh, axes: tuple[int, ...]) -> None:
+        self._mesh = mesh
+        self._group = group_of(mesh, axes)
+        self._gradients: dict[Place, DTensor] = {}
+        self.nbytes = 0
+
+    def add(self, place: Place, gradient: DTensor) -> None:
+        self._gradients[place] = gradient
+        self.nbytes += gradient.to_local().nbytes
+
+    def start(self) -> None:
+        module = array_module(self._mesh)
+        self._flat = module.concatenate([module.ravel(gradient.to_local()) for gradient in self._gradients.values()])
+        self._work = all_reduce(self._flat, "sum", self._group, async_op=True)
+
+    def wait(self) -> dict[Place, DTensor]:
+        """Return the sums, which are views of the bucket."""
+        if self._work is not None:
+            self._work.wait()
+        found, begin = {}, 0
+        for place, gradient in self._gradients.items():
+            end = begin + gradient.to_local().size
+            block = self._flat[begin:end].reshape(gradient.to_local().shape)
+            found[place] = wrap(block, gradient.layout.resolved(), self._mesh)
+            begin = end
+        return found
+
+
+def _is_placed(x: Any) -> bool:
+    return hasattr(x, "placements")
+
+
+def _check_equal(gradient: DTensor, name: str) -> None:
+    """With the debug level DETAIL, compare the blocks of ranks that hold the same part of a gradient."""
+    if get_debug_level() is not DebugLevel.DETAIL:
+        return
+    layout, mesh = gradient.layout, gradient.mesh
+    busy = {axis for cut in layout.cuts if cut is not None for axis in cut.axes} | layout.pending.keys()
+    axes = tuple(axis for axis in range(len(mesh.shape)) if axis not in busy and mesh.shape[axis] > 1)
+    if axes:
+        check_replicated(
+            np.asarray(gradient.to_local()),
+            group_of(mesh, axes),
+            f"the gradient of {name} (it replicates along these ranks: a sum over them is missing)",
+        )
+
+
+def check_same_trees(trees: Sequence[Tree], seen: set[str]) -> None:
+    """Check once for each structure that all ranks of a mesh differentiate by DTensors of the same names and shapes.
+
+    Raises:
+        DistBackendError: They do not; on all ranks.
+    """
+    placed = [
+        (name, leaf) for tree in trees for name, leaf in zip(tree.names, tree.leaves, strict=True)
+        if isinstance(leaf, DTensor)
+    ]  # fmt: skip
+    meshes: list[DeviceMesh] = []
+    for _, leaf in placed:
+        if not any(leaf.mesh is mesh for mesh in meshes):
+            meshes.append(leaf.mesh)
+    for mesh in meshes:
+        described = ", ".join(
+            f"{name}: {leaf.dtype} {leaf.layout.describe(mesh.mesh_dim_names)}" for name, leaf in placed
+            if leaf.mesh is mesh
+        )  # fmt: skip
+        if described in seen or mesh.size() == 1:
+            continue
+        group = group_of(mesh, tuple(range(mesh.ndim)))
+        found: list[Any] = [None] * group.size()
+        all_gather_object(found, described, group)
+        others = [rank for rank, text in enumerate(found) if text != found[0]]
+        if others:
+            raise DistBackendError(
+                f"{group.error_prefix('grad')}: all ranks must differentiate by the same DTensors: rank 0 has"
+                f" {found[0]}; rank {others[0]} has {found[others[0]]}"
+            )
+        seen.add(described)
