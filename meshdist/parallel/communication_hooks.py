@@ -15,14 +15,16 @@ from meshdist.arrays.device_types import new_empty
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.all_reduce import all_reduce as _all_reduce
 from meshdist.collectives.all_to_all_single import all_to_all_single
+from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import resolve
-from meshdist.parallel.bucket_reduction import Hook, Rounds
+from meshdist.parallel.bucket_reduction import Rounds
 from meshdist.parallel.gradient_buckets import GradBucket
 from meshdist.parallel.power_sgd import PowerSGD, batched_power_sgd, power_sgd
 from meshdist.runtime.context import GroupLike
 from meshdist.runtime.work import Work
 
 __all__ = [
+    "PostLocalSGD",
     "PowerSGD",
     "all_reduce",
     "batched_power_sgd",
@@ -96,7 +98,7 @@ def _rounded_to_16_bits(bucket: GradBucket) -> Rounds:
     padded.reshape(-1)[: buffer.size] = _upper_half(buffer)
     mine = np.empty_like(padded)
     yield all_to_all_single(mine, padded, group=bucket.group, async_op=True)
-    mean = _widened(mine).sum(axis=0, dtype=np.float32) / np.float32(size)
+    mean = (_widened(mine) / np.float32(size)).sum(axis=0, dtype=np.float32)
     yield all_gather_into_tensor(padded, _upper_half(mean), bucket.group, async_op=True)
     return _widened(padded).reshape(-1)[: buffer.size]
 
@@ -166,9 +168,40 @@ def _quantized(bucket: GradBucket, channels: Any) -> Rounds:
     return (total / np.float32(size)).reshape(-1)[: bucket.buffer().size]
 
 
+class PostLocalSGD:
+    """A communication hook made by `post_local_sgd`.
+
+    Attributes:
+        step: How many steps it has reduced; a checkpoint keeps it.
+        fault_group: The group in which the ranks tell each other of the faults of the last step; None if in none.
+    """
+
+    def __init__(
+        self, subgroup: ProcessGroup, start_iteration: int, group: ProcessGroup | None, is_local: bool
+    ) -> None:
+        self.step = 0
+        self.fault_group: ProcessGroup | None = None
+        self._subgroup = subgroup
+        self._start_iteration = start_iteration
+        self._group = group
+        self._is_local = is_local
+
+    def __call__(self, bucket: GradBucket) -> Work | None:
+        """Average a bucket: see `GradientReducer(hook=...)`."""
+        if self.step < self._start_iteration:
+            self.fault_group = self._group or bucket.group
+        else:
+            self.fault_group = None if self._is_local else self._subgroup
+        self.step += bucket.is_last()
+        if self.fault_group is None:
+            return None
+        work: Work = _all_reduce(bucket.buffer(), "avg", self.fault_group, async_op=True)
+        return work
+
+
 def post_local_sgd(
     subgroup: GroupLike, start_iteration: int, group: GroupLike = None, post_local_gradient_allreduce: bool = True
-) -> Hook:
+) -> PostLocalSGD:
     """Return a hook for post-local SGD: all ranks average their gradients at first, later only those of a subgroup.
 
     After `start_iteration` steps, average the parameters over all ranks now and then, by a PeriodicAverager with as
@@ -186,16 +219,5 @@ def post_local_sgd(
     """
     if start_iteration < 0:
         raise ValueError(f"post_local_sgd: start_iteration must not be negative, got {start_iteration}")
-    members, wide = resolve(subgroup), None if group is None else resolve(group)
-    step = 0
-
-    def post_local_sgd(bucket: GradBucket) -> Work | None:
-        nonlocal step
-        used = (wide or bucket.group) if step < start_iteration else members
-        step += bucket.is_last()
-        if used is members and not post_local_gradient_allreduce:
-            return None
-        work: Work = _all_reduce(bucket.buffer(), "avg", used, async_op=True)
-        return work
-
-    return post_local_sgd
+    wide = None if group is None else resolve(group)
+    return PostLocalSGD(resolve(subgroup), start_iteration, wide, is_local=not post_local_gradient_allreduce)

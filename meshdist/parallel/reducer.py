@@ -55,8 +55,9 @@ class GradientReducer(Joinable):
         first_bucket_bytes: The same for the first bucket, which is small so that communication begins early.
         hook: `hook(bucket)` reduces a GradBucket instead of the all_reduce. It returns a Work, a Future or an array,
             whose result becomes the content of the bucket, or None once it has changed the bucket in place. If it takes
-            several rounds, it is a generator: it yields what it waits for, and returns the result. See
-            `communication_hooks`.
+            several rounds, it is a generator: it yields what it waits for, and returns the result. The ranks tell each
+            other of faults in a small call of its own, over the group that is its attribute `fault_group`, if it has
+            one. See `communication_hooks`.
         find_unused_parameters: At `wait`, parameters without gradient on this rank take part with zeros.
 
     Attributes:
@@ -372,14 +373,22 @@ class GradientReducer(Joinable):
         if self._hook is None:
             return any(reduction.has_fault for reduction in self._reductions)
         count = np.array(len(self._faults))
-        return bool(all_reduce(count, group=self._group) != 0)
+        if self._fault_group is not None:
+            all_reduce(count, group=self._fault_group)
+        return bool(count != 0)
+
+    @property
+    def _fault_group(self) -> ProcessGroup | None:
+        group: ProcessGroup | None = getattr(self._hook, "fault_group", self._group)
+        return group
 
     def _raise_faults(self, faults: list[str]) -> None:
-        found: list[Any] = [None] * self._group.size()
-        all_gather_object(found, faults, self._group)
-        parts = [
-            f"{call_rank(place, self._group.ranks)}: {'; '.join(texts)}" for place, texts in enumerate(found) if texts
-        ]
+        group = self._fault_group
+        if group is None:
+            raise DistBackendError(f"{self._prefix}: {'; '.join(faults)}")
+        found: list[Any] = [None] * group.size()
+        all_gather_object(found, faults, group)
+        parts = [f"{call_rank(place, group.ranks)}: {'; '.join(texts)}" for place, texts in enumerate(found) if texts]
         raise DistBackendError(f"{self._prefix}: {'. '.join(parts)}")
 
 
