@@ -161,6 +161,9 @@ class NamedViews(Mapping[str, Any]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._views)
 
+    def __reversed__(self) -> Iterator[str]:
+        return reversed(self._views)
+
     def __len__(self) -> int:
         return len(self._views)
 

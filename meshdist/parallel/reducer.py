@@ -117,7 +117,7 @@ class GradientReducer(Joinable):
         self._faults: list[str] = []
         self._num_unused = 0
         self._clock = StepClock()
-        self._checks_nans = False
+        self._is_detailed = False
         self._begin_step()
         _log.info(
             "%s: %d parameters, %d bytes, in %d buckets of %s bytes; %s",
@@ -151,6 +151,7 @@ class GradientReducer(Joinable):
         self._views = {name: made[name] for name in self._arrays}
         self.gradients = NamedViews(self._views)
         self._num_in_bucket = [len(some) for some in assignment]
+        self._num_parameters = len(made)
 
     def __repr__(self) -> str:
         label, count = self._group.label, len(self.gradients)
@@ -170,21 +171,17 @@ class GradientReducer(Joinable):
         Raises:
             RuntimeError: All gradients of the step are ready already, and `wait` was not called.
         """
-        waiting = self._waiting
-        index = self._bucket_of.get(name)
-        if index is None or name not in waiting:
+        if gradient is not None or not self._is_quick:
+            if name not in self._waiting:
+                self._refuse(name)
+                return
+            self._take(name, gradient)
+            if not self._is_synced:
+                return
+        index = self._waiting.pop(name, None)
+        if index is None:
             self._refuse(name)
             return
-        if len(waiting) == len(self.gradients):
-            self._first_is_ready()
-        if gradient is not None and gradient is not self._views[name]:
-            self._copy_in(name, gradient)
-        if not self._is_synced:
-            self._accumulated.add(name)
-            return
-        waiting.remove(name)
-        if self._checks_nans:
-            self._check_nan(name)
         self._num_waiting[index] -= 1
         if index == self._num_started and not self._num_waiting[index]:
             self._start_full()
@@ -208,7 +205,7 @@ class GradientReducer(Joinable):
             while rounds:
                 rounds = [reduction for reduction in rounds if reduction.advance()]
             has_fault = self._has_fault()
-            factor = self.join_factor()
+            factor = 1.0 if self.join is None else self.join_factor()
         finally:
             faults, self._faults = self._faults, []
             self._begin_step()
@@ -219,7 +216,7 @@ class GradientReducer(Joinable):
                 bucket.buffer()[...] *= factor
         self._accumulated.clear()
         self._clock.step_ends()
-        if shows_calls() and self._clock.is_sampled():
+        if self._is_detailed and self._clock.is_sampled():
             _log.debug("%s: step %d: %s", self._prefix, self._clock.steps, self._clock.last())
 
     @contextmanager
@@ -232,7 +229,7 @@ class GradientReducer(Joinable):
         Raises:
             RuntimeError: The block begins in the middle of a step.
         """
-        if self._is_synced and len(self._waiting) != len(self.gradients):
+        if self._is_synced and len(self._waiting) != self._num_parameters:
             raise RuntimeError(f"{self._prefix}: no_sync begins in the middle of a step; call wait() before it")
         before, self._is_synced = self._is_synced, False
         try:
@@ -246,7 +243,7 @@ class GradientReducer(Joinable):
         Raises:
             RuntimeError: A step is under way: `wait` was not called.
         """
-        if len(self._waiting) != len(self.gradients):
+        if len(self._waiting) != self._num_parameters:
             raise RuntimeError(f"{self._prefix}: zero() in the middle of a step; call wait() before it")
         for flat in self._flats:
             flat.fill(0)
@@ -292,13 +289,22 @@ class GradientReducer(Joinable):
         self.wait()
 
     def _begin_step(self) -> None:
-        self._waiting = set(self.gradients)
-        self._num_waiting = list(self._num_in_bucket)
+        self._waiting = self._bucket_of.copy()  # the bucket of each parameter that is not ready
+        self._num_waiting = self._num_in_bucket.copy()
         self._num_started = 0
+        self._is_quick = False  # whether a gradient that is in its bucket needs no more than to be counted
 
-    def _first_is_ready(self) -> None:
-        self._clock.backward_begins()
-        self._checks_nans = self._is_synced and shows_calls()
+    def _take(self, name: str, gradient: Any) -> None:
+        if len(self._waiting) == self._num_parameters:
+            self._clock.backward_begins()
+            self._is_detailed = self._is_synced and shows_calls()
+            self._is_quick = self._is_synced and not self._is_detailed
+        if gradient is not None and gradient is not self._views[name]:
+            self._copy_in(name, gradient)
+        if not self._is_synced:
+            self._accumulated.add(name)
+        elif self._is_detailed:
+            self._check_nan(name)
 
     def _start_full(self) -> None:
         # Each bucket after the one before, so that all ranks make the same calls.
@@ -309,7 +315,8 @@ class GradientReducer(Joinable):
         if not self._num_started:
             self._clock.communication_begins()
             try:
-                self.notify_join_context()
+                if self.join is not None:
+                    self.notify_join_context()
             except DistBackendError:
                 self._begin_step()
                 raise
@@ -371,7 +378,7 @@ class GradientReducer(Joinable):
     def _has_fault(self) -> bool:
         """Return whether a rank has found a fault in this step."""
         if self._hook is None:
-            return any(reduction.has_fault for reduction in self._reductions)
+            return any([reduction.has_fault for reduction in self._reductions])  # noqa: C419 - faster
         count = np.array(len(self._faults))
         if self._fault_group is not None:
             all_reduce(count, group=self._fault_group)
