@@ -9,15 +9,10 @@ slows down all. The time of a call is that of the slowest rank; the table has th
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import shutil
-import statistics
-import tempfile
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from sidebyside.turns import Calls, join_torch, leave_torch, turns_of_meshdist
 
 import meshdist as dist
 from meshdist.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -25,33 +20,6 @@ from meshdist.tensor import DTensor, Partial, Replicate, Shard, distribute_tenso
 SIZES = {"8 KiB": 8 << 10, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "16 MiB": 16 << 20}
 COLUMNS = ("meshdist", "torch", "bare")
 _WARM_UP = 45  # more than the calls in which plans try algorithms
-_TURN_S = 0.05
-
-Calls = dict[str, Callable[[], Any]]
-
-
-def turn(call: Callable[[], Any], times: int) -> float:
-    """Return the time of one call on the slowest rank, in microseconds."""
-    dist.barrier()
-    began = time.perf_counter()
-    for _ in range(times):
-        call()
-    mine = np.array([(time.perf_counter() - began) / times * 1e6])
-    dist.all_reduce(mine, "max")
-    return float(mine[0])
-
-
-def compared(calls: Calls, turns: int) -> dict[str, float]:
-    """Return the median time of each call; they take turns."""
-    for call in calls.values():
-        turn(call, _WARM_UP)
-    first = max(turn(call, 2) for call in calls.values())
-    times = max(2, min(2000, round(_TURN_S * 1e6 / first)))
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(turns):
-        for name in list(calls) if number % 2 else list(reversed(calls)):
-            taken[name].append(turn(calls[name], times))
-    return {name: statistics.median(each) for name, each in taken.items()}
 
 
 def overhead_calls(mesh: dist.DeviceMesh, torch_mesh: Any) -> dict[str, Calls]:
@@ -132,26 +100,6 @@ def waited(local: Any) -> Any:
     return local.wait() if hasattr(local, "wait") else local
 
 
-def mesh_of_torch(ranks: int) -> Any:
-    """Return a mesh of torch over Gloo with the same ranks; None if torch is not installed."""
-    if importlib.util.find_spec("torch") is None:
-        return None
-    import torch
-    import torch.distributed
-    from torch.distributed.device_mesh import init_device_mesh
-
-    torch.set_num_threads(1)
-    folder: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(folder, 0)
-    store = torch.distributed.FileStore(f"{folder[0]}/store", ranks)
-    torch.distributed.init_process_group("gloo", store=store, rank=dist.get_rank(), world_size=ranks)
-    mesh = init_device_mesh("cpu", (ranks,))
-    dist.barrier()
-    if dist.get_rank() == 0:
-        shutil.rmtree(folder[0])
-    return mesh
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=int, default=11, help="how often the libraries take turns")
@@ -160,7 +108,12 @@ def main() -> None:
     dist.init_process_group()
     ranks = dist.get_world_size()
     mesh = dist.init_device_mesh("cpu", (ranks,))
-    torch_mesh = mesh_of_torch(ranks)
+    torch_mesh = None
+    if join_torch():
+        from torch.distributed.device_mesh import init_device_mesh
+
+        torch_mesh = init_device_mesh("cpu", (ranks,))
+    compared = turns_of_meshdist(_WARM_UP, 2000).compared
 
     def show(label: str, calls: Calls) -> None:
         times = compared(calls, options.turns)
@@ -179,9 +132,7 @@ def main() -> None:
             for label, calls in moving_calls(mesh, torch_mesh, nbytes).items():
                 show(f"{label}, {size}", calls)
     if torch_mesh is not None:
-        import torch.distributed
-
-        torch.distributed.destroy_process_group()
+        leave_torch()
     dist.destroy_process_group()
 
 

@@ -9,13 +9,11 @@ call is that of the slowest rank; the table has the median of the turns, in micr
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from sidebyside.turns import Turns
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -25,33 +23,12 @@ from torch.nn.parallel import DistributedDataParallel
 import meshdist.torch  # noqa: F401 - registers the backend
 
 SIZES = {"8 B": 8, "4 KiB": 4 << 10, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "16 MiB": 16 << 20, "64 MiB": 64 << 20}
-_WARM_UP = 20
-_TURN_S = 0.05
 
 
-def turn(call: Callable[[], Any], times: int) -> float:
-    """Return the time of one call on the slowest rank, in microseconds."""
-    dist.barrier()
-    began = time.perf_counter()
-    for _ in range(times):
-        call()
-    mine = torch.tensor([(time.perf_counter() - began) / times * 1e6])
-    dist.all_reduce(mine, dist.ReduceOp.MAX)
-    return mine.item()
-
-
-def compared(calls: dict[str, Callable[[], Any]], turns: int) -> dict[str, float]:
-    """Return the median time of each call; they take turns."""
-    for call in calls.values():
-        turn(call, _WARM_UP)
-    first = max(turn(call, 2) for call in calls.values())
-    times = max(2, min(500, round(_TURN_S * 1e6 / first)))
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for number in range(turns):
-        names = list(calls) if number % 2 else list(reversed(calls))
-        for name in names:
-            taken[name].append(turn(calls[name], times))
-    return {name: statistics.median(each) for name, each in taken.items()}
+def slowest(number: float) -> float:
+    greatest = torch.tensor([number])
+    dist.all_reduce(greatest, dist.ReduceOp.MAX)
+    return greatest.item()
 
 
 def mesh_of(group: dist.ProcessGroup) -> DeviceMesh:
@@ -99,6 +76,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    compared = Turns(dist.barrier, slowest, warm_up=20, most_times=500).compared
     groups = {"gloo": dist.group.WORLD, "meshdist": dist.new_group(backend="meshdist")}
 
     def show(label: str, times: dict[str, float]) -> None:

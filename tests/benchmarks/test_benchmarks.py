@@ -607,3 +607,17 @@ def test_arrays_are_compared(tmp_path):
         f"{move}, 8 KiB"
         for move in ("Shard(0) to Shard(1)", "Shard(0) to Replicate", "Partial to Replicate", "Partial to Shard(0)")
     ]
+
+
+@pytest.mark.slow
+def test_data_parallel_training_is_compared():
+    command = [sys.executable, "-m", "meshdist.launch", "--use-env", "--nproc-per-node", "2"]
+    command += [str(BENCHMARKS / "data_parallel.py"), "--turns", "1", "--most-bytes", str(1 << 20), "--steps", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    times, hooks = done.stdout.split("\n\n")
+    assert times.splitlines()[2].startswith("1 MiB ")
+    rows = [line.split() for line in hooks.splitlines()[2:]]
+    assert [row[0] for row in rows][:2] == ["none", "fp16_compress"]
+    assert all(float(row[2]) < 1 for row in rows)

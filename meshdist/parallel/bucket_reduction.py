@@ -1,0 +1,121 @@
+"""The reduction of one bucket, by a communication hook or by one all_reduce, with what the ranks say of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from types import GeneratorType
+from typing import Any, Protocol, TypeAlias
+
+from meshdist.arrays.reduce_op import ReduceOp
+from meshdist.collectives.all_reduce import all_reduce
+from meshdist.parallel.gradient_buckets import GradBucket
+from meshdist.runtime.work import Work
+
+_MOST_LATE_BYTES = 2 << 20
+
+
+class Waits(Protocol):
+    """A Work, a Future, or what has their `wait`."""
+
+    def wait(self) -> Any: ...
+
+
+Rounds: TypeAlias = "Generator[Waits, None, Any]"
+Hook: TypeAlias = "Callable[[GradBucket], Waits | Rounds | Any]"
+
+
+def hook_name(hook: Hook | None) -> str:
+    """Return the name of a hook in logs and messages."""
+    return "none" if hook is None else str(getattr(hook, "__name__", None) or type(hook).__name__)
+
+
+class DirectReduction:
+    """One all_reduce of the bucket. An element after the gradients carries whether a rank has found a fault.
+
+    So ranks learn of a fault without a call of its own. A small last bucket is reduced by `advance`: nothing is left to
+    hide the call behind, and an async one takes longer.
+    """
+
+    def __init__(self, bucket: GradBucket, flat: Any) -> None:
+        self._group = bucket.group
+        self._flat = flat
+        self._fault = flat[-1:]
+        self._is_late = bucket.is_last() and bucket.buffer().nbytes <= _MOST_LATE_BYTES
+        self._work: Work | None = None
+        self.has_fault = False
+
+    def start(self, has_fault: bool) -> None:
+        """Begin; `has_fault` says whether this rank has found a fault in the step."""
+        if has_fault or self.has_fault:
+            self._fault.fill(1 if has_fault else 0)
+        if not self._is_late:
+            self._work = all_reduce(self._flat, ReduceOp.AVG, self._group, True)
+
+    def advance(self) -> bool:
+        """Wait; return whether there is more to do."""
+        if self._work is None:
+            all_reduce(self._flat, ReduceOp.AVG, self._group)
+        else:
+            work, self._work = self._work, None
+            work.wait()
+        self.has_fault = bool(self._flat[-1] != 0)
+        return False
+
+
+class HookedReduction:
+    """A reduction by a hook, whose result becomes the content of the bucket."""
+
+    has_fault = False  # the reducer asks in a call of its own
+
+    def __init__(self, bucket: GradBucket, hook: Hook) -> None:
+        self._bucket = bucket
+        self._hook = hook
+        self._rounds: Any = None
+        self._pending: Any = None
+
+    def start(self, has_fault: bool) -> None:
+        """Call the hook; it may return a Work, a Future, a generator of them, or the result."""
+        begun = self._hook(self._bucket)
+        self._rounds = None
+        if isinstance(begun, GeneratorType):
+            self._rounds = begun
+            self._resume()
+        else:
+            self._pending = begun
+
+    def advance(self) -> bool:
+        """Wait for the round that is under way, and begin the next; return whether there is more to do."""
+        result = _result_of(self._pending)
+        if self._rounds is not None:
+            self._resume()
+            return True
+        self._pending = None
+        self._keep(result)
+        return False
+
+    def _resume(self) -> None:
+        try:
+            self._pending = next(self._rounds)
+        except StopIteration as end:
+            self._rounds, self._pending = None, end.value
+
+    def _keep(self, result: Any) -> None:
+        buffer = self._bucket.buffer()
+        if isinstance(result, (list, tuple)) and len(result) == 1:
+            result = result[0]
+        if result is None or result is buffer:
+            return
+        size = getattr(result, "size", None)
+        if size != buffer.size:
+            prefix = self._bucket.group.error_prefix("GradientReducer")
+            raise ValueError(
+                f"{prefix}: hook {hook_name(self._hook)} must return the {buffer.size} elements of bucket"
+                f" {self._bucket.index()}, or a Work or Future of them, got {result!r:.80}"
+            )
+        buffer[...] = result.reshape(-1)
+
+
+def _result_of(pending: Any) -> Any:
+    if hasattr(pending, "result"):  # a Work
+        return pending.result()
+    return pending.wait() if hasattr(pending, "wait") else pending

@@ -1,0 +1,131 @@
+"""Model averaging: ranks train alone, or in subgroups, and average their parameters now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from meshdist.groups.process_group import ProcessGroup
+from meshdist.groups.world import resolve
+from meshdist.parallel.parameter_trees import average_parameters
+from meshdist.runtime.context import GroupLike
+
+
+class PeriodicAverager:
+    """Averages parameters over a group in every `period`-th step, after some steps of warm-up.
+
+    torch's `PeriodicModelAverager`. In the steps of warm-up, average the gradients over all ranks; afterwards average
+    them over a subgroup, or not at all: `communication_hooks.post_local_sgd` does both.
+
+    Args:
+        period: Average once in so many steps.
+        warmup_steps: Do nothing in the first steps.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
+
+    Attributes:
+        step: How often `average_parameters` was called; a checkpoint keeps it.
+
+    Raises:
+        ValueError: `period` is not positive, or `warmup_steps` negative.
+
+    Example:
+        >>> import numpy as np
+        >>> import meshdist as dist
+        >>> from meshdist.parallel import PeriodicAverager
+        >>> def main():
+        ...     averager, w = PeriodicAverager(period=2, warmup_steps=1), np.zeros(1)
+        ...     for _ in range(3):
+        ...         w += 1 + dist.get_rank()  # a step of training
+        ...         averager.average_parameters([w])  # does something in the second step
+        ...     return float(w[0])
+        >>> dist.run(main, 2)
+        [4.0, 5.0]
+    """
+
+    def __init__(self, period: int, warmup_steps: int = 0, group: GroupLike = None) -> None:
+        if period < 1:
+            raise ValueError(f"PeriodicAverager: period must be positive, got {period}")
+        _check_warmup("PeriodicAverager", warmup_steps)
+        self._group = resolve(group)
+        self._period = period
+        self._warmup_steps = warmup_steps
+        self.step = 0
+
+    def average_parameters(self, tree: Any) -> None:
+        """Count a step and, if it is its turn, replace the arrays by their mean over the group, in place.
+
+        Args:
+            tree: Dicts, lists and tuples of arrays, as for `average_parameters`.
+        """
+        past = self.step - self._warmup_steps
+        self.step += 1
+        if past >= 0 and past % self._period == 0:
+            average_parameters(tree, self._group)
+
+
+class HierarchicalAverager:
+    """Averages parameters over several groups, the larger ones more rarely; torch's `HierarchicalModelAverager`.
+
+    Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", 2018, section on hierarchical local SGD.
+
+    Args:
+        groups: The group for each period: `{4: mesh["tp"], 16: mesh}` averages along axis tp in every fourth step, and
+            in every sixteenth over the whole mesh instead. The group of a longer period contains those of the shorter
+            ones.
+        warmup_steps: Do nothing in the first steps.
+
+    Attributes:
+        step: How often `average_parameters` was called; a checkpoint keeps it.
+
+    Raises:
+        ValueError: No groups, a period that is not positive, negative `warmup_steps`, or a group of a longer period
+            that does not contain one of a shorter.
+
+    Example:
+        >>> import numpy as np
+        >>> import meshdist as dist
+        >>> from meshdist.parallel import HierarchicalAverager
+        >>> def main():
+        ...     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("hosts", "ranks"))
+        ...     averager, w = HierarchicalAverager({1: mesh["ranks"], 2: mesh}), np.array([1.0 * dist.get_rank()])
+        ...     averager.average_parameters([w])  # step 0 is the turn of both: the larger one
+        ...     w += dist.get_rank()
+        ...     averager.average_parameters([w])  # step 1 is that of the pairs
+        ...     return float(w[0])
+        >>> dist.run(main, 4)
+        [2.0, 2.0, 4.0, 4.0]
+    """
+
+    def __init__(self, groups: Mapping[int, GroupLike], warmup_steps: int = 0) -> None:
+        _check_warmup("HierarchicalAverager", warmup_steps)
+        if not groups or min(groups) < 1:
+            raise ValueError(f"HierarchicalAverager: groups must have positive periods as keys, got {list(groups)}")
+        self._groups: dict[int, ProcessGroup] = {period: resolve(groups[period]) for period in sorted(groups)}
+        inner: ProcessGroup | None = None
+        for period, group in self._groups.items():
+            if inner is not None and not set(inner.ranks) <= set(group.ranks):
+                raise ValueError(
+                    f"HierarchicalAverager: the group of period {period}, {group.label!r}, must contain the ranks of "
+                    f"that with a shorter period, {inner.label!r}"
+                )
+            inner = group
+        self._warmup_steps = warmup_steps
+        self.step = 0
+
+    def average_parameters(self, tree: Any) -> None:
+        """Count a step and average over the group of the longest period that divides its number, in place.
+
+        Args:
+            tree: Dicts, lists and tuples of arrays, as for `average_parameters`.
+        """
+        step, self.step = self.step, self.step + 1
+        if step < self._warmup_steps:
+            return
+        turns = [group for period, group in self._groups.items() if step % period == 0]
+        if turns:
+            average_parameters(tree, turns[-1])
+
+
+def _check_warmup(of: str, warmup_steps: int) -> None:
+    if warmup_steps < 0:
+        raise ValueError(f"{of}: warmup_steps must not be negative, got {warmup_steps}")
