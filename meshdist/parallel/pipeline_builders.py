@@ -25,9 +25,12 @@ def gpipe(num_ranks: int, num_microbatches: int) -> Schedule:
     Example:
         >>> gpipe(3, 2).show(width=80)
         GPipe: makespan 12, bubble 50.0%
-        rank 0 F0 F1 ............ B0--- B1---
-        rank 1 ...F0 F1 ...B0--- B1--- ......
-        rank 2 ......F0 F1 B0--- B1--- ......
+        rank 0 F0 F1 ..................B0--- B1---
+        rank 1 ...F0 F1 .........B0--- B1--- ......
+        rank 2 ......F0 F1 B0--- B1--- ............
+        rank 0: bubble 50%, 2 activations
+        rank 1: bubble 50%, 2 activations
+        rank 2: bubble 50%, 2 activations
     """
     _check_counts("gpipe", num_ranks=num_ranks, num_microbatches=num_microbatches)
     batches = range(num_microbatches)
@@ -75,9 +78,7 @@ def looped_bfs(num_ranks: int, num_microbatches: int, stages_per_rank: int = 2) 
     Raises:
         ValueError: A number is not positive.
     """
-    _check_counts(
-        "looped_bfs", num_ranks=num_ranks, num_microbatches=num_microbatches, stages_per_rank=stages_per_rank
-    )
+    _check_counts("looped_bfs", num_ranks=num_ranks, num_microbatches=num_microbatches, stages_per_rank=stages_per_rank)
     rows: list[Row] = []
     for rank in range(num_ranks):
         stages = range(rank, num_ranks * stages_per_rank, num_ranks)
@@ -151,15 +152,15 @@ def zero_bubble(num_ranks: int, num_microbatches: int, stages_per_rank: int = 1)
             row.append(backward)
             if number >= rank:
                 row.append(weights[number - rank])
-        rows.append(row + weights[max(0, len(weights) - rank) :])
+        rows.append([*row, *weights[max(0, len(weights) - rank) :]])
     return Schedule(_delayed(rows), "InterleavedZeroBubble" if stages_per_rank > 1 else "ZB-H1")
 
 
 def zbv(num_ranks: int, num_microbatches: int) -> Schedule:
     """Return ZB-V: two stages on each rank in the shape of a V, no bubble where F, I and W take equally long.
 
-    Rank r has the stages r and `2 * num_ranks - 1 - r`, so the first rank also has the last stage, and the loss. Source:
-    Qi et al., "Pipeline Parallelism with Controllable Memory" (2024); torch's ZBVZeroBubble.
+    Rank r has the stages r and `2 * num_ranks - 1 - r`, so the first rank also has the last stage, and the loss.
+    Source: Qi et al., "Zero Bubble Pipeline Parallelism" (2023), section 6; torch's ZBVZeroBubble.
 
     Args:
         num_ranks: Ranks of the pipeline.
@@ -183,7 +184,9 @@ def zbv(num_ranks: int, num_microbatches: int) -> Schedule:
         row += count.series([(down, BACKWARD_INPUT), (up, BACKWARD_INPUT)], rank)
         row += count.series([(down, BACKWARD_INPUT), (down, BACKWARD_WEIGHT)], num_ranks - rank)
         for stage in (up, down):
-            row += count.series([(stage, BACKWARD_WEIGHT)], count[stage, BACKWARD_INPUT] - count[stage, BACKWARD_WEIGHT])
+            row += count.series(
+                [(stage, BACKWARD_WEIGHT)], count[stage, BACKWARD_INPUT] - count[stage, BACKWARD_WEIGHT]
+            )
         rows.append([action if action is not None and action.microbatch < num_microbatches else None for action in row])
     return Schedule(rows, "ZBV")
 
@@ -204,7 +207,8 @@ def dualpipe_v(num_ranks: int, num_microbatches: int) -> Schedule:
     _check_counts("dualpipe_v", num_ranks=num_ranks, num_microbatches=num_microbatches)
     if num_microbatches < 2 * num_ranks:
         raise ValueError(
-            f"dualpipe_v: num_microbatches must be at least the number of stages, {2 * num_ranks}, got {num_microbatches}"
+            f"dualpipe_v: num_microbatches must be at least the number of stages, {2 * num_ranks}, got"
+            f" {num_microbatches}"
         )
     return Schedule([_dualpipe_v_row(rank, num_ranks, num_microbatches) for rank in range(num_ranks)], "DualPipeV")
 
@@ -285,7 +289,8 @@ def _delayed(rows: list[Row]) -> list[Row]:
                 continue
             action = actions[-1]
             if action is not None and action.kind == FORWARD and action.stage > 0:
-                if Action(action.stage - 1, FORWARD, action.microbatch) not in done:
+                before = Action(action.stage - 1, FORWARD, action.microbatch)
+                if before not in done:
                     row.append(None)
                     continue
             row.append(actions.pop())

@@ -51,7 +51,9 @@ def _check_passes(table: Table, stage: int, microbatch: int, has_backward: bool)
     if full in places:
         for half in (of_input, of_weight):
             if half in places:
-                raise ScheduleError(f"{places[half]}: {half} repeats {full} of {places[full]}, which is the whole backward")
+                raise ScheduleError(
+                    f"{places[half]}: {half} repeats {full} of {places[full]}, which is the whole backward"
+                )
         if places[full] < places[forward]:
             raise ScheduleError(_too_early(table, full, forward))
         return

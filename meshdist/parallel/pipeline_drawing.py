@@ -100,8 +100,12 @@ def _scaled_rows(timeline: Drawn, width: int) -> list[str] | None:
     if not spans:
         return None
     # The narrowest drawing in which each label fits, with a space after it.
-    scale = max((len(_written(span, row)) + 1) / (span.end - span.begin) for row in timeline.rows for span in row
-                if span.end > span.begin)
+    scale = max(
+        (len(_written(span, row)) + 1) / (span.end - span.begin)
+        for row in timeline.rows
+        for span in row
+        if span.end > span.begin
+    )
     if scale * timeline.makespan > width:
         return None
     return [_scaled(row, scale, round(timeline.makespan * scale)) for row in timeline.rows]
@@ -134,7 +138,9 @@ def _listed(row: Sequence[Span]) -> str:
 # ---- As HTML
 
 _ROW = "position:relative;height:22px;background:#f2f2f2;margin:2px 0"
-_BAR = "position:absolute;top:0;height:22px;line-height:22px;overflow:hidden;text-align:center;color:#000;font-size:11px"
+_BAR = (
+    "position:absolute;top:0;height:22px;line-height:22px;overflow:hidden;text-align:center;color:#000;font-size:11px"
+)
 
 
 def as_html(timeline: Drawn) -> str:

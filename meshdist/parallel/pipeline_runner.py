@@ -27,7 +27,8 @@ class PipelineStep(NamedTuple):
 
     Attributes:
         outputs: On the rank of the last stage, what it returned, put together along dimension 0; elsewhere None.
-        losses: On the rank of the last stage, the loss of each micro-batch, in order; elsewhere None, and without `loss=`.
+        losses: On the rank of the last stage, the loss of each micro-batch, in order; elsewhere, and without a target,
+            None.
         gradients: For each stage of this rank, the sum of its gradients over the micro-batches, divided by their number
             unless `scale_grads=False`; empty after `eval`.
     """
@@ -165,18 +166,23 @@ class PipelineRunner:
             self._spans = execution.spans
             return self._result(execution, forward_only)
         except BaseException as error:
-            where = f"{error_prefix}: {execution.where}{type(error).__name__}: {error}"
-            if not self._group.is_broken:
-                self._group.abort(where)
-            if isinstance(error, DistError):
-                raise
-            if execution.is_ours or isinstance(error, WrongResultError):
-                raising = next((kind for kind in _OURS if isinstance(error, kind)), None)
-                if raising is not None:
-                    raise raising(f"{error_prefix}: {execution.where}{error}") from None
-            if hasattr(error, "add_note"):
-                error.add_note(f"raised by {error_prefix}, {execution.where.rstrip(': ')}")
+            self._give_up(error, execution, error_prefix)
             raise
+
+    def _give_up(self, error: BaseException, execution: Execution, error_prefix: str) -> None:
+        """Tell the other ranks why this one goes no further; raise `error` with the action, if it can be put before."""
+        raised: BaseException = error
+        if execution.is_ours or isinstance(error, WrongResultError):
+            kind = next((kind for kind in _OURS if isinstance(error, kind)), None)
+            if kind is not None:
+                raised = kind(f"{error_prefix}: {execution.where}{error}")
+        if not self._group.is_broken:
+            words = f"{error_prefix}: {execution.where}{type(raised).__name__}: {error}"
+            self._group.abort(words)
+        if raised is not error:
+            raise raised from None
+        if execution.where and hasattr(error, "add_note") and not isinstance(error, DistError):
+            error.add_note(f"raised in {error_prefix}: {execution.where.rstrip(': ')}")
 
     def _result(self, execution: Execution, forward_only: bool) -> PipelineStep:
         num = self.schedule.num_microbatches
@@ -226,8 +232,7 @@ class PipelineRunner:
             ranks.setdefault((digest, text), []).append(rank)
         if len({digest for digest, _ in ranks}) > 1:
             have = "; ".join(
-                f"{ranks_text(members)}: {text} [{digest[:8]}]"
-                for (digest, text), members in ranks.items()
+                f"{ranks_text(members)}: {text} [{digest[:8]}]" for (digest, text), members in ranks.items()
             )
             raise ScheduleError(f"{error_prefix}: the ranks have different schedules: {have}; all pass the same one")
         failed = [(rank, kind, text) for rank, (_, _, kind, text) in enumerate(found) if kind is not None]

@@ -51,7 +51,8 @@ class PipelineTimeline:
         """Draw a bar for each computation of each rank.
 
         Args:
-            form: `"text"`, `"html"` or `"plot"` (also `"matplotlib"`). None prints text, and displays HTML in a notebook.
+            form: `"text"`, `"html"` or `"plot"` (also `"matplotlib"`). None prints text, and displays HTML in a
+                notebook.
             ax: The matplotlib Axes to plot in. None: those of a new figure.
             width: Letters in a line of text. None: those of the terminal; without one, the actions are listed.
 

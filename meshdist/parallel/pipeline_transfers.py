@@ -1,8 +1,8 @@
 """Transfers: the messages between the stages of a pipeline.
 
 Every message has a tag of its own, from its stage, direction and micro-batch, so ranks may post them in any order. With
-the first message of each pair of stages and direction goes an outline of what is sent, on another tag. From then on both
-sides know the shapes and dtypes, and a receive is posted in its place of the schedule.
+the first message from a stage to the next, or to the one before, goes an outline of what is sent, on another tag. From
+then on both sides know the shapes and dtypes, and a receive is posted in its place of the schedule.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Transfers:
             self._send_outline(edge, tree, peer)
         elif known != tree.text:
             raise ValueError(
-                f"{tree.text} does not fit: the receiver expects {known}, as of earlier micro-batches; all must have the"
-                " same shapes and dtypes, and before a step with others every rank calls forget_shapes()"
+                f"{tree.text} does not fit: the receiver expects {known}, as of earlier micro-batches; all must have"
+                " the same shapes and dtypes, and before a step with others every rank calls forget_shapes()"
             )
         tag = self._tag(edge, action.microbatch)
         self._sends += [isend(leaf, group=self._group, group_dst=peer, tag=tag) for leaf in tree.leaves]

@@ -1,4 +1,4 @@
-"""A network of linear stages in whole numbers, which a pipeline must compute to the last bit, and what one process has."""
+"""A network of linear stages in whole numbers, which a pipeline must compute to the last bit, as one process does."""
 
 from __future__ import annotations
 
