@@ -16,6 +16,7 @@ from meshdist.system.palette import fill
 _NUMBER = {FORWARD: 0, BACKWARD: 1, BACKWARD_INPUT: 2, BACKWARD_WEIGHT: 5}
 # Later stages of a rank are drawn paler.
 _PALE = (1.0, 0.6, 0.4, 0.25)
+_PALER = "paler: later stages of a rank"
 _IDLE, _REST = ".", "-"
 # Narrower drawings list the actions.
 _NARROWEST = 24
@@ -70,6 +71,10 @@ def _facts(timeline: Drawn, rank: int) -> str:
 def label(action: Action, first: int) -> str:
     """Return what is written into a bar: the micro-batch, and the stage where the rank has several."""
     return f"{action.kind}{action.microbatch}" if first < 0 else str(action)
+
+
+def _has_several_stages(timeline: Drawn) -> bool:
+    return any(_only_stage(row) >= 0 for row in timeline.rows)
 
 
 def _only_stage(row: Sequence[Span]) -> int:
@@ -162,7 +167,7 @@ def as_html(timeline: Drawn) -> str:
     )
     return (
         f'<div><div><b>{escape(summary(timeline))}</b></div><table style="width:100%;border-collapse:collapse">'
-        f"{''.join(table)}</table><div>{swatches}</div></div>"
+        f"{''.join(table)}</table><div>{swatches}{_PALER if _has_several_stages(timeline) else ''}</div></div>"
     )
 
 
@@ -191,6 +196,8 @@ def colour(action: Action, row: Sequence[Span]) -> str:
 
 # Inches: the height of a row, the space around the rows.
 _HEIGHT, _AROUND = 0.38, 1.1
+# The width of a letter, as a share of the drawing.
+_LETTER = 0.009
 
 
 def as_plot(timeline: Drawn, ax: Any = None) -> Any:
@@ -208,15 +215,19 @@ def as_plot(timeline: Drawn, ax: Any = None) -> Any:
         colours = [colour(span.action, row) for span in row]
         ax.broken_barh(spans, (rank - 0.45, 0.9), facecolors=colours, edgecolor="white", linewidth=0.8)
         for span in row:
-            text = label(span.action, first)
-            if (span.end - span.begin) / whole > 0.011 * len(text):
-                middle = (span.begin + span.end) / 2
-                ax.text(middle, rank, text, ha="center", va="center", fontsize=7, color="black", clip_on=True)
+            # The micro-batch alone where there is no room for more.
+            for text in (label(span.action, first), str(span.action.microbatch)):
+                if (span.end - span.begin) / whole > _LETTER * len(text):
+                    middle = (span.begin + span.end) / 2
+                    ax.text(middle, rank, text, ha="center", va="center", fontsize=7, color="black", clip_on=True)
+                    break
     ax.set_yticks(range(len(timeline.rows)), [f"rank {rank}" for rank in range(len(timeline.rows))])
     ax.set_ylim(len(timeline.rows) - 0.4, -0.6)  # rank 0 above
     ax.set_xlim(0, whole)
     ax.set_xlabel("time")
     ax.set_title(summary(timeline), fontsize="small")
     handles = [Patch(facecolor=fill(_NUMBER[kind], None), label=WORDS[kind]) for kind in kinds_of(timeline)]
+    if _has_several_stages(timeline):
+        handles.append(Patch(facecolor="none", label=_PALER))
     ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     return ax

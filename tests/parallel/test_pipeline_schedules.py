@@ -49,7 +49,7 @@ def test_schedules_are_complete_and_free_of_deadlock():
 @pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 def test_all_schedules_of_up_to_16_ranks_and_64_microbatches_are_proven():
-    assert proven(range(1, 17), range(1, 65)) > 12_000
+    assert proven(range(1, 17), range(1, 65)) == 12496
 
 
 @pytest.mark.parametrize("schedule", [gpipe(3, 2), interleaved(2, 4), zero_bubble(3, 6, 2), zbv(2, 3)], ids=repr)
