@@ -151,7 +151,7 @@ REASONS = {
     "algorithms": "hooks of DistributedDataParallel",
     "checkpoint": "no checkpoint format: save arrays with NumPy, see the section Checkpoints of docs/migration.md",
     "fsdp": "wraps torch modules",
-    "pipelining": "wraps torch modules; `isend` and `irecv` are what it stands on",
+    "pipelining": "`meshdist.parallel` has its schedules, and runs them with functions instead of modules",
     "deprecated": "import its names from `meshdist`",
     "pipeline": "wraps torch modules; `isend` and `irecv` are what it stands on",
 }

@@ -15,7 +15,7 @@ from meshdist.parallel.pipeline_actions import COMPUTES, Action, parse_cell
 from meshdist.parallel.pipeline_check import check_table
 from meshdist.parallel.pipeline_messages import with_messages
 from meshdist.parallel.pipeline_simulation import PipelineCosts, simulate
-from meshdist.parallel.pipeline_table import Table
+from meshdist.parallel.pipeline_table import ScheduleError, Table
 from meshdist.parallel.pipeline_timeline import PipelineTimeline
 
 
@@ -209,8 +209,11 @@ class Schedule:
             for rank, row in enumerate(words)
         )
 
-    def _repr_html_(self) -> str:
-        return self.simulate()._repr_html_()
+    def _repr_html_(self) -> str | None:
+        try:
+            return self.simulate()._repr_html_()
+        except ScheduleError:  # a notebook shows its repr
+            return None
 
 
 def _actions(rank: int, row: Iterable[Action | str | None]) -> Iterator[Action | None]:

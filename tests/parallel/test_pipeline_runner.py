@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from pipeline_programs import assert_as_one_process, batch_of, loss, reference, stage_of, trained
+from worlds import needs_linux
 
 import meshdist as dist
 from meshdist.parallel import (
@@ -257,3 +258,22 @@ def test_stages_are_checked_when_they_are_made():
         PipelineStage(3)
     with pytest.raises(ValueError, match="backward_input is given without backward_weight; give both"):
         PipelineStage(print, backward_input=print)
+
+
+def told_on_a_group():
+    group = dist.new_group([0, 1, 2])
+    stages = wrapped(raising) if dist.get_rank() == 1 else [stage_of(dist.get_rank())]
+    runner = PipelineRunner(stages, one_f_one_b(3, 4), group, loss=loss)
+    try:
+        runner.step(*batch_of(4))
+    except (RuntimeError, dist.DistBackendError) as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("backend", ["threads", pytest.param("gloo", marks=needs_linux)])
+def test_a_failure_breaks_the_group_of_the_pipeline_alone(worlds, backend):
+    first, cause, last = worlds.world(backend, 3).run(told_on_a_group)
+    assert cause == "no luck"
+    for words in (first, last):
+        assert "gave up: PipelineRunner.step on group" in words
+        assert "1F0, the forward of micro-batch 0 through stage 1: RuntimeError: no luck" in words

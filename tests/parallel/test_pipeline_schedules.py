@@ -36,6 +36,8 @@ def proven(ranks, microbatches):
                 except ValueError:  # the numbers do not divide
                     continue
                 schedule.check()
+                if num_ranks * num_microbatches <= 24:
+                    schedule.with_messages().check()
                 assert schedule.num_microbatches == num_microbatches
                 count += 1
     return count

@@ -88,6 +88,7 @@ def test_html_names_each_action_and_its_time():
     assert 'title="3I0: backward of the input, 4 to 5"' in html
     assert "ZBV: makespan 25, bubble 4.0%" in html
     assert zbv(2, 4)._repr_html_() == zbv(2, 4).simulate()._repr_html_() == html
+    assert Schedule(["0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"])._repr_html_() is None  # it deadlocks
     assert "&lt;b&gt;" in Schedule(["0F0"], name="<b>").show("html")
 
 
