@@ -128,6 +128,11 @@ class Transfers:
             peer, tag = self._source(edge), self._tag(edge, -1)
             size = np.empty(1, np.int64)
             irecv(size, group=self._group, group_src=peer, tag=tag).wait()
+            if not size[0]:
+                raise ValueError(
+                    "a dry run does not know what another stage returns; there, check and simulate the schedule:"
+                    " schedule.check().simulate(costs)"
+                )
             data = np.empty(int(size[0]), np.uint8)
             irecv(data, group=self._group, group_src=peer, tag=tag).wait()
             empty, shapes = pickle.loads(data.tobytes())

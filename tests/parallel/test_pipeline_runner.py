@@ -277,3 +277,10 @@ def test_a_failure_breaks_the_group_of_the_pipeline_alone(worlds, backend):
     for words in (first, last):
         assert "gave up: PipelineRunner.step on group" in words
         assert "1F0, the forward of micro-batch 0 through stage 1: RuntimeError: no luck" in words
+
+
+def test_a_dry_run_says_that_it_knows_no_other_stage():
+    with dist.dry_run(world_size=4, rank=1):
+        runner = PipelineRunner([stage_of(1)], one_f_one_b(4, 2), loss=loss)
+        with pytest.raises(ValueError, match="1F0, the forward .* a dry run does not know what another stage returns"):
+            runner.step()
