@@ -342,6 +342,16 @@ def test_ways_to_reduce_many_gradients_are_timed(script):
     assert [line.partition(":")[0] for line in lines] == names
 
 
+def test_bubbles_of_pipelines_are_simulated_and_measured(script):
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = script("pipeline_bubble.py", "--microbatches", "2", "--seconds", "0.001", "--steps", "1", **place)
+    assert done.returncode == 0, done.stderr
+    title, _, _, _, *rows = done.stdout.splitlines()
+    assert title == "1 ranks, 2 micro-batches, stages: sleep"
+    names = ["GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "ZB-H1", "ZBV"]
+    assert [row.split(" | ")[0].strip("| ") for row in rows] == names
+
+
 @pytest.mark.slow
 def test_cells_of_a_notebook_are_timed(script, tmp_path):
     path = tmp_path / "times.json"
