@@ -16,6 +16,6 @@ def test_the_table_has_the_bubbles_and_activations_of_the_schedules():
         assert (round(100 * timeline.bubble), max(timeline.peak_activations)) == (int(bubble), int(activations)), name
 
 
-def test_every_public_name_of_pipelines_is_in_the_reference():
+def test_every_public_name_of_parallel_is_in_the_reference():
     listed = re.findall(r"^\.\. auto\w+:: meshdist\.parallel\.(\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
-    assert set(listed) == set(meshdist.parallel.__all__)
+    assert set(listed) == set(meshdist.parallel.__all__) - {"communication_hooks"}  # a module
