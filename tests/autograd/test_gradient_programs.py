@@ -118,6 +118,30 @@ def test_second_derivatives() -> None:
     on_meshes(program, meshes=((1,), (2,), (3,)))
 
 
+def test_full_buckets_are_started_during_the_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshdist.autograd.pending_gradients.BUCKET_BYTES", 64)
+
+    def program() -> None:
+        mesh = mesh_2x2()
+        rng = np.random.default_rng(0)
+        x, weights = rng.random((6, 4)), [rng.random((4, 4)) for _ in range(6)]
+        rows = place(x, mesh, {"dp": Shard(0), "tp": Shard(1)})
+
+        def loss(np: Any, weights: Any, x: Any) -> Any:
+            for w in weights:
+                x = np.tanh(x @ w)
+            return np.sum(x)
+
+        placed_weights = [place(w, mesh, {}) for w in weights]
+        with mesh.account() as account:
+            found = ag.grad(lambda weights: loss(np, weights, rows))(placed_weights)
+        wanted = autograd.grad(lambda weights: loss(anp, weights, x))(weights)
+        assert all(np.allclose(got.full(), right) for got, right in zip(found, wanted, strict=True))
+        assert account.volumes()["dp"]["all_reduce"].calls >= len(weights)
+
+    meshdist.run(program, 4)
+
+
 # ---- Random programs
 
 
@@ -176,6 +200,7 @@ def test_what_has_no_gradient_is_named() -> None:
             refused(lambda: ag.grad(lambda x: np.sum(np.cumprod(x, axis=1)))(x), TypeError),
             refused(lambda: ag.grad(lambda x: np.median(x, axis=1)[0])(x), TypeError),
             refused(lambda: ag.grad(lambda x: np.interp(x, [0, 1], [0, 1]))(x), TypeError),
+            refused(lambda: ag.grad(lambda x: np.sum(np.dstack([x, x])))(x), TypeError),
             refused(lambda: ag.grad(lambda x: np.sum(local_map(abs, x.placements)(x)))(x), TypeError),
             refused(lambda: ag.grad(lambda x: anp.sum(halo(x, 1)))(x), TypeError),
             refused(lambda: ag.grad(lambda x: x.full(root=0))(x), TypeError),
@@ -187,7 +212,7 @@ def test_what_has_no_gradient_is_named() -> None:
         ]
 
     parts = (
-        "cumprod has no gradient", "median has no gradient", "np.interp is not available",
+        "cumprod has no gradient", "median has no gradient", "np.interp is not available", "dstack has no gradient",
         "meshdist.tensor.local_map has", "meshdist.tensor.halo has no gradient", "with root= it has no gradient",
         "shape (2,); add", "p['n'] is of int64", "redistribute", "vjp, argument 0", "x is a DTensor",
     )  # fmt: skip
