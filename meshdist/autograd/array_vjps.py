@@ -19,6 +19,7 @@ from autograd.extend import defvjp, primitive
 from autograd.numpy import numpy_wrapper
 from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.numpy.numpy_vjps import match_complex, unbroadcast
+from autograd.tracer import trace_primitives_map
 
 from meshdist.autograd.array_moves import _local, _redistributed, _whole, block_of, from_block, settled
 from meshdist.mesh.device_mesh import DeviceMesh
@@ -77,6 +78,7 @@ def _of_each(
 
 
 def _define(fun: Any, *makers: Callable[..., Vjp] | None) -> None:
+    assert getattr(fun, "_is_autograd_primitive", False), f"{fun} is no primitive"
     _makers[fun] = makers
 
 
@@ -104,7 +106,7 @@ _define(
     lambda ans, x, y: _fitted(y, lambda g: g * anp.log(anp.where(x == 0, 1.0, x) if _is_array(x) else x or 1.0) * ans),
 )
 _define(
-    anp.where,
+    trace_primitives_map[np.where],  # anp.where is a function around it
     None,
     lambda ans, c, x, y: _fitted(x, lambda g: anp.where(c, g, 0)),
     lambda ans, c, x, y: _fitted(y, lambda g: anp.where(c, 0, g)),
