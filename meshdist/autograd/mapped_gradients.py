@@ -115,12 +115,12 @@ def _given(vjp: Callable[..., Any], result: Any, blocks: Sequence[Any]) -> Pull:
 
 
 def _vjp_of_blocks(
-    argnums: Sequence[int], ans: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    argnums: Sequence[int], made: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[Any], list[Any]]:
     _, in_placements, device_mesh = kwargs["_call"]
     values = [getval(arg) for arg in args]
     mesh = device_mesh or mesh_of("local_map", [value for value in values if isinstance(value, DTensor)])
-    results = list(ans) if isinstance(ans, (list, tuple)) else [ans]
+    results = list(made) if isinstance(made, (list, tuple)) else [made]
     layouts = [result.layout if hasattr(result, "layout") else None for result in results]
     axes = range(len(mesh.shape))
     varying = {axis for axis in axes if any(_varies(layout, axis) for layout in layouts if layout is not None)}
@@ -134,12 +134,12 @@ def _vjp_of_blocks(
     targets = {number: _gradient_layout(values[number], number, in_placements, mesh, varying) for number in argnums}
 
     def vjp(g: Any) -> list[Any]:
-        of_results = list(g) if isinstance(ans, (list, tuple)) else [g]
+        of_results = list(g) if isinstance(made, (list, tuple)) else [g]
         parts = [
             part if layout is None else block_of(part, layout.resolved()) * (1.0 if counted else 0.0)
             for part, layout, counted in zip(of_results, layouts, counts, strict=True)
         ]
-        gradients = pull(type(ans)(parts) if isinstance(ans, (list, tuple)) else parts[0])
+        gradients = pull(type(made)(parts) if isinstance(made, (list, tuple)) else parts[0])
         found = []
         for number in argnums:
             gradient = gradients[number]
