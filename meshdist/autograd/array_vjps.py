@@ -32,8 +32,9 @@ from meshdist.tensor.placements import Partial
 _parse_einsum_input = numpy_wrapper._parse_einsum_input
 
 Vjp = Callable[[Any], Any]
+Maker = Callable[..., Vjp]
 # By primitive: functions `(result, *args, **kwargs)` for the gradients of the positional arguments.
-_makers: dict[Any, tuple[Callable[..., Vjp] | None, ...]] = {}
+_makers: dict[Any, tuple[Maker | None, ...]] = {}
 # By primitive: functions as those in `autograd.core.primitive_vjps`.
 _of_all: dict[Any, Callable[..., Any]] = {}
 # Their gradients only rearrange, repeat and add: a pending sum may stay so.
@@ -69,7 +70,7 @@ def maker_for_arrays(fun: Any) -> Callable[..., Callable[[Any], Any]] | None:
 
 def _of_each(
     name: str,
-    makers: tuple[Callable[..., Vjp] | None, ...],
+    makers: tuple[Maker | None, ...],
     argnums: Sequence[int],
     result: Any,
     args: Any,
@@ -82,7 +83,7 @@ def _of_each(
     return lambda g: [vjp(g) for vjp in vjps]
 
 
-def _define(fun: Any, *makers: Callable[..., Vjp] | None) -> None:
+def _define(fun: Any, *makers: Maker | None) -> None:
     assert getattr(fun, "_is_autograd_primitive", False), f"{fun} is no primitive"
     _makers[fun] = makers
 
@@ -105,23 +106,18 @@ def _power_base(result: Any, x: Any, y: Any) -> Vjp:
     return _fitted(x, lambda g: g * y * x ** anp.where(y == 0, 1.0, y - 1))
 
 
-_define(
-    anp.power,
-    _power_base,
-    lambda result, x, y: _fitted(
-        y, lambda g: g * anp.log(anp.where(x == 0, 1.0, x) if _is_array(x) else x or 1.0) * result
-    ),
-)
+def _power_exponent(result: Any, x: Any, y: Any) -> Vjp:
+    base = anp.where(x == 0, 1.0, x) if hasattr(x, "shape") else x or 1.0
+    return _fitted(y, lambda g: g * anp.log(base) * result)
+
+
+_define(anp.power, _power_base, _power_exponent)
 _define(
     trace_primitives_map[np.where],  # anp.where is a function around it
     None,
     lambda result, c, x, y: _fitted(x, lambda g: anp.where(c, g, 0)),
     lambda result, c, x, y: _fitted(y, lambda g: anp.where(c, 0, g)),
 )
-
-
-def _is_array(x: Any) -> bool:
-    return hasattr(x, "shape")
 
 
 def _clip(result: Any, x: Any, a_min: Any = None, a_max: Any = None, **kwargs: Any) -> Vjp:

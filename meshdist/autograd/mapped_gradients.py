@@ -10,8 +10,8 @@ import numpy as np
 from autograd.extend import defvjp, defvjp_argnums, primitive
 from autograd.tracer import getval, isbox
 
-from meshdist.autograd.array_moves import GRADS, block_of, from_block
-from meshdist.autograd.collectives import check_gradient
+from meshdist.autograd.array_moves import block_of, checked_grad, from_block
+from meshdist.autograd.collective_rules import check_gradient
 from meshdist.autograd.tape import is_differentiable, pullback
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor import halos, mapping
@@ -236,9 +236,7 @@ def halo(x: Any, width: int | Sequence[int], periodic: bool | Sequence[bool] = F
         TypeError: As `meshdist.tensor.halo`.
         ValueError: As there; another `grad`.
     """
-    if grad not in GRADS:
-        raise ValueError(f"halo: grad must be 'reduce' or 'identity', got {grad!r}")
-    return _with_halo(x, width, periodic, grad)
+    return _with_halo(x, width, periodic, checked_grad("halo", grad))
 
 
 def map_overlap(

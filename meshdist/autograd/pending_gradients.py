@@ -9,7 +9,7 @@ import numpy as np
 from autograd.tracer import isbox
 
 from meshdist.arrays.trees import Tree
-from meshdist.autograd.collectives import check_gradient
+from meshdist.autograd.collective_rules import check_gradient
 from meshdist.collectives.all_reduce import all_reduce
 from meshdist.collectives.objects import all_gather_object
 from meshdist.debug.debug_level import DebugLevel, get_debug_level
