@@ -142,6 +142,37 @@ def test_full_buckets_are_started_during_the_backward_pass(monkeypatch: pytest.M
     meshdist.run(program, 4)
 
 
+def test_gradients_of_cut_weights_are_scattered_together() -> None:
+    """Weights that are gathered for their use, as by FSDP, beside one that is not."""
+
+    def program(mesh: Any, rng: Any) -> None:
+        x, weights = rng.random((6, 5)), [rng.random((5, 5)) for _ in range(3)]
+        rows = place(x, mesh, {"a": Shard(0)})
+        cuts = ({"a": Shard(0)}, {"a": Shard(1)}, {})
+        cut = [place(w, mesh, placements) for w, placements in zip(weights, cuts, strict=True)]
+
+        def loss(np: Any, weights: Any, x: Any) -> Any:
+            for w in weights:
+                x = np.tanh(x @ (w.redistribute({}) if hasattr(w, "redistribute") else w))
+            return np.sum(x)
+
+        differentiated = ag.grad(lambda weights: loss(np, weights, rows))
+        differentiated(cut)
+        with mesh.account() as account:
+            found = differentiated(cut)
+        wanted = autograd.grad(lambda weights: loss(anp, weights, x))(weights)
+        for got, right, w in zip(found, wanted, cut, strict=True):
+            assert np.allclose(got.full(), right)
+            assert got.layout is w.layout
+        if mesh.size() > 1 and mesh.ndim == 1:
+            # An all_gather for each weight that is cut; the loss; the gradients of these two; and that of the third.
+            calls = {name: volume.calls for name, volume in account.volumes()["a"].items()}
+            assert sum(calls.values()) == 2 + 1 + 1 + 1, calls
+            assert calls["reduce_scatter_tensor"] == 1, calls
+
+    on_meshes(program)
+
+
 # ---- Random programs
 
 
