@@ -19,7 +19,7 @@ from meshdist.debug.replicated import check_replicated
 from meshdist.errors import DistBackendError
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor.array_layout import ArrayLayout
-from meshdist.tensor.distribution import array_module
+from meshdist.tensor.distribution import Memory, array_module
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.moves import group_of
 
@@ -209,34 +209,39 @@ def _check_equal(gradient: DTensor, name: str) -> None:
         )
 
 
-def check_same_trees(trees: Sequence[Tree], seen: set[str]) -> None:
-    """Check once for each structure that all ranks of a mesh differentiate by DTensors of the same names and shapes.
+# By mesh: what all ranks were found to differentiate by.
+_compared = Memory()
+
+
+def check_same_trees(trees: Sequence[Tree]) -> None:
+    """Check, once for each, that all ranks of a mesh differentiate by DTensors of the same names and layouts.
 
     Raises:
         DistBackendError: They do not; on all ranks.
     """
-    placed = [
-        (name, leaf) for tree in trees for name, leaf in zip(tree.names, tree.leaves, strict=True)
-        if isinstance(leaf, DTensor)
-    ]  # fmt: skip
-    meshes: list[DeviceMesh] = []
-    for _, leaf in placed:
-        if not any(leaf.mesh is mesh for mesh in meshes):
-            meshes.append(leaf.mesh)
-    for mesh in meshes:
-        described = ", ".join(
-            f"{name}: {leaf.dtype} {leaf.layout.describe(mesh.mesh_dim_names)}" for name, leaf in placed
-            if leaf.mesh is mesh
-        )  # fmt: skip
-        if described in seen or mesh.size() == 1:
-            continue
-        group = group_of(mesh, tuple(range(mesh.ndim)))
-        found: list[Any] = [None] * group.size()
-        all_gather_object(found, described, group)
-        others = [rank for rank, text in enumerate(found) if text != found[0]]
-        if others:
-            raise DistBackendError(
-                f"{group.error_prefix('grad')}: all ranks must differentiate by the same DTensors: rank 0 has"
-                f" {found[0]}; rank {others[0]} has {found[others[0]]}"
-            )
-        seen.add(described)
+    of_mesh: dict[int, list[tuple[str, DTensor]]] = {}
+    for tree in trees:
+        for name, leaf in zip(tree.names, tree.leaves, strict=True):
+            if isinstance(leaf, DTensor):
+                of_mesh.setdefault(id(leaf.mesh), []).append((name, leaf))
+    for leaves in of_mesh.values():
+        mesh = leaves[0][1].mesh
+        key = tuple((name, leaf.layout, leaf.dtype) for name, leaf in leaves)
+        compared = _compared.on(mesh)
+        if key not in compared and mesh.size() > 1:
+            _compare(leaves, mesh)
+            compared[key] = True
+
+
+def _compare(leaves: Sequence[tuple[str, DTensor]], mesh: DeviceMesh) -> None:
+    group = group_of(mesh, tuple(range(mesh.ndim)))
+    names = mesh.mesh_dim_names
+    found: list[Any] = [None] * group.size()
+    described = [f"{name}: {leaf.dtype} {leaf.layout.describe(names)}" for name, leaf in leaves]
+    all_gather_object(found, ", ".join(described), group)
+    others = [rank for rank, text in enumerate(found) if text != found[0]]
+    if others:
+        raise DistBackendError(
+            f"{group.error_prefix('grad')}: all ranks must differentiate by the same DTensors: rank 0 has {found[0]};"
+            f" rank {others[0]} has {found[others[0]]}"
+        )
