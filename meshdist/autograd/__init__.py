@@ -6,7 +6,7 @@ try:
     import autograd as _hips
 except ImportError as error:
     raise ImportError(
-        "meshdist.autograd needs the package autograd: pip install meshdist[autograd]", name="autograd"
+        "meshdist.autograd needs the package autograd: pip install 'meshdist[autograd]'", name="autograd"
     ) from error
 
 from meshdist.autograd import array_boxes  # registers DTensors

@@ -67,8 +67,8 @@ class Collective:
         return self._pull(g, x, y, members, *bound)
 
 
-def check_gradient(prefix: str, g: Any, y: Any) -> None:
-    """Check that `g` can be the gradient of `y`.
+def check_gradient(prefix: str, g: Any, y: Any, what: str = "the result") -> None:
+    """Check that `g` can be the gradient of `y`, which messages call `what`.
 
     Raises:
         TypeError: A gradient of no floating or complex dtype, or a complex one of real numbers.
@@ -76,10 +76,10 @@ def check_gradient(prefix: str, g: Any, y: Any) -> None:
     """
     shape, dtype = np.shape(getval(g)), anp.result_type(g)
     if shape != np.shape(getval(y)):
-        raise ValueError(f"{prefix}: the gradient of the result must have its shape {np.shape(getval(y))}, got {shape}")
+        raise ValueError(f"{prefix}: the gradient of {what} must have its shape {np.shape(getval(y))}, got {shape}")
     wanted = anp.result_type(y)
     if dtype.kind in "biu" or (dtype.kind == "c" and wanted.kind != "c"):
-        raise TypeError(f"{prefix}: the gradient of a result of {wanted} must be of this dtype, got {dtype}")
+        raise TypeError(f"{prefix}: the gradient of {what}, of {wanted}, must be of this dtype, got {dtype}")
 
 
 def with_vjp(collective: Function) -> Function:

@@ -108,7 +108,7 @@ def _given(vjp: Callable[..., Any], result: Any, blocks: Sequence[Any]) -> Pull:
             )
         for number, (gradient, block) in enumerate(zip(gradients, blocks, strict=True)):
             if gradient is not None:
-                check_gradient(f"local_map: vjp, argument {number}", gradient, block)
+                check_gradient("local_map: vjp", gradient, block, f"argument {number}")
         return gradients
 
     return pull

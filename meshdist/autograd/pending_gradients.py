@@ -50,7 +50,7 @@ class PendingGradients:
             TypeError: A gradient of another kind of dtype.
             DistBackendError: With the debug level DETAIL: ranks that hold the same have different gradients.
         """
-        check_gradient(f"grad: {name}", gradient, of)
+        check_gradient("grad", gradient, of, name)
         if isbox(gradient):
             if _is_placed(gradient) and not _is_placed(of):
                 gradient = gradient.full()

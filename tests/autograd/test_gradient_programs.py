@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -245,11 +246,17 @@ def test_what_has_no_gradient_is_named() -> None:
     parts = (
         "cumprod has no gradient", "median has no gradient", "np.interp is not available", "dstack has no gradient",
         "meshdist.tensor.local_map has", "meshdist.tensor.halo has no gradient", "with root= it has no gradient",
-        "shape (2,); add", "p['n'] is of int64", "redistribute", "vjp, argument 0", "x is a DTensor",
+        "shape (2,); add", "p['n'] is of int64", "redistribute", "vjp: the gradient of argument 0", "x is a DTensor",
     )  # fmt: skip
     for said in meshdist.run(program, 2):
         for text, part in zip(said, parts, strict=True):
             assert part in text, (part, text)
+
+
+def test_without_the_package_autograd_the_import_says_what_to_install() -> None:
+    program = "import sys; sys.modules['autograd'] = None; import meshdist.autograd"
+    failed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert "pip install 'meshdist[autograd]'" in failed.stderr
 
 
 def test_ranks_with_different_trees_are_named_on_all_ranks() -> None:
