@@ -24,10 +24,9 @@ from autograd.tracer import trace_primitives_map
 from meshdist.autograd.array_moves import _local, _redistributed, _whole, block_of, from_block, settled
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor.array_creation import zeros
-from meshdist.tensor.array_layout import ArrayLayout
-from meshdist.tensor.dtensor import DTensor, wrap
+from meshdist.tensor.array_layout import ArrayLayout, Cut
+from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.index_keys import normalized
-from meshdist.tensor.placements import Partial
 
 _parse_einsum_input = numpy_wrapper._parse_einsum_input
 
@@ -335,9 +334,39 @@ def put_back(g: DTensor, shape: tuple[int, ...], layout: ArrayLayout, positions:
         places = positions[g.index]
     block = np.zeros(math.prod(shape), g.dtype)
     np.add.at(block, places.ravel(), g.to_local().ravel())
-    cut = {axis: Partial() for axis in {axis for cut in g.layout.cuts if cut is not None for axis in cut.axes}}
-    whole = ArrayLayout.of_cuts(shape, layout.mesh_shape, (None,) * len(shape), dict.fromkeys(cut, "sum"))
-    return wrap(block.reshape(shape), whole, mesh).redistribute(layout.resolved().placements)
+    pending = _pending_along(g.layout.cuts)
+    whole = ArrayLayout.of_cuts(shape, layout.mesh_shape, (None,) * len(shape), pending)
+    return wrap(block.reshape(shape), whole, mesh)
+
+
+def _pending_along(cuts: Sequence[Cut | None]) -> dict[int, str]:
+    """Return the pending sums of what each rank along the axes of these cuts computes from its own block."""
+    return dict.fromkeys(sorted(axis for cut in cuts if cut is not None for axis in cut.axes), "sum")
+
+
+@primitive
+def put_rows(g: DTensor, shape: tuple[int, ...], dim: int, rows: Any) -> DTensor:
+    """Return an array of zeros to which the rows of `g` are added.
+
+    Args:
+        g: The rows, in the dimensions of `rows` in place of dimension `dim`.
+        shape: The shape of the result.
+        dim: The dimension that the rows are along.
+        rows: Where they belong: an array of integers, the same on all ranks, or a DTensor.
+    """
+    mesh, layout = g.mesh, g.layout.resolved()
+    g = g.redistribute(layout.placements)
+    inner = slice(dim, dim + rows.ndim)
+    if isinstance(rows, DTensor):
+        target = ArrayLayout.of_cuts(rows.shape, layout.mesh_shape, layout.cuts[inner], {})
+        places = rows.redistribute(target.placements).to_local()
+    else:
+        places = rows[g.index[inner]]
+    cuts = (*layout.cuts[:dim], None, *layout.cuts[dim + rows.ndim :])
+    made = ArrayLayout.of_cuts(shape, layout.mesh_shape, cuts, _pending_along(layout.cuts[inner]))
+    block = np.zeros(made.local_shape(coordinate_in(mesh)), g.dtype)
+    np.add.at(block, (slice(None),) * dim + (places,), g.to_local())
+    return wrap(block, made, mesh)
 
 
 def _taking(fun: Callable[..., Any], result: Any, x: Any, *args: Any, **kwargs: Any) -> Vjp:
@@ -371,7 +400,21 @@ def _item(result: Any, x: Any, key: Any) -> Vjp:
     entries = key if isinstance(key, tuple) else (key,)
     if all(not hasattr(entry, "ndim") and not isinstance(entry, list) for entry in entries):
         return lambda g: put_slice(g, key, x.layout, x.mesh)
+    arrays = [at for at, entry in enumerate(entries) if not isinstance(entry, slice) or entry != slice(None)]
+    if len(arrays) == 1 and _is_rows(entries[arrays[0]]):
+        return _take(result, x, entries[arrays[0]], arrays[0])
     return _taking(lambda array, key: array[key], result, x, key)
+
+
+def _is_rows(entry: Any) -> bool:
+    return hasattr(entry, "ndim") and entry.ndim > 0 and entry.dtype.kind in "iu"
+
+
+def _take(result: Any, x: Any, indices: Any, axis: int | None = None, *args: Any, **kwargs: Any) -> Vjp:
+    if axis is None or args or kwargs or not _is_rows(indices):
+        return _taking(np.take, result, x, indices, axis, *args, **kwargs)
+    shape, dim = tuple(x.shape), normalized(axis, x.ndim)
+    return lambda g: put_rows(g, shape, dim, indices)
 
 
 def _sort(result: Any, x: Any, axis: int | None = -1, *_: Any, **__: Any) -> Vjp:
@@ -383,7 +426,9 @@ def _sort(result: Any, x: Any, axis: int | None = -1, *_: Any, **__: Any) -> Vjp
 
 defvjp(put_slice, lambda result, g, key, layout, mesh: lambda h: h[key])
 defvjp(put_back, lambda result, g, shape, layout, positions: lambda h: anp.reshape(h, -1)[positions])
+defvjp(put_rows, lambda result, g, shape, dim, rows: lambda h: h[(slice(None),) * dim + (rows,)])
 _define(ArrayBox.__getitem__, _item)
+_define(anp.take, _take)
 _define(anp.sort, _sort)
-for _function in ("take", "take_along_axis", "diagonal", "repeat", "tile", "flip", "flipud", "fliplr", "roll"):
+for _function in ("take_along_axis", "diagonal", "repeat", "tile", "flip", "flipud", "fliplr", "roll"):
     _define(getattr(anp, _function), partial(_taking, getattr(np, _function)))

@@ -81,6 +81,7 @@ OPERATIONS: list[tuple[str, Callable[..., Any], tuple[tuple[int, ...], ...]]] = 
     ("columns by integers", lambda np, x: x[:, IDS], ((4, 6),)),
     ("elements by integers", lambda np, x: x[np.arange(4), IDS], ((4, 6),)),
     ("rows by a mask", lambda np, x: x[MASK], ((4, 6),)),
+    ("elements by a condition", lambda np, x: x[x > 0] ** 2, ((4, 6),)),
     ("concatenate", lambda np, x, y: np.concatenate([x, y, x], axis=1), ((4, 6), (4, 2))),
     ("concatenate rows", lambda np, x, y: np.concatenate([x, y]), ((4, 6), (2, 6))),
     ("stack", lambda np, x, y: np.stack([x, y], axis=1), ((4, 6), (4, 6))),
@@ -162,6 +163,7 @@ FURTHER: list[tuple[str, Callable[..., Any], tuple[tuple[int, ...], ...]]] = [
     ("take", lambda x: np.take(x, IDS, axis=1), ((4, 6),)),
     ("take of all", lambda x: np.take(x, np.array([[3, 3], [0, 7]])), ((4, 6),)),
     ("take_along_axis", lambda x: np.take_along_axis(x, np.array([[1, 1, 0, 5]]), axis=1), ((4, 6),)),
+    ("rows by integers of two dims", lambda x: x[np.array([[0, 1, 1], [3, 1, -1]])] ** 2, ((4, 6),)),
     ("vdot", lambda x, y: np.vdot(x, y), ((4, 6), (4, 6))),
     ("diagonal", lambda x: np.diagonal(x, 1), ((4, 6),)),
     ("sort of rows", lambda x: np.sort(x, axis=0), ((4, 6),)),
@@ -275,6 +277,29 @@ def mapped(mesh: Any, rng: Any) -> None:
     found = ag.grad(lambda x, w: np.sum(both(x, w)[0] ** 2) + np.sum(both(x, w)[1]), 1)(tensor, place(w, mesh, {}))
     right = autograd.grad(lambda w: anp.sum((x @ w) ** 2) + anp.sum(anp.sum(x**2) * w))(w)
     assert np.allclose(found.full(), right), mesh.shape
+
+
+def embedded(mesh: Any, rng: Any) -> None:
+    """Rows of a table that is cut either way, by integers that are cut along the batch."""
+    table, ids = rng.standard_normal((5, 4)), rng.integers(-5, 5, (6, 3))
+    wanted = autograd.grad(lambda table: anp.sum(table[ids] ** 3))(table)
+    last = mesh.mesh_dim_names[-1]
+    for placements in ({}, {last: Shard(0)}, {last: Shard(1)}):
+        for cut in ({}, {"a": Shard(0)}):
+            batch, weights = place(ids, mesh, cut), place(table, mesh, placements)
+            if mesh.ndim == 1 and placements and cut:
+                continue  # one axis cannot cut both
+            for loss in (
+                lambda w, batch=batch: np.sum(w[batch] ** 3),
+                lambda w, b=batch: np.sum(np.take(w, b, 0) ** 3),
+            ):
+                found = ag.grad(loss)(weights)
+                assert np.allclose(found.full(), wanted), (mesh.shape, placements, cut)
+                assert found.layout is weights.layout
+
+
+def test_rows_of_an_embedding() -> None:
+    on_meshes(embedded)
 
 
 def test_local_map_is_differentiated_on_the_blocks_or_by_a_given_vjp() -> None:
