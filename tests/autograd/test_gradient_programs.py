@@ -207,7 +207,7 @@ def random_program(mesh: Any, rng: Any, cases: int) -> None:
             assert got.layout is tensor.layout
 
 
-@cases(3, 20)
+@cases(2, 12)
 def test_random_programs_have_the_gradients_of_one_process(cases: int) -> None:
     on_meshes(random_program, cases, seed=5)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tensor"))
-from placed_arrays import cases, on_meshes, place, placed
+from placed_arrays import on_meshes, place, placed
 
 import meshdist.autograd as ag
 from meshdist.tensor import DTensor, PlacementError, Shard, implicit_redistribution
@@ -150,7 +150,7 @@ def resolved(x: DTensor) -> DTensor:
     return x.redistribute(x.layout.resolved().placements)
 
 
-@cases(1, 2)
+@pytest.mark.parametrize("cases", [1, pytest.param(12, marks=[pytest.mark.slow, pytest.mark.exhaustive])])
 @pytest.mark.parametrize(("name", "function", "shapes"), OPERATIONS, ids=[name for name, *_ in OPERATIONS])
 def test_gradient_of_an_operation_is_that_of_the_whole_arrays(
     name: str, function: Any, shapes: Any, cases: int
