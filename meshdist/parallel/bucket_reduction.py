@@ -47,7 +47,7 @@ class DirectReduction:
     def start(self, has_fault: bool) -> None:
         """Begin; `has_fault` says whether this rank has found a fault in the step."""
         if has_fault or self.has_fault:
-            self._fault.fill(1 if has_fault else 0)
+            self._fault[...] = 1 if has_fault else 0
         if not self._is_late:
             self._work = all_reduce(self._flat, ReduceOp.AVG, self._group, True)
 
@@ -58,7 +58,7 @@ class DirectReduction:
         else:
             work, self._work = self._work, None
             work.wait()
-        self.has_fault = bool(self._flat[-1] != 0)
+        self.has_fault = bool(self._flat[-1].item() != 0)
         return False
 
 

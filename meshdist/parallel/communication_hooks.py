@@ -64,18 +64,20 @@ def fp16_compress(bucket: GradBucket) -> Work:
 def bf16_compress(bucket: GradBucket) -> Work | Rounds:
     """Average the bucket in bfloat16: half the bytes of float32, with its range; torch's `bf16_compress_hook`.
 
-    Without ml_dtypes, which has bfloat16 for NumPy, float32 gradients are rounded to 16 bits, sent by an all_to_all,
-    and added in float32; then the averages are rounded and gathered. The bytes are the same.
+    In GPU memory, and without ml_dtypes, which has bfloat16 for NumPy, float32 gradients are rounded to 16 bits, sent
+    by an all_to_all, and added in float32; then the averages are rounded and gathered. The bytes are the same.
 
     Args:
-        bucket: The bucket, of any floating dtype; without ml_dtypes, of float32.
+        bucket: The bucket, of any floating dtype; without ml_dtypes and in GPU memory, of float32.
 
     Raises:
-        TypeError: Another dtype than float32, without ml_dtypes.
+        TypeError: Another dtype than float32, without ml_dtypes or in GPU memory.
     """
     try:
         from ml_dtypes import bfloat16
     except ModuleNotFoundError:
+        return _rounded_to_16_bits(bucket)
+    if not isinstance(bucket.buffer(), np.ndarray):
         return _rounded_to_16_bits(bucket)
     return _compressed(bucket, np.dtype(bfloat16))
 
@@ -94,9 +96,9 @@ def _rounded_to_16_bits(bucket: GradBucket) -> Rounds:
         prefix = bucket.group.error_prefix("bf16_compress")
         raise TypeError(f"{prefix}: gradients of {buffer.dtype} need ml_dtypes: pip install ml_dtypes")
     rows = -(-buffer.size // size)
-    padded = np.zeros((size, rows), np.uint16)
+    padded, mine = (new_empty((size, rows), _upper_half(buffer[:0])) for _ in range(2))
     padded.reshape(-1)[: buffer.size] = _upper_half(buffer)
-    mine = np.empty_like(padded)
+    padded.reshape(-1)[buffer.size :] = 0
     yield all_to_all_single(mine, padded, group=bucket.group, async_op=True)
     mean = (_widened(mine) / np.float32(size)).sum(axis=0, dtype=np.float32)
     yield all_gather_into_tensor(padded, _upper_half(mean), bucket.group, async_op=True)
@@ -146,11 +148,13 @@ def quantization_perchannel(bucket: GradBucket, bucket_size: int = 512) -> Round
 
 def _quantized(bucket: GradBucket, channels: Any) -> Rounds:
     """Average the rows of `channels`, each between its own least and greatest element."""
+    if not channels.size:
+        return None
     size, num_channels = bucket.group.size(), len(channels)
     numbers = channels.astype(np.float32)
     # The range includes zero, which is exact: a gradient is often zero.
-    least = np.minimum(numbers.min(axis=1, keepdims=True, initial=0), 0)
-    greatest = np.maximum(numbers.max(axis=1, keepdims=True, initial=0), 0)
+    least = np.minimum(numbers.min(axis=1, keepdims=True), 0)
+    greatest = np.maximum(numbers.max(axis=1, keepdims=True), 0)
     scale = np.maximum((greatest - least) / np.float32(_LEVELS), _EPSILON)
     zero = np.clip(-np.round(least / scale), 0, _LEVELS).astype(np.float32)
     # One message: the scale and the zero of each channel, and its levels.

@@ -188,7 +188,7 @@ class FlatArrays:
             self.flat: Any = zeros(length, first.dtype, group)
         else:
             self.flat = new_empty((length,), first.array)
-            self.flat.fill(0)
+            self.flat[...] = 0
         self.views: dict[str, Any] = {}
         begin = 0
         for parameter in parameters:

@@ -246,7 +246,7 @@ class GradientReducer(Joinable):
         if len(self._waiting) != self._num_parameters:
             raise RuntimeError(f"{self._prefix}: zero() in the middle of a step; call wait() before it")
         for flat in self._flats:
-            flat.fill(0)
+            flat[...] = 0
         self._accumulated.clear()
         self._clock.forward_begins()
 
@@ -314,21 +314,21 @@ class GradientReducer(Joinable):
     def _start_next(self) -> None:
         if not self._num_started:
             self._clock.communication_begins()
-            try:
-                if self.join is not None:
-                    self.notify_join_context()
-            except DistBackendError:
-                self._begin_step()
-                raise
         index, self._num_started = self._num_started, self._num_started + 1
-        self._reductions[index].start(bool(self._faults))
+        try:
+            if self.join is not None and index == 0:
+                self.notify_join_context()
+            self._reductions[index].start(bool(self._faults))
+        except BaseException:
+            self._begin_step()
+            raise
 
     def _complete(self, missing: list[str]) -> None:
         """Start the buckets that are not full, for which the other ranks wait."""
         if missing and self._finds_unused:
             for name in missing:
                 if name not in self._accumulated:
-                    self.gradients[name].fill(0)
+                    self._views[name][...] = 0
         elif missing:
             more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
             names = ", ".join(map(repr, missing[:_MOST_NAMED]))

@@ -368,6 +368,18 @@ def test_statistics_and_logs(caplog):
     assert not any("step 2:" in text for text in texts)
 
 
+def test_in_a_dry_run():
+    with dist.dry_run(world_size=1024, rank=5) as dry:
+        dist.init_process_group()
+        reducer = GradientReducer({"w": np.zeros(1000), "b": np.zeros(3)}, first_bucket_bytes=1)
+        reducer.ready("b", np.ones(3))
+        reducer.ready("w", np.ones(1000))
+        reducer.wait()
+        assert reducer.gradients["b"].tolist() == [1.0, 1.0, 1.0]
+        dist.destroy_process_group()
+    assert dry.account.total().calls == 3  # one of them when the reducer is made
+
+
 @pytest.mark.parametrize("world", [("gloo", 2)], indirect=True)
 def test_ranks_that_are_processes(world):
     assert world.run(long_gradients) == [3.0, 3.0]
