@@ -39,27 +39,30 @@ class DirectReduction:
     def __init__(self, bucket: GradBucket, flat: Any) -> None:
         self._group = bucket.group
         self._flat = flat
-        self._fault = flat[-1:]
         self._is_late = bucket.is_last() and bucket.buffer().nbytes <= _MOST_LATE_BYTES
         self._work: Work | None = None
         self.has_fault = False
 
     def start(self, has_fault: bool) -> None:
         """Begin; `has_fault` says whether this rank has found a fault in the step."""
-        if has_fault or self.has_fault:
-            self._fault[...] = 1 if has_fault else 0
         if not self._is_late:
+            self._tell(has_fault)
             self._work = all_reduce(self._flat, ReduceOp.AVG, self._group, True)
 
-    def advance(self) -> bool:
+    def advance(self, has_fault: bool) -> bool:
         """Wait; return whether there is more to do."""
         if self._work is None:
+            self._tell(has_fault)
             all_reduce(self._flat, ReduceOp.AVG, self._group)
         else:
             work, self._work = self._work, None
             work.wait()
         self.has_fault = bool(self._flat[-1].item() != 0)
         return False
+
+    def _tell(self, has_fault: bool) -> None:
+        if has_fault or self.has_fault:  # else it is zero
+            self._flat[-1:] = 1 if has_fault else 0
 
 
 class HookedReduction:
@@ -83,7 +86,7 @@ class HookedReduction:
         else:
             self._pending = begun
 
-    def advance(self) -> bool:
+    def advance(self, has_fault: bool) -> bool:
         """Wait for the round that is under way, and begin the next; return whether there is more to do."""
         result = _result_of(self._pending)
         if self._rounds is not None:

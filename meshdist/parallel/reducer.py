@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 
 from meshdist.arrays.device_types import taken
-from meshdist.collectives.all_reduce import all_reduce
-from meshdist.collectives.objects import all_gather_object
-from meshdist.errors import DistBackendError
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import resolve
 from meshdist.parallel.bucket_reduction import DirectReduction, Hook, HookedReduction, hook_name
@@ -25,14 +22,12 @@ from meshdist.parallel.gradient_buckets import (
     parameters_of,
 )
 from meshdist.parallel.join_context import Joinable, JoinHook
+from meshdist.parallel.step_faults import StepFaults, names_text
 from meshdist.parallel.step_times import ReducerStatistics, StepClock
-from meshdist.runtime.call_site import call_site
 from meshdist.runtime.context import GroupLike
 from meshdist.runtime.log import RankLog, shows_calls
-from meshdist.runtime.rank_text import call_rank
 
 _log = RankLog()
-_MOST_NAMED = 8
 
 
 class GradientReducer(Joinable):
@@ -114,7 +109,7 @@ class GradientReducer(Joinable):
         self._make_buckets(assigned(parameters, bucket_bytes, first_bucket_bytes))
         self._is_synced = True
         self._accumulated: set[str] = set()
-        self._faults: list[str] = []
+        self._faults = StepFaults(self._prefix)
         self._num_unused = 0
         self._clock = StepClock()
         self._is_detailed = False
@@ -196,6 +191,8 @@ class GradientReducer(Joinable):
         """
         if not self._is_synced:
             return
+        if len(self._waiting) == self._num_parameters:
+            self._clock.backward_begins()
         self._clock.backward_ends()
         self._num_unused = len(self._waiting)
         if self._waiting:
@@ -203,14 +200,14 @@ class GradientReducer(Joinable):
         try:
             rounds: list[DirectReduction | HookedReduction] = self._reductions
             while rounds:
-                rounds = [reduction for reduction in rounds if reduction.advance()]
+                has_fault = bool(self._faults)
+                rounds = [reduction for reduction in rounds if reduction.advance(has_fault)]
             has_fault = self._has_fault()
             factor = 1.0 if self.join is None else self.join_factor()
+            if has_fault:
+                self._faults.raise_on_all(self._fault_group)
         finally:
-            faults, self._faults = self._faults, []
             self._begin_step()
-        if has_fault:
-            self._raise_faults(faults)
         if factor != 1.0:
             for bucket in self.buckets:
                 bucket.buffer()[...] *= factor
@@ -284,6 +281,7 @@ class GradientReducer(Joinable):
     def shadow_step(self) -> None:
         """Make a step with gradients of zero, for the other ranks."""
         self.zero()
+        self._clock.backward_begins()
         self._waiting.clear()
         self._complete([])
         self.wait()
@@ -292,6 +290,7 @@ class GradientReducer(Joinable):
         self._waiting = self._bucket_of.copy()  # the bucket of each parameter that is not ready
         self._num_waiting = self._num_in_bucket.copy()
         self._num_started = 0
+        self._faults.clear()
         self._is_quick = False  # whether a gradient that is in its bucket needs no more than to be counted
 
     def _take(self, name: str, gradient: Any) -> None:
@@ -330,12 +329,7 @@ class GradientReducer(Joinable):
                 if name not in self._accumulated:
                     self._views[name][...] = 0
         elif missing:
-            more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
-            names = ", ".join(map(repr, missing[:_MOST_NAMED]))
-            self._faults.append(
-                f"no gradient for {names}{more} before wait(): call ready() for every parameter, or make the reducer"
-                " with find_unused_parameters=True"
-            )
+            self._faults.add_missing(missing)
         while self._num_started < len(self.buckets):
             self._start_next()
 
@@ -344,12 +338,12 @@ class GradientReducer(Joinable):
         try:
             array = taken(gradient, "gradient")
         except TypeError as error:
-            self._fault(f"the gradient of {name!r}: {error}")
+            self._faults.add(f"the gradient of {name!r}: {error}")
             return
         if array.shape != view.shape or array.dtype != view.dtype or type(array) is not type(view):
             found, due = (f"{each.dtype}{list(each.shape)}" for each in (array, view))
             modules = "" if type(array) is type(view) else f" of {type(array).__module__}, not {type(view).__module__}"
-            self._fault(f"the gradient of {name!r} must be {due}, got {found}{modules}")
+            self._faults.add(f"the gradient of {name!r} must be {due}, got {found}{modules}")
         elif name not in self._accumulated:
             view[...] = array
         elif not (isinstance(array, np.ndarray) and np.may_share_memory(array, view)):
@@ -358,45 +352,32 @@ class GradientReducer(Joinable):
     def _check_nan(self, name: str) -> None:
         count = int(np.isnan(self._views[name]).sum())
         if count:
-            self._fault(f"the gradient of {name!r} has {count} NaN{'' if count == 1 else 's'}")
+            self._faults.add(f"the gradient of {name!r} has {count} NaN{'' if count == 1 else 's'}")
 
     def _refuse(self, name: str) -> None:
         if not self._waiting:
-            raise RuntimeError(
-                f"{self._prefix}: ready({name!r}): all gradients of this step are ready already; call wait() before the"
-                " next step, or make steps that only accumulate inside no_sync()"
+            what = (
+                f"ready({name!r}): all gradients of this step are ready already; call wait() before the next step, or"
+                " make steps that only accumulate inside no_sync()"
             )
+            self._faults.add(what)
+            raise RuntimeError(f"{self._prefix}: {what}")
         if name in self._bucket_of:
-            self._fault(f"ready({name!r}) was called twice; call wait() before the next step, or use no_sync()")
+            self._faults.add(f"ready({name!r}) was called twice; call wait() before the next step, or use no_sync()")
         else:
-            known = ", ".join(map(repr, list(self.gradients)[:_MOST_NAMED]))
-            self._fault(f"ready({name!r}): there is no such parameter; the first ones are {known}")
-
-    def _fault(self, what: str) -> None:
-        self._faults.append(f"{what} (at {call_site()})")
+            known = names_text(list(self._views))
+            self._faults.add(f"ready({name!r}): there is no such parameter; there are {known}")
 
     def _has_fault(self) -> bool:
         """Return whether a rank has found a fault in this step."""
         if self._hook is None:
             return any([reduction.has_fault for reduction in self._reductions])  # noqa: C419 - faster
-        count = np.array(len(self._faults))
-        if self._fault_group is not None:
-            all_reduce(count, group=self._fault_group)
-        return bool(count != 0)
+        return self._faults.are_on_any_rank(self._fault_group)
 
     @property
     def _fault_group(self) -> ProcessGroup | None:
         group: ProcessGroup | None = getattr(self._hook, "fault_group", self._group)
         return group
-
-    def _raise_faults(self, faults: list[str]) -> None:
-        group = self._fault_group
-        if group is None:
-            raise DistBackendError(f"{self._prefix}: {'; '.join(faults)}")
-        found: list[Any] = [None] * group.size()
-        all_gather_object(found, faults, group)
-        parts = [f"{call_rank(place, group.ranks)}: {'; '.join(texts)}" for place, texts in enumerate(found) if texts]
-        raise DistBackendError(f"{self._prefix}: {'. '.join(parts)}")
 
 
 class _ShadowSteps(JoinHook):

@@ -15,6 +15,9 @@ from meshdist.parallel import GradientReducer
 SHAPES = {"a": (3, 4), "b": (4,), "scalar": (), "nothing": (0, 2), "c": (5, 2)}
 
 
+HOOKS = pytest.mark.parametrize("hook", [None, lambda bucket: bucket.buffer()], ids=["no hook", "hook"])
+
+
 def arrays_of(dtype="float64"):
     return {name: np.zeros(shape, dtype) for name, shape in SHAPES.items()}
 
@@ -93,7 +96,7 @@ def test_gradients_are_views_of_buckets_of_one_dtype_each_in_reverse_order():
         assert reducer.buckets[-1].buffer().tolist() == [1, 2, 3, 4]
         with pytest.raises(ValueError, match=r"'a' has shape \(4,\), and cannot take one of \(2,\)"):
             reducer.gradients["a"] = np.zeros(2)
-        with pytest.raises(KeyError, match="no array 'w'; the first ones are 'a', 'x'"):
+        with pytest.raises(KeyError, match="no array 'w'; there are 'a', 'x'"):
             reducer.gradients["w"] = np.zeros(2)
         return [bucket.names() for bucket in reducer.buckets]
 
@@ -137,11 +140,24 @@ def test_no_sync_accumulates_and_sends_nothing():
         with pytest.raises(RuntimeError, match="zero\\(\\) in the middle of a step"):
             reducer.zero()
         reducer.ready("written")
-        with pytest.raises(RuntimeError, match="are ready already; call wait"):
-            reducer.ready("written")
         reducer.wait()
 
     dist.run(program, 2)
+
+
+@HOOKS
+def test_a_step_without_wait_is_refused_at_once_and_told_to_all(hook):
+    def program():
+        reducer = GradientReducer({"w": np.zeros(2)}, hook=hook)
+        reducer.ready("w")
+        if dist.get_rank() == 1:
+            with pytest.raises(RuntimeError, match=r"\(rank 1 of 2\): ready\('w'\): all gradients .* ready already"):
+                reducer.ready("w")
+        reducer.wait()
+
+    assert refused(2, program).startswith(
+        "rank 1: ready('w'): all gradients of this step are ready already; call wait()"
+    )
 
 
 def test_unused_parameters_take_part_with_zeros():
@@ -163,9 +179,6 @@ def all_ready(reducer, but=()):
     for name, gradient in reducer.gradients.items():
         if name not in but:
             reducer.ready(name, np.ones(gradient.shape))
-
-
-HOOKS = pytest.mark.parametrize("hook", [None, lambda bucket: bucket.buffer()], ids=["no hook", "hook"])
 
 
 @HOOKS
@@ -211,7 +224,7 @@ def no_array(reducer):
     ("wrong", "told"),
     [
         (twice, r"rank 1: ready\('b'\) was called twice; call wait\(\) .* \(at .*test_gradient_reducer.py:\d+\)"),
-        (misspelt, r"rank 1: ready\('weight'\): there is no such parameter; the first ones are 'a', 'b', .*"),
+        (misspelt, r"rank 1: ready\('weight'\): there is no such parameter; there are 'a', 'b', .*"),
         (another_shape, r"rank 1: the gradient of 'c' must be float64\[5, 2\], got float64\[2, 5\] \(at .*"),
         (another_dtype, r"rank 1: the gradient of 'c' must be float64\[5, 2\], got float32\[5, 2\] \(at .*"),
         (no_array, r"rank 1: the gradient of 'c': gradient must be an array, got list; .*"),
@@ -387,8 +400,10 @@ def test_ranks_that_are_processes(world):
 
 def long_gradients():
     reducer = GradientReducer({name: np.zeros(300_000, np.float32) for name in "abcdefgh"})
-    for _ in range(3):
-        for name in reversed("abcdefgh"):
+    names = list("abcdefgh")
+    for step in range(3):
+        np.random.default_rng([step, dist.get_rank()]).shuffle(names)
+        for name in names:
             reducer.ready(name, np.full(300_000, 2.0 + 2 * dist.get_rank(), np.float32))
         reducer.wait()
     assert all(gradient.min() == gradient.max() == 3 for gradient in reducer.gradients.values())
