@@ -216,6 +216,23 @@ class GradientReducer(Joinable):
         if self._is_detailed and self._clock.is_sampled():
             _log.debug("%s: step %d: %s", self._prefix, self._clock.steps, self._clock.last())
 
+    def average(self, gradients: Mapping[str, Any]) -> NamedViews:
+        """Make a whole step with gradients that are all there: `ready` for each, the last one first, and `wait`.
+
+        Args:
+            gradients: This rank's gradients by name, for all parameters; they are copied.
+
+        Returns:
+            The averages: `gradients` of the reducer.
+
+        Raises:
+            DistBackendError: As `wait`.
+        """
+        for name in reversed(list(gradients)):
+            self.ready(name, gradients[name])
+        self.wait()
+        return self.gradients
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients on this rank: inside the block nothing is sent.

@@ -326,6 +326,21 @@ def test_a_rank_outside_the_group_makes_no_reducer():
     dist.run(program, 2)
 
 
+def test_a_whole_step_at_once():
+    def program():
+        reducer = GradientReducer(arrays_of(), bucket_bytes=0, first_bucket_bytes=0)
+        for step in range(2):
+            gradients = {name: gradient_of(name, step, dist.get_rank()) for name in SHAPES}
+            averages = reducer.average(gradients)
+            assert averages is reducer.gradients
+            for name in SHAPES:
+                np.testing.assert_array_equal(averages[name], mean_of(name, step, 2))
+        del gradients["c"]
+        reducer.average(gradients)
+
+    assert refused(2, program).startswith("rank 0: no gradient for 'c' before wait()")
+
+
 def test_on_a_mesh_axis_and_by_pairs():
     def program():
         mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
