@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import meshdist as dist
-from meshdist.parallel import GradientReducer
+from meshdist.parallel import GradientReducer, ShardedOptimizer
 
 SHAPES = {"a": (3, 4), "b": (4,), "scalar": (), "nothing": (0, 2), "c": (5, 2)}
 
@@ -421,5 +421,13 @@ def long_gradients():
         for name in names:
             reducer.ready(name, np.full(300_000, 2.0 + 2 * dist.get_rank(), np.float32))
         reducer.wait()
-    assert all(gradient.min() == gradient.max() == 3 for gradient in reducer.gradients.values())
+        assert all(gradient.min() == gradient.max() == 3 for gradient in reducer.gradients.values())
+        if step == 1:
+            for name in names[dist.get_rank() :]:
+                reducer.ready(name)
+            with pytest.raises(dist.DistBackendError, match="rank 1: no gradient for"):
+                reducer.wait()
+    optimizer = ShardedOptimizer({"w": np.zeros(300_001, np.float32)}, lambda w, gradients, state: w - gradients)
+    optimizer.step({"w": np.full(300_001, 2.0 * dist.get_rank(), np.float32)})
+    assert optimizer.parameters["w"].min() == optimizer.parameters["w"].max() == -1
     return float(reducer.gradients["a"][0])
