@@ -11,7 +11,7 @@ from meshdist.collectives.all_reduce import all_reduce
 from meshdist.parallel.gradient_buckets import GradBucket
 from meshdist.runtime.work import Work
 
-_MOST_LATE_BYTES = 2 << 20
+_MOST_LATE_BYTES = 4 << 20
 
 
 class Waits(Protocol):
