@@ -11,8 +11,6 @@ from meshdist.collectives.all_reduce import all_reduce
 from meshdist.parallel.gradient_buckets import GradBucket
 from meshdist.runtime.work import Work
 
-_MOST_LATE_BYTES = 4 << 20
-
 
 class Waits(Protocol):
     """A Work, a Future, or what has their `wait`."""
@@ -32,22 +30,20 @@ def hook_name(hook: Hook | None) -> str:
 class DirectReduction:
     """One all_reduce of the bucket. An element after the gradients carries whether a rank has found a fault.
 
-    So ranks learn of a fault without a call of its own. A small last bucket is reduced by `advance`: nothing is left to
-    hide the call behind, and an async one takes longer.
+    So ranks learn of a fault without a call of its own. A reduction that was not started is a sync call of `advance`,
+    for a bucket with nothing left to be hidden behind: an async call takes longer. Other ranks see no difference.
     """
 
     def __init__(self, bucket: GradBucket, flat: Any) -> None:
         self._group = bucket.group
         self._flat = flat
-        self._is_late = bucket.is_last() and bucket.buffer().nbytes <= _MOST_LATE_BYTES
         self._work: Work | None = None
         self.has_fault = False
 
     def start(self, has_fault: bool) -> None:
         """Begin; `has_fault` says whether this rank has found a fault in the step."""
-        if not self._is_late:
-            self._tell(has_fault)
-            self._work = all_reduce(self._flat, ReduceOp.AVG, self._group, True)
+        self._tell(has_fault)
+        self._work = all_reduce(self._flat, ReduceOp.AVG, self._group, True)
 
     def advance(self, has_fault: bool) -> bool:
         """Wait; return whether there is more to do."""
