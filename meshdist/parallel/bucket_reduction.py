@@ -18,7 +18,7 @@ class Waits(Protocol):
     def wait(self) -> Any: ...
 
 
-Rounds: TypeAlias = "Generator[Waits, None, Any]"
+Rounds: TypeAlias = "Generator[Any, None, Any]"
 Hook: TypeAlias = "Callable[[GradBucket], Waits | Rounds | Any]"
 
 
@@ -84,7 +84,7 @@ class HookedReduction:
 
     def advance(self, has_fault: bool) -> bool:
         """Wait for the round that is under way, and begin the next; return whether there is more to do."""
-        result = _result_of(self._pending)
+        result = result_of(self._pending)
         if self._rounds is not None:
             self._resume()
             return True
@@ -114,7 +114,8 @@ class HookedReduction:
         buffer[...] = result.reshape(-1)
 
 
-def _result_of(pending: Any) -> Any:
+def result_of(pending: Any) -> Any:
+    """Wait for what a hook returned, or yielded, and return its result."""
     if hasattr(pending, "result"):  # a Work
         return pending.result()
     return pending.wait() if hasattr(pending, "wait") else pending

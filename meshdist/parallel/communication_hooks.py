@@ -7,6 +7,7 @@ turns, in the same order on all ranks.
 
 from __future__ import annotations
 
+from types import GeneratorType
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from meshdist.collectives.all_reduce import all_reduce as _all_reduce
 from meshdist.collectives.all_to_all_single import all_to_all_single
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import resolve
-from meshdist.parallel.bucket_reduction import Rounds
+from meshdist.parallel.bucket_reduction import Hook, Rounds, result_of
 from meshdist.parallel.gradient_buckets import GradBucket
 from meshdist.parallel.power_sgd import PowerSGD, batched_power_sgd, power_sgd
 from meshdist.runtime.context import GroupLike
@@ -30,6 +31,7 @@ __all__ = [
     "batched_power_sgd",
     "bf16_compress",
     "fp16_compress",
+    "fp16_compress_wrapper",
     "post_local_sgd",
     "power_sgd",
     "quantization_perchannel",
@@ -80,6 +82,29 @@ def bf16_compress(bucket: GradBucket) -> Work | Rounds:
     if not isinstance(bucket.buffer(), np.ndarray):
         return _rounded_to_16_bits(bucket)
     return _compressed(bucket, np.dtype(bfloat16))
+
+
+def fp16_compress_wrapper(hook: Hook) -> Hook:
+    """Return a hook that calls another one with the bucket in float16; torch's `fp16_compress_wrapper`.
+
+    With `power_sgd()` it halves what that sends.
+
+    Args:
+        hook: A communication hook.
+    """
+
+    def in_float16(bucket: GradBucket) -> Rounds:
+        with np.errstate(over="ignore"):
+            half = bucket.over(bucket.buffer().astype(np.float16))
+        begun = hook(half)
+        if isinstance(begun, GeneratorType):
+            result = yield from begun
+        else:
+            yield begun
+            result = result_of(begun)
+        return half.buffer() if result is None else result
+
+    return in_float16
 
 
 def _compressed(bucket: GradBucket, dtype: Any) -> Work:
