@@ -31,6 +31,7 @@ from meshdist.parallel.sharded_optimizer import ShardedOptimizer
 from meshdist.parallel.step_times import ReducerStatistics, StepTimes
 
 if TYPE_CHECKING:
+    from meshdist.parallel.context_parallel import ring_attention, sequence_positions
     from meshdist.parallel.tensor_layers import column_parallel, layer_norm, row_parallel
     from meshdist.parallel.vocab_layers import vocab_parallel_cross_entropy, vocab_parallel_embedding
 
@@ -64,7 +65,9 @@ __all__ = [
     "looped_bfs",
     "merge_microbatches",
     "one_f_one_b",
+    "ring_attention",
     "row_parallel",
+    "sequence_positions",
     "split_microbatches",
     "uneven_inputs",
     "vocab_parallel_cross_entropy",
@@ -77,7 +80,9 @@ __all__ = [
 _LAYERS = {
     "column_parallel": "tensor_layers",
     "layer_norm": "tensor_layers",
+    "ring_attention": "context_parallel",
     "row_parallel": "tensor_layers",
+    "sequence_positions": "context_parallel",
     "vocab_parallel_cross_entropy": "vocab_layers",
     "vocab_parallel_embedding": "vocab_layers",
 }
