@@ -179,7 +179,7 @@ def backward(
     ends: Sequence[tuple[TapeNode, Any]],
     finished: Callable[[TapeNode, Any], None],
 ) -> None:
-    """Run the tape backwards.
+    """Run the tape backwards, once.
 
     Args:
         tape: The tape.
@@ -195,7 +195,9 @@ def backward(
     for node in nodes:
         found = gradients.pop(node, None)
         outgoing = node.space.zeros() if found is None and node.space is not None else found[0]
-        for parent, incoming in zip(node.parents, node.vjp(outgoing), strict=True):
+        incoming_gradients = node.vjp(outgoing)
+        node.vjp = None  # frees the arrays that it kept
+        for parent, incoming in zip(node.parents, incoming_gradients, strict=True):
             gradients[parent] = add_outgrads(gradients.get(parent), incoming)
             if parent.number == 0:
                 uses[parent] -= 1
