@@ -2,8 +2,8 @@
 
 Each rank keeps the queries of its block. The keys and values go around the ring of ranks, one block at a time: while a
 rank computes with the block that it holds, it passes it on and receives the next. It adds up the results by an online
-softmax, which rescales what is there whenever a row finds a larger score. No rank ever has the scores of more than two
-blocks. In the backward pass keys and values go around again, and behind them the sums of their gradients.
+softmax, which rescales what is there whenever a row finds a larger score, and so has the scores of one tile at a time.
+In the backward pass keys and values go around again, and behind them the sums of their gradients.
 
 Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite Context", section 3; the backward
 pass of a block is that of Dao et al., "FlashAttention", algorithm 4.
@@ -29,6 +29,7 @@ from meshdist.groups.process_group import ProcessGroup
 from meshdist.parallel.layer_arguments import LayerCall
 from meshdist.runtime.context import GroupLike
 
+TILE = 512  # rows and columns of the scores that are computed at a time
 KEYS_TAG, GRADIENTS_TAG = 32001, 32002  # apart from the messages of programs
 
 
@@ -139,7 +140,7 @@ def _chunk_numbers(rank: int, size: int, zigzag: bool) -> tuple[int, ...]:
     return (rank, 2 * size - 1 - rank) if zigzag else (rank,)
 
 
-# ---- Which part of a block is computed with which
+# ---- Which parts of blocks see which
 
 
 class _Plan(NamedTuple):
@@ -152,22 +153,27 @@ class _Plan(NamedTuple):
 
     def pairs(self, source: int, rows: int, keys: int) -> Iterator[tuple[slice, slice, bool]]:
         """Yield what this rank's queries see of a rank's block: rows, keys, and whether it is a triangle."""
-        if not self.causal:
-            yield slice(rows), slice(keys), False
-            return
-        mine, others = (_chunk_numbers(rank, self.size, self.zigzag) for rank in (self.rank, source))
-        chunk = rows // len(mine)
-        for place, number in enumerate(mine):
-            for other_place, other in enumerate(others):
-                if other <= number:
-                    queries, seen = (slice(at * chunk, (at + 1) * chunk) for at in (place, other_place))
-                    yield queries, seen, other == number
+        seen_tiles = self._tiles(source, keys)
+        for start, queries in self._tiles(self.rank, rows):
+            for other_start, seen in seen_tiles:
+                if not self.causal or other_start <= start:
+                    yield queries, seen, self.causal and other_start == start
+
+    def _tiles(self, rank: int, rows: int) -> list[tuple[int, slice]]:
+        """Return the tiles of a rank's block, with their positions in the sequence; they never overlap in part."""
+        numbers = _chunk_numbers(rank, self.size, self.zigzag)
+        chunk = rows // len(numbers)
+        return [
+            (number * chunk + at, slice(place * chunk + at, place * chunk + min(at + TILE, chunk)))
+            for place, number in enumerate(numbers)
+            for at in range(0, chunk, TILE)
+        ]
 
 
 def _scores(q: Any, k: Any, triangle: bool) -> Any:
     scores = q @ k.swapaxes(-1, -2)
     if triangle:
-        scores[..., ~np.tri(*scores.shape[-2:], dtype=bool)] = -np.inf
+        scores[..., np.triu(np.ones(scores.shape[-2:], np.bool_), 1)] = -np.inf
     return scores
 
 
@@ -176,7 +182,8 @@ def _scores(q: Any, k: Any, triangle: bool) -> Any:
 
 def _around(held: Any, plan: _Plan) -> Iterator[tuple[int, Any]]:
     """Yield each rank's array, with its rank, and pass it on meanwhile. Its memory is used again."""
-    members, spare, works = plan.members, np.empty_like(held), []
+    members, spare = plan.members, np.empty_like(held)
+    works: list[Any] = []
     for step in range(plan.size):
         if members is not None and step < plan.size - 1:
             works = _shifted(held, spare, members, KEYS_TAG)
@@ -236,7 +243,8 @@ def _backward(g: Any, q: Any, k: Any, v: Any, y: Any, logarithms: Any, plan: _Pl
     """Return the gradients of `q`, `k` and `v`."""
     scale = np.asarray(plan.scale, q.dtype)
     scaled, along = q * scale, np.sum(g * y, -1)
-    g_q, works = np.zeros(q.shape, q.dtype), []
+    works: list[Any] = []
+    g_q = np.zeros(q.shape, q.dtype)
     arrived = np.empty(k.size + v.size, k.dtype)
     for step, (source, both) in enumerate(_around(_packed(k, v), plan)):
         keys, values = _unpacked(both, k, v)

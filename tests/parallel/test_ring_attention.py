@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import meshdist
-from meshdist.autograd import all_reduce, grad
+from meshdist.autograd import all_reduce, grad, value_and_grad
 from meshdist.parallel import ring_attention, sequence_positions
 
 LENGTH = 24
@@ -52,6 +52,24 @@ def test_every_world_computes_attention_over_the_whole_sequence(size: int, cut: 
             assert np.allclose(gradient, whole_gradient[:, :, mine], rtol=1e-12, atol=1e-13)
 
     meshdist.run(main, size, timeout=60)
+
+
+@pytest.mark.parametrize(("zigzag", "length"), [(False, 1040), (True, 2080)])
+def test_chunks_of_several_tiles(zigzag: bool, length: int) -> None:
+    whole = np.random.default_rng(2).standard_normal((3, 1, 1, length, 2))
+    wanted = plain_attention(*whole, True, 0.5**0.5)
+
+    def main() -> None:
+        mine = sequence_positions(length, axis=meshdist.group.WORLD, zigzag=zigzag)
+        q, k, v = whole[:, :, :, mine]
+        y, gradient = value_and_grad(
+            lambda k: anp.sum(ring_attention(q, k, v, axis=meshdist.group.WORLD, zigzag=zigzag)[0, 0, :, 0])
+        )(k)
+        assert np.isclose(y, wanted[:, :, mine][..., 0].sum(), rtol=1e-12)
+        # Scores do not change where all keys of a row move alike.
+        assert np.allclose(all_reduce(gradient.sum(2)), 0, atol=1e-12)
+
+    meshdist.run(main, 2)
 
 
 def test_gradients_are_those_of_finite_differences() -> None:
