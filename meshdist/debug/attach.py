@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from meshdist.bootstrap.join import worlds_in
-from meshdist.debug.hang_report import in_words
+from meshdist.debug.hang_report import hang_report, in_words, waited_s
 from meshdist.debug.state_exchange import StoreStateExchange
 from meshdist.debug.states import RankSnapshot
+from meshdist.debug.waits import who_waits
 from meshdist.errors import DistError, DistNetworkError
 from meshdist.runtime.peers import Peers, my_card
 from meshdist.security.credentials import (
@@ -49,7 +50,9 @@ class Found(NamedTuple):
         return f"The world was shrunk: its ranks 0 to {self.world_size - 1} joined as ranks {numbers}.\n"
 
 
-def attach(address: str, budget_s: float = _ANSWER_S) -> Found:
+def attach(
+    address: str, budget_s: float = _ANSWER_S, *, secret: bytes | None = None, connect_s: float = CONNECT_S
+) -> Found:
     """Return what the ranks of a job do, without disturbing it.
 
     For a shrunk world, the remaining ranks are shown under their present numbers. Remaining ranks that have not called
@@ -59,9 +62,10 @@ def attach(address: str, budget_s: float = _ANSWER_S) -> Found:
     this host, and in Python code: a rank blocked in native code cannot answer.
 
     Args:
-        address: Of the job's store, "host:port"; MASTER_ADDR and MASTER_PORT of the ranks. The secret comes from the
-            environment, as for the ranks.
+        address: Of the job's store, "host:port"; MASTER_ADDR and MASTER_PORT of the ranks.
         budget_s: How long to wait for answers.
+        secret: The job's; that of the environment, as for the ranks, if None.
+        connect_s: How long to wait for the store.
 
     Raises:
         ValueError: `address` is malformed.
@@ -72,7 +76,9 @@ def attach(address: str, budget_s: float = _ANSWER_S) -> Found:
     if not host or not port.isdigit():
         raise ValueError(f"the store's address must be host:port, as in 127.0.0.1:29500, got {address!r}")
     try:
-        store = TCPStore(host.strip("[]"), int(port), is_master=False, wait_for_workers=False, timeout=CONNECT_S)
+        store = TCPStore(
+            host.strip("[]"), int(port), is_master=False, wait_for_workers=False, timeout=connect_s, secret=secret
+        )
     except OtherJobError:
         raise _no_secret(address) from None
     with store:
@@ -87,6 +93,22 @@ def attach(address: str, budget_s: float = _ANSWER_S) -> Found:
             late = sorted({*range(peers.num_ranks)} - {*known})
             gone = {**gone, **_not_yet_there(before[-1], peers, late, budget_s)}
         return Found(states, gone, peers.num_ranks, joined_as)
+
+
+_LONG_S = 2.0
+_AT_THE_END_S = 1.0
+
+
+def hang_at_the_end(address: str, secret: bytes) -> list[str]:
+    """Return who waits for whom in a job that is being interrupted; empty unless a rank has waited for some seconds."""
+    try:
+        found = attach(address, _AT_THE_END_S, secret=secret, connect_s=_AT_THE_END_S)
+    except DistError:  # no world has begun, or its store is gone
+        return []
+    waits = who_waits(found.states, found.gone)
+    waiting = [state for state in found.states.values() if waits.graph.out_degree(state.rank)]
+    is_long = any(waited_s(state) >= _LONG_S for state in waiting)
+    return hang_report(waits, found.world_size) if is_long else []
 
 
 def _no_secret(address: str) -> DistNetworkError:

@@ -144,6 +144,11 @@ def _waiting(state: RankSnapshot) -> CallSeen | None:
     return begun[-1] if begun and state.in_call else None
 
 
+def waited_s(state: RankSnapshot) -> float:
+    """Return how long a rank has been in the call in which it waits; 0 if it is in none."""
+    return 0.0 if _waiting(state) is None else max(0.0, state.time_s - _since_s(state))
+
+
 def _short(line: str) -> str:
     return PurePath(line).name if not line.startswith("<") else line
 

@@ -22,6 +22,7 @@ from meshdist.launch.supervisor import DEFAULT_GRACE_S, DEFAULT_INTERVAL_S, Fail
 from meshdist.launch.worker_env import LOOPBACK, Job, worker_environment
 from meshdist.launch.worker_set import Member
 from meshdist.runtime.rank_text import ranks_text
+from meshdist.store.address import endpoint
 from meshdist.system.deadline import Deadline
 from meshdist.system.processes import INTERRUPT_BASE
 
@@ -121,6 +122,8 @@ def _conclude(settings: Settings, nodes: Nodes, supervisor: Supervisor, interrup
         nodes.wait_for_others()
     signals = interrupts.take()
     if signals:
+        if signals[0] == signal.SIGINT and nodes.node == 0:
+            _report_hang(supervisor.job)
         nodes.stop(Stop(nodes.node, signal=signals[0]))
         supervisor.end(signals[0], settings.grace_s)
         report(f"stopped by {signals[0].name}{_how_others_ended(supervisor)}")
@@ -137,6 +140,14 @@ def _conclude(settings: Settings, nodes: Nodes, supervisor: Supervisor, interrup
     verdict = nodes.conclude(Report(nodes.node, supervisor.failures))
     _report_end(settings, nodes, supervisor, verdict, shown)
     return verdict
+
+
+def _report_hang(job: Job) -> None:
+    """After Ctrl-C on a job that hangs, show who waits for whom."""
+    from meshdist.debug.attach import hang_at_the_end  # most jobs do not hang
+
+    for line in hang_at_the_end(endpoint(job.master_addr, job.master_port), job.secret.encode()):
+        report(line)
 
 
 def _report_end(settings: Settings, nodes: Nodes, supervisor: Supervisor, verdict: Verdict, shown: int | None) -> None:

@@ -14,7 +14,6 @@ import threading
 import time
 import uuid
 
-import pytest
 from two_hosts import TwoHosts, ip
 
 _TUNSETIFF = 0x400454CA
@@ -107,16 +106,3 @@ def _tun(device):
     except OSError as error:
         raise PermissionError(f"tun devices cannot be made here: {error}") from error
     return fd
-
-
-@pytest.fixture
-def faulty_hosts():
-    """Two hosts with a faulty link, or a skip where they are not allowed."""
-    hosts = FaultyHosts()
-    try:
-        hosts.build()
-    except PermissionError as error:
-        hosts.remove()
-        pytest.skip(f"network namespaces cannot be made here: {error}")
-    yield hosts
-    hosts.remove()

@@ -4,7 +4,6 @@ import re
 import time
 
 import pytest
-from faulty_link import faulty_hosts  # noqa: F401 - a fixture
 from test_gloo_between_hosts import finish, start_ranks
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
@@ -92,7 +91,7 @@ class Rounds:
 
 
 @pytest.fixture
-def calls(faulty_hosts, tmp_path):  # noqa: F811
+def calls(faulty_hosts, tmp_path):
     """Ranks that call without end, two on the first host and one on the other; at the end, all was right."""
     script = tmp_path / "calls.py"
     script.write_text(CALLS)
@@ -115,7 +114,7 @@ def calls(faulty_hosts, tmp_path):  # noqa: F811
         pytest.param({"delay_s": 0.002, "jitter_s": 0.03, "loss": 0.02}, id="both", marks=exhaustive),
     ],
 )
-def test_calls_on_a_link_that_reorders_and_loses_packets(calls, faulty_hosts, faults):  # noqa: F811
+def test_calls_on_a_link_that_reorders_and_loses_packets(calls, faulty_hosts, faults):
     for name, value in faults.items():
         setattr(faulty_hosts.link, name, value)
     calls.wait_for_more()
@@ -128,7 +127,7 @@ def test_calls_on_a_link_that_reorders_and_loses_packets(calls, faulty_hosts, fa
         *(pytest.param(5.0, from_hosts, id=f"5 s {name}", marks=exhaustive) for name, from_hosts in WAYS.items()),
     ],
 )
-def test_calls_go_on_after_a_short_cut(calls, faulty_hosts, cut_s, from_hosts):  # noqa: F811
+def test_calls_go_on_after_a_short_cut(calls, faulty_hosts, cut_s, from_hosts):
     faulty_hosts.link.cut(*from_hosts)
     time.sleep(cut_s)  # the fault itself
     faulty_hosts.link.mend()
@@ -137,7 +136,7 @@ def test_calls_go_on_after_a_short_cut(calls, faulty_hosts, cut_s, from_hosts): 
 
 @exhaustive
 @pytest.mark.parametrize("from_hosts", WAYS.values(), ids=WAYS.keys())
-def test_a_cut_that_lasts_is_an_error_on_both_sides(faulty_hosts, tmp_path, from_hosts):  # noqa: F811
+def test_a_cut_that_lasts_is_an_error_on_both_sides(faulty_hosts, tmp_path, from_hosts):
     script = tmp_path / "wait.py"
     script.write_text(WAIT)
     processes = start_ranks(faulty_hosts, (1, 1), script, tmp_path)

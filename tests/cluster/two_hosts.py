@@ -85,11 +85,11 @@ def clean_environment(**variables):
     return {**kept, "PATH": path, "PYTHONPATH": str(ROOT), **variables}
 
 
-def make_two_hosts():
+def make_two_hosts(kind=TwoHosts):
     """Return them, or skip the test where this is not allowed."""
     if shutil.which("ip") is None:
         pytest.skip("needs the program ip (iproute2)")
-    hosts = TwoHosts()
+    hosts = kind()
     try:
         hosts.build()
     except PermissionError as error:

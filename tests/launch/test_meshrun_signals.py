@@ -2,10 +2,12 @@
 
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
 import termios
+import time
 
 import pytest
 from launching import all_gone, environment, finish, is_alive, reported, start_meshrun, write_script
@@ -42,6 +44,27 @@ def test_signal_at_the_launcher_ends_all_ranks(tmp_path, number, status):
     assert process.returncode == status
     assert err == f"meshrun: stopped by {number.name}\n"
     all_gone(pids)
+
+
+def test_ctrl_c_on_a_job_that_hangs_shows_who_waits_for_whom(tmp_path):
+    body = """
+import numpy as np
+import meshdist as dist
+dist.init_process_group()
+dist.barrier()
+tell(f"pid{rank}", os.getpid())
+dist.recv(np.empty(4), 1 - rank)
+"""
+    write_script(tmp_path, body)
+    process = start_meshrun(tmp_path, "--nproc-per-node", "2", "script.py")
+    started(tmp_path, 2)
+    time.sleep(3.5)  # a wait that is long enough to be reported
+    process.send_signal(signal.SIGINT)
+    lines = finish(process).splitlines()
+    assert lines[0].startswith("meshrun: the ranks wait for each other: rank 0 waits for rank 1 in recv(float64[4]")
+    assert re.search(r"rank 1 is in recv\(.*, at script.py:\d+, for \d.\d s, waiting for rank 0", lines[2])
+    assert lines[-1] == "meshrun: stopped by SIGINT"
+    assert process.returncode == 130
 
 
 def test_ctrl_c_in_a_terminal_shows_one_line(tmp_path):
