@@ -65,6 +65,7 @@ SLOW_TESTS = re.compile(
     r"|test_strangers_delay_nobody_and_are_hung_up_on_in_time"
     r"|test_without_tuning_the_guess_is_kept"
     r"|test_lines_of_ranks_that_log_at_once_do_not_run_together"
+    r"|faults/test_(killed_ranks|interrupts_and_timeouts|ctrl_c_in_every_wait).*\[gloo-hosts"
 )
 # Patterns of the names of slow tests that repeat others, in more worlds, with more libraries or more versions.
 EXHAUSTIVE = re.compile(
@@ -104,6 +105,13 @@ EXHAUSTIVE = re.compile(
     r"|test_(async_order|bad_input|worlds_harness).*\[mpi-"
     r"|test_worlds_harness.*::test_any_directories"
     r"|test_mpi_jobs.*\[mpich\b"
+    r"|faults/test_(killed_ranks|interrupts_and_timeouts|ctrl_c_in_every_wait).*\[gloo-hosts.*-first"
+    r"|test_every_collective_with_threads\[(in_place0-[13]|in_place1-4)\]"
+    r"|test_random_programs.*::test_many_programs\[[45]\]"
+    r"|test_reductions.*\[gloo-hosts|test_messages_over_2_gib\[gloo"
+    r"|test_many_groups.*\[mpi-mpich"
+    r"|test_floating_point_errors.*\[(threads|gloo)-(1|2)-"
+    r"|fuzz/test_calls.*\[2-gloo"
 )
 _TESTS = Path(__file__).parent
 
