@@ -85,8 +85,8 @@ class LayerCall:
             first = tuple(int(at) for at in np.argwhere(outside)[0])
             place = f"{name}[{', '.join(map(str, first))}]" if first else name
             raise ValueError(
-                f"{self.prefix}: {place} is {int(x[first])}, outside of {what}, 0 to {limit - 1}"
-                f" ({int(outside.sum())} of {x.size} are)"
+                f"{self.prefix}: {place} is {int(x[first])}, and must be 0 to {limit - 1}, in {what};"
+                f" {int(outside.sum())} of {x.size} are outside"
             )
         return x
 

@@ -72,6 +72,24 @@ def test_chunks_of_several_tiles(zigzag: bool, length: int) -> None:
     meshdist.run(main, 2)
 
 
+def test_heads_of_keys_and_values_are_shared_by_neighbouring_heads_of_queries() -> None:
+    q, k, v = queries_keys_values(8)
+    q = np.concatenate([q, q + 1], 1)  # 6 heads
+    function = lambda q, k, v: plain_attention(q, anp.repeat(k, 2, 1), anp.repeat(v, 2, 1), True, 0.5)  # noqa: E731
+    wanted, gradients = function(q, k, v), grad(lambda *x: anp.sum(function(*x) ** 2), (0, 1, 2))(q, k, v)
+
+    def main() -> None:
+        rows = slice(4 * meshdist.get_rank(), 4 * meshdist.get_rank() + 4)
+        attention = lambda *x: ring_attention(*x, axis=meshdist.group.WORLD)  # noqa: E731
+        blocks = [x[:, :, rows] for x in (q, k, v)]
+        assert np.allclose(attention(*blocks), wanted[:, :, rows], rtol=1e-12)
+        found = grad(lambda *x: anp.sum(attention(*x) ** 2), (0, 1, 2))(*blocks)
+        for gradient, whole in zip(found, gradients, strict=True):
+            assert np.allclose(gradient, whole[:, :, rows], rtol=1e-11, atol=1e-13)
+
+    meshdist.run(main, 2)
+
+
 def test_gradients_are_those_of_finite_differences() -> None:
     def main() -> None:
         rng = np.random.default_rng(meshdist.get_rank())
@@ -142,8 +160,8 @@ def test_what_is_wrong_is_named() -> None:
         wrong: list[tuple[type[Exception], str, Callable[[], Any]]] = [
             (ValueError, "q must have 4 dimensions, got shape \\(3, 4\\)",
              lambda: ring_attention(q[0, 0], q, q, axis=world)),
-            (ValueError, "one number of heads|repeat heads of k and v",
-             lambda: ring_attention(q, q[:, :1], q[:, :1], axis=world)),
+            (ValueError, "k and v as many heads, and q a multiple of that, got q \\(1, 2, 3, 4\\)",
+             lambda: ring_attention(q, q[:, :1], q, axis=world)),
             (ValueError, "one head size", lambda: ring_attention(q, q[..., :2], q, axis=world)),
             (ValueError, "q, k and v must have blocks of one length",
              lambda: ring_attention(q[:, :, :2], q, q, axis=world)),
