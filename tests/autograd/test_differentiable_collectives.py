@@ -274,3 +274,14 @@ def test_detail_finds_gradients_that_were_not_added() -> None:
     finally:
         logger.propagate, logger.disabled = True, False
         logger.setLevel(level)
+
+
+def test_reports_name_the_line_that_differentiates(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MESHDIST_DEBUG", "DETAIL")
+    with caplog.at_level(logging.DEBUG, "meshdist"):
+        meshdist.run(lambda: ag.grad(lambda x: ag.all_reduce(ag.copy(x)))(1.0), 2)
+    calls = [record.getMessage() for record in caplog.records if "all_reduce" in record.getMessage()]
+    assert len(calls) == 4  # on two ranks, forward and backward
+    assert all("at test_differentiable_collectives.py:" in call for call in calls)
