@@ -30,7 +30,12 @@ class LayerCall:
     """
 
     def __init__(self, name: str, axis: GroupLike, with_dtensors: str) -> None:
-        group: ProcessGroup | None = None if axis is None else resolve(axis)
+        try:
+            group: ProcessGroup | None = None if axis is None else resolve(axis)
+        except TypeError:
+            raise TypeError(
+                f"{name}: axis must be a ProcessGroup, an axis of a mesh as mesh['tp'], or None, got {axis!r}"
+            ) from None
         self.name = name
         self.prefix = name if group is None else group.error_prefix(name)
         self.rank, self.size = (0, 1) if group is None else (group.rank(), group.size())

@@ -270,6 +270,8 @@ def test_what_is_wrong_is_named() -> None:
             (TypeError, r"x is a DTensor, and the layer takes blocks; write x @ weight \+ bias",
              lambda: column_parallel(distribute_tensor(ones((2, 2)), mesh, {"tp": Shard(0)}), ones((2, 2)), axis=tp)),
         ]  # fmt: skip
+        with pytest.raises(TypeError, match=r"row_parallel: axis must be .* mesh\['tp'\], or None, got 'tp'"):
+            row_parallel(ones((5, 3)), ones((3, 2)), axis="tp")  # type: ignore[arg-type]
         for kind, words, call in wrong:
             with pytest.raises(kind, match=here + ".*" + words):
                 call()
