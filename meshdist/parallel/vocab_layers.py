@@ -41,7 +41,7 @@ def vocab_parallel_embedding(
         vocab_size: The rows of all blocks. None: they are equal.
 
     Returns:
-        Shape (*indices.shape, features), the same on all ranks. With `sequence_parallel` this rank's block of it along
+        Shape `(*indices.shape, features)`, the same on all ranks. With `sequence_parallel` this rank's block of it along
         `sequence_dim`.
 
     Raises:
