@@ -19,7 +19,7 @@ from typing import Any
 
 import autograd.numpy as anp
 import numpy as np
-from autograd.tracer import getval
+from autograd.tracer import getval, isbox
 
 from meshdist import functional
 from meshdist.arrays.reduce_op import Op, PremulSum, ReduceOp
@@ -36,6 +36,7 @@ from meshdist.runtime.context import GroupLike
 def _pull_all_reduce(g: Any, x: Any, y: Any, members: ProcessGroup, op: Any, grad: str) -> Any:
     if grad == "identity":
         check_invariant("all_reduce", members, g)
+        g = copy(g, members) if isbox(g) else g  # of second derivatives: each rank uses it for its own term
     if op is ReduceOp.AVG:
         return all_reduce(g, op, members, grad=grad) if grad == "reduce" else g / members.size()
     total = all_reduce(g, ReduceOp.SUM, members, grad=grad) if grad == "reduce" else g
