@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshdist.parallel import communication_hooks
+from meshdist.parallel.autograd_stage import autograd_stage
 from meshdist.parallel.gradient_buckets import GradBucket
 from meshdist.parallel.join_context import Joinable, JoinHook, uneven_inputs
 from meshdist.parallel.microbatches import merge_microbatches, split_microbatches
@@ -47,6 +48,7 @@ __all__ = [
     "ShardedOptimizer",
     "Span",
     "StepTimes",
+    "autograd_stage",
     "average_parameters",
     "broadcast_parameters",
     "communication_hooks",
