@@ -1,4 +1,4 @@
-"""Draws the pictures of tensor.md from arrays: `python docs/draw_arrays.py`."""
+"""Draws the pictures of tensor.md and tensor-parallel.md from arrays: `python docs/draw_arrays.py`."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import matplotlib as mpl
 from matplotlib import pyplot
 
 import meshdist
-from meshdist.tensor import DTensor, Partial, Shard
+from meshdist.tensor import DTensor, Partial, Replicate, Shard
 
 IMAGES = Path(__file__).parent / "images"
 # The placements of an array of (6, 8) on a mesh of (2, 2), and the block of rank 2.
@@ -18,6 +18,27 @@ PICTURES = {
     "pending": ({"tp": Partial()}, (6, 8)),
     "cut-pending": ({"dp": Shard(0), "tp": Partial()}, (3, 8)),
 }
+# The arrays of two layers on an axis of 2 ranks, their shapes and placements: for tensor-parallel.md.
+LAYERS = {
+    "x": ((4, 4), Replicate()),
+    "w1, by columns": ((4, 8), Shard(1)),
+    "hidden": ((4, 8), Shard(1)),
+    "w2, by rows": ((8, 4), Shard(0)),
+    "hidden @ w2": ((4, 4), Partial()),
+    "y, sequence parallel": ((4, 4), Shard(0)),
+}
+
+
+def draw_layers() -> None:
+    """Draw the arrays of two layers side by side."""
+    mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+    figure, places = pyplot.subplots(1, len(LAYERS), figsize=(2.2 * len(LAYERS), 2.4), layout="constrained")
+    for ax, (title, (shape, placement)) in zip(places, LAYERS.items(), strict=True):
+        block = [rows // (1 + (dim == getattr(placement, "dim", None))) for dim, rows in enumerate(shape)]
+        DTensor.from_local(meshdist.zeros(block), mesh, {"tp": placement}, shape=shape).show("plot", ax=ax)
+        ax.set_title(f"{title}\n{placement!r}", fontsize="small")
+    figure.savefig(IMAGES / "array-layers.svg", bbox_inches="tight", metadata={"Date": None})
+    pyplot.close(figure)
 
 
 def main() -> None:
@@ -36,6 +57,8 @@ def main() -> None:
             ax.set_title("{" + written.replace("}, '", "},\n'") + "}", fontsize="small")
             figure.savefig(IMAGES / f"array-{name}.svg", bbox_inches="tight", metadata={"Date": None})
             pyplot.close(figure)
+    with meshdist.dry_run(world_size=2):
+        draw_layers()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Training on several ranks in plain NumPy or CuPy: gradients, optimizers and parameters of a group, and pipelines."""
+"""Training on several ranks in plain NumPy or CuPy: gradients, optimizers, layers cut over ranks, and pipelines."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from meshdist.parallel import communication_hooks
 from meshdist.parallel.autograd_stage import autograd_stage
@@ -29,6 +31,11 @@ from meshdist.parallel.reducer import GradientReducer
 from meshdist.parallel.sharded_optimizer import ShardedOptimizer
 from meshdist.parallel.step_times import ReducerStatistics, StepTimes
 
+if TYPE_CHECKING:
+    from meshdist.parallel.context_parallel import ring_attention, sequence_positions
+    from meshdist.parallel.tensor_layers import column_parallel, layer_norm, row_parallel
+    from meshdist.parallel.vocab_layers import vocab_parallel_cross_entropy, vocab_parallel_embedding
+
 __all__ = [
     "Action",
     "GradBucket",
@@ -51,15 +58,45 @@ __all__ = [
     "autograd_stage",
     "average_parameters",
     "broadcast_parameters",
+    "column_parallel",
     "communication_hooks",
     "dualpipe_v",
     "gpipe",
     "interleaved",
+    "layer_norm",
     "looped_bfs",
     "merge_microbatches",
     "one_f_one_b",
+    "ring_attention",
+    "row_parallel",
+    "sequence_positions",
     "split_microbatches",
     "uneven_inputs",
+    "vocab_parallel_cross_entropy",
+    "vocab_parallel_embedding",
     "zbv",
     "zero_bubble",
 ]
+
+# Imported at first use: these need the package autograd, which the rest does without.
+_LAYERS = {
+    "column_parallel": "tensor_layers",
+    "layer_norm": "tensor_layers",
+    "ring_attention": "context_parallel",
+    "row_parallel": "tensor_layers",
+    "sequence_positions": "context_parallel",
+    "vocab_parallel_cross_entropy": "vocab_layers",
+    "vocab_parallel_embedding": "vocab_layers",
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _LAYERS:
+            raise AttributeError(f"module 'meshdist.parallel' has no attribute {name!r}")
+        from importlib import import_module
+
+        return getattr(import_module(f"meshdist.parallel.{_LAYERS[name]}"), name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_LAYERS})

@@ -1,0 +1,291 @@
+"""ring_attention: attention over a sequence that is cut over the ranks of an axis (context parallelism).
+
+Each rank keeps the queries of its block. The keys and values go around the ring of ranks, one block at a time: while a
+rank computes with the block that it holds, it passes it on and receives the next. It adds up the results by an online
+softmax, which rescales what is there whenever a row finds a larger score, and so has the scores of one tile at a time.
+In the backward pass keys and values go around again, and behind them the sums of their gradients.
+
+Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite Context", section 3; the backward
+pass of a block is that of Dao et al., "FlashAttention", algorithm 4.
+
+With a causal mask and contiguous blocks, the last rank computes with all blocks and the first with one. The zig-zag cut
+has 2 * size chunks, of which rank i holds chunks i and 2 * size - 1 - i: all ranks have the same to do in each step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from autograd.core import defvjp_argnums
+from autograd.extend import primitive
+from autograd.tracer import getval
+
+from meshdist.autograd.tape import communicating
+from meshdist.collectives.send_recv import irecv, isend
+from meshdist.groups.process_group import ProcessGroup
+from meshdist.parallel.layer_arguments import LayerCall
+from meshdist.runtime.context import GroupLike
+
+TILE = 512  # rows and columns of the scores that are computed at a time
+KEYS_TAG, GRADIENTS_TAG = 32001, 32002  # apart from the messages of programs
+
+
+def sequence_positions(length: int, *, axis: GroupLike, zigzag: bool = False) -> Any:
+    """Return the positions of a sequence that this rank holds: `x[positions]` is its block of `x`.
+
+    Args:
+        length: The length of the whole sequence: a multiple of the number of ranks, with `zigzag` of twice that.
+        axis: As in `ring_attention`.
+        zigzag: As in `ring_attention`.
+
+    Raises:
+        ValueError: Another length.
+
+    Example:
+        >>> import meshdist
+        >>> from meshdist.parallel import sequence_positions
+        >>> world = lambda: meshdist.group.WORLD
+        >>> meshdist.run(lambda: sequence_positions(8, axis=world(), zigzag=True).tolist(), 2)
+        [[0, 1, 6, 7], [2, 3, 4, 5]]
+    """
+    call = LayerCall("sequence_positions", axis, "")
+    parts = call.size * (1 + zigzag)
+    if length % parts:
+        raise ValueError(
+            f"{call.prefix}: a sequence is cut into {parts} equal chunks, got length {length}; pad it to"
+            f" {math.ceil(length / parts) * parts}"
+        )
+    chunk = length // parts
+    numbers = _chunk_numbers(call.rank, call.size, zigzag)
+    return np.concatenate([np.arange(number * chunk, (number + 1) * chunk) for number in numbers])
+
+
+def ring_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    axis: GroupLike,
+    causal: bool = True,
+    scale: float | None = None,
+    zigzag: bool = False,
+) -> Any:
+    """Return softmax(scale * q @ k.T) @ v for this rank's block of the queries, and all keys and values.
+
+    Sends the keys and values of a block to the next rank size - 1 times forward and as often backward, and their
+    gradients size times backward, all while it computes. First derivatives only.
+
+    Args:
+        q: This rank's block, shape (batch, heads, block, head_size), of a floating dtype.
+        k: The same of the keys, which are as many as the queries if `causal`.
+        v: The same of the values; their head size may be another.
+        axis: The ProcessGroup or the axis of a mesh, as `mesh["cp"]`, that cuts the sequence into equal blocks. None:
+            one rank.
+        causal: Whether a query sees only the keys of its own and earlier positions.
+        scale: What the scores are multiplied by. None: 1 / sqrt(head_size).
+        zigzag: Whether the ranks hold an early and a late chunk of the sequence each, as `sequence_positions` says,
+            so that with `causal` all have the same to compute. Otherwise they hold contiguous blocks in rank order.
+
+    Returns:
+        This rank's block, shape (batch, heads, block, head size of `v`).
+
+    Raises:
+        TypeError: No arrays of one floating dtype, or DTensors.
+        ValueError: Shapes do not fit, or a block of an odd length with `zigzag`.
+
+    Example:
+        >>> import numpy as np, meshdist
+        >>> from meshdist.parallel import ring_attention
+        >>> x = np.random.default_rng(0).standard_normal((3, 1, 2, 8, 4))  # q, k, v of one sequence of 8, 2 heads
+        >>> def program():
+        ...     q, k, v = np.split(x, 4, axis=3)[meshdist.get_rank()]
+        ...     return ring_attention(q, k, v, axis=meshdist.group.WORLD)
+        >>> np.allclose(np.concatenate(meshdist.run(program, 4), axis=2), ring_attention(*x, axis=None))
+        True
+    """
+    call = LayerCall("ring_attention", axis, "write x.to_local() for each, within meshdist.autograd.local_map")
+    q, k, v = (call.floating(name, x, ndim=4) for name, x in (("q", q), ("k", k), ("v", v)))
+    shapes = [np.shape(getval(x)) for x in (q, k, v)]
+    _check_shapes(call, shapes, [getval(x).dtype for x in (q, k, v)], causal, zigzag)
+    call.check_replicated("the shape of k", np.array(shapes[1]))
+    call.check_replicated("the shape of v", np.array(shapes[2]))
+    factor = 1 / math.sqrt(max(1, shapes[0][3])) if scale is None else float(scale)
+    plan = _Plan(call.members, call.rank, call.size, causal, zigzag and causal, factor)
+    return _attention(q, k, v, plan, [])
+
+
+def _check_shapes(call: LayerCall, shapes: list[Any], dtypes: list[Any], causal: bool, zigzag: bool) -> None:
+    (batch, heads, rows, size), keys, values = shapes
+    found = f"got q {shapes[0]}, k {keys}, v {values}"
+    if len(set(dtypes)) > 1:
+        raise TypeError(f"{call.prefix}: q, k and v must be of one dtype, got {', '.join(map(str, dtypes))}")
+    if keys[:2] != (batch, heads) or values[:2] != (batch, heads):
+        advice = "; repeat heads of k and v that several of q share" if keys[0] == values[0] == batch else ""
+        raise ValueError(f"{call.prefix}: q, k and v must have one batch and number of heads, {found}{advice}")
+    if keys[3] != size:
+        raise ValueError(f"{call.prefix}: q and k must have one head size, {found}")
+    if values[2] != keys[2] or (causal and keys[2] != rows):
+        which = "q, k and v" if causal else "k and v"
+        raise ValueError(f"{call.prefix}: {which} must have blocks of one length, {found}")
+    if zigzag and (rows % 2 or keys[2] % 2):
+        raise ValueError(
+            f"{call.prefix}: with zigzag a block is two chunks of one length, and its length even, {found}"
+        )
+
+
+def _chunk_numbers(rank: int, size: int, zigzag: bool) -> tuple[int, ...]:
+    return (rank, 2 * size - 1 - rank) if zigzag else (rank,)
+
+
+# ---- Which parts of blocks see which
+
+
+class _Plan(NamedTuple):
+    members: ProcessGroup | None
+    rank: int
+    size: int
+    causal: bool
+    zigzag: bool
+    scale: float
+
+    def pairs(self, source: int, rows: int, keys: int) -> Iterator[tuple[slice, slice, bool]]:
+        """Yield what this rank's queries see of a rank's block: rows, keys, and whether it is a triangle."""
+        seen_tiles = self._tiles(source, keys)
+        for start, queries in self._tiles(self.rank, rows):
+            for other_start, seen in seen_tiles:
+                if not self.causal or other_start <= start:
+                    yield queries, seen, self.causal and other_start == start
+
+    def _tiles(self, rank: int, rows: int) -> list[tuple[int, slice]]:
+        """Return the tiles of a rank's block, with their positions in the sequence; they never overlap in part."""
+        numbers = _chunk_numbers(rank, self.size, self.zigzag)
+        chunk = rows // len(numbers)
+        return [
+            (number * chunk + at, slice(place * chunk + at, place * chunk + min(at + TILE, chunk)))
+            for place, number in enumerate(numbers)
+            for at in range(0, chunk, TILE)
+        ]
+
+
+def _scores(q: Any, k: Any, triangle: bool) -> Any:
+    scores = q @ k.swapaxes(-1, -2)
+    if triangle:
+        scores[..., np.triu(np.ones(scores.shape[-2:], np.bool_), 1)] = -np.inf
+    return scores
+
+
+# ---- The ring
+
+
+def _around(held: Any, plan: _Plan) -> Iterator[tuple[int, Any]]:
+    """Yield each rank's array, with its rank, and pass it on meanwhile. Its memory is used again."""
+    members, spare = plan.members, np.empty_like(held)
+    works: list[Any] = []
+    for step in range(plan.size):
+        if members is not None and step < plan.size - 1:
+            works = _shifted(held, spare, members, KEYS_TAG)
+        yield (plan.rank - step) % plan.size, held
+        if step < plan.size - 1:
+            for work in works:
+                work.wait()
+            held, spare = spare, held
+
+
+def _shifted(held: Any, taken: Any, members: ProcessGroup, tag: int) -> list[Any]:
+    """Begin to send `held` to the next rank, and to receive from the one before."""
+    rank, size = members.rank(), members.size()
+    receive = irecv(taken, group=members, group_src=(rank - 1) % size, tag=tag)
+    return [receive, isend(held, group=members, group_dst=(rank + 1) % size, tag=tag)]
+
+
+def _packed(k: Any, v: Any) -> Any:
+    return np.concatenate([np.ravel(k), np.ravel(v)])
+
+
+def _unpacked(both: Any, k: Any, v: Any) -> tuple[Any, Any]:
+    """Return the two arrays in `both`, of the shapes of `k` and `v`."""
+    return both[: k.size].reshape(k.shape), both[k.size :].reshape(v.shape)
+
+
+# ---- The two passes
+
+
+@primitive
+def _attention(q: Any, k: Any, v: Any, plan: _Plan, saved: list[Any]) -> Any:
+    """Return the result, and append the logarithms of the sums of exponentials of the scores to `saved`."""
+    scaled = q * np.asarray(plan.scale, q.dtype)
+    result = np.zeros((*q.shape[:3], v.shape[3]), q.dtype)
+    top = np.full(q.shape[:3], -np.inf, q.dtype)
+    sums = np.zeros_like(top)
+    for source, both in _around(_packed(k, v), plan):
+        keys, values = _unpacked(both, k, v)
+        for rows, seen, triangle in plan.pairs(source, q.shape[2], k.shape[2]):
+            here = (slice(None), slice(None), rows)
+            scores = _scores(scaled[here], keys[:, :, seen], triangle)
+            # Online softmax: what is there was relative to the old top, and is now relative to the new one.
+            new_top = np.maximum(top[here], scores.max(-1, initial=-np.inf))
+            rescale = np.exp(top[here] - new_top)
+            scores -= new_top[..., None]
+            np.exp(scores, out=scores)
+            sums[here] = sums[here] * rescale + scores.sum(-1)
+            result[here] = result[here] * rescale[..., None] + scores @ values[:, :, seen]
+            top[here] = new_top
+    result /= sums[..., None]
+    saved.append(top + np.log(sums))
+    return result
+
+
+@primitive
+def _backward(g: Any, q: Any, k: Any, v: Any, y: Any, logarithms: Any, plan: _Plan) -> tuple[Any, Any, Any]:
+    """Return the gradients of `q`, `k` and `v`."""
+    scale = np.asarray(plan.scale, q.dtype)
+    scaled, along = q * scale, np.sum(g * y, -1)
+    works: list[Any] = []
+    g_q = np.zeros(q.shape, q.dtype)
+    arrived = np.empty(k.size + v.size, k.dtype)
+    for step, (source, both) in enumerate(_around(_packed(k, v), plan)):
+        keys, values = _unpacked(both, k, v)
+        found = np.zeros_like(arrived)
+        g_keys, g_values = _unpacked(found, k, v)
+        for rows, seen, triangle in plan.pairs(source, q.shape[2], k.shape[2]):
+            here, there = (slice(None), slice(None), rows), (slice(None), slice(None), seen)
+            softmax = _scores(scaled[here], keys[there], triangle)
+            softmax -= logarithms[here][..., None]
+            np.exp(softmax, out=softmax)
+            g_values[there] += softmax.swapaxes(-1, -2) @ g[here]
+            g_scores = g[here] @ values[there].swapaxes(-1, -2)
+            g_scores -= along[here][..., None]
+            g_scores *= softmax
+            g_q[here] += g_scores @ keys[there]
+            g_keys[there] += g_scores.swapaxes(-1, -2) @ scaled[here]
+        # The sum for this block comes from the rank that had the block before, and goes on to the one that has it next.
+        for work in works:
+            work.wait()
+        if step:
+            found += arrived
+        if plan.members is None:
+            return (g_q * scale, *_unpacked(found, k, v))
+        arrived = np.empty_like(found)
+        works = _shifted(found, arrived, plan.members, GRADIENTS_TAG)
+    for work in works:
+        work.wait()
+    return (g_q * scale, *_unpacked(arrived, k, v))  # after the last step, the sum is that of the rank's own block
+
+
+def _vjp(argnums: Sequence[int], y: Any, args: tuple[Any, ...], kwargs: Any) -> Callable[[Any], list[Any]]:
+    q, k, v, plan, saved = args
+
+    def vjp(g: Any) -> list[Any]:
+        gradients = _backward(g, q, k, v, y, saved[0], plan)
+        return [gradients[number] for number in argnums]
+
+    return vjp
+
+
+_attention.__name__ = "ring_attention"
+_backward.__name__ = "ring_attention_backward"
+defvjp_argnums(_attention, _vjp)
+communicating.add(_attention)
