@@ -197,7 +197,7 @@ def parser() -> argparse.ArgumentParser:
     add("--width", type=int, default=96, help="numbers for a character between layers (default: %(default)s)")
     add("--heads", type=int, default=4, help="of attention (default: %(default)s)")
     add("--layers", type=int, default=4, help="blocks of attention and MLP (default: %(default)s)")
-    add("--lr", type=float, default=3e-3, help="the highest learning rate (default: %(default)s)")
+    add("--lr", type=float, default=6e-3, help="the highest learning rate (default: %(default)s)")
     add("--dtype", choices=["float32", "float64"], default="float32", help="(default: %(default)s)")
     add("--seed", type=int, default=0, help="of parameters, batches and sample (default: %(default)s)")
     add("--checkpoint", metavar="DIR", help="save whole arrays to this folder, which all ranks share")

@@ -89,6 +89,7 @@ class TapeNode(VJPNode):  # type: ignore[misc]
 
     parents: Any
     vjp: Any
+    others: tuple[Any, Any] | None
 
     def __init__(
         self, value: Any, fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], argnums: Any, parents: Any
@@ -97,7 +98,7 @@ class TapeNode(VJPNode):  # type: ignore[misc]
         self.number = next(self.tape.numbers)
         self.name = getattr(fun, "__name__", str(fun))
         self.space = None
-        self.others: tuple[Any, Any] | None = None
+        self.others = None
         inputs = [place for place, parent in enumerate(parents) if parent.is_input]
         self.is_input = bool(inputs)
         if self.is_input and len(inputs) < len(parents):
