@@ -55,6 +55,9 @@ class Tape:
         trace: The number that its boxes carry.
         calls: The operations that communicate in the backward pass, in order.
         anchor: A box of zero, for operations on no array that is differentiated.
+
+    `box(value, is_input=True)` makes an input. The backward pass can then go to the inputs first, and to the other
+    roots later: see `backward`.
     """
 
     def __init__(self, trace: int) -> None:
@@ -63,9 +66,11 @@ class Tape:
         self.calls: list[TapeNode] = []
         self.anchor = self.box(0.0)
 
-    def box(self, value: Any) -> Any:
+    def box(self, value: Any, is_input: bool = False) -> Any:
         """Return a box of a value that the function is differentiated by."""
-        return tracer.new_box(value, self.trace, TapeNode.new_root(self))
+        root = TapeNode.new_root(self)
+        root.is_input = is_input
+        return tracer.new_box(value, self.trace, root)
 
 
 class TapeNode(VJPNode):  # type: ignore[misc]
@@ -73,24 +78,35 @@ class TapeNode(VJPNode):  # type: ignore[misc]
 
     Attributes:
         number: Its place; 0 for what the function is differentiated by.
-        parents: The operations whose results it takes.
+        is_input: Whether it is an input, or depends on one.
+        parents: The operations whose results it takes; of an operation that depends on an input, those that do.
         vjp: Returns the gradients of these from that of its own result.
+        others: The other parents and the function to their gradients, or None.
         space: The vector space of its result, where this may be unused.
     """
 
-    __slots__ = ("name", "number", "space", "tape")
+    __slots__ = ("is_input", "name", "number", "others", "space", "tape")
 
     parents: Any
     vjp: Any
+    others: tuple[Any, Any] | None
 
     def __init__(
         self, value: Any, fun: Any, args: tuple[Any, ...], kwargs: dict[str, Any], argnums: Any, parents: Any
     ) -> None:
-        self.parents = parents
         self.tape: Tape = parents[0].tape
         self.number = next(self.tape.numbers)
         self.name = getattr(fun, "__name__", str(fun))
         self.space = None
+        self.others = None
+        inputs = [place for place, parent in enumerate(parents) if parent.is_input]
+        self.is_input = bool(inputs)
+        if self.is_input and len(inputs) < len(parents):
+            others = [place for place, parent in enumerate(parents) if not parent.is_input]
+            vjp = _made_vjp(self.name, fun, tuple(argnums[place] for place in others), value, args, kwargs)
+            self.others = [parents[place] for place in others], vjp
+            parents, argnums = (tuple(each[place] for place in inputs) for each in (parents, argnums))
+        self.parents = parents
         self.vjp = _made_vjp(self.name, fun, argnums, value, args, kwargs)
         if fun in communicating:
             self.space = vspace(value)
@@ -98,7 +114,7 @@ class TapeNode(VJPNode):  # type: ignore[misc]
 
     def initialize_root(self, tape: Tape) -> None:
         """Make it what the function is differentiated by."""
-        self.parents, self.vjp = (), lambda g: ()
+        self.parents, self.vjp, self.others, self.is_input = (), lambda g: (), None, False
         self.tape, self.number, self.name, self.space = tape, 0, "", None
 
 
@@ -178,15 +194,24 @@ def backward(
     tape: Tape,
     ends: Sequence[tuple[TapeNode, Any]],
     finished: Callable[[TapeNode, Any], None],
-) -> None:
+    is_input: bool | None = None,
+) -> list[tuple[TapeNode, Any]]:
     """Run the tape backwards, once.
 
     Args:
         tape: The tape.
         ends: The operations whose results are differentiated, with the gradients of these.
         finished: Called with each root and its gradient as soon as that is complete; not for unused roots.
+        is_input: On a tape with inputs, True for the first half, of the operations that depend on an input, and False
+            for the second half, of the others. `ends` are those of that half.
+
+    Returns:
+        From the first half, the operations that have parents in the second one, with the gradients of their results.
     """
-    nodes, uses = _reached([*tape.calls, *(node for node, _ in ends)])
+    nodes, uses = _reached(
+        [*(call for call in tape.calls if is_input in (None, call.is_input)), *(node for node, _ in ends)]
+    )
+    unfinished: list[tuple[TapeNode, Any]] = []
     gradients: dict[TapeNode, Any] = {}
     for node, gradient in ends:
         gradients[node] = add_outgrads(gradients.get(node), gradient)
@@ -195,6 +220,8 @@ def backward(
     for node in nodes:
         found = gradients.pop(node, None)
         outgoing = node.space.zeros() if found is None and node.space is not None else found[0]
+        if node.others is not None:
+            unfinished.append((node, outgoing))
         incoming_gradients = node.vjp(outgoing)
         node.vjp = None  # frees the arrays that it kept
         for parent, incoming in zip(node.parents, incoming_gradients, strict=True):
@@ -203,6 +230,7 @@ def backward(
                 uses[parent] -= 1
                 if not uses[parent]:
                     finished(parent, gradients.pop(parent)[0])
+    return unfinished
 
 
 def _reached(ends: Sequence[TapeNode]) -> tuple[list[TapeNode], dict[TapeNode, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshdist.parallel import communication_hooks
+from meshdist.parallel.autograd_stage import autograd_stage
 from meshdist.parallel.gradient_buckets import GradBucket
 from meshdist.parallel.join_context import Joinable, JoinHook, uneven_inputs
 from meshdist.parallel.microbatches import merge_microbatches, split_microbatches
@@ -54,6 +55,7 @@ __all__ = [
     "ShardedOptimizer",
     "Span",
     "StepTimes",
+    "autograd_stage",
     "average_parameters",
     "broadcast_parameters",
     "column_parallel",
