@@ -41,8 +41,8 @@ def vocab_parallel_embedding(
         vocab_size: The rows of all blocks. None: they are equal.
 
     Returns:
-        Shape `(*indices.shape, features)`, the same on all ranks. With `sequence_parallel` this rank's block of it along
-        `sequence_dim`.
+        Shape `(*indices.shape, features)`, the same on all ranks. With `sequence_parallel` this rank's block of it
+        along `sequence_dim`.
 
     Raises:
         TypeError: No integers, no table of a floating dtype, or DTensors.
