@@ -211,8 +211,20 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def parsed() -> argparse.Namespace:
+    made = parser()
+    args = made.parse_args()
+    if args.steps < 1:
+        made.error(f"--steps must be at least 1, got {args.steps}")
+    if args.resume and not args.checkpoint:
+        made.error("--resume needs --checkpoint, the folder to go on from")
+    if args.plain and (args.zero or args.sequence_parallel or args.checkpoint or args.plot):
+        made.error("--plain has no --zero, --sequence-parallel, --checkpoint and --plot")
+    return args
+
+
 def main() -> None:
-    args = parser().parse_args()
+    args = parsed()
     launched = any(name in os.environ for name in LAUNCHED)
     alone: dict[str, Any] = {} if launched else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group("gloo", **alone)

@@ -77,7 +77,8 @@ class Network:
         def p(part: str) -> Array:
             return parameters[f"{name}.{part}"]
 
-        x = x + self.rows(self.attention(self.columns(self.norm(x, p("attention.norm")), p("qkv"))), p("out"))
+        qkv = self.columns(self.norm(x, p("attention.norm")), p("qkv").reshape(self.width, -1))
+        x = x + self.rows(self.attention(qkv), p("out"))
         hidden = self.columns(self.norm(x, p("mlp.norm")), p("up"), p("up.bias"))
         return x + self.rows(squared_relu(hidden), p("down"))
 
@@ -86,7 +87,7 @@ class Network:
         heads, size = self.heads // self.tp.size(), self.width // self.heads
         qkv = np.swapaxes(qkv.reshape(-1, self.context, 3 * heads, size), 1, 2)
         q, k, v = np.split(qkv, 3, axis=1)  # each (B, heads, T, size)
-        shares = causal_softmax(q @ np.swapaxes(k, -1, -2) * (1 / math.sqrt(size)))
+        shares = causal_softmax(q @ np.swapaxes(k, -1, -2), 1 / math.sqrt(size))
         return np.swapaxes(shares @ v, 1, 2).reshape(-1, heads * size)
 
     def logits(self, parameters: Parameters, x: Array) -> Array:
@@ -104,7 +105,6 @@ class Network:
         return layer_norm(x, gain, axis=self.tp if self.sequence_parallel else None)
 
     def columns(self, x: Array, weight: Array, bias: Array | None = None) -> Array:
-        weight = weight.reshape(self.width, -1)  # qkv is (width, 3, width / tp)
         return column_parallel(x, weight, bias, axis=self.tp, sequence_parallel=self.sequence_parallel)
 
     def rows(self, x: Array, weight: Array) -> Array:
@@ -121,16 +121,21 @@ defvjp(squared_relu, lambda _, x: lambda g: 2 * g * np.maximum(x, 0))
 
 
 @primitive
-def causal_softmax(scores: Array) -> Array:
-    """Return the softmax along the last dimension of (..., T, T), where token t sees the first t + 1 only."""
-    shares = scores + np.triu(np.full(scores.shape[-2:], -np.inf, scores.dtype), 1)
+def causal_softmax(scores: Array, scale: float) -> Array:
+    """Return the softmax of scale * scores along the last dimension, where row t sees the first t + 1 columns only."""
+    shares = scores * scale
+    shares += np.triu(np.full(scores.shape[-2:], -np.inf, scores.dtype), 1)
     shares -= shares.max(axis=-1, keepdims=True)
     np.exp(shares, out=shares)
     shares /= shares.sum(axis=-1, keepdims=True)
     return shares
 
 
-defvjp(causal_softmax, lambda shares, _: lambda g: shares * (g - np.sum(g * shares, axis=-1, keepdims=True)))
+def causal_softmax_vjp(shares: Array, scores: Array, scale: float) -> Callable[[Array], Array]:
+    return lambda g: shares * (g - np.sum(g * shares, axis=-1, keepdims=True)) * scale
+
+
+defvjp(causal_softmax, causal_softmax_vjp)
 
 
 # ---- Parameters

@@ -55,6 +55,7 @@ class Tape:
         trace: The number that its boxes carry.
         calls: The operations that communicate in the backward pass, in order.
         anchor: A box of zero, for operations on no array that is differentiated.
+        has_inputs: Whether some roots are inputs.
 
     `box(value, is_input=True)` makes an input. The backward pass can then go to the inputs first, and to the other
     roots later: see `backward`.
@@ -64,12 +65,14 @@ class Tape:
         self.trace = trace
         self.numbers = count(1)
         self.calls: list[TapeNode] = []
+        self.has_inputs = False
         self.anchor = self.box(0.0)
 
     def box(self, value: Any, is_input: bool = False) -> Any:
         """Return a box of a value that the function is differentiated by."""
         root = TapeNode.new_root(self)
         root.is_input = is_input
+        self.has_inputs = self.has_inputs or is_input
         return tracer.new_box(value, self.trace, root)
 
 
@@ -99,10 +102,11 @@ class TapeNode(VJPNode):  # type: ignore[misc]
         self.name = getattr(fun, "__name__", str(fun))
         self.space = None
         self.others = None
-        inputs = [place for place, parent in enumerate(parents) if parent.is_input]
-        self.is_input = bool(inputs)
-        if self.is_input and len(inputs) < len(parents):
-            others = [place for place, parent in enumerate(parents) if not parent.is_input]
+        self.is_input = self.tape.has_inputs and any(parent.is_input for parent in parents)
+        if self.is_input and not all(parent.is_input for parent in parents):
+            inputs, others = (
+                [place for place, parent in enumerate(parents) if parent.is_input is wanted] for wanted in (True, False)
+            )
             vjp = _made_vjp(self.name, fun, tuple(argnums[place] for place in others), value, args, kwargs)
             self.others = [parents[place] for place in others], vjp
             parents, argnums = (tuple(each[place] for place in inputs) for each in (parents, argnums))

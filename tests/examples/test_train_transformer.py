@@ -118,6 +118,21 @@ def test_sizes_that_do_not_fit_are_explained(example, mesh, options, message):
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--steps 0", "--steps must be at least 1, got 0"),
+        ("--resume", "--resume needs --checkpoint, the folder to go on from"),
+        ("--plain --zero", "--plain has no --zero, --sequence-parallel, --checkpoint and --plot"),
+    ],
+)
+def test_options_that_do_not_fit_are_explained(example, monkeypatch, capsys, options, message):
+    monkeypatch.setattr(sys, "argv", ["train_transformer.py", *options.split()])
+    with pytest.raises(SystemExit, match="2"):
+        example.main()
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("text", "world_size", "message"),
     [
         ("2x2", 4, "must be DPxTPxPP, three positive numbers such as 2x2x1, got '2x2'"),
