@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Any
 from meshdist.bootstrap.spawned import spawn_variables
 from meshdist.launch import worker
 from meshdist.launch.interrupts import without_ctrl_c
-from meshdist.launch.spawn_context import ProcessException, ProcessExitedException, ProcessRaisedException, SpawnContext
+from meshdist.launch.spawn_context import (
+    UNGUARDED_STATUS,
+    ProcessException,
+    ProcessExitedException,
+    ProcessRaisedException,
+    SpawnContext,
+)
 from meshdist.launch.worker_env import LOOPBACK, job_secret, new_job, worker_environment
 from meshdist.security.credentials import secret_from_environment
 from meshdist.system.platform import check_processes
@@ -73,6 +79,8 @@ def spawn(
     known = multiprocessing.get_all_start_methods()
     if start_method not in known:
         raise ValueError(f"spawn: start_method must be one of {', '.join(known)}, got {start_method!r}")
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        sys.exit(UNGUARDED_STATUS)  # a rank that imports the script which is starting it
     check_processes("spawn")
     with _ctrl_c_deferred() as signals:
         context = _start_all(_Call(fn, tuple(args)), nprocs, daemon, start_method)

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from meshdist.store import TCPStore
 
 
+UNGUARDED_STATUS = 113
+"""The exit status of a rank that calls `spawn` while it imports the script that started it."""
+
+
 class ProcessException(DistError):
     """A process of `spawn` failed; base of the two exceptions below.
 
@@ -170,4 +174,10 @@ class SpawnContext:
 def _as_exception(failure: Failure) -> ProcessException:
     if failure.traceback:
         return ProcessRaisedException(failure.report(), failure.rank, failure.pid)
+    if failure.status == UNGUARDED_STATUS:
+        words = (
+            "each rank imports this script, and calls spawn again: put what starts the ranks under"
+            ' `if __name__ == "__main__":`'
+        )
+        return ProcessExitedException(words, failure.rank, failure.pid, failure.status)
     return ProcessExitedException(failure.report().rstrip(), failure.rank, failure.pid, failure.status)

@@ -27,6 +27,20 @@ from meshdist.launch.spawn import (
 METHODS = ["spawn", "fork", "forkserver"]
 
 
+def test_a_script_without_a_guard_is_told_in_one_sentence(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import meshdist\nmeshdist.spawn(print, nprocs=2)\n")
+    done = subprocess.run(
+        [sys.executable, str(script)], env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.endswith(
+        "ProcessExitedException: each rank imports this script, and calls spawn again: put what starts the ranks under "
+        '`if __name__ == "__main__":`\n'
+    )
+
+
 # What a program of its own puts on its path to import this module.
 HERE = [str(Path(__file__).parents[0]), str(Path(__file__).parents[1])]
 
