@@ -83,7 +83,7 @@ EXHAUSTIVE = re.compile(
     r"|test_train_digits.*\[float32"
     r"|tests/tensor/(?!test_random_programs)"
     r"|test_same_as_gloo.*-3\]"
-    r"|test_benchmarks.*::(test_arrays_are_compared|test_compare_measures_every_collective\[openmpi)"
+    r"|test_benchmarks.*::(test_arrays_are_compared|test_data_parallel_training|test_compare_measures_every_collective\[openmpi)"
     r"|test_classic_script_prints_the_same_with_torch_arrays"
     r"|test_scans.*\[gloo-hosts"
     r"|ray_backend/|test_libraries"

@@ -6,25 +6,16 @@ try:
     import autograd as _hips
 except ImportError as error:
     raise ImportError(
-        "meshdist.autograd needs the package autograd: pip install meshdist[autograd]", name="autograd"
+        "meshdist.autograd needs the package autograd: pip install 'meshdist[autograd]'", name="autograd"
     ) from error
 
 from meshdist.autograd import array_boxes  # registers DTensors
 from meshdist.autograd.array_moves import from_local, full, to_local
-from meshdist.autograd.collectives import (
-    all_gather,
-    all_reduce,
-    all_to_all,
-    broadcast,
-    copy,
-    permute,
-    recv,
-    reduce_scatter,
-    send,
-    vjp,
-)
+from meshdist.autograd.collective_rules import vjp
+from meshdist.autograd.collectives import all_gather, all_reduce, all_to_all, broadcast, copy, reduce_scatter
 from meshdist.autograd.gradients import grad, value_and_grad
 from meshdist.autograd.mapped_gradients import halo, local_map, map_overlap
+from meshdist.autograd.messages import permute, recv, send
 
 __all__ = [
     "all_gather",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import autograd.numpy as anp
@@ -12,6 +12,7 @@ from autograd.core import primitive_vjps
 from autograd.extend import VSpace, primitive
 from autograd.numpy import numpy_wrapper
 from autograd.numpy.numpy_boxes import ArrayBox
+from autograd.tracer import isbox
 
 from meshdist.autograd.array_moves import full, redistribute, to_local
 from meshdist.tensor.array_creation import zeros
@@ -45,9 +46,12 @@ class DTensorBox(ArrayBox):  # type: ignore[misc]
         space: Any = anp
         for name in func.__module__.split(".")[1:]:
             space = getattr(space, name, None)
-        differentiable = getattr(space, func.__name__, None)
-        if differentiable is None:
-            raise TypeError(f"{func.__module__}.{func.__name__} has no gradient; use meshdist.autograd.local_map")
+        differentiable = _select if func is np.select else getattr(space, func.__name__, None)
+        # A primitive takes boxes as positional arguments alone, and not inside of lists.
+        is_primitive = getattr(differentiable, "_is_autograd_primitive", False)
+        if differentiable is None or (is_primitive and not any(map(isbox, args))):
+            name = f"{func.__module__}.{func.__name__}"
+            raise TypeError(f"{name} has no gradient for these arguments; use meshdist.autograd.local_map")
         return differentiable(*args, **kwargs)
 
     def redistribute(self, placements: Any = None) -> Any:
@@ -86,6 +90,14 @@ class DTensorBox(ArrayBox):  # type: ignore[misc]
 
     def __hash__(self) -> int:
         return id(self)
+
+
+def _select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Any:
+    """Return `numpy.select`, by `where`."""
+    result = default
+    for condition, choice in zip(reversed(condlist), reversed(choicelist), strict=True):
+        result = anp.where(condition, choice, result)
+    return result
 
 
 class DTensorVSpace(VSpace):  # type: ignore[misc]

@@ -14,8 +14,6 @@ from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.dtensor import DTensor, wrap
 from meshdist.tensor.placements import Partial, Placements, Replicate
 
-GRADS = ("reduce", "identity")
-
 
 def settled(gradient: Any, layout: ArrayLayout, mesh: DeviceMesh, linear: bool = False) -> Any:
     """Return the gradient of an array of this layout as an operation takes it, which is differentiated.
@@ -85,9 +83,14 @@ def _gradient_layout(layout: ArrayLayout, grad: str) -> ArrayLayout:
     return ArrayLayout.of(layout.shape, layout.mesh_shape, placements)
 
 
-def _choice(of: str, grad: str) -> str:
-    if grad not in GRADS:
-        raise ValueError(f"{of}: grad must be 'reduce' or 'identity', got {grad!r}")
+def checked_grad(prefix: str, grad: str) -> str:
+    """Return the argument `grad` of a call.
+
+    Raises:
+        ValueError: Neither "reduce" nor "identity".
+    """
+    if grad not in ("reduce", "identity"):
+        raise ValueError(f"{prefix}: grad must be 'reduce' or 'identity', got {grad!r}")
     return grad
 
 
@@ -144,7 +147,7 @@ def to_local(x: Any, *, grad: str = "identity") -> Any:
         >>> meshdist.run(program, 2)[0]
         [0.0, 2.0, 4.0]
     """
-    return _local(x, _choice("to_local", grad))
+    return _local(x, checked_grad("to_local", grad))
 
 
 def full(x: Any, *, grad: str = "identity") -> Any:
@@ -158,7 +161,7 @@ def full(x: Any, *, grad: str = "identity") -> Any:
     Raises:
         ValueError: Another `grad`.
     """
-    return _whole(x, _choice("full", grad))
+    return _whole(x, checked_grad("full", grad))
 
 
 def from_local(

@@ -19,20 +19,21 @@ from autograd.extend import defvjp, primitive
 from autograd.numpy import numpy_wrapper
 from autograd.numpy.numpy_boxes import ArrayBox
 from autograd.numpy.numpy_vjps import match_complex, unbroadcast
+from autograd.tracer import trace_primitives_map
 
 from meshdist.autograd.array_moves import _local, _redistributed, _whole, block_of, from_block, settled
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor.array_creation import zeros
-from meshdist.tensor.array_layout import ArrayLayout
-from meshdist.tensor.dtensor import DTensor, wrap
+from meshdist.tensor.array_layout import ArrayLayout, Cut
+from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.index_keys import normalized
-from meshdist.tensor.placements import Partial
 
 _parse_einsum_input = numpy_wrapper._parse_einsum_input
 
 Vjp = Callable[[Any], Any]
-# By primitive: functions `(ans, *args, **kwargs)` for the gradients of the positional arguments.
-_makers: dict[Any, tuple[Callable[..., Vjp] | None, ...]] = {}
+Maker = Callable[..., Vjp]
+# By primitive: functions `(result, *args, **kwargs)` for the gradients of the positional arguments.
+_makers: dict[Any, tuple[Maker | None, ...]] = {}
 # By primitive: functions as those in `autograd.core.primitive_vjps`.
 _of_all: dict[Any, Callable[..., Any]] = {}
 # Their gradients only rearrange, repeat and add: a pending sum may stay so.
@@ -56,27 +57,33 @@ def maker_for_arrays(fun: Any) -> Callable[..., Callable[[Any], Any]] | None:
         return None
     linear = fun in _LINEAR
 
-    def make(argnums: Sequence[int], ans: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        made = inner(argnums, ans, args, kwargs)
-        if not hasattr(ans, "placements"):
+    def make(argnums: Sequence[int], result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        made = inner(argnums, result, args, kwargs)
+        if not hasattr(result, "placements"):
             return made
-        layout, mesh = ans.layout, ans.mesh
+        layout, mesh = result.layout, result.mesh
         return lambda g: made(settled(g, layout, mesh, linear))
 
     return make
 
 
 def _of_each(
-    name: str, makers: tuple[Callable[..., Vjp] | None, ...], argnums: Sequence[int], ans: Any, args: Any, kwargs: Any
+    name: str,
+    makers: tuple[Maker | None, ...],
+    argnums: Sequence[int],
+    result: Any,
+    args: Any,
+    kwargs: Any,
 ) -> Any:
     chosen = [makers[number] if number < len(makers) else None for number in argnums]
     if None in chosen:
         raise NotImplementedError(f"{name} has no gradient for argument {argnums[chosen.index(None)]}")
-    vjps = [maker(ans, *args, **kwargs) for maker in chosen if maker is not None]
+    vjps = [maker(result, *args, **kwargs) for maker in chosen if maker is not None]
     return lambda g: [vjp(g) for vjp in vjps]
 
 
-def _define(fun: Any, *makers: Callable[..., Vjp] | None) -> None:
+def _define(fun: Any, *makers: Maker | None) -> None:
+    assert getattr(fun, "_is_autograd_primitive", False), f"{fun} is no primitive"
     _makers[fun] = makers
 
 
@@ -88,41 +95,38 @@ def _fitted(target: Any, pull: Vjp) -> Vjp:
 
 # ---- Element by element
 
-_define(anp.tanh, lambda ans, x: lambda g: g * (1 - ans * ans))
-_define(anp.sqrt, lambda ans, x: lambda g: g * 0.5 / ans)
+_define(anp.tanh, lambda result, x: lambda g: g * (1 - result * result))
+_define(anp.sqrt, lambda result, x: lambda g: g * 0.5 / result)
 
 
-def _power_base(ans: Any, x: Any, y: Any) -> Vjp:
+def _power_base(result: Any, x: Any, y: Any) -> Vjp:
     if isinstance(y, (int, float)):
         return lambda g: g * (y * x ** (y - 1)) if y else g * 0
     return _fitted(x, lambda g: g * y * x ** anp.where(y == 0, 1.0, y - 1))
 
 
+def _power_exponent(result: Any, x: Any, y: Any) -> Vjp:
+    base = anp.where(x == 0, 1.0, x) if hasattr(x, "shape") else x or 1.0
+    return _fitted(y, lambda g: g * anp.log(base) * result)
+
+
+_define(anp.power, _power_base, _power_exponent)
 _define(
-    anp.power,
-    _power_base,
-    lambda ans, x, y: _fitted(y, lambda g: g * anp.log(anp.where(x == 0, 1.0, x) if _is_array(x) else x or 1.0) * ans),
-)
-_define(
-    anp.where,
+    trace_primitives_map[np.where],  # anp.where is a function around it
     None,
-    lambda ans, c, x, y: _fitted(x, lambda g: anp.where(c, g, 0)),
-    lambda ans, c, x, y: _fitted(y, lambda g: anp.where(c, 0, g)),
+    lambda result, c, x, y: _fitted(x, lambda g: anp.where(c, g, 0)),
+    lambda result, c, x, y: _fitted(y, lambda g: anp.where(c, 0, g)),
 )
 
 
-def _is_array(x: Any) -> bool:
-    return hasattr(x, "shape")
-
-
-def _clip(ans: Any, x: Any, a_min: Any = None, a_max: Any = None, **kwargs: Any) -> Vjp:
+def _clip(result: Any, x: Any, a_min: Any = None, a_max: Any = None, **kwargs: Any) -> Vjp:
     # The keywords of NumPy 2.1.
     low, high = kwargs.get("min", a_min), kwargs.get("max", a_max)
 
     def pull(g: Any) -> Any:
         for bound in (low, high):
             if bound is not None:
-                g = g * (ans != bound)
+                g = g * (result != bound)
         return g
 
     return _fitted(x, pull)
@@ -153,22 +157,22 @@ def _count(x: Any, axis: Any) -> int:
     return math.prod(x.shape[dim] for dim in _axes(axis, x.ndim))
 
 
-def _sum(ans: Any, x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False) -> Vjp:
+def _sum(result: Any, x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False) -> Vjp:
     shape = x.shape
     return lambda g: match_complex(x, expanded(g, shape, axis, keepdims))
 
 
-def _mean(ans: Any, x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False) -> Vjp:
+def _mean(result: Any, x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False) -> Vjp:
     shape, count = x.shape, _count(x, axis)
     return lambda g: expanded(g / count, shape, axis, keepdims)
 
 
-def _prod(ans: Any, x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False) -> Vjp:
-    return lambda g: expanded(g * ans, x.shape, axis, keepdims) / x
+def _prod(result: Any, x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False) -> Vjp:
+    return lambda g: expanded(g * result, x.shape, axis, keepdims) / x
 
 
 def _var(
-    ans: Any, x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: int = 0, keepdims: Any = False
+    result: Any, x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: int = 0, keepdims: Any = False
 ) -> Vjp:
     count = _count(x, axis) - ddof
 
@@ -180,24 +184,24 @@ def _var(
 
 
 def _std(
-    ans: Any, x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: int = 0, keepdims: Any = False
+    result: Any, x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: int = 0, keepdims: Any = False
 ) -> Vjp:
-    of_var = _var(ans, x, axis, dtype, out, ddof, keepdims)
-    return lambda g: of_var(g / (2 * anp.where(ans == 0, 1.0, ans)))
+    of_var = _var(result, x, axis, dtype, out, ddof, keepdims)
+    return lambda g: of_var(g / (2 * anp.where(result == 0, 1.0, result)))
 
 
-def _chosen(ans: Any, x: Any, axis: Any = None, out: Any = None, keepdims: Any = False) -> Vjp:
+def _chosen(result: Any, x: Any, axis: Any = None, out: Any = None, keepdims: Any = False) -> Vjp:
     """Return the gradient of a maximum or minimum; elements that tie get equal shares."""
 
     def pull(g: Any) -> Any:
-        is_chosen = x == expanded(ans, x.shape, axis, keepdims)
+        is_chosen = x == expanded(result, x.shape, axis, keepdims)
         shares = is_chosen / anp.sum(is_chosen, axis=axis, keepdims=True)
         return expanded(g, x.shape, axis, keepdims) * shares
 
     return pull
 
 
-def _cumsum(ans: Any, x: Any, axis: int | None = None, dtype: Any = None, out: Any = None) -> Vjp:
+def _cumsum(result: Any, x: Any, axis: int | None = None, dtype: Any = None, out: Any = None) -> Vjp:
     dim = 0 if axis is None else axis
 
     def pull(g: Any) -> Any:
@@ -214,18 +218,18 @@ _define(numpy_wrapper._primitive_std, _std)
 _define(anp.cumsum, _cumsum)
 for _extreme in {anp.max, anp.min, anp.amax, anp.amin}:
     _define(_extreme, _chosen)
-_define(anp.broadcast_to, lambda ans, x, shape, *_: _fitted(x, lambda g: g))
-_define(anp.expand_dims, lambda ans, x, axis: lambda g: anp.reshape(g, x.shape))
-_define(anp.squeeze, lambda ans, x, axis=None: lambda g: anp.reshape(g, x.shape))
-_define(anp.reshape, lambda ans, x, *_, order="C", **__: lambda g: anp.reshape(g, x.shape, order=order))
-_define(anp.ravel, lambda ans, x, order="C": lambda g: anp.reshape(g, x.shape, order=order))
-_define(anp.nan_to_num, lambda ans, x, *_, **__: lambda g: g * anp.isfinite(x))
+_define(anp.broadcast_to, lambda result, x, shape, *_: _fitted(x, lambda g: g))
+_define(anp.expand_dims, lambda result, x, axis: lambda g: anp.reshape(g, x.shape))
+_define(anp.squeeze, lambda result, x, axis=None: lambda g: anp.reshape(g, x.shape))
+_define(anp.reshape, lambda result, x, *_, order="C", **__: lambda g: anp.reshape(g, x.shape, order=order))
+_define(anp.ravel, lambda result, x, order="C": lambda g: anp.reshape(g, x.shape, order=order))
+_define(anp.nan_to_num, lambda result, x, *_, **__: lambda g: g * anp.isfinite(x))
 
 
 # ---- Products
 
 
-def _tensordot(argnum: int, ans: Any, a: Any, b: Any, axes: Any = 2) -> Vjp:
+def _tensordot(argnum: int, result: Any, a: Any, b: Any, axes: Any = 2) -> Vjp:
     ndims = np.ndim(a), np.ndim(b)
     if np.ndim(axes) == 0:
         summed = [list(range(ndims[0] - int(axes), ndims[0])), list(range(int(axes)))]
@@ -248,20 +252,20 @@ def _tensordot(argnum: int, ans: Any, a: Any, b: Any, axes: Any = 2) -> Vjp:
     return pull
 
 
-def _dot(argnum: int, ans: Any, a: Any, b: Any) -> Vjp:
+def _dot(argnum: int, result: Any, a: Any, b: Any) -> Vjp:
     if np.ndim(a) == 0 or np.ndim(b) == 0:
         other = (b, a)[argnum]
         return _fitted((a, b)[argnum], lambda g: match_complex((a, b)[argnum], g * other))
-    return _tensordot(argnum, ans, a, b, ([np.ndim(a) - 1], [max(0, np.ndim(b) - 2)]))
+    return _tensordot(argnum, result, a, b, ([np.ndim(a) - 1], [max(0, np.ndim(b) - 2)]))
 
 
-def _inner(argnum: int, ans: Any, a: Any, b: Any) -> Vjp:
+def _inner(argnum: int, result: Any, a: Any, b: Any) -> Vjp:
     if np.ndim(a) == 0 or np.ndim(b) == 0:
-        return _dot(argnum, ans, a, b)
-    return _tensordot(argnum, ans, a, b, ([np.ndim(a) - 1], [np.ndim(b) - 1]))
+        return _dot(argnum, result, a, b)
+    return _tensordot(argnum, result, a, b, ([np.ndim(a) - 1], [np.ndim(b) - 1]))
 
 
-def _einsum(argnums: Sequence[int], ans: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _einsum(argnums: Sequence[int], result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     subscripts, *operands = args
     if not isinstance(subscripts, str):
         raise NotImplementedError("subscripts must be a string")
@@ -290,13 +294,13 @@ def _einsum_of(at: int, g: Any, labels: list[str], output: str, operands: list[A
     return match_complex(x, anp.broadcast_to(unbroadcast(made, anp.metadata(x)), x.shape))
 
 
-def _vdot(argnum: int, ans: Any, a: Any, b: Any) -> Vjp:
+def _vdot(argnum: int, result: Any, a: Any, b: Any) -> Vjp:
     if argnum == 0:
         return lambda g: match_complex(a, anp.conj(g) * anp.reshape(b, np.shape(a)))
     return lambda g: match_complex(b, g * anp.reshape(anp.conj(a), np.shape(b)))
 
 
-def _outer(argnum: int, ans: Any, a: Any, b: Any) -> Vjp:
+def _outer(argnum: int, result: Any, a: Any, b: Any) -> Vjp:
     if argnum == 0:
         return lambda g: match_complex(a, anp.reshape(anp.matmul(g, anp.ravel(b)), np.shape(a)))
     return lambda g: match_complex(b, anp.reshape(anp.matmul(anp.ravel(a), g), np.shape(b)))
@@ -330,12 +334,42 @@ def put_back(g: DTensor, shape: tuple[int, ...], layout: ArrayLayout, positions:
         places = positions[g.index]
     block = np.zeros(math.prod(shape), g.dtype)
     np.add.at(block, places.ravel(), g.to_local().ravel())
-    cut = {axis: Partial() for axis in {axis for cut in g.layout.cuts if cut is not None for axis in cut.axes}}
-    whole = ArrayLayout.of_cuts(shape, layout.mesh_shape, (None,) * len(shape), dict.fromkeys(cut, "sum"))
-    return wrap(block.reshape(shape), whole, mesh).redistribute(layout.resolved().placements)
+    pending = _pending_along(g.layout.cuts)
+    whole = ArrayLayout.of_cuts(shape, layout.mesh_shape, (None,) * len(shape), pending)
+    return wrap(block.reshape(shape), whole, mesh)
 
 
-def _taking(fun: Callable[..., Any], ans: Any, x: Any, *args: Any, **kwargs: Any) -> Vjp:
+def _pending_along(cuts: Sequence[Cut | None]) -> dict[int, str]:
+    """Return the pending sums of what each rank along the axes of these cuts computes from its own block."""
+    return dict.fromkeys(sorted(axis for cut in cuts if cut is not None for axis in cut.axes), "sum")
+
+
+@primitive
+def put_rows(g: DTensor, shape: tuple[int, ...], dim: int, rows: Any) -> DTensor:
+    """Return an array of zeros to which the rows of `g` are added.
+
+    Args:
+        g: The rows, in the dimensions of `rows` in place of dimension `dim`.
+        shape: The shape of the result.
+        dim: The dimension that the rows are along.
+        rows: Where they belong: an array of integers, the same on all ranks, or a DTensor.
+    """
+    mesh, layout = g.mesh, g.layout.resolved()
+    g = g.redistribute(layout.placements)
+    inner = slice(dim, dim + rows.ndim)
+    if isinstance(rows, DTensor):
+        target = ArrayLayout.of_cuts(rows.shape, layout.mesh_shape, layout.cuts[inner], {})
+        places = rows.redistribute(target.placements).to_local()
+    else:
+        places = rows[g.index[inner]]
+    cuts = (*layout.cuts[:dim], None, *layout.cuts[dim + rows.ndim :])
+    made = ArrayLayout.of_cuts(shape, layout.mesh_shape, cuts, _pending_along(layout.cuts[inner]))
+    block = np.zeros(made.local_shape(coordinate_in(mesh)), g.dtype)
+    np.add.at(block, (slice(None),) * dim + (places,), g.to_local())
+    return wrap(block, made, mesh)
+
+
+def _taking(fun: Callable[..., Any], result: Any, x: Any, *args: Any, **kwargs: Any) -> Vjp:
     """Return the gradient of a function that takes elements of `x`, once, several times, or not at all."""
 
     def pull(g: Any) -> Any:
@@ -362,23 +396,39 @@ def put_slice(g: DTensor, key: Any, layout: ArrayLayout, mesh: DeviceMesh) -> DT
     return made
 
 
-def _item(ans: Any, x: Any, key: Any) -> Vjp:
+def _item(result: Any, x: Any, key: Any) -> Vjp:
     entries = key if isinstance(key, tuple) else (key,)
     if all(not hasattr(entry, "ndim") and not isinstance(entry, list) for entry in entries):
         return lambda g: put_slice(g, key, x.layout, x.mesh)
-    return _taking(lambda array, key: array[key], ans, x, key)
+    arrays = [at for at, entry in enumerate(entries) if not isinstance(entry, slice) or entry != slice(None)]
+    if len(arrays) == 1 and _is_rows(entries[arrays[0]]):
+        return _take(result, x, entries[arrays[0]], arrays[0])
+    return _taking(lambda array, key: array[key], result, x, key)
 
 
-def _sort(ans: Any, x: Any, axis: int | None = -1, *_: Any, **__: Any) -> Vjp:
+def _is_rows(entry: Any) -> bool:
+    return hasattr(entry, "ndim") and entry.ndim > 0 and entry.dtype.kind in "iu"
+
+
+def _take(result: Any, x: Any, indices: Any, axis: int | None = None, *args: Any, **kwargs: Any) -> Vjp:
+    if axis is None or args or kwargs or not _is_rows(indices):
+        return _taking(np.take, result, x, indices, axis, *args, **kwargs)
+    shape, dim = tuple(x.shape), normalized(axis, x.ndim)
+    return lambda g: put_rows(g, shape, dim, indices)
+
+
+def _sort(result: Any, x: Any, axis: int | None = -1, *_: Any, **__: Any) -> Vjp:
     order = anp.argsort(x, axis, kind="stable")
     if axis is None:
-        return _taking(lambda array, order: np.reshape(array, -1)[order], ans, x, order)
-    return _taking(lambda array, order: np.take_along_axis(array, order, axis), ans, x, order)
+        return _taking(lambda array, order: np.reshape(array, -1)[order], result, x, order)
+    return _taking(lambda array, order: np.take_along_axis(array, order, axis), result, x, order)
 
 
-defvjp(put_slice, lambda ans, g, key, layout, mesh: lambda h: h[key])
-defvjp(put_back, lambda ans, g, shape, layout, positions: lambda h: anp.reshape(h, -1)[positions])
+defvjp(put_slice, lambda result, g, key, layout, mesh: lambda h: h[key])
+defvjp(put_back, lambda result, g, shape, layout, positions: lambda h: anp.reshape(h, -1)[positions])
+defvjp(put_rows, lambda result, g, shape, dim, rows: lambda h: h[(slice(None),) * dim + (rows,)])
 _define(ArrayBox.__getitem__, _item)
+_define(anp.take, _take)
 _define(anp.sort, _sort)
-for _function in ("take", "take_along_axis", "diagonal", "repeat", "tile", "flip", "flipud", "fliplr", "roll"):
+for _function in ("take_along_axis", "diagonal", "repeat", "tile", "flip", "flipud", "fliplr", "roll"):
     _define(getattr(anp, _function), partial(_taking, getattr(np, _function)))

@@ -14,191 +14,29 @@ of all ranks, and "identity" for Invariant, which does not, since each rank has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import index
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import autograd.numpy as anp
 import numpy as np
-from autograd.extend import defvjp, primitive
 from autograd.tracer import getval, isbox
 
 from meshdist import functional
-from meshdist.arrays.reduce_op import Op, PremulSum, ReduceOp, as_reduce_op
-from meshdist.autograd.tape import communicating, current_tape, is_on
+from meshdist.arrays.reduce_op import Op, PremulSum, ReduceOp
+from meshdist.autograd.array_moves import checked_grad
+from meshdist.autograd.collective_rules import Collective, Wanted, array_of, check_invariant, reduction_of, with_vjp
 from meshdist.collectives.dimensions import dimension
-from meshdist.collectives.send_recv import recv as _recv_into
-from meshdist.collectives.send_recv import send as _send_from
-from meshdist.collectives.send_recv import sendrecv as _sendrecv
-from meshdist.debug.debug_level import DebugLevel, get_debug_level
-from meshdist.debug.replicated import check_replicated
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import resolve
 from meshdist.runtime.context import GroupLike
-
-GRADS = ("reduce", "identity")
-NUMBERS = (bool, int, float, complex)
-_SUMS = (ReduceOp.SUM, ReduceOp.AVG)
-_EXTREMES = (ReduceOp.MAX, ReduceOp.MIN)
-
-
-# ---- A collective and its backward pass
-
-
-class _Wanted:
-    """Stands for the array of a call of which `vjp` wants the two functions."""
-
-
-class _Pair(NamedTuple):
-    forward: Callable[..., Any]
-    backward: Callable[..., Any]
-
-
-class _Collective:
-    """A function `forward(x, members, ...)`, and `pull(g, x, y, members, ...)` for the gradient of `x`."""
-
-    def __init__(self, name: str, forward: Callable[..., Any], pull: Callable[..., Any], needs: str = "") -> None:
-        def run(x: Any, *bound: Any) -> Any:
-            return forward(np.asarray(x) if isinstance(x, (*NUMBERS, np.generic)) else x, *bound)
-
-        run.__name__ = self.name = name
-        self._pull, self._needs = pull, needs
-        self.primitive = primitive(run)
-        defvjp(self.primitive, lambda y, x, *bound: lambda g: self.pull(g, x, y, *bound))
-        communicating.add(self.primitive)
-
-    def __call__(self, x: Any, *bound: Any) -> Any:
-        if x is not _Wanted:
-            return self.primitive(x, *bound)
-
-        def backward(g: Any, x: Any = None, y: Any = None) -> Any:
-            return self.pull(g, x, y, *bound)
-
-        return _Pair(lambda x: self.primitive(x, *bound), backward)
-
-    def pull(self, g: Any, x: Any, y: Any, members: ProcessGroup, *bound: Any) -> Any:
-        missing = [name for name, value in (("x", x), ("y", y)) if name in self._needs and value is None]
-        if missing and (self.name == "send" or bound[0] in _EXTREMES):
-            raise ValueError(
-                f"{members.error_prefix(self.name)}: its backward pass needs {' and '.join(missing)} of the forward"
-                " pass: write backward(g, x, y)"
-            )
-        if y is not None and self.name != "send":
-            check_gradient(members.error_prefix(self.name), g, y)
-        return self._pull(g, x, y, members, *bound)
-
-
-def check_gradient(prefix: str, g: Any, y: Any) -> None:
-    """Check that `g` can be the gradient of `y`.
-
-    Raises:
-        TypeError: A gradient of no floating or complex dtype, or a complex one of real numbers.
-        ValueError: A gradient of another shape.
-    """
-    shape, dtype = np.shape(getval(g)), anp.result_type(g)
-    if shape != np.shape(getval(y)):
-        raise ValueError(f"{prefix}: the gradient of the result must have its shape {np.shape(getval(y))}, got {shape}")
-    wanted = anp.result_type(y)
-    if dtype.kind in "biu" or (dtype.kind == "c" and wanted.kind != "c"):
-        raise TypeError(f"{prefix}: the gradient of a result of {wanted} must be of this dtype, got {dtype}")
-
-
-def vjp(collective: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return a collective and its backward pass, for programs that do without autograd.
-
-    Args:
-        collective: One of `all_reduce`, `reduce_scatter`, `all_gather`, `all_to_all`, `broadcast`, `send`, `permute`
-            and `copy` of this module.
-        args: Its arguments after the array.
-        kwargs: Its keyword arguments.
-
-    Returns:
-        Two functions, `forward, backward = vjp(all_reduce, "sum", mesh["tp"])`: `y = forward(x)`, and `backward(g)`
-        returns the gradient of `x` from the gradient `g` of `y`, of its shape and dtype. For max and min write
-        `backward(g, x, y)`, for `send` `backward(None, x)`.
-
-    Raises:
-        TypeError: Not one of these functions; from `backward`, a gradient of another kind of dtype.
-        ValueError: From `backward`: `x` or `y` is needed and missing, or `g` has not the shape of `y`.
-
-    Example:
-        >>> import numpy as np, meshdist
-        >>> from meshdist.autograd import copy, vjp
-        >>> def program():
-        ...     forward, backward = vjp(copy)
-        ...     return forward(np.ones(2)).tolist(), backward(np.ones(2)).tolist()
-        >>> meshdist.run(program, 2)[0]
-        ([1.0, 1.0], [2.0, 2.0])
-    """
-    known = (all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, send, permute, copy)
-    if collective not in known:
-        names = ", ".join(function.__name__ for function in known)
-        raise TypeError(f"vjp: collective must be one of {names} of meshdist.autograd, got {collective!r}")
-    pair: _Pair = collective(_Wanted, *args, **kwargs)
-    return pair
-
-
-# ---- Arguments
-
-
-def _array(of: str, members: ProcessGroup, x: Any) -> Any:
-    """Return an array, a number or a box of one.
-
-    Raises:
-        TypeError: Anything else, such as a list or a DTensor.
-    """
-    value = getval(x)
-    if isinstance(value, (list, tuple, dict, str)) or value is None:
-        raise TypeError(
-            f"{members.error_prefix(of)}: x must be an array, got a {type(value).__name__}; call it for each array"
-        )
-    if hasattr(value, "placements"):
-        raise TypeError(f"{members.error_prefix(of)}: x is a DTensor; write x.redistribute(...), or x.to_local()")
-    return x if isbox(x) or not isinstance(value, NUMBERS) else np.asarray(value)
-
-
-def _choice(of: str, members: ProcessGroup, grad: str) -> str:
-    if grad not in GRADS:
-        raise ValueError(f"{members.error_prefix(of)}: grad must be 'reduce' or 'identity', got {grad!r}")
-    return grad
-
-
-def _reduction(of: str, members: ProcessGroup, op: Op) -> Any:
-    """Return the ReduceOp, or the PremulSum.
-
-    Raises:
-        TypeError: A reduction without a gradient.
-    """
-    if isinstance(op, PremulSum):
-        return op
-    known = as_reduce_op(op)
-    if known not in (*_SUMS, *_EXTREMES):
-        raise TypeError(
-            f"{members.error_prefix(of)}: op {known.value!r} has no gradient here; use sum, avg, max, min or"
-            f" premul_sum, or meshdist.functional.{of} outside of what is differentiated"
-        )
-    return known
-
-
-def _check_invariant(of: str, members: ProcessGroup, g: Any) -> None:
-    """With the debug level DETAIL, check that all ranks have the gradient that grad="identity" takes them to have."""
-    value = getval(g)
-    if isbox(value) or get_debug_level() is not DebugLevel.DETAIL:
-        return
-    check_replicated(
-        np.asarray(value),
-        members,
-        f"the gradient of the result of {of} (grad='identity': ranks that use the result each for its own part have to"
-        " add their gradients, by grad='reduce', or by copy before such a use)",
-    )
-
 
 # ---- all_reduce, and copy, which is the other way round
 
 
 def _pull_all_reduce(g: Any, x: Any, y: Any, members: ProcessGroup, op: Any, grad: str) -> Any:
     if grad == "identity":
-        _check_invariant("all_reduce", members, g)
+        check_invariant("all_reduce", members, g)
+        g = copy(g, members) if isbox(g) else g  # of second derivatives: each rank uses it for its own term
     if op is ReduceOp.AVG:
         return all_reduce(g, op, members, grad=grad) if grad == "reduce" else g / members.size()
     total = all_reduce(g, ReduceOp.SUM, members, grad=grad) if grad == "reduce" else g
@@ -217,11 +55,12 @@ def _dtype(x: Any) -> Any:
     return anp.result_type(x)
 
 
-_ALL_REDUCE = _Collective(
+_ALL_REDUCE = Collective(
     "all_reduce", lambda x, members, op, grad: functional.all_reduce(x, op, members), _pull_all_reduce, "xy"
 )
 
 
+@with_vjp
 def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, *, grad: str = "identity") -> Any:
     """Return the reduction of `x` over the group, on all ranks. Megatron's g, where grad is "identity".
 
@@ -248,15 +87,18 @@ def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, *, grad: 
         [[2.0, 4.0], [4.0, 4.0]]
     """
     members = resolve(group)
-    x = x if x is _Wanted else _array("all_reduce", members, x)
-    return _ALL_REDUCE(x, members, _reduction("all_reduce", members, op), _choice("all_reduce", members, grad))
+    x = x if x is Wanted else array_of("all_reduce", members, x)
+    return _ALL_REDUCE(
+        x, members, reduction_of("all_reduce", members, op), checked_grad(members.error_prefix("all_reduce"), grad)
+    )
 
 
-_COPY = _Collective(
+_COPY = Collective(
     "copy", lambda x, members: np.array(x), lambda g, x, y, members: all_reduce(g, ReduceOp.SUM, members)
 )
 
 
+@with_vjp
 def copy(x: Any, group: GroupLike = None) -> Any:
     """Return a copy of `x`, whose gradient is the sum of those of all ranks. Megatron's f; sends nothing itself.
 
@@ -280,7 +122,7 @@ def copy(x: Any, group: GroupLike = None) -> Any:
         [3.0, 3.0]
     """
     members = resolve(group)
-    return _COPY(x if x is _Wanted else _array("copy", members, x), members)
+    return _COPY(x if x is Wanted else array_of("copy", members, x), members)
 
 
 # ---- all_gather and reduce_scatter
@@ -303,20 +145,21 @@ def _pull_all_gather(
     if grad == "reduce":
         block = reduce_scatter(g, ReduceOp.SUM, members, axis=place)
     else:
-        _check_invariant("all_gather", members, g)
+        check_invariant("all_gather", members, g)
         block = _OWN_BLOCK(g, members, place)
     # A number is gathered as if it were an array of one row.
     return block[0] if x is not None and np.shape(getval(x)) == () else block
 
 
-_ALL_GATHER = _Collective("all_gather", _gathered, _pull_all_gather)
-_OWN_BLOCK = _Collective(
+_ALL_GATHER = Collective("all_gather", _gathered, _pull_all_gather)
+_OWN_BLOCK = Collective(
     "own_block",
     _own_block,
     lambda g, x, y, members, place: all_gather(g, members, axis=place, grad="identity"),
 )
 
 
+@with_vjp
 def all_gather(
     x: Any, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None, grad: str = "reduce"
 ) -> Any:
@@ -345,10 +188,10 @@ def all_gather(
         [[3.0], [3.0]]
     """
     members = resolve(group)
-    choice = _choice("all_gather", members, grad)
-    if x is _Wanted:
+    choice = checked_grad(members.error_prefix("all_gather"), grad)
+    if x is Wanted:
         return _ALL_GATHER(x, members, axis, dim, choice)
-    x = _array("all_gather", members, x)
+    x = array_of("all_gather", members, x)
     if axis is None and dim is None:
         stack = _ALL_GATHER(anp.reshape(x, (1, *anp.shape(x))), members, 0, None, choice)
         return [stack[rank] for rank in range(members.size())]
@@ -374,9 +217,10 @@ def _pull_reduce_scatter(
     return whole * _share(x, result, members)
 
 
-_REDUCE_SCATTER = _Collective("reduce_scatter", _scattered, _pull_reduce_scatter, "xy")
+_REDUCE_SCATTER = Collective("reduce_scatter", _scattered, _pull_reduce_scatter, "xy")
 
 
+@with_vjp
 def reduce_scatter(
     x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None, *, axis: int | None = None, dim: int | None = None
 ) -> Any:
@@ -407,13 +251,13 @@ def reduce_scatter(
         [[1.0, 2.0], [1.0, 2.0]]
     """
     members = resolve(group)
-    reduction = _reduction("reduce_scatter", members, op)
+    reduction = reduction_of("reduce_scatter", members, op)
     if isinstance(x, (list, tuple)):
         _check_list("reduce_scatter", members, x)
         if len({anp.shape(block) for block in x}) > 1:
             raise ValueError(f"{members.error_prefix('reduce_scatter')}: the arrays of x must have one shape")
         return _REDUCE_SCATTER(anp.stack(x), members, reduction, 0, None)[0]
-    x = x if x is _Wanted else _array("reduce_scatter", members, x)
+    x = x if x is Wanted else array_of("reduce_scatter", members, x)
     return _REDUCE_SCATTER(x, members, reduction, axis, dim)
 
 
@@ -431,7 +275,7 @@ def _exchanged(x: Any, members: ProcessGroup, out_sizes: Any, in_sizes: Any, axi
     return functional.all_to_all_single(x, out_sizes, in_sizes, members, axis=axis, dim=dim)
 
 
-_ALL_TO_ALL = _Collective(
+_ALL_TO_ALL = Collective(
     "all_to_all",
     _exchanged,
     lambda g, x, y, members, out_sizes, in_sizes, axis, dim: all_to_all(
@@ -440,6 +284,7 @@ _ALL_TO_ALL = _Collective(
 )
 
 
+@with_vjp
 def all_to_all(
     x: Any,
     group: GroupLike = None,
@@ -486,7 +331,7 @@ def all_to_all(
         return [
             anp.reshape(flat[end - size : end], shape) for shape, size, end in zip(shapes, sizes, ends, strict=True)
         ]
-    x = x if x is _Wanted else _array("all_to_all", members, x)
+    x = x if x is Wanted else array_of("all_to_all", members, x)
     return _ALL_TO_ALL(x, members, output_split_sizes, input_split_sizes, axis, dim)
 
 
@@ -505,19 +350,20 @@ def _reduced_to(x: Any, members: ProcessGroup, root: int) -> Any:
 def _pull_broadcast(g: Any, x: Any, y: Any, members: ProcessGroup, root: int, grad: str) -> Any:
     if grad == "reduce":
         return _REDUCED_TO(g, members, root)
-    _check_invariant("broadcast", members, g)
+    check_invariant("broadcast", members, g)
     return _ONLY_ON(g, members, root)
 
 
-_BROADCAST = _Collective(
+_BROADCAST = Collective(
     "broadcast",
     lambda x, members, root, grad: functional.broadcast(x, group=members, group_src=root),
     _pull_broadcast,
 )
-_REDUCED_TO = _Collective("reduce", _reduced_to, lambda g, x, y, members, root: _BROADCAST(g, members, root, "reduce"))
-_ONLY_ON = _Collective("broadcast", _only_on, lambda g, x, y, members, root: _BROADCAST(g, members, root, "identity"))
+_REDUCED_TO = Collective("reduce", _reduced_to, lambda g, x, y, members, root: _BROADCAST(g, members, root, "reduce"))
+_ONLY_ON = Collective("broadcast", _only_on, lambda g, x, y, members, root: _BROADCAST(g, members, root, "identity"))
 
 
+@with_vjp
 def broadcast(
     x: Any, src: int | None = None, group: GroupLike = None, group_src: int | None = None, *, grad: str = "reduce"
 ) -> Any:
@@ -546,204 +392,5 @@ def broadcast(
     """
     members = resolve(group)
     root = members.root("broadcast", "src", src, group_src)
-    x = x if x is _Wanted else _array("broadcast", members, x)
-    return _BROADCAST(x, members, root, _choice("broadcast", members, grad))
-
-
-# ---- Messages
-
-
-def _permuted(x: Any, members: ProcessGroup, to: int | None, by: int | None) -> Any:
-    block = np.ascontiguousarray(x).reshape(np.shape(x))
-    if to is not None and by is not None:
-        taken = np.empty_like(block)
-        _sendrecv(block, taken, group=members, group_dst=to, group_src=by)
-        return taken
-    if to is not None:
-        _send_from(block, group=members, group_dst=to)
-        return np.zeros_like(block)
-    taken = np.zeros_like(block)
-    if by is not None:
-        _recv_into(taken, group=members, group_src=by)
-    return taken
-
-
-def _pull_permute(g: Any, x: Any, y: Any, members: ProcessGroup, to: int | None, by: int | None) -> Any:
-    return _PERMUTE(g, members, by, to)
-
-
-_PERMUTE = _Collective("permute", _permuted, _pull_permute)
-
-
-def permute(x: Any, perm: int | Sequence[tuple[int, int]], group: GroupLike = None) -> Any:
-    """Send `x` to one rank and return the array of another; zeros on a rank that no other sends to.
-
-    The gradient of `x` comes back from the rank that has it (Varying to Varying), by the messages the other way round.
-
-    Args:
-        x: An array, of one shape and dtype on all ranks.
-        perm: Pairs (source, destination) of ranks in the group, the same on all ranks; each at most once a source and
-            once a destination. Or an integer: each rank sends to the one so many places after it, around the ring.
-        group: As in `all_reduce`.
-
-    Raises:
-        TypeError: No array, or no pairs of integers.
-        ValueError: A rank outside the group, or twice a source or a destination.
-
-    Example:
-        >>> import numpy as np, meshdist
-        >>> from meshdist.autograd import grad, permute
-        >>> def program():
-        ...     own = 1.0 + meshdist.get_rank()
-        ...     return float(permute(own, 1)), float(grad(lambda x: own * permute(x, [(0, 1)]))(own))
-        >>> meshdist.run(program, 3)
-        [(3.0, 2.0), (1.0, 0.0), (2.0, 0.0)]
-    """
-    members = resolve(group)
-    size, rank = members.size(), members.rank()
-    if isinstance(perm, (list, tuple)):
-        to, by = _partners(members, perm)
-    else:
-        shift = _rank_number(members, perm)
-        to, by = (rank + shift) % size, (rank - shift) % size
-    x = x if x is _Wanted else _array("permute", members, x)
-    return _PERMUTE(x, members, to, by)
-
-
-def _partners(members: ProcessGroup, perm: Sequence[tuple[int, int]]) -> tuple[int | None, int | None]:
-    """Return the rank that this one sends to, and the one that sends to it."""
-    prefix = members.error_prefix("permute")
-    if any(not isinstance(pair, (list, tuple)) or len(pair) != 2 for pair in perm):
-        raise TypeError(f"{prefix}: perm must be pairs (source, destination), or an integer, got {perm!r}")
-    pairs = [(_rank_number(members, source), _rank_number(members, to)) for source, to in perm]
-    for number, what in enumerate(("source", "destination")):
-        ranks = [pair[number] for pair in pairs]
-        wrong = [rank for rank in ranks if not 0 <= rank < members.size()]
-        if wrong:
-            raise ValueError(f"{prefix}: ranks must be 0 to {members.size() - 1}, got {wrong[0]} in {perm!r}")
-        if len(set(ranks)) < len(ranks):
-            raise ValueError(f"{prefix}: each rank can be a {what} once, got {perm!r}")
-    mine = members.rank()
-    return dict(pairs).get(mine), {to: source for source, to in pairs}.get(mine)
-
-
-def _rank_number(members: ProcessGroup, value: Any) -> int:
-    try:
-        return index(value)
-    except TypeError:
-        raise TypeError(
-            f"{members.error_prefix('permute')}: perm must be pairs of ranks, or an integer, got {value!r}"
-        ) from None
-
-
-def _has_gradient(x: Any) -> bool:
-    return bool(anp.result_type(x).kind in "fc")  # the same where it is sent and where it is received
-
-
-def _sent(x: Any, members: ProcessGroup, to: int, tag: int) -> Any:
-    block = np.ascontiguousarray(x).reshape(np.shape(x))
-    _send_from(block, group=members, group_dst=to, tag=tag)
-    return np.zeros((), block.dtype)
-
-
-def _pull_send(g: Any, x: Any, y: Any, members: ProcessGroup, to: int, tag: int) -> Any:
-    del g, y  # the receiver has the gradient
-    value = np.asarray(getval(x))
-    return _RECV(None, members, to, tag, value.shape, value.dtype)
-
-
-_SEND = _Collective("send", _sent, _pull_send, "x")
-
-
-def _received(anchor: Any, members: ProcessGroup, by: int, tag: int, shape: Any, dtype: Any) -> Any:
-    del anchor
-    taken = np.empty(shape, dtype)
-    _recv_into(taken, group=members, group_src=by, tag=tag)
-    return taken
-
-
-def _pull_recv(g: Any, anchor: Any, y: Any, members: ProcessGroup, by: int, tag: int, *array: Any) -> Any:
-    _SEND(anp.array(g, dtype=array[1]), members, by, tag)
-    return np.zeros_like(getval(anchor))
-
-
-_RECV = _Collective("recv", _received, _pull_recv)
-
-
-def _sent_undifferentiated(anchor: Any, x: Any, members: ProcessGroup, to: int, tag: int) -> Any:
-    del anchor
-    return _sent(x, members, to, tag)
-
-
-def _discard(g: Any, anchor: Any, y: Any, x: Any, members: ProcessGroup, to: int, tag: int) -> Any:
-    _pull_send(None, x, None, members, to, tag)
-    return np.zeros_like(getval(anchor))
-
-
-# Of what is not differentiated here, but may be so where it is received.
-_SEND_ALONG = primitive(_sent_undifferentiated)
-_SEND_ALONG.__name__ = "send"
-communicating.add(_SEND_ALONG)
-defvjp(_SEND_ALONG, lambda y, anchor, *bound: lambda g: _discard(g, anchor, y, *bound))
-
-
-def send(x: Any, dst: int | None = None, group: GroupLike = None, tag: int = 0, group_dst: int | None = None) -> Any:
-    """Send `x` to a rank that calls `recv`; the backward pass receives its gradient from there.
-
-    Both ranks are to be differentiated by `grad` or `value_and_grad` of this module, or neither: they run the backward
-    passes of messages even where the loss of a rank does not depend on them. First derivatives only.
-
-    Args:
-        x: An array or a number.
-        dst: Global rank of the receiver.
-        group: As in `all_reduce`.
-        tag: Matches this message with a `recv` of the same tag.
-        group_dst: The receiver's rank in the group, instead of `dst`.
-
-    Returns:
-        Zero, of the dtype of `x`: with the package autograd's own `grad`, add it to the loss.
-
-    Raises:
-        TypeError: No array or number.
-        ValueError: No or two receivers, or one that is no member.
-
-    Example:
-        >>> import numpy as np, meshdist
-        >>> from meshdist.autograd import grad, recv, send
-        >>> def program():
-        ...     if meshdist.get_rank() == 0:
-        ...         return float(grad(lambda x: send(x * x, dst=1))(3.0))
-        ...     return float(grad(lambda w: w * recv(0.0, src=0))(2.0))
-        >>> meshdist.run(program, 2)
-        [12.0, 9.0]
-    """
-    members = resolve(group)
-    to = members.messages.peer("send", "dst", dst, group_dst)
-    if x is _Wanted:
-        return _SEND(x, members, to, tag)
-    x, tape = _array("send", members, x), current_tape()
-    if tape is None or not _has_gradient(x) or is_on(tape, x):
-        return _SEND(x, members, to, tag)
-    return _SEND_ALONG(tape.anchor, x, members, to, tag)
-
-
-def recv(x: Any, src: int | None = None, group: GroupLike = None, tag: int = 0, group_src: int | None = None) -> Any:
-    """Return the array that a rank sends to this one with `send`; the backward pass sends its gradient there.
-
-    Args:
-        x: An array or a number of the shape and dtype that are sent. It has a gradient of zeros.
-        src: Global rank of the sender.
-        group: As in `all_reduce`.
-        tag: The tag it was sent with.
-        group_src: The sender's rank in the group, instead of `src`.
-
-    Raises:
-        TypeError: No array or number.
-        ValueError: No or two senders, or one that is no member.
-    """
-    members = resolve(group)
-    by = members.root("recv", "src", src, group_src)
-    x, tape = _array("recv", members, x), current_tape()
-    value = np.asarray(getval(x))
-    anchor = x if tape is None or not _has_gradient(x) or is_on(tape, x) else tape.anchor
-    return _RECV(anchor, members, by, tag, value.shape, value.dtype)
+    x = x if x is Wanted else array_of("broadcast", members, x)
+    return _BROADCAST(x, members, root, checked_grad(members.error_prefix("broadcast"), grad))

@@ -90,7 +90,6 @@ def value_and_grad(fun: Callable[..., Any], argnum: Argnum = 0) -> Callable[...,
         (1.0, (Shard(1),), [1.0, 1.0])
     """
     argnums = (argnum,) if isinstance(argnum, int) else tuple(map(index, argnum))
-    seen: set[str] = set()
 
     @wraps(fun, assigned=("__doc__", "__name__"))
     def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -98,7 +97,7 @@ def value_and_grad(fun: Callable[..., Any], argnum: Argnum = 0) -> Callable[...,
             raise TypeError(f"grad: argnum is {argnum}, and {len(args)} positional arguments are given")
         trees = [Tree(args[number], _name(fun, number), _leaf) for number in argnums]
         _check_leaves(trees)
-        check_same_trees(trees, seen)
+        check_same_trees(trees)
         value, gradients = _differentiate(fun, args, kwargs, argnums, trees)
         rebuilt = [tree.rebuilt(gradients[at]) for at, tree in enumerate(trees)]
         return value, rebuilt[0] if isinstance(argnum, int) else tuple(rebuilt)

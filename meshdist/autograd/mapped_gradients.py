@@ -10,8 +10,8 @@ import numpy as np
 from autograd.extend import defvjp, defvjp_argnums, primitive
 from autograd.tracer import getval, isbox
 
-from meshdist.autograd.array_moves import GRADS, block_of, from_block
-from meshdist.autograd.collectives import check_gradient
+from meshdist.autograd.array_moves import block_of, checked_grad, from_block
+from meshdist.autograd.collective_rules import check_gradient
 from meshdist.autograd.tape import is_differentiable, pullback
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor import halos, mapping
@@ -108,19 +108,19 @@ def _given(vjp: Callable[..., Any], result: Any, blocks: Sequence[Any]) -> Pull:
             )
         for number, (gradient, block) in enumerate(zip(gradients, blocks, strict=True)):
             if gradient is not None:
-                check_gradient(f"local_map: vjp, argument {number}", gradient, block)
+                check_gradient("local_map: vjp", gradient, block, f"argument {number}")
         return gradients
 
     return pull
 
 
 def _vjp_of_blocks(
-    argnums: Sequence[int], ans: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    argnums: Sequence[int], made: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[Any], list[Any]]:
     _, in_placements, device_mesh = kwargs["_call"]
     values = [getval(arg) for arg in args]
     mesh = device_mesh or mesh_of("local_map", [value for value in values if isinstance(value, DTensor)])
-    results = list(ans) if isinstance(ans, (list, tuple)) else [ans]
+    results = list(made) if isinstance(made, (list, tuple)) else [made]
     layouts = [result.layout if hasattr(result, "layout") else None for result in results]
     axes = range(len(mesh.shape))
     varying = {axis for axis in axes if any(_varies(layout, axis) for layout in layouts if layout is not None)}
@@ -134,12 +134,12 @@ def _vjp_of_blocks(
     targets = {number: _gradient_layout(values[number], number, in_placements, mesh, varying) for number in argnums}
 
     def vjp(g: Any) -> list[Any]:
-        of_results = list(g) if isinstance(ans, (list, tuple)) else [g]
+        of_results = list(g) if isinstance(made, (list, tuple)) else [g]
         parts = [
             part if layout is None else block_of(part, layout.resolved()) * (1.0 if counted else 0.0)
             for part, layout, counted in zip(of_results, layouts, counts, strict=True)
         ]
-        gradients = pull(type(ans)(parts) if isinstance(ans, (list, tuple)) else parts[0])
+        gradients = pull(type(made)(parts) if isinstance(made, (list, tuple)) else parts[0])
         found = []
         for number in argnums:
             gradient = gradients[number]
@@ -236,9 +236,7 @@ def halo(x: Any, width: int | Sequence[int], periodic: bool | Sequence[bool] = F
         TypeError: As `meshdist.tensor.halo`.
         ValueError: As there; another `grad`.
     """
-    if grad not in GRADS:
-        raise ValueError(f"halo: grad must be 'reduce' or 'identity', got {grad!r}")
-    return _with_halo(x, width, periodic, grad)
+    return _with_halo(x, width, periodic, checked_grad("halo", grad))
 
 
 def map_overlap(

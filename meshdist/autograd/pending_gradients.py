@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,15 +10,17 @@ import numpy as np
 from autograd.tracer import isbox
 
 from meshdist.arrays.trees import Tree
-from meshdist.autograd.collectives import check_gradient
+from meshdist.autograd.collective_rules import check_gradient
 from meshdist.collectives.all_reduce import all_reduce
 from meshdist.collectives.objects import all_gather_object
+from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
 from meshdist.debug.debug_level import DebugLevel, get_debug_level
 from meshdist.debug.replicated import check_replicated
 from meshdist.errors import DistBackendError
 from meshdist.mesh.device_mesh import DeviceMesh
-from meshdist.tensor.distribution import array_module
-from meshdist.tensor.dtensor import DTensor, wrap
+from meshdist.tensor.array_layout import ArrayLayout
+from meshdist.tensor.distribution import Memory, array_module
+from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.moves import group_of
 
 Place = tuple[int, int]
@@ -47,7 +50,7 @@ class PendingGradients:
             TypeError: A gradient of another kind of dtype.
             DistBackendError: With the debug level DETAIL: ranks that hold the same have different gradients.
         """
-        check_gradient(f"grad: {name}", gradient, of)
+        check_gradient("grad", gradient, of, name)
         if isbox(gradient):
             if _is_placed(gradient) and not _is_placed(of):
                 gradient = gradient.full()
@@ -70,9 +73,9 @@ class PendingGradients:
         else:
             self._whole.add(place)
             target = layout.uncut(range(layout.ndim)).resolved()
-        axes = tuple(axis for axis in layout.pending if gradient.mesh.shape[axis] > 1)
-        if axes and layout.resolved() is target and set(layout.pending.values()) == {"sum"}:
-            self._add_to_bucket(place, gradient, axes)
+        kind = _bucket_of(layout, target, gradient.mesh.shape)
+        if kind is not None:
+            self._add_to_bucket(place, gradient, target, kind)
         else:
             gradient = gradient.redistribute(target.placements)
             self._done[place] = wrap(self._own(gradient.to_local()), gradient.layout, gradient.mesh)
@@ -86,22 +89,26 @@ class PendingGradients:
         self._blocks.add(id(block))
         return block
 
-    def _add_to_bucket(self, place: Place, gradient: DTensor, axes: tuple[int, ...]) -> None:
-        key = (id(gradient.mesh), axes, gradient.dtype)
-        bucket = self._open.setdefault(key, _Bucket(gradient.mesh, axes))
-        bucket.add(place, gradient)
+    def _add_to_bucket(self, place: Place, gradient: DTensor, target: ArrayLayout, kind: type[_Bucket]) -> None:
+        axes = tuple(axis for axis in gradient.layout.pending if gradient.mesh.shape[axis] > 1)
+        key = (id(gradient.mesh), axes, gradient.dtype, kind)
+        bucket = self._open.get(key)
+        if bucket is None:
+            bucket = self._open[key] = kind(gradient.mesh, axes)
+        bucket.add(place, gradient, target)
         if bucket.nbytes >= BUCKET_BYTES:
-            self._start(key)
+            self._start(key, async_op=True)
 
-    def _start(self, key: Any) -> None:
+    def _start(self, key: Any, async_op: bool) -> None:
         bucket = self._open.pop(key)
-        bucket.start()
+        bucket.start(async_op)
         self._started.append(bucket)
 
     def resolve(self) -> dict[Place, Any]:
         """Compute what is pending, and return all gradients."""
+        several = len(self._open) > 1
         for key in list(self._open):
-            self._start(key)
+            self._start(key, async_op=several)
         for bucket in self._started:
             self._done.update(bucket.wait())
         return {
@@ -110,34 +117,77 @@ class PendingGradients:
 
 
 class _Bucket:
-    """Gradients of one dtype whose blocks are to be added along the same axes."""
+    """Gradients of one dtype whose blocks are to be added along the same axes: one all_reduce."""
 
     def __init__(self, mesh: DeviceMesh, axes: tuple[int, ...]) -> None:
         self._mesh = mesh
+        self._axes = axes
         self._group = group_of(mesh, axes)
-        self._gradients: dict[Place, DTensor] = {}
+        self._gradients: dict[Place, tuple[DTensor, ArrayLayout]] = {}
         self.nbytes = 0
 
-    def add(self, place: Place, gradient: DTensor) -> None:
-        self._gradients[place] = gradient
+    def add(self, place: Place, gradient: DTensor, target: ArrayLayout) -> None:
+        self._gradients[place] = gradient, target
         self.nbytes += gradient.to_local().nbytes
 
-    def start(self) -> None:
-        module = array_module(self._mesh)
-        self._flat = module.concatenate([module.ravel(gradient.to_local()) for gradient in self._gradients.values()])
-        self._work = all_reduce(self._flat, "sum", self._group, async_op=True)
+    def start(self, async_op: bool) -> None:
+        self._flat = self._joined([gradient.to_local() for gradient, _ in self._gradients.values()])
+        self._work = all_reduce(self._flat, "sum", self._group, async_op=async_op)
+        self._is_async = async_op
 
     def wait(self) -> dict[Place, DTensor]:
         """Return the sums, which are views of the bucket."""
-        if self._work is not None:
+        if self._is_async:
             self._work.wait()
         found, begin = {}, 0
-        for place, gradient in self._gradients.items():
-            end = begin + gradient.to_local().size
-            block = self._flat[begin:end].reshape(gradient.to_local().shape)
-            found[place] = wrap(block, gradient.layout.resolved(), self._mesh)
+        coordinate = coordinate_in(self._mesh)
+        for place, (_, target) in self._gradients.items():
+            shape = target.local_shape(coordinate)
+            end = begin + math.prod(shape)
+            found[place] = wrap(self._flat[begin:end].reshape(shape), target, self._mesh)
             begin = end
         return found
+
+    def _joined(self, blocks: Sequence[Any]) -> Any:
+        module = array_module(self._mesh)
+        return module.concatenate([module.ravel(block) for block in blocks])
+
+
+class _ScatterBucket(_Bucket):
+    """Gradients whose blocks are to be added along one axis, which then cuts them further: one reduce_scatter."""
+
+    def start(self, async_op: bool) -> None:
+        rows = [self._joined(self._blocks_for(rank)) for rank in range(self._group.size())]
+        length = max(row.size for row in rows)
+        sent = array_module(self._mesh).zeros((len(rows), length), rows[0].dtype)
+        for number, row in enumerate(rows):
+            sent[number, : row.size] = row
+        self._flat = array_module(self._mesh).empty(length, sent.dtype)
+        self._work = reduce_scatter_tensor(self._flat, sent, "sum", self._group, async_op=async_op)
+        self._is_async = async_op
+
+    def _blocks_for(self, rank: int) -> list[Any]:
+        """Return what the rank of this number along the axis is to have of the gradients."""
+        here = coordinate_in(self._mesh)
+        there = tuple(rank if axis in self._axes else place for axis, place in enumerate(here))
+        blocks = []
+        for gradient, target in self._gradients.values():
+            pairs = zip(gradient.layout.index(here), target.index(there), strict=True)
+            blocks.append(gradient.to_local()[tuple(slice(b.start - a.start, b.stop - a.start) for a, b in pairs)])
+        return blocks
+
+
+def _bucket_of(layout: ArrayLayout, target: ArrayLayout, mesh_shape: Sequence[int]) -> type[_Bucket] | None:
+    """Return the kind of bucket that brings gradients from one layout to another; None where that takes more."""
+    axes = {axis for axis in layout.pending if mesh_shape[axis] > 1}
+    if not axes or set(layout.pending.values()) != {"sum"}:
+        return None
+    if layout.resolved() is target:
+        return _Bucket
+    pairs = list(zip(layout.cuts, target.cuts, strict=True))
+    finer = all(a is None or (b is not None and a.is_within(b, layout.mesh_shape)) for a, b in pairs)
+    added = {axis for a, b in pairs if b is not None for axis in b.axes if a is None or axis not in a.axes}
+    return _ScatterBucket if finer and len(axes) == 1 and added == axes else None
 
 
 def _is_placed(x: Any) -> bool:
@@ -159,34 +209,39 @@ def _check_equal(gradient: DTensor, name: str) -> None:
         )
 
 
-def check_same_trees(trees: Sequence[Tree], seen: set[str]) -> None:
-    """Check once for each structure that all ranks of a mesh differentiate by DTensors of the same names and shapes.
+# By mesh: what all ranks were found to differentiate by.
+_compared = Memory()
+
+
+def check_same_trees(trees: Sequence[Tree]) -> None:
+    """Check, once for each, that all ranks of a mesh differentiate by DTensors of the same names and layouts.
 
     Raises:
         DistBackendError: They do not; on all ranks.
     """
-    placed = [
-        (name, leaf) for tree in trees for name, leaf in zip(tree.names, tree.leaves, strict=True)
-        if isinstance(leaf, DTensor)
-    ]  # fmt: skip
-    meshes: list[DeviceMesh] = []
-    for _, leaf in placed:
-        if not any(leaf.mesh is mesh for mesh in meshes):
-            meshes.append(leaf.mesh)
-    for mesh in meshes:
-        described = ", ".join(
-            f"{name}: {leaf.dtype} {leaf.layout.describe(mesh.mesh_dim_names)}" for name, leaf in placed
-            if leaf.mesh is mesh
-        )  # fmt: skip
-        if described in seen or mesh.size() == 1:
-            continue
-        group = group_of(mesh, tuple(range(mesh.ndim)))
-        found: list[Any] = [None] * group.size()
-        all_gather_object(found, described, group)
-        others = [rank for rank, text in enumerate(found) if text != found[0]]
-        if others:
-            raise DistBackendError(
-                f"{group.error_prefix('grad')}: all ranks must differentiate by the same DTensors: rank 0 has"
-                f" {found[0]}; rank {others[0]} has {found[others[0]]}"
-            )
-        seen.add(described)
+    of_mesh: dict[int, list[tuple[str, DTensor]]] = {}
+    for tree in trees:
+        for name, leaf in zip(tree.names, tree.leaves, strict=True):
+            if isinstance(leaf, DTensor):
+                of_mesh.setdefault(id(leaf.mesh), []).append((name, leaf))
+    for leaves in of_mesh.values():
+        mesh = leaves[0][1].mesh
+        key = tuple((name, leaf.layout, leaf.dtype) for name, leaf in leaves)
+        compared = _compared.on(mesh)
+        if key not in compared and mesh.size() > 1:
+            _compare(leaves, mesh)
+            compared[key] = True
+
+
+def _compare(leaves: Sequence[tuple[str, DTensor]], mesh: DeviceMesh) -> None:
+    group = group_of(mesh, tuple(range(mesh.ndim)))
+    names = mesh.mesh_dim_names
+    found: list[Any] = [None] * group.size()
+    described = [f"{name}: {leaf.dtype} {leaf.layout.describe(names)}" for name, leaf in leaves]
+    all_gather_object(found, ", ".join(described), group)
+    others = [rank for rank, text in enumerate(found) if text != found[0]]
+    if others:
+        raise DistBackendError(
+            f"{group.error_prefix('grad')}: all ranks must differentiate by the same DTensors: rank 0 has {found[0]};"
+            f" rank {others[0]} has {found[others[0]]}"
+        )

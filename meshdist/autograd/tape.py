@@ -201,7 +201,7 @@ def backward(
     finished: Callable[[TapeNode, Any], None],
     is_input: bool | None = None,
 ) -> list[tuple[TapeNode, Any]]:
-    """Run the tape backwards.
+    """Run the tape backwards, once.
 
     Args:
         tape: The tape.
@@ -227,7 +227,9 @@ def backward(
         outgoing = node.space.zeros() if found is None and node.space is not None else found[0]
         if node.others is not None:
             unfinished.append((node, outgoing))
-        for parent, incoming in zip(node.parents, node.vjp(outgoing), strict=True):
+        incoming_gradients = node.vjp(outgoing)
+        node.vjp = None  # frees the arrays that it kept
+        for parent, incoming in zip(node.parents, incoming_gradients, strict=True):
             gradients[parent] = add_outgrads(gradients.get(parent), incoming)
             if parent.number == 0:
                 uses[parent] -= 1

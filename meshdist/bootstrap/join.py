@@ -8,6 +8,7 @@ joined raises an objection, and then no rank begins.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -17,7 +18,9 @@ from meshdist.runtime.peers import Card, Peers
 from meshdist.runtime.rank_text import ranks_text
 from meshdist.security.credentials import SECRET_VARIABLE
 from meshdist.store import FileStore, PrefixStore, Store, TCPStore
-from meshdist.system.deadline import Deadline
+from meshdist.system.deadline import Deadline, Reminder
+
+_log = logging.getLogger("meshdist")
 
 _NAMED_REFUSALS = 3
 _SLICE_S = 1.0
@@ -122,7 +125,7 @@ def _meet(world: Store, rank: int, world_size: int, card: Card, deadline: Deadli
     if world.add("arrived", 1) == world_size:
         world.compare_set("complete", "", _BEGUN)
     try:
-        _await_all(world, deadline, store)
+        _await_all(world, rank, world_size, deadline, store)
     except DistStoreError:
         if not _take_back(world, rank, world_size, card):
             world.compare_set("complete", "", _BEGUN)
@@ -135,8 +138,9 @@ def _meet(world: Store, rank: int, world_size: int, card: Card, deadline: Deadli
         raise
 
 
-def _await_all(world: Store, deadline: Deadline, store: Store) -> None:
-    """Wait for the last rank, and pass on the refusals of the store meanwhile."""
+def _await_all(world: Store, rank: int, world_size: int, deadline: Deadline, store: Store) -> None:
+    """Wait for the last rank; pass on the refusals of the store meanwhile, and report now and then who is missing."""
+    reminder = Reminder()
     while True:
         try:
             world.wait(["complete"], deadline.slice_s(_SLICE_S))
@@ -146,6 +150,14 @@ def _await_all(world: Store, deadline: Deadline, store: Store) -> None:
                 raise
             _pass_on_refusals(world, store)
             world.check(["complete"])  # raises if the store is closed, instead of retrying without pause
+            waited_s = reminder.due_s()
+            # The first of the ranks that are there speaks for all.
+            if waited_s is not None and not any(world.check([f"card/{lower}"]) for lower in range(rank)):
+                words = _who_came(world, world_size, f"after {waited_s:.0f} s")
+                _log.warning(
+                    "init_process_group (rank %d of %d) waits for %.0f s more: %s%s",
+                    *(rank, world_size, deadline.remaining_s(), words, _refused(world)),
+                )
 
 
 def _pass_on_refusals(world: Store, store: Store) -> None:
@@ -155,9 +167,12 @@ def _pass_on_refusals(world: Store, store: Store) -> None:
 
 
 def _missing(world: Store, rank: int, world_size: int, deadline: Deadline) -> DistTimeoutError:
-    missing = [other for other in range(world_size) if not world.check([f"card/{other}"])]
-    words = shortfall(world, world_size, missing, f"within {deadline.timeout_s:g} s")
+    words = _who_came(world, world_size, f"within {deadline.timeout_s:g} s")
     return DistTimeoutError(f"init_process_group (rank {rank} of {world_size}): {words}{_refused(world)}")
+
+
+def _who_came(world: Store, world_size: int, when: str) -> str:
+    return shortfall(world, world_size, [n for n in range(world_size) if not world.check([f"card/{n}"])], when)
 
 
 def _refused(world: Store) -> str:

@@ -21,7 +21,7 @@ from meshdist.errors import DistError, DistStoreError, DistTimeoutError
 from meshdist.runtime.log import RankLog
 from meshdist.runtime.peers import host_id
 from meshdist.store import PrefixStore, Store
-from meshdist.system.deadline import Deadline
+from meshdist.system.deadline import Deadline, Reminder
 
 _log = RankLog()
 _SLICE_S = 1.0
@@ -176,7 +176,7 @@ def number_ranks(
             if deadline.expired():
                 raise numbering.too_late(deadline)
             numbering.check_objections()
-            numbering.warn()
+            numbering.warn(deadline)
             wait()
     except BaseException:
         numbering.leave()
@@ -192,6 +192,7 @@ class _Numbering:
         self._store = PrefixStore("numbering", store)
         self._me = arrival
         self._num_warned = 0
+        self._reminder = Reminder()
         self._next_warning_s = time.monotonic() + _SLICE_S
         own = "" if arrival.rank == NOT_GIVEN else f"rank {arrival.rank} of "
         self._where = f"init_process_group ({own}{arrival.world_size}{'' if own else ' ranks'})"
@@ -212,8 +213,8 @@ class _Numbering:
         if objections:
             raise ValueError(f"{self._where}: refused {'; '.join(objections[:_NAMED_REFUSALS])}")
 
-    def warn(self) -> None:
-        """Log the processes refused since the last time, on the process that came first."""
+    def warn(self, deadline: Deadline) -> None:
+        """On the process that came first, log the processes refused since the last time, and now and then who came."""
         if time.monotonic() < self._next_warning_s:
             return
         self._next_warning_s = time.monotonic() + _SLICE_S
@@ -222,6 +223,10 @@ class _Numbering:
             for words in assignment.refused[self._num_warned :]:
                 _log.warning("%s: refused %s", self._where, words)
             self._num_warned = len(assignment.refused)
+            waited_s = self._reminder.due_s()
+            if waited_s is not None:
+                words = assignment.shortfall(self._store, self._me.world_size, f"after {waited_s:.0f} s")
+                _log.warning("%s waits for %.0f s more: %s", self._where, deadline.remaining_s(), words)
 
     def wait(self, longest_s: float) -> None:
         # A timeout is reported by the caller, and an error of the store by the next poll.

@@ -96,6 +96,7 @@ if not TYPE_CHECKING:
             raise AttributeError(f"module 'meshdist.parallel' has no attribute {name!r}")
         from importlib import import_module
 
+        import_module("meshdist.autograd")  # which says what to install
         return getattr(import_module(f"meshdist.parallel.{_LAYERS[name]}"), name)
 
     def __dir__() -> list[str]:

@@ -11,8 +11,6 @@ from meshdist.collectives.all_reduce import all_reduce
 from meshdist.parallel.gradient_buckets import GradBucket
 from meshdist.runtime.work import Work
 
-_MOST_LATE_BYTES = 2 << 20
-
 
 class Waits(Protocol):
     """A Work, a Future, or what has their `wait`."""
@@ -20,7 +18,7 @@ class Waits(Protocol):
     def wait(self) -> Any: ...
 
 
-Rounds: TypeAlias = "Generator[Waits, None, Any]"
+Rounds: TypeAlias = "Generator[Any, None, Any]"
 Hook: TypeAlias = "Callable[[GradBucket], Waits | Rounds | Any]"
 
 
@@ -32,34 +30,35 @@ def hook_name(hook: Hook | None) -> str:
 class DirectReduction:
     """One all_reduce of the bucket. An element after the gradients carries whether a rank has found a fault.
 
-    So ranks learn of a fault without a call of its own. A small last bucket is reduced by `advance`: nothing is left to
-    hide the call behind, and an async one takes longer.
+    So ranks learn of a fault without a call of its own. A reduction that was not started is a sync call of `advance`,
+    for a bucket with nothing left to be hidden behind: an async call takes longer. Other ranks see no difference.
     """
 
     def __init__(self, bucket: GradBucket, flat: Any) -> None:
         self._group = bucket.group
         self._flat = flat
-        self._fault = flat[-1:]
-        self._is_late = bucket.is_last() and bucket.buffer().nbytes <= _MOST_LATE_BYTES
         self._work: Work | None = None
         self.has_fault = False
 
     def start(self, has_fault: bool) -> None:
         """Begin; `has_fault` says whether this rank has found a fault in the step."""
-        if has_fault or self.has_fault:
-            self._fault.fill(1 if has_fault else 0)
-        if not self._is_late:
-            self._work = all_reduce(self._flat, ReduceOp.AVG, self._group, True)
+        self._tell(has_fault)
+        self._work = all_reduce(self._flat, ReduceOp.AVG, self._group, True)
 
-    def advance(self) -> bool:
+    def advance(self, has_fault: bool) -> bool:
         """Wait; return whether there is more to do."""
         if self._work is None:
+            self._tell(has_fault)
             all_reduce(self._flat, ReduceOp.AVG, self._group)
         else:
             work, self._work = self._work, None
             work.wait()
-        self.has_fault = bool(self._flat[-1] != 0)
+        self.has_fault = bool(self._flat[-1].item() != 0)
         return False
+
+    def _tell(self, has_fault: bool) -> None:
+        if has_fault or self.has_fault:  # else it is zero
+            self._flat[-1:] = 1 if has_fault else 0
 
 
 class HookedReduction:
@@ -83,9 +82,9 @@ class HookedReduction:
         else:
             self._pending = begun
 
-    def advance(self) -> bool:
+    def advance(self, has_fault: bool) -> bool:
         """Wait for the round that is under way, and begin the next; return whether there is more to do."""
-        result = _result_of(self._pending)
+        result = result_of(self._pending)
         if self._rounds is not None:
             self._resume()
             return True
@@ -115,7 +114,8 @@ class HookedReduction:
         buffer[...] = result.reshape(-1)
 
 
-def _result_of(pending: Any) -> Any:
+def result_of(pending: Any) -> Any:
+    """Wait for what a hook returned, or yielded, and return its result."""
     if hasattr(pending, "result"):  # a Work
         return pending.result()
     return pending.wait() if hasattr(pending, "wait") else pending

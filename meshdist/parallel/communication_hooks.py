@@ -7,6 +7,7 @@ turns, in the same order on all ranks.
 
 from __future__ import annotations
 
+from types import GeneratorType
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from meshdist.collectives.all_reduce import all_reduce as _all_reduce
 from meshdist.collectives.all_to_all_single import all_to_all_single
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import resolve
-from meshdist.parallel.bucket_reduction import Rounds
+from meshdist.parallel.bucket_reduction import Hook, Rounds, result_of
 from meshdist.parallel.gradient_buckets import GradBucket
 from meshdist.parallel.power_sgd import PowerSGD, batched_power_sgd, power_sgd
 from meshdist.runtime.context import GroupLike
@@ -30,6 +31,7 @@ __all__ = [
     "batched_power_sgd",
     "bf16_compress",
     "fp16_compress",
+    "fp16_compress_wrapper",
     "post_local_sgd",
     "power_sgd",
     "quantization_perchannel",
@@ -64,20 +66,45 @@ def fp16_compress(bucket: GradBucket) -> Work:
 def bf16_compress(bucket: GradBucket) -> Work | Rounds:
     """Average the bucket in bfloat16: half the bytes of float32, with its range; torch's `bf16_compress_hook`.
 
-    Without ml_dtypes, which has bfloat16 for NumPy, float32 gradients are rounded to 16 bits, sent by an all_to_all,
-    and added in float32; then the averages are rounded and gathered. The bytes are the same.
+    In GPU memory, and without ml_dtypes, which has bfloat16 for NumPy, float32 gradients are rounded to 16 bits, sent
+    by an all_to_all, and added in float32; then the averages are rounded and gathered. The bytes are the same.
 
     Args:
-        bucket: The bucket, of any floating dtype; without ml_dtypes, of float32.
+        bucket: The bucket, of any floating dtype; without ml_dtypes and in GPU memory, of float32.
 
     Raises:
-        TypeError: Another dtype than float32, without ml_dtypes.
+        TypeError: Another dtype than float32, without ml_dtypes or in GPU memory.
     """
     try:
         from ml_dtypes import bfloat16
     except ModuleNotFoundError:
         return _rounded_to_16_bits(bucket)
+    if not isinstance(bucket.buffer(), np.ndarray):
+        return _rounded_to_16_bits(bucket)
     return _compressed(bucket, np.dtype(bfloat16))
+
+
+def fp16_compress_wrapper(hook: Hook) -> Hook:
+    """Return a hook that calls another one with the bucket in float16; torch's `fp16_compress_wrapper`.
+
+    With `power_sgd()` it halves what that sends.
+
+    Args:
+        hook: A communication hook.
+    """
+
+    def in_float16(bucket: GradBucket) -> Rounds:
+        with np.errstate(over="ignore"):
+            half = bucket.over(bucket.buffer().astype(np.float16))
+        begun = hook(half)
+        if isinstance(begun, GeneratorType):
+            result = yield from begun
+        else:
+            yield begun
+            result = result_of(begun)
+        return half.buffer() if result is None else result
+
+    return in_float16
 
 
 def _compressed(bucket: GradBucket, dtype: Any) -> Work:
@@ -94,9 +121,9 @@ def _rounded_to_16_bits(bucket: GradBucket) -> Rounds:
         prefix = bucket.group.error_prefix("bf16_compress")
         raise TypeError(f"{prefix}: gradients of {buffer.dtype} need ml_dtypes: pip install ml_dtypes")
     rows = -(-buffer.size // size)
-    padded = np.zeros((size, rows), np.uint16)
+    padded, mine = (new_empty((size, rows), _upper_half(buffer[:0])) for _ in range(2))
     padded.reshape(-1)[: buffer.size] = _upper_half(buffer)
-    mine = np.empty_like(padded)
+    padded.reshape(-1)[buffer.size :] = 0
     yield all_to_all_single(mine, padded, group=bucket.group, async_op=True)
     mean = (_widened(mine) / np.float32(size)).sum(axis=0, dtype=np.float32)
     yield all_gather_into_tensor(padded, _upper_half(mean), bucket.group, async_op=True)
@@ -146,11 +173,13 @@ def quantization_perchannel(bucket: GradBucket, bucket_size: int = 512) -> Round
 
 def _quantized(bucket: GradBucket, channels: Any) -> Rounds:
     """Average the rows of `channels`, each between its own least and greatest element."""
+    if not channels.size:
+        return None
     size, num_channels = bucket.group.size(), len(channels)
     numbers = channels.astype(np.float32)
     # The range includes zero, which is exact: a gradient is often zero.
-    least = np.minimum(numbers.min(axis=1, keepdims=True, initial=0), 0)
-    greatest = np.maximum(numbers.max(axis=1, keepdims=True, initial=0), 0)
+    least = np.minimum(numbers.min(axis=1, keepdims=True), 0)
+    greatest = np.maximum(numbers.max(axis=1, keepdims=True), 0)
     scale = np.maximum((greatest - least) / np.float32(_LEVELS), _EPSILON)
     zero = np.clip(-np.round(least / scale), 0, _LEVELS).astype(np.float32)
     # One message: the scale and the zero of each channel, and its levels.

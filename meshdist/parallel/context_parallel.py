@@ -80,7 +80,8 @@ def ring_attention(
 
     Args:
         q: This rank's block, shape (batch, heads, block, head_size), of a floating dtype.
-        k: The same of the keys, which are as many as the queries if `causal`.
+        k: The same of the keys, which are as many as the queries if `causal`. With fewer heads than
+            `q`, neighbouring heads of queries share one (grouped-query attention).
         v: The same of the values; their head size may be another.
         axis: The ProcessGroup or the axis of a mesh, as `mesh["cp"]`, that cuts the sequence into equal blocks. None:
             one rank.
@@ -122,9 +123,10 @@ def _check_shapes(call: LayerCall, shapes: list[Any], dtypes: list[Any], causal:
     found = f"got q {shapes[0]}, k {keys}, v {values}"
     if len(set(dtypes)) > 1:
         raise TypeError(f"{call.prefix}: q, k and v must be of one dtype, got {', '.join(map(str, dtypes))}")
-    if keys[:2] != (batch, heads) or values[:2] != (batch, heads):
-        advice = "; repeat heads of k and v that several of q share" if keys[0] == values[0] == batch else ""
-        raise ValueError(f"{call.prefix}: q, k and v must have one batch and number of heads, {found}{advice}")
+    if keys[:2] != values[:2] or keys[0] != batch or heads % max(1, keys[1]):
+        raise ValueError(
+            f"{call.prefix}: q, k and v must have one batch, k and v as many heads, and q a multiple of that, {found}"
+        )
     if keys[3] != size:
         raise ValueError(f"{call.prefix}: q and k must have one head size, {found}")
     if values[2] != keys[2] or (causal and keys[2] != rows):
@@ -213,66 +215,71 @@ def _unpacked(both: Any, k: Any, v: Any) -> tuple[Any, Any]:
 # ---- The two passes
 
 
+def _heads_together(x: Any, k: Any) -> Any:
+    """Return an array by (batch, heads of `k`, heads of queries that share one, block, head size)."""
+    return x.reshape(*k.shape[:2], -1, *x.shape[2:])
+
+
 @primitive
 def _attention(q: Any, k: Any, v: Any, plan: _Plan, saved: list[Any]) -> Any:
     """Return the result, and append the logarithms of the sums of exponentials of the scores to `saved`."""
-    scaled = q * np.asarray(plan.scale, q.dtype)
-    result = np.zeros((*q.shape[:3], v.shape[3]), q.dtype)
-    top = np.full(q.shape[:3], -np.inf, q.dtype)
+    scaled = _heads_together(q * np.asarray(plan.scale, q.dtype), k)
+    result = np.zeros((*scaled.shape[:4], v.shape[3]), q.dtype)
+    top = np.full(scaled.shape[:4], -np.inf, q.dtype)
     sums = np.zeros_like(top)
     for source, both in _around(_packed(k, v), plan):
-        keys, values = _unpacked(both, k, v)
+        keys, values = (_heads_together(x, k) for x in _unpacked(both, k, v))
         for rows, seen, triangle in plan.pairs(source, q.shape[2], k.shape[2]):
-            here = (slice(None), slice(None), rows)
-            scores = _scores(scaled[here], keys[:, :, seen], triangle)
+            scores = _scores(scaled[..., rows, :], keys[..., seen, :], triangle)
             # Online softmax: what is there was relative to the old top, and is now relative to the new one.
-            new_top = np.maximum(top[here], scores.max(-1, initial=-np.inf))
-            rescale = np.exp(top[here] - new_top)
+            new_top = np.maximum(top[..., rows], scores.max(-1, initial=-np.inf))
+            rescale = np.exp(top[..., rows] - new_top)
             scores -= new_top[..., None]
             np.exp(scores, out=scores)
-            sums[here] = sums[here] * rescale + scores.sum(-1)
-            result[here] = result[here] * rescale[..., None] + scores @ values[:, :, seen]
-            top[here] = new_top
+            sums[..., rows] = sums[..., rows] * rescale + scores.sum(-1)
+            result[..., rows, :] = result[..., rows, :] * rescale[..., None] + scores @ values[..., seen, :]
+            top[..., rows] = new_top
     result /= sums[..., None]
     saved.append(top + np.log(sums))
-    return result
+    return result.reshape(*q.shape[:3], v.shape[3])
 
 
 @primitive
 def _backward(g: Any, q: Any, k: Any, v: Any, y: Any, logarithms: Any, plan: _Plan) -> tuple[Any, Any, Any]:
     """Return the gradients of `q`, `k` and `v`."""
-    scale = np.asarray(plan.scale, q.dtype)
-    scaled, along = q * scale, np.sum(g * y, -1)
     works: list[Any] = []
-    g_q = np.zeros(q.shape, q.dtype)
+    scale = np.asarray(plan.scale, q.dtype)
+    scaled, g_result = _heads_together(q * scale, k), _heads_together(g, k)
+    along = _heads_together(np.sum(g * y, -1), k)
+    g_q = np.zeros(scaled.shape, q.dtype)
     arrived = np.empty(k.size + v.size, k.dtype)
     for step, (source, both) in enumerate(_around(_packed(k, v), plan)):
-        keys, values = _unpacked(both, k, v)
+        keys, values = (_heads_together(x, k) for x in _unpacked(both, k, v))
         found = np.zeros_like(arrived)
         g_keys, g_values = _unpacked(found, k, v)
         for rows, seen, triangle in plan.pairs(source, q.shape[2], k.shape[2]):
-            here, there = (slice(None), slice(None), rows), (slice(None), slice(None), seen)
-            softmax = _scores(scaled[here], keys[there], triangle)
-            softmax -= logarithms[here][..., None]
+            queries, g_rows = scaled[..., rows, :], g_result[..., rows, :]
+            softmax = _scores(queries, keys[..., seen, :], triangle)
+            softmax -= logarithms[..., rows, None]
             np.exp(softmax, out=softmax)
-            g_values[there] += softmax.swapaxes(-1, -2) @ g[here]
-            g_scores = g[here] @ values[there].swapaxes(-1, -2)
-            g_scores -= along[here][..., None]
+            g_values[..., seen, :] += (softmax.swapaxes(-1, -2) @ g_rows).sum(2)
+            g_scores = g_rows @ values[..., seen, :].swapaxes(-1, -2)
+            g_scores -= along[..., rows, None]
             g_scores *= softmax
-            g_q[here] += g_scores @ keys[there]
-            g_keys[there] += g_scores.swapaxes(-1, -2) @ scaled[here]
+            g_q[..., rows, :] += g_scores @ keys[..., seen, :]
+            g_keys[..., seen, :] += (g_scores.swapaxes(-1, -2) @ queries).sum(2)
         # The sum for this block comes from the rank that had the block before, and goes on to the one that has it next.
         for work in works:
             work.wait()
         if step:
             found += arrived
-        if plan.members is None:
-            return (g_q * scale, *_unpacked(found, k, v))
-        arrived = np.empty_like(found)
-        works = _shifted(found, arrived, plan.members, GRADIENTS_TAG)
+        if plan.members is not None:
+            arrived = np.empty_like(found)
+            works = _shifted(found, arrived, plan.members, GRADIENTS_TAG)
     for work in works:
         work.wait()
-    return (g_q * scale, *_unpacked(arrived, k, v))  # after the last step, the sum is that of the rank's own block
+    total = found if plan.members is None else arrived  # after the last step, the sum for the rank's own block
+    return ((g_q * scale).reshape(q.shape), *_unpacked(total, k, v))
 
 
 def _vjp(argnums: Sequence[int], y: Any, args: tuple[Any, ...], kwargs: Any) -> Callable[[Any], list[Any]]:

@@ -16,6 +16,7 @@ from meshdist.collectives.objects import all_gather_object
 from meshdist.errors import DistBackendError
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.shared_arrays import zeros
+from meshdist.parallel.step_faults import names_text
 from meshdist.runtime.rank_text import call_rank
 
 
@@ -149,8 +150,7 @@ class NamedViews(Mapping[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name not in self._views:
-            known = ", ".join(map(repr, list(self._views)[:8]))
-            raise KeyError(f"there is no array {name!r}; the first ones are {known}")
+            raise KeyError(f"there is no array {name!r}; there are {names_text(list(self._views))}")
         view = self._views[name]
         if value is view:  # after `+=`
             return
@@ -188,7 +188,7 @@ class FlatArrays:
             self.flat: Any = zeros(length, first.dtype, group)
         else:
             self.flat = new_empty((length,), first.array)
-            self.flat.fill(0)
+            self.flat[...] = 0
         self.views: dict[str, Any] = {}
         begin = 0
         for parameter in parameters:

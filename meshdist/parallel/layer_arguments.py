@@ -30,7 +30,12 @@ class LayerCall:
     """
 
     def __init__(self, name: str, axis: GroupLike, with_dtensors: str) -> None:
-        group: ProcessGroup | None = None if axis is None else resolve(axis)
+        try:
+            group: ProcessGroup | None = None if axis is None else resolve(axis)
+        except TypeError:
+            raise TypeError(
+                f"{name}: axis must be a ProcessGroup, an axis of a mesh as mesh['tp'], or None, got {axis!r}"
+            ) from None
         self.name = name
         self.prefix = name if group is None else group.error_prefix(name)
         self.rank, self.size = (0, 1) if group is None else (group.rank(), group.size())
@@ -85,8 +90,8 @@ class LayerCall:
             first = tuple(int(at) for at in np.argwhere(outside)[0])
             place = f"{name}[{', '.join(map(str, first))}]" if first else name
             raise ValueError(
-                f"{self.prefix}: {place} is {int(x[first])}, outside of {what}, 0 to {limit - 1}"
-                f" ({int(outside.sum())} of {x.size} are)"
+                f"{self.prefix}: {place} is {int(x[first])}, and must be 0 to {limit - 1}, in {what};"
+                f" {int(outside.sum())} of {x.size} are outside"
             )
         return x
 

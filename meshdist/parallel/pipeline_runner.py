@@ -45,7 +45,7 @@ class PipelineRunner:
     after that the group cannot be used.
 
     Args:
-        stages: This rank's stages: a dict by stage, or a list in the order of `schedule.stages_of(rank)`.
+        stages: This rank's stages: a dict by stage, a list in the order of `schedule.stages_of(rank)`, or the only one.
         schedule: The schedule, the same on all ranks.
         group: The axis of the pipeline, such as `mesh["pp"]`; the world if None.
         loss: On the rank of the last stage, `loss(y, target) -> (loss, dy)` of one micro-batch. Needed to go backward.
@@ -73,7 +73,7 @@ class PipelineRunner:
         ...     w = np.full((1, 1), 2.0 + dist.get_rank())
         ...     stage = PipelineStage(lambda x: (x @ w, x), lambda x, dy: (dy @ w.T, x.T @ dy))
         ...     loss = lambda y, target: (np.mean((y - target) ** 2), 2 * (y - target) / y.size)
-        ...     runner = PipelineRunner([stage], one_f_one_b(2, 4), mesh["pp"], loss=loss)
+        ...     runner = PipelineRunner(stage, one_f_one_b(2, 4), mesh["pp"], loss=loss)
         ...     step = runner.step(np.ones((8, 1)), target=np.zeros((8, 1)))  # x is used by rank 0, target by rank 1
         ...     return step.losses, step.gradients
         >>> dist.run(main, 2)[1]
@@ -82,7 +82,7 @@ class PipelineRunner:
 
     def __init__(
         self,
-        stages: Mapping[int, PipelineStage] | Sequence[PipelineStage],
+        stages: PipelineStage | Mapping[int, PipelineStage] | Sequence[PipelineStage],
         schedule: Schedule,
         group: GroupLike = None,
         *,
@@ -224,13 +224,14 @@ class PipelineRunner:
         """Raise on all ranks if one has a problem, or if their schedules differ."""
         error_prefix = self._group.error_prefix("PipelineRunner")
         kind = None if problem is None else next(kind for kind in _KINDS if isinstance(problem, kind)).__name__
-        mine = schedule.digest, repr(schedule), kind, str(problem)
+        digest = schedule.digest if isinstance(schedule, Schedule) else ""
+        mine = digest, repr(schedule), kind, str(problem)
         found: list[Any] = [None] * self._group.size()
         all_gather_object(found, mine, self._group)
         ranks: dict[tuple[str, str], list[int]] = {}
         for rank, (digest, text, _, _) in enumerate(found):
             ranks.setdefault((digest, text), []).append(rank)
-        if len({digest for digest, _ in ranks}) > 1:
+        if len({digest for digest, _ in ranks} - {""}) > 1:
             have = "; ".join(
                 f"{ranks_text(members)}: {text} [{digest[:8]}]" for (digest, text), members in ranks.items()
             )
@@ -249,13 +250,19 @@ _KINDS: tuple[type[Exception], ...] = (ScheduleError, ValueError, TypeError)
 
 
 def _stages_of(
-    stages: Mapping[int, PipelineStage] | Sequence[PipelineStage],
+    stages: PipelineStage | Mapping[int, PipelineStage] | Sequence[PipelineStage],
     schedule: Schedule,
     rank: int,
     size: int,
     loss: Loss | None,
 ) -> dict[int, PipelineStage]:
     """Return this rank's stages by number, checked against the schedule."""
+    if not isinstance(schedule, Schedule):
+        raise TypeError(f"schedule must be a Schedule, such as one_f_one_b(4, 8), got {type(schedule).__name__}")
+    if isinstance(stages, PipelineStage):
+        stages = [stages]
+    if not isinstance(stages, (Mapping, Sequence)):
+        raise TypeError(f"stages must be a PipelineStage, a list or a dict of them, got {type(stages).__name__}")
     if schedule.num_ranks != size:
         raise ValueError(f"the schedule is for {schedule.num_ranks} ranks, and the group has {size}")
     needed = schedule.stages_of(rank)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 
 from meshdist.arrays.device_types import taken
-from meshdist.collectives.all_reduce import all_reduce
-from meshdist.collectives.objects import all_gather_object
-from meshdist.errors import DistBackendError
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import resolve
 from meshdist.parallel.bucket_reduction import DirectReduction, Hook, HookedReduction, hook_name
@@ -25,22 +23,23 @@ from meshdist.parallel.gradient_buckets import (
     parameters_of,
 )
 from meshdist.parallel.join_context import Joinable, JoinHook
+from meshdist.parallel.step_faults import StepFaults, names_text
 from meshdist.parallel.step_times import ReducerStatistics, StepClock
-from meshdist.runtime.call_site import call_site
 from meshdist.runtime.context import GroupLike
 from meshdist.runtime.log import RankLog, shows_calls
-from meshdist.runtime.rank_text import call_rank
 
 _log = RankLog()
-_MOST_NAMED = 8
+# An async call costs more than a sync one: where there is less to hide it behind, it does not pay.
+_LEAST_HIDDEN_NS = 200_000
 
 
 class GradientReducer(Joinable):
     """Averages gradients over the ranks of a group, as DistributedDataParallel does, for plain arrays.
 
     The gradients are views of flat buckets. A bucket is reduced by one async all_reduce, which starts once all its
-    gradients are ready: in the order of the buckets, which is the same on all ranks. All ranks make the reducer, and
-    then make the same steps: `ready` for every parameter, in any order, and `wait`.
+    gradients are ready: in the order of the buckets, which is the same on all ranks. The last buckets, if `wait` came
+    less than 0.2 ms after them in the step before, are reduced by `wait`. All ranks make the reducer, and then make the
+    same steps: `ready` for every parameter, in any order, and `wait`.
 
     What goes wrong in a step on one rank is raised by `wait` on all ranks, with the name of the parameter and the rank:
     a parameter without a gradient, `ready` twice, a gradient of another shape or dtype and, with MESHDIST_DEBUG=DETAIL,
@@ -114,7 +113,7 @@ class GradientReducer(Joinable):
         self._make_buckets(assigned(parameters, bucket_bytes, first_bucket_bytes))
         self._is_synced = True
         self._accumulated: set[str] = set()
-        self._faults: list[str] = []
+        self._faults = StepFaults(self._prefix)
         self._num_unused = 0
         self._clock = StepClock()
         self._is_detailed = False
@@ -151,6 +150,8 @@ class GradientReducer(Joinable):
         self._views = {name: made[name] for name in self._arrays}
         self.gradients = NamedViews(self._views)
         self._num_in_bucket = [len(some) for some in assignment]
+        self._full_ns = [0] * len(buckets)  # when each bucket was full in the last step
+        self._num_early = len(buckets)  # how many are reduced before `wait`
         self._num_parameters = len(made)
 
     def __repr__(self) -> str:
@@ -196,6 +197,8 @@ class GradientReducer(Joinable):
         """
         if not self._is_synced:
             return
+        if len(self._waiting) == self._num_parameters:
+            self._clock.backward_begins()
         self._clock.backward_ends()
         self._num_unused = len(self._waiting)
         if self._waiting:
@@ -203,21 +206,41 @@ class GradientReducer(Joinable):
         try:
             rounds: list[DirectReduction | HookedReduction] = self._reductions
             while rounds:
-                rounds = [reduction for reduction in rounds if reduction.advance()]
+                has_fault = bool(self._faults)
+                rounds = [reduction for reduction in rounds if reduction.advance(has_fault)]
             has_fault = self._has_fault()
             factor = 1.0 if self.join is None else self.join_factor()
+            if has_fault:
+                self._faults.raise_on_all(self._fault_group)
         finally:
-            faults, self._faults = self._faults, []
             self._begin_step()
-        if has_fault:
-            self._raise_faults(faults)
         if factor != 1.0:
             for bucket in self.buckets:
                 bucket.buffer()[...] *= factor
         self._accumulated.clear()
         self._clock.step_ends()
+        if self._hook is None:
+            last_ns = self._clock.backward_end_ns - _LEAST_HIDDEN_NS
+            self._num_early = sum([full_ns < last_ns for full_ns in self._full_ns])
         if self._is_detailed and self._clock.is_sampled():
             _log.debug("%s: step %d: %s", self._prefix, self._clock.steps, self._clock.last())
+
+    def average(self, gradients: Mapping[str, Any]) -> NamedViews:
+        """Make a whole step with gradients that are all there: `ready` for each, the last one first, and `wait`.
+
+        Args:
+            gradients: This rank's gradients by name, for all parameters; they are copied.
+
+        Returns:
+            The averages: `gradients` of the reducer.
+
+        Raises:
+            DistBackendError: As `wait`.
+        """
+        for name in reversed(list(gradients)):
+            self.ready(name, gradients[name])
+        self.wait()
+        return self.gradients
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -246,7 +269,7 @@ class GradientReducer(Joinable):
         if len(self._waiting) != self._num_parameters:
             raise RuntimeError(f"{self._prefix}: zero() in the middle of a step; call wait() before it")
         for flat in self._flats:
-            flat.fill(0)
+            flat[...] = 0
         self._accumulated.clear()
         self._clock.forward_begins()
 
@@ -284,6 +307,7 @@ class GradientReducer(Joinable):
     def shadow_step(self) -> None:
         """Make a step with gradients of zero, for the other ranks."""
         self.zero()
+        self._clock.backward_begins()
         self._waiting.clear()
         self._complete([])
         self.wait()
@@ -292,6 +316,7 @@ class GradientReducer(Joinable):
         self._waiting = self._bucket_of.copy()  # the bucket of each parameter that is not ready
         self._num_waiting = self._num_in_bucket.copy()
         self._num_started = 0
+        self._faults.clear()
         self._is_quick = False  # whether a gradient that is in its bucket needs no more than to be counted
 
     def _take(self, name: str, gradient: Any) -> None:
@@ -314,28 +339,25 @@ class GradientReducer(Joinable):
     def _start_next(self) -> None:
         if not self._num_started:
             self._clock.communication_begins()
-            try:
-                if self.join is not None:
-                    self.notify_join_context()
-            except DistBackendError:
-                self._begin_step()
-                raise
         index, self._num_started = self._num_started, self._num_started + 1
-        self._reductions[index].start(bool(self._faults))
+        self._full_ns[index] = perf_counter_ns()
+        try:
+            if self.join is not None and index == 0:
+                self.notify_join_context()
+            if index < self._num_early:
+                self._reductions[index].start(bool(self._faults))
+        except BaseException:
+            self._begin_step()
+            raise
 
     def _complete(self, missing: list[str]) -> None:
         """Start the buckets that are not full, for which the other ranks wait."""
         if missing and self._finds_unused:
             for name in missing:
                 if name not in self._accumulated:
-                    self.gradients[name].fill(0)
+                    self._views[name][...] = 0
         elif missing:
-            more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
-            names = ", ".join(map(repr, missing[:_MOST_NAMED]))
-            self._faults.append(
-                f"no gradient for {names}{more} before wait(): call ready() for every parameter, or make the reducer"
-                " with find_unused_parameters=True"
-            )
+            self._faults.add_missing(missing)
         while self._num_started < len(self.buckets):
             self._start_next()
 
@@ -344,12 +366,12 @@ class GradientReducer(Joinable):
         try:
             array = taken(gradient, "gradient")
         except TypeError as error:
-            self._fault(f"the gradient of {name!r}: {error}")
+            self._faults.add(f"the gradient of {name!r}: {error}")
             return
         if array.shape != view.shape or array.dtype != view.dtype or type(array) is not type(view):
             found, due = (f"{each.dtype}{list(each.shape)}" for each in (array, view))
             modules = "" if type(array) is type(view) else f" of {type(array).__module__}, not {type(view).__module__}"
-            self._fault(f"the gradient of {name!r} must be {due}, got {found}{modules}")
+            self._faults.add(f"the gradient of {name!r} must be {due}, got {found}{modules}")
         elif name not in self._accumulated:
             view[...] = array
         elif not (isinstance(array, np.ndarray) and np.may_share_memory(array, view)):
@@ -358,45 +380,31 @@ class GradientReducer(Joinable):
     def _check_nan(self, name: str) -> None:
         count = int(np.isnan(self._views[name]).sum())
         if count:
-            self._fault(f"the gradient of {name!r} has {count} NaN{'' if count == 1 else 's'}")
+            self._faults.add(f"the gradient of {name!r} has {count} NaN{'' if count == 1 else 's'}")
 
     def _refuse(self, name: str) -> None:
         if not self._waiting:
-            raise RuntimeError(
-                f"{self._prefix}: ready({name!r}): all gradients of this step are ready already; call wait() before the"
-                " next step, or make steps that only accumulate inside no_sync()"
+            what = (
+                f"ready({name!r}): all gradients of this step are ready already; call wait() before the next step, or"
+                " make steps that only accumulate inside no_sync()"
             )
+            raise RuntimeError(f"{self._prefix}: {what}")
         if name in self._bucket_of:
-            self._fault(f"ready({name!r}) was called twice; call wait() before the next step, or use no_sync()")
+            self._faults.add(f"ready({name!r}) was called twice; call wait() before the next step, or use no_sync()")
         else:
-            known = ", ".join(map(repr, list(self.gradients)[:_MOST_NAMED]))
-            self._fault(f"ready({name!r}): there is no such parameter; the first ones are {known}")
-
-    def _fault(self, what: str) -> None:
-        self._faults.append(f"{what} (at {call_site()})")
+            known = names_text(list(self._views))
+            self._faults.add(f"ready({name!r}): there is no such parameter; there are {known}")
 
     def _has_fault(self) -> bool:
         """Return whether a rank has found a fault in this step."""
         if self._hook is None:
             return any([reduction.has_fault for reduction in self._reductions])  # noqa: C419 - faster
-        count = np.array(len(self._faults))
-        if self._fault_group is not None:
-            all_reduce(count, group=self._fault_group)
-        return bool(count != 0)
+        return self._faults.are_on_any_rank(self._fault_group)
 
     @property
     def _fault_group(self) -> ProcessGroup | None:
         group: ProcessGroup | None = getattr(self._hook, "fault_group", self._group)
         return group
-
-    def _raise_faults(self, faults: list[str]) -> None:
-        group = self._fault_group
-        if group is None:
-            raise DistBackendError(f"{self._prefix}: {'; '.join(faults)}")
-        found: list[Any] = [None] * group.size()
-        all_gather_object(found, faults, group)
-        parts = [f"{call_rank(place, group.ranks)}: {'; '.join(texts)}" for place, texts in enumerate(found) if texts]
-        raise DistBackendError(f"{self._prefix}: {'. '.join(parts)}")
 
 
 class _ShadowSteps(JoinHook):

@@ -131,7 +131,7 @@ class ShardedOptimizer(Joinable):
     def zero(self) -> None:
         """Set all gradients to zero, for backward passes that add to them."""
         for shard in self._shards:
-            shard.gradients.flat.fill(0)
+            shard.gradients.flat[...] = 0
 
     def consolidate_state_dict(self) -> State:
         """Return the whole state on all ranks, for a checkpoint; all ranks call it.

@@ -41,8 +41,8 @@ def vocab_parallel_embedding(
         vocab_size: The rows of all blocks. None: they are equal.
 
     Returns:
-        Shape (*indices.shape, features), the same on all ranks. With `sequence_parallel` this rank's block of it along
-        `sequence_dim`.
+        Shape `(*indices.shape, features)`, the same on all ranks. With `sequence_parallel` this rank's block of it
+        along `sequence_dim`.
 
     Raises:
         TypeError: No integers, no table of a floating dtype, or DTensors.
@@ -66,7 +66,7 @@ def vocab_parallel_embedding(
     first, vocabulary = _own_block(call, "table", "rows", rows, vocab_size)
     if vocab_size is None:
         call.check_replicated("the number of rows (without vocab_size)", np.array(rows))
-    indices = call.integers("indices", indices, vocabulary, f"the vocabulary of {vocabulary}")
+    indices = call.integers("indices", indices, vocabulary, _described(call, rows, vocab_size))
     call.check_replicated("indices", indices)
     place = call.sequence_dim(indices, sequence_dim, features=0, divided=True) if sequence_parallel else 0
     taken = _rows(table, indices.astype(np.int64) - first)
@@ -116,7 +116,7 @@ def vocab_parallel_cross_entropy(logits: Any, targets: Any, *, axis: GroupLike, 
     first, vocabulary = _own_block(call, "logits", "columns", block, vocab_size)
     targets = call.array("targets", targets)
     call.check_shape("targets", targets, shape, f"that of logits {(*shape, block)} without the vocabulary")
-    targets = call.integers("targets", targets, vocabulary, f"the vocabulary of {vocabulary}")
+    targets = call.integers("targets", targets, vocabulary, _described(call, block, vocab_size))
     call.check_replicated("targets", targets)
     if anp.result_type(logits).itemsize < 4:
         logits = logits.astype(np.float32)
@@ -140,6 +140,12 @@ def _own_block(call: LayerCall, name: str, of: str, length: int, vocab_size: int
             f" {vocab_size} in blocks of {', '.join(map(str, sizes))}, as torch.chunk cuts; got {length}"
         )
     return sum(sizes[: call.rank]), vocab_size
+
+
+def _described(call: LayerCall, length: int, vocab_size: int | None) -> str:
+    if vocab_size is not None or call.size == 1:
+        return f"the vocabulary of {call.size * length if vocab_size is None else vocab_size}"
+    return f"the vocabulary of {call.size} blocks of {length} (give vocab_size= if they are not equal)"
 
 
 # ---- Rows of a table, and their gradients

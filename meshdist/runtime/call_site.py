@@ -15,8 +15,10 @@ from meshdist.runtime.work import carried
 
 # This package, and the module that calls it at the end of a `with` block.
 _NOT_THE_USERS = (str(PurePath(__file__).parents[1]), contextlib.__file__)
-# What calls this package as a backend: torch.distributed, and the collectives of Ray.
-_CALLERS = tuple(os.path.join("site-packages", *parts, "") for parts in (("torch",), ("ray", "util", "collective")))
+# What calls this package: torch.distributed and the collectives of Ray as a backend, and autograd's primitives.
+_CALLERS = tuple(
+    os.path.join("site-packages", *parts, "") for parts in (("torch",), ("ray", "util", "collective"), ("autograd",))
+)
 
 
 def user_frame() -> tuple[FrameType | None, int]:
@@ -62,7 +64,7 @@ def line_of(code: CodeType, instruction: int) -> int:
 
 @cache
 def is_ours(file: str) -> bool:
-    """Return whether a source file belongs to this package, or to a library that calls it as a backend."""
+    """Return whether a source file belongs to this package, or to a library that calls it."""
     return file.startswith(_NOT_THE_USERS) or any(caller in file for caller in _CALLERS)
 
 

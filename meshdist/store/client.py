@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 import threading
@@ -17,11 +18,12 @@ from meshdist.store.address import Address
 from meshdist.store.keepalive import SilenceMonitor, tune
 from meshdist.store.session import PURPOSE
 from meshdist.store.table import MAX_REQUEST_BYTES, REPLY, REQUEST, Op, Status, fields_size, pack_fields, unpack_fields
-from meshdist.system.deadline import Deadline
+from meshdist.system.deadline import Deadline, Reminder
 
 if TYPE_CHECKING:
     from meshdist.security.encryption import Encryption
 
+_log = logging.getLogger("meshdist")
 _FIRST_PAUSE_S = 0.005
 _LONGEST_PAUSE_S = 0.2
 _ATTEMPT_S = 5.0
@@ -219,7 +221,7 @@ def _connect_patiently(
     name: str, resolver: Resolver, secret: bytes, encryption: Encryption | None, deadline: Deadline
 ) -> socket.socket:
     """Return a connection as soon as a store of this job listens; its process may start later than this one."""
-    pause_s = _FIRST_PAUSE_S
+    pause_s, reminder = _FIRST_PAUSE_S, Reminder()
     while True:
         failure: HandshakeBroken | OSError
         try:
@@ -232,6 +234,10 @@ def _connect_patiently(
             failure = error
         # Make no attempt with hardly any time left: its error would be less clear than this one.
         is_last = deadline.remaining_s() < pause_s + _SHORTEST_ATTEMPT_S
+        waited_s = reminder.due_s()
+        if waited_s is not None:
+            words = "no store answers at %s after %.0f s (%s); trying for %.0f s more"
+            _log.warning(words, name, waited_s, failure, deadline.remaining_s())
         time.sleep(deadline.remaining_s() if is_last else pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         if is_last and isinstance(failure, HandshakeBroken):

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import errno
 import socket
+import sys
 import time
+from contextlib import suppress
 from typing import NamedTuple
 
 from meshdist.system.platform import tcp_info
@@ -36,12 +38,18 @@ KEEP_ALIVE = KeepAlive(idle_s=4, interval_s=2, num_probes=2)
 # Fractions of `silence_s`: between two looks; and the longest pause between looks in which the process still counts as
 # reading.
 _LOOK, _LONGEST_PAUSE = 1 / 32, 1 / 4
-# Offset of the number of segments received in Linux' tcp_info.
-NUM_SEGMENTS = 140
+# Offsets in Linux' tcp_info: how often the oldest bytes were sent again, in a byte of the first word; bytes that were
+# acknowledged; segments received.
+STATE, NUM_ACKNOWLEDGED, NUM_SEGMENTS = 0, 120, 140
+_TCP_RTO_MAX_MS = 44  # Linux 6.15; the socket module does not have it
+_LONGEST_RETRANSMISSION_MS = 1000
 
 
 def tune(sock: socket.socket) -> None:
-    """Disable Nagle's algorithm, and have the kernel end an idle connection if the peer's host does not answer."""
+    """Disable Nagle's algorithm, and have the kernel end an idle connection if the peer's host does not answer.
+
+    Bytes are sent again at least once in a second, so that they arrive soon after a short cut of the network.
+    """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
@@ -50,6 +58,9 @@ def tune(sock: socket.socket) -> None:
         ("TCP_KEEPCNT", KEEP_ALIVE.num_probes),
     ):
         _set(sock, option, value)
+    if sys.platform == "linux":
+        with suppress(OSError):  # of an earlier kernel, which waits for twice as long each time
+            sock.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _LONGEST_RETRANSMISSION_MS)
 
 
 def limit_unacknowledged(sock: socket.socket) -> None:
@@ -76,12 +87,16 @@ class SilenceMonitor:
     while this process leaves its own window closed: then the peer's kernel has bytes to send, and probes the window
     ever more rarely. So only time in which this process reads counts.
 
+    Where only the way to the peer is cut, segments still arrive. So the host is silent as well if it acknowledges
+    nothing while the kernel sends the same bytes again, which it does not do for a window that is closed.
+
     Without Linux' count of segments no silence is noticed, and the kernel's own limits apply.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._num_segments: int | None = None
+        self._num_acknowledged: int | None = None
         self._since_s = self._next_s = 0.0
 
     def restart(self) -> None:
@@ -96,10 +111,18 @@ class SilenceMonitor:
         silence_s = KEEP_ALIVE.silence_s
         has_paused = now_s - self._next_s > _LONGEST_PAUSE * silence_s
         num_segments = tcp_info(self._sock, NUM_SEGMENTS)
-        if num_segments is None or num_segments != self._num_segments or has_paused:
+        has_come = num_segments is None or num_segments != self._num_segments
+        if has_paused or (has_come and not self._is_unacknowledged()):
             self._num_segments, self._since_s = num_segments, now_s
         self._next_s = now_s + _LOOK * silence_s
         return now_s - self._since_s >= silence_s
+
+    def _is_unacknowledged(self) -> bool:
+        """Return True if bytes are being sent again and again, and none was acknowledged since the last look."""
+        num_acknowledged, before = tcp_info(self._sock, NUM_ACKNOWLEDGED), self._num_acknowledged
+        self._num_acknowledged = num_acknowledged
+        num_repeats = (tcp_info(self._sock, STATE) or 0) >> 16 & 0xFF
+        return num_repeats > 0 and num_acknowledged == before
 
     def check(self) -> None:
         """Raise TimeoutError, with the errno ETIMEDOUT, if the peer's host is silent."""

@@ -8,6 +8,10 @@ from datetime import timedelta
 Timeout = timedelta | float
 
 DEFAULT_TIMEOUT_S = 1800.0
+
+FIRST_REMINDER_S = 5.0
+"""How long a wait for other processes may last before it is reported."""
+
 # The default timeout of groups, under torch's name.
 default_pg_timeout = timedelta(seconds=DEFAULT_TIMEOUT_S)
 
@@ -50,3 +54,22 @@ class Deadline:
     def slice_s(self, longest_s: float) -> float:
         """Return the length of the next uninterrupted wait: at most `longest_s`, at most the time left."""
         return min(longest_s, self.remaining_s())
+
+
+class Reminder:
+    """Tells when to report that a wait goes on: after FIRST_REMINDER_S, and then after twice as long each time."""
+
+    __slots__ = ("_next_s", "_start_s")
+
+    def __init__(self) -> None:
+        self._start_s = time.monotonic()
+        self._next_s = FIRST_REMINDER_S
+
+    def due_s(self) -> float | None:
+        """Return how long the wait has lasted if it is time to report it, else None."""
+        waited_s = time.monotonic() - self._start_s
+        if waited_s < self._next_s:
+            return None
+        while self._next_s <= waited_s:
+            self._next_s *= 2
+        return waited_s

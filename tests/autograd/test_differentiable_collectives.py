@@ -83,6 +83,30 @@ def test_gradients_are_those_of_finite_differences(size: int) -> None:
     meshdist.run(main, size, timeout=60)
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_second_derivatives_are_those_of_finite_differences(size: int) -> None:
+    def main() -> None:
+        rank = meshdist.get_rank()
+        rng = np.random.default_rng(rank)
+        for name, (form, adds) in forms(size).items():
+            same = name == "copy"  # takes what is the same on all ranks
+            x, direction = (np.ones(SHAPE), np.full(SHAPE, 0.5)) if same else rng.standard_normal((2, *SHAPE))
+            weights = np.random.default_rng(7 + rank * adds).standard_normal(np.shape(form(x)))
+
+            def along(function: Callable[[Any], Any], d: Any = direction, same: bool = same) -> Callable[[Any], Any]:
+                def derivative(at: Any) -> Any:
+                    part = anp.sum(ag.grad(function)(at) * d)
+                    return part if same else ag.all_reduce(part)
+
+                return derivative
+
+            first = along(lambda x, f=form, w=weights: anp.sum(w * anp.tanh(f(x))))
+            wanted = (first(x + 1e-6 * direction) - first(x - 1e-6 * direction)) / 2e-6
+            assert np.isclose(along(first)(x), wanted, rtol=1e-5, atol=1e-6), name
+
+    meshdist.run(main, size, timeout=60)
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_package_autograd_itself_differentiates_them(size: int) -> None:
     def main() -> list[float]:
@@ -250,3 +274,14 @@ def test_detail_finds_gradients_that_were_not_added() -> None:
     finally:
         logger.propagate, logger.disabled = True, False
         logger.setLevel(level)
+
+
+def test_reports_name_the_line_that_differentiates(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MESHDIST_DEBUG", "DETAIL")
+    with caplog.at_level(logging.DEBUG, "meshdist"):
+        meshdist.run(lambda: ag.grad(lambda x: ag.all_reduce(ag.copy(x)))(1.0), 2)
+    calls = [record.getMessage() for record in caplog.records if "all_reduce" in record.getMessage()]
+    assert len(calls) == 4  # on two ranks, forward and backward
+    assert all("at test_differentiable_collectives.py:" in call for call in calls)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tensor"))
-from placed_arrays import cases, on_meshes, place, placed
+from placed_arrays import on_meshes, place, placed
 
 import meshdist.autograd as ag
 from meshdist.tensor import DTensor, PlacementError, Shard, implicit_redistribution
@@ -21,6 +21,15 @@ from meshdist.tensor import DTensor, PlacementError, Shard, implicit_redistribut
 MESHES = ((1,), (2,), (3,), (2, 2))
 IDS = np.array([0, 3, 3, 1])
 MASK = np.array([True, False, True, True])
+
+
+def select(module: Any, conditions: list[Any], choices: list[Any], default: Any) -> Any:
+    """Return `numpy.select` of DTensors, and what autograd has a gradient of for arrays."""
+    if any(hasattr(choice, "placements") for choice in choices):
+        return np.select(conditions, choices, default)
+    first, second = zip(conditions, choices, strict=True)
+    return module.where(*first, module.where(*second, default))
+
 
 # A name, a function of arrays by the functions of a module (autograd.numpy), and the shapes of the arrays.
 OPERATIONS: list[tuple[str, Callable[..., Any], tuple[tuple[int, ...], ...]]] = [
@@ -72,6 +81,7 @@ OPERATIONS: list[tuple[str, Callable[..., Any], tuple[tuple[int, ...], ...]]] = 
     ("columns by integers", lambda np, x: x[:, IDS], ((4, 6),)),
     ("elements by integers", lambda np, x: x[np.arange(4), IDS], ((4, 6),)),
     ("rows by a mask", lambda np, x: x[MASK], ((4, 6),)),
+    ("elements by a condition", lambda np, x: x[x > 0] ** 2, ((4, 6),)),
     ("concatenate", lambda np, x, y: np.concatenate([x, y, x], axis=1), ((4, 6), (4, 2))),
     ("concatenate rows", lambda np, x, y: np.concatenate([x, y]), ((4, 6), (2, 6))),
     ("stack", lambda np, x, y: np.stack([x, y], axis=1), ((4, 6), (4, 6))),
@@ -79,6 +89,7 @@ OPERATIONS: list[tuple[str, Callable[..., Any], tuple[tuple[int, ...], ...]]] = 
     ("hstack", lambda np, x, y: np.hstack([x, y]), ((4, 6), (4, 2))),
     ("split", lambda np, x: np.split(x, 2, axis=1)[1], ((4, 6),)),
     ("where", lambda np, x, y: np.where(x > 0, x, y) + np.where(x > 0, 1.0, x), ((4, 6), (4, 6))),
+    ("select", lambda np, x, y: select(np, [x > 1, x > 0], [x * y, y], 2.0), ((4, 6), (4, 6))),
     ("clip", lambda np, x: np.clip(x, -0.5, 0.5), ((4, 6),)),
     ("broadcast_to", lambda np, x: np.broadcast_to(x, (4, 6)), ((1, 6),)),
     ("tril", lambda np, x: np.tril(x) + np.triu(x, 1) * 2, ((4, 6),)),
@@ -139,12 +150,55 @@ def resolved(x: DTensor) -> DTensor:
     return x.redistribute(x.layout.resolved().placements)
 
 
-@cases(1, 3)
+@pytest.mark.parametrize("cases", [1, pytest.param(12, marks=[pytest.mark.slow, pytest.mark.exhaustive])])
 @pytest.mark.parametrize(("name", "function", "shapes"), OPERATIONS, ids=[name for name, *_ in OPERATIONS])
 def test_gradient_of_an_operation_is_that_of_the_whole_arrays(
     name: str, function: Any, shapes: Any, cases: int
 ) -> None:
     on_meshes(operation, name, function, shapes, cases, meshes=MESHES, seed=len(name))
+
+
+# Gradients that autograd does not have for arrays.
+FURTHER: list[tuple[str, Callable[..., Any], tuple[tuple[int, ...], ...]]] = [
+    ("take", lambda x: np.take(x, IDS, axis=1), ((4, 6),)),
+    ("take of all", lambda x: np.take(x, np.array([[3, 3], [0, 7]])), ((4, 6),)),
+    ("take_along_axis", lambda x: np.take_along_axis(x, np.array([[1, 1, 0, 5]]), axis=1), ((4, 6),)),
+    ("rows by integers of two dims", lambda x: x[np.array([[0, 1, 1], [3, 1, -1]])] ** 2, ((4, 6),)),
+    ("vdot", lambda x, y: np.vdot(x, y), ((4, 6), (4, 6))),
+    ("diagonal", lambda x: np.diagonal(x, 1), ((4, 6),)),
+    ("sort of rows", lambda x: np.sort(x, axis=0), ((4, 6),)),
+    ("sort of columns", lambda x: np.sort(x, axis=1), ((4, 6),)),
+    ("where that broadcasts", lambda x, y: np.where(np.arange(6) % 2 == 0, x, y), ((4, 6), (6,))),
+    ("clip from below", lambda x: np.clip(x, 0.1, None), ((4, 6),)),
+    ("stack of integers", lambda x: x[:, np.array([[0, 1], [1, 5]])], ((4, 6),)),
+    ("einsum that broadcasts", lambda x, y: np.einsum("...ij,...jk->...ik", x, y), ((2, 4, 3), (3, 2))),
+    ("mean of two dims", lambda x: np.mean(x, axis=(0, 2), keepdims=True), ((2, 4, 3),)),
+    ("rank-one product", lambda x, y: np.outer(x, y) @ y, ((4,), (3,))),
+]
+
+
+def differences(mesh: Any, rng: Any, name: str, function: Any, shapes: Any) -> None:
+    arrays = [rng.standard_normal(shape) for shape in shapes]
+    directions = [rng.standard_normal(shape) for shape in shapes]
+    tensors = [resolved(placed(rng, x, mesh, partial=False)) for x in arrays]
+    weights = rng.standard_normal(np.shape(function(*arrays)))
+
+    def loss(*xs: Any) -> Any:
+        return np.sum(weights * function(*xs))
+
+    with implicit_redistribution():
+        found = ag.grad(loss, tuple(range(len(arrays))))(*tensors)
+    step = 1e-6
+    high = loss(*[x + step * d for x, d in zip(arrays, directions, strict=True)])
+    low = loss(*[x - step * d for x, d in zip(arrays, directions, strict=True)])
+    # The dot product of the gradient and a direction, computed on the blocks.
+    slope = sum(float(np.sum(g * d)) for g, d in zip(found, directions, strict=True))
+    assert slope == pytest.approx((high - low) / (2 * step), rel=1e-6, abs=1e-7), (name, mesh.shape)
+
+
+@pytest.mark.parametrize(("name", "function", "shapes"), FURTHER, ids=[name for name, *_ in FURTHER])
+def test_gradient_is_that_of_finite_differences(name: str, function: Any, shapes: Any) -> None:
+    on_meshes(differences, name, function, shapes, meshes=MESHES, seed=len(name))
 
 
 # ---- Between DTensors and plain arrays
@@ -223,6 +277,29 @@ def mapped(mesh: Any, rng: Any) -> None:
     found = ag.grad(lambda x, w: np.sum(both(x, w)[0] ** 2) + np.sum(both(x, w)[1]), 1)(tensor, place(w, mesh, {}))
     right = autograd.grad(lambda w: anp.sum((x @ w) ** 2) + anp.sum(anp.sum(x**2) * w))(w)
     assert np.allclose(found.full(), right), mesh.shape
+
+
+def embedded(mesh: Any, rng: Any) -> None:
+    """Rows of a table that is cut either way, by integers that are cut along the batch."""
+    table, ids = rng.standard_normal((5, 4)), rng.integers(-5, 5, (6, 3))
+    wanted = autograd.grad(lambda table: anp.sum(table[ids] ** 3))(table)
+    last = mesh.mesh_dim_names[-1]
+    for placements in ({}, {last: Shard(0)}, {last: Shard(1)}):
+        for cut in ({}, {"a": Shard(0)}):
+            batch, weights = place(ids, mesh, cut), place(table, mesh, placements)
+            if mesh.ndim == 1 and placements and cut:
+                continue  # one axis cannot cut both
+            for loss in (
+                lambda w, batch=batch: np.sum(w[batch] ** 3),
+                lambda w, b=batch: np.sum(np.take(w, b, 0) ** 3),
+            ):
+                found = ag.grad(loss)(weights)
+                assert np.allclose(found.full(), wanted), (mesh.shape, placements, cut)
+                assert found.layout is weights.layout
+
+
+def test_rows_of_an_embedding() -> None:
+    on_meshes(embedded)
 
 
 def test_local_map_is_differentiated_on_the_blocks_or_by_a_given_vjp() -> None:

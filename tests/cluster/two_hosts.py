@@ -63,8 +63,12 @@ class TwoHosts:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
             process.communicate(timeout=20)
+        self.remove_link()
         for name in self.names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+    def remove_link(self):
+        """Do nothing: the cable goes with the namespaces."""
 
 
 def ip(*words):

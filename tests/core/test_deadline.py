@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from meshdist.system.deadline import DEFAULT_TIMEOUT_S, Deadline, seconds
+from meshdist.system.deadline import DEFAULT_TIMEOUT_S, Deadline, Reminder, seconds
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -56,3 +56,16 @@ def test_a_deadline_may_never_pass():
     deadline = Deadline(math.inf)
     assert not deadline.expired()
     assert deadline.slice_s(0.5) == 0.5
+
+
+def test_a_long_wait_is_reported_ever_more_rarely(monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr("meshdist.system.deadline.time.monotonic", lambda: now_s[0])
+    reminder = Reminder()
+    reports = []
+    for second in range(1, 60):
+        now_s[0] = 100.0 + second
+        waited_s = reminder.due_s()
+        if waited_s is not None:
+            reports.append(waited_s)
+    assert reports == [5.0, 10.0, 20.0, 40.0]

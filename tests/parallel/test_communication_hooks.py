@@ -14,6 +14,7 @@ from meshdist.parallel.communication_hooks import (
     batched_power_sgd,
     bf16_compress,
     fp16_compress,
+    fp16_compress_wrapper,
     post_local_sgd,
     power_sgd,
     quantization_perchannel,
@@ -58,7 +59,9 @@ def reducer_with(hook, **options):
         (quantization_pertensor, 0.02),
         (quantization_perchannel, 0.02),
         (partial(quantization_perchannel, bucket_size=7), 0.02),
+        (fp16_compress_wrapper(communication_hooks.all_reduce), 2e-3),
         (lambda bucket: power_sgd(rank=20, start_iteration=0, min_compression_rate=0)(bucket), 1e-4),
+        (lambda bucket: fp16_compress_wrapper(power_sgd(20, 0, 0))(bucket), 3e-2),
     ],
 )
 def test_the_error_of_a_hook_is_small_and_the_same_on_all_ranks(hook, error, buckets):

@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 import meshdist as dist
-from meshdist.parallel import GradientReducer
+from meshdist.parallel import GradientReducer, ShardedOptimizer
 
 SHAPES = {"a": (3, 4), "b": (4,), "scalar": (), "nothing": (0, 2), "c": (5, 2)}
+
+
+HOOKS = pytest.mark.parametrize("hook", [None, lambda bucket: bucket.buffer()], ids=["no hook", "hook"])
 
 
 def arrays_of(dtype="float64"):
@@ -93,7 +96,7 @@ def test_gradients_are_views_of_buckets_of_one_dtype_each_in_reverse_order():
         assert reducer.buckets[-1].buffer().tolist() == [1, 2, 3, 4]
         with pytest.raises(ValueError, match=r"'a' has shape \(4,\), and cannot take one of \(2,\)"):
             reducer.gradients["a"] = np.zeros(2)
-        with pytest.raises(KeyError, match="no array 'w'; the first ones are 'a', 'x'"):
+        with pytest.raises(KeyError, match="no array 'w'; there are 'a', 'x'"):
             reducer.gradients["w"] = np.zeros(2)
         return [bucket.names() for bucket in reducer.buckets]
 
@@ -137,9 +140,22 @@ def test_no_sync_accumulates_and_sends_nothing():
         with pytest.raises(RuntimeError, match="zero\\(\\) in the middle of a step"):
             reducer.zero()
         reducer.ready("written")
-        with pytest.raises(RuntimeError, match="are ready already; call wait"):
-            reducer.ready("written")
         reducer.wait()
+
+    dist.run(program, 2)
+
+
+@HOOKS
+def test_a_step_without_wait_is_refused_at_once_and_leaves_the_step_intact(hook):
+    def program():
+        reducer = GradientReducer({"w": np.zeros(2)}, hook=hook)
+        for _ in range(3):
+            reducer.ready("w", np.ones(2))
+            if dist.get_rank() == 1:
+                with pytest.raises(RuntimeError, match=r"\(rank 1 of 2\): ready\('w'\): all gradients .* are ready"):
+                    reducer.ready("w", np.zeros(2))
+            reducer.wait()
+            assert reducer.gradients["w"].tolist() == [1.0, 1.0]
 
     dist.run(program, 2)
 
@@ -163,9 +179,6 @@ def all_ready(reducer, but=()):
     for name, gradient in reducer.gradients.items():
         if name not in but:
             reducer.ready(name, np.ones(gradient.shape))
-
-
-HOOKS = pytest.mark.parametrize("hook", [None, lambda bucket: bucket.buffer()], ids=["no hook", "hook"])
 
 
 @HOOKS
@@ -211,7 +224,7 @@ def no_array(reducer):
     ("wrong", "told"),
     [
         (twice, r"rank 1: ready\('b'\) was called twice; call wait\(\) .* \(at .*test_gradient_reducer.py:\d+\)"),
-        (misspelt, r"rank 1: ready\('weight'\): there is no such parameter; the first ones are 'a', 'b', .*"),
+        (misspelt, r"rank 1: ready\('weight'\): there is no such parameter; there are 'a', 'b', .*"),
         (another_shape, r"rank 1: the gradient of 'c' must be float64\[5, 2\], got float64\[2, 5\] \(at .*"),
         (another_dtype, r"rank 1: the gradient of 'c' must be float64\[5, 2\], got float32\[5, 2\] \(at .*"),
         (no_array, r"rank 1: the gradient of 'c': gradient must be an array, got list; .*"),
@@ -313,6 +326,21 @@ def test_a_rank_outside_the_group_makes_no_reducer():
     dist.run(program, 2)
 
 
+def test_a_whole_step_at_once():
+    def program():
+        reducer = GradientReducer(arrays_of(), bucket_bytes=0, first_bucket_bytes=0)
+        for step in range(2):
+            gradients = {name: gradient_of(name, step, dist.get_rank()) for name in SHAPES}
+            averages = reducer.average(gradients)
+            assert averages is reducer.gradients
+            for name in SHAPES:
+                np.testing.assert_array_equal(averages[name], mean_of(name, step, 2))
+        del gradients["c"]
+        reducer.average(gradients)
+
+    assert refused(2, program).startswith("rank 0: no gradient for 'c' before wait()")
+
+
 def test_on_a_mesh_axis_and_by_pairs():
     def program():
         mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -368,6 +396,18 @@ def test_statistics_and_logs(caplog):
     assert not any("step 2:" in text for text in texts)
 
 
+def test_in_a_dry_run():
+    with dist.dry_run(world_size=1024, rank=5) as dry:
+        dist.init_process_group()
+        reducer = GradientReducer({"w": np.zeros(1000), "b": np.zeros(3)}, first_bucket_bytes=1)
+        reducer.ready("b", np.ones(3))
+        reducer.ready("w", np.ones(1000))
+        reducer.wait()
+        assert reducer.gradients["b"].tolist() == [1.0, 1.0, 1.0]
+        dist.destroy_process_group()
+    assert dry.account.total().calls == 3  # one of them when the reducer is made
+
+
 @pytest.mark.parametrize("world", [("gloo", 2)], indirect=True)
 def test_ranks_that_are_processes(world):
     assert world.run(long_gradients) == [3.0, 3.0]
@@ -375,9 +415,19 @@ def test_ranks_that_are_processes(world):
 
 def long_gradients():
     reducer = GradientReducer({name: np.zeros(300_000, np.float32) for name in "abcdefgh"})
-    for _ in range(3):
-        for name in reversed("abcdefgh"):
+    names = list("abcdefgh")
+    for step in range(3):
+        np.random.default_rng([step, dist.get_rank()]).shuffle(names)
+        for name in names:
             reducer.ready(name, np.full(300_000, 2.0 + 2 * dist.get_rank(), np.float32))
         reducer.wait()
-    assert all(gradient.min() == gradient.max() == 3 for gradient in reducer.gradients.values())
+        assert all(gradient.min() == gradient.max() == 3 for gradient in reducer.gradients.values())
+        if step == 1:
+            for name in names[dist.get_rank() :]:
+                reducer.ready(name)
+            with pytest.raises(dist.DistBackendError, match="rank 1: no gradient for"):
+                reducer.wait()
+    optimizer = ShardedOptimizer({"w": np.zeros(300_001, np.float32)}, lambda w, gradients, state: w - gradients)
+    optimizer.step({"w": np.full(300_001, 2.0 * dist.get_rank(), np.float32)})
+    assert optimizer.parameters["w"].min() == optimizer.parameters["w"].max() == -1
     return float(reducer.gradients["a"][0])

@@ -183,6 +183,16 @@ def wrapped(forward=None, backward=None):
         (set_for(1, "stages", {}), ValueError, "on rank 1: stage 1 is missing; the schedule has stage 1 on this rank"),
         (set_for(1, "stages", {1: stage_of(1), 2: stage_of(2)}), ValueError, "on rank 1: stage 2 is not this rank's"),
         (set_for(1, "stages", []), ValueError, "on rank 1: the schedule has stage 1 on this rank, and 0 were given"),
+        (
+            set_for(1, "stages", 3),
+            TypeError,
+            "on rank 1: stages must be a PipelineStage, a list or a dict of them, got int",
+        ),
+        (
+            set_for(1, "schedule", "1F1B"),
+            TypeError,
+            "on rank 1: schedule must be a Schedule, such as one_f_one_b(4, 8)",
+        ),
         (set_for(1, "stages", [print]), TypeError, "stage 1 must be a PipelineStage, got builtin_function_or_method"),
         (
             set_for(0, "stages", [PipelineStage(lambda x: (x, x))]),
@@ -284,3 +294,42 @@ def test_a_dry_run_says_that_it_knows_no_other_stage():
         runner = PipelineRunner([stage_of(1)], one_f_one_b(4, 2), loss=loss)
         with pytest.raises(ValueError, match="1F0, the forward .* a dry run does not know what another stage returns"):
             runner.step()
+
+
+def random_schedule(rng):
+    """Return a schedule of actions in a random order that can be done; two of them are swapped half of the time."""
+    num_ranks, per_rank, num_microbatches = rng.integers(1, 4), rng.integers(1, 3), rng.integers(1, 4)
+    home = rng.permutation(np.repeat(np.arange(num_ranks), per_rank))
+    rows = [[] for _ in range(num_ranks)]
+    # For each micro-batch the actions that come next, and after a backward of the input also that of the weights.
+    ready = [(0, "F", number) for number in range(num_microbatches)]
+    while ready:
+        stage, kind, number = ready.pop(rng.integers(len(ready)))
+        rows[home[stage]].append(f"{stage}{kind}{number}")
+        backward = "B" if rng.random() < 0.5 else "I"
+        if kind == "F":
+            ready.append((stage, backward, number) if stage + 1 == len(home) else (stage + 1, "F", number))
+        elif kind != "W" and stage:
+            ready.append((stage - 1, backward, number))
+        if kind == "I":
+            ready.append((stage, "W", number))
+    row = rows[rng.integers(num_ranks)]
+    if rng.random() < 0.5:
+        first, second = rng.integers(len(row), size=2)
+        row[first], row[second] = row[second], row[first]
+    return Schedule(rows, "random")
+
+
+def test_random_schedules_compute_what_one_process_does_or_do_not_pass_the_check():
+    rng, passed, refused = np.random.default_rng(0), 0, 0
+    for _ in range(60):
+        schedule = random_schedule(rng)
+        try:
+            schedule.check()
+        except ScheduleError:
+            refused += 1
+            continue
+        passed += 1
+        results = dist.run(trained, schedule.num_ranks, args=(schedule.to_csv(), "both", 1), timeout=20)
+        assert_as_one_process(schedule, results)
+    assert min(passed, refused) > 10

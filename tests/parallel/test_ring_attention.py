@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import meshdist
-from meshdist.autograd import all_reduce, grad, value_and_grad
+from meshdist.autograd import all_reduce, grad
 from meshdist.parallel import ring_attention, sequence_positions
 
 LENGTH = 24
@@ -56,18 +56,42 @@ def test_every_world_computes_attention_over_the_whole_sequence(size: int, cut: 
 
 @pytest.mark.parametrize(("zigzag", "length"), [(False, 1040), (True, 2080)])
 def test_chunks_of_several_tiles(zigzag: bool, length: int) -> None:
-    whole = np.random.default_rng(2).standard_normal((3, 1, 1, length, 2))
-    wanted = plain_attention(*whole, True, 0.5**0.5)
+    q, k, v = np.random.default_rng(2).standard_normal((3, 1, 1, length, 2))
+    some = np.arange(0, length, 61)
+    exponentials = np.exp(q[0, 0, some] @ k[0, 0].T / np.sqrt(2)) * (np.arange(length) <= some[:, None])
+    wanted = exponentials @ v[0, 0] / exponentials.sum(-1, keepdims=True)
 
     def main() -> None:
         mine = sequence_positions(length, axis=meshdist.group.WORLD, zigzag=zigzag)
-        q, k, v = whole[:, :, :, mine]
-        y, gradient = value_and_grad(
-            lambda k: anp.sum(ring_attention(q, k, v, axis=meshdist.group.WORLD, zigzag=zigzag)[0, 0, :, 0])
-        )(k)
-        assert np.isclose(y, wanted[:, :, mine][..., 0].sum(), rtol=1e-12)
-        # Scores do not change where all keys of a row move alike.
-        assert np.allclose(all_reduce(gradient.sum(2)), 0, atol=1e-12)
+        blocks = [x[:, :, mine] for x in (q, k, v)]
+
+        def attention(keys: Any) -> Any:
+            return ring_attention(blocks[0], keys, blocks[2], axis=meshdist.group.WORLD, zigzag=zigzag)
+
+        y = np.zeros(q.shape)
+        y[:, :, mine] = attention(blocks[1])
+        assert np.allclose(all_reduce(y)[0, 0, some], wanted, rtol=1e-12)
+        gradient = grad(lambda keys: anp.sum(attention(keys) ** 2))(blocks[1])
+        # The result does not change where all keys move alike.
+        assert np.allclose(all_reduce(gradient.sum(2)), 0, atol=1e-11)
+
+    meshdist.run(main, 2)
+
+
+def test_heads_of_keys_and_values_are_shared_by_neighbouring_heads_of_queries() -> None:
+    q, k, v = queries_keys_values(8)
+    q = np.concatenate([q, q + 1], 1)  # 6 heads
+    function = lambda q, k, v: plain_attention(q, anp.repeat(k, 2, 1), anp.repeat(v, 2, 1), True, 0.5)  # noqa: E731
+    wanted, gradients = function(q, k, v), grad(lambda *x: anp.sum(function(*x) ** 2), (0, 1, 2))(q, k, v)
+
+    def main() -> None:
+        rows = slice(4 * meshdist.get_rank(), 4 * meshdist.get_rank() + 4)
+        attention = lambda *x: ring_attention(*x, axis=meshdist.group.WORLD)  # noqa: E731
+        blocks = [x[:, :, rows] for x in (q, k, v)]
+        assert np.allclose(attention(*blocks), wanted[:, :, rows], rtol=1e-12)
+        found = grad(lambda *x: anp.sum(attention(*x) ** 2), (0, 1, 2))(*blocks)
+        for gradient, whole in zip(found, gradients, strict=True):
+            assert np.allclose(gradient, whole[:, :, rows], rtol=1e-11, atol=1e-13)
 
     meshdist.run(main, 2)
 
@@ -142,8 +166,8 @@ def test_what_is_wrong_is_named() -> None:
         wrong: list[tuple[type[Exception], str, Callable[[], Any]]] = [
             (ValueError, "q must have 4 dimensions, got shape \\(3, 4\\)",
              lambda: ring_attention(q[0, 0], q, q, axis=world)),
-            (ValueError, "one number of heads|repeat heads of k and v",
-             lambda: ring_attention(q, q[:, :1], q[:, :1], axis=world)),
+            (ValueError, "k and v as many heads, and q a multiple of that, got q \\(1, 2, 3, 4\\)",
+             lambda: ring_attention(q, q[:, :1], q, axis=world)),
             (ValueError, "one head size", lambda: ring_attention(q, q[..., :2], q, axis=world)),
             (ValueError, "q, k and v must have blocks of one length",
              lambda: ring_attention(q[:, :, :2], q, q, axis=world)),

@@ -253,9 +253,9 @@ def test_what_is_wrong_is_named() -> None:
              lambda: column_parallel(ones((5, 4), int), ones((4, 2)), axis=tp)),
             (TypeError, "weight must be an array, got a list",
              lambda: column_parallel(ones((5, 4)), [[1.0]], axis=tp)),
-            (ValueError, r"indices\[1\] is 8, outside of the vocabulary of 8, 0 to 7 \(1 of 2 are\)",
+            (ValueError, r"indices\[1\] is 8, and must be 0 to 7, in the vocabulary of 2 blocks of 4 .*; 1 of 2 are",
              lambda: vocab_parallel_embedding(np.array([7, 8]), ones((4, 3)), axis=tp)),
-            (ValueError, r"targets\[0, 1\] is -1, outside of the vocabulary of 8",
+            (ValueError, r"targets\[0, 1\] is -1, and must be 0 to 7, in the vocabulary of 2 blocks of 4",
              lambda: vocab_parallel_cross_entropy(ones((1, 2, 4)), np.array([[0, -1]]), axis=tp)),
             (ValueError, r"targets must have shape \(2,\)",
              lambda: vocab_parallel_cross_entropy(ones((2, 4)), np.array([[0, 1]]), axis=tp)),
@@ -270,6 +270,8 @@ def test_what_is_wrong_is_named() -> None:
             (TypeError, r"x is a DTensor, and the layer takes blocks; write x @ weight \+ bias",
              lambda: column_parallel(distribute_tensor(ones((2, 2)), mesh, {"tp": Shard(0)}), ones((2, 2)), axis=tp)),
         ]  # fmt: skip
+        with pytest.raises(TypeError, match=r"row_parallel: axis must be .* mesh\['tp'\], or None, got 'tp'"):
+            row_parallel(ones((5, 3)), ones((3, 2)), axis="tp")  # type: ignore[arg-type]
         for kind, words, call in wrong:
             with pytest.raises(kind, match=here + ".*" + words):
                 call()

@@ -16,17 +16,20 @@ STEP_S = 0.1
 
 
 class Kernel:
-    """Time, and the number of segments that have come."""
+    """Time, the number of segments that have come, and how often the same bytes were sent in vain."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
         self.num_segments: int | None = 7
+        self.num_repeats = self.num_acknowledged = 0
 
     def monotonic(self) -> float:
         return self.now_s
 
     def tcp_info(self, sock: socket.socket, offset: int) -> int | None:
-        return self.num_segments
+        if offset == keepalive.STATE:
+            return self.num_repeats << 16
+        return self.num_acknowledged if offset == keepalive.NUM_ACKNOWLEDGED else self.num_segments
 
     def run(self, monitor: SilenceMonitor, for_s: float) -> bool:
         """Let time pass, in which the process looks all the time; return whether the host became silent."""
@@ -55,6 +58,24 @@ def monitor() -> Iterator[SilenceMonitor]:
 def test_a_host_that_sends_nothing_is_silent_in_time(kernel: Kernel, monitor: SilenceMonitor) -> None:
     assert not kernel.run(monitor, KEEP_ALIVE.silence_s - 1)
     assert kernel.run(monitor, 2)
+
+
+def test_a_host_that_is_not_reached_is_silent_although_segments_come(kernel: Kernel, monitor: SilenceMonitor) -> None:
+    assert not kernel.run(monitor, 1)
+    kernel.num_repeats = 1
+    for _ in range(KEEP_ALIVE.silence_s - 1):
+        kernel.num_segments = (kernel.num_segments or 0) + 1
+        assert not kernel.run(monitor, 1)
+    kernel.num_segments = (kernel.num_segments or 0) + 1
+    assert kernel.run(monitor, 2)
+
+
+def test_a_host_that_acknowledges_on_a_bad_link_is_not_silent(kernel: Kernel, monitor: SilenceMonitor) -> None:
+    for _ in range(3 * KEEP_ALIVE.silence_s):
+        kernel.num_repeats = 2
+        kernel.num_segments = (kernel.num_segments or 0) + 1
+        kernel.num_acknowledged += 1000
+        assert not kernel.run(monitor, 1)
 
 
 def test_a_probe_now_and_then_is_enough(kernel: Kernel, monitor: SilenceMonitor) -> None:

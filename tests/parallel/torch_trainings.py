@@ -1,4 +1,4 @@
-"""Gradients of several steps, and programs that average them by torch's hooks: run on the ranks of a world of torch."""
+"""Gradients of several steps, and programs that average them by torch's hooks, or train with torch, on its ranks."""
 
 from __future__ import annotations
 
@@ -97,4 +97,46 @@ def by_torch(name: str, options: dict[str, Any]) -> list[Any]:
         bucket = TorchBucket(gradients_of(step, torch_dist.get_rank()))
         result = hook(state, bucket).wait()
         found.append(np.array(result[0] if isinstance(result, (list, tuple)) else result))
+    return found
+
+
+def batch(step: int, rank: int) -> Any:
+    return np.random.default_rng([step, rank]).standard_normal((4, 3)).astype(np.float32)
+
+
+def joined_by_torch(num_batches: list[int], divide_by_initial_world_size: bool) -> Any:
+    """Return the weights after a training with DistributedDataParallel and Join; each rank has so many batches."""
+    import torch
+    from torch.distributed.algorithms.join import Join
+
+    model = torch.nn.Linear(3, 1, bias=False)
+    torch.nn.init.ones_(model.weight)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.5)
+    rank = torch.distributed.get_rank()
+    with Join([wrapped], divide_by_initial_world_size=divide_by_initial_world_size):
+        for step in range(num_batches[rank]):
+            optimizer.zero_grad()
+            (wrapped(torch.from_numpy(batch(step, rank))) ** 2).mean().backward()
+            optimizer.step()
+    return model.weight.detach().numpy().copy()
+
+
+def averaged_by_torch(num_steps: int) -> list[list[int]]:
+    """Return the steps in which torch's averagers change the parameter of a rank, which is the rank."""
+    import torch
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
+
+    rank, size = float(torch.distributed.get_rank()), torch.distributed.get_world_size()
+    averagers = (PeriodicModelAverager(3, 2), HierarchicalModelAverager({2: 2, 4: size}, 1))
+    found = []
+    for averager in averagers:
+        values = []
+        for _ in range(num_steps):
+            parameter = torch.nn.Parameter(torch.tensor([rank]))
+            parameter.grad = torch.zeros(1)
+            averager.average_parameters([parameter])
+            values.append(parameter.item())
+        found.append(values)
     return found

@@ -1,4 +1,4 @@
-"""The communication hooks come to the same averages as torch's, from the same gradients."""
+"""Communication hooks, uneven inputs and model averaging come to the same numbers as torch's."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hook_programs import SHAPES, STEPS, by_torch, gradients_of
+from torch_trainings import SHAPES, STEPS, averaged_by_torch, batch, by_torch, gradients_of, joined_by_torch
 
 import meshdist as dist
-from meshdist.parallel import GradientReducer, communication_hooks
+from meshdist.parallel import (
+    GradientReducer,
+    HierarchicalAverager,
+    PeriodicAverager,
+    communication_hooks,
+    uneven_inputs,
+)
 
 differential = Path(__file__).parents[1] / "differential"
 EXACT = {"rtol": 1e-6, "atol": 1e-6}
@@ -93,3 +99,41 @@ def test_the_averages_are_those_of_torchs_hook(torch_worlds, name, make_hook, op
     for rank in range(size):
         for step, (found, due) in enumerate(zip(ours[rank], theirs[rank], strict=True)):
             np.testing.assert_allclose(found, due, **close, err_msg=f"rank {rank}, step {step}")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("divide_by_initial", [True, False])
+@pytest.mark.parametrize("num_batches", [[2, 4], [3, 0]])
+def test_uneven_inputs_come_to_the_weights_of_join(torch_worlds, num_batches, divide_by_initial):
+    def program():
+        weights = {"w": np.ones((1, 3), np.float32)}
+        reducer = GradientReducer(weights)
+        rank = dist.get_rank()
+        with uneven_inputs(None, reducer, divide_by_initial_world_size=divide_by_initial):
+            for step in range(num_batches[rank]):
+                x = batch(step, rank)
+                gradients = {"w": (2 * (x @ weights["w"].T) * x).mean(axis=0, keepdims=True)}
+                weights["w"] -= np.float32(0.5) * reducer.average(gradients)["w"]
+        return weights["w"]
+
+    theirs = torch_worlds.run(2, joined_by_torch, num_batches, divide_by_initial)
+    for found, due in zip(dist.run(program, 2), theirs, strict=True):
+        np.testing.assert_allclose(found, due, rtol=1e-4)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_averagers_average_in_the_steps_of_torchs(torch_worlds):
+    def program():
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("hosts", "ranks"))
+        found = []
+        for averager in (PeriodicAverager(3, 2), HierarchicalAverager({2: mesh["ranks"], 4: mesh}, 1)):
+            values = []
+            for _ in range(10):
+                parameter = np.array([float(dist.get_rank())])
+                averager.average_parameters([parameter])
+                values.append(float(parameter[0]))
+            found.append(values)
+        return found
+
+    assert dist.run(program, 4) == torch_worlds.run(4, averaged_by_torch, 10)
