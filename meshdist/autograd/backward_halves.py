@@ -53,6 +53,7 @@ class BackwardHalves:
             assert node.others is not None
             parents, vjp = node.others
             ends.extend(zip(parents, vjp(gradient), strict=True))
+            node.others = None  # frees the arrays that it kept
         found: dict[TapeNode, Any] = {}
         backward(self._tape, ends, found.__setitem__, is_input=False)
         return self._parameters.gradients(found)

@@ -128,7 +128,8 @@ tracer.notrace_primitives[TapeNode] = tracer.notrace_primitives[VJPNode]
 def _made_vjp(
     name: str, fun: Any, argnums: Any, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[Any], Any]:
-    placed = any(hasattr(x, "placements") for x in (value, *args))
+    # Of types: a group, which is an argument of collectives, looks for similar names before it lacks one.
+    placed = any(hasattr(type(x), "placements") for x in (value, *args))
     maker = maker_for_arrays(fun) if placed else primitive_vjps.get(fun)
     why: Exception | None = None
     if maker is not None:
