@@ -133,6 +133,6 @@ pyplot.show()
 # and 300 steps, `meshrun -n 4 examples/train_transformer.py --mesh 2x2x1`, writes words.
 
 # %%
-run = train("1x1x1", "--steps", "100", "--sample", "80", "--lr", "1e-2")
+run = train("1x1x1", "--steps", "60", "--sample", "60", "--lr", "1e-2")
 print(f"loss {run['losses'][-1]:.2f}")
 print(run["sample"])
