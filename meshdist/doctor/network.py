@@ -10,7 +10,7 @@ from pathlib import Path
 
 from meshdist.cluster.place import DEFAULT_PORT
 from meshdist.doctor.finding import ERROR, NOTE, OK, WARNING, Finding
-from meshdist.security.credentials import secret_from_environment
+from meshdist.security.credentials import secret_from_environment, tls_files_from_environment
 from meshdist.security.encryption import encryption_from_environment
 from meshdist.system.platform import ioctl
 
@@ -107,7 +107,10 @@ def encryption() -> Iterator[Finding]:
     except ValueError as error:
         yield Finding("encryption", ERROR, str(error))
         return
-    if found.is_on:
+    files = tls_files_from_environment()
+    if files is not None:
+        yield Finding("encryption", OK, f"TLS 1.3 on all connections, with the certificate {files.certificate}")
+    elif found.is_on:
         yield Finding("encryption", OK, f"TLS 1.3 between hosts ({found.mode})")
     elif has_secret:
         yield Finding("encryption", NOTE, f"none ({found.mode}): use it only on a network that you trust")

@@ -23,7 +23,7 @@ class Admission:
     """
 
     __slots__ = (
-        *("_entry", "_handshake", "_has_other_secret", "_is_ready", "_purpose", "_secret", "_tls"),
+        *("_entry", "_handshake", "_is_ready", "_purpose", "_secret", "_tls"),
         *("refusal", "sock"),
     )
 
@@ -35,7 +35,6 @@ class Admission:
         self._tls = tls
         self._entry: TlsSocket | None = None
         self._is_ready = tls is None  # for the handshake with the secret
-        self._has_other_secret = False
         self._handshake = ServerHandshake(secret, purpose)
 
     @property
@@ -50,7 +49,7 @@ class Admission:
     @property
     def is_of_meshdist(self) -> bool:
         """True once the client has shown to be a process of meshdist, possibly of another job."""
-        return self._handshake.is_of_meshdist or self._has_other_secret
+        return self._handshake.is_of_meshdist
 
     def advance(self) -> None:
         """Read what has arrived, and answer.
@@ -63,7 +62,6 @@ class Admission:
             if not self._is_ready and not self._begin_tls():
                 return
         except OtherSecretError as error:
-            self._has_other_secret = True
             self.refusal = f"belongs to another job: {error}"
             return
         with suppress(BlockingIOError):
@@ -89,6 +87,8 @@ class Admission:
         except OSError:
             self._entry.drain()
             raise
+        if self._is_ready:
+            self._handshake = ServerHandshake(self._secret, self._purpose, binding=self._entry.binding())
         return self._is_ready
 
     def _read(self, data: bytes) -> None:

@@ -71,6 +71,10 @@ class TlsError(OSError):
     """Report a TLS failure: a refused certificate, or bytes that are not TLS."""
 
 
+class AlertError(TlsError):
+    """Report an alert; until the handshake is over, anybody may have sent it."""
+
+
 class OtherSecretError(TlsError):
     """Report that the other side has the certificate of another secret."""
 

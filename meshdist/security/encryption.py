@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,12 @@ class Encryption:
     def covers(self, host: str) -> bool:
         """Return whether a connection is encrypted whose other end has the address `host`."""
         return self.is_on and (self._files is not None or self._mode == "all" or not is_loopback(host))
+
+    def prepare(self, hosts: Iterable[str]) -> None:
+        """Make the contexts now if a server at `hosts` may need them: a failure later would be its end."""
+        if any(self.covers(host) for host in hosts):
+            assert self.server
+            assert self.client
 
     @cached_property
     def server(self) -> TlsContext:

@@ -8,9 +8,10 @@ Both ends hold the job's secret and never send it. Four messages of fixed size, 
 4. server, verdict: a code.
 
 A proof is the HMAC-SHA256, keyed by the secret, of the prover's role and all earlier fields: job id, purpose, claim and
-both nonces. So a proof cannot be replayed (fresh nonces), reflected (the role), or reused for a different purpose or
-claim. The job id is derived from the secret; it only serves to distinguish, in messages, another job from a program
-other than meshdist. HMAC authenticates the two ends; it does not encrypt what follows.
+both nonces; inside TLS, also the certificates of both ends. So a proof cannot be replayed (fresh nonces), reflected
+(the role), reused for a different purpose or claim, or passed on by a third process with a certificate of its own. The
+job id is derived from the secret; it only serves to distinguish, in messages, another job from a program other than
+meshdist. HMAC authenticates the two ends; it does not encrypt what follows.
 """
 
 from __future__ import annotations
@@ -104,9 +105,9 @@ def _purpose_id(purpose: str) -> bytes:
 class _Transcript:
     """The fields of both ends; computes the proof of either role."""
 
-    def __init__(self, secret: bytes, job: bytes, purpose: bytes, claim: bytes, nonces: bytes) -> None:
+    def __init__(self, secret: bytes, job: bytes, purpose: bytes, claim: bytes, nonces: bytes, binding: bytes) -> None:
         self._secret = secret
-        self._said = b"".join((bytes([PROTOCOL]), job, purpose, claim, nonces))
+        self._said = b"".join((bytes([PROTOCOL]), job, purpose, claim, nonces, binding))
 
     def proof(self, role: bytes) -> bytes:
         return _hmac(self._secret, b"meshdist " + role + b"\0" + self._said)
@@ -116,16 +117,18 @@ class ServerHandshake:
     """The server's side, sans I/O: feed it what arrives, send what it returns.
 
     Read at most `wanted` bytes at a time, so that no more than one message of an untrusted client is buffered. With
-    `wants_tls`, the client is refused because it connected without TLS.
+    `wants_tls`, the client is refused because it connected without TLS. `binding` is what both ends know of the TLS
+    connection that carries this; empty without TLS.
     """
 
     __slots__ = (
-        *("_has_said_hello", "_inbox", "_purpose", "_secret", "_transcript", "_wants_tls"),
+        *("_binding", "_has_said_hello", "_inbox", "_purpose", "_secret", "_transcript", "_wants_tls"),
         *("claim", "refusal", "trusted"),
     )
 
-    def __init__(self, secret: bytes, purpose: str, wants_tls: bool = False) -> None:
+    def __init__(self, secret: bytes, purpose: str, wants_tls: bool = False, binding: bytes = b"") -> None:
         self._wants_tls = wants_tls
+        self._binding = binding
         self._secret = secret
         self._purpose = _purpose_id(purpose)
         self._inbox = b""
@@ -180,7 +183,7 @@ class ServerHandshake:
         header = _HEADER.pack(MAGIC, PROTOCOL, code)
         if code != _OK:
             return header + _CHALLENGE.pack(own_job, bytes(_NONCE_BYTES), bytes(_PROOF_BYTES))
-        self._transcript = _Transcript(self._secret, job, purpose, self.claim, nonce + own_nonce)
+        self._transcript = _Transcript(self._secret, job, purpose, self.claim, nonce + own_nonce, self._binding)
         return header + _CHALLENGE.pack(own_job, own_nonce, self._transcript.proof(b"server"))
 
     def _verdict(self, transcript: _Transcript, proof: bytes) -> bytes:
@@ -191,7 +194,13 @@ class ServerHandshake:
 
 
 def connect_handshake(
-    sock: socket.socket, secret: bytes, purpose: str, peer: str, deadline: Deadline | None = None, claim: bytes = b""
+    sock: socket.socket,
+    secret: bytes,
+    purpose: str,
+    peer: str,
+    deadline: Deadline | None = None,
+    claim: bytes = b"",
+    binding: bytes = b"",
 ) -> None:
     """Prove this end to the server of `sock` and have it prove itself.
 
@@ -202,6 +211,7 @@ def connect_handshake(
         peer: The server's "host:port", for messages.
         deadline: When to give up; HANDSHAKE_TIMEOUT_S from now if None.
         claim: At most CLAIM_BYTES that the server gets, proven.
+        binding: What both ends know of the TLS connection that carries this; empty without TLS.
 
     Raises:
         HandshakeBroken: The connection ended before the verdict.
@@ -215,7 +225,7 @@ def connect_handshake(
     claim = claim.ljust(CLAIM_BYTES, b"\0")
     client.send(_HEADER.pack(MAGIC, PROTOCOL, _OK) + _HELLO.pack(job, purpose_id, claim, nonce))
     server_job, server_nonce, server_proof = _CHALLENGE.unpack(client.receive(_CHALLENGE.size, job))
-    transcript = _Transcript(secret, job, purpose_id, claim, nonce + server_nonce)
+    transcript = _Transcript(secret, job, purpose_id, claim, nonce + server_nonce, binding)
     if server_job != job or not _equal(transcript.proof(b"server"), server_proof):
         raise DistNetworkError(f"{peer} claims to be this job's {purpose} but does not know its {SECRET_VARIABLE}")
     client.send(transcript.proof(b"client"))

@@ -111,7 +111,8 @@ def _encode(point: _Point) -> bytes:
 def _der(tag: int, *content: bytes) -> bytes:
     value = b"".join(content)
     size = len(value)
-    length = bytes([size]) if size < 128 else bytes([0x82]) + size.to_bytes(2, "big")
+    num_bytes = (size.bit_length() + 7) // 8  # the shortest form of the length, as DER has it
+    length = bytes([size]) if size < 128 else bytes([0x80 | num_bytes]) + size.to_bytes(num_bytes, "big")
     return bytes([tag]) + length + value
 
 

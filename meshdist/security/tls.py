@@ -6,6 +6,7 @@ compared, since any certificate of the authority belongs to the job. Imported on
 
 from __future__ import annotations
 
+import hashlib
 import os
 import selectors
 import socket
@@ -14,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import IO, Any
+from typing import Any
 
 from meshdist.errors import DistNetworkError
 from meshdist.security.credentials import (
@@ -22,12 +23,13 @@ from meshdist.security.credentials import (
     TLS_CA_VARIABLE,
     TLS_CERT_VARIABLE,
     TLS_KEY_VARIABLE,
+    AlertError,
     OtherSecretError,
     TlsError,
     TlsFiles,
 )
 from meshdist.security.handshake import HandshakeBroken, HandshakeUnanswered, OtherJobError, answer_without_tls
-from meshdist.security.job_certificate import JobCertificate, job_certificate
+from meshdist.security.job_certificate import job_certificate
 from meshdist.system.deadline import Deadline
 
 _HANDSHAKE = b"\x16"  # first byte of a TLS record: handshake, alert
@@ -41,6 +43,7 @@ _REASONS = {
 _MOST_UNREAD_BYTES = 1 << 14
 # What one system call reads or writes: eight records of TLS. Larger blocks leave the cache before they are used.
 _BLOCK_BYTES = 128 << 10
+_RECORD_BYTES = 17 << 10
 _NOTHING = memoryview(b"")
 
 
@@ -60,7 +63,8 @@ class TlsSocket(socket.socket):
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=is_server)
         self._of_job = context.of_job
         self._expects_answer = is_server  # the client speaks first
-        self._block = memoryview(bytearray(_BLOCK_BYTES))
+        self._block = memoryview(bytearray(_RECORD_BYTES))  # larger once the peer is known
+        self._digest, self._is_server = context.digest, is_server
         self._unsent = _NOTHING
         # Bytes of the caller that are encrypted, but not yet all with the kernel: they do not count as sent.
         self._ahead = 0
@@ -142,7 +146,14 @@ class TlsSocket(socket.socket):
                 self._flush()  # the alert
             raise self._error(error) from error
         self._flush()
+        self._block = memoryview(bytearray(_BLOCK_BYTES))
         return True
+
+    def binding(self) -> bytes:
+        """Return what both sides of this connection have in common, and nobody who has come between them."""
+        certificate = self._tls.getpeercert(binary_form=True)
+        digests = [self._digest, _digest(certificate or b"")]
+        return b"".join(digests if self._is_server else reversed(digests))
 
     def drain(self) -> None:
         """Read what has arrived: closing a socket with unread data resets it and may lose our last message."""
@@ -182,14 +193,16 @@ def _tls_error(error: ssl.SSLError, of_job: bool) -> TlsError:
     reason = (error.reason or str(error)).replace("_", " ").lower()
     alert = reason.partition("alert ")[2]
     is_refused = any(words in alert for words in _OF_CERTIFICATES)
-    if of_job and (is_refused or isinstance(error, ssl.SSLCertVerificationError)):
+    if of_job and isinstance(error, ssl.SSLCertVerificationError):
         return OtherSecretError(f"it has another {SECRET_VARIABLE}")
+    if of_job and is_refused:
+        return AlertError(f"it says that this side has another {SECRET_VARIABLE}: {alert}")
     if isinstance(error, ssl.SSLCertVerificationError):
         return TlsError(f"its certificate is not one of {TLS_CA_VARIABLE}: {error.verify_message}")
     if is_refused:
-        return TlsError(f"it does not take the certificate of this side, {TLS_CERT_VARIABLE}: {alert}")
+        return AlertError(f"it does not take the certificate of this side, {TLS_CERT_VARIABLE}: {alert}")
     if alert:
-        return TlsError(f"it broke off: {alert}")
+        return AlertError(f"it broke off: {alert}")
     return TlsError(_REASONS.get(reason, f"it speaks no TLS as this side does: {reason}"))
 
 
@@ -197,6 +210,7 @@ class TlsContext(ssl.SSLContext):
     """TLS 1.3 in which both sides show a certificate, with `of_job` the one that stands for the job's secret."""
 
     of_job = False
+    digest = b""  # of the certificate that this side shows
 
 
 def _new_context(*, is_server: bool) -> TlsContext:
@@ -214,20 +228,31 @@ def context_of_job(secret: bytes, *, is_server: bool) -> TlsContext:
     context, made = _new_context(is_server=is_server), job_certificate(secret)
     context.of_job = True
     context.load_verify_locations(cadata=made.certificate)
-    # The ssl module reads keys from files alone. This one is in memory where the system has such.
-    if sys.platform == "linux":
-        with open(os.memfd_create("meshdist-key", os.MFD_CLOEXEC), "w") as file:
-            _load_key(context, file, f"/proc/self/fd/{file.fileno()}", made)
-    else:
-        with tempfile.NamedTemporaryFile("w") as file:  # of mode 0600
-            _load_key(context, file, file.name, made)
+    _load_key(context, made.key + made.certificate)
+    context.digest = _digest(ssl.PEM_cert_to_DER_cert(made.certificate))
     return context
 
 
-def _load_key(context: ssl.SSLContext, file: IO[str], path: str, made: JobCertificate) -> None:
-    file.write(made.key + made.certificate)
-    file.flush()
-    context.load_cert_chain(path)
+def _load_key(context: ssl.SSLContext, pem: str) -> None:
+    """Load a key, and its certificate, from a file in memory where the system has such: the ssl module reads files."""
+    if sys.platform == "linux":
+        with open(os.memfd_create("meshdist-key", os.MFD_CLOEXEC), "w") as file:
+            file.write(pem)
+            file.flush()
+            with suppress(FileNotFoundError):  # without /proc, that file has no name
+                context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+                return
+    fd, path = tempfile.mkstemp()  # of mode 0600
+    try:
+        with open(fd, "w") as file:
+            file.write(pem)
+        context.load_cert_chain(path)
+    finally:
+        os.unlink(path)
+
+
+def _digest(certificate: bytes) -> bytes:
+    return hashlib.sha256(certificate).digest()
 
 
 def context_of_files(files: TlsFiles, *, is_server: bool) -> TlsContext:
@@ -247,7 +272,15 @@ def context_of_files(files: TlsFiles, *, is_server: bool) -> TlsContext:
             f"{TLS_CERT_VARIABLE}={files.certificate} and {TLS_KEY_VARIABLE}={files.key} must hold a certificate and"
             f" its key in PEM format: {error}"
         ) from error
+    context.digest = _digest(_first_certificate(files.certificate))
     return context
+
+
+def _first_certificate(path: str) -> bytes:
+    with open(path, encoding="ascii", errors="replace") as file:
+        text = file.read()
+    begin, end = (text.index(f"-----{word} CERTIFICATE-----") for word in ("BEGIN", "END"))
+    return ssl.PEM_cert_to_DER_cert(text[begin : end + len("-----END CERTIFICATE-----")])
 
 
 def _refuse_to_ask() -> str:
@@ -265,9 +298,9 @@ def connect_tls(sock: socket.socket, context: TlsContext, purpose: str, peer: st
     """Return the client's side of a connection, after its handshake; it replaces `sock`.
 
     Raises:
-        HandshakeBroken: The connection ended; a retry may succeed.
+        HandshakeBroken: The connection ended, or the server or another sent an alert; a retry may succeed.
         HandshakeUnanswered: The server is silent.
-        DistNetworkError: The server does not speak TLS, or one side refuses the other's certificate.
+        DistNetworkError: The server does not speak TLS, or has the certificate of another job.
     """
     sock.setblocking(False)
     wrapped = TlsSocket(sock, context, is_server=False)
@@ -285,7 +318,8 @@ def connect_tls(sock: socket.socket, context: TlsContext, purpose: str, peer: st
                 f"{peer} belongs to another job: choose another port, or start all processes of this job with the same"
                 f" {SECRET_VARIABLE}"
             ) from error
-        raise DistNetworkError(f"no TLS with the {purpose} at {peer}: {error}") from error
+        kind = HandshakeBroken if isinstance(error, AlertError) else DistNetworkError
+        raise kind(f"no TLS with the {purpose} at {peer}: {error}") from error
     except OSError as error:
         wrapped.close()
         raise HandshakeBroken(f"{peer} is not a meshdist {purpose}: TLS: {error}") from error

@@ -265,11 +265,13 @@ def _connect_once(
             tune(sock)
             grace_s = max(HANDSHAKE_TIMEOUT_S, deadline.timeout_s / 10)  # for a busy server
             patience = Deadline(deadline.slice_s(grace_s))
+            binding = b""
             if encryption is not None and encryption.covers(str(address.sockaddr[0])):
                 from meshdist.security.tls import connect_tls
 
-                sock = connect_tls(sock, encryption.client, PURPOSE, name, patience)
-            connect_handshake(sock, secret, PURPOSE, name, patience)
+                sock = tls = connect_tls(sock, encryption.client, PURPOSE, name, patience)
+                binding = tls.binding()
+            connect_handshake(sock, secret, PURPOSE, name, patience, binding=binding)
             return sock
         except OSError as error:
             sock.close()

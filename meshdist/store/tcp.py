@@ -139,6 +139,7 @@ class TCPStore(RequestStore):
             return None, None
         self._port = listener.getsockname()[1]
         address = reachable_from_here(listener)
+        encryption.prepare(str(each.getsockname()[0]) for each in (listener, *others))
         try:
             server = StoreServer(listener, secret, multi_tenant, others, encryption)
         except OSError as error:

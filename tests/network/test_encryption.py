@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from authorities import Authority
 from listening import listening_at
 
 import meshdist as dist
@@ -15,9 +16,9 @@ from meshdist.backends.gloo.tcp.connection import Connection, Outgoing
 from meshdist.backends.gloo.tcp.frames import EAGER, pack
 from meshdist.errors import DistNetworkError
 from meshdist.runtime.departure import PeerExit, describe
-from meshdist.security.credentials import TlsError
+from meshdist.security.credentials import TlsError, TlsFiles
 from meshdist.security.encryption import Encryption
-from meshdist.security.handshake import connect_handshake
+from meshdist.security.handshake import HandshakeBroken, connect_handshake
 from meshdist.security.tls import TlsSocket, connect_tls
 from meshdist.system.deadline import Deadline
 
@@ -61,14 +62,14 @@ class FrameRecorder:
 class Wire:
     """Two ends of a connection under TLS; what one sends reaches the other when the test passes it on."""
 
-    def __init__(self, stack, secret=SECRET, other_secret=SECRET):
+    def __init__(self, stack, secret=SECRET, other_secret=SECRET, files=(None, None)):
         self.ends, self.far, self.recorders = [], [], []
         for is_server, own in ((True, secret), (False, other_secret)):
             near, far = socket.socketpair()
             for sock in (near, far):
                 sock.setblocking(False)
                 stack(sock)
-            encryption = Encryption(own.encode())
+            encryption = Encryption(own.encode(), files[0] if is_server else files[1])
             context = encryption.server if is_server else encryption.client
             self.ends.append(TlsSocket(near, context, is_server=is_server))
             stack(self.ends[-1])
@@ -187,8 +188,37 @@ def test_the_certificate_of_another_secret_is_refused_on_both_sides(request):
     with pytest.raises(TlsError, match="it has another MESHDIST_SECRET"):
         client.handshake_is_done()
     wire.carry(1)
-    with pytest.raises(TlsError, match="it has another MESHDIST_SECRET"):
+    with pytest.raises(TlsError, match="it says that this side has another MESHDIST_SECRET"):
         server.handshake_is_done()
+
+
+def test_both_ends_know_the_same_of_their_connection(wire):
+    wire.shake_hands()
+    server, client = wire.ends
+    assert server.binding() == client.binding()
+    assert len(client.binding()) == 64
+
+
+def test_a_process_in_between_with_a_certificate_of_the_authority_is_found_out(request, tmp_path):
+    authority = Authority(tmp_path)
+    bindings = []
+    for server_name, client_name in (("evil", "honest"), ("honest", "evil")):
+        files = [TlsFiles(*authority.sign(name).values()) for name in (server_name, client_name)]
+        wire = Wire(lambda sock: request.addfinalizer(sock.close), files=files)
+        wire.shake_hands()
+        bindings.append([end.binding() for end in wire.ends])
+    # The honest client on the first connection and the honest server on the second do not agree.
+    assert bindings[0][1] != bindings[1][0]
+
+
+@pytest.mark.parametrize("alert", [b"\x15\x03\x03\x00\x02\x02\x30", b"\x15\x03\x03\x00\x02\x02\x28"])
+def test_an_alert_that_anybody_may_have_sent_is_no_last_word(alert):
+    near, far = socket.socketpair()
+    with near, far:
+        far.sendall(alert)
+        client = Encryption(b"s").client
+        with pytest.raises(HandshakeBroken):
+            connect_tls(near, client, "store", "the store", Deadline(30))
 
 
 # ---- Worlds

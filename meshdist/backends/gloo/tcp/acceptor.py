@@ -69,6 +69,7 @@ class Acceptor:
         try:
             for address in addresses:
                 self._listeners.append(_listen_at(address, secret))
+            encryption.prepare(str(listener.getsockname()[0]) for listener in self._listeners)
         except BaseException:
             self._close_all()
             raise
@@ -98,11 +99,10 @@ class Acceptor:
                 assert isinstance(sock, socket.socket)
                 if sock is self._ended:
                     return
-                client = self._clients.get(key.fd)
-                if client is None:
+                if sock in self._listeners:
                     self._accept(sock)
-                else:
-                    self._advance(client)
+                elif key.fd in self._clients:  # not dropped in this round
+                    self._advance(self._clients[key.fd])
             now_s = time.monotonic()
             for client in [client for client in self._clients.values() if client.end_s <= now_s]:
                 self._drop(client, f"did not prove itself in {HANDSHAKE_TIMEOUT_S:g} s")

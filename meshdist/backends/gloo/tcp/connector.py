@@ -151,12 +151,13 @@ class Connector:
             self._sock = sock
             if self._closed.is_set():  # before it could be shut down
                 raise DistNetworkError("closed in this process")
-            deadline = Deadline(handshake_s)
+            deadline, binding = Deadline(handshake_s), b""
             if self._encryption.covers(sock.getpeername()[0]):
                 from meshdist.security.tls import connect_tls
 
-                sock = self._sock = connect_tls(sock, self._encryption.client, PURPOSE, endpoint(host, port), deadline)
-            connect_handshake(sock, self._secret, PURPOSE, endpoint(host, port), deadline, said)
+                sock = tls = connect_tls(sock, self._encryption.client, PURPOSE, endpoint(host, port), deadline)
+                self._sock, binding = tls, tls.binding()
+            connect_handshake(sock, self._secret, PURPOSE, endpoint(host, port), deadline, said, binding)
             sock.setblocking(False)
         except BaseException:
             sock.close()
