@@ -81,7 +81,8 @@ def test_what_cannot_be_shared_out_is_said(name, ranks, options, message):
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.py")))
 def test_it_is_short(name):
-    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 150
+    most = 250 if "transformer" in name else 150
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < most
 
 
 def with_imports(text, torch, dist):
