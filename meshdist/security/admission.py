@@ -22,10 +22,7 @@ class Admission:
     where it is due is told so and refused.
     """
 
-    __slots__ = (
-        *("_entry", "_handshake", "_is_ready", "_purpose", "_secret", "_tls"),
-        *("refusal", "sock"),
-    )
+    __slots__ = ("_entry", "_handshake", "_is_ready", "_purpose", "_secret", "_tls", "refusal", "sock")
 
     def __init__(self, sock: socket.socket, secret: bytes, purpose: str, tls: TlsContext | None = None) -> None:
         self.sock = sock  # replaced when TLS begins

@@ -51,8 +51,12 @@ class Encryption:
     def prepare(self, hosts: Iterable[str]) -> None:
         """Make the contexts now if a server at `hosts` may need them: a failure later would be its end."""
         if any(self.covers(host) for host in hosts):
-            assert self.server
-            assert self.client
+            self.make_contexts()
+
+    def make_contexts(self) -> None:
+        """Make both contexts; raise ValueError for files that cannot be used."""
+        assert self.server
+        assert self.client
 
     @cached_property
     def server(self) -> TlsContext:
@@ -79,9 +83,7 @@ def encryption_from_environment(secret: bytes) -> Encryption:
     files = tls_files_from_environment()
     encryption = Encryption(secret, files)
     if files is not None:
-        # Read the files now.
-        assert encryption.server
-        assert encryption.client
+        encryption.make_contexts()
     return encryption
 
 

@@ -69,6 +69,7 @@ class TlsSocket(socket.socket):
         # Bytes of the caller that are encrypted, but not yet all with the kernel: they do not count as sent.
         self._ahead = 0
         self._kept = b""  # a byte that was read to find an alert
+        self._is_dry = False  # nothing whole is left of what has been read
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
         data = bytearray(buflen)
@@ -92,9 +93,12 @@ class TlsSocket(socket.socket):
         if self._kept:
             buffer[:1], self._kept = self._kept, b""
             return 1
+        if self._is_dry:
+            raise BlockingIOError
         try:
             return self._tls.read(len(buffer), buffer)  # type: ignore[return-value]
         except ssl.SSLWantReadError:
+            self._is_dry = True
             raise BlockingIOError from None
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             return 0
@@ -164,6 +168,7 @@ class TlsSocket(socket.socket):
         """Read once from the socket; return False at its end; raise OSError, such as BlockingIOError."""
         count = super().recv_into(self._block)
         self._incoming.write(self._block[:count])
+        self._is_dry = False
         return count > 0
 
     def _encrypt(self, data: memoryview) -> int:

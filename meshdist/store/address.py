@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from meshdist.errors import DistNetworkError
 from meshdist.security.credentials import is_insecure_allowed, require_secret
+from meshdist.security.encryption import is_loopback
 
 _BACKLOG = 4096
 _LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback"})
@@ -26,8 +27,7 @@ class Address(NamedTuple):
     @property
     def is_loopback(self) -> bool:
         """True if only processes of this host can reach it."""
-        host = str(self.sockaddr[0])
-        return host.startswith(("127.", "::ffff:127.")) or host == "::1"
+        return is_loopback(str(self.sockaddr[0]))
 
 
 def endpoint(host: str, port: int) -> str:
