@@ -1,15 +1,8 @@
 """GradientReducer beside one all_reduce of a flat array, and beside torch's DDP over Gloo; and what its hooks lose.
 
-    meshrun -n 2 benchmarks/data_parallel.py
+    meshrun -n 2 benchmarks/data_parallel.py --markdown benchmarks/RESULTS.md
 
-The first table is the time of a step's communication, for parameters of equal sizes. The gradients of GradientReducer
-are in its buckets already, as those of the flat array are. For DDP (`gradient_as_bucket_view=True`) it is the time of a
-backward pass less that of one inside `no_sync()`, for a loss that takes little time. The libraries take turns in the
-same processes; the time of a call is that of the slowest rank. The table has the median of the turns, in microseconds,
-and the median of the ratios within a turn. Without torch, its column is empty.
-
-The second table is a training of examples/train_digits.py for some steps by each hook: the bytes that a rank sends at
-least for the gradients of a step, the error of the average, relative to its norm, in the first step, and the loss.
+The libraries take turns in the same processes. Without torch, its columns are empty.
 """
 
 from __future__ import annotations
@@ -24,6 +17,8 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from sidebyside import machine, report
+from sidebyside.libraries import installed
 from sidebyside.options import positive
 from sidebyside.turns import Calls, join_torch, leave_torch, turns_of_meshdist
 
@@ -34,7 +29,7 @@ from meshdist.parallel import communication_hooks as hooks
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from digits_network import BATCH, LEARNING_RATE, TRAIN_IMAGES, first_weights, load_digits, loss_and_gradients
 
-SIZES = {"1 MiB": 1 << 20, "4 MiB": 4 << 20, "16 MiB": 16 << 20, "64 MiB": 64 << 20}
+SIZES = (1 << 20, 4 << 20, 16 << 20, 64 << 20)
 COLUMNS = ("flat", "reducer", "DDP")
 NAMES = ("w1", "b1", "w2", "b2")
 # The gradients of this network are small, so that the least compression is asked for.
@@ -93,32 +88,30 @@ def of_torch(num_parameters: int, nbytes: int) -> Calls:
     return {"DDP": synced, "DDP without communication": alone}
 
 
-def show_times(num_parameters: int, turns: int, most_bytes: int, has_torch: bool) -> None:
+def times(options: argparse.Namespace, has_torch: bool) -> dict[int, dict[str, list[float]]]:
+    """Return the microseconds of each turn by size and column."""
     timed = turns_of_meshdist(warm_up=45, most_times=500)
-    say(f"{dist.get_world_size()} ranks, {num_parameters} parameters; microseconds")
-    say(f"{'':<10}" + "".join(f"{name:>10}" for name in COLUMNS) + f"{'flat/reducer':>14}{'DDP/reducer':>14}")
-    for label, nbytes in SIZES.items():
-        if nbytes > most_bytes:
+    found = {}
+    for nbytes in SIZES:
+        if nbytes > options.most_bytes:
             continue
-        calls = of_meshdist(num_parameters, nbytes) | (of_torch(num_parameters, nbytes) if has_torch else {})
-        rounds = timed.rounds(calls, turns)
+        calls = of_meshdist(options.parameters, nbytes) | (of_torch(options.parameters, nbytes) if has_torch else {})
+        rounds = timed.rounds(calls, options.turns)
         if has_torch:
             pairs = zip(rounds["DDP"], rounds.pop("DDP without communication"), strict=True)
             rounds["DDP"] = [synced - alone for synced, alone in pairs]
-        row = "".join(f"{median(rounds[name]):>10.0f}" if name in rounds else f"{'':>10}" for name in COLUMNS)
-        for name in ("flat", "DDP"):
-            if name in rounds:
-                pairs = zip(rounds[name], rounds["reducer"], strict=True)
-                row += f"{median(other / mine for other, mine in pairs):>14.2f}"
-        say(f"{label:<10}{row}")
+        found[nbytes] = rounds
+    return found
 
 
-def show_hooks(steps: int) -> None:
-    say(f"\n{dist.get_world_size()} ranks, {steps} steps of train_digits.py in float32")
-    say(f"{'hook':<28}{'bytes sent':>12}{'error':>10}{'loss':>10}")
-    for name, make_hook in HOOKS.items():
-        sent, error, loss = trained(make_hook(), steps)
-        say(f"{name:<28}{sent:>12}{error:>10.1e}{loss:>10.4f}")
+def row(nbytes: int, rounds: dict[str, list[float]]) -> list[str]:
+    """Return the cells of one size."""
+    cells = [report.duration(median(rounds[name]) / 1e6) if name in rounds else "" for name in COLUMNS]
+    for name in ("flat", "DDP"):
+        pairs = zip(rounds.get(name, ()), rounds["reducer"], strict=name in rounds)
+        ratios = [other / mine for other, mine in pairs]
+        cells.append(f"{median(ratios):.2f}" if ratios else "")
+    return [report.size(nbytes), *cells]
 
 
 def trained(hook: Any, steps: int) -> tuple[int, float, float]:
@@ -150,22 +143,43 @@ def distance(some: list[Any], others: list[Any]) -> float:
     return math.sqrt(sum(float(((a - b) ** 2).sum()) for a, b in zip(some, others, strict=True)))
 
 
-def say(line: str) -> None:
-    if dist.get_rank() == 0:
-        print(line, flush=True)
+METHOD = """\
+The time of a step's communication on {ranks} ranks for {parameters} parameters of equal sizes, on the slowest rank: \
+the median of {turns} turns; a ratio is the median of the ratios within a turn, above 1 GradientReducer is faster. \
+"flat" is one all_reduce of as many float32. The gradients of GradientReducer are in its buckets already, as those \
+of the flat array are. For DDP over Gloo (`gradient_as_bucket_view=True`) it is the time of a backward pass less \
+that of one inside `no_sync()`, for a loss that takes little time."""
+HOOKS_METHOD = """\
+A training of `examples/train_digits.py` for {steps} steps in float32 by each hook: the bytes that a rank sends at \
+least for the gradients of a step, the error of the average relative to its norm in the first step, and the loss at \
+the end."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--turns", type=positive, default=21, help="how often the libraries take turns")
     parser.add_argument("--parameters", type=positive, default=16, help="number of parameters, of equal sizes")
-    parser.add_argument("--most-bytes", type=positive, default=max(SIZES.values()))
+    parser.add_argument("--most-bytes", type=positive, default=max(SIZES))
     parser.add_argument("--steps", type=positive, default=300, help="steps of training by each hook")
+    report.add_output_options(parser)
     options = parser.parse_args()
     dist.init_process_group("gloo")
     has_torch = join_torch()
-    show_times(options.parameters, options.turns, options.most_bytes, has_torch)
-    show_hooks(options.steps)
+    found = times(options, has_torch)
+    by_hook = {name: trained(make_hook(), options.steps) for name, make_hook in HOOKS.items()}
+    ranks = dist.get_world_size()
+    if dist.get_rank() == 0:
+        head = ["gradients", "flat", "GradientReducer", "DDP (gloo)", "flat / reducer", "DDP / reducer"]
+        body = METHOD.format(ranks=ranks, **vars(options))
+        body += "\n\n" + report.table(head, [row(*each) for each in found.items()])
+        body += "\n\n" + HOOKS_METHOD.format(**vars(options))
+        rows = [[name, str(sent), f"{error:.1e}", f"{loss:.4f}"] for name, (sent, error, loss) in by_hook.items()]
+        body += "\n\n" + report.table(["hook", "bytes sent", "error", "loss"], rows)
+        described = machine.describe(installed(["meshdist", *(["torch"] if has_torch else [])]))
+        results = {"microseconds": found, "hooks": by_hook}
+        report.publish(
+            options, f"Data parallel, {ranks} ranks", described, body, results, ["meshrun", "-n", str(ranks)]
+        )
     if has_torch:
         leave_torch()
     dist.destroy_process_group()

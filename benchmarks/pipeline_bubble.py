@@ -1,6 +1,6 @@
 """The bubble of pipelines as simulated and as measured, on stages that sleep and on stages that multiply matrices.
 
-meshrun -n 4 benchmarks/pipeline_bubble.py
+meshrun -n 4 benchmarks/pipeline_bubble.py --markdown benchmarks/RESULTS.md
 OMP_NUM_THREADS=1 meshrun -n 2 benchmarks/pipeline_bubble.py --stages matmul --width 512
 
 The simulation takes the median time of each stage and kind from the same steps, and of messages that a rank waited for.
@@ -14,6 +14,8 @@ import time
 from statistics import median
 
 import numpy as np
+from sidebyside import machine, report
+from sidebyside.libraries import installed
 from sidebyside.options import positive
 
 import meshdist as dist
@@ -93,7 +95,17 @@ def message_times(timelines: list[PipelineTimeline]) -> list[float]:
     return times
 
 
-def compare(schedule: Schedule, mesh: dist.DeviceMesh, options: argparse.Namespace) -> None:
+METHOD = """\
+A step of {count} micro-batches on {size} ranks with stages that {work}: the makespan and the share of it in which \
+ranks are idle. The simulation takes the median time of each stage and kind from the same {steps} steps, and of \
+messages that a rank waited for; "apart" is how far the measured makespan is from the simulated."""
+WORK = {"sleep": "sleep for {seconds} s in each third of their work", "matmul": "multiply matrices of {width} columns"}
+
+
+def compare(
+    schedule: Schedule, mesh: dist.DeviceMesh, options: argparse.Namespace
+) -> tuple[float, float, float, float]:
+    """Return the makespan in seconds, simulated and measured, and the bubble, simulated and measured."""
     sleeps = options.stages == "sleep"
     number = schedule.stages_of(mesh.get_rank())
     stages = [sleeping(options.seconds) if sleeps else multiplying(options.width) for _ in number]
@@ -108,12 +120,20 @@ def compare(schedule: Schedule, mesh: dist.DeviceMesh, options: argparse.Namespa
     costs = measured_costs(timelines, schedule.num_stages)
     expected, bubble = schedule.simulate(costs), median(timeline.bubble for timeline in timelines)
     makespan_s = median(timeline.makespan for timeline in timelines)
-    if mesh.get_rank() == 0:
-        print(
-            f"| {schedule.name} | {1e3 * expected.makespan:.1f} ms | {1e3 * makespan_s:.1f} ms |"
-            f" {expected.bubble:.1%} | {bubble:.1%} |",
-            flush=True,
-        )
+    return expected.makespan, makespan_s, expected.bubble, bubble
+
+
+def row(name: str, makespan: float, measured: float, bubble: float, measured_bubble: float) -> list[str]:
+    """Return the cells of one schedule."""
+    apart = f"{abs(measured / makespan - 1):.1%}"
+    return [
+        name,
+        report.duration(makespan),
+        report.duration(measured),
+        apart,
+        f"{bubble:.1%}",
+        f"{measured_bubble:.1%}",
+    ]
 
 
 def main() -> None:
@@ -124,17 +144,22 @@ def main() -> None:
     add("--seconds", type=float, default=0.05, help="that a stage sleeps for each third of its work (default: 0.05)")
     add("--width", type=positive, default=16, help="rows of a micro-batch, and columns (default: 16)")
     add("--steps", type=positive, default=3)
+    report.add_output_options(parser)
     options = parser.parse_args()
     dist.init_process_group("gloo")
-    size, count = dist.get_world_size(), options.microbatches
+    size = dist.get_world_size()
     mesh = dist.init_device_mesh("cpu", (size,), mesh_dim_names=("pp",))
-    if dist.get_rank() == 0:
-        print(f"{size} ranks, {count} micro-batches, stages: {options.stages}\n")
-        print("| schedule | simulated | measured | bubble, simulated | measured |")
-        print("| --- | --- | --- | --- | --- |")
     builders = (gpipe, one_f_one_b, looped_bfs, interleaved, zero_bubble, zbv)
-    for schedule in [build(size, count) for build in builders]:
-        compare(schedule, mesh["pp"], options)
+    schedules = [build(size, options.microbatches) for build in builders]
+    found = {schedule.name: compare(schedule, mesh["pp"], options) for schedule in schedules}
+    if dist.get_rank() == 0:
+        work = WORK[options.stages].format(**vars(options))
+        head = ["schedule", "simulated", "measured", "apart", "bubble, simulated", "bubble, measured"]
+        body = METHOD.format(count=options.microbatches, size=size, work=work, steps=options.steps)
+        body += "\n\n" + report.table(head, [row(name, *figures) for name, figures in found.items()])
+        title = f"Pipelines, {size} ranks" + (", matrices" if options.stages == "matmul" else "")
+        described = machine.describe(installed(["meshdist"]))
+        report.publish(options, title, described, body, found, launcher=["meshrun", "-n", str(size)])
     dist.destroy_process_group()
 
 

@@ -66,9 +66,16 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def publish(args: argparse.Namespace, title: str, machine: dict[str, str], body: str, results: Any) -> None:
+def publish(
+    args: argparse.Namespace,
+    title: str,
+    machine: dict[str, str],
+    body: str,
+    results: Any,
+    launcher: Sequence[str] = ("python",),
+) -> None:
     """Print the section, and write what the options of `add_output_options` ask for."""
-    made = f"{date.today()}, `{shlex.join(['python', *sys.argv])}`"
+    made = f"{date.today()}, `{shlex.join([*launcher, *sys.argv])}`"
     listed = ", ".join(f"{name} {value}" for name, value in machine.items())
     section = f"## {title}\n\n{made}\\\n{listed}\n\n{body}\n"
     print(section)

@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -248,7 +249,7 @@ def test_a_library_that_is_missing_is_left_out_in_one_line(script, tmp_path):
         ("startup", ["--libraries", "openmpi"], "--libraries must name meshdist"),
         ("cost_model", ["--ranks", "2,1"], "--ranks must be at least 2 each, got 1"),
         ("cost_model", ["--collectives", "all_reduce,barrier"], "'barrier' is not known; choose from all_reduce, "),
-        ("training", ["--meshes", "2x2,4"], "a mesh is DPxTP, such as 2x2, got '4'"),
+        ("training", ["--meshes", "2x2,4"], "a mesh of train_digits.py is DPxTP, such as 1x4, got '4'"),
         ("training", ["--dtypes", "int8"], "'int8' is not known; choose from float64, float32"),
     ],
 )
@@ -342,14 +343,17 @@ def test_ways_to_reduce_many_gradients_are_timed(script):
     assert [line.partition(":")[0] for line in lines] == names
 
 
-def test_bubbles_of_pipelines_are_simulated_and_measured(script):
+def test_bubbles_of_pipelines_are_simulated_and_measured(script, tmp_path):
     place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    done = script("pipeline_bubble.py", "--microbatches", "2", "--seconds", "0.001", "--steps", "1", **place)
+    path = tmp_path / "bubbles.md"
+    options = ["--microbatches", "2", "--seconds", "0.001", "--steps", "1", "--markdown", path]
+    done = script("pipeline_bubble.py", *options, **place)
     assert done.returncode == 0, done.stderr
-    title, _, _, _, *rows = done.stdout.splitlines()
-    assert title == "1 ranks, 2 micro-batches, stages: sleep"
-    names = ["GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "ZB-H1", "ZBV"]
-    assert [row.split(" | ")[0].strip("| ") for row in rows] == names
+    section = path.read_text()
+    assert "## Pipelines, 1 ranks\n" in section
+    assert "`meshrun -n 1 " in section
+    names = re.findall(r"^\| (\w[\w-]*) \| \d", section, re.MULTILINE)
+    assert names == ["GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "ZB-H1", "ZBV"]
 
 
 @pytest.mark.slow
@@ -626,8 +630,8 @@ def test_data_parallel_training_is_compared():
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    times, hooks = done.stdout.split("\n\n")
-    assert times.splitlines()[2].startswith("1 MiB ")
-    rows = [line.split() for line in hooks.splitlines()[2:]]
-    assert [row[0] for row in rows][:2] == ["none", "fp16_compress"]
-    assert all(float(row[2]) < 1 for row in rows)
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()]
+    assert "1 MiB" in [row[0] for row in cells if row]
+    errors = {row[0]: row[2] for row in cells if len(row) == 4}
+    assert list(errors)[2:4] == ["none", "fp16_compress"]
+    assert all(float(error) < 1 for error in list(errors.values())[2:])
