@@ -142,9 +142,12 @@ os.environ["MESHDIST_HOST_ID"] = sys.argv[4 + rank]
 dist.init_process_group("gloo", init_method=url, rank=rank, world_size=3, timeout=20)
 dist.barrier()
 if rank == 0:
+    for other in (1, 2):  # which have left the barrier
+        dist.recv(np.zeros(1), other)
     if end == "raise":
         raise ValueError("boom")
     os.kill(os.getpid(), signal.SIGKILL)
+dist.send(np.zeros(1), 0)
 began_s = time.monotonic()
 try:
     dist.recv(np.zeros(1), None if rank == 2 else 2)  # who takes of rank 2 hears nothing of rank 0
