@@ -63,7 +63,7 @@ def test_an_unknown_choice_is_an_error():
 
 def without_core(tmp_path):
     place = tmp_path / "copy"
-    shutil.copytree(ROOT / "meshdist", place / "meshdist", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copytree(ROOT / "meshdist", place / "meshdist", ignore=shutil.ignore_patterns("*.so"))
     return place
 
 
