@@ -5,8 +5,9 @@ run; or methods named after the collectives that it implements itself, each of w
 `Plan`; or both. A `Wrapper` forwards to another `Engine`, which `make_engine` creates.
 """
 
+from meshdist.backends.backend_options import BackendOptions
 from meshdist.backends.base import Backend as Engine
-from meshdist.backends.base import BackendOptions, Plan
+from meshdist.backends.base import Plan
 from meshdist.backends.registry import make_engine
 from meshdist.backends.wrapping import Wrapper
 from meshdist.runtime.call import Call, num_bytes

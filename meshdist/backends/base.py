@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,20 +16,17 @@ from meshdist.errors import DistBackendError, DistError, DistTimeoutError
 from meshdist.runtime.call import Buffers, Call, Signature, each
 from meshdist.runtime.call_check import CallCheck
 from meshdist.runtime.departure import Departure
-from meshdist.runtime.rank_text import call_process, call_rank
-from meshdist.runtime.waiting import Doorbells, Incoming, Probe, Waitable, wait_until
+from meshdist.runtime.waiting import Incoming, Probe, Waitable, wait_until
 from meshdist.system.deadline import Deadline
 
 if TYPE_CHECKING:
     from types import CodeType
 
+    from meshdist.backends.backend_options import BackendOptions
     from meshdist.runtime.call import CompositionSpec
     from meshdist.runtime.device_calls import DeviceCalls
     from meshdist.runtime.flight_recorder import CallFacts
     from meshdist.runtime.interfaces import OwnMessages
-    from meshdist.runtime.peers import Peers
-    from meshdist.runtime.waiting import WaitObserver
-    from meshdist.store import Store
 
 
 # Bytes of a call's text that are sent with its fingerprint.
@@ -39,114 +35,6 @@ _TEXT_BYTES = 248
 # A fast path for small messages: it sends or receives a plain array, or returns False without effect if the caller
 # has to use `send` or `recv`.
 FastPath: TypeAlias = "Callable[[Array], bool]"
-
-
-@dataclass(frozen=True)
-class BackendOptions:
-    """The group that a backend is created for.
-
-    Attributes:
-        name: The group's name, the same on all its ranks and different from all other groups.
-        label: The group's name in errors and logs.
-        store: Store of this group alone. `withdrawn/<rank>` holds how a rank left before it created a backend for the
-            group.
-        world_store: Store of the world, by which ranks of different groups exchange information.
-        rank: This rank in the group.
-        ranks: The global ranks of the group, in group order.
-        timeout_s: Timeout of a call, in seconds.
-        bells: The doorbells of this rank's threads.
-        peers: The processes of the world.
-        deferred_cleanup: Functions that release resources which peers may still use, and return whether they succeeded.
-            A backend calls them before it allocates more of the same.
-        preconditions: Functions that return how a precondition of the group is violated, or None; for example, that all
-            ranks made the same mesh. Checked during waits.
-        observer: Observes long waits, if there are peers to wait for.
-        pg_options: The user's options for the backend.
-        shared_resources: Resources shared by the backends of this rank's groups, by name. The first backend that needs
-            one creates it; its method `close` is called when the world ends.
-        device_id: The user's device for the group, or else the world; None for that of the first array.
-    """
-
-    name: str
-    label: str
-    store: Store
-    world_store: Store
-    rank: int
-    ranks: tuple[int, ...]
-    timeout_s: float
-    bells: Doorbells
-    peers: Peers
-    deferred_cleanup: list[Callable[[], bool]]
-    preconditions: Sequence[Callable[[], str | None]] = ()
-    observer: WaitObserver | None = None
-    pg_options: Any = None
-    shared_resources: dict[str, Any] = field(default_factory=dict)
-    device_id: Any = None
-
-    def check_preconditions(self) -> None:
-        """Raise DistBackendError if a precondition of the group is violated."""
-        for broken in filter(None, (precondition() for precondition in self.preconditions)):
-            raise DistBackendError(broken, peer_failed=True)
-
-    def number(self, rank: int) -> int:
-        """Return the number of a rank in messages: its rank in the group, unless this is a part of a group."""
-        return rank
-
-    @property
-    def ranks_in_messages(self) -> tuple[int, ...]:
-        """The global ranks that `number` counts."""
-        return self.ranks
-
-    def call(self, rank: int) -> str:
-        """Return a rank of the group as messages name it."""
-        return call_rank(self.number(rank), self.ranks_in_messages)
-
-    def describe(self, rank: int) -> str:
-        """Return a rank of the group, with its process, as messages name it."""
-        return call_process(self.number(rank), self.ranks_in_messages, self.peers.process(self.ranks[rank]))
-
-    def hosts(self) -> list[list[int]]:
-        """Return the ranks of each host, hosts in the order of their first ranks."""
-        hosts: dict[str, list[int]] = {}
-        for rank, card in enumerate(self.peers.cards(self.ranks)):
-            hosts.setdefault(card.host, []).append(rank)
-        return list(hosts.values())
-
-    def remote_ranks(self) -> frozenset[int]:
-        """Return the ranks of other hosts."""
-        mine = self.peers.mine.host
-        return frozenset(rank for rank, card in enumerate(self.peers.cards(self.ranks)) if card.host != mine)
-
-    def gone(self, rank: int) -> Departure | None:
-        """Return how a rank of the group has left; None if it has not."""
-        key = withdrawn_key(rank)
-        if self.store.check([key]):
-            return Departure.decode(self.store.get(key))
-        return self.peers.departure_of(self.ranks[rank])
-
-    def waits_in_first_call(self, rank: int) -> bool:
-        """Return whether a rank has reported that it waits in the set-up of this group."""
-        wait = set_up_wait_of(self.ranks[rank], self.world_store)
-        return wait is not None and wait[0] == self.name
-
-
-def withdrawn_key(rank: int) -> str:
-    """Return the key of a group's store under which a rank records that it has left."""
-    return f"withdrawn/{rank}"
-
-
-def set_up_key(rank: int) -> str:
-    """Return the key of the world's store under which a rank, by its global number, reports a wait in a set-up."""
-    return f"meeting/{rank}"
-
-
-def set_up_wait_of(rank: int, world_store: Store) -> tuple[str, str, tuple[int, ...]] | None:
-    """Return the name, the words and the ranks of the group in whose set-up a global rank waits, if it reports that."""
-    key = set_up_key(rank)
-    if not world_store.check([key]):
-        return None
-    name, text, ranks = json.loads(world_store.get(key))
-    return name, text, tuple(ranks)
 
 
 class Choice(NamedTuple):

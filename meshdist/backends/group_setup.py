@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from meshdist.backends.base import set_up_key, set_up_wait_of, withdrawn_key
+from meshdist.backends.backend_options import set_up_key, set_up_wait_of, withdrawn_key
 from meshdist.errors import DistError
 from meshdist.runtime.departure import Departure, LeftOut, peer_gone
 from meshdist.runtime.peers import PeerMonitor
@@ -27,7 +27,7 @@ from meshdist.store import Store
 from meshdist.system.platform import start_thread
 
 if TYPE_CHECKING:
-    from meshdist.backends.base import BackendOptions
+    from meshdist.backends.backend_options import BackendOptions
 
 
 class StoreBarrier(Waitable):

@@ -12,7 +12,8 @@ from meshdist.runtime.context import current_slot
 from meshdist.system.platform import why_no_processes
 
 if TYPE_CHECKING:
-    from meshdist.backends.base import Backend, BackendOptions
+    from meshdist.backends.backend_options import BackendOptions
+    from meshdist.backends.base import Backend
 
 DEVICE_TYPES = ("cpu", "cuda")
 UNDEFINED = "undefined"

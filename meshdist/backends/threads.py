@@ -10,7 +10,8 @@ import threading
 from collections.abc import Callable, Iterator
 
 from meshdist.arrays.host import Array, as_bytes
-from meshdist.backends.base import Backend, BackendOptions
+from meshdist.backends.backend_options import BackendOptions
+from meshdist.backends.base import Backend
 from meshdist.backends.group_setup import SetUpWait
 from meshdist.backends.p2p.match_queue import DtypeNames, MatchQueue, eager_bytes
 from meshdist.backends.p2p.own_messages import OwnMessages

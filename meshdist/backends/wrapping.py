@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from meshdist.arrays.host import Array
-from meshdist.backends.base import Backend, BackendOptions, Plan
+from meshdist.backends.backend_options import BackendOptions
+from meshdist.backends.base import Backend, Plan
 from meshdist.backends.registry import make_engine
 from meshdist.errors import DistError
 from meshdist.runtime.call import Call, Signature

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from meshdist.arrays.device_types import common_device_type
-from meshdist.backends.base import Backend, BackendOptions
+from meshdist.backends.backend_options import BackendOptions
+from meshdist.backends.base import Backend
 from meshdist.backends.device_backends import by_device, carrier_of, pairs_of
 from meshdist.backends.registry import entry_of
 from meshdist.errors import DistBackendError, DistError

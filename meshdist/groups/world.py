@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, cast
 
-from meshdist.backends.base import Backend, BackendOptions, withdrawn_key
+from meshdist.backends.backend_options import BackendOptions, withdrawn_key
+from meshdist.backends.base import Backend
 from meshdist.backends.device_backends import backend_name, by_device
 from meshdist.backends.registry import make_engine
 from meshdist.bootstrap.join import leave, say_departure, shrunk_store

@@ -24,7 +24,8 @@ from meshdist.store.table import Table
 from meshdist.system.deadline import DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from meshdist.backends.base import Backend, BackendOptions
+    from meshdist.backends.backend_options import BackendOptions
+    from meshdist.backends.base import Backend
     from meshdist.topology.topology import Topology
 
 _BACKEND = "fake"

@@ -5,7 +5,7 @@ import pytest
 from until import until
 
 import meshdist as dist
-from meshdist.backends.base import withdrawn_key
+from meshdist.backends.backend_options import withdrawn_key
 from meshdist.backends.gloo.tcp.transport import TcpTransport
 from meshdist.backends.gloo.tcp.waits import StoreMonitor
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshdist.arrays.host import Array
-from meshdist.backends.base import Backend, BackendOptions, Choice, DefaultPlan, FastPath, Plan
+from meshdist.backends.backend_options import BackendOptions
+from meshdist.backends.base import Backend, Choice, DefaultPlan, FastPath, Plan
 from meshdist.backends.gloo.p2p.p2p import P2P
 from meshdist.backends.gloo.published import naming_ended_rank
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, OneStep, StepCopies

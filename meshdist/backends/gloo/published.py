@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 
-from meshdist.backends.base import BackendOptions
+from meshdist.backends.backend_options import BackendOptions
 from meshdist.errors import DistBackendError, DistError, DistNetworkError, PeerConnectionError
 from meshdist.runtime.departure import Departure, LeftOut, PeerExit, peer_gone
 from meshdist.runtime.doorbells import SocketDoorbells

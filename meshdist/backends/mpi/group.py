@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from meshdist.arrays.host import Array
-from meshdist.backends.base import Backend, BackendOptions, FastPath, withdrawn_key
+from meshdist.backends.backend_options import BackendOptions, withdrawn_key
+from meshdist.backends.base import Backend, FastPath
 from meshdist.backends.group_setup import check_there
 from meshdist.backends.mpi.arithmetic import Arithmetic
 from meshdist.backends.mpi.communicator import new_communicator

@@ -13,7 +13,7 @@ from meshdist.errors import DistBackendError
 from meshdist.runtime.waiting import Doorbell, Waitable
 
 if TYPE_CHECKING:
-    from meshdist.backends.base import BackendOptions
+    from meshdist.backends.backend_options import BackendOptions
     from meshdist.system.deadline import Deadline
 
 # Requests have no notification: poll after an eighth of the time waited so far, within these bounds.

@@ -12,7 +12,8 @@ from typing import Any
 
 from meshdist.arrays.device import cupy_module
 from meshdist.arrays.device_types import cuda_number
-from meshdist.backends.base import Backend, BackendOptions, Plan
+from meshdist.backends.backend_options import BackendOptions
+from meshdist.backends.base import Backend, Plan
 from meshdist.backends.group_setup import withdraw
 from meshdist.backends.nccl.calls import CARRIED, NcclCalls
 from meshdist.backends.nccl.comm_setup import CommSetup, compare_calls

@@ -24,7 +24,7 @@ from meshdist.store import PrefixStore
 from meshdist.system.deadline import Deadline
 
 if TYPE_CHECKING:
-    from meshdist.backends.base import BackendOptions
+    from meshdist.backends.backend_options import BackendOptions
 
 MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
 _FIRST_MULTI_RANK = 23000

@@ -16,7 +16,7 @@ from contextvars import copy_context
 from typing import Any, Protocol
 
 from meshdist.arrays.device import cupy_module, plain
-from meshdist.backends.base import BackendOptions
+from meshdist.backends.backend_options import BackendOptions
 from meshdist.backends.nccl.comm_stream import CommStream
 from meshdist.backends.nccl.library import UINT8, Library
 from meshdist.backends.nccl.works import DeviceWork

@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
-from meshdist.backends.base import Backend, BackendOptions, Plan
+from meshdist.backends.backend_options import BackendOptions
+from meshdist.backends.base import Backend, Plan
 from meshdist.backends.gloo.hier.call_tracker import CallTracker
 from meshdist.backends.gloo.hier.rail import Rail, dissemination_barrier
 from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from meshdist.arrays.host import Array
-from meshdist.backends.base import BackendOptions
+from meshdist.backends.backend_options import BackendOptions
 from meshdist.backends.gloo.shm.mapping_cache import NOWHERE, MappingCache, Place, SharedMemory
 from meshdist.backends.gloo.shm.shared_region import HEAP, OPENS_HEAPS, SharedRegion
 from meshdist.backends.gloo.shm.single_copy import address_of

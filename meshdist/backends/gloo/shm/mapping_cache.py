@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meshdist.arrays.host import Array
-from meshdist.backends.base import BackendOptions
+from meshdist.backends.backend_options import BackendOptions
 from meshdist.backends.gloo.shm.heap import Heap
 from meshdist.backends.gloo.shm.segment import map_until_unused
 from meshdist.errors import DistBackendError

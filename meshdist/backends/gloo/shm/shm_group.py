@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from meshdist.arrays.host import Array
-from meshdist.backends.base import Backend, BackendOptions
+from meshdist.backends.backend_options import BackendOptions
+from meshdist.backends.base import Backend
 from meshdist.backends.gloo.published import Published, check_why_removed, check_withdrawn, publish
 from meshdist.backends.gloo.shm.descriptors import SharedDescriptors
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, FlagBarrier, PeerSet, flag_barrier_class

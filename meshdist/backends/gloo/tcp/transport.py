@@ -11,7 +11,7 @@ import socket
 import threading
 from functools import partial
 
-from meshdist.backends.base import BackendOptions
+from meshdist.backends.backend_options import BackendOptions
 from meshdist.backends.gloo.tcp.acceptor import Acceptor
 from meshdist.backends.gloo.tcp.connection import Connection, reset_on_close, tune_send_buffer
 from meshdist.backends.gloo.tcp.connector import Connector, ListenerRecord, listener_key

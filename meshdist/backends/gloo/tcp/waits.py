@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from meshdist.backends.base import BackendOptions
+from meshdist.backends.backend_options import BackendOptions
 from meshdist.backends.gloo.published import check_withdrawn
 from meshdist.backends.gloo.tcp.collective_frames import NUMBER
 from meshdist.backends.gloo.tcp.connection import Outgoing
