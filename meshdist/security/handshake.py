@@ -140,7 +140,7 @@ class ServerHandshake:
 
     @property
     def is_of_meshdist(self) -> bool:
-        """True once the client has sent a hello, so that it is a process of meshdist."""
+        """True once the client has sent a hello, or begun TLS as a process of meshdist with other settings does."""
         return self._has_said_hello
 
     @property
@@ -153,6 +153,7 @@ class ServerHandshake:
         """Take at most `wanted` bytes and return the reply to send, often empty."""
         self._inbox += data
         if self._transcript is None and self._inbox.startswith(_TLS_RECORD):
+            self._has_said_hello = True
             self.refusal = f"speaks TLS, and this side does not: {SET_ALIKE}"
             return _HEADER.pack(MAGIC, PROTOCOL, _NO_TLS) + bytes(_CHALLENGE.size)
         if self._transcript is None and not MAGIC.startswith(self._inbox[: len(MAGIC)]):

@@ -158,6 +158,9 @@ def test_store_without_tls_is_named_at_once(with_tls, authority):
             f"the store at {LOOPBACK}:{master.port} has no TLS, and this process has: set "
             "MESHDIST_ENCRYPTION and MESHDIST_TLS_CERT alike on all processes of the job"
         )
+        refusals = []
+        until(lambda: refusals.extend(master.take_refusals()) or refusals, "it is refused")
+        assert "speaks TLS, and this side does not" in refusals[0]
         assert master.add("count", 1) == 1
 
 
