@@ -14,12 +14,14 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from listening import listening_at
 
 import meshdist as dist
+from meshdist.backends.gloo.shm import single_copy
 from meshdist.errors import DistNetworkError
 from meshdist.security.handshake import connect_handshake
 
@@ -140,3 +142,16 @@ def test_store_and_ranks_admit_nobody_without_the_secret(tcp_workers, monkeypatc
     assert set(answers.values()) <= {"OtherJobError", DistNetworkError.__name__}, answers
     workers.start(large_and_small)
     assert workers.gather() == [[2.0, 2.0, 2.0]] * 2
+
+
+def test_the_consent_to_be_traced_ends_with_the_world(monkeypatch):
+    given = []
+    monkeypatch.setattr(single_copy, "_yama_asks", lambda: True)
+    monkeypatch.setattr(single_copy, "_set_ptracer", given.append)
+    options = SimpleNamespace(shared_resources={})
+    single_copy.allow_peers(options)
+    single_copy.allow_peers(options)  # of the world's next group
+    assert given == [-1]  # any process of the same user
+    for resource in options.shared_resources.values():
+        resource.close()
+    assert given == [-1, 0]

@@ -55,7 +55,7 @@ class ShmSender:
         self._backend, self._options, self._dst = backend, backend.options, dst
         segment = create(channel_bytes(backend.size), [self.peer.card.pid])
         self.channel = Channel(segment, SENDER)
-        allow_peers()
+        allow_peers(backend.options)
         self._token = np.array([os.getpid() ^ id(self)])
         self.channel.words[TOKEN], self.channel.words[TOKEN_VALUE] = address_of(self._token), self._token[0]
         self.lock = threading.Lock()

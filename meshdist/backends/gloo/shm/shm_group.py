@@ -92,7 +92,7 @@ class ShmGroup:
     def wait_for_all(self) -> Iterator[Waitable]:
         """Take the first steps with the other ranks, and find out what all can do with each other's memory."""
         rank, words, line = self.backend.rank, self.region.words, self.region.line
-        allow_peers()
+        allow_peers(self.backend.options)
         token = np.array([os.getpid() ^ id(self)])
         words[line(rank, TOKEN)], words[line(rank, TRIAL)] = address_of(token), address_of(_TRIAL)
         words[line(rank, TUNING)] = tuning_mode()

@@ -13,15 +13,20 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshdist.arrays.host import Array
 from meshdist.errors import DistBackendError
 from meshdist.system.deadline import Deadline
 from meshdist.system.env_flags import SINGLE_COPY, switch
 
+if TYPE_CHECKING:
+    from meshdist.backends.backend_options import BackendOptions
+
 _PR_SET_PTRACER = 0x59616D61
-_ANY_PROCESS = -1
+_ANY_PROCESS, _NO_PROCESS = -1, 0
+# The consent of the world, among the resources that its groups share.
+_CONSENT = "consent to single copies"
 # The most that the kernel moves in one call.
 _LARGEST_COPY = 0x7FFFF000
 # How long a rank whose call has failed waits for peers that write into its arrays.
@@ -42,17 +47,37 @@ def may_copy() -> bool:
     return switch(SINGLE_COPY) is not False
 
 
-def allow_peers() -> None:
-    """Let processes of the same user access this one's memory, if Yama asks for consent.
+class PeerConsent:
+    """Lets processes of the same user access this one's memory until it is closed, if Yama asks for consent.
 
-    The consent lasts until the process ends: another group may need it at any time, and Yama keeps one consent for the
-    whole process. Without Yama all processes of the same user have this access anyway.
+    Yama keeps one consent for the whole process, so it lasts as long as the world: another group may need it at any
+    time. Without Yama all processes of the same user have this access anyway.
     """
-    if not may_copy():
-        return
+
+    def __init__(self) -> None:
+        self._is_given = may_copy() and _yama_asks()
+        if self._is_given:
+            _set_ptracer(_ANY_PROCESS)
+
+    def close(self) -> None:
+        """Withdraw the consent."""
+        if self._is_given:
+            _set_ptracer(_NO_PROCESS)
+
+
+def allow_peers(options: BackendOptions) -> None:
+    """Give the ranks of a group access to this rank's memory, until the world ends."""
+    if _CONSENT not in options.shared_resources:
+        options.shared_resources[_CONSENT] = PeerConsent()
+
+
+def _yama_asks() -> bool:
     scope = Path("/proc/sys/kernel/yama/ptrace_scope")
-    if scope.exists() and scope.read_text().strip() == "1":
-        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_long(_ANY_PROCESS), 0, 0, 0)
+    return scope.exists() and scope.read_text().strip() == "1"
+
+
+def _set_ptracer(pid: int) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_long(pid), 0, 0, 0)
 
 
 def _system_call(name: str) -> Callable[..., int]:
