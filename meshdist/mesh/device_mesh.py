@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from html import escape
 from typing import TYPE_CHECKING, Any, cast
 
 from meshdist import core
@@ -273,6 +272,8 @@ class DeviceMesh(MeshExchanges):
     def _repr_html_(self) -> str:
         # Notebooks call this. On a rank outside the mesh, a slice has no row to draw.
         if not self._plane_known:
+            from html import escape  # 2 ms, which most programs do not need
+
             return f"<code>{escape(repr(self))}</code>"
         html: str = self.show("html")
         return html

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import secrets
 import select
 import socket
 import sys
@@ -95,7 +94,7 @@ class SocketDoorbells(Doorbells):
         check_processes("init_process_group")
         if directory is None and sys.platform != "linux":
             directory = _short_directory()
-        name = f"meshdist-{secrets.token_hex(12)}"
+        name = f"meshdist-{os.urandom(12).hex()}"
         # The prefix of the addresses; peers find it on the rank's card.
         self.base = name if directory is None else os.path.join(os.path.abspath(directory), name)
         self._ringer = _unix_socket()
