@@ -171,8 +171,8 @@ def gradient_like(view: Any, name: str, gradient: Any) -> Any:
 
 def check_not_complex(array: Any, into: Any, what: str) -> None:
     """Raise TypeError where copying `array`, which the message calls `what`, would lose its imaginary part."""
-    if array.dtype.kind == "c" and into.dtype.kind != "c":
-        raise TypeError(f"{what} is of {array.dtype}, and {into.dtype} has no imaginary part")
+    if np.iscomplexobj(array) and not np.iscomplexobj(into):
+        raise TypeError(f"{what} is complex, and {into.dtype} has no imaginary part")
 
 
 def cut(flat: Any, shapes: Iterable[Sequence[int]]) -> list[Any]:
@@ -220,8 +220,7 @@ class NamedViews(Mapping[str, Any]):
             return
         if np.shape(value) != view.shape:
             raise ValueError(f"{name!r} has shape {view.shape}, and cannot take one of {np.shape(value)}")
-        if hasattr(value, "dtype"):
-            check_not_complex(value, view, f"the value for {name!r}")
+        check_not_complex(value, view, f"the value for {name!r}")
         view[...] = value
 
     def __iter__(self) -> Iterator[str]:

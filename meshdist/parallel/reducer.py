@@ -226,7 +226,8 @@ class GradientReducer(Joinable):
             last_ns = self._clock.backward_end_ns - _LEAST_HIDDEN_NS
             self._num_early = sum([full_ns < last_ns for full_ns in self._full_ns])
         if self._is_detailed and self._clock.is_sampled():
-            _log.debug("%s: step %d: %s", self._prefix, self._clock.steps, self._clock.last())
+            unused = f"; no gradient for {self._num_unused} of the parameters" if self._num_unused else ""
+            _log.debug("%s: step %d: %s%s", self._prefix, self._clock.steps, self._clock.last(), unused)
 
     def average(self, gradients: Mapping[str, Any]) -> NamedViews:
         """Make a whole step with gradients that are all there: `ready` for each, the last one first, and `wait`.

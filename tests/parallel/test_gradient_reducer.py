@@ -100,7 +100,7 @@ def test_gradients_are_views_of_buckets_of_one_dtype_each_in_reverse_order():
             reducer.gradients["w"] = np.zeros(2)
         with pytest.raises(KeyError, match="no array 'w'; there are 'a', 'x'"):
             reducer.gradients["w"] += 1
-        with pytest.raises(TypeError, match="the value for 'a' is of complex128, and float64 has no imaginary part"):
+        with pytest.raises(TypeError, match="the value for 'a' is complex, and float64 has no imaginary part"):
             reducer.gradients["a"] = np.ones(4, complex)
         return [bucket.names() for bucket in reducer.buckets]
 
@@ -250,6 +250,16 @@ def test_what_is_wrong_on_one_rank_is_raised_on_all(wrong, told, hook):
 
     text = refused(2, program)
     assert re.fullmatch(told, text), text
+
+
+def test_of_many_faults_the_first_are_told():
+    def program():
+        reducer = GradientReducer({f"w{number}": np.zeros(1) for number in range(20)})
+        reducer.average({f"w{number}": np.zeros(2) for number in range(20)})
+
+    text = refused(2, program)
+    assert text.count("must be float64[1]") == 2 * 8
+    assert text.count("; and 12 more faults") == 2
 
 
 def test_nans_are_named_at_debug_level_detail():
@@ -404,6 +414,23 @@ def test_statistics_and_logs(caplog):
     assert sum("2 parameters, 72 bytes, in 2 buckets of 8, 64 bytes; bucket_bytes=" in text for text in texts) == 2
     assert sum("step 1: forward " in text for text in texts) == 2
     assert not any("step 2:" in text for text in texts)
+
+
+def test_logs_tell_of_unused_parameters(caplog):
+    def program():
+        reducer = GradientReducer({"w": np.zeros(4), "b": np.zeros(2)}, find_unused_parameters=True)
+        reducer.ready("w")
+        reducer.wait()
+
+    before = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        with caplog.at_level(logging.DEBUG, "meshdist"):
+            dist.run(program, 2)
+    finally:
+        dist.set_debug_level(before)
+    texts = [record.getMessage() for record in caplog.records if "step 1: forward" in record.getMessage()]
+    assert [text.rpartition("; ")[2] for text in texts] == 2 * ["no gradient for 1 of the parameters"]
 
 
 def test_in_a_dry_run():
