@@ -28,7 +28,9 @@ class Wanted:
     """Stands for the array of a call of which `vjp` wants the two functions."""
 
 
-class _Pair(NamedTuple):
+class Pair(NamedTuple):
+    """What `vjp` returns."""
+
     forward: Callable[..., Any]
     backward: Callable[..., Any]
 
@@ -53,7 +55,7 @@ class Collective:
         def backward(g: Any, x: Any = None, y: Any = None) -> Any:
             return self.pull(g, x, y, *bound)
 
-        return _Pair(lambda x: self.primitive(x, *bound), backward)
+        return Pair(lambda x: self.primitive(x, *bound), backward)
 
     def pull(self, g: Any, x: Any, y: Any, members: ProcessGroup, *bound: Any) -> Any:
         missing = [name for name, value in (("x", x), ("y", y)) if name in self._needs and value is None]
@@ -118,7 +120,7 @@ def vjp(collective: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Call
     if collective not in _paired:
         names = ", ".join(function.__name__ for function in _paired)
         raise TypeError(f"vjp: collective must be one of {names} of meshdist.autograd, got {collective!r}")
-    pair: _Pair = collective(Wanted, *args, **kwargs)
+    pair: Pair = collective(Wanted, *args, **kwargs)
     return pair
 
 

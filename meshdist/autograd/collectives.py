@@ -24,7 +24,15 @@ from autograd.tracer import getval, isbox
 from meshdist import functional
 from meshdist.arrays.reduce_op import Op, PremulSum, ReduceOp
 from meshdist.autograd.array_moves import checked_grad
-from meshdist.autograd.collective_rules import Collective, Wanted, array_of, check_invariant, reduction_of, with_vjp
+from meshdist.autograd.collective_rules import (
+    Collective,
+    Pair,
+    Wanted,
+    array_of,
+    check_invariant,
+    reduction_of,
+    with_vjp,
+)
 from meshdist.collectives.dimensions import dimension
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import resolve
@@ -48,7 +56,8 @@ def _pull_all_reduce(g: Any, x: Any, y: Any, members: ProcessGroup, op: Any, gra
 def _share(x: Any, y: Any, members: ProcessGroup) -> Any:
     """Return this rank's share of the gradient of a maximum or minimum: ranks that tie have equal ones."""
     held = np.asarray(getval(x) == getval(y), _dtype(y))
-    return held / functional.all_reduce(held, ReduceOp.SUM, members)
+    with np.errstate(invalid="ignore"):  # of a NaN, which no rank equals, the shares are NaN
+        return held / functional.all_reduce(held, ReduceOp.SUM, members)
 
 
 def _dtype(x: Any) -> Any:
@@ -189,13 +198,23 @@ def all_gather(
     """
     members = resolve(group)
     choice = checked_grad(members.error_prefix("all_gather"), grad)
+    is_list = axis is None and dim is None
     if x is Wanted:
-        return _ALL_GATHER(x, members, axis, dim, choice)
+        pair: Pair = _ALL_GATHER(x, members, axis, dim, choice)
+        return _in_lists(pair) if is_list else pair
     x = array_of("all_gather", members, x)
-    if axis is None and dim is None:
+    if is_list:
         stack = _ALL_GATHER(anp.reshape(x, (1, *anp.shape(x))), members, 0, None, choice)
         return [stack[rank] for rank in range(members.size())]
     return _ALL_GATHER(x, members, axis, dim, choice)
+
+
+def _in_lists(pair: Pair) -> Pair:
+    """Return an all_gather of stacked arrays, and its backward pass, as ones of lists of arrays."""
+    return Pair(
+        lambda x: list(pair.forward(np.reshape(x, (1, *np.shape(x))))),
+        lambda g, x=None, y=None: pair.backward(np.stack(g))[0],
+    )
 
 
 def _scattered(x: Any, members: ProcessGroup, op: Any, axis: int | None, dim: int | None) -> Any:

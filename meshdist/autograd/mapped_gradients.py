@@ -72,6 +72,7 @@ def local_map(
             return fn(*blocks, **options)
         if vjp is None:
             result, pull = pullback(lambda *arrays: fn(*arrays, **options), blocks)
+            _check_numbers(result)
         else:
             result = fn(*blocks, **options)
             pull = _given(vjp, result, blocks)
@@ -96,6 +97,16 @@ def _run(*args: Any, _call: tuple[Any, ...], **kwargs: Any) -> Any:
 
 _run.__name__ = "local_map"
 _MAPPED = primitive(_run)
+
+
+def _check_numbers(result: Any) -> None:
+    """Raise TypeError where a function of NumPy has made an array of objects from what is differentiated."""
+    for each in result if isinstance(result, (list, tuple)) else [result]:
+        if hasattr(each, "dtype") and np.dtype(each.dtype).kind == "O":
+            raise TypeError(
+                "local_map: fn returned an array of objects; to be differentiated, it computes with the functions of"
+                " autograd.numpy, or give local_map a vjp="
+            )
 
 
 def _given(vjp: Callable[..., Any], result: Any, blocks: Sequence[Any]) -> Pull:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 from meshdist.arrays.reduce_op import ReduceOp
 from meshdist.collectives.all_reduce import all_reduce
-from meshdist.parallel.gradient_buckets import GradBucket
+from meshdist.parallel.gradient_buckets import GradBucket, check_not_complex
 from meshdist.runtime.work import Work
 
 
@@ -104,14 +104,29 @@ class HookedReduction:
             result = result[0]
         if result is None or result is buffer:
             return
-        size = getattr(result, "size", None)
-        if size != buffer.size:
-            prefix = self._bucket.group.error_prefix("GradientReducer")
+        what = f"{self._bucket.group.error_prefix('GradientReducer')}: hook {hook_name(self._hook)}"
+        if getattr(result, "size", None) != buffer.size:
             raise ValueError(
-                f"{prefix}: hook {hook_name(self._hook)} must return the {buffer.size} elements of bucket"
-                f" {self._bucket.index()}, or a Work or Future of them, got {result!r:.80}"
+                f"{what} must return the {buffer.size} elements of bucket {self._bucket.index()}, or a Work or Future"
+                f" of them, got {result!r:.80}"
             )
+        check_not_complex(result, buffer, f"{what}: the result")
         buffer[...] = result.reshape(-1)
+
+
+def real_buffer(bucket: GradBucket, of: str) -> Any:
+    """Return the buffer of a bucket whose gradients the hook `of` compresses.
+
+    Raises:
+        TypeError: They are complex.
+    """
+    buffer = bucket.buffer()
+    if buffer.dtype.kind == "c":
+        raise TypeError(
+            f"{bucket.group.error_prefix(of)}: gradients of {buffer.dtype} cannot be compressed; make a reducer without"
+            " this hook for them"
+        )
+    return buffer
 
 
 def result_of(pending: Any) -> Any:

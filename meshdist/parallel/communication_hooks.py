@@ -18,8 +18,8 @@ from meshdist.collectives.all_reduce import all_reduce as _all_reduce
 from meshdist.collectives.all_to_all_single import all_to_all_single
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import resolve
-from meshdist.parallel.bucket_reduction import Hook, Rounds, result_of
-from meshdist.parallel.gradient_buckets import GradBucket
+from meshdist.parallel.bucket_reduction import Hook, Rounds, real_buffer, result_of
+from meshdist.parallel.gradient_buckets import GradBucket, checked_count
 from meshdist.parallel.power_sgd import PowerSGD, batched_power_sgd, power_sgd
 from meshdist.runtime.context import GroupLike
 from meshdist.runtime.work import Work
@@ -59,8 +59,11 @@ def fp16_compress(bucket: GradBucket) -> Work:
 
     Args:
         bucket: The bucket, of any floating dtype.
+
+    Raises:
+        TypeError: Complex gradients.
     """
-    return _compressed(bucket, np.dtype(np.float16))
+    return _compressed(bucket, np.dtype(np.float16), "fp16_compress")
 
 
 def bf16_compress(bucket: GradBucket) -> Work | Rounds:
@@ -73,7 +76,7 @@ def bf16_compress(bucket: GradBucket) -> Work | Rounds:
         bucket: The bucket, of any floating dtype; without ml_dtypes and in GPU memory, of float32.
 
     Raises:
-        TypeError: Another dtype than float32, without ml_dtypes or in GPU memory.
+        TypeError: Complex gradients; without ml_dtypes or in GPU memory, another dtype than float32.
     """
     try:
         from ml_dtypes import bfloat16
@@ -81,7 +84,7 @@ def bf16_compress(bucket: GradBucket) -> Work | Rounds:
         return _rounded_to_16_bits(bucket)
     if not isinstance(bucket.buffer(), np.ndarray):
         return _rounded_to_16_bits(bucket)
-    return _compressed(bucket, np.dtype(bfloat16))
+    return _compressed(bucket, np.dtype(bfloat16), "bf16_compress")
 
 
 def fp16_compress_wrapper(hook: Hook) -> Hook:
@@ -95,7 +98,7 @@ def fp16_compress_wrapper(hook: Hook) -> Hook:
 
     def in_float16(bucket: GradBucket) -> Rounds:
         with np.errstate(over="ignore"):
-            half = bucket.over(bucket.buffer().astype(np.float16))
+            half = bucket.over(real_buffer(bucket, "fp16_compress_wrapper").astype(np.float16))
         begun = hook(half)
         if isinstance(begun, GeneratorType):
             result = yield from begun
@@ -107,9 +110,9 @@ def fp16_compress_wrapper(hook: Hook) -> Hook:
     return in_float16
 
 
-def _compressed(bucket: GradBucket, dtype: Any) -> Work:
+def _compressed(bucket: GradBucket, dtype: Any, of: str) -> Work:
     with np.errstate(over="ignore"):  # as on a GPU, infinities show in the gradients
-        divided = bucket.buffer().astype(dtype)
+        divided = real_buffer(bucket, of).astype(dtype)
     divided /= bucket.group.size()
     work: Work = _all_reduce(divided, group=bucket.group, async_op=True)
     return work
@@ -149,8 +152,11 @@ def quantization_pertensor(bucket: GradBucket) -> Rounds:
 
     Args:
         bucket: The bucket, of a floating dtype.
+
+    Raises:
+        TypeError: Complex gradients.
     """
-    return _quantized(bucket, bucket.buffer().reshape(1, -1))
+    return _quantized(bucket, real_buffer(bucket, "quantization_pertensor").reshape(1, -1))
 
 
 def quantization_perchannel(bucket: GradBucket, bucket_size: int = 512) -> Rounds:
@@ -162,8 +168,11 @@ def quantization_perchannel(bucket: GradBucket, bucket_size: int = 512) -> Round
     Args:
         bucket: The bucket, of a floating dtype.
         bucket_size: The number of consecutive gradients in a channel.
+
+    Raises:
+        TypeError: Complex gradients.
     """
-    buffer = bucket.buffer()
+    buffer = real_buffer(bucket, "quantization_perchannel")
     channels = new_empty((-(-buffer.size // bucket_size), bucket_size), buffer)
     flat = channels.reshape(-1)
     flat[: buffer.size] = buffer
@@ -180,20 +189,23 @@ def _quantized(bucket: GradBucket, channels: Any) -> Rounds:
     # The range includes zero, which is exact: a gradient is often zero.
     least = np.minimum(numbers.min(axis=1, keepdims=True), 0)
     greatest = np.maximum(numbers.max(axis=1, keepdims=True), 0)
-    scale = np.maximum((greatest - least) / np.float32(_LEVELS), _EPSILON)
-    zero = np.clip(-np.round(least / scale), 0, _LEVELS).astype(np.float32)
+    with np.errstate(invalid="ignore"):  # a NaN shows in the averages of its channel
+        scale = np.maximum((greatest - least) / np.float32(_LEVELS), _EPSILON)
+        zero = np.clip(-np.round(least / scale), 0, _LEVELS).astype(np.float32)
+        levels = np.clip(np.round(numbers / scale) + zero, 0, _LEVELS).astype(np.uint8)
     # One message: the scale and the zero of each channel, and its levels.
     head = 8 * num_channels
     end = head + numbers.size
     message = new_empty((-(-end // 8) * 8,), bucket.buffer().view(np.uint8))
     message[:head].view(np.float32)[...] = np.concatenate([scale, zero]).reshape(-1)
-    message[head:end] = np.clip(np.round(numbers / scale) + zero, 0, _LEVELS).astype(np.uint8).reshape(-1)
+    message[head:end] = levels.reshape(-1)
     found = new_empty((size, message.size), message)
     yield all_gather_into_tensor(found, message, bucket.group, async_op=True)
     total = np.zeros_like(numbers)
     for rank in range(size):
         scales, zeros = found[rank, :head].view(np.float32).reshape(2, num_channels, 1)
-        total += scales * (found[rank, head:end].reshape(numbers.shape).astype(np.float32) - zeros)
+        with np.errstate(invalid="ignore"):
+            total += scales * (found[rank, head:end].reshape(numbers.shape).astype(np.float32) - zeros)
     return (total / np.float32(size)).reshape(-1)[: bucket.buffer().size]
 
 
@@ -244,9 +256,9 @@ def post_local_sgd(
         post_local_gradient_allreduce: False averages no gradients later.
 
     Raises:
+        TypeError: `start_iteration` is no integer.
         ValueError: `start_iteration` is negative.
     """
-    if start_iteration < 0:
-        raise ValueError(f"post_local_sgd: start_iteration must not be negative, got {start_iteration}")
+    start_iteration = checked_count("post_local_sgd", "start_iteration", start_iteration, 0)
     wide = None if group is None else resolve(group)
     return PostLocalSGD(resolve(subgroup), start_iteration, wide, is_local=not post_local_gradient_allreduce)

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,22 @@ class Parameter:
         return int(self.array.size) * int(self.dtype.itemsize)
 
 
+def checked_count(of: str, name: str, value: Any, least: int) -> int:
+    """Return a number of bytes, steps or columns.
+
+    Raises:
+        TypeError: No integer.
+        ValueError: Less than `least`.
+    """
+    try:
+        count: int = index(value)
+    except TypeError:
+        raise TypeError(f"{of}: {name} must be an integer, got {value!r:.80}") from None
+    if count < least:
+        raise ValueError(f"{of}: {name} must be at least {least}, got {count}")
+    return count
+
+
 def parameters_of(prefix: str, named_arrays: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> list[Parameter]:
     """Return the parameters of a mapping, or of pairs of name and array.
 
@@ -54,18 +71,24 @@ def parameters_of(prefix: str, named_arrays: Mapping[str, Any] | Iterable[tuple[
     """
     found: dict[str, Parameter] = {}
     for pair in named_arrays.items() if isinstance(named_arrays, Mapping) else named_arrays:
-        if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
+        if not isinstance(pair, tuple) or len(pair) != 2:
             raise TypeError(f"{prefix}: named_arrays must be a dict, or pairs (name, array), got {pair!r:.80}")
         name, value = pair
+        if not isinstance(name, str):
+            raise TypeError(f"{prefix}: the names of parameters must be strings, got {name!r:.80}")
         if name in found:
             raise ValueError(f"{prefix}: two parameters have the name {name!r}; give each its own")
         try:
-            array = taken(value, repr(name))
-            is_on_cpu = isinstance(array, np.ndarray)
-            dtype = array.dtype.newbyteorder("=") if is_on_cpu and not array.dtype.isnative else array.dtype
-            check_op_dtype(ReduceOp.AVG, dtype)
+            array = taken(value, f"named_arrays[{name!r}]")
         except TypeError as error:
-            raise TypeError(f"{prefix}: parameter {name!r}: {error}") from None
+            raise TypeError(f"{prefix}: {error}") from None
+        is_on_cpu = isinstance(array, np.ndarray)
+        dtype = array.dtype.newbyteorder("=") if is_on_cpu and not array.dtype.isnative else array.dtype
+        try:
+            check_op_dtype(ReduceOp.AVG, dtype)
+        except TypeError:
+            what = f"named_arrays[{name!r}] is of {dtype}, and averages are of floating and complex dtypes"
+            raise TypeError(f"{prefix}: {what}; leave it out, or pass it as floating numbers") from None
         found[name] = Parameter(name, array, dtype, None if is_on_cpu else int(array.device.id))
     if not found:
         raise ValueError(f"{prefix}: named_arrays is empty; pass at least one parameter")
@@ -94,9 +117,10 @@ def agree_on(group: ProcessGroup, prefix: str, parameters: Sequence[Parameter], 
         f"{call_rank(place, group.ranks)} has {rows[at] if at < len(rows) else 'no more'}"
         for place, rows in ((0, first), (other, second))
     ]
+    order = ", in the same order" if number else ""
     raise DistBackendError(
-        f"{prefix}: the ranks' {what} differ, first {number}where {' and '.join(parts)}; pass the same on all ranks, in"
-        " the same order"
+        f"{prefix}: the ranks' {what} differ, first {number}where {' and '.join(parts)}; pass the same on all ranks"
+        f"{order}"
     )
 
 
@@ -127,6 +151,45 @@ def assigned(parameters: Sequence[Parameter], bucket_bytes: int, first_bucket_by
     return sorted([*closed, *open_buckets.values()], key=lambda bucket: -place[bucket[-1].name])
 
 
+def gradient_like(view: Any, name: str, gradient: Any) -> Any:
+    """Return the gradient of a parameter as an array.
+
+    Raises:
+        TypeError: No array.
+        ValueError: It has another shape, dtype or device than `view`.
+    """
+    try:
+        array = taken(gradient, "gradient")
+    except TypeError as error:
+        raise TypeError(f"the gradient of {name!r}: {error}") from None
+    if array.shape != view.shape or array.dtype != view.dtype or type(array) is not type(view):
+        found, due = (f"{each.dtype}{list(each.shape)}" for each in (array, view))
+        modules = "" if type(array) is type(view) else f" of {type(array).__module__}, not {type(view).__module__}"
+        raise ValueError(f"the gradient of {name!r} must be {due}, got {found}{modules}")
+    return array
+
+
+def check_not_complex(array: Any, into: Any, what: str) -> None:
+    """Raise TypeError where copying `array`, which the message calls `what`, would lose its imaginary part."""
+    if np.iscomplexobj(array) and not np.iscomplexobj(into):
+        raise TypeError(f"{what} is complex, and {into.dtype} has no imaginary part")
+
+
+def cut(flat: Any, shapes: Iterable[Sequence[int]]) -> list[Any]:
+    """Return consecutive views of a flat array, of these shapes.
+
+    Example:
+        >>> [view.tolist() for view in cut(np.arange(5), [(2, 2), ()])]
+        [[[0, 1], [2, 3]], 4]
+    """
+    views, begin = [], 0
+    for shape in shapes:
+        end = begin + math.prod(shape)
+        views.append(flat[begin:end].reshape(shape))
+        begin = end
+    return views
+
+
 class NamedViews(Mapping[str, Any]):
     """Arrays by name that stay where they are: `views[name] = array` copies, and `views[name] += array` adds in place.
 
@@ -146,16 +209,18 @@ class NamedViews(Mapping[str, Any]):
         return f"NamedViews({self._views})"
 
     def __getitem__(self, name: str) -> Any:
-        return self._views[name]
+        try:
+            return self._views[name]
+        except KeyError:
+            raise KeyError(f"there is no array {name!r}; there are {names_text(list(self._views))}") from None
 
     def __setitem__(self, name: str, value: Any) -> None:
-        if name not in self._views:
-            raise KeyError(f"there is no array {name!r}; there are {names_text(list(self._views))}")
-        view = self._views[name]
+        view = self[name]
         if value is view:  # after `+=`
             return
         if np.shape(value) != view.shape:
             raise ValueError(f"{name!r} has shape {view.shape}, and cannot take one of {np.shape(value)}")
+        check_not_complex(value, view, f"the value for {name!r}")
         view[...] = value
 
     def __iter__(self) -> Iterator[str]:
@@ -181,20 +246,15 @@ class FlatArrays:
 
     def __init__(self, group: ProcessGroup, parameters: Sequence[Parameter], extra: int = 0) -> None:
         first = parameters[0]
-        self.sizes = {parameter.name: int(parameter.array.size) for parameter in parameters}
-        self.size = sum(self.sizes.values())
+        self.size = sum(int(parameter.array.size) for parameter in parameters)
         length = self.size + extra
         if first.device is None:
             self.flat: Any = zeros(length, first.dtype, group)
         else:
             self.flat = new_empty((length,), first.array)
             self.flat[...] = 0
-        self.views: dict[str, Any] = {}
-        begin = 0
-        for parameter in parameters:
-            end = begin + self.sizes[parameter.name]
-            self.views[parameter.name] = self.flat[begin:end].reshape(parameter.array.shape)
-            begin = end
+        names, shapes = zip(*((parameter.name, parameter.array.shape) for parameter in parameters), strict=True)
+        self.views: dict[str, Any] = dict(zip(names, cut(self.flat, shapes), strict=True))
 
 
 class GradBucket:
@@ -246,13 +306,7 @@ class GradBucket:
 
     def gradients(self) -> list[Any]:
         """Return its gradients: views of the buffer with the shapes of the parameters."""
-        found, begin = [], 0
-        for parameter in self._parameters:
-            shape = parameter.array.shape
-            end = begin + math.prod(shape)
-            found.append(self._buffer[begin:end].reshape(shape))
-            begin = end
-        return found
+        return cut(self._buffer, (parameter.array.shape for parameter in self._parameters))
 
     def over(self, buffer: Any) -> GradBucket:
         """Return a bucket of the same parameters over another buffer, such as one of another dtype.

@@ -7,6 +7,7 @@ from typing import Any
 
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import resolve
+from meshdist.parallel.gradient_buckets import checked_count
 from meshdist.parallel.parameter_trees import average_parameters
 from meshdist.runtime.context import GroupLike
 
@@ -26,7 +27,8 @@ class PeriodicAverager:
         step: How often `average_parameters` was called; a checkpoint keeps it.
 
     Raises:
-        ValueError: `period` is not positive, or `warmup_steps` negative.
+        TypeError: A number that is no integer.
+        ValueError: `period` is less than 1, or `warmup_steps` negative.
 
     Example:
         >>> import numpy as np
@@ -43,12 +45,9 @@ class PeriodicAverager:
     """
 
     def __init__(self, period: int, warmup_steps: int = 0, group: GroupLike = None) -> None:
-        if period < 1:
-            raise ValueError(f"PeriodicAverager: period must be positive, got {period}")
-        _check_warmup("PeriodicAverager", warmup_steps)
         self._group = resolve(group)
-        self._period = period
-        self._warmup_steps = warmup_steps
+        self._period = checked_count("PeriodicAverager", "period", period, 1)
+        self._warmup_steps = checked_count("PeriodicAverager", "warmup_steps", warmup_steps, 0)
         self.step = 0
 
     def average_parameters(self, tree: Any) -> None:
@@ -97,7 +96,6 @@ class HierarchicalAverager:
     """
 
     def __init__(self, groups: Mapping[int, GroupLike], warmup_steps: int = 0) -> None:
-        _check_warmup("HierarchicalAverager", warmup_steps)
         if not groups or min(groups) < 1:
             raise ValueError(f"HierarchicalAverager: groups must have positive periods as keys, got {list(groups)}")
         self._groups: dict[int, ProcessGroup] = {period: resolve(groups[period]) for period in sorted(groups)}
@@ -109,7 +107,7 @@ class HierarchicalAverager:
                     f"that with a shorter period, {inner.label!r}"
                 )
             inner = group
-        self._warmup_steps = warmup_steps
+        self._warmup_steps = checked_count("HierarchicalAverager", "warmup_steps", warmup_steps, 0)
         self.step = 0
 
     def average_parameters(self, tree: Any) -> None:
@@ -124,8 +122,3 @@ class HierarchicalAverager:
         turns = [group for period, group in self._groups.items() if step % period == 0]
         if turns:
             average_parameters(tree, turns[-1])
-
-
-def _check_warmup(of: str, warmup_steps: int) -> None:
-    if warmup_steps < 0:
-        raise ValueError(f"{of}: warmup_steps must not be negative, got {warmup_steps}")

@@ -15,8 +15,8 @@ import numpy as np
 
 from meshdist.arrays.device_types import new_empty
 from meshdist.collectives.all_reduce import all_reduce
-from meshdist.parallel.bucket_reduction import Rounds
-from meshdist.parallel.gradient_buckets import GradBucket
+from meshdist.parallel.bucket_reduction import Rounds, real_buffer
+from meshdist.parallel.gradient_buckets import GradBucket, checked_count, cut
 from meshdist.runtime.work import Work
 
 _MOST_BY_GRAM_SCHMIDT = 2  # columns; with more, a QR factorization is faster
@@ -42,13 +42,12 @@ class PowerSGD:
         random_seed: int,
         by_parameter: bool,
     ) -> None:
-        if rank < 1:
-            raise ValueError(f"power_sgd: rank must be positive, got {rank}")
-        if start_iteration < 0:
-            raise ValueError(f"power_sgd: start_iteration must not be negative, got {start_iteration}")
+        self.__name__ = "power_sgd" if by_parameter else "batched_power_sgd"
+        if isinstance(rank, GradBucket):
+            raise TypeError(f"{self.__name__} makes a hook; write hook={self.__name__}()")
         self.steps = 0
-        self._rank = rank
-        self._start_iteration = start_iteration
+        self._rank = checked_count(self.__name__, "rank", rank, 1)
+        self._start_iteration = checked_count(self.__name__, "start_iteration", start_iteration, 0)
         self._min_rate = min_compression_rate
         self._feeds_back = use_error_feedback
         self._warm_start = warm_start
@@ -58,7 +57,6 @@ class PowerSGD:
         self._errors: dict[int, Any] = {}
         self._qs: dict[int, Any] = {}
         self._before = self._after = 0
-        self.__name__ = "power_sgd" if by_parameter else "batched_power_sgd"
 
     def compression_stats(self) -> tuple[float, int, int]:
         """Return the rate of compression, and the numbers of elements before and after it, of all steps so far."""
@@ -66,9 +64,10 @@ class PowerSGD:
 
     def __call__(self, bucket: GradBucket) -> Work | Rounds:
         """Average a bucket: see `GradientReducer(hook=...)`."""
+        buffer = real_buffer(bucket, self.__name__)
         if self.steps < self._start_iteration:
             self.steps += bucket.is_last()
-            work: Work = all_reduce(bucket.buffer(), "avg", bucket.group, async_op=True)
+            work: Work = all_reduce(buffer, "avg", bucket.group, async_op=True)
             return work
         return self._rounds(bucket)
 
@@ -76,8 +75,15 @@ class PowerSGD:
         buffer, group, index = bucket.buffer(), bucket.group, bucket.index()
         size = group.size()
         if self._feeds_back:
-            if index in self._errors:
-                buffer += self._errors[index]
+            error = self._errors.get(index)
+            if error is not None:
+                if error.size != buffer.size:
+                    prefix = group.error_prefix(self.__name__)
+                    raise ValueError(
+                        f"{prefix}: the hook keeps the errors of {error.size} gradients for bucket {index}, which has"
+                        f" {buffer.size}; make a hook for each reducer"
+                    )
+                buffer += error
             given = buffer.copy()
         matrices, rest = self._matrices(bucket)
         ranks = [min(*matrix.shape, self._rank) for matrix in matrices]
@@ -88,9 +94,10 @@ class PowerSGD:
         for matrix, q, p in zip(matrices, qs, ps, strict=True):
             np.matmul(matrix, q, out=p)
         if rest:
-            uncompressed = np.concatenate([array.reshape(-1) for array in rest])
-            yield all_reduce(uncompressed, "avg", group, async_op=True)
-            _unpack(uncompressed, rest)
+            rest_flat = np.concatenate([array.reshape(-1) for array in rest])
+            yield all_reduce(rest_flat, "avg", group, async_op=True)
+            for array, average in zip(rest, cut(rest_flat, [array.shape for array in rest]), strict=True):
+                array[...] = average
         if matrices:
             # The sum will do: its columns are normalized.
             yield all_reduce(p_flat, "sum", group, async_op=True)
@@ -103,10 +110,15 @@ class PowerSGD:
                 np.matmul(p, q.T, out=matrix)
         if not self._by_parameter:
             buffer[...] = matrices[0].reshape(-1)[: buffer.size]
-        if self._feeds_back:
-            self._errors[index] = given - buffer
-        if self._warm_start:
-            self._qs[index] = q_flat
+        # A NaN of this step would stay in the errors and in Q. All ranks find it, since they have the same sums.
+        if all(np.isfinite(sums).all() for sums in ((q_flat, rest_flat) if rest else (q_flat,))):
+            if self._feeds_back:
+                self._errors[index] = given - buffer
+            if self._warm_start:
+                self._qs[index] = q_flat
+        else:
+            self._errors.pop(index, None)
+            self._qs.pop(index, None)
         self.steps += bucket.is_last()
         return None
 
@@ -165,8 +177,11 @@ def power_sgd(
         orthogonalization_epsilon: Added to the norms of columns. It is not needed where matrices may be zero.
         random_seed: The same on all ranks.
 
+    A NaN or an infinity makes the averages of its step NaN; errors and matrices are then forgotten.
+
     Raises:
-        ValueError: `rank` is not positive, or `start_iteration` negative.
+        TypeError: A number that is no integer. From the hook, complex gradients.
+        ValueError: `rank` is less than 1, or `start_iteration` negative.
 
     Example:
         >>> import meshdist as dist
@@ -203,6 +218,7 @@ def batched_power_sgd(
         random_seed: As for `power_sgd`.
 
     Raises:
+        TypeError: As for `power_sgd`.
         ValueError: As for `power_sgd`.
     """
     return PowerSGD(rank, start_iteration, 0, use_error_feedback, warm_start, 0, random_seed, by_parameter=False)
@@ -223,27 +239,15 @@ def orthogonalize(matrix: Any, epsilon: float = 0) -> None:
     for place in range(matrix.shape[1]):
         column, rest = matrix[:, place : place + 1], matrix[:, place + 1 :]
         norm = np.sqrt((column * column).sum())
-        column /= norm + epsilon + (norm == 0)  # a column of zeros remains one
+        with np.errstate(invalid="ignore"):  # infinities become NaNs
+            column /= norm + epsilon + (norm == 0)  # a column of zeros remains one
         rest -= (column * rest).sum(axis=0, keepdims=True) * column
 
 
 def _stacked(shapes: Sequence[tuple[int, int]], like: Any) -> tuple[list[Any], Any]:
     """Return matrices that are views of one flat array, and that array."""
     flat = new_empty((sum(math.prod(shape) for shape in shapes),), like)
-    views, begin = [], 0
-    for shape in shapes:
-        end = begin + math.prod(shape)
-        views.append(flat[begin:end].reshape(shape))
-        begin = end
-    return views, flat
-
-
-def _unpack(flat: Any, arrays: list[Any]) -> None:
-    begin = 0
-    for array in arrays:
-        end = begin + array.size
-        array[...] = flat[begin:end].reshape(array.shape)
-        begin = end
+    return cut(flat, shapes), flat
 
 
 def _fill(array: Any, host: Any) -> None:

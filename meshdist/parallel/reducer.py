@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.arrays.device_types import taken
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import resolve
 from meshdist.parallel.bucket_reduction import DirectReduction, Hook, HookedReduction, hook_name
@@ -20,6 +19,8 @@ from meshdist.parallel.gradient_buckets import (
     Parameter,
     agree_on,
     assigned,
+    checked_count,
+    gradient_like,
     parameters_of,
 )
 from meshdist.parallel.join_context import Joinable, JoinHook
@@ -65,7 +66,7 @@ class GradientReducer(Joinable):
         buckets: The GradBuckets, in the order in which they are reduced.
 
     Raises:
-        TypeError: No arrays, or ones of integers.
+        TypeError: No arrays, or ones of integers; a number of bytes that is no integer; a hook that is not callable.
         ValueError: No parameters, two of one name, a negative number of bytes, or this rank is not in the group.
         DistBackendError: The ranks' parameters differ; raised on all ranks with the first difference.
 
@@ -96,9 +97,10 @@ class GradientReducer(Joinable):
         self._prefix = members.error_prefix("GradientReducer")
         if members.rank() < 0:
             raise ValueError(f"{self._prefix}: this rank is not in the group; make the reducer on its ranks alone")
-        for name, count in {"bucket_bytes": bucket_bytes, "first_bucket_bytes": first_bucket_bytes}.items():
-            if count < 0:
-                raise ValueError(f"{self._prefix}: {name} must not be negative, got {count}")
+        bucket_bytes = checked_count(self._prefix, "bucket_bytes", bucket_bytes, 0)
+        first_bucket_bytes = checked_count(self._prefix, "first_bucket_bytes", first_bucket_bytes, 0)
+        if hook is not None and not callable(hook):
+            raise TypeError(f"{self._prefix}: hook must be callable, got {hook!r:.80}")
         parameters = parameters_of(self._prefix, named_arrays)
         settings = (
             f"bucket_bytes={bucket_bytes}",
@@ -119,11 +121,12 @@ class GradientReducer(Joinable):
         self._is_detailed = False
         self._begin_step()
         _log.info(
-            "%s: %d parameters, %d bytes, in %d buckets of %s bytes; %s",
+            "%s: %d parameters, %d bytes, in %d bucket%s of %s bytes; %s",
             self._prefix,
             len(parameters),
             sum(parameter.nbytes for parameter in parameters),
             len(self.buckets),
+            "" if len(self.buckets) == 1 else "s",
             ", ".join(str(bucket.buffer().nbytes) for bucket in self.buckets),
             ", ".join(settings),
         )
@@ -223,7 +226,8 @@ class GradientReducer(Joinable):
             last_ns = self._clock.backward_end_ns - _LEAST_HIDDEN_NS
             self._num_early = sum([full_ns < last_ns for full_ns in self._full_ns])
         if self._is_detailed and self._clock.is_sampled():
-            _log.debug("%s: step %d: %s", self._prefix, self._clock.steps, self._clock.last())
+            unused = f"; no gradient for {self._num_unused} of the parameters" if self._num_unused else ""
+            _log.debug("%s: step %d: %s%s", self._prefix, self._clock.steps, self._clock.last(), unused)
 
     def average(self, gradients: Mapping[str, Any]) -> NamedViews:
         """Make a whole step with gradients that are all there: `ready` for each, the last one first, and `wait`.
@@ -232,11 +236,14 @@ class GradientReducer(Joinable):
             gradients: This rank's gradients by name, for all parameters; they are copied.
 
         Returns:
-            The averages: `gradients` of the reducer.
+            The averages: `gradients` of the reducer, which the next step overwrites.
 
         Raises:
+            TypeError: `gradients` is no mapping.
             DistBackendError: As `wait`.
         """
+        if not isinstance(gradients, Mapping):
+            raise TypeError(f"{self._prefix}: gradients must be a dict by name, got {type(gradients).__name__}")
         for name in reversed(list(gradients)):
             self.ready(name, gradients[name])
         self.wait()
@@ -252,8 +259,7 @@ class GradientReducer(Joinable):
         Raises:
             RuntimeError: The block begins in the middle of a step.
         """
-        if self._is_synced and len(self._waiting) != self._num_parameters:
-            raise RuntimeError(f"{self._prefix}: no_sync begins in the middle of a step; call wait() before it")
+        self._check_between_steps("no_sync begins")
         before, self._is_synced = self._is_synced, False
         try:
             yield
@@ -266,8 +272,7 @@ class GradientReducer(Joinable):
         Raises:
             RuntimeError: A step is under way: `wait` was not called.
         """
-        if len(self._waiting) != self._num_parameters:
-            raise RuntimeError(f"{self._prefix}: zero() in the middle of a step; call wait() before it")
+        self._check_between_steps("zero()")
         for flat in self._flats:
             flat[...] = 0
         self._accumulated.clear()
@@ -297,7 +302,12 @@ class GradientReducer(Joinable):
         return self._group
 
     def join_hook(self) -> JoinHook:
-        """Return the hook that makes steps of zeros."""
+        """Return the hook that makes steps of zeros.
+
+        Raises:
+            RuntimeError: The loop was left in the middle of a step.
+        """
+        self._check_between_steps("uneven_inputs ends")
         return _ShadowSteps(self)
 
     def join_parameters(self) -> Any:
@@ -311,6 +321,10 @@ class GradientReducer(Joinable):
         self._waiting.clear()
         self._complete([])
         self.wait()
+
+    def _check_between_steps(self, what: str) -> None:
+        if len(self._waiting) != self._num_parameters:
+            raise RuntimeError(f"{self._prefix}: {what} in the middle of a step; call wait() before it")
 
     def _begin_step(self) -> None:
         self._waiting = self._bucket_of.copy()  # the bucket of each parameter that is not ready
@@ -364,15 +378,11 @@ class GradientReducer(Joinable):
     def _copy_in(self, name: str, gradient: Any) -> None:
         view = self._views[name]
         try:
-            array = taken(gradient, "gradient")
-        except TypeError as error:
-            self._faults.add(f"the gradient of {name!r}: {error}")
+            array = gradient_like(view, name, gradient)
+        except (TypeError, ValueError) as error:
+            self._faults.add(str(error))
             return
-        if array.shape != view.shape or array.dtype != view.dtype or type(array) is not type(view):
-            found, due = (f"{each.dtype}{list(each.shape)}" for each in (array, view))
-            modules = "" if type(array) is type(view) else f" of {type(array).__module__}, not {type(view).__module__}"
-            self._faults.add(f"the gradient of {name!r} must be {due}, got {found}{modules}")
-        elif name not in self._accumulated:
+        if name not in self._accumulated:
             view[...] = array
         elif not (isinstance(array, np.ndarray) and np.may_share_memory(array, view)):
             view += array

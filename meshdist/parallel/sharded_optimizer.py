@@ -12,13 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.arrays.device_types import new_empty, taken
+from meshdist.arrays.device_types import new_empty
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.objects import all_gather_object
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import resolve
-from meshdist.parallel.gradient_buckets import FlatArrays, NamedViews, Parameter, agree_on, parameters_of
+from meshdist.parallel.gradient_buckets import (
+    FlatArrays,
+    NamedViews,
+    Parameter,
+    agree_on,
+    cut,
+    gradient_like,
+    parameters_of,
+)
 from meshdist.parallel.join_context import Joinable, JoinHook
 from meshdist.runtime.context import GroupLike
 
@@ -107,6 +115,7 @@ class ShardedOptimizer(Joinable):
             **options: Passed to `update`, instead of those of the optimizer.
 
         Raises:
+            TypeError: A gradient is no array.
             ValueError: A gradient is missing, or has another shape or dtype; nothing is sent.
             DistBackendError: A rank failed.
         """
@@ -194,10 +203,7 @@ class ShardedOptimizer(Joinable):
             what = f"no gradient for {missing[0]!r}" if missing else f"one for {unknown[0]!r}, which is no parameter"
             raise ValueError(f"{self._prefix}: step got {what}; pass a gradient for each parameter")
         for name, view in self.gradients.items():
-            array = taken(gradients[name], "gradient")
-            if array.shape != view.shape or array.dtype != view.dtype:
-                found, due = (f"{each.dtype}{list(each.shape)}" for each in (array, view))
-                raise ValueError(f"{self._prefix}: the gradient of {name!r} must be {due}, got {found}")
+            array = self._group.named(self._prefix, gradient_like, view, name, gradients[name])
             if array is not view:
                 view[...] = array
 
@@ -233,11 +239,8 @@ class _Shard:
 
     def by_name(self, flat: Any) -> dict[str, Any]:
         """Return an array of all elements cut into arrays of the shapes of the parameters."""
-        found, begin = {}, 0
-        for name, view in self.parameters.views.items():
-            found[name] = flat[begin : begin + view.size].reshape(view.shape)
-            begin += view.size
-        return found
+        views = self.parameters.views
+        return dict(zip(views, cut(flat, (view.shape for view in views.values())), strict=True))
 
     def own_block(self, prefix: str, key: str, arrays: Mapping[str, Any]) -> Any:
         """Return this rank's block of arrays of the shapes of the parameters."""

@@ -28,6 +28,11 @@ def names_text(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:_MOST_NAMED])) + more
 
 
+def _joined(texts: Sequence[str]) -> str:
+    more = f"; and {len(texts) - _MOST_NAMED} more faults" if len(texts) > _MOST_NAMED else ""
+    return "; ".join(texts[:_MOST_NAMED]) + more
+
+
 class StepFaults:
     """The faults of one rank in the current step.
 
@@ -67,8 +72,8 @@ class StepFaults:
     def raise_on_all(self, group: ProcessGroup | None) -> None:
         """Raise DistBackendError with the faults of all ranks of the group; all of them call it."""
         if group is None:
-            raise DistBackendError(f"{self._prefix}: {'; '.join(self._texts)}")
+            raise DistBackendError(f"{self._prefix}: {_joined(self._texts)}")
         found: list[Any] = [None] * group.size()
         all_gather_object(found, self._texts, group)
-        parts = [f"{call_rank(place, group.ranks)}: {'; '.join(texts)}" for place, texts in enumerate(found) if texts]
+        parts = [f"{call_rank(place, group.ranks)}: {_joined(texts)}" for place, texts in enumerate(found) if texts]
         raise DistBackendError(f"{self._prefix}: {'. '.join(parts)}")

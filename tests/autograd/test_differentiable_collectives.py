@@ -130,6 +130,15 @@ def test_ties_share_the_gradient_of_a_maximum() -> None:
     assert meshdist.run(main, 3) == [[third, third, 0], [third, third, 0], [third, third, 1]]
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_nan_in_a_maximum_has_a_nan_as_its_gradient() -> None:
+    def main() -> list[float]:
+        x = np.array([np.nan if meshdist.get_rank() else 1.0, 2.0])
+        return ag.grad(lambda x: anp.sum(ag.all_reduce(x, "max")))(x).tolist()
+
+    assert all(np.isnan(first) and second == 0.5 for first, second in meshdist.run(main, 2))
+
+
 def test_vjp_gives_the_functions_for_a_backward_pass_by_hand() -> None:
     def main() -> None:
         x = np.arange(4.0) * (1 + meshdist.get_rank())
@@ -150,6 +159,12 @@ def test_vjp_gives_the_functions_for_a_backward_pass_by_hand() -> None:
             g = np.ones_like(y)
             wanted = ag.grad(lambda x, c=collective, a=args, k=kwargs: anp.sum(c(x, *a, **k)))(x)
             assert np.allclose(backward(g, x, y), wanted), collective
+        forward, backward = ag.vjp(ag.all_gather, grad="identity")  # of lists, as without an axis
+        assert [y.tolist() for y in forward(x)] == [y.tolist() for y in ag.all_gather(x)]
+        assert backward([np.full(4, rank) for rank in range(2)]).tolist() == [meshdist.get_rank()] * 4
+        assert [float(y) for y in forward(2.0)] == [2.0, 2.0]
+        forward, backward = ag.vjp(ag.all_gather)
+        assert backward([np.full(4, rank) for rank in range(2)]).tolist() == [2 * meshdist.get_rank()] * 4
         if meshdist.get_rank() == 0:
             forward, backward = ag.vjp(ag.send, 1)
             forward(x)

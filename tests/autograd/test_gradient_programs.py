@@ -228,6 +228,7 @@ def test_what_has_no_gradient_is_named() -> None:
         columns = distribute_tensor(np.ones((3, 2)), mesh, {"dp": Shard(1)})
         integers = distribute_tensor(np.arange(3), mesh, {})
         wrong = ag.local_map(lambda x: 2 * x, {"dp": Shard(0)}, vjp=lambda g, y, x: g[:0])
+        unwrapped = ag.local_map(np.unwrap, {"dp": Shard(0)})  # not autograd's: a function of objects
         return [
             refused(lambda: ag.grad(lambda x: np.sum(np.cumprod(x, axis=1)))(x), TypeError),
             refused(lambda: ag.grad(lambda x: np.median(x, axis=1)[0])(x), TypeError),
@@ -240,13 +241,15 @@ def test_what_has_no_gradient_is_named() -> None:
             refused(lambda: ag.grad(lambda p: np.sum(x))({"n": integers}), TypeError),
             refused(lambda: ag.grad(lambda x: np.sum(x + columns))(x), PlacementError),
             refused(lambda: ag.grad(lambda x: np.sum(wrong(x)))(x), ValueError),
+            refused(lambda: ag.grad(lambda x: np.sum(unwrapped(x)))(x), TypeError),
             refused(lambda: ag.all_reduce(x), TypeError),
         ]
 
     parts = (
         "cumprod has no gradient", "median has no gradient", "np.interp is not available", "dstack has no gradient",
         "meshdist.tensor.local_map has", "meshdist.tensor.halo has no gradient", "with root= it has no gradient",
-        "shape (2,); add", "p['n'] is of int64", "redistribute", "vjp: the gradient of argument 0", "x is a DTensor",
+        "shape (2,); add", "p['n'] is of int64", "redistribute", "vjp: the gradient of argument 0",
+        "fn returned an array of objects", "x is a DTensor",
     )  # fmt: skip
     for said in meshdist.run(program, 2):
         for text, part in zip(said, parts, strict=True):

@@ -135,10 +135,89 @@ def test_power_sgd_begins_after_its_first_steps_and_leaves_zeros_zero():
 
 @pytest.mark.parametrize("make", [power_sgd, batched_power_sgd])
 def test_wrong_arguments_of_power_sgd(make):
-    with pytest.raises(ValueError, match="rank must be positive, got 0"):
+    with pytest.raises(ValueError, match="power_sgd: rank must be at least 1, got 0"):
         make(rank=0)
-    with pytest.raises(ValueError, match="start_iteration must not be negative, got -1"):
+    with pytest.raises(TypeError, match="rank must be an integer, got 1.5"):
+        make(rank=1.5)
+    with pytest.raises(ValueError, match="start_iteration must be at least 0, got -1"):
         make(start_iteration=-1)
+
+    def not_called():
+        reducer = GradientReducer({"a": np.zeros(2)}, hook=make)
+        with pytest.raises(TypeError, match=r"power_sgd makes a hook; write hook=(batched_)?power_sgd\(\)"):
+            reducer.average({"a": np.zeros(2)})
+
+    dist.run(not_called, 1)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("make", [power_sgd, batched_power_sgd])
+def test_a_nan_stays_in_its_step_of_power_sgd(make):
+    def program():
+        reducer = GradientReducer({"w": np.zeros((6, 6)), "b": np.zeros(2)}, hook=make(start_iteration=0))
+        found = []
+        for bad in (("w", np.nan), ("b", np.nan), ("w", np.inf)):
+            gradients = {"w": np.ones((6, 6)), "b": np.ones(2)}
+            reducer.average(gradients)
+            if dist.get_rank() == 1:
+                gradients[bad[0]].flat[0] = bad[1]
+            reducer.average(gradients)
+            found.append(bool(np.isfinite(reducer.gradients[bad[0]]).all()))
+            for _ in range(20):
+                reducer.average({"w": np.ones((6, 6)), "b": np.ones(2)})
+            np.testing.assert_allclose(reducer.gradients["w"], 1, atol=0.2)
+            np.testing.assert_allclose(reducer.gradients["b"], 1, atol=0.2)
+        return found
+
+    assert dist.run(program, 2) == 2 * [[False, False, False]]
+
+
+def test_power_sgd_of_two_reducers_is_refused():
+    def program():
+        hook = power_sgd(start_iteration=0)
+        small, large = (GradientReducer({"w": np.zeros((size, size))}, hook=hook) for size in (6, 7))
+        small.average({"w": np.ones((6, 6))})
+        with pytest.raises(ValueError, match=r"the errors of 36 gradients for bucket 0, which has 49; make a hook for"):
+            large.average({"w": np.ones((7, 7))})
+
+    dist.run(program, 2)
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        fp16_compress,
+        bf16_compress,
+        quantization_pertensor,
+        quantization_perchannel,
+        power_sgd(),
+        batched_power_sgd(),
+        fp16_compress_wrapper(communication_hooks.all_reduce),
+        lambda bucket: bucket.buffer() * 1j,
+    ],
+)
+def test_no_hook_drops_imaginary_parts(hook):
+    dtype = float if hook.__name__ == "<lambda>" else complex
+
+    def program():
+        reducer = GradientReducer({"w": np.zeros((4, 4), dtype)}, hook=hook)
+        with pytest.raises(TypeError, match="gradients of complex128 cannot be compressed|float64 has no imaginary"):
+            reducer.average({"w": np.ones((4, 4), dtype)})
+
+    dist.run(program, 2)
+
+
+@pytest.mark.parametrize("hook", [quantization_pertensor, quantization_perchannel])
+def test_a_nan_stays_in_its_channel_of_quantization(hook):
+    def program():
+        reducer = GradientReducer({"w": np.zeros(1000, "f4")}, hook=hook)
+        gradient = np.ones(1000, "f4")
+        gradient[dist.get_rank()] = np.nan if dist.get_rank() else np.inf
+        with np.errstate(all="raise"):
+            reducer.average({"w": gradient})
+        return int(np.isnan(reducer.gradients["w"]).sum())
+
+    assert dist.run(program, 2) == 2 * [1000 if hook is quantization_pertensor else 512]
 
 
 def in_place(bucket):
@@ -209,7 +288,7 @@ def test_post_local_sgd_averages_within_the_subgroup_later(reduces_later):
 
     later = [0.5, 0.5, 2.5, 2.5] if reduces_later else [0.0, 1.0, 2.0, 3.0]
     assert dist.run(program, 4) == [[1.5, 1.5, last] for last in later]
-    with pytest.raises(ValueError, match="start_iteration must not be negative, got -1"):
+    with pytest.raises(ValueError, match="start_iteration must be at least 0, got -1"):
         post_local_sgd(None, -1)
 
 

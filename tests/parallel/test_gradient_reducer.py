@@ -98,6 +98,10 @@ def test_gradients_are_views_of_buckets_of_one_dtype_each_in_reverse_order():
             reducer.gradients["a"] = np.zeros(2)
         with pytest.raises(KeyError, match="no array 'w'; there are 'a', 'x'"):
             reducer.gradients["w"] = np.zeros(2)
+        with pytest.raises(KeyError, match="no array 'w'; there are 'a', 'x'"):
+            reducer.gradients["w"] += 1
+        with pytest.raises(TypeError, match="the value for 'a' is complex, and float64 has no imaginary part"):
+            reducer.gradients["a"] = np.ones(4, complex)
         return [bucket.names() for bucket in reducer.buckets]
 
     assert dist.run(program, 1) == [[["d"], ["c", "b"], ["x"], ["a"]]]
@@ -248,6 +252,16 @@ def test_what_is_wrong_on_one_rank_is_raised_on_all(wrong, told, hook):
     assert re.fullmatch(told, text), text
 
 
+def test_of_many_faults_the_first_are_told():
+    def program():
+        reducer = GradientReducer({f"w{number}": np.zeros(1) for number in range(20)})
+        reducer.average({f"w{number}": np.zeros(2) for number in range(20)})
+
+    text = refused(2, program)
+    assert text.count("must be float64[1]") == 2 * 8
+    assert text.count("; and 12 more faults") == 2
+
+
 def test_nans_are_named_at_debug_level_detail():
     def program():
         reducer = GradientReducer(arrays_of())
@@ -293,19 +307,23 @@ def test_ranks_with_other_parameters_are_refused_when_the_reducer_is_made(other,
 def test_ranks_with_other_settings_are_refused():
     text = refused(2, lambda: GradientReducer({"a": np.zeros(2)}, bucket_bytes=dist.get_rank()))
     assert text.startswith(
-        "the ranks' settings differ, first where rank 0 has bucket_bytes=0 and rank 1 has bucket_bytes=1"
+        "the ranks' settings differ, first where rank 0 has bucket_bytes=0 and rank 1 has bucket_bytes=1; pass the same"
     )
+    assert text.endswith("on all ranks")
 
 
 @pytest.mark.parametrize(
     ("arrays", "options", "told"),
     [
         ({}, {}, "named_arrays is empty"),
-        ({"a": np.zeros(2, int)}, {}, "parameter 'a': op AVG is not defined for int64"),
-        ({"a": [1.0]}, {}, "parameter 'a': 'a' must be an array, got list"),
+        ({"a": np.zeros(2, int)}, {}, r"named_arrays\['a'\] is of int64, and averages are of floating"),
+        ({"a": [1.0]}, {}, r"named_arrays\['a'\] must be an array, got list; use np.array\(named_arrays\['a'\]\)"),
         ([np.zeros(2)], {}, r"must be a dict, or pairs \(name, array\)"),
+        ({0: np.zeros(2)}, {}, "the names of parameters must be strings, got 0"),
         ([("a", np.zeros(2)), ("a", np.zeros(2))], {}, "two parameters have the name 'a'"),
-        ({"a": np.zeros(2)}, {"bucket_bytes": -1}, "bucket_bytes must not be negative, got -1"),
+        ({"a": np.zeros(2)}, {"bucket_bytes": -1}, "bucket_bytes must be at least 0, got -1"),
+        ({"a": np.zeros(2)}, {"bucket_bytes": "25"}, "bucket_bytes must be an integer, got '25'"),
+        ({"a": np.zeros(2)}, {"hook": 3}, "hook must be callable, got 3"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_sent(arrays, options, told):
@@ -335,6 +353,8 @@ def test_a_whole_step_at_once():
             assert averages is reducer.gradients
             for name in SHAPES:
                 np.testing.assert_array_equal(averages[name], mean_of(name, step, 2))
+        with pytest.raises(TypeError, match="gradients must be a dict by name, got list"):
+            reducer.average(list(gradients.values()))
         del gradients["c"]
         reducer.average(gradients)
 
@@ -394,6 +414,23 @@ def test_statistics_and_logs(caplog):
     assert sum("2 parameters, 72 bytes, in 2 buckets of 8, 64 bytes; bucket_bytes=" in text for text in texts) == 2
     assert sum("step 1: forward " in text for text in texts) == 2
     assert not any("step 2:" in text for text in texts)
+
+
+def test_logs_tell_of_unused_parameters(caplog):
+    def program():
+        reducer = GradientReducer({"w": np.zeros(4), "b": np.zeros(2)}, find_unused_parameters=True)
+        reducer.ready("w")
+        reducer.wait()
+
+    before = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        with caplog.at_level(logging.DEBUG, "meshdist"):
+            dist.run(program, 2)
+    finally:
+        dist.set_debug_level(before)
+    texts = [record.getMessage() for record in caplog.records if "step 1: forward" in record.getMessage()]
+    assert [text.rpartition("; ")[2] for text in texts] == 2 * ["no gradient for 1 of the parameters"]
 
 
 def test_in_a_dry_run():

@@ -101,6 +101,8 @@ def test_what_a_sharded_optimizer_refuses():
             optimizer.step({"w": np.zeros(2), "b": np.zeros(1), "x": np.zeros(1)})
         with pytest.raises(ValueError, match=r"the gradient of 'b' must be float64\[1\], got float64\[2\]"):
             optimizer.step({"w": np.zeros(2), "b": np.zeros(2)})
+        with pytest.raises(TypeError, match=r"ShardedOptimizer on .*: the gradient of 'b': gradient must be an array"):
+            optimizer.step({"w": np.zeros(2), "b": [0.0]})
         with pytest.raises(ValueError, match=r"'first' of 'b' must be an array of shape \(1,\), got None"):
             optimizer.load_state_dict({"first": {"w": np.zeros(2)}})
         with pytest.raises(TypeError, match="update must be callable, got float"):
@@ -193,9 +195,11 @@ def test_hierarchical_averaging():
 
 def test_wrong_arguments_of_averagers():
     def program():
-        with pytest.raises(ValueError, match="period must be positive, got 0"):
+        with pytest.raises(ValueError, match="period must be at least 1, got 0"):
             PeriodicAverager(0)
-        with pytest.raises(ValueError, match="warmup_steps must not be negative, got -1"):
+        with pytest.raises(TypeError, match="period must be an integer, got 1.5"):
+            PeriodicAverager(1.5)
+        with pytest.raises(ValueError, match="warmup_steps must be at least 0, got -1"):
             PeriodicAverager(1, -1)
         with pytest.raises(ValueError, match=r"groups must have positive periods as keys, got \[0\]"):
             HierarchicalAverager({0: None})

@@ -106,6 +106,16 @@ def test_throw_on_early_termination_raises_on_all_ranks():
     ]
 
 
+def test_a_loop_that_is_left_within_a_step_is_refused():
+    def program():
+        reducer = GradientReducer({"w": np.zeros(1), "b": np.zeros(1)})
+        told = r"uneven_inputs ends in the middle of a step; call wait\(\) before it"
+        with pytest.raises(RuntimeError, match=told), uneven_inputs(None, reducer):
+            reducer.ready("b", np.ones(1))
+
+    dist.run(program, 2)
+
+
 def test_without_enable_nothing_is_sent():
     def program():
         reducer = GradientReducer({"w": np.zeros(1)})
