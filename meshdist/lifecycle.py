@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from typing import Any
@@ -23,6 +24,7 @@ from meshdist.groups.api import connect_to_device
 from meshdist.groups.non_member import NonMember
 from meshdist.groups.world import Diagnosis, World, current_world, resolve, world_in
 from meshdist.runtime.context import WorldSlot, current_slot
+from meshdist.runtime.departure import giving_up
 from meshdist.runtime.doorbells import SocketDoorbells
 from meshdist.runtime.peers import Peers, leave_will, my_card
 from meshdist.runtime.waiting import Doorbells
@@ -294,13 +296,21 @@ def abort_process_group(group: CollectiveMethods | None = None) -> None:
         return
     world = current_world()
     members = resolve(group)
-    reason = f"rank {world.rank} called abort_process_group"
+    reason, cause = f"rank {world.rank} called abort_process_group", _cause_of_abort(world)
+    if cause is not None:
+        reason = "it raised"
     if members is not world.default_group:
-        members.abort(reason)
+        members.give_up(giving_up(reason, cause))
         return
     current_slot().empty()
-    world.abort(reason)
+    world.abort(reason, cause)
     world.close()
+
+
+def _cause_of_abort(world: World) -> BaseException | None:
+    """Return the exception that is being handled, or else the timeout of a call; None where there is none."""
+    failures = (group.broken_by for group in world.groups)
+    return sys.exc_info()[1] or next((each for each in failures if isinstance(each, DistTimeoutError)), None)
 
 
 def _check_place(rank: int, world_size: int) -> None:
