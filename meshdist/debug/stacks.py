@@ -34,7 +34,9 @@ def own_threads(harmless: Collection[int], harmless_modules: tuple[str, ...]) ->
 
 
 def _may_run_own(thread: threading.Thread, harmless_modules: tuple[str, ...]) -> bool:
-    return not thread.name.startswith("meshdist-") and not type(thread).__module__.startswith(harmless_modules)
+    target = getattr(thread, "_target", None)
+    modules = (type(thread).__module__, getattr(target, "__module__", None) or "")
+    return not thread.name.startswith("meshdist-") and not any(name.startswith(harmless_modules) for name in modules)
 
 
 def _is_in_own(frame: FrameType | None) -> bool:
