@@ -286,6 +286,8 @@ def destroy_process_group(group: CollectiveMethods | None = None) -> None:
 def abort_process_group(group: CollectiveMethods | None = None) -> None:
     """Abort at once: the calls of other ranks that wait for this one raise.
 
+    Called while an exception is handled, it tells the other ranks of the exception.
+
     Args:
         group: The group; None or the world's group aborts all groups and ends the world.
 
@@ -296,21 +298,14 @@ def abort_process_group(group: CollectiveMethods | None = None) -> None:
         return
     world = current_world()
     members = resolve(group)
-    reason, cause = f"rank {world.rank} called abort_process_group", _cause_of_abort(world)
-    if cause is not None:
-        reason = "it raised"
+    cause = sys.exc_info()[1]  # the exception that is being handled
+    reason = f"rank {world.rank} called abort_process_group" if cause is None else "it raised"
     if members is not world.default_group:
         members.give_up(giving_up(reason, cause))
         return
     current_slot().empty()
     world.abort(reason, cause)
     world.close()
-
-
-def _cause_of_abort(world: World) -> BaseException | None:
-    """Return the exception that is being handled, or else the timeout of a call; None where there is none."""
-    failures = (group.broken_by for group in world.groups)
-    return sys.exc_info()[1] or next((each for each in failures if isinstance(each, DistTimeoutError)), None)
 
 
 def _check_place(rank: int, world_size: int) -> None:

@@ -270,11 +270,6 @@ class ProcessGroup(CollectiveMethods, Membership):
         return self._broken is not None or self._closed is not None
 
     @property
-    def broken_by(self) -> DistError | None:
-        """The failure of a call after which later calls raise; None if none has failed."""
-        return self._broken
-
-    @property
     def has_backend(self) -> bool:
         """Whether a backend was made; it has a connection to the peers."""
         return self._backends.any_made
