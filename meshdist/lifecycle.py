@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
 from typing import Any
@@ -23,6 +24,7 @@ from meshdist.groups.api import connect_to_device
 from meshdist.groups.non_member import NonMember
 from meshdist.groups.world import Diagnosis, World, current_world, resolve, world_in
 from meshdist.runtime.context import WorldSlot, current_slot
+from meshdist.runtime.departure import giving_up
 from meshdist.runtime.doorbells import SocketDoorbells
 from meshdist.runtime.peers import Peers, leave_will, my_card
 from meshdist.runtime.waiting import Doorbells
@@ -284,6 +286,8 @@ def destroy_process_group(group: CollectiveMethods | None = None) -> None:
 def abort_process_group(group: CollectiveMethods | None = None) -> None:
     """Abort at once: the calls of other ranks that wait for this one raise.
 
+    Called while an exception is handled, it tells the other ranks of the exception.
+
     Args:
         group: The group; None or the world's group aborts all groups and ends the world.
 
@@ -294,12 +298,13 @@ def abort_process_group(group: CollectiveMethods | None = None) -> None:
         return
     world = current_world()
     members = resolve(group)
-    reason = f"rank {world.rank} called abort_process_group"
+    cause = sys.exc_info()[1]  # the exception that is being handled
+    reason = f"rank {world.rank} called abort_process_group" if cause is None else "it raised"
     if members is not world.default_group:
-        members.abort(reason)
+        members.give_up(giving_up(reason, cause))
         return
     current_slot().empty()
-    world.abort(reason)
+    world.abort(reason, cause)
     world.close()
 
 

@@ -59,7 +59,7 @@ SLOW_TESTS = re.compile(
     r"|test_who_gave_up_and_left_still_counts_as_having_come"
     r"|test_300_silent_slow_and_half_open_strangers"
     r"|test_scans.*\[(threads|gloo)-[12]"
-    r"|test_every_rank_sees_the_circle\[.*(threads|gloo-tcp)\]"
+    r"|test_every_rank_(raises_the_circle_once_it_is_proven\[each.*|sees_the_circle_at_the_timeout\[)"
     r"|test_scans.*\[gloo-tcp"
     r"|test_another_group_name_at_one_file_is_told\[without and with\]"
     r"|test_strangers_delay_nobody_and_are_hung_up_on_in_time"

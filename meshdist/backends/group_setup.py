@@ -68,8 +68,13 @@ class StoreBarrier(Waitable):
         return
 
     def missing(self) -> str:
-        absent = [rank for rank in self._members if not self._store.check([f"here/{rank}"])]
-        return ", ".join(map(self._options.call, absent))
+        return ", ".join(map(self._options.call, self._not_here()))
+
+    def awaits(self) -> list[int]:
+        return [self._options.ranks[rank] for rank in self._not_here()]
+
+    def _not_here(self) -> list[int]:
+        return [rank for rank in self._members if not self._store.check([f"here/{rank}"])]
 
     def poll_interval_s(self) -> float:
         # Nothing rings the doorbell. Poll less often in long waits: thousands may be polling.

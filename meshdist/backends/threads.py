@@ -141,6 +141,9 @@ class _CheckIn(_InRoom):
     def missing(self) -> str:
         return ", ".join(map(self._options.call, self.absent()))
 
+    def awaits(self) -> list[int]:
+        return [self._options.ranks[rank] for rank in self.absent()]
+
 
 class _Send(_InRoom, SendRequest):
     def __init__(self, options: BackendOptions, room: Room, dst: int) -> None:
@@ -154,6 +157,9 @@ class _Send(_InRoom, SendRequest):
 
     def receiver_words(self) -> str:
         return self._options.call(self._dst)
+
+    def awaits(self) -> list[int]:
+        return [self._options.ranks[self._dst]]
 
 
 class _Message(UnexpectedMessage):
@@ -192,6 +198,9 @@ class _Recv(_InRoom, RecvRequest):
 
     def source_words(self) -> str:
         return any_of(self._others(), self._options.call) if self.wanted is None else super().source_words()
+
+    def awaits(self) -> list[int]:
+        return [] if self.wanted is None else [self._options.ranks[self.wanted]]
 
     def _others(self) -> list[int]:
         return [rank for rank in range(len(self.room.boxes)) if rank != self._options.rank]

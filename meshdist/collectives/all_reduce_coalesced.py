@@ -24,7 +24,7 @@ def check(call: Call) -> None:
     all_reduce,
     names=("tensors", "tensors"),
     check=check,
-    agreed=partial(agree_on_list, side="recv"),
+    agreed=partial(agree_on_list, side="recv", is_elementwise=True),
     put=pack_all,
     take=unpack_all,
     by_element=True,

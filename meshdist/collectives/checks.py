@@ -101,7 +101,9 @@ def check_stacked_pair(call: Call, whole: Array, block: Array, names: tuple[str,
 
 
 def agree_on_array(call: Call) -> tuple[Any, ...]:
-    return agree_on_one(call, "recv")
+    """The array has the same shape on every rank."""
+    array = one(call, "recv")
+    return (Elements(f"{array.dtype}[", [array], is_elementwise=True),)
 
 
 def agree_on_one(call: Call, side: str) -> tuple[Any, ...]:
@@ -123,9 +125,9 @@ def agree_on_blocks(call: Call, side: str) -> tuple[Any, ...]:
     return (f"{arrays[0].dtype}[{', '.join(str(array.size) for array in arrays)}]",)
 
 
-def agree_on_list(call: Call, side: str) -> tuple[Any, ...]:
+def agree_on_list(call: Call, side: str, *, is_elementwise: bool = False) -> tuple[Any, ...]:
     arrays = several(call, side)
-    return (Elements(f"{len(arrays)} arrays {arrays[0].dtype}[", arrays),)
+    return (Elements(f"{len(arrays)} arrays {arrays[0].dtype}[", arrays, is_elementwise=is_elementwise),)
 
 
 def check_same_shape(call: Call, array: Array, block: Array, names: tuple[str, str]) -> None:

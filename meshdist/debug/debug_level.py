@@ -21,9 +21,9 @@ class DebugLevel(IntEnum):
     """How much is logged.
 
     OFF logs warnings. INFO also logs set-up, groups, connections and their end, and calls that wait for more than a
-    second. DETAIL logs every call: its group, its bytes, and its line. At DETAIL, collectives whose arrays have equal
-    sizes but different shapes raise, and so do calls of overlapping groups in different orders; both checks need all
-    ranks at DETAIL.
+    second. DETAIL logs every call: its group, its bytes, and its line. At DETAIL, all collectives of one array or list
+    raise for arrays of equal sizes but different shapes, which at other levels only reductions and broadcasts do, and
+    so do calls of overlapping groups in different orders; both checks need all ranks at DETAIL.
 
     Example:
         >>> DebugLevel.INFO < DebugLevel.DETAIL

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -25,6 +25,7 @@ from meshdist.system.deadline import Deadline
 from meshdist.system.platform import start_thread
 
 if TYPE_CHECKING:
+    from meshdist.debug.deadlock import BlockedWait, DeadlockDetector
     from meshdist.debug.states import RankSnapshot
     from meshdist.groups.world import World
     from meshdist.runtime.waiting import Waitable, Watch
@@ -33,6 +34,8 @@ _MOST_CHARACTERS = 3000
 _REFRESH_S = 10.0
 _SETTLE_S = 0.3
 _MOST_WAITS_FOR_LEADER = 10
+# From when on it is looked for ranks that wait for each other.
+_DETECTS_FROM_S = 1.0
 # Logged at debug level INFO.
 _SLOW_S = 1.0
 _LONGEST_BUDGET_S = 1.0
@@ -71,6 +74,10 @@ class StateExchange(Protocol):
         """Describe the ranks stopped by a signal, as far as this host shows it without asking any rank."""
         return {}
 
+    def harmless_threads(self) -> Collection[int]:
+        """Return the ids of the threads of other ranks, and of those that wait for the ranks to end."""
+        return ()
+
     def leader(self) -> int | None:
         """Return the lowest waiting rank, which reports for all; None without one."""
 
@@ -92,6 +99,7 @@ class LongWait:
         self._deadline = deadline
         self._missing = missing
         self._watchdog = watchdog
+        self.blocked: BlockedWait | None = None  # what the detector of deadlocks keeps of it
 
     @property
     def lasts_s(self) -> float:
@@ -101,16 +109,21 @@ class LongWait:
         """Return lines on who waits for whom; empty if unknown."""
         return self._watchdog.hang_report(self._budget_s)
 
-    def give_up(self, error: DistError) -> None:
+    def give_up(self, error: DistError) -> DistError | None:
         """Publish the last state of this rank for ranks that ask later, as the wait ends with `error`.
 
-        A rank in a cycle may first notice that the next one has given up and gone: its error describes the cycle too.
+        A rank in a cycle may first notice that the next one has given up and gone: its error describes the cycle too,
+        or, if it is a deadlock, is that of the others, which is returned.
         """
+        deadlock = None
+        if self.blocked is not None and error.peer_failed:
+            deadlock = self.blocked.proven(_LONGEST_BUDGET_S)
         if not self.is_long:
-            return
-        if error.peer_failed and not error.hang_report and self._watchdog.latest.has_cycle:
+            return deadlock
+        if deadlock is None and error.peer_failed and not error.hang_report and self._watchdog.latest.has_cycle:
             error.add(hang_report=self.hang_report())
         self._watchdog.publish_last(self._budget_s)
+        return deadlock
 
     @property
     def _budget_s(self) -> float:
@@ -118,9 +131,11 @@ class LongWait:
 
     def end(self) -> None:
         """Stop watching."""
+        if self.blocked is not None:
+            self.blocked.end()
         if self.is_long:
             self._watchdog.end(self)
-        if self._missing:
+        if self._missing and self.lasts_s >= _SLOW_S:
             self._watchdog.log_slow(self, self._missing)
 
 
@@ -129,6 +144,7 @@ class HangWatchdog:
 
     def __init__(self, world: World, make_exchange: Callable[[], StateExchange]) -> None:
         self.make_exchange = make_exchange
+        self.detects_from_s = _DETECTS_FROM_S
         self._log = world.log
         self._world = world
         self._lock = threading.Lock()
@@ -155,12 +171,14 @@ class HangWatchdog:
         watch = cast("LongWait | None", wait)
         grace = grace_s(deadline.timeout_s)
         lasts_s = deadline.timeout_s - deadline.remaining_s()
-        if watch is None and lasts_s >= min(_SLOW_S, grace):
+        if watch is None and lasts_s >= min(_SLOW_S, grace, self.detects_from_s):
             watch = LongWait(
                 self, error_prefix, deadline, waitable.missing() if self._log.isEnabledFor(logging.INFO) else ""
             )
         if watch is not None and not watch.is_long and lasts_s >= grace:
             self._begin(watch)
+        if watch is not None and lasts_s >= self.detects_from_s:
+            watch.blocked = self.detector.look(watch.blocked, waitable)
         return watch
 
     def log_slow(self, watch: LongWait, missing: str) -> None:
@@ -187,6 +205,13 @@ class HangWatchdog:
     @cached_property
     def exchange(self) -> StateExchange:
         return self.make_exchange()
+
+    @cached_property
+    def detector(self) -> DeadlockDetector:
+        """The detector of ranks that wait for each other."""
+        from meshdist.debug.deadlock import DeadlockDetector
+
+        return DeadlockDetector(self._world, self.exchange.harmless_threads())
 
     @property
     def latest(self) -> Finding:

@@ -4,16 +4,47 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Collection
 from pathlib import PurePath
 from types import FrameType
 from typing import NamedTuple
 
-from meshdist.runtime.call_site import is_ours
+from meshdist.runtime.call_site import is_ours, place_in
 
 _DEEPEST = 40
 # These files ask for stacks, so their frames are dropped.
 _ASKERS = tuple(str(PurePath(__file__).parent / name) for name in ("dump.py", "signals.py", "hang_watchdog.py"))
+
+
+def own_threads(harmless: Collection[int], harmless_modules: tuple[str, ...]) -> list[int]:
+    """Return the ids of other threads that may run the user's code, except for the `harmless` ones.
+
+    These are the threads of `threading`, but for those of this package and of `harmless_modules`, and among other
+    threads, which libraries make, those that are in the user's code now.
+    """
+    mine, known = threading.get_ident(), {thread.ident: thread for thread in threading.enumerate()}
+    return [
+        number
+        for number, frame in _frames().items()
+        if number != mine
+        and number not in harmless
+        and (_may_run_own(known[number], harmless_modules) if number in known else _is_in_own(frame))
+    ]
+
+
+def _may_run_own(thread: threading.Thread, harmless_modules: tuple[str, ...]) -> bool:
+    target = getattr(thread, "_target", None)
+    modules = (type(thread).__module__, getattr(target, "__module__", None) or "")
+    return not thread.name.startswith("meshdist-") and not any(name.startswith(harmless_modules) for name in modules)
+
+
+def _is_in_own(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if _is_own(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Stack(NamedTuple):
@@ -68,7 +99,7 @@ def _first(frames: list[FrameType], wanted: Callable[[str], bool]) -> int | None
 
 
 def _line(frame: FrameType) -> str:
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+    return f"{place_in(frame.f_code.co_filename, frame.f_lineno)} in {frame.f_code.co_name}"
 
 
 def _is_own(file: str) -> bool:

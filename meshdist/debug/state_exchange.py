@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -118,11 +118,18 @@ def _waits(text: bytes | None) -> bool:
 
 
 class ThreadStateExchange(StateExchange):
-    """Reads the states directly where ranks are threads of one process; `worlds` returns the world of each."""
+    """Reads the states directly where ranks are threads of one process; `worlds` returns the world of each.
 
-    def __init__(self, worlds: Callable[[], Mapping[int, World]], rank: int) -> None:
+    The thread `caller` waits for the ranks.
+    """
+
+    def __init__(self, worlds: Callable[[], Mapping[int, World]], rank: int, caller: int) -> None:
         self._worlds = worlds
         self._rank = rank
+        self._caller = caller
+
+    def harmless_threads(self) -> Collection[int]:
+        return {self._caller, *(world.thread for world in self._worlds().values())}
 
     def publish(self, state: dict[str, Any], *, waits: bool) -> None:
         return

@@ -24,6 +24,7 @@ from meshdist.groups.point_to_point import PointToPoint
 from meshdist.runtime.call import (
     Call,
     CollectiveSpec,
+    ShapeRule,
     Splits,
     check_output,
     each,
@@ -83,6 +84,7 @@ class ProcessGroup(CollectiveMethods, Membership):
         hooks: Observers, recorders and redirections of the calls.
         backend_name: The backends by device type, as `backend_name` spells them.
         pg_options, device_id: As passed to `new_group`.
+        takes_any_shapes: The arrays of different ranks may have different shapes of one size, as in torch.
 
     As a context manager it is destroyed at the end of the block, as by `destroy_process_group`. If the block ends with
     an exception, the peers' calls that wait for this rank fail.
@@ -100,6 +102,7 @@ class ProcessGroup(CollectiveMethods, Membership):
 
     pg_options: Any = None
     device_id: Any = None
+    takes_any_shapes = False
 
     def __init__(
         self, world: GroupHome, ranks: tuple[int, ...], name: str, label: str, backend: str, timeout_s: float
@@ -328,7 +331,7 @@ class ProcessGroup(CollectiveMethods, Membership):
         error_prefix = self.error_prefix(collective.name)
         backend = self.usable_backend(error_prefix, send, recv)
         if backend.device_calls is not None:
-            rest = (async_op, splits, timeout_s, self._compares_shapes)
+            rest = (async_op, splits, timeout_s, self._shape_rule)
             return backend.device_calls.submit(Request(self, error_prefix, collective, send, recv, op, root, *rest))
         given = self.named(error_prefix, as_buffers, send, collective.names[0], "send" in collective.lists)
         in_place, taken = collective.in_place and recv is send, given
@@ -337,8 +340,8 @@ class ProcessGroup(CollectiveMethods, Membership):
         reduce_op = None if op is None else self.named(error_prefix, as_reduce_op, op)
         sends = in_native_order(given)
         recvs = sends if in_place else in_native_order(taken)
-        size, compares_shapes = len(self.ranks), self._compares_shapes
-        call = Call(collective, error_prefix, self._rank, size, sends, recvs, reduce_op, root, splits, compares_shapes)
+        size, rule = len(self.ranks), self._shape_rule
+        call = Call(collective, error_prefix, self._rank, size, sends, recvs, reduce_op, root, splits, rule)
         writes = collective.writes(call)
         if writes:
             self.named(error_prefix, check_output, taken, recv, collective.names[1])
@@ -437,9 +440,15 @@ class ProcessGroup(CollectiveMethods, Membership):
         self.recorder.end(record)
 
     def compare_shapes(self, wanted: bool) -> None:
-        """Compare the shapes of the ranks' arrays in all following calls, or only the numbers of elements."""
+        """Compare the shapes of the ranks' arrays in all following calls, or in those that compare them by default."""
         self._compares_shapes = wanted
         self._forget_plans()  # they have their comparison built in
+
+    @property
+    def _shape_rule(self) -> ShapeRule:
+        if self._compares_shapes:
+            return ShapeRule.EQUAL_SHAPE
+        return ShapeRule.ANY_SHAPE if self.takes_any_shapes else ShapeRule.BY_COLLECTIVE
 
     def check_precondition(self, precondition: Callable[[], str | None]) -> None:
         """Make the next call fail if `precondition` returns what is broken, and not None."""

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from meshdist.errors import DistError
@@ -21,7 +22,7 @@ from meshdist.launch.several_nodes import SeveralNodes
 from meshdist.launch.supervisor import DEFAULT_GRACE_S, DEFAULT_INTERVAL_S, Failure, Supervisor
 from meshdist.launch.worker_env import LOOPBACK, Job, worker_environment
 from meshdist.launch.worker_set import Member
-from meshdist.runtime.rank_text import ranks_text
+from meshdist.runtime.rank_text import ranks_text, without_own_rank
 from meshdist.store.address import endpoint
 from meshdist.system.deadline import Deadline
 from meshdist.system.processes import INTERRUPT_BASE
@@ -160,14 +161,28 @@ def _report_end(settings: Settings, nodes: Nodes, supervisor: Supervisor, verdic
     elif cause is not None and shown is None:
         _report_cause(settings, nodes, supervisor, cause)
         shown = cause.rank
-    for failure in supervisor.failures:
-        if failure.rank != shown:
-            report(failure.headline())
+    for line in _other_failures(supervisor.failures, shown):
+        report(line)
     if supervisor.ended or supervisor.running:
         after = " after the first failure" if cause is not None else ""
         report(f"terminated {ranks_text(sorted(supervisor.ended))}{after}{_how_others_ended(supervisor)}")
     if settings.error_dir is not None:
         _write_error_files(settings, supervisor, verdict)
+
+
+def _other_failures(failures: Iterable[Failure], shown: int | None) -> list[str]:
+    """Return the failures of other ranks than `shown`, whose report has been printed; the same failure once."""
+    alike: dict[object, list[Failure]] = {}
+    for failure in failures:
+        what = (failure.status, failure.kind, without_own_rank(failure.message)) if failure.kind else failure.rank
+        alike.setdefault(what, []).append(failure)
+    lines = []
+    for first, *others in alike.values():
+        if first.rank != shown:
+            lines.append(first.headline())
+        if others:
+            lines.append(f"{ranks_text(sorted(other.rank for other in others))}: the same as rank {first.rank}")
+    return lines
 
 
 def _write_error_files(settings: Settings, supervisor: Supervisor, verdict: Verdict) -> None:

@@ -67,7 +67,8 @@ def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, time
     store = ThreadStore()
     timeout_s = seconds(timeout, DEFAULT_RUN_TIMEOUT_S)
     ranks: list[_Rank] = []
-    ranks += [_Rank(rank, world_size, store, timeout_s, fn, args, ranks) for rank in range(world_size)]
+    caller = threading.get_ident()
+    ranks += [_Rank(rank, world_size, store, timeout_s, fn, args, ranks, caller) for rank in range(world_size)]
     threads = [
         threading.Thread(target=Context().run, args=(rank.run,), name=f"rank-{rank.rank}", daemon=True)
         for rank in ranks
@@ -101,6 +102,7 @@ class _Rank:
     fn: Callable[..., Any]
     args: Sequence[Any]
     ranks: list[_Rank]
+    caller: int  # the thread that waits for the ranks
     result: Any = None
     error: BaseException | None = None
     world: World | None = None
@@ -108,7 +110,7 @@ class _Rank:
     def _make_exchange(self) -> StateExchange:
         from meshdist.debug.state_exchange import ThreadStateExchange
 
-        return ThreadStateExchange(self._worlds, self.rank)
+        return ThreadStateExchange(self._worlds, self.rank, self.caller)
 
     def _worlds(self) -> dict[int, World]:
         return {rank.rank: rank.world for rank in self.ranks if rank.world is not None}

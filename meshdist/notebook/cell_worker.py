@@ -25,9 +25,16 @@ from types import FrameType, ModuleType
 from typing import Any
 
 import meshdist
+from meshdist.debug.hang_watchdog import watchdog_of
+from meshdist.errors import DistError
+from meshdist.groups.world import World, world_in
 from meshdist.launch.worker import die_with_parent, follows_from_peer, write_whole_lines
 from meshdist.notebook.magic_options import Axes
 from meshdist.runtime.call_site import is_ours
+from meshdist.runtime.context import current_slot
+
+# From when on a wait is examined, to tell at once of a rank that has ended the cell.
+_DETECTS_FROM_S = 0.1
 
 # Filled while a cell runs.
 _PICTURES: ContextVar[list[bytes] | None] = ContextVar("pictures", default=None)
@@ -37,6 +44,7 @@ _PICTURES: ContextVar[list[bytes] | None] = ContextVar("pictures", default=None)
 class Cell:
     """A request to run a cell."""
 
+    number: int  # of the cell among those of the workers
     name: str  # file name of the cell in tracebacks
     source: str
     axes: Axes  # axes of the mesh that the cell finds as `mesh`
@@ -139,6 +147,14 @@ class Worker:
         vars(self._main).pop("mesh", None)
 
     def _run(self, cell: Cell) -> bytes | None:
+        world = _begin_phase(cell.number)
+        values = self._carry_out(cell)
+        if world is not None and world_in(current_slot()) is world:
+            with contextlib.suppress(DistError):  # the next call notices the loss of the store
+                watchdog_of(world).detector.end_phase("cell")
+        return values
+
+    def _carry_out(self, cell: Cell) -> bytes | None:
         variables = vars(self._main)
         if cell.sent is not None:
             variables.update(pickle.loads(cell.sent))
@@ -155,6 +171,16 @@ class Worker:
             if value is not None:
                 print(repr(value))
         return _pickled(variables, cell.get) if cell.get else None
+
+
+def _begin_phase(number: int) -> World | None:
+    """Have ranks raise that wait, in a cell, for one that has ended it; return the world."""
+    world = world_in(current_slot())
+    if world is not None:
+        watchdog = watchdog_of(world)
+        watchdog.detects_from_s = _DETECTS_FROM_S
+        watchdog.detector.begin_phase(number)
+    return world
 
 
 @contextmanager

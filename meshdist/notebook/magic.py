@@ -10,8 +10,10 @@ from typing import Any
 
 from meshdist.backends.device_backends import usable_backend_name
 from meshdist.errors import DistError
+from meshdist.notebook.cell_worker import Answer
 from meshdist.notebook.magic_options import CellOptions, parse_options
 from meshdist.notebook.pool import Completion, Pool
+from meshdist.runtime.rank_text import ranks_text, without_own_rank
 
 _REPLACED = "a new process takes its place, without the variables of the old one"
 _NO_CLOUDPICKLE = '%%mesh needs the package cloudpickle: pip install "meshdist[notebook]"'
@@ -56,7 +58,8 @@ class MeshMagics:
         self._check(options.backend, cell)
         sent = self._pickled(options.send)
         try:
-            outcome = self._pool_for(options).run(cell, options.axes, sent, options.get)
+            name = f"In [{self._shell.execution_count}]"
+            outcome = self._pool_for(options).run(cell, options.axes, sent, options.get, name=name)
         except DistError as error:
             error.locate("%%mesh")
             raise MeshCellError(str(error)) from None
@@ -181,7 +184,7 @@ def _error_of(outcome: Completion) -> BaseException:
     if first is not None and not (failed[first].is_consequence and (outcome.ended or outcome.interrupted)):
         lines += [f"[{first}] {line}" for line in failed[first].text.rstrip().splitlines()]
     others = sorted(rank for rank in failed if rank != first and not failed[rank].is_consequence)
-    lines += [f"[{rank}] {failed[rank].summary}" for rank in others]
+    lines += _summaries(failed, first, others)
     for rank, how in sorted(outcome.ended.items()):
         when = "had ended before it began the cell" if rank in outcome.not_begun else "ended in the cell"
         lines.append(f"rank {rank} {when} ({how}); {_REPLACED}")
@@ -189,6 +192,18 @@ def _error_of(outcome: Completion) -> BaseException:
     if outcome.interrupted:
         return CellInterrupted("\n".join(["The cell was interrupted.", *lines]))
     return MeshCellError("\n".join(lines))
+
+
+def _summaries(failed: dict[int, Answer], first: int | None, others: list[int]) -> list[str]:
+    """Return the errors of other ranks than the `first`, whose traceback is shown; the same error once."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank in [*([] if first is None else [first]), *others]:
+        ranks_of.setdefault(without_own_rank(failed[rank].summary), []).append(rank)
+    lines = []
+    for shown, *alike in ranks_of.values():
+        lines += [] if shown == first else [f"[{shown}] {failed[shown].summary}"]
+        lines += [f"{ranks_text(alike)}: the same"] if alike else []
+    return lines
 
 
 def load_ipython_extension(shell: Any) -> None:

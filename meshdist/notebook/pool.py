@@ -134,7 +134,15 @@ class Pool:
             (self.backend, self._timeout_s), self._is_joined = before, False
             raise
 
-    def run(self, source: str, axes: Axes = (), sent: bytes | None = None, get: tuple[str, ...] = ()) -> Completion:
+    def run(
+        self,
+        source: str,
+        axes: Axes = (),
+        sent: bytes | None = None,
+        get: tuple[str, ...] = (),
+        *,
+        name: str | None = None,
+    ) -> Completion:
         """Run a cell on all workers.
 
         Args:
@@ -142,17 +150,18 @@ class Pool:
             axes: Names and sizes of the mesh that it finds as `mesh`.
             sent: Variables for it: a pickled dict.
             get: Variables to return in `Completion.values`.
+            name: Of the cell in messages; None names it by a number.
 
         Raises:
             SyntaxError: The text is not Python; nothing was run.
             DistError: The workers could not start or join.
         """
         self._num_cells += 1
-        name = f"<mesh cell {self._num_cells}>"
+        name = name or f"<mesh cell {self._num_cells}>"
         compile(source, name, "exec")  # raise here once, not in every worker
         with _ctrl_c_deferred() as is_interrupted:
             self._get_ready(is_interrupted)
-            result = self._request_all(Cell(name, source, axes, sent, get), is_interrupted)
+            result = self._request_all(Cell(self._num_cells, name, source, axes, sent, get), is_interrupted)
         if not result.is_good:
             self._is_joined = False
             self._drop(result.ended)

@@ -8,6 +8,7 @@ from types import CodeType
 from typing import Any
 
 from meshdist.profiler.recording import AsyncCall, GroupRecording, SyncCall
+from meshdist.runtime.call_site import line_of, place_in
 
 
 @dataclass(frozen=True)
@@ -130,5 +131,4 @@ def _event(group: GroupRecording, recorded: Any, number: int, now_ns: int) -> Ev
 
 
 def _line(code: CodeType, instruction: int) -> str:
-    lines = (line for begin, end, line in code.co_lines() if begin <= instruction < end and line is not None)
-    return f"{PurePath(code.co_filename).name}:{next(lines, code.co_firstlineno)}"
+    return PurePath(place_in(code.co_filename, line_of(code, instruction))).name

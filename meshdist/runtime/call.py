@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from enum import Enum
 from hashlib import blake2b
 from typing import Any, Protocol, TypeAlias
 
@@ -122,19 +123,47 @@ class Signature:
         return int.from_bytes(blake2b(self.compared.encode(), digest_size=8).digest(), "little")
 
 
+class ShapeRule(Enum):
+    """Which collectives raise for arrays of equal size that have different shapes on different ranks."""
+
+    ANY_SHAPE = "none, as in torch"
+    BY_COLLECTIVE = "those that combine or copy the array of each rank element by element"
+    EQUAL_SHAPE = "all, as at debug level DETAIL"
+
+
 class Elements(str):
-    """The element counts of a call's arrays as a word of its signature; `with_shapes` adds the shapes."""
+    """The element counts of a call's arrays as a word of its signature.
+
+    Attributes:
+        with_shapes: The word with the shapes, for messages.
+        shaped: The word with the shapes, to compare. All shapes of an array with at most one element are alike.
+        is_elementwise: The shapes must be equal by default: the elements of all ranks belong together by their places.
+    """
 
     with_shapes: str
+    shaped: str
+    is_elementwise: bool
 
-    def __new__(cls, begin: str, arrays: list[Array]) -> Elements:
+    def __new__(cls, begin: str, arrays: list[Array], *, is_elementwise: bool = False) -> Elements:
         counts = ", ".join(str(array.size) for array in arrays)
         word = super().__new__(cls, f"{begin}{counts}]")
-        shapes = ", ".join(str(array.shape) for array in arrays)
-        is_flat = all(array.ndim == 1 for array in arrays)
-        kind = "shape" if len(arrays) == 1 else "shapes"
-        word.with_shapes = str(word) if is_flat else f"{begin}{counts}, {kind} {shapes}]"
+        word.with_shapes = _with_shapes(begin, counts, [array.shape for array in arrays])
+        word.shaped = _with_shapes(
+            begin, counts, [array.shape if array.size > 1 else (array.size,) for array in arrays]
+        )
+        word.is_elementwise = is_elementwise
         return word
+
+    def compared(self, rule: ShapeRule) -> str:
+        """Return the word that must be equal on all ranks."""
+        is_shaped = rule is ShapeRule.EQUAL_SHAPE or (self.is_elementwise and rule is ShapeRule.BY_COLLECTIVE)
+        return self.shaped if is_shaped else str(self)
+
+
+def _with_shapes(begin: str, counts: str, shapes: list[tuple[int, ...]]) -> str:
+    if all(len(shape) == 1 for shape in shapes):
+        return f"{begin}{counts}]"
+    return f"{begin}{counts}, {'shape' if len(shapes) == 1 else 'shapes'} {', '.join(map(str, shapes))}]"
 
 
 @dataclass(frozen=True)
@@ -151,7 +180,7 @@ class Call:
         op: The reduction; None if the collective has none.
         root: The source or destination, as a rank of the group; None if the collective has none.
         splits: Rows to and rows from each rank, for an all_to_all_single with split sizes.
-        compares_shapes: All ranks must pass arrays of equal shape, not only of equal size, as at debug level DETAIL.
+        shape_rule: Whether all ranks must pass arrays of equal shape, and not only of equal size.
     """
 
     collective: CollectiveSpec
@@ -163,20 +192,21 @@ class Call:
     op: ReduceOp | None = None
     root: int | None = None
     splits: Splits | None = None
-    compares_shapes: bool = False
+    shape_rule: ShapeRule = ShapeRule.BY_COLLECTIVE
 
     def signature(self) -> Signature:
-        """Return what must be equal on all ranks: collective, dtype, element counts, op, root; shapes if compared."""
+        """Return what must be equal on all ranks: collective, dtype, element counts, op, root; shapes by the rule."""
         agreed = [part if isinstance(part, str) else str(part) for part in self.collective.agreed(self)]
-        shaped = [part.with_shapes if isinstance(part, Elements) else part for part in agreed]
+        shown = [part.with_shapes if isinstance(part, Elements) else part for part in agreed]
+        compared, by_default = _compared(agreed, self.shape_rule), _compared(agreed, ShapeRule.BY_COLLECTIVE)
         common = []
         if self.op is not None:
             common.append(f"op={self.op.value}")
         if self.root is not None:
             common.append(f"root={self.root}")
-        if self.compares_shapes and shaped != agreed:
-            return Signature(self._words(shaped, [*common, "shapes compared at debug level DETAIL"]))
-        return Signature(self._words(shaped, common), self._words(agreed, common))
+        if self.shape_rule is ShapeRule.EQUAL_SHAPE and compared != by_default:
+            common.append("shapes compared at debug level DETAIL")
+        return Signature(self._words(shown, common), self._words(compared, common))
 
     def _words(self, agreed: list[str], common: list[str]) -> str:
         return f"{self.collective.name}({', '.join([*agreed, *common])})"
@@ -184,6 +214,10 @@ class Call:
     def without_buffers(self) -> Call:
         """Return the call as a plan may keep it: plans must not hold arrays."""
         return replace(self, send=None, recv=None)
+
+
+def _compared(agreed: list[str], rule: ShapeRule) -> list[str]:
+    return [part.compared(rule) if isinstance(part, Elements) else part for part in agreed]
 
 
 def each(buffers: Buffers | Any) -> list[Any]:

@@ -69,7 +69,26 @@ def is_ours(file: str) -> bool:
 
 
 def _file_and_line(code: CodeType, line: int) -> str:
-    return f"{PurePath(code.co_filename).name}:{line}"
+    return PurePath(place_in(code.co_filename, line)).name
+
+
+def place_in(file: str, line: int) -> str:
+    """Return `file:line`, or `In [5], line 2` for a cell of a notebook."""
+    cell = _cell(file)
+    return f"{file}:{line}" if cell is None else f"{cell}, line {line}"
+
+
+def _cell(file: str) -> str | None:
+    """Return the name of the cell of a notebook that is compiled as `file`, as `In [5]`; None for a file."""
+    if file.startswith("In ["):  # a cell of workers
+        return file
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is None:
+        return None
+    name_of = getattr(shell.compile, "format_code_name", None)
+    found = None if name_of is None else name_of(file)  # ("Cell", "In[5]")
+    return None if found is None else str(found[1]).replace("In[", "In [")
 
 
 def warn_not_member(name: str) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from meshdist.arrays.device import as_device_buffers
 from meshdist.arrays.reduce_op import Op, as_reduce_op
 from meshdist.errors import DistBackendError
-from meshdist.runtime.call import Call, Splits
+from meshdist.runtime.call import Call, ShapeRule, Splits
 from meshdist.runtime.plan_cache import remember
 from meshdist.runtime.work import Work
 
@@ -39,7 +39,12 @@ class Request:
     async_op: bool
     splits: Splits | None
     timeout_s: float | None  # the group's timeout if None
-    compares: bool = False  # compare the ranks' calls at any cost, as at debug level DETAIL
+    shape_rule: ShapeRule = ShapeRule.BY_COLLECTIVE
+
+    @property
+    def compares(self) -> bool:
+        """Whether the ranks' calls are compared at any cost, as at debug level DETAIL."""
+        return self.shape_rule is ShapeRule.EQUAL_SHAPE
 
 
 @dataclass(slots=True)
@@ -78,7 +83,9 @@ class DeviceCalls(ABC):
         plan = self._plans.get(key, _UNKNOWN)
         if plan is _UNKNOWN or request.compares:
             rank, size, root = group.rank(), group.size(), request.root
-            call = Call(collective, error_prefix, rank, size, given, taken, op, root, request.splits, request.compares)
+            call = Call(
+                collective, error_prefix, rank, size, given, taken, op, root, request.splits, request.shape_rule
+            )
             collective.check(call)
             plan = make(call)
             remember(self._plans, key, plan)

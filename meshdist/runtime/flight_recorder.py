@@ -19,7 +19,7 @@ import numpy as np
 from meshdist import core
 from meshdist.errors import CallMade, DistBackendError, DistError
 from meshdist.runtime.call import Call, each
-from meshdist.runtime.call_site import is_ours, line_of
+from meshdist.runtime.call_site import is_ours, line_of, place_in
 from meshdist.runtime.departure import LeftOut, failure_of, in_words
 from meshdist.system.platform import at_limit
 
@@ -126,9 +126,9 @@ def facts_in(record: Record) -> CallFacts:
 
 
 def site_in(record: Record) -> tuple[str, str]:
-    """Return `file:line` and the function of the user's call."""
+    """Return `file:line` and the function of the user's call; for the place, see `place_in`."""
     code = record[CODE]
-    return f"{code.co_filename}:{line_of(code, record[INSTRUCTION])}", code.co_name
+    return place_in(code.co_filename, line_of(code, record[INSTRUCTION])), code.co_name
 
 
 def located(error: BaseException, error_prefix: str, record: Record | None) -> tuple[BaseException, DistError]:

@@ -299,6 +299,11 @@ class Progress:
         works = [job.work for queue in queues for job in list(queue.jobs)]
         return works + [queue.completing for queue in queues if queue.completing is not None]
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is in progress, and no callback runs."""
+        return not self.works(list(self._active))
+
     def close(self) -> None:
         """Stop the thread; the queues must be empty."""
         self._stopping = True

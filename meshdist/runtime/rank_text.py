@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,10 @@ import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+# What `Membership.error_prefix` says of the rank.
+_OWN_RANK = re.compile(r"\(rank -?\d+ of \d+(, global rank \d+)?")
 
 
 def ranks_text(numbers: Sequence[int] | NDArray[np.int64], noun: str = "rank", most: int = 8) -> str:
@@ -22,6 +27,11 @@ def ranks_text(numbers: Sequence[int] | NDArray[np.int64], noun: str = "rank", m
         if len(parts) > most:
             parts = [*parts[:most], f"and so on, {len(numbers)} in all"]
     return f"{noun}{'' if len(numbers) == 1 else 's'} {', '.join(parts)}"
+
+
+def without_own_rank(message: str) -> str:
+    """Return a message without the rank that made it, to compare it with those of other ranks."""
+    return _OWN_RANK.sub("(", message)
 
 
 def numbers_differ(ranks: Sequence[int]) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from time import monotonic
 from typing import NamedTuple, Protocol
 
@@ -86,6 +86,14 @@ class Waitable(ABC):
     def missing(self) -> str:
         """Return the missing ranks, or what else is waited for, for the message of a timeout."""
 
+    def awaits(self) -> Collection[int]:
+        """Return the global ranks that all have to do something, in a call of theirs, before it can be ready.
+
+        It returns none if that is unknown, if something that they have done may still be under way, or if something may
+        go on in the background. What they do must be seen by the next `ready`. See `debug.deadlock`.
+        """
+        return ()
+
     def poll_interval_s(self) -> float:
         """Return the longest time to sleep between two checks; short if no peer rings."""
         return LONGEST_POLL_INTERVAL_S
@@ -139,6 +147,9 @@ class Wrapped(Waitable):
     def missing(self) -> str:
         return self.waitable.missing()
 
+    def awaits(self) -> Collection[int]:
+        return self.waitable.awaits()
+
     def poll_interval_s(self) -> float:
         return self.waitable.poll_interval_s()
 
@@ -149,8 +160,11 @@ class Watch(Protocol):
     def hang_report(self) -> str:
         """Return which rank waits for which, to end the message of a timeout; empty if that is unknown."""
 
-    def give_up(self, error: DistError) -> None:
-        """Keep the state of this rank for peers that ask later, since the wait ends with `error`."""
+    def give_up(self, error: DistError) -> DistError | None:
+        """Keep the state of this rank for peers that ask later, since the wait ends with `error`.
+
+        Return the error to raise instead, if the ranks wait for each other; otherwise None.
+        """
 
     def end(self) -> None: ...
 
@@ -159,7 +173,11 @@ class WaitObserver(Protocol):
     """Diagnoses long waits."""
 
     def look(self, wait: Watch | None, error_prefix: str, deadline: Deadline, waitable: Waitable) -> Watch | None:
-        """Observe a wait, repeatedly; return None while it is short, then the Watch to pass from then on."""
+        """Observe a wait, repeatedly; return None while it is short, then the Watch to pass from then on.
+
+        Raises:
+            DistBackendError: It is proven that the ranks wait for each other.
+        """
 
 
 _LONGEST_GRACE_S = 30.0
@@ -239,8 +257,9 @@ def wait_until(
             bell.wait(deadline.slice_s(min(poll_interval_s, waitable.poll_interval_s())))
             poll_interval_s = LONGEST_POLL_INTERVAL_S
     except DistError as error:
-        if watch is not None:
-            watch.give_up(error)
+        instead = None if watch is None else watch.give_up(error)
+        if instead is not None:
+            raise instead from None
         raise
     finally:
         if armed:

@@ -45,6 +45,7 @@ class TorchGroup(TorchProcessGroup):  # type: ignore[misc]
     def __init__(self, store: Any, group: ProcessGroup, world: World, *, owns_world: bool) -> None:
         super().__init__(group.rank(), group.size())  # the form with a store is not for subclasses in Python
         self.group = group
+        group.takes_any_shapes = True  # Gloo compares sizes
         self._store = store
         self._name = self._desc = ""
         self._world = world

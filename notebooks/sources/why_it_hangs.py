@@ -3,7 +3,7 @@
 #
 # A distributed program hangs when one rank waits for another that never comes. This notebook makes the usual mistakes,
 # one after the other, and prints what each rank is told. The ranks are threads of this notebook; the calls may wait
-# for two seconds at most, where a job has 30 minutes unless it says otherwise (`init_process_group(timeout=...)`).
+# for three seconds at most, where a job has 30 minutes unless it says otherwise (`init_process_group(timeout=...)`).
 
 # %%
 import logging
@@ -17,7 +17,7 @@ import meshdist as dist
 logging.getLogger("meshdist").setLevel("ERROR")  # the same report is logged as a warning before the timeout
 
 
-def tell(program, ranks=3, seconds=2):
+def tell(program, ranks=3, seconds=3):
     """Run `program` on ranks that are threads, and print what became of each; the longest message whole."""
 
     def main():
@@ -83,8 +83,8 @@ tell(program, ranks=2)
 # ## The same calls, in another order
 #
 # On one group that is a disagreement as above. On two groups it is a deadlock: rank 0 waits in the first group for
-# rank 1, which waits in the second one for rank 0. It takes the timeout to end it. Then the ranks look at each other,
-# and the error has the circle, and the first call in which they differ.
+# rank 1, which waits in the second one for rank 0. Ranks that have waited for a second look at each other: once the
+# circle is proven, all of them raise it.
 
 
 # %% varies
@@ -197,7 +197,7 @@ axes = timeline.plot()
 # - `python -m meshdist.debug attach` asks a running job who waits for whom, and `kill -USR1 PID` one rank.
 # - Every rank keeps its last calls; `MESHDIST_FLIGHT_RECORDER_DIR=folder` has them written when a job fails, and
 #   `python -m meshdist.debug report folder` makes a page of them.
-# - `MESHDIST_DEBUG=DETAIL` logs every call with its bytes and its line, and has shapes compared as well.
+# - `MESHDIST_DEBUG=DETAIL` logs every call with its bytes and its line, and compares shapes in all collectives.
 # - `meshdist.breakpoint(rank=1)` opens a debugger on one rank, while the others wait for it.
 # - `init_process_group(timeout=60)` makes the wait for what never comes short while you look for it.
 #

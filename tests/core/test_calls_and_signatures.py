@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import meshdist as dist
-from meshdist.runtime.call import Elements, Signature
+from meshdist.runtime.call import Elements, ShapeRule, Signature
 from meshdist.runtime.call_check import CallCheck
 from meshdist.runtime.call_site import call_site
 
@@ -103,9 +103,9 @@ def test_how_a_call_is_shown_to_the_others(text):
 
 
 def same_meaning():
-    # What does not change the result is not compared: shapes with equal numbers of elements, spellings, layouts.
+    # What does not change the result is not compared: the two shapes of gathered arrays, spellings, layouts.
     rank = dist.get_rank()
-    dist.all_reduce(np.zeros((2, 3) if rank else (3, 2)), "sum" if rank else dist.ReduceOp.SUM)
+    dist.all_reduce(np.zeros((2, 3)), "sum" if rank else dist.ReduceOp.SUM)
     dist.broadcast(np.zeros(6) if rank else np.zeros((6, 2))[:, 0], **({"src": 1} if rank else {"group_src": 1}))
     dist.all_gather_into_tensor(np.zeros((2, 6) if rank else 12), np.zeros(6))
     dist.barrier()
@@ -118,6 +118,11 @@ def test_what_does_not_matter_is_not_compared():
 def test_element_counts_know_the_shapes():
     word = Elements("float64[", [np.zeros((2, 3))])
     assert (word, word.with_shapes) == ("float64[6]", "float64[6, shape (2, 3)]")
+    assert [word.compared(rule) for rule in ShapeRule] == ["float64[6]", "float64[6]", "float64[6, shape (2, 3)]"]
+    pair = Elements("2 arrays float64[", [np.zeros((2, 3)), np.zeros(())], is_elementwise=True)
+    assert pair.with_shapes == "2 arrays float64[6, 1, shapes (2, 3), ()]"
+    assert pair.compared(ShapeRule.BY_COLLECTIVE) == "2 arrays float64[6, 1, shapes (2, 3), (1,)]"
+    assert pair.compared(ShapeRule.ANY_SHAPE) == "2 arrays float64[6, 1]"
 
 
 def test_calls_that_disagree_are_listed_by_rank():

@@ -138,6 +138,27 @@ def test_who_makes_the_first_call_of_a_group_that_one_rank_gave_up_is_told(world
     assert world_of_3.run(leave_unused, way, wait) == ["told", "told", None]
 
 
+def abort_after_a_timeout(all_told):
+    one, other = dist.new_group([0, 2], timeout=0.3, group_desc="one"), dist.new_group([1, 2], group_desc="other")
+    rank = dist.get_rank()
+    if rank == 2:
+        try:
+            one.barrier()
+        except dist.DistTimeoutError:
+            dist.abort_process_group()
+    elif rank == 1:
+        words = (
+            r"'other'.*rank 2\) gave up: it raised DistTimeoutError: barrier on group 'one' .*: timed out after 0.3 s"
+        )
+        with pytest.raises(dist.DistBackendError, match=words):
+            other.barrier()
+    all_told.wait(20)
+
+
+def test_an_abort_after_a_timeout_says_that_it_timed_out():
+    on_3_ranks(abort_after_a_timeout, threading.Barrier(3))
+
+
 def leave_the_world(all_told):
     group = dist.new_group(group_desc="unused")
     if dist.get_rank() == 2:

@@ -2,6 +2,7 @@
 
 import glob
 import os
+import re
 import signal
 import tempfile
 import time
@@ -98,6 +99,25 @@ finally:
     assert err.startswith("meshrun: first failure: rank 2 (pid ")
     assert "was killed by SIGKILL" in err.splitlines()[0]
     assert "Traceback" not in err
+
+
+def test_the_same_error_of_several_ranks_is_told_once(tmp_path):
+    body = """
+from meshdist.errors import DistBackendError
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # all of them raise, whoever is the first
+tell(f"ready{rank}")
+[hear(f"ready{other}") for other in range(4)]
+if rank == 3:
+    raise KeyError("another")
+raise DistBackendError("they disagree", error_prefix=f"barrier on group 'world' (rank {rank} of 4)")
+"""
+    write_script(tmp_path, body)
+    status, _, err = meshrun(tmp_path, "--nproc-per-node", "4", "script.py")
+    assert status == 1
+    assert err.count(": they disagree") == 1
+    (same,) = re.findall(r"^meshrun: ranks (.*): the same as rank (\d)$", err, re.MULTILINE)
+    assert sorted([*same[0].split(", "), same[1]]) == ["0", "1", "2"]
+    assert err.count("KeyError: 'another'") == 1
 
 
 def test_peers_error_is_shown_where_no_cause_comes_to_light(tmp_path):

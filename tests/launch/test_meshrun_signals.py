@@ -53,7 +53,9 @@ import meshdist as dist
 dist.init_process_group()
 dist.barrier()
 tell(f"pid{rank}", os.getpid())
-dist.recv(np.empty(4), 1 - rank)
+if rank == 1:
+    time.sleep(60)
+dist.recv(np.empty(4), 1)
 """
     write_script(tmp_path, body)
     process = start_meshrun(tmp_path, "--nproc-per-node", "2", "script.py")
@@ -61,8 +63,8 @@ dist.recv(np.empty(4), 1 - rank)
     time.sleep(3.5)  # a wait that is long enough to be reported
     process.send_signal(signal.SIGINT)
     lines = finish(process).splitlines()
-    assert lines[0].startswith("meshrun: the ranks wait for each other: rank 0 waits for rank 1 in recv(float64[4]")
-    assert re.search(r"rank 1 is in recv\(.*, at script.py:\d+, for \d.\d s, waiting for rank 0", lines[2])
+    assert lines[0].startswith("meshrun: rank 1 has not sent what rank 0 waits for in recv(float64[4]")
+    assert re.search(r"rank 0 is in recv\(.*, at script.py:\d+, for \d.\d s, waiting for rank 1", lines[1])
     assert lines[-1] == "meshrun: stopped by SIGINT"
     assert process.returncode == 130
 

@@ -66,6 +66,40 @@ def test_an_error_is_that_of_the_rank_that_made_it(shell):
     assert "DistBackendError" not in str(raised.value)
 
 
+IN_THE_KERNEL = """\
+import numpy as np
+import meshdist as dist
+def main():
+    try:
+        dist.all_reduce(np.ones(1 + dist.get_rank()))
+    except dist.DistBackendError as error:
+        return str(error)
+said = dist.run(main, 2)[0]
+"""
+
+
+def test_lines_of_cells_are_named_as_the_notebook_does(shell, monkeypatch):
+    monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: shell)  # as in a program of its own
+    assert shell.run_cell(IN_THE_KERNEL, store_history=True).success
+    count = shell.execution_count - 1
+    assert f"rank 0 calls all_reduce(float64[1], op=sum) at In [{count}], line 5; rank 1" in shell.user_ns["said"]
+    with pytest.raises(RuntimeError) as raised:
+        shell.run_cell_magic("mesh", "-n 4", "if rank:\n    dist.recv(np.ones(1), rank)")
+    assert f'[1]   File "In [{count + 1}]", line 2, in <module>' in str(raised.value)
+
+
+def test_the_same_error_of_several_ranks_is_said_once(shell):
+    with pytest.raises(RuntimeError) as raised:
+        shell.run_cell_magic("mesh", "-n 4", "1 / 0")
+    lines = raised.value._render_traceback_()
+    assert lines[-3:-1] == ["[0] ZeroDivisionError: division by zero", "ranks 1, 2, 3: the same"]
+    with pytest.raises(RuntimeError) as raised:
+        shell.run_cell_magic("mesh", "-n 4", "if rank == 2: raise KeyError(5)\ndist.all_reduce(np.ones(2), op='none')")
+    lines = raised.value._render_traceback_()
+    assert [line for line in lines if "the same" in line] == ["ranks 1, 3: the same"]
+    assert lines[-2] == "[2] KeyError: 5"
+
+
 def test_a_worker_that_ends_is_said(shell, capsys):
     with pytest.raises(RuntimeError) as raised:
         shell.run_cell_magic("mesh", "", "import os\nif rank == 1: os._exit(3)\ndist.barrier()")
@@ -164,7 +198,7 @@ def test_what_cannot_be_brought_back_is_one_sentence(shell):
     with pytest.raises(RuntimeError) as raised:
         shell.run_cell_magic("mesh", "-n 2 --get lock", "import threading\nlock = threading.Lock()")
     said = "TypeError: %%mesh --get lock: cannot be pickled: cannot pickle '_thread.lock' object"
-    assert str(raised.value).splitlines()[:-1] == [f"[0] {said}", f"[1] {said}"]
+    assert str(raised.value).splitlines()[:-1] == [f"[0] {said}", "rank 1: the same"]
 
 
 def test_figures_are_shown_once_with_those_who_drew_them(shell, capsys):

@@ -3,6 +3,7 @@
 import _thread
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import threading
 import time
 
 import pytest
+from until import loaded
 
 from meshdist import DistError
 from meshdist.notebook.pool import Pool
@@ -131,6 +133,23 @@ def test_an_exception_ends_the_cell_of_the_others_and_the_next_one_works(pool, s
     assert shown.take() == [(rank, "10") for rank in range(3)]
 
 
+def test_a_rank_that_waits_for_one_that_has_ended_the_cell_raises_at_once(pool, shown):
+    began_s = time.monotonic()
+    outcome = pool.run("dist.barrier()\nif rank != 1:\n    dist.all_reduce(np.ones(2))", name="In [7]")
+    assert time.monotonic() - began_s < loaded(5.0)
+    assert statuses(outcome) == ["raised", "done", "raised"]
+    words = (
+        r"rank 1 has ended its cell, and this rank waits for it in all_reduce\(float64\[2\], op=sum\), call \d on"
+        r" 'world', at In \[7\], line 3"
+    )
+    for rank in (0, 2):
+        assert re.search(rf"\(rank {rank} of 3\): {words}$", outcome.answers[rank].summary)
+        assert not outcome.answers[rank].is_consequence
+    # A message that was sent before the end of the cell is no reason.
+    source = "if rank == 1:\n    dist.send(np.ones(1), 0)\nelif rank == 0:\n    x = np.zeros(1)\n    dist.recv(x, 1)"
+    assert pool.run(source).is_good
+
+
 @pytest.mark.parametrize(
     ("end", "how"), [("os._exit(7)", "exit status 7"), ("os.kill(os.getpid(), 9)", "killed by SIGKILL")]
 )
@@ -216,6 +235,8 @@ def test_workers_that_cannot_meet_say_why_once():
 def test_workers_end_with_their_notebook():
     code = """
 import os, sys
+from until import loaded
+
 from meshdist import DistError
 from meshdist.notebook.pool import Pool
 pool = Pool(2, "gloo", 30.0, print)

@@ -26,6 +26,7 @@ EXACT = (
     "functional",
     "dtensor",
     "single_forms",
+    "of_other_shapes",
 )
 TRAINING = ("ddp", "fsdp", "tensor_parallel")
 

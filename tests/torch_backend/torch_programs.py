@@ -124,6 +124,16 @@ def rooted() -> Any:
     return results
 
 
+def of_other_shapes() -> Any:
+    """Gloo compares sizes alone."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    x = torch.arange(6.0).reshape((2, 3) if rank else (6,))
+    dist.all_reduce(x)
+    y = x.reshape((3, 2) if rank == size - 1 else (1, 6)) + rank
+    dist.broadcast(y, 0)
+    return x, y
+
+
 def gathered() -> Any:
     size, results = dist.get_world_size(), []
     for shape, dtype in _cases():

@@ -57,6 +57,7 @@ class Receiver(Protocol):
         description: The rank in error messages.
         spin_s: How long to poll before sleeping.
         connect_error: Why there is no connection, appended to errors; empty if there is one or none is needed.
+        awaited: The global rank that must send, if the next `move` finds all that it has sent; otherwise None.
     """
 
     description: str
@@ -64,6 +65,9 @@ class Receiver(Protocol):
 
     @property
     def connect_error(self) -> str: ...
+
+    @property
+    def awaited(self) -> int | None: ...
 
     def move(self, request: GlooRecvRequest) -> None:
         """Read until `request` has its message, or nothing more is available."""
@@ -123,6 +127,11 @@ class GlooRecvRequest(RecvRequest):
 
     def source_words(self) -> str:
         return self._receiver.description
+
+    def awaits(self) -> list[int]:
+        awaited, queue = self._receiver.awaited, self.queue
+        is_moving = self.message is not None or queue.arriving or queue.pending
+        return [] if awaited is None or is_moving else [awaited]
 
     def other_tags(self) -> str:
         return f"{super().other_tags()}{self._receiver.connect_error}"

@@ -216,3 +216,6 @@ class Published(Waitable):
 
     def missing(self) -> str:
         return self._options.describe(self._publisher)
+
+    def awaits(self) -> list[int]:
+        return [] if self.value is not None else [self._options.ranks[self._publisher]]

@@ -14,7 +14,7 @@ from meshdist.backends.gloo.hier.rail import Rail, dissemination_barrier
 from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan
 from meshdist.collectives.definition import Collective
 from meshdist.errors import DistBackendError, DistError
-from meshdist.runtime.call import Buffers, Call, Signature
+from meshdist.runtime.call import Buffers, Call, ShapeRule, Signature
 from meshdist.runtime.departure import Departure
 from meshdist.runtime.waiting import Waitable, Wrapped
 from meshdist.store import PrefixStore
@@ -130,7 +130,13 @@ class Hierarchy:
         """
         if self.local is None:
             return None
-        values: dict[str, Any] = {"op": None, "root": None, "splits": None, "compares_shapes": False, **changes}
+        values: dict[str, Any] = {
+            "op": None,
+            "root": None,
+            "splits": None,
+            "shape_rule": ShapeRule.ANY_SHAPE,
+            **changes,
+        }
         inner = replace(call, collective=collective, rank=self.place, size=len(self.mine), **values)
         plan = self.local.prepare(inner)
         if isinstance(plan, BarrierPlan):

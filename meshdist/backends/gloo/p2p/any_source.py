@@ -22,6 +22,7 @@ class AnySource:
 
     spin_s = Incoming.spin_s
     connect_error = ""
+    awaited = None  # any of several
 
     def __init__(
         self,

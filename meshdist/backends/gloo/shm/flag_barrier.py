@@ -242,6 +242,10 @@ class BarrierWait(Waitable):
     def missing(self) -> str:
         return ", ".join(self._barrier.members.describe(peer) for peer in self._barrier.absent(self.word))
 
+    def awaits(self) -> list[int]:
+        members = self._barrier.members
+        return [members.ranks[members.number(peer)] for peer in self._barrier.absent(self.word)]
+
 
 class BarrierPlan(Plan):
     def __init__(self, barrier: FlagBarrier, backend: Backend, call: Call) -> None:

@@ -100,6 +100,10 @@ class ShmReceiver:
     def is_known(self) -> bool:
         return self.channel is not None
 
+    @property
+    def awaited(self) -> int | None:
+        return self._options.ranks[self._src]
+
     def fast_path(self, kind: MessageKind) -> FastPath | None:
         return shm_fast_recv(self, kind)
 

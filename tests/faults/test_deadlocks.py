@@ -1,0 +1,184 @@
+"""Ranks that wait for each other in a circle raise when that is proven, long before the timeout."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+
+import numpy as np
+import pytest
+from trying import attempt
+
+import meshdist as dist
+from meshdist.debug.deadlock import BlockedRank, describe, endless_wait
+
+TIMEOUT_S = 300.0
+linux = pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only")
+
+
+def blocked(*ranks):
+    """Blocked ranks by rank, from tuples of a rank, the number of its wait, and what it has confirmed."""
+    return {rank: BlockedRank(rank, number, tuple(seen), f"call {number}", seen) for rank, number, seen in ranks}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "circle"),
+    [
+        ([(0, 1, {1: 5}), (1, 5, {0: 1})], [0, 1]),
+        ([(0, 1, {3: 2, 1: 5}), (1, 5, {2: 7}), (2, 7, {0: 1}), (3, 2, {})], [0, 1, 2]),
+        ([(0, 1, {1: 5})], []),
+        ([(0, 1, {1: 4}), (1, 5, {0: 1})], []),  # rank 0 has read of an earlier wait of rank 1
+        ([(0, 2, {1: 5}), (1, 5, {0: 1})], []),  # and rank 1 of one of rank 0
+        ([(0, 1, {1: 5}), (1, 5, {})], []),  # rank 1 has not looked again
+        ([(0, 1, {1: 5}), (1, 5, {2: 3}), (2, 3, {1: 5})], []),  # rank 0 waits for a circle that it is not in
+    ],
+    ids=["two", "three", "alone", "earlier", "earlier of the other", "not confirmed", "outside"],
+)
+def test_which_ranks_are_in_a_circle(ranks, circle):
+    assert [one.rank for one in endless_wait(0, blocked(*ranks))] == circle
+
+
+def ended(rank, number, phase):
+    return {rank: BlockedRank(rank, number, (), "cell", {}, phase, has_ended=True)}
+
+
+def test_a_rank_that_has_ended_its_phase_is_waited_for_in_vain():
+    ranks = blocked((0, 1, {1: 5}), (1, 5, {2: 3})) | ended(2, 3, phase=0)
+    assert describe(endless_wait(1, ranks)) == "rank 2 has ended its cell, and this rank waits for it in call 5"
+    words = "rank 2 has ended its cell, for which rank 1 waits in call 5, and this rank for rank 1 in call 1"
+    assert describe(endless_wait(0, ranks)) == words
+    assert endless_wait(1, ranks | ended(2, 3, phase=-1)) == []  # it may have begun the next by now
+
+
+def test_every_rank_describes_a_circle_in_the_same_words():
+    ranks = blocked((4, 1, {7: 2}), (7, 2, {5: 3}), (5, 3, {4: 1}))
+    texts = {describe(endless_wait(rank, ranks)) for rank in ranks}
+    assert texts == {
+        "the ranks wait for each other, and none can go on: rank 4 waits for rank 7 in call 1;"
+        " rank 7 waits for rank 5 in call 2; rank 5 waits for rank 4 in call 3"
+    }
+
+
+def test_a_published_rank_is_read_as_it_was():
+    (one,) = blocked((3, 9, {4: 2, 11: 5})).values()
+    assert BlockedRank.decode(one.encode().encode()) == one
+
+
+def two_receives(partner):
+    return attempt(lambda: dist.recv(np.ones(4), src=partner))
+
+
+def two_orders(partner):
+    rank = dist.get_rank()
+    groups = [dist.new_group(sorted([rank, partner]), group_desc=name) for name in ("rows", "columns")]
+    first, second = groups if rank < partner else groups[::-1]
+    return attempt(lambda: (first.all_reduce(np.ones(3)), second.all_reduce(np.ones(3))))
+
+
+def two_later_orders(partner):
+    """As above, on groups that have been used before."""
+    rank = dist.get_rank()
+    groups = [dist.new_group(sorted([rank, partner]), group_desc=name) for name in ("old rows", "old columns")]
+    for group in groups:
+        group.barrier()
+    first, second = groups if rank < partner else groups[::-1]
+    return attempt(lambda: (first.barrier(), second.barrier()))
+
+
+def in_pairs():
+    rank = dist.get_rank()
+    dist.barrier()
+    return (two_receives, two_orders, two_later_orders)[rank // 2](rank ^ 1)
+
+
+SITE = r"test_deadlocks\.py:\d+"
+WORDS = {
+    0: (
+        r"recv on group 'world' \(rank {rank} of 6\)",
+        r"recv\(float64\[4\] from rank {to}, tag=0\), message 1 on 'world'",
+    ),
+    2: (
+        r"all_reduce on group '{group}' \(rank {place} of 2.*\)",
+        r"all_reduce\(float64\[3\], op=sum\), call 1 on '{group}'",
+    ),
+    4: (r"barrier on group 'old {group}' \(rank {place} of 2.*\)", r"barrier\(\), call 2 on 'old {group}'"),
+}
+
+
+@linux
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("backend", ["threads", "gloo"])
+def test_every_rank_of_a_circle_raises_it(new_workers, backend):
+    if backend == "threads":
+        failures = dist.run(in_pairs, 6, timeout=TIMEOUT_S)
+    else:
+        workers = new_workers(6, backend, timeout_s=TIMEOUT_S)
+        workers.start(in_pairs)
+        failures = [workers.outcome(rank) for rank in range(6)]
+    for rank, failure in enumerate(failures):
+        first, second = rank & ~1, rank | 1
+        begin, call = WORDS[first]
+        groups = ("rows", "columns")
+        begin = begin.format(rank=rank, place=rank & 1, group=groups[rank & 1])
+        steps = [
+            f"rank {one} waits for rank {to} in {call.format(to=to, group=groups[one & 1])}, at {SITE}"
+            for one, to in ((first, second), (second, first))
+        ]
+        words = f"{begin}: the ranks wait for each other, and none can go on: {'; '.join(steps)}"
+        assert failure.kind is dist.DistBackendError
+        assert re.fullmatch(words, failure.message), failure.message
+
+
+# Longer than it takes to prove a circle.
+LATE_S = 2.2
+
+
+def sent_by_another_thread():
+    """Both receive; another thread of one rank, which makes no call yet, sends at last."""
+    rank, x, group = dist.get_rank(), np.ones(1), dist.new_group([0, 1])
+    group.barrier()
+    if rank == 1:
+        group.recv(x, 0)
+        group.send(x, 0)
+        return x.item()
+    thread = threading.Timer(LATE_S, lambda: group.send(np.full(1, 7.0), 1))
+    thread.start()
+    group.recv(x, 1)
+    thread.join()
+    return x.item()
+
+
+def sent_by_a_callback():
+    """Both receive; one rank has an async call in progress, whose callback sends at last."""
+    rank, x = dist.get_rank(), np.ones(1)
+    pair, all_three = dist.new_group([2, 3]), dist.new_group([2, 3, 4])
+    if rank == 4:
+        threading.Event().wait(LATE_S)
+        all_three.barrier()
+        return 7.0
+    work = all_three.barrier(async_op=True)
+    if rank == 2:
+        work.get_future().add_done_callback(lambda future: pair.isend(np.full(1, 7.0), 1))
+    pair.recv(x, 3 - rank)  # ranks of the group
+    if rank == 3:
+        pair.send(x, 0)
+    work.wait()
+    return x.item()
+
+
+def without_a_circle():
+    return (sent_by_another_thread if dist.get_rank() < 2 else sent_by_a_callback)()
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("backend", ["threads", "gloo"])
+def test_what_may_still_come_is_no_circle(new_workers, backend):
+    if backend == "threads":
+        assert dist.run(without_a_circle, 5, timeout=TIMEOUT_S) == [7.0] * 5
+        return
+    workers = new_workers(5, backend, timeout_s=TIMEOUT_S)
+    workers.start(without_a_circle)
+    assert [workers.outcome(rank) for rank in range(5)] == [7.0] * 5
