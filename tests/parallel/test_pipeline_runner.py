@@ -241,6 +241,25 @@ def raising(*_):
         (1, ("stages", wrapped(backward=raising)), RuntimeError, "no luck"),
         (1, ("stages", wrapped(lambda x: x)), TypeError, "forward must return the tuple (y, saved), got ndarray"),
         (1, ("stages", wrapped(backward=lambda saved, dy: (None, dy))), ValueError, "dx is None, and the stage before"),
+        (
+            1,
+            ("stages", wrapped(backward=lambda saved, dy: (dy[:, :1], None))),
+            ValueError,
+            "dx must be like x, float64[2, 3], and is float64[2, 1]",
+        ),
+        (
+            1,
+            ("stages", wrapped(backward=lambda saved, dy: (dy.astype(np.float32), None))),
+            ValueError,
+            "dx must be like x, float64[2, 3], and is float32[2, 3]",
+        ),
+        (
+            1,
+            ("stages", wrapped(backward=lambda saved, dy: ({"h": dy}, None))),
+            ValueError,
+            "dx['h'] is a gradient of x['h'], and there is no x['h']",
+        ),
+        (2, ("loss", lambda y, t: (0.0, y.sum())), ValueError, "dy must be like y, float64[2, 3], and is float64[]"),
     ],
 )
 def test_what_fails_in_a_step_is_told_to_all_ranks(rank, change, kind, words):
