@@ -107,7 +107,7 @@ def trees():
     mesh_rank = dist.get_rank()
     runner = PipelineRunner([tree_stage(mesh_rank)], schedule, loss=lambda y, t: (t, {"h": np.ones_like(y["h"])}))
     x, shift = {"h": np.arange(4.0).reshape(4, 1)}, np.array([[0.0], [0.0], [1.0], [1.0]])
-    step = runner.step(x, np.arange(2), scale=2, shift=shift)
+    step = runner.step(x, np.arange(2), scale=np.float32(2), shift=shift)
     runner.forget_shapes()
     larger = runner.step({"h": np.ones((6, 2))}, np.arange(2), scale=1, shift=np.zeros((6, 1)))
     return step, larger
