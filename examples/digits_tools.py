@@ -40,12 +40,15 @@ def timed(seconds: list[float], xp: Any) -> Iterator[None]:
 
 
 def progress(steps: int, losses: list[float]) -> Iterator[int]:
-    """Count the steps and show the newest loss: as a bar on a terminal, in at most five lines elsewhere."""
-    count: Any = range(1, steps + 1)
+    """Count the steps that have no loss yet, up to `steps`, and show the newest loss.
+
+    As a bar on a terminal, in about five lines elsewhere.
+    """
+    count: Any = range(len(losses) + 1, steps + 1)
     if terminal := sys.stderr.isatty():
         from tqdm import tqdm
 
-        count = tqdm(count, unit="step")
+        count = tqdm(count, unit="step", initial=len(losses), total=steps)
     for step in count:
         yield step
         if terminal:

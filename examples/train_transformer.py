@@ -20,6 +20,7 @@ with nothing but the calls of the flat API.
 
 import argparse
 import json
+import math
 import os
 import re
 from pathlib import Path
@@ -76,7 +77,8 @@ def train(mesh: dist.DeviceMesh, args: argparse.Namespace) -> dict[str, Any]:
     sizes = {"context": args.context, "width": args.width, "heads": args.heads, "layers": args.layers}
     network = Network(tp, args.sequence_parallel, **sizes, seed=args.seed)
     schedule = schedule_of(args, pp.size())
-    check_sizes(args, network, dp.size(), schedule)
+    text = load_text()
+    check_sizes(args, network, dp.size(), schedule, len(text))
 
     # What this rank has: stages of the pipeline, and of each parameter of theirs its block along tp.
     specs = {s: parameters_of(network, s, schedule.num_stages) for s in schedule.stages_of(pp.get_local_rank())}
@@ -90,23 +92,23 @@ def train(mesh: dist.DeviceMesh, args: argparse.Namespace) -> dict[str, Any]:
     }
     runner = PipelineRunner(stages, schedule, pp, loss=network.loss)
 
-    text = load_text()
     rows = np.split(np.arange(args.batch), dp.size())[dp.get_local_rank()]
-    first = len(losses) + 1
-    steps = progress(args.steps - len(losses), losses) if mesh.get_rank() == 0 else range(args.steps - len(losses))
+    done = len(losses)
     mesh.barrier()
     began = perf_counter()
-    for number, _ in enumerate(steps, first):
+    for number in progress(args.steps, losses) if mesh.get_rank() == 0 else range(done + 1, args.steps + 1):
         tokens, following = batch_of(text, number, args.batch, args.context, args.seed)
         result = runner.step(tokens[rows], following[rows], return_outputs=False)
         gradients = {name: g for stage in result.gradients.values() for name, g in stage.items()}
         optimizer.step(gradients, lr=learning_rate(number, args.steps, args.lr), step=number)
         losses.append(mean_loss(result.losses, mesh, schedule))
+        if not np.isfinite(losses[-1]):
+            raise FloatingPointError(f"the loss of step {number} is {losses[-1]}: try a lower --lr than {args.lr}")
         if args.checkpoint and (number == args.steps or number % args.save_every == 0):
-            save(Path(args.checkpoint), mesh, of_all, optimizer, losses)
+            save(Path(args.checkpoint), mesh, network, of_all, optimizer, losses)
     seconds = perf_counter() - began
 
-    run = {"losses": losses, "steps_per_s": (len(losses) - first + 1) / seconds, "schedule": schedule.name}
+    run = {"losses": losses, "steps_per_s": (len(losses) - done) / seconds, "schedule": schedule.name}
     timeline = runner.timeline()
     run["bubble"] = timeline.bubble
     if args.sample and dp.get_local_rank() == 0:
@@ -150,7 +152,7 @@ def sample(
 
 
 def schedule_of(args: argparse.Namespace, pp: int) -> Schedule:
-    return SCHEDULES[args.schedule](pp, args.micro_batches or (1 if pp == 1 else 2 * pp))
+    return SCHEDULES[args.schedule or "1f1b"](pp, args.micro_batches or (1 if pp == 1 else 2 * pp))
 
 
 def mesh_shape(text: str | None, world_size: int) -> tuple[int, int, int]:
@@ -165,17 +167,24 @@ def mesh_shape(text: str | None, world_size: int) -> tuple[int, int, int]:
     return dp, tp, pp
 
 
-def check_sizes(args: argparse.Namespace, network: Network, dp: int, schedule: Schedule) -> None:
+def check_sizes(args: argparse.Namespace, network: Network, dp: int, schedule: Schedule, text_length: int) -> None:
     tp, micro_batches = network.tp.size(), schedule.num_microbatches
     if args.batch % (dp * micro_batches):
         raise ValueError(
-            f"--batch {args.batch} must be a multiple of {dp * micro_batches}: {dp} ranks along dp times"
-            f" {micro_batches} micro-batches"
+            f"--batch {args.batch} must be a multiple of {dp * micro_batches}, the ranks along dp times the"
+            f" micro-batches: {dp} x {micro_batches}"
         )
     if network.heads % tp or network.width % network.heads:
-        raise ValueError(f"--heads {network.heads} must be a multiple of {tp}, the ranks along tp, and divide --width")
+        raise ValueError(
+            f"--heads {network.heads} must be a multiple of {tp}, the ranks along tp, and divide"
+            f" --width {network.width}"
+        )
     if network.sequence_parallel and network.context % tp:
         raise ValueError(f"--context {network.context} must be a multiple of {tp}, the ranks along tp, to be cut")
+    if network.vocabulary % tp:
+        raise ValueError(f"the vocabulary, {network.vocabulary}, must be a multiple of {tp}, the ranks along tp")
+    if network.context >= text_length:
+        raise ValueError(f"--context {network.context} must be less than the text is long, {text_length}")
     if network.layers < schedule.num_stages:
         raise ValueError(
             f"--layers {network.layers} must be at least {schedule.num_stages}, the stages of the pipeline"
@@ -186,7 +195,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description="Train a small language model on a mesh of ranks.")
     add = made.add_argument
     add("--mesh", metavar="DPxTPxPP", help="ranks along dp, tp and pp (default: all along dp)")
-    add("--schedule", choices=SCHEDULES, default="1f1b", help="of the pipeline (default: %(default)s)")
+    add("--schedule", choices=SCHEDULES, help="of the pipeline (default: 1f1b, or with --plain gpipe)")
     add("--micro-batches", type=int, metavar="N", help="of a step (default: 1, or 2 for each rank of a pipeline)")
     add("--sequence-parallel", action="store_true", help="cut what is between the layers along tp")
     add("--zero", action="store_true", help="spread the state of the optimizer along dp")
@@ -214,12 +223,23 @@ def parser() -> argparse.ArgumentParser:
 def parsed() -> argparse.Namespace:
     made = parser()
     args = made.parse_args()
-    if args.steps < 1:
-        made.error(f"--steps must be at least 1, got {args.steps}")
+    for name in ("steps", "batch", "context", "width", "heads", "layers", "save_every", "micro_batches"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            made.error(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    for name in ("lr", "temperature"):
+        if not 0 < getattr(args, name) < math.inf:
+            made.error(f"--{name} must be a positive number, got {getattr(args, name)}")
+    if not args.prompt or not args.prompt.isascii():
+        made.error(f"--prompt must have one or more characters, all of them ASCII, got {args.prompt!r}")
+    for path in filter(None, (args.json, args.plot)):
+        if not Path(path).absolute().parent.is_dir():
+            made.error(f"there is no folder to write {path} to")
     if args.resume and not args.checkpoint:
         made.error("--resume needs --checkpoint, the folder to go on from")
     if args.plain and (args.zero or args.sequence_parallel or args.checkpoint or args.plot):
         made.error("--plain has no --zero, --sequence-parallel, --checkpoint and --plot")
+    if args.plain and args.schedule not in (None, "gpipe"):
+        made.error(f"--plain has no schedule but gpipe, got {args.schedule}")
     return args
 
 

@@ -48,6 +48,11 @@ class Network:
     layers: int = 4
     seed: int = 0
 
+    @property
+    def sizes(self) -> str:
+        """The sizes as options; a checkpoint fits networks of the same."""
+        return f"--context {self.context} --width {self.width} --heads {self.heads} --layers {self.layers}"
+
     def stage(self, number: int, num_stages: int) -> Callable[[Parameters, Array], Array]:
         """Return the function of a stage: from tokens (B, T), or the x of the stage before, to x or to the logits."""
 
@@ -69,7 +74,11 @@ class Network:
             places = np.split(places, self.tp.size())[self.tp.get_local_rank()]
             positions = copy(positions, self.tp)
         x = vocab_parallel_embedding(
-            tokens.reshape(-1), parameters["tokens"], axis=self.tp, sequence_parallel=self.sequence_parallel
+            tokens.reshape(-1),
+            parameters["tokens"],
+            axis=self.tp,
+            sequence_parallel=self.sequence_parallel,
+            vocab_size=self.vocabulary,
         )
         return x + vocab_parallel_embedding(places, positions, axis=None)
 

@@ -82,7 +82,12 @@ Optimizer = ReplicatedOptimizer | ShardedOptimizer
 
 
 def save(
-    folder: Path, mesh: dist.DeviceMesh, specs: Mapping[str, Parameter], optimizer: Optimizer, losses: list[float]
+    folder: Path,
+    mesh: dist.DeviceMesh,
+    network: Network,
+    specs: Mapping[str, Parameter],
+    optimizer: Optimizer,
+    losses: list[float],
 ) -> None:
     """Write whole arrays to `folder/step-N`, a file for each rank of "pp". All ranks call it and share the folder.
 
@@ -101,7 +106,7 @@ def save(
         part.mkdir(parents=True)
     mesh.barrier()
     if mesh["dp"].get_local_rank() == mesh["tp"].get_local_rank() == 0:
-        np.savez(part / f"pp-{mesh['pp'].get_local_rank()}.npz", losses=losses, **whole)
+        np.savez(part / f"pp-{mesh['pp'].get_local_rank()}.npz", losses=losses, sizes=network.sizes, **whole)
     mesh.barrier()
     if mesh.get_rank() == 0:
         shutil.rmtree(done, ignore_errors=True)
@@ -117,7 +122,9 @@ def load(folder: Path, network: Network, specs: Mapping[str, Parameter], optimiz
     losses: list[float] = []
     for path in steps[-1].glob("pp-*.npz"):
         with np.load(path) as file:
-            losses = file["losses"].tolist()
+            losses, sizes = file["losses"].tolist(), str(file["sizes"])
+            if sizes != network.sizes:
+                raise ValueError(f"--resume: {path} is of a network with {sizes}, and this one has {network.sizes}")
             for kind, name in (key.split("/") for key in file.files if "/" in key):
                 if name in specs:
                     state.setdefault(kind, {})[name] = block_of(network, specs[name], file[f"{kind}/{name}"])

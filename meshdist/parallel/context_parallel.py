@@ -133,9 +133,7 @@ def _check_shapes(call: LayerCall, shapes: list[Any], dtypes: list[Any], causal:
         which = "q, k and v" if causal else "k and v"
         raise ValueError(f"{call.prefix}: {which} must have blocks of one length, {found}")
     if zigzag and (rows % 2 or keys[2] % 2):
-        raise ValueError(
-            f"{call.prefix}: with zigzag a block is two chunks of one length, and its length even, {found}"
-        )
+        raise ValueError(f"{call.prefix}: with zigzag a block is two chunks, so its length must be even, {found}")
 
 
 def _chunk_numbers(rank: int, size: int, zigzag: bool) -> tuple[int, ...]:
@@ -217,7 +215,7 @@ def _unpacked(both: Any, k: Any, v: Any) -> tuple[Any, Any]:
 
 def _heads_together(x: Any, k: Any) -> Any:
     """Return an array by (batch, heads of `k`, heads of queries that share one, block, head size)."""
-    return x.reshape(*k.shape[:2], -1, *x.shape[2:])
+    return x.reshape(*k.shape[:2], x.shape[1] // max(1, k.shape[1]), *x.shape[2:])
 
 
 @primitive

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.arrays.trees import Tree, is_tree
+from meshdist.arrays.trees import Tree
 
 
 def split_microbatches(batch: Any, num_microbatches: int, name: str = "batch") -> list[Any]:
@@ -80,10 +80,10 @@ def merge_microbatches(parts: list[Any]) -> Any:
 
 
 def split_keywords(keywords: dict[str, Any], num_microbatches: int) -> list[dict[str, Any]]:
-    """Return the keyword arguments of each micro-batch: arrays are cut, and what has no dimension is for all."""
+    """Return the keyword arguments of each micro-batch: arrays and trees of them are cut, all else is for each."""
     each: list[dict[str, Any]] = [{} for _ in range(num_microbatches)]
     for name, value in keywords.items():
-        is_cut = bool(getattr(value, "shape", ())) or (is_tree(value) and not isinstance(value, (int, float, complex)))
+        is_cut = bool(getattr(value, "shape", ())) or isinstance(value, (list, tuple, dict))
         parts = split_microbatches(value, num_microbatches, name) if is_cut else [value] * num_microbatches
         for kw, part in zip(each, parts, strict=True):
             kw[name] = part

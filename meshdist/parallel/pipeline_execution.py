@@ -38,6 +38,34 @@ class Feed:
     keywords: list[dict[str, Any]]
 
 
+class _Leaves:
+    """The dtypes and shapes of the arrays in a value, by their places in it."""
+
+    def __init__(self, value: Any, name: str) -> None:
+        tree = Tree(value, name)
+        pairs = zip(tree.names, tree.leaves, strict=True)
+        self._name = name
+        self._at = {place[len(name) :]: (leaf.dtype, leaf.shape) for place, leaf in pairs}
+
+    def check_gradient(self, gradient: Any) -> None:
+        """Check the arrays of a gradient of the value; those of some may be left out, as of integers.
+
+        Raises:
+            TypeError: It is no tree of arrays.
+            ValueError: There is no array in this place of the value, or one of another dtype or shape.
+        """
+        name = f"d{self._name}"
+        for place, (dtype, shape) in _Leaves(gradient, name)._at.items():
+            of = f"{self._name}{place}"
+            wanted_dtype, wanted_shape = self._at.get(place, (None, ()))
+            if wanted_dtype is None:
+                raise ValueError(f"{name}{place} is a gradient of {of}, and there is no {of}")
+            if wanted_shape != shape or (wanted_dtype != dtype and wanted_dtype.kind in "fc"):
+                raise ValueError(
+                    f"{name}{place} must be like {of}, {wanted_dtype}{list(wanted_shape)}, and is {dtype}{list(shape)}"
+                )
+
+
 class Execution:
     """The state of one step.
 
@@ -72,6 +100,7 @@ class Execution:
         self._given: dict[tuple[int, int, str], Any] = {}
         self._saved: dict[tuple[int, int], Any] = {}
         self._unfinished: dict[tuple[int, int], Callable[[], Any]] = {}
+        self._inputs: dict[tuple[int, int], _Leaves] = {}  # what the gradients that go back have to be like
         self.feed = Feed([], None, [])
         self.outputs: dict[int, Any] = {}
         self.losses: dict[int, Any] = {}
@@ -100,7 +129,10 @@ class Execution:
         if stage == self._last:
             if self.feed.targets is not None and self._loss is not None:
                 result = self._call(self._loss, y, self.feed.targets[microbatch])
-                loss, self._given[stage, microbatch, RECV_B] = pair_of(result, "loss", "(loss, dy)")
+                loss, dy = pair_of(result, "loss", "(loss, dy)")
+                if self._goes_backward:
+                    _Leaves(y, "y").check_gradient(dy)
+                self._given[stage, microbatch, RECV_B] = dy
                 self.losses[microbatch] = loss
                 self._check_finite(loss, "the loss")
             if self._keeps_outputs:
@@ -109,6 +141,8 @@ class Execution:
         self._check_finite(y, "y")
         if self._goes_backward:
             self._saved[stage, microbatch] = saved
+            if stage:
+                self._inputs[stage, microbatch] = _Leaves(x, "x")
         if stage < self._last:
             self._pass_on(stage + 1, (stage + 1, microbatch, RECV_F), (stage, microbatch, SEND_F), y)
 
@@ -151,6 +185,7 @@ class Execution:
             return
         if dx is None:
             raise ValueError("dx is None, and the stage before needs the gradient of its output")
+        self._inputs.pop((stage, microbatch)).check_gradient(dx)
         self._check_finite(dx, "dx")
         self._pass_on(stage - 1, (stage - 1, microbatch, RECV_B), (stage, microbatch, SEND_B), dx)
 

@@ -34,6 +34,7 @@ class Schedule:
         rows: The actions of each rank, as tuples of `Action` and None.
 
     Raises:
+        TypeError: One text for all ranks.
         ValueError: A text is no action.
         ScheduleError: It has no actions, an action twice, or a stage on two ranks.
 
@@ -47,6 +48,8 @@ class Schedule:
     """
 
     def __init__(self, rows: Iterable[str | Iterable[Action | str | None]], name: str = "by hand") -> None:
+        if isinstance(rows, str):
+            raise TypeError("Schedule: rows must have a row for each rank, such as ['0F0 0B0', '1F0 1B0'], got a text")
         self.name = name
         self.rows: tuple[tuple[Action | None, ...], ...] = tuple(
             tuple(_actions(rank, row.split() if isinstance(row, str) else row)) for rank, row in enumerate(rows)
@@ -102,8 +105,8 @@ class Schedule:
         """Prove the schedule complete and free of deadlock, and return it.
 
         Each micro-batch goes through each stage once, forward and, if any does, backward: a forward before its
-        backward, a backward of the input before that of the weights. Sends never wait, and a receive is posted in its
-        place and waited for where its data is used, as `PipelineRunner` does it.
+        backward, a backward of the input before that of the weights. Sends never wait, and a receive is waited for
+        where its data is used, as `PipelineRunner` does it.
 
         Raises:
             ScheduleError: It is not; names rank, step and action, and for a deadlock the circle of ranks.

@@ -2,7 +2,9 @@
 
 Every message has a tag of its own, from its stage, direction and micro-batch, so ranks may post them in any order. With
 the first message from a stage to the next, or to the one before, goes an outline of what is sent, on another tag. From
-then on both sides know the shapes and dtypes, and a receive is posted in its place of the schedule.
+then on both sides know the shapes and dtypes. A receive from another host is posted in its place of the schedule, so
+that it goes on while stages compute. One from this host is made when its data is used: it is a copy in memory, and a
+posted receive would only take turns with the computation, in the progress thread.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import numpy as np
 
 from meshdist.arrays.device_types import new_empty
 from meshdist.arrays.trees import Tree
-from meshdist.collectives.send_recv import irecv, isend
+from meshdist.collectives.send_recv import irecv, isend, recv
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.parallel.pipeline_actions import RECV_B, RECV_F, SEND_B, SEND_F, Action
 from meshdist.parallel.pipeline_schedules import Schedule
@@ -39,6 +41,10 @@ class _Coming(NamedTuple):
     works: list[Work]
 
 
+def _empty(outline: _Outline) -> list[Any]:
+    return [new_empty(shape, like) for shape, like in zip(outline.shapes, outline.tree.leaves, strict=True)]
+
+
 class Transfers:
     """The sends and receives of one rank.
 
@@ -51,6 +57,8 @@ class Transfers:
     def __init__(self, group: ProcessGroup, schedule: Schedule, first_tag: int) -> None:
         self._group = group
         self._schedule = schedule
+        hosts = group.hosts()
+        self._is_near = [host == hosts[group.rank()] for host in hosts]
         self._first_tag = first_tag
         self._sent: dict[tuple[int, str], str] = {}
         self._outlines: dict[tuple[int, str], _Outline] = {}
@@ -86,16 +94,23 @@ class Transfers:
             self._sends = [work for work in self._sends if not work.is_completed() or work.exception() is not None]
 
     def post(self, action: Action) -> None:
-        """Begin to receive what `action` receives."""
-        outline = self._outlines.get((action.stage, action.kind))
-        if outline is not None:
-            self._posted[action] = self._begin(action, outline)
+        """Begin to receive what `action` receives, if that comes from another host."""
+        edge = action.stage, action.kind
+        outline = self._outlines.get(edge)
+        if outline is not None and not self._is_near[self._source(edge)]:
+            buffers = _empty(outline)
+            self._posted[action] = _Coming(
+                outline, buffers, [irecv(buffer, **self._place(action)) for buffer in buffers]
+            )
 
     def wait(self, action: Action) -> Any:
         """Return what `action` receives."""
         coming = self._posted.pop(action, None)
         if coming is None:
-            coming = self._begin(action, self._outline(action))
+            outline = self._outline(action)
+            coming = _Coming(outline, _empty(outline), [])
+            for buffer in coming.buffers:
+                recv(buffer, **self._place(action))
         for work in coming.works:
             work.wait()
         return coming.outline.tree.rebuilt(coming.buffers)
@@ -105,13 +120,11 @@ class Transfers:
         while self._sends:
             self._sends.pop().wait()
 
-    def _begin(self, action: Action, outline: _Outline) -> _Coming:
+    def _place(self, action: Action) -> dict[str, Any]:
+        """Return the arguments of a receive."""
         edge = action.stage, action.kind
-        peer, tag = self._source(edge), self._tag(edge, action.microbatch)
-        pairs = zip(outline.shapes, outline.tree.leaves, strict=True)
-        buffers = [new_empty(shape, like) for shape, like in pairs]
-        works = [irecv(buffer, group=self._group, group_src=peer, tag=tag) for buffer in buffers]
-        return _Coming(outline, buffers, works)
+        tag = self._tag(edge, action.microbatch)
+        return {"group": self._group, "group_src": self._source(edge), "tag": tag}
 
     def _send_outline(self, edge: tuple[int, str], tree: Tree, peer: int) -> None:
         empty = [new_empty((0,), leaf) for leaf in tree.leaves]
@@ -127,14 +140,14 @@ class Transfers:
         if outline is None:
             peer, tag = self._source(edge), self._tag(edge, -1)
             size = np.empty(1, np.int64)
-            irecv(size, group=self._group, group_src=peer, tag=tag).wait()
+            recv(size, group=self._group, group_src=peer, tag=tag)
             if not size[0]:
                 raise ValueError(
                     "a dry run does not know what another stage returns; there, check and simulate the schedule:"
                     " schedule.check().simulate(costs)"
                 )
             data = np.empty(int(size[0]), np.uint8)
-            irecv(data, group=self._group, group_src=peer, tag=tag).wait()
+            recv(data, group=self._group, group_src=peer, tag=tag)
             empty, shapes = pickle.loads(data.tobytes())
             outline = self._outlines[edge] = _Outline(Tree(empty), shapes)
         return outline

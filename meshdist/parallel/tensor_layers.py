@@ -189,11 +189,26 @@ def _checked(call: LayerCall, x: Any, weight: Any, bias: Any, cut: str) -> tuple
     return x, weight, bias
 
 
+@primitive
 def _product(x: Any, weight: Any) -> Any:
     """Return `x @ weight` as one product of matrices; NumPy's of stacks is one for each, and so is its gradient."""
-    shape, (inputs, outputs) = anp.shape(x), anp.shape(weight)
-    rows = anp.reshape(x, (math.prod(shape[:-1]), inputs))
-    return anp.reshape(anp.dot(rows, weight), (*shape[:-1], outputs))
+    return (_matrix(x) @ weight).reshape(*x.shape[:-1], weight.shape[1])
+
+
+def _matrix(x: Any) -> Any:
+    return x if x.ndim == 2 else anp.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
+
+
+def _as(dtype: Any, x: Any) -> Any:
+    return x if x.dtype == dtype else x.astype(dtype)
+
+
+_product.__name__ = "product of a layer"
+defvjp(
+    _product,
+    lambda y, x, weight: lambda g: _as(x.dtype, _product(g, weight.T)),
+    lambda y, x, weight: lambda g: _as(weight.dtype, anp.dot(_matrix(x).T, _matrix(g))),
+)
 
 
 @primitive

@@ -30,7 +30,8 @@ def vocab_parallel_embedding(
     """Return `table[indices]`, where each rank has the rows of a block of the vocabulary.
 
     Sends the result by an all_reduce forward, and nothing backward. With `sequence_parallel` by a reduce_scatter
-    forward, and its gradient by an all_gather backward.
+    forward, and its gradient by an all_gather backward. Without `vocab_size`, two numbers more forward, to compare
+    the sizes of the blocks.
 
     Args:
         indices: Integers of any shape, the same on all ranks of the axis, with `sequence_parallel` too.
@@ -46,8 +47,8 @@ def vocab_parallel_embedding(
 
     Raises:
         TypeError: No integers, no table of a floating dtype, or DTensors.
-        ValueError: An index is outside of the vocabulary: on all ranks; `table` is not this rank's block, or the
-            sequence cannot be cut.
+        ValueError: An index is outside of the vocabulary, or blocks are not equal without `vocab_size`: on all ranks.
+            `table` is not this rank's block, or the sequence cannot be cut.
 
     Example:
         >>> import numpy as np, meshdist
@@ -64,8 +65,8 @@ def vocab_parallel_embedding(
     table = call.floating("table", table, ndim=2)
     rows = np.shape(getval(table))[0]
     first, vocabulary = _own_block(call, "table", "rows", rows, vocab_size)
-    if vocab_size is None:
-        call.check_replicated("the number of rows (without vocab_size)", np.array(rows))
+    if vocab_size is None and call.members is not None:
+        _check_equal(call, "table", "rows", rows, functional.all_reduce(np.array([rows, -rows]), "max", call.members))
     indices = call.integers("indices", indices, vocabulary, _described(call, rows, vocab_size))
     call.check_replicated("indices", indices)
     place = call.sequence_dim(indices, sequence_dim, features=0, divided=True) if sequence_parallel else 0
@@ -142,6 +143,20 @@ def _own_block(call: LayerCall, name: str, of: str, length: int, vocab_size: int
     return sum(sizes[: call.rank]), vocab_size
 
 
+def _check_equal(call: LayerCall, name: str, of: str, length: int, extremes: Any) -> None:
+    """Check that all ranks have blocks of one length; `extremes` are the maxima of it and of its negative.
+
+    Raises:
+        ValueError: They have not; on all ranks.
+    """
+    longest, shortest = int(extremes[0]), -int(extremes[1])
+    if longest != shortest:
+        raise ValueError(
+            f"{call.prefix}: {name} must have the same number of {of} on all ranks, and they have {shortest} to"
+            f" {longest}, here {length}; for a vocabulary that cannot be divided give vocab_size="
+        )
+
+
 def _described(call: LayerCall, length: int, vocab_size: int | None) -> str:
     if vocab_size is not None or call.size == 1:
         return f"the vocabulary of {call.size * length if vocab_size is None else vocab_size}"
@@ -202,12 +217,7 @@ def _losses(logits: Any, places: Any, call: LayerCall, equal: bool) -> Any:
     if equal and call.members is not None:
         found = _reduced(np.append(top, np.array([block, -block], logits.dtype)), "max", call.members)
         top = found[:-2]
-        if found[-2] != -found[-1]:
-            raise ValueError(
-                f"{call.prefix}: logits must have the same number of columns on all ranks, and they have"
-                f" {int(-found[-1])} to {int(found[-2])}, here {block}; for a vocabulary that cannot be divided give"
-                " vocab_size="
-            )
+        _check_equal(call, "logits", "columns", block, found[-2:])
     else:
         top = _reduced(top, "max", call.members)
     shifted = logits - top[:, None]

@@ -102,13 +102,45 @@ def test_without_a_checkpoint_there_is_nothing_to_resume(example, tmp_path):
         on_mesh(example.train, "1x1x1", example, "--checkpoint", str(tmp_path), "--resume")
 
 
+def test_a_checkpoint_of_another_network_is_refused(example, tmp_path):
+    folder = ["--checkpoint", str(tmp_path), "--sample", "0"]
+    on_mesh(example.train, "1x1x1", example, *folder, "--steps", "1")
+    with pytest.raises(
+        ValueError, match="--resume: .* is of a network with --context 16 --width 16 --heads 2 --layers 4"
+    ):
+        on_mesh(example.train, "1x1x1", example, *folder, "--resume", "--layers", "3")
+
+
+def test_a_resumed_run_counts_its_steps_on(example, tmp_path, capsys):
+    folder = ["--checkpoint", str(tmp_path), "--sample", "0"]
+    on_mesh(example.train, "1x1x1", example, *folder, "--steps", "1")
+    on_mesh(example.train, "1x1x1", example, *folder, "--resume", "--steps", "3")
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "step 1 of 1",
+        "step 2 of 3",
+        "step 3 of 3",
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_loss_that_is_no_number_ends_the_run(example):
+    with pytest.raises(FloatingPointError, match="the loss of step 2 is nan: try a lower --lr"):
+        on_mesh(example.train, "1x1x2", example, "--lr", "1e300")
+
+
 @pytest.mark.parametrize(
     ("mesh", "options", "message"),
     [
-        ("1x1x1", "--micro-batches 3", "--batch 8 must be a multiple of 3: 1 ranks along dp times 3 micro-batches"),
+        (
+            "1x1x1",
+            "--micro-batches 3",
+            "--batch 8 must be a multiple of 3, the ranks along dp times the micro-batches: 1 x 3",
+        ),
         ("1x1x1", "--heads 3", "--heads 3 must be a multiple of 1, the ranks along tp, and divide --width"),
         ("1x2x1", "--heads 1", "--heads 1 must be a multiple of 2, the ranks along tp, and divide --width"),
         ("1x2x1", "--context 15 --sequence-parallel", "--context 15 must be a multiple of 2, the ranks along tp"),
+        ("1x3x1", "--heads 3 --width 18", "the vocabulary, 128, must be a multiple of 3, the ranks along tp"),
+        ("1x1x1", "--context 200000", "--context 200000 must be less than the text is long, 110593"),
         ("1x1x2", "--schedule zbv --layers 3", "--layers 3 must be at least 4, the stages of the pipeline"),
     ],
 )
@@ -122,6 +154,12 @@ def test_sizes_that_do_not_fit_are_explained(example, mesh, options, message):
     [
         ("--steps 0", "--steps must be at least 1, got 0"),
         ("--resume", "--resume needs --checkpoint, the folder to go on from"),
+        ("--layers 0", "--layers must be at least 1, got 0"),
+        ("--lr nan", "--lr must be a positive number, got nan"),
+        ("--temperature 0", "--temperature must be a positive number, got 0.0"),
+        ("--prompt é", "--prompt must have one or more characters, all of them ASCII, got 'é'"),
+        ("--json nowhere/run.json", "there is no folder to write nowhere/run.json to"),
+        ("--plain --schedule 1f1b", "--plain has no schedule but gpipe, got 1f1b"),
         ("--plain --zero", "--plain has no --zero, --sequence-parallel, --checkpoint and --plot"),
     ],
 )

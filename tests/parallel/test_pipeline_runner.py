@@ -107,7 +107,7 @@ def trees():
     mesh_rank = dist.get_rank()
     runner = PipelineRunner([tree_stage(mesh_rank)], schedule, loss=lambda y, t: (t, {"h": np.ones_like(y["h"])}))
     x, shift = {"h": np.arange(4.0).reshape(4, 1)}, np.array([[0.0], [0.0], [1.0], [1.0]])
-    step = runner.step(x, np.arange(2), scale=2, shift=shift)
+    step = runner.step(x, np.arange(2), scale=np.float32(2), shift=shift)
     runner.forget_shapes()
     larger = runner.step({"h": np.ones((6, 2))}, np.arange(2), scale=1, shift=np.zeros((6, 1)))
     return step, larger
@@ -241,6 +241,25 @@ def raising(*_):
         (1, ("stages", wrapped(backward=raising)), RuntimeError, "no luck"),
         (1, ("stages", wrapped(lambda x: x)), TypeError, "forward must return the tuple (y, saved), got ndarray"),
         (1, ("stages", wrapped(backward=lambda saved, dy: (None, dy))), ValueError, "dx is None, and the stage before"),
+        (
+            1,
+            ("stages", wrapped(backward=lambda saved, dy: (dy[:, :1], None))),
+            ValueError,
+            "dx must be like x, float64[2, 3], and is float64[2, 1]",
+        ),
+        (
+            1,
+            ("stages", wrapped(backward=lambda saved, dy: (dy.astype(np.float32), None))),
+            ValueError,
+            "dx must be like x, float64[2, 3], and is float32[2, 3]",
+        ),
+        (
+            1,
+            ("stages", wrapped(backward=lambda saved, dy: ({"h": dy}, None))),
+            ValueError,
+            "dx['h'] is a gradient of x['h'], and there is no x['h']",
+        ),
+        (2, ("loss", lambda y, t: (0.0, y.sum())), ValueError, "dy must be like y, float64[2, 3], and is float64[]"),
     ],
 )
 def test_what_fails_in_a_step_is_told_to_all_ranks(rank, change, kind, words):

@@ -109,6 +109,8 @@ def test_1f1b_has_one_forward_and_one_backward_in_turn():
 def test_a_cell_that_is_no_action_is_named(text, words):
     with pytest.raises(ValueError, match=words):
         Schedule([["0F0"], ["1F0", None, text]])
+    with pytest.raises(TypeError, match="rows must have a row for each rank"):
+        Schedule(text)
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,17 @@ def test_heads_of_keys_and_values_are_shared_by_neighbouring_heads_of_queries() 
     meshdist.run(main, 2)
 
 
+def test_blocks_may_be_empty() -> None:
+    def main() -> None:
+        empty = np.ones((2, 4, 0, 3)), np.ones((2, 2, 0, 3)), np.ones((2, 2, 0, 5))
+        attention = lambda *x: ring_attention(*x, axis=meshdist.group.WORLD, zigzag=True)  # noqa: E731
+        assert attention(*empty).shape == (2, 4, 0, 5)
+        found = grad(lambda *x: anp.sum(attention(*x)), (0, 1, 2))(*empty)
+        assert [gradient.shape for gradient in found] == [x.shape for x in empty]
+
+    meshdist.run(main, 2)
+
+
 def test_gradients_are_those_of_finite_differences() -> None:
     def main() -> None:
         rng = np.random.default_rng(meshdist.get_rank())
@@ -171,7 +182,7 @@ def test_what_is_wrong_is_named() -> None:
             (ValueError, "one head size", lambda: ring_attention(q, q[..., :2], q, axis=world)),
             (ValueError, "q, k and v must have blocks of one length",
              lambda: ring_attention(q[:, :, :2], q, q, axis=world)),
-            (ValueError, "its length even", lambda: ring_attention(q, q, q, axis=world, zigzag=True)),
+            (ValueError, "its length must be even", lambda: ring_attention(q, q, q, axis=world, zigzag=True)),
             (TypeError, "one dtype, got float64, float32, float64",
              lambda: ring_attention(q, q.astype(np.float32), q, axis=world)),
             (TypeError, "k must be an array, got a list", lambda: ring_attention(q, [q], q, axis=world)),

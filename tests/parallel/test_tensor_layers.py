@@ -263,6 +263,8 @@ def test_what_is_wrong_is_named() -> None:
              lambda: vocab_parallel_cross_entropy(ones((2, 4)), ones(2), axis=tp)),
             (ValueError, "table must have . rows, this rank's block of a vocabulary of 7 in blocks of 4, 3",
              lambda: vocab_parallel_embedding(np.array([0]), ones((3 + rank, 3)), axis=tp, vocab_size=7)),
+            (ValueError, "table must have the same number of rows on all ranks, and they have 3 to 4",
+             lambda: vocab_parallel_embedding(np.array([3]), ones((4 - rank, 3)), axis=tp)),
             (ValueError, "logits must have the same number of columns on all ranks, and they have 3 to 4",
              lambda: vocab_parallel_cross_entropy(ones((1, 4 - rank)), np.array([0]), axis=tp)),
             (ValueError, r"gain must have shape \(3,\), the last dimension of x \(2, 3\)",
