@@ -181,9 +181,7 @@ def _rendezvous_file(text: str, rank: int, world_size: int, timeout_s: float) ->
     # One file per job, so that jobs do not disturb each other.
     path = unquote(url.parts.path)
     own = path + (f".{quote(url.group_name, safe='')}" if url.group_name else "")
-    check_common_secret(
-        text, url.world_size, lambda: _file_rendezvous(own, url.rank, url.world_size, MEET_STRANGERS_S)
-    )
+    check_common_secret(text, url.world_size, lambda: _file_rendezvous(own, url.rank, url.world_size, MEET_STRANGERS_S))
     try:
         return _file_rendezvous(own, url.rank, url.world_size, timeout_s)
     except DistTimeoutError as error:
