@@ -36,7 +36,7 @@ PART = "MESHDIST_TORCH_SUITE_PART"
 
 def rows_of(size: int) -> str:
     """Return the part of the list for worlds of this size."""
-    (rows,) = re.findall(rf"^{size} ranks\n(.*?)(?:\n\n|\Z)", LIST.read_text(), re.DOTALL | re.MULTILINE)
+    (rows,) = re.findall(rf"^{size} ranks\n(.*?)\n(?:\n|\Z)", LIST.read_text(), re.DOTALL | re.MULTILINE)
     return str(rows)
 
 
