@@ -80,6 +80,7 @@ EXHAUSTIVE = re.compile(
     r"|test_wrong_types.*\[gloo-i?send\]"
     r"|test_benchmarks.*::test_(soak_finds_no_wrong_value|faults_are_noticed)\[(tcp|hosts)"
     r"|test_a_launcher_starts_the_script\[meshdist"
+    r"|test_launch_examples.*::test_(a_spawn_on_each_node|spawns_with_secrets_of_their_own.*)\[tcp"
     r"|test_debug_examples.*\[4\]"
     r"|test_train_digits.*\[float32"
     r"|tests/tensor/(?!test_random_programs)"

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 
+from meshdist.bootstrap.spawned import exceeds_spawn
 from meshdist.errors import DistError, DistStoreError, DistTimeoutError
 from meshdist.runtime.departure import Departure, PeerExit
 from meshdist.runtime.peers import Card, Peers
@@ -130,7 +131,7 @@ def _meet(world: Store, rank: int, world_size: int, card: Card, deadline: Deadli
         if not _take_back(world, rank, world_size, card):
             world.compare_set("complete", "", _BEGUN)
             return  # the last rank arrived just now
-        _pass_on_refusals(world, store)
+        _pass_on_refusals(world, store, world_size)
         raise _missing(world, rank, world_size, deadline) from None
     except BaseException:
         with suppress(DistError):  # report the interrupt, not that the store is gone too
@@ -148,7 +149,7 @@ def _await_all(world: Store, rank: int, world_size: int, deadline: Deadline, sto
         except DistStoreError:
             if deadline.expired():
                 raise
-            _pass_on_refusals(world, store)
+            _pass_on_refusals(world, store, world_size)
             world.check(["complete"])  # raises if the store is closed, instead of retrying without pause
             waited_s = reminder.due_s()
             # The first of the ranks that are there speaks for all.
@@ -160,10 +161,17 @@ def _await_all(world: Store, rank: int, world_size: int, deadline: Deadline, sto
                 )
 
 
-def _pass_on_refusals(world: Store, store: Store) -> None:
-    """Report the processes that the store refused to all ranks, if this rank hosts it."""
-    for words in store.take_refusals() if isinstance(store, TCPStore) else ():
+def _pass_on_refusals(world: Store, store: Store, world_size: int) -> None:
+    """Report the processes that the store refused to all ranks, if this rank hosts it.
+
+    The ranks wait on, since a stranger must not be able to end a job. In a world of several calls of `spawn`, a refused
+    process is most likely one of its ranks with another secret, and all ranks raise an error.
+    """
+    refused = store.take_refusals() if isinstance(store, TCPStore) else []
+    for words in refused:
         world.set(f"turned_away/{world.add('num_turned_away', 1) - 1}", words)
+    if refused and exceeds_spawn(world_size):
+        _object(world, f"refused {'; '.join(refused[:_NAMED_REFUSALS])}")
 
 
 def _missing(world: Store, rank: int, world_size: int, deadline: Deadline) -> DistTimeoutError:

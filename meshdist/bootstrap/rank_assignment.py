@@ -28,6 +28,7 @@ _SLICE_S = 1.0
 _LOOK_S = 0.25
 _NAMED = 20
 _NAMED_REFUSALS = 3
+_PREFIX, _ARRIVALS = "numbering", "arrivals"
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Arrival:
 
     @classmethod
     def here(cls, rank: int, world_size: int) -> Arrival:
-        return cls(os.urandom(8).hex(), rank, world_size, host_id(), f"pid {os.getpid()} on {platform.node()}")
+        return cls(os.urandom(8).hex(), rank, world_size, host_id(), _this_process())
 
 
 class RankAssignment:
@@ -68,6 +69,9 @@ class RankAssignment:
             entry = json.loads(line)
             if isinstance(entry, str):
                 assignment.leave(entry)
+            elif isinstance(entry, list):
+                # It was refused by a file that others use, even if they have not arrived here yet.
+                assignment._refuse(*entry, is_awaited=True)
             else:
                 assignment.arrive(Arrival(**entry))
         return assignment
@@ -76,9 +80,7 @@ class RankAssignment:
         refusal = self._refusal(arrival)
         if refusal is not None:
             self.refusals[arrival.token] = refusal
-            self.refused.append(f"{arrival.who}: {refusal}")
-            if self._all_or_none and self.present and not self.ranks:
-                self.objections.append(self.refused[-1])
+            self._refuse(arrival.who, refusal, is_awaited=bool(self.present))
             return
         # A process that left and comes again counts once.
         gone = (token for token, each in self.came.items() if token not in self.present and each.who == arrival.who)
@@ -86,6 +88,11 @@ class RankAssignment:
         self.came[arrival.token] = self.present[arrival.token] = arrival
         if len(self.present) == arrival.world_size and not self.objections:
             self._number(arrival.world_size)
+
+    def _refuse(self, who: str, reason: str, *, is_awaited: bool) -> None:
+        self.refused.append(f"{who}: {reason}")
+        if self._all_or_none and is_awaited and not self.ranks:
+            self.objections.append(self.refused[-1])
 
     def leave(self, token: str) -> None:
         """Remove a process; its rank is free again."""
@@ -184,12 +191,21 @@ def number_ranks(
     return number
 
 
+def refuse_this_process(store: Store, reason: str) -> None:
+    """Tell the processes that meet in `store` why this one gets no rank, so that none waits for it."""
+    PrefixStore(_PREFIX, store).append(_ARRIVALS, json.dumps([_this_process(), reason]) + "\n")
+
+
+def _this_process() -> str:
+    return f"pid {os.getpid()} on {platform.node()}"
+
+
 class _Numbering:
     """One process's part in the assignment."""
 
     def __init__(self, store: Store, arrival: Arrival, all_or_none: bool) -> None:
         self._all_or_none = all_or_none
-        self._store = PrefixStore("numbering", store)
+        self._store = PrefixStore(_PREFIX, store)
         self._me = arrival
         self._num_warned = 0
         self._reminder = Reminder()
@@ -198,7 +214,7 @@ class _Numbering:
         self._where = f"init_process_group ({own}{arrival.world_size}{'' if own else ' ranks'})"
 
     def arrive(self) -> None:
-        self._store.append("arrivals", json.dumps(asdict(self._me)) + "\n")
+        self._store.append(_ARRIVALS, json.dumps(asdict(self._me)) + "\n")
         assignment = self._assignment()
         if self._me.token in assignment.refusals:
             raise ValueError(f"{self._where}: {assignment.refusals[self._me.token]}")
@@ -236,11 +252,11 @@ class _Numbering:
     def leave(self) -> None:
         # Without the store, no process counts this rank.
         with suppress(DistError):
-            self._store.append("arrivals", json.dumps(self._me.token) + "\n")
+            self._store.append(_ARRIVALS, json.dumps(self._me.token) + "\n")
 
     def too_late(self, deadline: Deadline) -> DistTimeoutError:
         shortfall = self._assignment().shortfall(self._store, self._me.world_size, f"within {deadline.timeout_s:.3g} s")
         return DistTimeoutError(f"{self._where}: {shortfall}")
 
     def _assignment(self) -> RankAssignment:
-        return RankAssignment.read(self._store.get("arrivals"), all_or_none=self._all_or_none)
+        return RankAssignment.read(self._store.get(_ARRIVALS), all_or_none=self._all_or_none)

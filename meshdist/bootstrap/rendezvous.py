@@ -9,8 +9,14 @@ from contextlib import suppress
 
 from meshdist.bootstrap.env import place_from_environment
 from meshdist.bootstrap.multicast_socket import is_multicast
-from meshdist.bootstrap.rank_assignment import number_ranks
-from meshdist.bootstrap.spawned import callers_address, check_common_secret, exceeds_spawn
+from meshdist.bootstrap.rank_assignment import number_ranks, refuse_this_process
+from meshdist.bootstrap.spawned import (
+    MEET_STRANGERS_S,
+    callers_address,
+    check_common_secret,
+    exceeds_spawn,
+    meet_strangers,
+)
 from meshdist.bootstrap.torchrun import AGENT_STORE_VARIABLE, keeps_torchs_store, meeting_file
 from meshdist.bootstrap.url import (
     NOT_GIVEN,
@@ -21,8 +27,10 @@ from meshdist.bootstrap.url import (
     with_group_name,
 )
 from meshdist.errors import DistError, DistStoreError, DistTimeoutError
+from meshdist.security.credentials import SECRET_VARIABLE
 from meshdist.store import FileStore, PrefixStore, Store, TCPStore
 from meshdist.store.address import PortTakenError
+from meshdist.store.file import OtherJobsFileError
 from meshdist.system.deadline import DEFAULT_TIMEOUT_S, Deadline, Timeout, seconds
 from meshdist.system.env_flags import to_int
 
@@ -111,9 +119,9 @@ def _rendezvous_env(text: str, rank: int, world_size: int, timeout_s: float) -> 
     url = parse_init_url(text, rank, world_size)
     rank, world_size, host, port = place_from_environment(url.rank, url.world_size)
     is_launchers = is_launchers_store()
-    check_common_secret(text, world_size)
     if is_launchers and exceeds_spawn(world_size):
         (host, port), is_launchers = callers_address(text, world_size), False
+    check_common_secret(text, world_size, lambda: meet_strangers(host, port, rank == 0))
     try:
         check_ranks(text, rank, world_size)
     except ImpossibleRankError as error:
@@ -154,7 +162,7 @@ def _rendezvous_tcp(text: str, rank: int, world_size: int, timeout_s: float) -> 
     except ImpossibleRankError as error:
         _tell_others(host, port, timeout_s, error)
         raise ValueError(str(error)) from None
-    check_common_secret(text, url.world_size)
+    check_common_secret(text, url.world_size, lambda: meet_strangers(host, port, url.rank == 0))
     return _tcp_store(text, host, port, url.rank, url.world_size, timeout_s), url.rank, url.world_size
 
 
@@ -170,11 +178,11 @@ def _rendezvous_file(text: str, rank: int, world_size: int, timeout_s: float) ->
         url.require(rank=False)
     except ImpossibleRankError as error:
         impossible = error
-    check_common_secret(text, url.world_size)
     # One file per job, so that jobs do not disturb each other.
     path = unquote(url.parts.path)
+    own = path + (f".{quote(url.group_name, safe='')}" if url.group_name else "")
+    check_common_secret(text, url.world_size, lambda: _file_rendezvous(own, url.rank, url.world_size, MEET_STRANGERS_S))
     try:
-        own = path + (f".{quote(url.group_name, safe='')}" if url.group_name else "")
         return _file_rendezvous(own, url.rank, url.world_size, timeout_s)
     except DistTimeoutError as error:
         raise DistTimeoutError(f"{error}{_other_names(path, url.group_name)}") from None
@@ -200,7 +208,13 @@ def _other_names(path: str, group_name: str) -> str:
 
 def _file_rendezvous(path: str, rank: int, world_size: int, timeout_s: float) -> Rendezvous:
     deadline = Deadline(timeout_s)
-    store = FileStore(path, world_size, timeout=timeout_s)
+    try:
+        store = FileStore(path, world_size, timeout=timeout_s)
+    except OtherJobsFileError as error:
+        # Those who wait there are told: it is most likely one job, as only this user can write to the file.
+        with suppress(DistStoreError), FileStore(path, timeout=timeout_s) as others:
+            refuse_this_process(others, f"it has another {SECRET_VARIABLE}")
+        raise error
     try:
         number = number_ranks(store, rank, world_size, deadline, all_or_none=True)
     except BaseException:

@@ -6,7 +6,7 @@ import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from meshdist.security.credentials import OtherSecretError
+from meshdist.security.credentials import SECRET_VARIABLE, OtherSecretAlert, OtherSecretError
 from meshdist.security.handshake import ServerHandshake
 
 if TYPE_CHECKING:
@@ -22,7 +22,10 @@ class Admission:
     where it is due is told so and refused.
     """
 
-    __slots__ = ("_entry", "_handshake", "_is_ready", "_purpose", "_secret", "_tls", "refusal", "sock")
+    __slots__ = (
+        *("_entry", "_handshake", "_has_other_certificate", "_is_ready", "_purpose", "_secret", "_tls"),
+        *("refusal", "sock"),
+    )
 
     def __init__(self, sock: socket.socket, secret: bytes, purpose: str, tls: TlsContext | None = None) -> None:
         self.sock = sock  # replaced when TLS begins
@@ -31,6 +34,7 @@ class Admission:
         self._purpose = purpose
         self._tls = tls
         self._entry: TlsSocket | None = None
+        self._has_other_certificate = False
         self._is_ready = tls is None  # for the handshake with the secret
         self._handshake = ServerHandshake(secret, purpose)
 
@@ -46,7 +50,7 @@ class Admission:
     @property
     def is_of_meshdist(self) -> bool:
         """True once the client has shown to be a process of meshdist, possibly of another job."""
-        return self._handshake.is_of_meshdist
+        return self._has_other_certificate or self._handshake.is_of_meshdist
 
     def advance(self) -> None:
         """Read what has arrived, and answer.
@@ -58,8 +62,9 @@ class Admission:
         try:
             if not self._is_ready and not self._begin_tls():
                 return
-        except OtherSecretError as error:
-            self.refusal = f"belongs to another job: {error}"
+        except (OtherSecretError, OtherSecretAlert):
+            self._has_other_certificate = True
+            self.refusal = f"belongs to another job: it has another {SECRET_VARIABLE}"
             return
         with suppress(BlockingIOError):
             while self.refusal is None and not self.is_trusted:

@@ -75,6 +75,10 @@ class AlertError(TlsError):
     """Report an alert; until the handshake is over, anybody may have sent it."""
 
 
+class OtherSecretAlert(AlertError):
+    """Report an alert which says that this side has the certificate of another secret."""
+
+
 class OtherSecretError(TlsError):
     """Report that the other side has the certificate of another secret."""
 

@@ -24,6 +24,7 @@ from meshdist.security.credentials import (
     TLS_CERT_VARIABLE,
     TLS_KEY_VARIABLE,
     AlertError,
+    OtherSecretAlert,
     OtherSecretError,
     TlsError,
     TlsFiles,
@@ -201,7 +202,7 @@ def _tls_error(error: ssl.SSLError, of_job: bool) -> TlsError:
     if of_job and isinstance(error, ssl.SSLCertVerificationError):
         return OtherSecretError(f"it has another {SECRET_VARIABLE}")
     if of_job and is_refused:
-        return AlertError(f"it says that this side has another {SECRET_VARIABLE}: {alert}")
+        return OtherSecretAlert(f"it says that this side has another {SECRET_VARIABLE}: {alert}")
     if isinstance(error, ssl.SSLCertVerificationError):
         return TlsError(f"its certificate is not one of {TLS_CA_VARIABLE}: {error.verify_message}")
     if is_refused:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from meshdist.errors import DistStoreError
+from meshdist.security.credentials import SECRET_VARIABLE
 from meshdist.store.file_log import RequestLog
 from meshdist.store.file_members import Member, Members
 from meshdist.store.interface import DEFAULT_STORE_TIMEOUT_S, missing_error
@@ -19,6 +20,14 @@ from meshdist.system.deadline import Deadline, Timeout, seconds
 _FIRST_PAUSE_S = 0.0005
 _LONGEST_PAUSE_S = 0.05
 _LEAVE_TIMEOUT_S = 5.0
+_OTHER_JOB = (
+    f"it belongs to another job, which has another {SECRET_VARIABLE}, or was left over by one; start all processes of a"
+    " job with one secret, delete the file or choose another path"
+)
+
+
+class OtherJobsFileError(DistStoreError):
+    """Report a file whose users have a different secret than this process."""
 
 
 class FileStore(RequestStore):
@@ -164,6 +173,8 @@ class _Replica:
                 if self._world_size == -1:
                     return True
                 me = Member.here()
+                if self._members.are_of_another_job(me):
+                    raise OtherJobsFileError(str(self.log.error(_OTHER_JOB)))
                 refusal = self._members.refusal(me, self._world_size)
                 if refusal is not None:
                     raise self.log.error(refusal)

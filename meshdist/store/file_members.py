@@ -75,11 +75,13 @@ class Members:
         """Return True if all users have joined and some have left: the file is about to be deleted."""
         return len(self._all) >= world_size and bool(self._left)
 
+    def are_of_another_job(self, member: Member) -> bool:
+        """Return True if the users have another secret than `member`."""
+        return any(other.job != member.job for other in self._all.values())
+
     def refusal(self, member: Member, world_size: int) -> str | None:
         """Return why `member` cannot join, or None; a member that is leaving may be dead."""
         for other in self._all.values():
-            if other.job != member.job:
-                return "it belongs to another job, or was left over by one; delete it or choose another path"
             if other.token not in self._left and other.is_dead():
                 return (
                     f"it was left over by an earlier run, whose process {other.pid} is gone; delete it or choose "

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from until import until
 from worlds import WorkerSet, report, worker_rank
 
 import meshdist as dist
@@ -165,6 +166,22 @@ def test_a_wrong_secret_is_told_to_those_who_wait(new_pair, port):
         r" refused: 127.0.0.1:\d+, which belongs to job \w+, not to \w+: it has another MESHDIST_SECRET$",
         message,
     ), message
+
+
+def test_a_wrong_secret_at_a_file_ends_the_wait_of_the_others(new_pair, tmp_path):
+    url = f"file://{tmp_path}/meet"
+    new_pair.start(join, url, 0, 2, "gloo", 30, ranks=[0])
+    new_pair.reported(0)
+    until((tmp_path / "meet").exists, "rank 0 has opened the file")
+    new_pair.start(join_with, {"MESHDIST_SECRET": "another"}, url, 1, ranks=[1])
+    new_pair.reported(1)
+    _, kind, message = new_pair.outcome(1)
+    assert issubclass(kind, dist.DistStoreError)
+    assert "it belongs to another job, which has another MESHDIST_SECRET" in message
+    took_s, kind, message = new_pair.outcome(0)
+    assert kind is ValueError
+    assert re.search(r"\(rank 0 of 2\): refused pid \d+ on \S+: it has another MESHDIST_SECRET$", message), message
+    assert took_s < 10
 
 
 def join_with(variables, url, rank):

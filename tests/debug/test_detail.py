@@ -67,21 +67,29 @@ def shared_helper(x):
 def reached_by_two_ways(init_method=None):
     if init_method is not None:
         dist.init_process_group("gloo", init_method, rank=worker_rank(), world_size=2, timeout=30)
-    x = np.ones(2 + dist.get_rank())
     try:
-        if dist.get_rank() == 0:
-            first_way(x)
-        else:
-            second_way(x)
+        crossing(first_way if dist.get_rank() == 0 else second_way)
     except dist.DistBackendError as error:
         return str(error)
 
 
+def crossing(way):
+    way(np.ones(2 + dist.get_rank()))
+
+
 def first_way(x):
-    shared_helper(x)
+    outer_helper(x)
 
 
 def second_way(x):
+    outer_helper(x)
+
+
+def outer_helper(x):
+    inner_helper(x)
+
+
+def inner_helper(x):
     shared_helper(x)
 
 
@@ -91,8 +99,11 @@ def lines_of(*functions):
 
 
 def names_both_ways(text):
-    helper, first, second = lines_of(shared_helper, first_way, second_way)
-    ways = re.findall(rf"at {helper}, called from ({first}|{second}), test_detail\.py:\d+", text)
+    """Return whether the text has the five innermost lines of each side, and no sixth."""
+    helper, inner, outer, first, second, fifth = lines_of(
+        shared_helper, inner_helper, outer_helper, first_way, second_way, crossing
+    )
+    ways = re.findall(rf"at {helper}, called from {inner}, {outer}, ({first}|{second}), {fifth}(?!, test)", text)
     return sorted(ways) == sorted([first, second])
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 import meshdist as dist
 
-# What one rank per GPU has no use for.
+# Those of several arrays of a rank, which may be on several GPUs.
 OF_SEVERAL_GPUS = [name for name in calls.OF_ARRAYS if name.endswith("multigpu")]
 SHAPES = ((3,), (), (0,), (2, 3), (257,))
 
@@ -34,6 +34,12 @@ class Kept:
             assert not self.whole[..., ::2].get().any(), f"{what}: beside it"
 
 
+def is_carried(name, dtype):
+    """Return whether backend nccl has the call: the arrays of a rank are reduced by CuPy."""
+    reduces_here = name in OF_SEVERAL_GPUS and name in calls.REDUCING
+    return not reduces_here or calls.dtype_of(dtype).kind in "biufc"
+
+
 def every_collective(cupy, group, dtype, shapes=SHAPES, *, strided=False, skipped=(), times=2):
     """Make every call on arrays, of every shape; each signature twice, the second time as an async call.
 
@@ -41,7 +47,7 @@ def every_collective(cupy, group, dtype, shapes=SHAPES, *, strided=False, skippe
     """
     rank, size = group.rank(), group.size()
     for shape, (number, name) in itertools.product(shapes, enumerate(calls.OF_ARRAYS)):
-        if name in skipped or (name == "message" and size == 1):
+        if name in skipped or (name == "message" and size == 1) or not is_carried(name, dtype):
             continue
         cut = shape if len(shape) and name != "all_to_all_single" else (*shape, 2)[:2]
         rows = tuple(tuple((k + 2 * j) % 3 for j in range(size)) for k in range(size)) if cut == (2, 3) else None
@@ -59,11 +65,36 @@ def every_collective(cupy, group, dtype, shapes=SHAPES, *, strided=False, skippe
             check(cupy, group, case, strided, f"rank {rank} of {size}, {case}")
 
 
-def check(cupy, group, case, strided, what):
-    """Make one call, and look at what it made of its arrays."""
+def kept_on(cupy, gpu, content, strided):
+    with cupy.cuda.Device(gpu):
+        return Kept(cupy, content, strided)
+
+
+def over_several_gpus(cupy, group, dtype, strided):
+    """Make every call on arrays of two GPUs of this rank; that of the group is the current one."""
+    own = cupy.cuda.runtime.getDevice()
+    gpus = (own, own + group.size())
+    for name, shape in itertools.product(OF_SEVERAL_GPUS, ((3,), (), (0,), (2, 3))):
+        if not is_carried(name, dtype):
+            continue
+        for salt in range(2):
+            case = calls.Case(name, dtype, shape, root=group.size() - 1, async_op=bool(salt), salt=salt)
+            check(cupy, group, case, strided, f"rank {group.rank()}, {case}", gpus)
+    if not is_carried("all_reduce_multigpu", dtype):
+        return
+    xs = [kept_on(cupy, gpu, np.ones(3, dtype), strided).value for gpu in gpus]
+    group.all_reduce_multigpu(xs, op=dist.premul_sum(group.rank() + 1))
+    assert [x.tolist() for x in xs] == [[2 * sum(range(1, group.size() + 1))] * 3] * 2
+
+
+def check(cupy, group, case, strided, what, gpus=()):
+    """Make one call, on arrays of these GPUs in turn, and look at what it made of its arrays."""
     made = calls.make(case, group.rank(), group.size())
-    give = [Kept(cupy, array, strided) for array in made.give]
-    take = [Kept(cupy, array, strided) for array in made.take]
+    gpus = gpus or (cupy.cuda.runtime.getDevice(),)
+    give, take = (
+        [kept_on(cupy, gpus[place % len(gpus)], array, strided) for place, array in enumerate(arrays)]
+        for arrays in (made.give, made.take)
+    )
     returned = made.call([kept.value for kept in give], [kept.value for kept in take], group=group, **made.how)
     if isinstance(returned, dist.Work):
         assert returned.wait() is True
@@ -77,8 +108,9 @@ def check(cupy, group, case, strided, what):
 def every_op(cupy, group, dtype):
     """Reduce by every op that the dtype has, in all ways to reduce."""
     ops = [op for op in calls.UFUNCS if calls.is_defined(op, calls.dtype_of(dtype))]
-    reducing = [name for name in calls.REDUCING if name not in OF_SEVERAL_GPUS]
-    for op, name in itertools.product(ops, reducing):
+    for op, name in itertools.product(ops, calls.REDUCING):
+        if not is_carried(name, dtype):
+            continue
         case = calls.Case(name, dtype, (5,), op=op, root=group.size() - 1)
         if name.endswith("coalesced") and op.startswith("b") and dtype != "bool":
             with contextlib.suppress(TypeError):  # an engine may not have it, and says so before anything is sent

@@ -63,11 +63,19 @@ def memcpy_async(dst: int, src: int, size: int, kind: int, stream: int) -> None:
     )
 
 
+def memcpy_peer_async(dst: int, dst_device: int, src: int, src_device: int, size: int, stream: int) -> None:
+    """Copy between two devices, or within one; the stream is of either."""
+    assert max(dst_device, src_device) < MACHINE.num_devices
+    assert MACHINE.is_live(dst, size)
+    memcpy_async(dst, src, size, 3, stream)
+
+
 runtime = types.SimpleNamespace(
     memcpyHostToDevice=1,
     memcpyDeviceToHost=2,
     memcpyDeviceToDevice=3,
     memcpyAsync=memcpy_async,
+    memcpyPeerAsync=memcpy_peer_async,
     eventQuery=event_query,
     CUDARuntimeError=CUDARuntimeError,
     getDevice=MACHINE.device,

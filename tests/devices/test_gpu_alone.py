@@ -29,7 +29,7 @@ def real(gpus):
 @pytest.mark.parametrize("strided", [False, True, "F"])
 @pytest.mark.parametrize("dtype", ["float32", "bool", "int16", "uint64", "complex128", "float16", "bfloat16"])
 def test_every_collective(group, real, dtype, strided):
-    programs.every_collective(real, group, dtype, strided=strided, skipped=programs.OF_SEVERAL_GPUS)
+    programs.every_collective(real, group, dtype, strided=strided)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "int16", "int64", "bool", "complex64"])

@@ -27,7 +27,7 @@ cupy.cuda.Device(device).use()
 dist.init_process_group("cpu:gloo,cuda:nccl", timeout=60, device_id=device)
 group = dist.new_group(backend="nccl", device_id=device)
 for dtype, strided in (("float32", False), ("bool", False), ("int16", True), ("bfloat16", True), ("complex128", False)):
-    programs.every_collective(cupy, group, dtype, strided=strided, skipped=programs.OF_SEVERAL_GPUS)
+    programs.every_collective(cupy, group, dtype, strided=strided)
 for dtype in ("float32", "float16", "int64", "int16", "bool", "complex64"):
     programs.every_op(cupy, group, dtype)
 programs.every_other_call(cupy, group)

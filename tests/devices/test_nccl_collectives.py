@@ -3,6 +3,7 @@
 import gc
 import weakref
 
+import calls
 import device_programs as programs
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def run(program, cupy, size, *args, **how):
 @pytest.mark.parametrize("dtype", DTYPES[:3])
 @pytest.mark.slow
 def test_every_collective(standin, cupy, size, dtype):
-    run(programs.every_collective, cupy, size, dtype, skipped=programs.OF_SEVERAL_GPUS)
+    run(programs.every_collective, cupy, size, dtype)
     assert standin.aborts == 0
     assert standin.ends >= size
 
@@ -45,6 +46,15 @@ def test_every_collective(standin, cupy, size, dtype):
 def test_arrays_whose_elements_lie_apart(standin, cupy, dtype, strided):
     shapes, skipped = ((2, 3),) if strided == "F" else ((3,), (2, 3)), programs.OF_SEVERAL_GPUS
     run(programs.every_collective, cupy, 3, dtype, shapes, strided=strided, skipped=skipped)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("dtype", "strided"), [("float32", False), ("float32", True), ("int16", False), ("bfloat16", False)]
+)
+def test_arrays_on_several_gpus_of_a_rank(standin, cupy, size, dtype, strided):
+    MACHINE.num_devices = 2 * size
+    dist.run(lambda: on_lanes(programs.over_several_gpus, cupy, dtype, strided), size, timeout=20)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, "int8", "int32", "uint16", "float16", "float64"])
@@ -177,10 +187,15 @@ def refused(cupy, group):
         group.all_gather([x, x], cupy.zeros(3))
     with pytest.raises(ValueError, match=r"output_tensor must have shape \(6,\) or \(2, 3\).*got \(4,\)"):
         group.all_gather_into_tensor(cupy.zeros(4), x)
+    half = cupy.zeros(3, calls.dtype_of("bfloat16"))
     with pytest.raises(
-        dist.DistBackendError, match=r"all_reduce_multigpu .*one GPU for each rank.*a rank for each GPU"
+        TypeError, match=r"all_reduce_multigpu on .*: CuPy does not reduce the bfloat16 arrays of a rank"
     ):
-        group.all_reduce_multigpu([x])
+        group.all_reduce_multigpu([half])
+    with pytest.raises(dist.DistBackendError, match=r"scan on .*NCCL does not have scan; .*backend='cuda:gloo'"):
+        group.scan(x)
+    with pytest.raises(ValueError, match="all_reduce_multigpu"):
+        group.all_reduce_multigpu([])
     with cupy.cuda.Device(2):
         elsewhere = cupy.zeros(3)
     group.all_reduce(x)

@@ -24,7 +24,7 @@ pytestmark = [
     needs_linux,
     pytest.mark.slow,
     pytest.mark.timeout(260),
-    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed; pip install 'meshdist[ray]'"),
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed, as in CI; pip install 'meshdist[ray]'"),
 ]
 
 ROOT = Path(__file__).parents[2]

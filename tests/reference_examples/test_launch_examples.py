@@ -1,12 +1,14 @@
 """The documented ways to start the processes: the launcher's command line, and a function that is spawned."""
 
 import contextlib
+import re
 import socket
 import subprocess
 import sys
 
 import pytest
 from scripts import environment, run_script
+from until import until
 
 import meshdist as dist
 
@@ -169,26 +171,36 @@ if __name__ == "__main__":
 """
 
 
+@contextlib.contextmanager
+def imagenet_node(directory, url, node, text=IMAGENET, **variables):
+    """Start the example as one of two nodes of two ranks each."""
+    (directory / "imagenet.py").write_text(text)
+    with subprocess.Popen(
+        [sys.executable, "imagenet.py", "--world-size=2", f"--dist-url={url}", f"--rank={node}"],
+        cwd=directory,
+        env=environment(**variables),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def end_of(node):
+    return (*node.communicate(timeout=60), node.returncode)
+
+
 def imagenet(directory, url, **variables):
-    """Run the example as two nodes of two ranks each; return the status, stdout and stderr of both."""
-    (directory / "imagenet.py").write_text(IMAGENET)
-    command = [sys.executable, "imagenet.py", "--world-size=2", f"--dist-url={url}"]
-    with contextlib.ExitStack() as stack:
-        nodes = []
-        for node in range(2):
-            process = subprocess.Popen(
-                [*command, f"--rank={node}"],
-                cwd=directory,
-                env=environment(**variables),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            nodes.append(process)
-        return [(*node.communicate(timeout=60), node.returncode) for node in nodes]
+    """Run the example as two nodes; return the stdout, stderr and status of both."""
+    with (
+        imagenet_node(directory, url, 0, **variables) as first,
+        imagenet_node(directory, url, 1, **variables) as second,
+    ):
+        return [end_of(first), end_of(second)]
 
 
 @pytest.mark.parametrize("url", ["env://", "tcp://127.0.0.1:{port}", "file://{path}/meet"])
@@ -209,6 +221,46 @@ def test_spawns_with_secrets_of_their_own_fail_at_once_on_both_nodes(tmp_path, p
         assert "ValueError" in err
         assert "world_size is 4, and this spawn started 2 ranks, with a secret of its own" in err
         assert "set MESHDIST_SECRET to one value before each of them" in err
+
+
+OWN = "this spawn started 1 ranks, with a secret of its own; for a world of several spawns, set MESHDIST_SECRET"
+REFUSED = "refused 127.0.0.1:{}, which belongs to job {}, not to {}: it has another MESHDIST_SECRET"
+BELONGS = "belongs to another job (its id is {}, ours {}): choose another port, or start all processes of this job with"
+
+
+@pytest.mark.parametrize(
+    ("secrets", "errors"),
+    [
+        (({}, {"MESHDIST_SECRET": "common"}), (OWN, BELONGS)),
+        (({"MESHDIST_SECRET": "common"}, {}), (REFUSED, OWN)),
+        (({"MESHDIST_SECRET": "common"}, {"MESHDIST_SECRET": "other"}), (REFUSED, BELONGS)),
+    ],
+    ids=["missing on the first", "missing on the second", "different"],
+)
+def test_a_wrong_secret_on_one_node_is_an_error_at_once_on_both(tmp_path, port, secrets, errors):
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    text = IMAGENET.replace("ngpus_per_node = 2", "ngpus_per_node = 1")
+    waits = 0 if secrets[0] else 1  # the node that is there first, and would wait for 30 minutes
+    with contextlib.ExitStack() as stack:
+        nodes = {}
+        for node in (waits, 1 - waits):
+            process = imagenet_node(tmp_path, "env://", node, text, **address, **secrets[node])
+            nodes[node] = stack.enter_context(process)
+            if node == waits == 0:
+                until(lambda: can_connect(port), "the first node listens", timeout_s=40)
+            elif node == waits:
+                with socket.create_server(("127.0.0.1", port)) as listener:
+                    listener.settimeout(40)
+                    listener.accept()[0].close()
+        for node, error in enumerate(errors):
+            _, err, status = end_of(nodes[node])
+            assert status == 1
+            assert re.search(re.escape(error).replace(r"\{\}", r"\w+"), err), err
+
+
+def can_connect(port):
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_spawns_that_have_no_address_fail_at_once_on_both_nodes(tmp_path):

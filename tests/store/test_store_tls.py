@@ -188,6 +188,16 @@ def test_tls_does_not_replace_the_secret(master):
         client(master.port, secret=b"another")
 
 
+def test_a_client_whose_certificate_is_of_another_secret_is_reported(monkeypatch):
+    monkeypatch.setenv("MESHDIST_ENCRYPTION", "all")
+    with TCPStore(LOOPBACK, 0, is_master=True, secret=b"secret") as master:
+        with pytest.raises(DistNetworkError, match="belongs to another job"):
+            client(master.port, secret=b"another")
+        refusals = []
+        until(lambda: refusals.extend(master.take_refusals()) or refusals, "it is refused")
+        assert refusals[0].endswith(", which belongs to another job: it has another MESHDIST_SECRET")
+
+
 def test_client_that_shows_no_certificate_sees_nothing(master, resources, authority):
     context = ssl.create_default_context(cafile=authority.sign("node")["MESHDIST_TLS_CA"])
     context.check_hostname = False

@@ -11,7 +11,14 @@ from uuid import uuid4
 
 from worlds import CALL_TIMEOUT_S, PRELOADED, Nursery, WorkerSet, worker_rank
 
-_MODULES = ("torch", "torch.distributed", "torch.distributed.tensor.parallel", "torch.distributed.fsdp")
+# With torch._dynamo, which DistributedDataParallel imports when it is first used.
+_MODULES = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+)
 
 
 class BothBackends:
@@ -40,7 +47,8 @@ class BothBackends:
 
     def processes(self, size: int) -> WorkerSet:
         """Return processes that have torch, and no world yet."""
-        return WorkerSet(self._nursery, size, {"GLOO_SOCKET_IFNAME": "lo"})
+        # One thread, since others are processes that import torch.
+        return WorkerSet(self._nursery, size, {"GLOO_SOCKET_IFNAME": "lo", "TORCHINDUCTOR_COMPILE_THREADS": "1"})
 
     def meeting(self) -> str:
         """Return a new place where ranks can meet."""

@@ -46,7 +46,7 @@ def test_the_script_of_the_page_trains_over_meshdist(
     library: str, line: str, launcher: list[str], tmp_path: Path
 ) -> None:
     if find_spec(library) is None:
-        pytest.skip(f"{library} is not installed; pip install {library}")
+        pytest.skip(f"{library} is not installed, as in CI; pip install {library}")
     (script,) = (script for script in SCRIPTS if re.search(rf"^{re.escape(line)}$", script, re.MULTILINE))
     checked, count = re.subn(LAST, lambda end: CHECK + end[0], script, flags=re.MULTILINE)
     assert count == 1

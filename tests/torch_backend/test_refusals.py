@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import signal
-from types import ModuleType
-from typing import Any
 
 import pytest
 from both_backends import BothBackends, join, run_program
@@ -35,6 +32,13 @@ def test_what_is_wrong_on_a_rank_is_said_there(program: str, words: str, both_ba
         assert kind in ("TypeError", "ValueError", "NotImplementedError")
         assert re.search(words, text), text
     assert both_backends.run("meshdist", 2, "usable") == [True, True]
+
+
+def test_a_group_has_no_second_backend_for_gpus(both_backends: BothBackends) -> None:
+    for sums, text in both_backends.run("meshdist", 2, "with_nccl_for_gpus"):
+        assert sums == [2.0, 2.0]
+        assert "backend meshdist takes CPU tensors" in text
+        assert "torch.distributed.new_group(backend='nccl')" in text
 
 
 def test_a_fork_is_no_rank(both_backends: BothBackends) -> None:
@@ -90,36 +94,15 @@ def test_both_libraries_have_the_same_ranks_or_say_so(both_backends: BothBackend
         assert re.search(r"rank 0 of 2 in meshdist, and rank 0 of 1 in torch", str(workers.outcome(0)))
 
 
-@pytest.fixture
-def requirements(torch: ModuleType) -> ModuleType:
-    return importlib.import_module("meshdist.torch.requirements")
-
-
-@pytest.mark.parametrize("version", ["2.12.1", "1.9.0+cu111"])
-def test_an_old_torch_is_refused(
-    version: str, torch: ModuleType, requirements: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "__version__", version)
-    with pytest.raises(ImportError, match=rf"needs torch 2\.13 or later, found {re.escape(version)}; install"):
-        requirements.check_torch()
-
-
-def test_a_torch_that_lacks_something_is_refused(
-    torch: ModuleType, requirements: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    distributed: Any = importlib.import_module("torch.distributed")
-    monkeypatch.delattr(distributed, "Work")
-    monkeypatch.setattr(torch, "__version__", "3.1.0")
-    with pytest.raises(ImportError, match=r"torch 3\.1\.0 has no Work in torch\.distributed"):
-        requirements.check_torch()
-
-
-def test_without_torch_the_package_says_what_to_install(
-    requirements: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def import_module(name: str) -> ModuleType:
-        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-    monkeypatch.setattr(requirements, "import_module", import_module)
-    with pytest.raises(ImportError, match=r"meshdist\.torch needs torch; install torch .* 'meshdist\[torch\]'"):
-        requirements.check_torch()
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("2.12.1", r"needs torch 2\.13 or later, found 2\.12\.1; install"),
+        ("1.9.0+cu111", r"needs torch 2\.13 or later, found 1\.9\.0\+cu111; install"),
+        ("without Work", r"torch 3\.1\.0 has no Work in torch\.distributed"),
+        ("without torch", r"meshdist\.torch needs torch; install torch .* 'meshdist\[torch\]'"),
+    ],
+)
+def test_a_torch_that_does_not_do_is_refused(change: str, words: str, both_backends: BothBackends) -> None:
+    for text in both_backends.run("meshdist", 2, "unsupported", change):
+        assert re.search(words, text), text

@@ -59,5 +59,14 @@ def test_the_losses_are_those_of_gloo(program: str, size: int, both_backends: Bo
     assert flat[0][0][0] > flat[0][0][-1], "the loss did not fall"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.exhaustive)]
+)  # inductor runs a C++ compiler
+def test_a_compiled_graph_has_the_collectives(compiler: str, both_backends: BothBackends) -> None:
+    for in_graph, without in both_backends.run("meshdist", 2, "compiled", compiler):
+        assert equal(in_graph, without)
+
+
 def flatten(losses: Any) -> list[float]:
     return [losses] if isinstance(losses, float) else [each for part in losses for each in flatten(part)]

@@ -23,6 +23,7 @@ from worlds import report
 import meshdist
 import meshdist.tensor
 import meshdist.torch
+from meshdist.torch import requirements
 
 
 def _input(shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -248,6 +249,25 @@ def functional() -> Any:
     return [each + 0 for each in (summed, gathered, scattered, *both, exchanged, sent)]
 
 
+def compiled(compiler: str) -> Any:
+    """Functional collectives and those of torch.distributed in a graph: what it gives, and what they give without."""
+    import torch.distributed._functional_collectives as funcol
+
+    group = dist.group.WORLD
+
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        summed = funcol.all_reduce(2 * x, "sum", group)
+        rows = funcol.reduce_scatter_tensor(funcol.all_gather_tensor(summed, 0, group), "max", 0, group)
+        y = x + 1
+        dist.all_reduce(y)  # the compiler makes it a functional one
+        return rows + y, summed
+
+    torch._dynamo.reset()
+    x = _input((4, 3), torch.float32)
+    in_graph = torch.compile(step, backend=compiler, fullgraph=True)(x)
+    return [y.detach() for y in in_graph], list(step(x))
+
+
 # ---- Training
 
 
@@ -325,6 +345,17 @@ def dtensor() -> Any:
 # ---- Errors
 
 
+def with_nccl_for_gpus() -> Any:
+    """A group that is to have another backend for GPUs: what it gives on the CPU, and what it says elsewhere."""
+    group = dist.new_group(backend="cpu:meshdist,cuda:nccl")
+    x = torch.ones(2)
+    dist.all_reduce(x, group=group)
+    with pytest.raises(TypeError) as caught:
+        dist.all_reduce(torch.ones(2, device="meta"), group=group)
+    dist.destroy_process_group(group)
+    return x.tolist(), str(caught.value)
+
+
 def _sparse() -> None:
     dist.broadcast(torch.ones(3).to_sparse(), 0)
 
@@ -373,6 +404,25 @@ def refused(name: str) -> tuple[str, str]:
     except Exception as error:  # handed to the test
         return type(error).__name__, str(error)
     return "nothing", ""
+
+
+def unsupported(change: str) -> str:
+    """Return what is said where torch is of another version, or lacks something, or is not there."""
+
+    def not_there(name: str) -> Any:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if change == "without torch":
+            patch.setattr(requirements, "import_module", not_there)
+        elif change == "without Work":
+            patch.delattr(dist, "Work")
+            patch.setattr(torch, "__version__", "3.1.0")
+        else:
+            patch.setattr(torch, "__version__", change)
+        with pytest.raises(ImportError) as caught:
+            requirements.check_torch()
+    return str(caught.value)
 
 
 def usable() -> bool:

@@ -17,6 +17,7 @@ import io
 import multiprocessing
 import os
 import re
+import sys
 import unittest
 from collections import Counter
 from collections.abc import Iterator
@@ -28,12 +29,13 @@ from typing import Any
 BACKENDS = ("gloo", "meshdist")
 _ROW = "{case:<64} {gloo:<8} {meshdist:<8} {note}"
 _ONLY_GLOO = "torch refuses monitored_barrier for backends other than Gloo"
+_OTHER_WORDS = "the error comes, and in other words than Gloo's"
 # Cases that only Gloo passes, and why.
 DIFFERENT = {
-    "test_barrier_timeout_full_group": "the error comes, and in other words than Gloo's",
+    "test_barrier_timeout_full_group": _OTHER_WORDS,
     "test_get_backend": "the name of the backend is another",
     "test_monitored_barrier_gloo": _ONLY_GLOO,
-    "test_monitored_barrier_gloo_rank_0_timeout": _ONLY_GLOO,
+    "test_monitored_barrier_gloo_rank_0_timeout": _OTHER_WORDS,
     "test_monitored_barrier_gloo_subgroup": _ONLY_GLOO,
 }
 
@@ -100,10 +102,10 @@ def run(tests: ModuleType, match: str, backends: tuple[str, ...], timeout_s: int
 
 
 def listed(
-    tests: ModuleType, world_size: int, match: str, backends: tuple[str, ...], timeout_s: int, *, with_errors: bool
+    world_size: int, match: str, backends: tuple[str, ...], timeout_s: int, *, with_errors: bool
 ) -> Iterator[str]:
     """Yield the lines of the list for one world size; it ends with what only Gloo passes."""
-    os.environ["WORLD_SIZE"] = str(world_size)
+    tests = load(world_size)
     yield f"{world_size} ranks"
     yield _ROW.format(case="case", gloo="gloo", meshdist="meshdist", note="").rstrip()
     counts: dict[str, Counter[str]] = {backend: Counter() for backend in backends}
@@ -115,12 +117,18 @@ def listed(
         known = DIFFERENT.get(row["case"], "")
         yield _ROW.format(**{"gloo": "", "meshdist": "", **row}, note=known if fails else "").rstrip()
         if fails and with_errors:
-            yield row["why meshdist"]
+            print(row["why meshdist"], flush=True)  # not a line of the list
         if fails and not known and row.get("gloo", "passes") == "passes":
             unexplained.append(row["case"])
     for backend in backends:
         yield f"{backend}: {', '.join(f'{count} {kind}' for kind, count in sorted(counts[backend].items()))}"
     yield f"only Gloo passes, for no known reason: {', '.join(unexplained) or 'none'}"
+
+
+def run_size(size: int, options: argparse.Namespace, lines: Any) -> None:
+    """Send the lines of the list for one world size."""
+    for line in listed(size, options.match, tuple(options.backends), options.timeout, with_errors=options.errors):
+        lines.send(line)
 
 
 def main() -> None:
@@ -134,6 +142,8 @@ def main() -> None:
     options = parser.parse_args()
     torch = import_module("torch")
     import_module("meshdist.torch")  # registers the backend
+    # torch decides when its tests are imported which cases a world of this size can run, so each size has a process.
+    fork = multiprocessing.get_context("fork")
     sizes = " ".join(map(str, options.world_size))
     lines = [
         f"The tests of torch.distributed that torch {torch.__version__} brings, over Gloo and over backend meshdist:",
@@ -141,14 +151,19 @@ def main() -> None:
         f"python tests/torch_backend/torch_suite.py --world-size {sizes}",
     ]
     print("\n".join(lines), flush=True)
-    tests = load(options.world_size[0])
     for size in options.world_size:
+        receiver, sender = fork.Pipe(duplex=False)
+        process = fork.Process(target=run_size, args=(size, options, sender))
+        process.start()
+        sender.close()
         lines.append("")
-        for line in listed(
-            tests, size, options.match, tuple(options.backends), options.timeout, with_errors=options.errors
-        ):
-            print(line, flush=True)
-            lines.append(line)
+        with contextlib.suppress(EOFError):
+            while True:
+                lines.append(receiver.recv())
+                print(lines[-1], flush=True)
+        process.join()
+        if process.exitcode:
+            sys.exit(process.exitcode)
     if options.out is not None:
         options.out.write_text("\n".join(lines) + "\n")
 

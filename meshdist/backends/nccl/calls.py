@@ -16,6 +16,7 @@ from meshdist.arrays.reduce_op import PremulSum
 from meshdist.backends.nccl import plans
 from meshdist.backends.nccl.comm_stream import CommStream, InFlightOp
 from meshdist.backends.nccl.library import Library
+from meshdist.backends.nccl.multigpu import OVER_GPUS, OverGpus, over_gpus
 from meshdist.backends.nccl.p2p import Batch, Message, Pair
 from meshdist.backends.nccl.pg_options import waits_on_host
 from meshdist.backends.nccl.plans import NcclPlan
@@ -45,7 +46,7 @@ _PLANS: dict[str, Callable[[Call], NcclPlan]] = {
     "scatter": plans.Scatter,
 }
 # The collectives that NCCL carries, by the names of their native forms.
-CARRIED = frozenset((*_REDUCTIONS, *_COALESCED, *_PLANS, "all_gather"))
+CARRIED = frozenset((*_REDUCTIONS, *_COALESCED, *_PLANS, "all_gather", *OVER_GPUS))
 
 
 class CallsBackend(Protocol):
@@ -91,19 +92,28 @@ class NcclCalls(DeviceCalls):
             return self._barrier(request)
         given, taken = self.arrays(request)
         in_place = given is taken
-        device = group.named(error_prefix, device_of, [*each(given), *([] if in_place else each(taken))])
+        device: int | None = self._rank_gpu(given, taken) if collective.name in OVER_GPUS else None
+        if device is None:
+            device = group.named(error_prefix, device_of, [*each(given), *([] if in_place else each(taken))])
         plan: Any = self.plan(request, given, taken, lambda call: self._made(request, call))
         factor = request.op if isinstance(request.op, PremulSum) else None
         if factor is not None:
             for array in each(given):
                 group.named(error_prefix, factor.check, array, collective.names[0])
-            assert isinstance(plan, (Reducing, Gathered))
+            assert isinstance(plan, (Reducing, Gathered, OverGpus))
             plan = Scaled(plan, factor)
         if plan.apart and not in_place and given is not None and taken is not None:
             given = self._apart(given, taken, group, request.op is not None)
         return self._carry_out(request, plan, given, taken, device)
 
-    def _made(self, request: Request, call: Call) -> NcclPlan:
+    def _rank_gpu(self, given: Any, taken: Any) -> int | None:
+        """Return the GPU of this rank: the group's, or that of the first array of a list; None if the list is empty."""
+        if self._backend.device is not None:
+            return self._backend.device
+        arrays = taken if isinstance(taken, list) else given
+        return int(arrays[0].device.id) if arrays else None
+
+    def _made(self, request: Request, call: Call) -> NcclPlan | OverGpus:
         group = request.group
         plan = self._plan_of(call)
         plan.facts = facts_of(call, group.name, group.label, group.timeout_s)
@@ -114,7 +124,9 @@ class NcclCalls(DeviceCalls):
                 raise group.fail(error, request.error_prefix) from None
         return plan
 
-    def _carry_out(self, request: Request, plan: NcclPlan | Scaled, given: Any, taken: Any, device: int | None) -> Any:
+    def _carry_out(
+        self, request: Request, plan: NcclPlan | OverGpus | Scaled, given: Any, taken: Any, device: int | None
+    ) -> Any:
         timeout_s = request.group.timeout_s if request.timeout_s is None else request.timeout_s
         if request.async_op or self._waits_on_host:
             work = DeviceWork(request.error_prefix, request.recv, waits_on_host=self._waits_on_host)
@@ -279,7 +291,10 @@ class NcclCalls(DeviceCalls):
             raise request.group.fail(error, request.error_prefix) from None
         return request.recv
 
-    def _plan_of(self, call: Call) -> NcclPlan:
+    def _plan_of(self, call: Call) -> NcclPlan | OverGpus:
+        return over_gpus(call, self._plan_on_one) if call.collective.name in OVER_GPUS else self._plan_on_one(call)
+
+    def _plan_on_one(self, call: Call) -> NcclPlan:
         name = call.collective.name if call.collective.composition is not None else call.collective.native
         if name in _REDUCTIONS or name in _COALESCED:
             return reduction_plan(call)
@@ -290,8 +305,8 @@ class NcclCalls(DeviceCalls):
         make = _PLANS.get(name)
         if make is None:
             raise DistBackendError(
-                f"{call.error_prefix}: backend 'nccl' has one GPU for each rank and no calls over several of them;"
-                " start a rank for each GPU"
+                f"{call.error_prefix}: NCCL does not have {name}; call it on a group that copies the arrays through the"
+                " CPU: new_group(backend='cuda:gloo')"
             )
         return make(call)
 
@@ -312,7 +327,7 @@ class Scaled:
         apart, facts: Those of the reduction.
     """
 
-    def __init__(self, plan: Reducing | Gathered | Coalesced, factor: PremulSum) -> None:
+    def __init__(self, plan: Reducing | Gathered | Coalesced | OverGpus, factor: PremulSum) -> None:
         self._plan, self._factor = plan, factor
         self.apart, self.facts = plan.apart, plan.facts
 
