@@ -14,12 +14,13 @@ from typing import NamedTuple
 from meshdist.errors import DistError
 from meshdist.launch import worker
 from meshdist.launch.error_files import ErrorFiles, endings_of
+from meshdist.launch.failures import Failure
 from meshdist.launch.interrupts import Interrupts, without_ctrl_c
 from meshdist.launch.job_verdict import Nodes, OneNode, Report, Stop, Verdict
 from meshdist.launch.node_rendezvous import NodeRendezvous, SignalledError, meet
 from meshdist.launch.outputs import STDERR, STDOUT, Outputs, Routing
 from meshdist.launch.several_nodes import SeveralNodes
-from meshdist.launch.supervisor import DEFAULT_GRACE_S, DEFAULT_INTERVAL_S, Failure, Supervisor
+from meshdist.launch.supervisor import DEFAULT_GRACE_S, DEFAULT_INTERVAL_S, Supervisor
 from meshdist.launch.worker_env import LOOPBACK, Job, worker_environment
 from meshdist.launch.worker_set import Member
 from meshdist.runtime.rank_text import ranks_text, without_own_rank

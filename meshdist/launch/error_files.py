@@ -11,9 +11,10 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from meshdist.launch.failures import Failure
 from meshdist.launch.job_verdict import Verdict
 from meshdist.launch.outputs import STDERR, Routing
-from meshdist.launch.supervisor import Failure, Supervisor
+from meshdist.launch.supervisor import Supervisor
 from meshdist.launch.worker_env import Job
 from meshdist.launch.worker_set import Exit
 from meshdist.system.processes import describe_status, signal_name

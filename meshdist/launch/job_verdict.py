@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from meshdist.launch.supervisor import Failure, first_cause
+from meshdist.launch.failures import Failure, first_cause
 from meshdist.launch.worker_env import Job, job_secret, new_job
 from meshdist.store import TCPStore
 from meshdist.system.processes import INTERRUPT_BASE, shell_status

@@ -16,7 +16,8 @@ from meshdist.system.processes import signal_name
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
-    from meshdist.launch.supervisor import Failure, Supervisor
+    from meshdist.launch.failures import Failure
+    from meshdist.launch.supervisor import Supervisor
     from meshdist.store import TCPStore
 
 

@@ -9,10 +9,10 @@ from argparse import Namespace
 
 import pytest
 
+from meshdist.launch.failures import Failure, first_cause, read_error_file
 from meshdist.launch.meshrun import split_command
 from meshdist.launch.options import rendezvous_of
 from meshdist.launch.reaper import Reaper
-from meshdist.launch.supervisor import Failure, first_cause, read_error_file
 from meshdist.launch.worker_env import is_torchelastic_launched, new_job, worker_environment
 from meshdist.launch.worker_set import Member, WorkerSet
 from meshdist.system.platform import available_cores, parse_num_ranks

@@ -8,6 +8,7 @@ import sys
 
 from meshdist.launch.agent import Settings
 from meshdist.launch.error_files import Ending, ErrorFiles
+from meshdist.launch.failures import Failure
 from meshdist.launch.interrupts import Interrupts
 from meshdist.launch.job_verdict import OneNode, Report, Stop, Verdict, judge
 from meshdist.launch.mpirun import refusal
@@ -16,7 +17,7 @@ from meshdist.launch.outputs import STDERR, STDOUT, Outputs, Routing, Streams, p
 from meshdist.launch.plan import NodeCard, Plan, number_nodes
 from meshdist.launch.reaper import Reaper
 from meshdist.launch.several_nodes import SeveralNodes
-from meshdist.launch.supervisor import Failure, Supervisor
+from meshdist.launch.supervisor import Supervisor
 from meshdist.launch.worker_env import new_job, worker_environment
 from meshdist.launch.worker_set import Member, WorkerSet
 from meshdist.system.deadline import Deadline

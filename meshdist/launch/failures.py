@@ -1,0 +1,63 @@
+"""Failure: how a rank failed, as its error file or its exit tells; and which of several failures caused the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from meshdist.system.processes import describe_status
+
+
+class Failure(NamedTuple):
+    """How one rank failed."""
+
+    rank: int
+    pid: int
+    host: str
+    status: int  # its exit status, or minus the number of the signal that killed it
+    time_s: float  # when it failed, in seconds since the epoch; without an error file, when the launcher noticed
+    secondary: bool = False  # True if it failed only because another rank had
+    kind: str = ""  # the exception's type, empty where there was none
+    message: str = ""
+    traceback: str = ""  # as Python prints it, without frames of the launcher
+
+    def headline(self) -> str:
+        """Return the rank and the failure in one line."""
+        who = f"rank {self.rank} (pid {self.pid} on {self.host})"
+        if not self.traceback:
+            return f"{who} {describe_status(self.status)}"
+        first_line = self.message.strip().split("\n", 1)[0]
+        return f"{who} {describe_status(self.status)}: {self.kind}{': ' if first_line else ''}{first_line}"
+
+    def report(self) -> str:
+        """Return the rank and the failure, with the traceback if there is one."""
+        if not self.traceback:
+            return f"{self.headline()}\n"
+        return f"rank {self.rank} (pid {self.pid} on {self.host}) {describe_status(self.status)}:\n{self.traceback}"
+
+
+def first_cause(failures: Iterable[Failure]) -> Failure:
+    """Return the earliest failure that is not secondary; the earliest of all where all are secondary."""
+    return min(failures, key=lambda failure: (failure.secondary, failure.time_s))
+
+
+def read_error_file(path: str, rank: int) -> Failure | None:
+    """Return the failure that `rank` described in `path`; None without a readable description."""
+    import json
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            record: Any = json.load(file)
+        return Failure(
+            rank=rank,
+            pid=int(record["pid"]),
+            host=str(record["host"]),
+            status=int(record["status"]),
+            time_s=float(record["time_s"]),
+            secondary=bool(record["secondary"]),
+            kind=str(record["type"]),
+            message=str(record["message"]),
+            traceback=str(record["traceback"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # the exit status still shows the failure
