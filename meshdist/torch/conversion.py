@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed import tensor as torch_tensor
 from torch.distributed.device_mesh import DeviceMesh as TorchMesh
 
 from meshdist.mesh.device_mesh import DeviceMesh
@@ -14,11 +14,14 @@ from meshdist.tensor.dtensor import DTensor
 from meshdist.tensor.placements import Partial, Placement, Replicate, Shard
 from meshdist.torch.tensors import as_array
 
-TorchDTensor: Any = torch_tensor.DTensor
-
 # The attribute of a mesh that holds the one of the other kind, so that all arrays of a mesh come to lie on one. Meshes
 # that keep each other are freed together, which they would not be in a dict of this module.
 _OTHER = "_meshdist_other"
+
+
+def _dtensors() -> Any:
+    # Half as long to import as torch itself, and not imported by it.
+    return import_module("torch.distributed.tensor")
 
 
 def dtensor_from_torch(tensor: Any, mesh: DeviceMesh | None) -> DTensor:
@@ -36,7 +39,7 @@ def dtensor_to_torch(array: DTensor, mesh: Any) -> Any:
     placements = [_to_torch(placement, array) for placement in array.placements]
     # The stride of the whole array in row-major order.
     stride = torch.empty(array.shape, device="meta").stride()
-    return TorchDTensor.from_local(
+    return _dtensors().DTensor.from_local(
         torch.from_numpy(array.to_local()),
         mesh,
         placements,
@@ -55,6 +58,7 @@ def _other(mesh: Any, make: Any) -> Any:
 
 
 def _from_torch(placement: Any) -> Placement:
+    torch_tensor = _dtensors()
     if type(placement) is torch_tensor.Shard:
         return Shard(placement.dim)
     if type(placement) is torch_tensor.Replicate:
@@ -67,6 +71,7 @@ def _from_torch(placement: Any) -> Placement:
 
 
 def _to_torch(placement: Placement, array: DTensor) -> Any:
+    torch_tensor = _dtensors()
     if isinstance(placement, Partial):
         return torch_tensor.Partial(placement.op)
     if isinstance(placement, Replicate):
@@ -96,7 +101,7 @@ def from_torch(given: Any, mesh: DeviceMesh | None = None) -> DeviceMesh | DTens
         ValueError: A slice, a mesh for another device, or a placement that is not Shard, Replicate or Partial; see
             `DeviceMesh` for the rest.
     """
-    if isinstance(given, TorchDTensor):
+    if isinstance(given, _dtensors().DTensor):
         return dtensor_from_torch(given, mesh)
     return mesh_from_torch(given)
 
