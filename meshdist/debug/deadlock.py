@@ -46,7 +46,7 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 2.0
 _MOST_AWAITED, _MOST_RANKS = 16, 128
 _MOST_NAMED = 8
 # Threads of libraries that make no calls.
-_HARMLESS = ("tqdm.", "ipykernel.", "IPython.")
+_HARMLESS = ("tqdm.", "ipykernel.", "IPython.", "jupyter_core.", "jupyter_client.")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from trying import attempt
+from trying import attempt, on_threads
 
 import meshdist as dist
 from meshdist.debug.deadlock import BlockedRank, describe, endless_wait
@@ -65,6 +65,17 @@ def test_a_published_rank_is_read_as_it_was():
     assert BlockedRank.decode(one.encode().encode()) == one
 
 
+def outcomes_of(new_workers, program, size, backend):
+    """Run a program in processes that have no other threads, which might still make a call."""
+    if backend == "threads":
+        workers = new_workers(1, "gloo", join=False)
+        workers.start(on_threads, program, size, TIMEOUT_S)
+        return workers.outcome(0)
+    workers = new_workers(size, backend, timeout_s=TIMEOUT_S)
+    workers.start(program)
+    return [workers.outcome(rank) for rank in range(size)]
+
+
 def two_receives(partner):
     return attempt(lambda: dist.recv(np.ones(4), src=partner))
 
@@ -110,13 +121,7 @@ WORDS = {
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("backend", ["threads", "gloo"])
 def test_every_rank_of_a_circle_raises_it(new_workers, backend):
-    if backend == "threads":
-        failures = dist.run(in_pairs, 6, timeout=TIMEOUT_S)
-    else:
-        workers = new_workers(6, backend, timeout_s=TIMEOUT_S)
-        workers.start(in_pairs)
-        failures = [workers.outcome(rank) for rank in range(6)]
-    for rank, failure in enumerate(failures):
+    for rank, failure in enumerate(outcomes_of(new_workers, in_pairs, 6, backend)):
         first, second = rank & ~1, rank | 1
         begin, call = WORDS[first]
         groups = ("rows", "columns")
@@ -176,9 +181,4 @@ def without_a_circle():
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("backend", ["threads", "gloo"])
 def test_what_may_still_come_is_no_circle(new_workers, backend):
-    if backend == "threads":
-        assert dist.run(without_a_circle, 5, timeout=TIMEOUT_S) == [7.0] * 5
-        return
-    workers = new_workers(5, backend, timeout_s=TIMEOUT_S)
-    workers.start(without_a_circle)
-    assert [workers.outcome(rank) for rank in range(5)] == [7.0] * 5
+    assert outcomes_of(new_workers, without_a_circle, 5, backend) == [7.0] * 5

@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from trying import attempt
+from trying import attempt, on_threads
 
 import meshdist as dist
 
@@ -54,7 +54,9 @@ def test_every_rank_raises_the_circle_once_it_is_proven(new_workers, program, ba
 
 def failures_of(new_workers, program, backend):
     if backend == "threads":
-        return dist.run(program, 3)
+        workers = new_workers(1, "gloo", join=False)
+        workers.start(on_threads, program, 3, 300.0)
+        return workers.outcome(0)
     workers = new_workers(3, backend)
     workers.start(program)
     return [workers.outcome(rank) for rank in range(3)]

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from worlds import report
 
+import meshdist
+
 
 class Failure(NamedTuple):
     """How a call ended. Times are of `time.monotonic()`, which all processes of a host share."""
@@ -20,6 +22,11 @@ class Failure(NamedTuple):
     @property
     def took_s(self) -> float:
         return self.ended_s - self.began_s
+
+
+def on_threads(program: Callable[[], Any], size: int, timeout_s: float) -> list[Any]:
+    """Run `program` on ranks that are threads; of a process that has no other threads, if the test needs that."""
+    return meshdist.run(program, size, timeout=timeout_s)
 
 
 def attempt(call: Callable[[], Any], announce: bool = False) -> Failure:
