@@ -16,7 +16,7 @@ from meshdist.arrays.reduce_op import PremulSum
 from meshdist.backends.nccl import plans
 from meshdist.backends.nccl.comm_stream import CommStream, InFlightOp
 from meshdist.backends.nccl.library import Library
-from meshdist.backends.nccl.multigpu import OVER_GPUS, OverGpus, over_gpus
+from meshdist.backends.nccl.multigpu_plans import OVER_GPUS, OverGpus, over_gpus
 from meshdist.backends.nccl.p2p import Batch, Message, Pair
 from meshdist.backends.nccl.pg_options import waits_on_host
 from meshdist.backends.nccl.plans import NcclPlan
