@@ -12,7 +12,16 @@ from meshdist.checkpoint.block_owners import index_at
 from meshdist.checkpoint.opening import Opened
 from meshdist.checkpoint.peers import CheckpointError, Peers
 from meshdist.checkpoint.stored_types import name_of
-from meshdist.checkpoint.tree_names import PerRank, filled, names_of, on_host, per_rank_name, rebuilt, values_of
+from meshdist.checkpoint.tree_names import (
+    PerRank,
+    filled,
+    is_of_rank,
+    names_of,
+    on_host,
+    per_rank_name,
+    rebuilt,
+    values_of,
+)
 from meshdist.runtime.context import GroupLike
 from meshdist.tensor.distribution import as_block
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
@@ -88,9 +97,7 @@ class _Wanted:
 
         def array(kind: str, name: str) -> Any:
             if kind == "per_rank":
-                num_ranks = self._opened.manifest.writer["ranks"]
-                names = [per_rank_name(name, rank) for rank in range(num_ranks)]
-                return [read(one) for one in names if one in self._arrays]
+                return [read(one) for one in sorted(self._arrays) if is_of_rank(one, name)]
             return read(name)[()] if kind == "scalar" else read(name)
 
         structure = self._opened.manifest.structure
@@ -125,7 +132,7 @@ class _Wanted:
         if not self._strict:
             return
         stored = {self._stored_name(name, leaf) for name, leaf in arrays.items()}
-        missing = sorted(stored - self._arrays.keys()) + sorted(others.keys() - values.keys())
+        missing = sorted(stored - self._arrays.keys()) + sorted(others.keys() - values.keys() - self._arrays.keys())
         if self._opened.manifest.structure is None:
             missing = [name for name in missing if name in stored]  # files of others have no values
         if missing:

@@ -35,11 +35,9 @@ class Failure(NamedTuple):
             file = f": {error.filename}" if error.filename else ""
             return cls(type(error), error.errno, f"{error.strerror}{file}")
         kind = type(error)
-        known = kind in (ValueError, TypeError, KeyError, MemoryError, CheckpointError, FileNotFoundError)
-        text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-        if known:
-            return cls(kind, None, text or kind.__name__)
-        return cls(CheckpointError, None, f"{kind.__name__}: {text}")
+        if kind in (ValueError, TypeError, MemoryError, CheckpointError, FileNotFoundError, FileExistsError):
+            return cls(kind, None, str(error) or kind.__name__)
+        return cls(CheckpointError, None, f"{kind.__name__}: {error}")
 
     def as_error(self, place: str) -> Exception:
         text = f"{place}: {self.text}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,7 +106,7 @@ def read_header(path: Path) -> dict[str, StoredArray]:
     try:
         entries = json.loads(text.decode())
         entries.pop("__metadata__", None)
-        spans = {name: tuple(entry["data_offsets"]) for name, entry in entries.items()}
+        spans = {name: _span(*entry["data_offsets"]) for name, entry in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{path} is not of safetensors, or is damaged: its header is no JSON of arrays") from None
     arrays, expected = {}, 0
@@ -116,6 +117,10 @@ def read_header(path: Path) -> dict[str, StoredArray]:
     if expected != size - 8 - length:
         raise CheckpointError(f"{path} is cut short or damaged: {expected} bytes of arrays, {size - 8 - length} found")
     return {name: arrays[name] for name in entries}
+
+
+def _span(begin: int, end: int) -> tuple[int, int]:
+    return operator.index(begin), operator.index(end)
 
 
 def _stored(path: Path, name: str, entry: dict[str, Any], expected: int, most: int) -> StoredArray:

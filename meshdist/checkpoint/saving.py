@@ -107,7 +107,7 @@ class Saver:
         saver = vars(group).get("checkpoint_saver")
         if saver is None:
             saver = vars(group)["checkpoint_saver"] = Saver(group)
-            current_world().endings.append(saver.end)
+            current_world().last_calls.append(saver.end)
         return cast("Saver", saver)
 
     def wait(self) -> None:

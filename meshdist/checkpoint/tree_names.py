@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,11 @@ def per_rank(array: Any) -> PerRank:
 def per_rank_name(name: str, rank: int) -> str:
     """Return the name of a rank's own array."""
     return f"{name}.rank{rank:05}"
+
+
+def is_of_rank(stored_name: str, name: str) -> bool:
+    """Return whether `stored_name` is that of a rank's own array `name`."""
+    return re.fullmatch(re.escape(name) + r"\.rank\d{5,}", stored_name) is not None
 
 
 class Named:
