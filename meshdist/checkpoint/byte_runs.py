@@ -107,13 +107,25 @@ def write_all(fd: int, data: Any, offset: int) -> None:
         view, offset = view[written:], offset + written
 
 
-def read_block(fd: int, offset: int, shape: Sequence[int], index: Index, dtype: np.dtype[Any]) -> Any:
+def read_block(fd: int, offset: int, shape: Sequence[int], index: Index, dtype: np.dtype[Any], into: Any = None) -> Any:
     """Return a block of the little-endian array whose bytes begin at `offset`, reading little else.
+
+    Args:
+        fd: The file.
+        offset: Where the array begins.
+        shape: Of the array.
+        index: The block.
+        dtype: Of the array.
+        into: An array that becomes the block and is returned; None: a new one.
 
     Raises:
         EOFError: The file ends before.
     """
-    array = np.empty(shape_of(index), dtype.newbyteorder("<"))
+    little = dtype.newbyteorder("<")
+    if into is not None and not (into.flags.c_contiguous and into.dtype == little):
+        into[...] = read_block(fd, offset, shape, index, dtype)
+        return into
+    array = np.empty(shape_of(index), little) if into is None else into
     if array.size:
         length = run_bytes(shape, index, dtype.itemsize)
         out = array.reshape(-1).view(np.uint8)

@@ -31,7 +31,9 @@ from meshdist.tensor.moves import move
 _FEW = 5
 
 
-def load(path: str | Path, like: Any = None, *, strict: bool = True, group: GroupLike = None) -> Any:
+def load(
+    path: str | Path, like: Any = None, *, strict: bool = True, in_place: bool = False, group: GroupLike = None
+) -> Any:
     """Return the tree of a checkpoint; all ranks of the group call it.
 
     Args:
@@ -41,12 +43,14 @@ def load(path: str | Path, like: Any = None, *, strict: bool = True, group: Grou
             placements, whatever those of the checkpoint were, and a rank reads the bytes of its block. In place of
             arrays and NumPy scalars there are new ones of the same shape and dtype, in place of `per_rank(array)` this
             rank's own array, and in place of small values those of the checkpoint. Names count, not the kinds of
-            containers. It is not changed.
+            containers. It is not changed, unless `in_place`.
             None: all that is there, on each rank, as whole NumPy arrays, and lists with an array of each rank for
             `per_rank`; arrays of format "npy" are mapped from their files, without those that are changed being
             written. From files of others: a dict by name.
         strict: Raise if the checkpoint lacks what `like` has, or has more. False: what is missing stays as `like` has
             it, and what is more is left out.
+        in_place: Read into the NumPy arrays of `like` and the blocks of its DTensors, which takes no other memory, and
+            put them into the tree that is returned. If reading fails, some of them have changed.
         group: The ranks, a ProcessGroup or a DeviceMesh; the world if None, or this process alone without one.
 
     Raises:
@@ -68,7 +72,7 @@ def load(path: str | Path, like: Any = None, *, strict: bool = True, group: Grou
     """
     peers = Peers.of(group, f"load from {path}")
     opened = peers.by_first(lambda: Opened.at(path))
-    wanted = _Wanted(opened, peers, strict)
+    wanted = _Wanted(opened, peers, strict, in_place)
     results: list[Any] = []
 
     def read() -> list[str]:
@@ -86,11 +90,12 @@ def load(path: str | Path, like: Any = None, *, strict: bool = True, group: Grou
 class _Wanted:
     """What this rank takes of a checkpoint."""
 
-    def __init__(self, opened: Opened, peers: Peers, strict: bool) -> None:
+    def __init__(self, opened: Opened, peers: Peers, strict: bool, in_place: bool) -> None:
         self._opened = opened
         self._arrays = opened.manifest.arrays
         self._peers = peers
         self._strict = strict
+        self._in_place = in_place
 
     def all(self) -> Any:
         read: Callable[[str], Any] = self._opened.mapped if self._opened.manifest.format == "npy" else self._opened.read
@@ -129,6 +134,7 @@ class _Wanted:
         for name in arrays:
             if name in values:
                 raise CheckpointError(f"{name!r} is the value {values[name]!r} in {folder}, and an array in like")
+            self._check_array(name, arrays[name])
         if not self._strict:
             return
         stored = {self._stored_name(name, leaf) for name, leaf in arrays.items()}
@@ -152,22 +158,32 @@ class _Wanted:
                 " that out"
             )
 
-    def _array(self, name: str, leaf: Any) -> Any:
-        stored, path = self._arrays[name], self._opened.folder / self._arrays[name].file
-        if isinstance(leaf, PerRank):
-            return PerRank(self._opened.read(name))
+    def _check_array(self, name: str, leaf: Any) -> None:
+        stored = self._arrays.get(name)
+        if stored is None or isinstance(leaf, PerRank):
+            return
         given = leaf if isinstance(leaf, DTensor) else on_host(leaf, name)
         if (stored.shape, stored.dtype) != (given.shape, name_of(given.dtype)):
             raise CheckpointError(
-                f"{path}: array {name!r} is {stored.dtype} of shape {stored.shape}, and like has"
-                f" {given.dtype} of shape {given.shape}; make like as the checkpoint is, and convert what is loaded"
+                f"{self._opened.folder / stored.file}: array {name!r} is {stored.dtype} of shape {stored.shape}, and"
+                f" like has {given.dtype} of shape {given.shape}; make like as the checkpoint is, and convert what is"
+                " loaded"
             )
+
+    def _array(self, name: str, leaf: Any) -> Any:
+        if isinstance(leaf, PerRank):
+            return PerRank(self._opened.read(name))
         if isinstance(leaf, DTensor):
             layout = leaf.layout.resolved()
-            block = self._opened.read(name, index_at(layout, coordinate_in(leaf.mesh)))
-            return wrap(as_block(block, leaf.mesh), layout, leaf.mesh)
-        array = self._opened.read(name)
+            into = self._memory(leaf.to_local()) if layout is leaf.layout else None
+            block = self._opened.read(name, index_at(layout, coordinate_in(leaf.mesh)), into)
+            return leaf if into is not None else wrap(as_block(block, leaf.mesh), layout, leaf.mesh)
+        array = self._opened.read(name, into=self._memory(leaf))
         return array[()] if isinstance(leaf, np.generic) else array
+
+    def _memory(self, array: Any) -> Any:
+        """Return the array to read into; None for a new one."""
+        return array if self._in_place and type(array) is np.ndarray and array.flags.writeable else None
 
 
 def _names_in(tree: Any) -> list[str]:

@@ -77,16 +77,16 @@ class Opened:
                 if zlib.crc32(file.read(num_first)) != crc:
                     raise CheckpointError(f"{path} is damaged: the checksum of its header does not match")
 
-    def read(self, name: str, index: Index | None = None, check: bool = True) -> Any:
+    def read(self, name: str, index: Index | None = None, into: Any = None) -> Any:
         """Return an array, or a block of it.
 
         Args:
             name: The array.
             index: The block; None: all of it.
-            check: Compare the checksums of those pieces that lie in the block.
+            into: A NumPy array that becomes the block and is returned; None: a new one.
 
         Raises:
-            CheckpointError: It is damaged.
+            CheckpointError: It is damaged, as the checksum of a piece shows that lies in the block.
         """
         stored = self.manifest.arrays[name]
         index = whole(stored.shape) if index is None else index
@@ -95,16 +95,18 @@ class Opened:
             from meshdist.checkpoint import zarr_files
 
             array = zarr_files.read(path, stored, index)
+            if into is not None:
+                into[...] = array
+                array = into
         else:
-            array = self._read_file(path, name, stored, index)
-        if check:
-            self.check(name, array, index)
+            array = self._read_file(path, name, stored, index, into)
+        self.check(name, array, index)
         return array
 
-    def _read_file(self, path: Path, name: str, stored: StoredArray, index: Index) -> Any:
+    def _read_file(self, path: Path, name: str, stored: StoredArray, index: Index, into: Any) -> Any:
         fd = os.open(path, os.O_RDONLY)
         try:
-            return read_block(fd, stored.offset or 0, stored.shape, index, dtype_of(stored.dtype))
+            return read_block(fd, stored.offset or 0, stored.shape, index, dtype_of(stored.dtype), into)
         except EOFError as error:
             raise CheckpointError(f"{path} is damaged: array {name!r} is cut short, {error}") from None
         except OSError as error:

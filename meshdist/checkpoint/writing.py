@@ -109,7 +109,8 @@ def write(
             return made
 
         made = peers.by_first(prepare)
-        written = peers.together(lambda: _write_pieces(made, plan, mine, progress))
+        headers = {file.name: file.header for file in plan.files} if peers.rank == 0 else {}
+        written = peers.together(lambda: _write_pieces(made, plan, mine, headers, progress))
 
         def commit() -> Path:
             manifest = _manifest(plan, written, structure, target, peers.size)
@@ -142,19 +143,18 @@ def _check_target(target: Target, seen: Mapping[Path, set[int]]) -> None:
 
 
 def _make_files(folder: Path, plan: Plan) -> None:
-    """Make the files with their headers, as large as they will be: a disk that is too full is noticed here."""
+    """Make the files, as large as they will be: a disk that is too full is noticed here."""
     if plan.format == "zarr":
         from meshdist.checkpoint import zarr_files
 
         zarr_files.make(folder, plan.stored, plan.pieces)
     for file in plan.files:
-        fd = os.open(folder / file.name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        path = folder / file.name
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         try:
             _allocate(fd, file.nbytes)
-            write_all(fd, file.header, 0)
-            os.fsync(fd)
         except OSError as error:
-            raise OSError(error.errno, error.strerror, str(folder / file.name)) from None
+            raise OSError(error.errno, error.strerror, str(path)) from None
         finally:
             os.close(fd)
 
@@ -166,38 +166,62 @@ def _allocate(fd: int, nbytes: int) -> None:
         os.ftruncate(fd, nbytes)
 
 
-def _write_pieces(folder: Path, plan: Plan, mine: Sequence[Mine], progress: Progress) -> list[tuple[str, int, str]]:
-    """Write this rank's pieces; return the checksum of each with its array and number."""
+def _write_pieces(
+    folder: Path, plan: Plan, mine: Sequence[Mine], headers: dict[str, bytes], progress: Progress
+) -> list[tuple[str, int, str]]:
+    """Write this rank's pieces, and the headers of files; return the checksum of each with its array and number."""
     if plan.format == "zarr":
         from meshdist.checkpoint import zarr_files
 
         return zarr_files.write(folder, plan.stored, mine, progress)
     found = []
-    with ExitStack() as stack:
-        file, fd = "", -1
+    opened = _OpenFile(folder)
+    try:
         for name, number, piece, elements in progress(sorted(mine, key=lambda one: _place(plan.stored[one.name]))):
             stored, checksum = plan.stored[name], Checksum()
-            try:
-                if stored.file != file:
-                    stack.close()  # before the next is opened: there may be thousands
-                    file, fd = stored.file, os.open(folder / stored.file, os.O_WRONLY)
-                    stack.callback(_close, fd)
-                write_block(fd, stored.offset or 0, stored.shape, piece.block, elements(), [checksum])
-            except OSError as error:
-                raise OSError(error.errno, error.strerror, str(folder / stored.file)) from None
+            fd = opened.switch_to(stored.file, headers.pop(stored.file, b""))
+            write_block(fd, stored.offset or 0, stored.shape, piece.block, elements(), [checksum])
             found.append((name, number, checksum.text()))
+        for file, header in headers.items():
+            opened.switch_to(file, header)
+        opened.close()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(opened.path)) from None
+    finally:
+        opened.abandon()
     return found
+
+
+class _OpenFile:
+    """The one file that is written: there may be thousands."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.path = folder
+        self._fd = -1
+
+    def switch_to(self, file: str, header: bytes) -> int:
+        """Return the descriptor of `file`, which begins with `header`; what was written before is on the disk then."""
+        if self._folder / file != self.path:
+            self.close()
+            self.path = self._folder / file
+            self._fd = os.open(self.path, os.O_WRONLY)
+        write_all(self._fd, header, 0)
+        return self._fd
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.fsync(self._fd)
+        self.abandon()
+
+    def abandon(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 def _place(stored: StoredArray) -> tuple[str, int]:
     return stored.file, stored.offset or 0
-
-
-def _close(fd: int) -> None:
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _manifest(

@@ -68,6 +68,25 @@ def test_large_arrays_in_short_and_long_runs(tmp_path, placements):
             np.testing.assert_array_equal(array, whole)
 
 
+def test_arrays_are_read_in_place(tmp_path):
+    def program():
+        mesh = mesh_of((2,))
+        w = distribute_tensor(np.arange(12.0).reshape(3, 4), mesh, [Shard(1)], src_data_rank=None)
+        tree = {"w": w, "t": np.arange(6).reshape(2, 3).T, "n": 1, "s": np.float32(3)}
+        save(tmp_path, tree)
+        expected = w.to_local().copy(), tree["t"].copy()
+        w.to_local()[...] = 0
+        tree["t"][...] = 0
+        found = load(tmp_path, tree, in_place=True)
+        assert found["w"] is w
+        assert found["t"] is tree["t"]
+        np.testing.assert_array_equal(w.to_local(), expected[0])
+        np.testing.assert_array_equal(tree["t"], expected[1])
+        return found["s"]
+
+    assert meshdist.run(program, 2) == [3, 3]
+
+
 def test_stages_with_arrays_of_their_own(tmp_path):
     def program():
         pp, tp = mesh_of((2, 2))["a"], mesh_of((2, 2))["b"]
