@@ -3,9 +3,9 @@
 OMP_NUM_THREADS=1 meshrun -n 4 benchmarks/checkpoint.py
 OMP_NUM_THREADS=1 meshrun -n 2 benchmarks/checkpoint.py --gib 0.25 --rounds 5 --markdown benchmarks/RESULTS.md
 
-A round: dd writes as many bytes with as many processes as there are ranks, meshdist saves, torch saves, all with fsync;
-then dd, meshdist and torch read. What is read is dropped from the page cache before. Last, an asynchronous save is
-started, and as many bytes are copied by NumPy to memory that is in use. A time is that of the slowest rank.
+In a round, each in its turn writes as many bytes, with fsync, and reads them: dd, with as many processes as there are
+ranks, meshdist and torch. What is read is dropped from the page cache before. Last, as many bytes are copied by NumPy
+to memory that is in use, and an asynchronous save is started. A time is that of the slowest rank.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from sidebyside import machine, report
@@ -37,8 +38,53 @@ METHOD = """\
 The median of {rounds} rounds and, in brackets, the shortest; ratios are taken within a round."""
 
 
+class Contender(Protocol):
+    """What writes and reads, in a folder."""
+
+    name: str
+
+    def save(self, folder: Path) -> object: ...  # noqa: D102
+    def load(self, folder: Path) -> object: ...  # noqa: D102
+
+
+class Processes:
+    """dd, once for each rank."""
+
+    name = "dd"
+
+    def __init__(self, mib: int) -> None:
+        self._mib = mib
+
+    def save(self, folder: Path) -> None:
+        """Write a file of zeros."""
+        dd("if=/dev/zero", f"of={folder / str(dist.get_rank())}", "bs=1M", f"count={self._mib}", "conv=fsync")
+
+    def load(self, folder: Path) -> None:
+        """Read it."""
+        dd(f"if={folder / str(dist.get_rank())}", "of=/dev/null", "bs=8M")
+
+
+class Meshdist:
+    """meshdist.checkpoint."""
+
+    name = "meshdist"
+
+    def __init__(self, tree: dict[str, DTensor]) -> None:
+        self._tree = tree
+
+    def save(self, folder: Path) -> None:
+        """Save to `folder`."""
+        save(folder, self._tree, step=0)
+
+    def load(self, folder: Path) -> None:
+        """Load from `folder`, in place."""
+        load(folder, self._tree, in_place=True)
+
+
 class Torch:
     """The same arrays as DTensors of torch, and its DCP."""
+
+    name = "torch DCP"
 
     def __init__(self, arrays: int, rows: int) -> None:
         import torch.distributed as tdist
@@ -99,38 +145,35 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
     }
     mine = [x.to_local() for x in tree.values()]
     copies = [np.zeros_like(x) for x in mine]
-    theirs = Torch(args.arrays, rows) if args.torch else None
+    contenders: list[Contender] = [Processes(sum(x.nbytes for x in mine) >> 20), Meshdist(tree)]
+    contenders += [Torch(args.arrays, rows)] if args.torch else []
     times: dict[str, list[float]] = {}
     for number in range(args.rounds + 1):
-        here = folder / str(number)
-        here.mkdir(exist_ok=True)
-        for name, seconds in one_round(here, tree, mine, copies, theirs).items():
+        found = {}
+        # Others go first in each round, and have the memory for the page cache that was freed just before.
+        for contender in contenders[number % len(contenders) :] + contenders[: number % len(contenders)]:
+            found |= one_turn(contender, folder / "turn")
+        found["memcpy"] = slowest(lambda: [np.copyto(copy, x) for copy, x in zip(copies, mine, strict=True)])
+        pending: list[Any] = []
+        start = partial(save, folder / "asynchronous", tree, step=number, asynchronous=True, keep=1)
+        found["asynchronous save, stall"] = slowest(lambda into=pending, start=start: into.append(start()))
+        pending[0].wait()
+        for name, seconds in found.items():
             times.setdefault(name, []).extend([seconds] if number else [])
-        dist.barrier()
-        if rank == 0:
-            shutil.rmtree(here)
     return times
 
 
-def one_round(here: Path, tree: dict[str, DTensor], mine: list[Any], copies: list[Any], theirs: Torch | None) -> Any:
-    file, mib = here / f"dd{dist.get_rank()}", str(sum(x.nbytes for x in mine) >> 20)
-    found = {"dd, write": slowest(lambda: dd("if=/dev/zero", f"of={file}", "bs=1M", f"count={mib}", "conv=fsync"))}
-    found["meshdist, save"] = slowest(lambda: save(here / "ours", tree, step=0))
-    if theirs is not None:
-        found["torch DCP, save"] = slowest(lambda: theirs.save(here / "theirs"))
-    drop_caches(here)
-    found["dd, read"] = slowest(lambda: dd(f"if={file}", "of=/dev/null", "bs=8M"))
-    drop_caches(here)
-    found["meshdist, load"] = slowest(lambda: load(here / "ours", tree, in_place=True))
-    drop_caches(here)
-    if theirs is not None:
-        found["torch DCP, load"] = slowest(lambda: theirs.load(here / "theirs"))
-    found["memcpy"] = slowest(lambda: [np.copyto(copy, x) for copy, x in zip(copies, mine, strict=True)])
-    pending: list[Any] = []
-    found["asynchronous save, stall"] = slowest(
-        lambda: pending.append(save(here / "async", tree, step=0, asynchronous=True))
-    )
-    pending[0].wait()
+def one_turn(contender: Contender, folder: Path) -> dict[str, float]:
+    """Return how long a contender takes to write and to read."""
+    if dist.get_rank() == 0:
+        folder.mkdir()
+    dist.barrier()
+    found = {f"{contender.name}, write": slowest(lambda: contender.save(folder))}
+    drop_caches(folder)
+    found[f"{contender.name}, read"] = slowest(lambda: contender.load(folder))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder)
     return found
 
 
@@ -142,9 +185,9 @@ def body_of(args: argparse.Namespace, times: dict[str, list[float]]) -> str:
 
     rows = []
     for name, found in times.items():
-        kind = "write" if "save" in name or "write" in name else "read"
+        kind = "write" if name.endswith("write") else "read"
         base = "memcpy" if name in ("memcpy", "asynchronous save, stall") else f"dd, {kind}"
-        other = "" if base == "memcpy" else f"torch DCP, {'save' if kind == 'write' else 'load'}"
+        other = "" if base == "memcpy" else f"torch DCP, {kind}"
         speed = f"{args.gib / median(found):.2f} GiB/s"
         rows.append([name, report.median_and_least(found), speed, against(name, base), against(name, other)])
     each = report.size(int(args.gib * (1 << 30)) // args.arrays)
