@@ -136,7 +136,7 @@ def drop_caches(folder: Path) -> None:
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
     """Return the times of all rounds but the first, which does not count."""
-    rank, size = dist.get_rank(), dist.get_world_size()
+    size = dist.get_world_size()
     mesh = dist.init_device_mesh("cpu", (size,), mesh_dim_names=("dp",))
     rows = int(args.gib * (1 << 30)) // (size * args.arrays * 4096)
     tree = {

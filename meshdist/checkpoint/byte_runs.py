@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from meshdist.checkpoint.checksum import contiguous_parts
+from meshdist.checkpoint.checksum import PART_BYTES, contiguous_parts
 
 Index: TypeAlias = "tuple[tuple[int, int], ...]"  # for each dimension, start and stop
 Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
@@ -107,7 +107,15 @@ def write_all(fd: int, data: Any, offset: int) -> None:
         view, offset = view[written:], offset + written
 
 
-def read_block(fd: int, offset: int, shape: Sequence[int], index: Index, dtype: np.dtype[Any], into: Any = None) -> Any:
+def read_block(
+    fd: int,
+    offset: int,
+    shape: Sequence[int],
+    index: Index,
+    dtype: np.dtype[Any],
+    into: Any = None,
+    also: Sequence[Any] = (),
+) -> Any:
     """Return a block of the little-endian array whose bytes begin at `offset`, reading little else.
 
     Args:
@@ -117,23 +125,31 @@ def read_block(fd: int, offset: int, shape: Sequence[int], index: Index, dtype: 
         index: The block.
         dtype: Of the array.
         into: An array that becomes the block and is returned; None: a new one.
+        also: Each has a method `add`, which gets the bytes in order, while they are in the cache.
 
     Raises:
         EOFError: The file ends before.
     """
     little = dtype.newbyteorder("<")
     if into is not None and not (into.flags.c_contiguous and into.dtype == little):
-        into[...] = read_block(fd, offset, shape, index, dtype)
+        into[...] = read_block(fd, offset, shape, index, dtype, also=also)
         return into
     array = np.empty(shape_of(index), little) if into is None else into
     if array.size:
         length = run_bytes(shape, index, dtype.itemsize)
         out = array.reshape(-1).view(np.uint8)
-        if len(shape) > 1 and length < SHORT_RUN_BYTES and length < out.size:
+        is_short = len(shape) > 1 and length < SHORT_RUN_BYTES and length < out.size
+        if is_short:
             _read_short_runs(fd, offset, shape, index, dtype.itemsize, out.reshape(-1, length))
-        else:
-            for number, start in enumerate(run_offsets(shape, index, dtype.itemsize).tolist()):
-                read_all(fd, out[number * length : (number + 1) * length], offset + start)
+        starts = [0] if is_short else run_offsets(shape, index, dtype.itemsize).tolist()
+        length = out.size if is_short else length
+        for number, start in enumerate(starts):
+            for at in range(0, length, PART_BYTES):
+                part = out[number * length + at : number * length + min(at + PART_BYTES, length)]
+                if not is_short:
+                    read_all(fd, part, offset + start + at)
+                for other in also:
+                    other.add(part)
     return array if dtype.isnative and array.dtype.isnative else array.astype(dtype)
 
 

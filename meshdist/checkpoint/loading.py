@@ -42,8 +42,8 @@ def load(
         like: A tree of what is wanted. In place of its DTensors there are DTensors on the same mesh with the same
             placements, whatever those of the checkpoint were, and a rank reads the bytes of its block. In place of
             arrays and NumPy scalars there are new ones of the same shape and dtype, in place of `per_rank(array)` this
-            rank's own array, and in place of small values those of the checkpoint. Names count, not the kinds of
-            containers. It is not changed, unless `in_place`.
+            rank's own array, and in place of small values those of the checkpoint; lists and dicts without arrays are
+            taken as they are there. Names count, not the kinds of containers. It is not changed, unless `in_place`.
             None: all that is there, on each rank, as whole NumPy arrays, and lists with an array of each rank for
             `per_rank`; arrays of format "npy" are mapped from their files, without those that are changed being
             written. From files of others: a dict by name.
@@ -77,7 +77,7 @@ def load(
 
     def read() -> list[str]:
         results.append(wanted.all() if like is None else wanted.like(like))
-        return [] if like is None else _names_in(like)
+        return [] if like is None else wanted.names(like)
 
     asked = peers.together(read)
     if like is None:
@@ -96,6 +96,8 @@ class _Wanted:
         self._peers = peers
         self._strict = strict
         self._in_place = in_place
+        structure = opened.manifest.structure
+        self._values = {} if structure is None else values_of(structure)
 
     def all(self) -> Any:
         read: Callable[[str], Any] = self._opened.mapped if self._opened.manifest.format == "npy" else self._opened.read
@@ -109,25 +111,30 @@ class _Wanted:
         return {name: read(name) for name in self._arrays} if structure is None else rebuilt(structure, array)
 
     def like(self, like: Any) -> Any:
-        structure = self._opened.manifest.structure
-        values = {} if structure is None else values_of(structure)
-        self._check_names(like, values)
+        self._check_names(like)
 
         def array(name: str, leaf: Any) -> Any:
             stored_name = self._stored_name(name, leaf)
             return self._array(stored_name, leaf) if stored_name in self._arrays else leaf
 
-        return filled(like, array, lambda name, leaf: values.get(name, leaf))
+        return filled(like, array, lambda name, leaf: self._values.get(name, leaf), self._values.__contains__)
+
+    def names(self, like: Any) -> list[str]:
+        """Return the names of what `like` asks for."""
+        names: list[str] = []
+        note = lambda name, leaf: names.append(name)  # noqa: E731
+        filled(like, note, note, self._values.__contains__)
+        return names
 
     def _stored_name(self, name: str, leaf: Any) -> str:
         return per_rank_name(name, self._peers.rank) if isinstance(leaf, PerRank) else name
 
-    def _check_names(self, like: Any, values: dict[str, Any]) -> None:
+    def _check_names(self, like: Any) -> None:
         """Raise CheckpointError where names are missing, or stand for a value here and an array there."""
         arrays: dict[str, Any] = {}
         others: dict[str, Any] = {}
-        filled(like, lambda name, leaf: arrays.setdefault(name, leaf), lambda name, leaf: others.setdefault(name, leaf))
-        folder = self._opened.folder
+        values, folder = self._values, self._opened.folder
+        filled(like, arrays.__setitem__, others.__setitem__, values.__contains__)
         for name in others:
             if name in self._arrays and others[name] is not None:
                 raise CheckpointError(f"{name!r} is an array in {folder}, and {type(others[name]).__name__} in like")
@@ -151,7 +158,7 @@ class _Wanted:
     def check_rest(self, asked: set[str]) -> None:
         """Raise CheckpointError if the checkpoint has names that no rank asks for."""
         structure = self._opened.manifest.structure
-        known = self._arrays.keys() if structure is None else names_of(structure)
+        known = self._arrays.keys() if structure is None else names_of(structure, self._values)
         if rest := sorted(known - asked):
             raise CheckpointError(
                 f"{self._opened.folder} has {_listed(rest)}, which like lacks on all ranks; pass strict=False to leave"
@@ -186,13 +193,6 @@ class _Wanted:
         return array if self._in_place and type(array) is np.ndarray and array.flags.writeable else None
 
 
-def _names_in(tree: Any) -> list[str]:
-    """Return the names of all leaves."""
-    names: list[str] = []
-    filled(tree, lambda name, leaf: names.append(name), lambda name, leaf: names.append(name))
-    return names
-
-
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
     return ", ".join(map(repr, names[:_FEW])) + more if names else "no arrays"
@@ -201,7 +201,7 @@ def _listed(names: list[str]) -> str:
 def _with_pending(tree: Any, like: Any) -> Any:
     """Return a tree with those of its DTensors pending that are in `like`: a sum is the array on the first rank."""
     placements: dict[str, Any] = {}
-    filled(like, lambda name, leaf: placements.setdefault(name, leaf), lambda name, leaf: None)
+    filled(like, placements.__setitem__, lambda name, leaf: None, lambda name: False)
 
     def array(name: str, leaf: Any) -> Any:
         wanted = placements[name]
@@ -209,4 +209,4 @@ def _with_pending(tree: Any, like: Any) -> Any:
             return leaf
         return wrap(move(leaf.to_local(), leaf.layout, wanted.layout, leaf.mesh), wanted.layout, leaf.mesh)
 
-    return filled(tree, array, lambda name, leaf: leaf)
+    return filled(tree, array, lambda name, leaf: leaf, lambda name: True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from meshdist.checkpoint import safetensors_files
 from meshdist.checkpoint.byte_runs import Index, is_inside, read_block, whole, within
-from meshdist.checkpoint.checksum import checksum_of
+from meshdist.checkpoint.checksum import Checksum, checksum_of
 from meshdist.checkpoint.commit import steps_of
 from meshdist.checkpoint.manifest import MANIFEST, Manifest, StoredArray
 from meshdist.checkpoint.peers import CheckpointError
@@ -91,6 +91,7 @@ class Opened:
         stored = self.manifest.arrays[name]
         index = whole(stored.shape) if index is None else index
         path = self.folder / stored.file
+        checksum = None
         if self.manifest.format == "zarr":
             from meshdist.checkpoint import zarr_files
 
@@ -99,14 +100,19 @@ class Opened:
                 into[...] = array
                 array = into
         else:
-            array = self._read_file(path, name, stored, index, into)
-        self.check(name, array, index)
+            # What is read as it was written, as on the same mesh, is summed up on the way.
+            checksum = Checksum() if any(piece == index for piece, _ in stored.pieces) else None
+            array = self._read_file(path, name, stored, index, into, checksum)
+        self._check(name, array, index, None if checksum is None else checksum.text())
         return array
 
-    def _read_file(self, path: Path, name: str, stored: StoredArray, index: Index, into: Any) -> Any:
+    def _read_file(
+        self, path: Path, name: str, stored: StoredArray, index: Index, into: Any, checksum: Checksum | None
+    ) -> Any:
+        also = [] if checksum is None else [checksum]
         fd = os.open(path, os.O_RDONLY)
         try:
-            return read_block(fd, stored.offset or 0, stored.shape, index, dtype_of(stored.dtype), into)
+            return read_block(fd, stored.offset or 0, stored.shape, index, dtype_of(stored.dtype), into, also)
         except EOFError as error:
             raise CheckpointError(f"{path} is damaged: array {name!r} is cut short, {error}") from None
         except OSError as error:
@@ -122,12 +128,20 @@ class Opened:
             return self.read(name)
         return np.memmap(self.folder / stored.file, dtype, "c", stored.offset or 0, stored.shape)
 
-    def check(self, name: str, array: Any, index: Index | None = None) -> None:
-        """Raise CheckpointError where a piece that lies in the block `index` of `array` is not as it was written."""
+    def _check(self, name: str, array: Any, index: Index, found: str | None) -> None:
+        """Raise CheckpointError where a piece that lies in a block is not as it was written.
+
+        Args:
+            name: The array.
+            array: The block.
+            index: Where it is.
+            found: The checksum of all of it; None: not known.
+        """
         stored = self.manifest.arrays[name]
-        index = whole(stored.shape) if index is None else index
         for piece, text in stored.pieces:
-            if is_inside(piece, index) and checksum_of(array[within(piece, index)]) != text:
+            if not is_inside(piece, index):
+                continue
+            if (found if found is not None and piece == index else checksum_of(array[within(piece, index)])) != text:
                 at = ", ".join(f"{start}:{stop}" for start, stop in piece)
                 raise CheckpointError(
                     f"{self.folder / stored.file} is damaged: array {name!r} is not what was written, at [{at}]; load"

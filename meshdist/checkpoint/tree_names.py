@@ -155,37 +155,65 @@ def rebuilt(structure: list[Any], array: Callable[[str, str], Any]) -> Any:
     return decoded(content) if kind == "value" else array(kind, content)
 
 
-def filled(tree: Any, array: Callable[[str, Any], Any], value: Callable[[str, Any], Any], name: str = "") -> Any:
-    """Return `tree` with other leaves: `array(name, leaf)` for its arrays and `value(name, leaf)` for small values."""
+def has_arrays(tree: Any) -> bool:
+    """Return whether there are arrays in a tree, and not small values alone."""
+    if isinstance(tree, (dict, list, tuple)):
+        return any(map(has_arrays, tree.values() if isinstance(tree, dict) else tree))
+    return is_array(tree)
+
+
+def filled(
+    tree: Any,
+    array: Callable[[str, Any], Any],
+    value: Callable[[str, Any], Any],
+    is_value: Callable[[str], bool],
+    name: str = "",
+) -> Any:
+    """Return `tree` with others in place of its arrays and values.
+
+    Args:
+        tree: The tree.
+        array: Returns what is put in place of an array, from its name and the array.
+        value: The same for a value; also for a list or dict without arrays whose name `is_value`.
+        is_value: See there.
+        name: The name of the tree.
+    """
+    if not isinstance(tree, (dict, list, tuple)):
+        return array(name or ONLY, tree) if is_array(tree) else value(name or ONLY, tree)
+    if name and is_value(name) and not has_arrays(tree):
+        return value(name, tree)
+    parts = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    made = {key: filled(x, array, value, is_value, joined(name, key, "like")) for key, x in parts}
     if isinstance(tree, dict):
-        return {key: filled(x, array, value, joined(name, key, "like")) for key, x in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        parts = [filled(x, array, value, joined(name, n, "like")) for n, x in enumerate(tree)]
-        return parts if isinstance(tree, list) else type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
-    return array(name or ONLY, tree) if is_array(tree) else value(name or ONLY, tree)
+        return made
+    items = list(made.values())
+    return items if isinstance(tree, list) else type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
 
 
 def values_of(structure: list[Any], name: str = "") -> dict[str, Any]:
-    """Return the small values of a structure by name."""
+    """Return the small values of a structure by name, and the lists, tuples and dicts that have no arrays."""
     kind, content = structure
     if kind == "value":
         return {name or ONLY: decoded(content)}
     if kind not in ("dict", "list", "tuple"):
         return {}
-    parts = content if kind == "dict" else enumerate(content)
     found: dict[str, Any] = {}
-    for key, part in parts:
-        found |= values_of(part, joined(name, key, "tree"))
+    names = []
+    for key, part in content if kind == "dict" else enumerate(content):
+        names.append(joined(name, key, "tree"))
+        found |= values_of(part, names[-1])
+    if name and all(part in found for part in names):
+        found[name] = rebuilt(structure, lambda kind, name: None)
     return found
 
 
-def names_of(structure: list[Any], name: str = "") -> set[str]:
-    """Return the names of all arrays and values of a structure."""
+def names_of(structure: list[Any], values: Mapping[str, Any], name: str = "") -> set[str]:
+    """Return the names of all arrays and values of a structure; lists and dicts among `values` have one."""
     kind, content = structure
-    if kind not in ("dict", "list", "tuple"):
+    if kind not in ("dict", "list", "tuple") or name in values:
         return {name or ONLY}
     parts = content if kind == "dict" else enumerate(content)
-    return {found for key, part in parts for found in names_of(part, joined(name, key, "tree"))}
+    return {found for key, part in parts for found in names_of(part, values, joined(name, key, "tree"))}
 
 
 def merged(structures: list[list[Any]], place: str = "tree") -> list[Any]:

@@ -68,6 +68,18 @@ def test_large_arrays_in_short_and_long_runs(tmp_path, placements):
             np.testing.assert_array_equal(array, whole)
 
 
+def test_lists_of_values_have_the_length_that_was_saved(tmp_path):
+    def program():
+        save(tmp_path, {"w": np.ones(2), "losses": [3.0, 2.5], "state": {"rng": {"kind": "PCG64", "seed": [1, (2,)]}}})
+        found = load(tmp_path, {"w": np.zeros(2), "losses": [], "state": {"rng": {}}})
+        with pytest.raises(CheckpointError, match="has 'losses', which like lacks on all ranks"):
+            load(tmp_path, {"w": np.zeros(2), "state": {}})
+        return found["losses"], found["state"]
+
+    expected = [3.0, 2.5], {"rng": {"kind": "PCG64", "seed": [1, (2,)]}}
+    assert meshdist.run(program, 2) == [expected] * 2
+
+
 def test_arrays_are_read_in_place(tmp_path):
     def program():
         mesh = mesh_of((2,))
