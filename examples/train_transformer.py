@@ -85,7 +85,7 @@ def train(mesh: dist.DeviceMesh, args: argparse.Namespace) -> dict[str, Any]:
     of_all = {name: spec for stage in specs.values() for name, spec in stage.items()}
     blocks = {name: block_of(network, s, first_values(network, name, s, args.dtype)) for name, s in of_all.items()}
     optimizer = (ShardedOptimizer if args.zero else ReplicatedOptimizer)(blocks, adam, dp)
-    losses = load(Path(args.checkpoint), network, of_all, optimizer) if args.resume else []
+    losses = load(Path(args.checkpoint), mesh, network, of_all, optimizer) if args.resume else []
     stages = {
         s: autograd_stage(network.stage(s, schedule.num_stages), {name: optimizer.parameters[name] for name in names})
         for s, names in specs.items()
@@ -209,7 +209,7 @@ def parser() -> argparse.ArgumentParser:
     add("--lr", type=float, default=6e-3, help="the highest learning rate (default: %(default)s)")
     add("--dtype", choices=["float32", "float64"], default="float32", help="(default: %(default)s)")
     add("--seed", type=int, default=0, help="of parameters, batches and sample (default: %(default)s)")
-    add("--checkpoint", metavar="DIR", help="save whole arrays to this folder, which all ranks share")
+    add("--checkpoint", metavar="DIR", help="save to this folder, which all ranks share")
     add("--save-every", type=int, default=100, metavar="N", help="steps between checkpoints (default: %(default)s)")
     add("--resume", action="store_true", help="go on from the newest checkpoint of --checkpoint, on any mesh")
     add("--sample", type=int, default=120, metavar="N", help="characters to write at the end (default: %(default)s)")

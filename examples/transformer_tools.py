@@ -1,16 +1,16 @@
 """What surrounds the training of train_transformer.py: the text, the optimizer, checkpoints, the picture."""
 
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformer_network import Network, Parameter, block_of
+from transformer_network import Network, Parameter
 
 import meshdist as dist
-from meshdist.functional import all_gather
+from meshdist import checkpoint
 from meshdist.parallel import GradientReducer, PipelineTimeline, ShardedOptimizer
+from meshdist.tensor import DTensor, Replicate, Shard
 
 Array = np.ndarray
 TEXT = Path(__file__).parent / "data" / "documentation.txt"
@@ -80,6 +80,8 @@ Optimizer = ReplicatedOptimizer | ShardedOptimizer
 
 # ---- Checkpoints
 
+ADAM_STATE = ("m", "v")
+
 
 def save(
     folder: Path,
@@ -89,49 +91,40 @@ def save(
     optimizer: Optimizer,
     losses: list[float],
 ) -> None:
-    """Write whole arrays to `folder/step-N`, a file for each rank of "pp". All ranks call it and share the folder.
+    """Write `folder/step-N`, which does not depend on the mesh. All ranks call it and share the folder.
 
-    What is cut along "tp" is gathered, and what is spread along "dp" consolidated: the files do not depend on the mesh.
+    The ranks of "tp" write their blocks, and those of "pp" what their stages have; what is spread along "dp" is
+    consolidated before.
     """
-    done = folder / f"step-{len(losses):06}"
-    part = done.with_suffix(".part")
     state = {"parameters": optimizer.parameters, **optimizer.consolidate_state_dict()}
-    whole = {}
-    for kind, arrays in state.items():
-        for name, array in arrays.items():
-            cut = specs[name].cut
-            whole[f"{kind}/{name}"] = array if cut is None else all_gather(array, mesh["tp"], axis=cut)
-    if mesh.get_rank() == 0:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-    mesh.barrier()
-    if mesh["dp"].get_local_rank() == mesh["tp"].get_local_rank() == 0:
-        np.savez(part / f"pp-{mesh['pp'].get_local_rank()}.npz", losses=losses, sizes=network.sizes, **whole)
-    mesh.barrier()
-    if mesh.get_rank() == 0:
-        shutil.rmtree(done, ignore_errors=True)
-        part.rename(done)  # a checkpoint that has its name is whole
+    tree: dict[str, Any] = {kind: over_tp(mesh, specs, arrays) for kind, arrays in state.items()}
+    checkpoint.save(folder, {**tree, "losses": losses, "sizes": network.sizes}, step=len(losses), group=mesh)
 
 
-def load(folder: Path, network: Network, specs: Mapping[str, Parameter], optimizer: Optimizer) -> list[float]:
+def load(
+    folder: Path, mesh: dist.DeviceMesh, network: Network, specs: Mapping[str, Parameter], optimizer: Optimizer
+) -> list[float]:
     """Take this rank's blocks of the newest checkpoint of any mesh; return the losses of the steps before it."""
-    steps = sorted(folder.glob("step-" + "[0-9]" * 6))
-    if not steps:
+    if checkpoint.latest(folder) is None:
         raise FileNotFoundError(f"--resume: there is no checkpoint in {folder}; start without --resume")
-    state: dict[str, dict[str, Array]] = {}
-    losses: list[float] = []
-    for path in steps[-1].glob("pp-*.npz"):
-        with np.load(path) as file:
-            losses, sizes = file["losses"].tolist(), str(file["sizes"])
-            if sizes != network.sizes:
-                raise ValueError(f"--resume: {path} is of a network with {sizes}, and this one has {network.sizes}")
-            for kind, name in (key.split("/") for key in file.files if "/" in key):
-                if name in specs:
-                    state.setdefault(kind, {})[name] = block_of(network, specs[name], file[f"{kind}/{name}"])
-    for name, array in state.pop("parameters").items():
-        optimizer.parameters[name][...] = array
-    optimizer.load_state_dict(state)
-    return losses
+    sizes = checkpoint.load(folder, {"sizes": ""}, strict=False, group=mesh)["sizes"]
+    if sizes != network.sizes:
+        raise ValueError(
+            f"--resume: the checkpoint in {folder} is of a network with {sizes}, and this one has {network.sizes}"
+        )
+    blocks = {name: np.empty_like(array) for name, array in optimizer.parameters.items()}
+    like: dict[str, Any] = {kind: over_tp(mesh, specs, blocks) for kind in ("parameters", *ADAM_STATE)}
+    found = checkpoint.load(folder, {**like, "losses": [], "sizes": ""}, group=mesh)
+    for name, array in found["parameters"].items():
+        optimizer.parameters[name][...] = array.to_local()
+    optimizer.load_state_dict({kind: {name: x.to_local() for name, x in found[kind].items()} for kind in ADAM_STATE})
+    return list(found["losses"])
+
+
+def over_tp(mesh: dist.DeviceMesh, specs: Mapping[str, Parameter], blocks: Mapping[str, Array]) -> dict[str, DTensor]:
+    """Return arrays over "tp" of which these are the blocks of this rank."""
+    cuts = {name: Replicate() if specs[name].cut is None else Shard(specs[name].cut) for name in blocks}
+    return {name: DTensor.from_local(x, mesh["tp"], [cuts[name]], specs[name].shape) for name, x in blocks.items()}
 
 
 # ---- Picture

@@ -148,7 +148,6 @@ REASONS = {
     "rpc": "remote calls are no collectives; `multiprocessing.managers` or an RPC library",
     "optim": "optimizers are torch's; `meshdist.parallel.ShardedOptimizer` shards any update function",
     "algorithms": "`meshdist.parallel` has communication hooks, `uneven_inputs` for Join, and model averaging",
-    "checkpoint": "no checkpoint format: save arrays with NumPy, see the section Checkpoints of docs/migration.md",
     "fsdp": "wraps torch modules",
     "pipelining": "`meshdist.parallel` has its schedules, and runs them with functions instead of modules",
     "deprecated": "import its names from `meshdist`",

@@ -81,6 +81,7 @@ class World:
         self.thread = threading.get_ident()  # the thread that joined, from which most calls come
         self.passes: Counter[str] = Counter()  # how often each `breakpoint` was reached, by its line
         self.endings: list[Callable[[], None]] = []  # called when this world ends, to undo what was set up outside it
+        self.last_calls: list[Callable[[], None]] = []  # called when this rank is about to leave, while groups work
         self.log = RankLog(rank)  # the `meshdist` logger, with this rank in each record
         self._diagnosis = diagnosis
         self.observer = self.progress.observer = diagnosis.observer(self)
@@ -217,8 +218,15 @@ class World:
             current_slot().empty()
         self.close()
 
+    def finish(self) -> None:
+        """Let what still runs on groups of this world come to its end, before this rank leaves."""
+        calls, self.last_calls = self.last_calls, []
+        for call in calls:
+            call()
+
     def close(self, what: str = DESTROYED) -> None:
         """Close all groups and leave the store; later calls raise with `what` became of the groups."""
+        self.finish()
         if self.peers.departure.exit is PeerExit.DESTROYED_GROUP:
             self.peers.departure = Departure(PeerExit.LEFT_WORLD)
         self._close_groups(what)

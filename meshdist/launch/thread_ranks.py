@@ -126,6 +126,7 @@ class _Rank:
             )
             self.world = world
             self.result = self.fn(*self.args)
+            world.finish()
         except BaseException as error:  # handed to the caller of run
             self.error = error
             end = Departure(PeerExit.RAISED, detail=f"{type(error).__name__}: {error}")

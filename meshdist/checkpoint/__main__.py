@@ -1,0 +1,92 @@
+"""python -m meshdist.checkpoint: say what is in a checkpoint, check it, or convert it to another format.
+
+python -m meshdist.checkpoint info runs/step-100
+python -m meshdist.checkpoint verify runs
+python -m meshdist.checkpoint convert runs/step-100 step-100-npy --format npy
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from meshdist.checkpoint.conversion import convert
+from meshdist.checkpoint.opening import Opened
+from meshdist.checkpoint.peers import CheckpointError
+from meshdist.checkpoint.verification import check_checkpoint, progressing, rows, summary
+from meshdist.checkpoint.writing import FORMATS
+from meshdist.profiler.tables import text_table
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m meshdist.checkpoint", description="Look at a checkpoint.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, help_text in (
+        ("info", "list its arrays"),
+        ("verify", "read all of it and compare checksums; status 1 if it is damaged"),
+        ("convert", "write it again in another format"),
+    ):
+        command = commands.add_parser(name, help=help_text)
+        command.add_argument(
+            "path", type=Path, help="a checkpoint, a folder of them (the newest is taken), or files of safetensors"
+        )
+    command.add_argument("to", type=Path, help="the new folder")
+    command.add_argument("--format", choices=FORMATS, default="safetensors", help="(default: %(default)s)")
+    command.add_argument(
+        "--max-file-bytes", type=int, default=4 << 30, metavar="N", help="of a file of safetensors (default: 4 GiB)"
+    )
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
+    try:
+        opened = Opened.at(options.path)
+        if options.command == "info":
+            show(rows(opened))
+            print(f"{opened.folder}: {summary(opened)}")
+        elif options.command == "verify":
+            return verify(opened)
+        else:
+            made = convert(opened, options.to, options.format, options.max_file_bytes)
+            print(f"{made}: {summary(Opened.at(made))}")
+    except (CheckpointError, OSError, ValueError, TypeError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def verify(opened: Opened) -> int:
+    found = 0
+    for sentence in check_checkpoint(opened, progressing(opened.manifest.arrays, "checked")):
+        print(sentence, file=sys.stderr)
+        found = 1
+    if not found:
+        checked = (
+            "is as it was written" if opened.manifest.structure is not None else "can be read; it has no checksums"
+        )
+        print(f"{opened.folder} {checked}: {summary(opened)}")
+    return found
+
+
+def show(table: Sequence[Sequence[str]]) -> None:
+    """Print a table; with rich if it is installed (extra `rich`)."""
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        print(text_table(table))
+        return
+    head, *others = table
+    drawn = Table()
+    for name in head:
+        drawn.add_column(name, justify="right" if name in ("size", "pieces") else "left", overflow="fold")
+    for row in others:
+        drawn.add_row(*row)
+    Console().print(drawn)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

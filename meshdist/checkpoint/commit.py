@@ -1,0 +1,217 @@
+"""A folder of checkpoints: what is in it, who may write into it, and how a new one appears, whole or not at all."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from meshdist.checkpoint.manifest import MANIFEST
+from meshdist.checkpoint.peers import CheckpointError
+from meshdist.store.file_members import Member
+
+CLAIM = ".saving"
+# How often the claim is renewed, and from when on one that was not is void: its job was killed on another host.
+RENEW_S, VOID_S = 10.0, 120.0
+_STEP = re.compile(r"step-(\d+)")
+
+
+def step_folder(directory: Path, step: int) -> Path:
+    """Return where the checkpoint of a step is."""
+    return directory / f"step-{step}"
+
+
+def steps_of(directory: Path) -> dict[int, Path]:
+    """Return the checkpoints of a folder by step, ascending."""
+    try:
+        found = {int(match[1]): path for path in directory.iterdir() if (match := _STEP.fullmatch(path.name))}
+    except FileNotFoundError:
+        return {}
+    return {step: found[step] for step in sorted(found) if (found[step] / MANIFEST).exists()}
+
+
+class Claim:
+    """The right to write into a folder: a file that only one process can create, on network file systems as well.
+
+    It is void if its process has ended, which only its own host knows, or was not renewed for two minutes.
+
+    Args:
+        directory: The folder.
+
+    Raises:
+        CheckpointError: Another process is saving into the folder.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / CLAIM
+        self._ended = threading.Event()
+        mine = Member.here()
+        token, _, host, pid, started = mine.pack()
+        self._text = json.dumps(
+            {
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "member": [part.decode() for part in (token, b"", host, pid, started)],
+            }
+        ).encode()
+        while not self._created():
+            self._drop_if_void(directory)
+        self._renewing = threading.Thread(target=self._renew, name="meshdist-checkpoint-claim", daemon=True)
+        self._renewing.start()
+
+    def _created(self) -> bool:
+        # Complete from the start: others never see a claim that says nothing.
+        draft = self.path.with_name(f"{CLAIM}-{secrets.token_hex(8)}")
+        draft.write_bytes(self._text)
+        try:
+            os.link(draft, self.path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS):
+                raise
+            return self._created_without_links()
+        finally:
+            draft.unlink()
+        return True
+
+    def _created_without_links(self) -> bool:
+        try:
+            fd = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        except FileExistsError:
+            return False
+        with open(fd, "wb") as file:
+            file.write(self._text)
+        return True
+
+    def _drop_if_void(self, directory: Path) -> None:
+        try:
+            text, changed = self.path.read_bytes(), self.path.stat().st_mtime
+        except FileNotFoundError:
+            return
+        try:
+            found = json.loads(text)
+            host, pid = found["host"], found["pid"]
+            member = Member.parse([part.encode() for part in found["member"]])
+        except (ValueError, KeyError, TypeError):
+            host, pid, member = "an unknown host", "?", None
+        # By the clock of the file server.
+        probe = directory / f"{CLAIM}-{secrets.token_hex(8)}"
+        probe.touch()
+        age_s = probe.stat().st_mtime - changed
+        probe.unlink()
+        if age_s < VOID_S and not (member is not None and member.is_dead()):
+            raise CheckpointError(
+                f"process {pid} on {host} is saving into {directory}; give each job a folder of its own, or if that"
+                f" job has ended remove {self.path}"
+            )
+        void = self.path.with_name(f"{CLAIM}-void-{secrets.token_hex(8)}")
+        with suppress(FileNotFoundError):  # another one dropped it
+            self.path.rename(void)
+            if void.read_bytes() != text:  # another one has dropped it and claimed the folder since
+                os.link(void, self.path)
+            void.unlink()
+
+    def _renew(self) -> None:
+        while not self._ended.wait(RENEW_S):
+            with suppress(FileNotFoundError):  # which `check` tells
+                os.utime(self.path)
+
+    def check(self) -> None:
+        """Raise CheckpointError if another process has taken the claim for void and the folder for its own."""
+        try:
+            is_mine = self.path.read_bytes() == self._text
+        except FileNotFoundError:
+            is_mine = False
+        if not is_mine:
+            raise CheckpointError(f"another job took over {self.path.parent} while this one was saving")
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._renewing.join()
+        with suppress(FileNotFoundError, CheckpointError):
+            self.check()
+            self.path.unlink()
+
+
+def remove_remains(directory: Path) -> None:
+    """Remove what saves that were killed have left; nobody else is saving."""
+    for path in directory.glob(".step-*"):
+        shutil.rmtree(path)
+    for path in directory.glob(f"{CLAIM}-*"):
+        with suppress(FileNotFoundError):  # that of a process that asks for the claim right now
+            if time.time() - path.stat().st_mtime > VOID_S:
+                path.unlink()
+
+
+def new_folder(directory: Path, final: Path) -> Path:
+    """Make the hidden folder that a checkpoint is written into."""
+    made = directory / f".{final.name}-{secrets.token_hex(4)}"
+    made.mkdir()
+    return made
+
+
+def publish(folder: Path, final: Path) -> None:
+    """Give a complete folder its name, at once and for good; it replaces one that has the name."""
+    sync_folder(folder)
+    if final.exists():
+        _exchange(folder, final)
+        sync_folder(final.parent)
+        shutil.rmtree(folder)
+    else:
+        folder.rename(final)
+    sync_folder(final.parent)
+
+
+def _exchange(first: Path, second: Path) -> None:
+    # glibc's renameat2 with RENAME_EXCHANGE; AT_FDCWD for both folders.
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
+    if call is None:
+        raise OSError(errno.ENOSYS, "this system cannot exchange two folders; remove the old one first", str(second))
+    if call(-100, os.fsencode(first), -100, os.fsencode(second), 2) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{os.strerror(number)}; remove the old one first", str(second))
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a loss of power."""
+    if sys.platform == "win32":
+        return  # Windows opens no folders
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a small file, for good."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def prune(directory: Path, keep: int, saved: Path) -> None:
+    """Remove all but `saved` and the newest others, the oldest first; each disappears at once."""
+    others = [path for path in steps_of(directory).values() if path != saved]
+    for path in others[: max(0, len(others) - keep + 1)]:
+        hidden = directory / f".{path.name}-{secrets.token_hex(4)}"
+        path.rename(hidden)
+        shutil.rmtree(hidden)

@@ -1,0 +1,212 @@
+"""load: the arrays of a checkpoint as they are wanted on this rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshdist.checkpoint.block_owners import index_at
+from meshdist.checkpoint.opening import Opened
+from meshdist.checkpoint.peers import CheckpointError, Peers
+from meshdist.checkpoint.stored_types import name_of
+from meshdist.checkpoint.tree_names import (
+    PerRank,
+    filled,
+    is_of_rank,
+    names_of,
+    on_host,
+    per_rank_name,
+    rebuilt,
+    values_of,
+)
+from meshdist.runtime.context import GroupLike
+from meshdist.tensor.distribution import as_block
+from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
+from meshdist.tensor.moves import move
+
+# How many names a message lists.
+_FEW = 5
+
+
+def load(
+    path: str | Path, like: Any = None, *, strict: bool = True, in_place: bool = False, group: GroupLike = None
+) -> Any:
+    """Return the tree of a checkpoint; all ranks of the group call it.
+
+    Args:
+        path: A checkpoint, a folder of them, of which the newest is taken, or files of safetensors of anybody: one
+            file, an index, or a folder.
+        like: A tree of what is wanted. In place of its DTensors there are DTensors on the same mesh with the same
+            placements, whatever those of the checkpoint were, and a rank reads the bytes of its block. In place of
+            arrays and NumPy scalars there are new ones of the same shape and dtype, in place of `per_rank(array)` this
+            rank's own array, and in place of small values those of the checkpoint; lists and dicts without arrays are
+            taken as they are there. Names count, not the kinds of containers. It is not changed, unless `in_place`.
+            None: all that is there, on each rank, as whole NumPy arrays, and lists with an array of each rank for
+            `per_rank`; arrays of format "npy" are mapped from their files, without those that are changed being
+            written. From files of others: a dict by name.
+        strict: Raise if the checkpoint lacks what `like` has, or has more. False: what is missing stays as `like` has
+            it, and what is more is left out.
+        in_place: Read into the NumPy arrays of `like` and the blocks of its DTensors, which takes no other memory, and
+            put them into the tree that is returned. If reading fails, some of them have changed.
+        group: The ranks, a ProcessGroup or a DeviceMesh; the world if None, or this process alone without one.
+
+    Raises:
+        FileNotFoundError: There is no checkpoint.
+        CheckpointError: It is damaged, or does not fit `like`: other names, shapes or dtypes. All ranks raise the same.
+
+    Example:
+        >>> import tempfile, meshdist
+        >>> from meshdist.checkpoint import load, save
+        >>> from meshdist.tensor import Shard, arange, empty
+        >>> def program(directory):
+        ...     one = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        ...     save(directory, {"w": arange(6, mesh=one, placements=[Shard(0)]).reshape((2, 3))})
+        ...     like = {"w": empty((2, 3), int, mesh=one, placements=[Shard(1)])}
+        ...     return load(directory, like)["w"].to_local().tolist()
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     meshdist.run(program, 2, args=(directory,))
+        [[[0, 1], [3, 4]], [[2], [5]]]
+    """
+    peers = Peers.of(group, f"load from {path}")
+    opened = peers.by_first(lambda: Opened.at(path))
+    wanted = _Wanted(opened, peers, strict, in_place)
+    results: list[Any] = []
+
+    def read() -> list[str]:
+        results.append(wanted.all() if like is None else wanted.like(like))
+        return [] if like is None else wanted.names(like)
+
+    asked = peers.together(read)
+    if like is None:
+        return results[0]
+    if strict:
+        peers.by_first(lambda: wanted.check_rest({name for names in asked for name in names}))
+    return _with_pending(results[0], like)
+
+
+class _Wanted:
+    """What this rank takes of a checkpoint."""
+
+    def __init__(self, opened: Opened, peers: Peers, strict: bool, in_place: bool) -> None:
+        self._opened = opened
+        self._arrays = opened.manifest.arrays
+        self._peers = peers
+        self._strict = strict
+        self._in_place = in_place
+        structure = opened.manifest.structure
+        self._values = {} if structure is None else values_of(structure)
+
+    def all(self) -> Any:
+        read: Callable[[str], Any] = self._opened.mapped if self._opened.manifest.format == "npy" else self._opened.read
+
+        def array(kind: str, name: str) -> Any:
+            if kind == "per_rank":
+                return [read(one) for one in sorted(self._arrays) if is_of_rank(one, name)]
+            return read(name)[()] if kind == "scalar" else read(name)
+
+        structure = self._opened.manifest.structure
+        return {name: read(name) for name in self._arrays} if structure is None else rebuilt(structure, array)
+
+    def like(self, like: Any) -> Any:
+        self._check_names(like)
+
+        def array(name: str, leaf: Any) -> Any:
+            stored_name = self._stored_name(name, leaf)
+            return self._array(stored_name, leaf) if stored_name in self._arrays else leaf
+
+        return filled(like, array, lambda name, leaf: self._values.get(name, leaf), self._values.__contains__)
+
+    def names(self, like: Any) -> list[str]:
+        """Return the names of what `like` asks for."""
+        names: list[str] = []
+        note = lambda name, leaf: names.append(name)  # noqa: E731
+        filled(like, note, note, self._values.__contains__)
+        return names
+
+    def _stored_name(self, name: str, leaf: Any) -> str:
+        return per_rank_name(name, self._peers.rank) if isinstance(leaf, PerRank) else name
+
+    def _check_names(self, like: Any) -> None:
+        """Raise CheckpointError where names are missing, or stand for a value here and an array there."""
+        arrays: dict[str, Any] = {}
+        others: dict[str, Any] = {}
+        values, folder = self._values, self._opened.folder
+        filled(like, arrays.__setitem__, others.__setitem__, values.__contains__)
+        for name in others:
+            if name in self._arrays and others[name] is not None:
+                raise CheckpointError(f"{name!r} is an array in {folder}, and {type(others[name]).__name__} in like")
+        for name in arrays:
+            if name in values:
+                raise CheckpointError(f"{name!r} is the value {values[name]!r} in {folder}, and an array in like")
+            self._check_array(name, arrays[name])
+        if not self._strict:
+            return
+        stored = {self._stored_name(name, leaf) for name, leaf in arrays.items()}
+        missing = sorted(stored - self._arrays.keys()) + sorted(others.keys() - values.keys() - self._arrays.keys())
+        if self._opened.manifest.structure is None:
+            missing = [name for name in missing if name in stored]  # files of others have no values
+        if missing:
+            of_ranks = f" (saved by {self._opened.manifest.writer['ranks']} ranks)" if stored != arrays.keys() else ""
+            raise CheckpointError(
+                f"{folder} lacks {_listed(missing)}{of_ranks}; it has {_listed(sorted(self._arrays))}; pass"
+                " strict=False to leave them as they are in like"
+            )
+
+    def check_rest(self, asked: set[str]) -> None:
+        """Raise CheckpointError if the checkpoint has names that no rank asks for."""
+        structure = self._opened.manifest.structure
+        known = self._arrays.keys() if structure is None else names_of(structure, self._values)
+        if rest := sorted(known - asked):
+            raise CheckpointError(
+                f"{self._opened.folder} has {_listed(rest)}, which like lacks on all ranks; pass strict=False to leave"
+                " that out"
+            )
+
+    def _check_array(self, name: str, leaf: Any) -> None:
+        stored = self._arrays.get(name)
+        if stored is None or isinstance(leaf, PerRank):
+            return
+        given = leaf if isinstance(leaf, DTensor) else on_host(leaf, name)
+        if (stored.shape, stored.dtype) != (given.shape, name_of(given.dtype)):
+            raise CheckpointError(
+                f"{self._opened.folder / stored.file}: array {name!r} is {stored.dtype} of shape {stored.shape}, and"
+                f" like has {given.dtype} of shape {given.shape}; make like as the checkpoint is, and convert what is"
+                " loaded"
+            )
+
+    def _array(self, name: str, leaf: Any) -> Any:
+        if isinstance(leaf, PerRank):
+            return PerRank(self._opened.read(name))
+        if isinstance(leaf, DTensor):
+            layout = leaf.layout.resolved()
+            into = self._memory(leaf.to_local()) if layout is leaf.layout else None
+            block = self._opened.read(name, index_at(layout, coordinate_in(leaf.mesh)), into)
+            return leaf if into is not None else wrap(as_block(block, leaf.mesh), layout, leaf.mesh)
+        array = self._opened.read(name, into=self._memory(leaf))
+        return array[()] if isinstance(leaf, np.generic) else array
+
+    def _memory(self, array: Any) -> Any:
+        """Return the array to read into; None for a new one."""
+        return array if self._in_place and type(array) is np.ndarray and array.flags.writeable else None
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+    return ", ".join(map(repr, names[:_FEW])) + more if names else "no arrays"
+
+
+def _with_pending(tree: Any, like: Any) -> Any:
+    """Return a tree with those of its DTensors pending that are in `like`: a sum is the array on the first rank."""
+    placements: dict[str, Any] = {}
+    filled(like, placements.__setitem__, lambda name, leaf: None, lambda name: False)
+
+    def array(name: str, leaf: Any) -> Any:
+        wanted = placements[name]
+        if not isinstance(wanted, DTensor) or wanted.layout is leaf.layout:
+            return leaf
+        return wrap(move(leaf.to_local(), leaf.layout, wanted.layout, leaf.mesh), wanted.layout, leaf.mesh)
+
+    return filled(tree, array, lambda name, leaf: leaf, lambda name: True)

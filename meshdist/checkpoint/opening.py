@@ -1,0 +1,187 @@
+"""What is in a folder or file: a checkpoint, or files of safetensors of others; its arrays, read and checked."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshdist.checkpoint import safetensors_files
+from meshdist.checkpoint.byte_runs import Index, is_inside, read_block, whole, within
+from meshdist.checkpoint.checksum import Checksum, checksum_of
+from meshdist.checkpoint.commit import steps_of
+from meshdist.checkpoint.manifest import MANIFEST, Manifest, StoredArray
+from meshdist.checkpoint.peers import CheckpointError
+from meshdist.checkpoint.stored_types import dtype_of
+
+
+def latest(directory: str | Path) -> Path | None:
+    """Return the newest checkpoint in a folder, the one of the highest step; None if there is none.
+
+    Example:
+        >>> latest("no-such-folder")
+    """
+    return next(reversed(steps_of(Path(directory)).values()), None)
+
+
+class Opened:
+    """A checkpoint, or files of safetensors of others.
+
+    Attributes:
+        folder: Where the files are.
+        manifest: What is in them.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+
+    @classmethod
+    def at(cls, path: str | Path) -> Opened:
+        """Return what is at `path`: a checkpoint, the newest in a folder, a file of safetensors, or a folder of them.
+
+        Raises:
+            FileNotFoundError: There is none of these.
+            CheckpointError: It is damaged.
+        """
+        path = Path(path)
+        if path.is_file() and path.name.endswith(".index.json"):
+            return cls(path.parent, _of_index(path))
+        if path.is_file() and path.name != MANIFEST:
+            return cls(path.parent, Manifest("safetensors", safetensors_files.read_header(path)))
+        folder = path.parent if path.is_file() else path
+        if not folder.exists():
+            raise FileNotFoundError(f"there is no checkpoint at {path}: no such folder")
+        if not (folder / MANIFEST).exists():
+            newest = latest(folder)
+            if newest is None:
+                return cls(folder, _foreign(folder))
+            folder = newest
+        opened = cls(folder, Manifest.read(folder / MANIFEST))
+        opened.check_files()
+        return opened
+
+    def check_files(self) -> None:
+        """Raise CheckpointError where a file is missing, has another size, or another header than was written."""
+        for name, (nbytes, num_first, crc) in self.manifest.files.items():
+            path = self.folder / name
+            if not path.exists():
+                raise CheckpointError(f"{path} is missing")
+            if path.stat().st_size != nbytes:
+                raise CheckpointError(f"{path} is damaged: it has {path.stat().st_size} bytes, {nbytes} were written")
+            with path.open("rb") as file:
+                if zlib.crc32(file.read(num_first)) != crc:
+                    raise CheckpointError(f"{path} is damaged: the checksum of its header does not match")
+
+    def read(self, name: str, index: Index | None = None, into: Any = None) -> Any:
+        """Return an array, or a block of it.
+
+        Args:
+            name: The array.
+            index: The block; None: all of it.
+            into: A NumPy array that becomes the block and is returned; None: a new one.
+
+        Raises:
+            CheckpointError: It is damaged, as the checksum of a piece shows that lies in the block.
+        """
+        stored = self.manifest.arrays[name]
+        index = whole(stored.shape) if index is None else index
+        path = self.folder / stored.file
+        checksum = None
+        if self.manifest.format == "zarr":
+            from meshdist.checkpoint import zarr_files
+
+            array = zarr_files.read(path, stored, index)
+            if into is not None:
+                into[...] = array
+                array = into
+        else:
+            # What is read as it was written, as on the same mesh, is summed up on the way.
+            checksum = Checksum() if any(piece == index for piece, _ in stored.pieces) else None
+            array = self._read_file(path, name, stored, index, into, checksum)
+        self._check(name, array, index, None if checksum is None else checksum.text())
+        return array
+
+    def _read_file(
+        self, path: Path, name: str, stored: StoredArray, index: Index, into: Any, checksum: Checksum | None
+    ) -> Any:
+        also = [] if checksum is None else [checksum]
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            return read_block(fd, stored.offset or 0, stored.shape, index, dtype_of(stored.dtype), into, also)
+        except EOFError as error:
+            raise CheckpointError(f"{path} is damaged: array {name!r} is cut short, {error}") from None
+        except OSError as error:
+            raise OSError(error.errno, f"array {name!r}: {error.strerror}", str(path)) from None
+        finally:
+            os.close(fd)
+
+    def mapped(self, name: str) -> Any:
+        """Return an array of format npy or safetensors as a map of its file, whose changes are not written."""
+        stored = self.manifest.arrays[name]
+        dtype = dtype_of(stored.dtype).newbyteorder("<")
+        if 0 in stored.shape or self.manifest.format == "zarr":
+            return self.read(name)
+        return np.memmap(self.folder / stored.file, dtype, "c", stored.offset or 0, stored.shape)
+
+    def _check(self, name: str, array: Any, index: Index, found: str | None) -> None:
+        """Raise CheckpointError where a piece that lies in a block is not as it was written.
+
+        Args:
+            name: The array.
+            array: The block.
+            index: Where it is.
+            found: The checksum of all of it; None: not known.
+        """
+        stored = self.manifest.arrays[name]
+        for piece, text in stored.pieces:
+            if not is_inside(piece, index):
+                continue
+            if (found if found is not None and piece == index else checksum_of(array[within(piece, index)])) != text:
+                at = ", ".join(f"{start}:{stop}" for start, stop in piece)
+                raise CheckpointError(
+                    f"{self.folder / stored.file} is damaged: array {name!r} is not what was written, at [{at}]; load"
+                    " another checkpoint"
+                )
+
+
+def _of_index(path: Path) -> Manifest:
+    """Return the arrays of Hugging Face's index of files."""
+    try:
+        by_name = json.loads(path.read_text())["weight_map"]
+        files = sorted(set(by_name.values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(f"{path} is damaged, or no index: it has no weight_map") from None
+    missing = [file for file in files if not (path.parent / file).is_file()]
+    if missing:
+        raise CheckpointError(f"{path.parent / missing[0]} is missing: {path.name} names it")
+    arrays: dict[str, StoredArray] = {}
+    for file in files:
+        arrays |= safetensors_files.read_header(path.parent / file)
+    lacking = sorted(name for name, file in by_name.items() if name not in arrays or arrays[name].file != file)
+    if lacking:
+        raise CheckpointError(
+            f"{path.parent / by_name[lacking[0]]} lacks array {lacking[0]!r}, which {path.name} names"
+        )
+    return Manifest("safetensors", arrays)
+
+
+def _foreign(folder: Path) -> Manifest:
+    """Return the arrays of all files of safetensors in a folder."""
+    indices = sorted(folder.glob("*.safetensors.index.json"))
+    if indices:
+        return _of_index(indices[0])
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"there is no checkpoint in {folder}: no step-<n>, {MANIFEST} or *.safetensors")
+    arrays: dict[str, StoredArray] = {}
+    for file in files:
+        for name, stored in safetensors_files.read_header(file).items():
+            if name in arrays:
+                raise CheckpointError(f"{file} and {folder / arrays[name].file} both have an array {name!r}; load one")
+            arrays[name] = stored
+    return Manifest("safetensors", arrays)

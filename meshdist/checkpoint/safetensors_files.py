@@ -1,0 +1,142 @@
+"""Files of safetensors: 8 bytes of length, a header in JSON, the arrays one after the other; Hugging Face's index."""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from meshdist.checkpoint.manifest import StoredArray
+from meshdist.checkpoint.peers import CheckpointError
+from meshdist.checkpoint.stored_types import CODES, code_of, dtype_of, in_safetensors
+
+# Data begins at a page, so that pages of the file are those of the arrays.
+PAGE_BYTES = 4096
+# As the reference implementation has it.
+MOST_HEADER_BYTES = 100_000_000
+INDEX = "model.safetensors.index.json"
+
+
+class FilePlan(NamedTuple):
+    """A file before it is written.
+
+    Attributes:
+        name: Its name.
+        header: Its first bytes.
+        nbytes: Its size.
+    """
+
+    name: str
+    header: bytes
+    nbytes: int
+
+
+def lay_out(
+    arrays: Mapping[str, tuple[tuple[int, ...], str]], most_bytes: int
+) -> tuple[list[FilePlan], dict[str, StoredArray]]:
+    """Return the files for arrays of these shapes and dtypes, of up to `most_bytes` or one array each."""
+    # Larger elements first: all arrays are then aligned to their elements.
+    order = sorted(arrays, key=lambda name: (-dtype_of(arrays[name][1]).alignment, name))
+    groups: list[list[str]] = [[]]
+    filled = 0
+    for name in order:
+        nbytes = _nbytes(*arrays[name])
+        if groups[-1] and filled + nbytes > most_bytes:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += nbytes
+    files, stored = [], {}
+    for number, names in enumerate(groups, 1):
+        file = f"model-{number:05}-of-{len(groups):05}.safetensors" if len(groups) > 1 else "model.safetensors"
+        header, begin = _header({name: arrays[name] for name in names})
+        for name in names:
+            shape, dtype = arrays[name]
+            stored[name] = StoredArray(shape, dtype, file, begin)
+            begin += _nbytes(shape, dtype)
+        files.append(FilePlan(file, header, begin))
+    return files, {name: stored[name] for name in arrays}
+
+
+def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
+    return math.prod(shape) * dtype_of(dtype).itemsize
+
+
+def _header(arrays: Mapping[str, tuple[tuple[int, ...], str]]) -> tuple[bytes, int]:
+    # Transformers opens files of format "pt" only; the files of all frameworks are alike.
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    begin = 0
+    for name, (shape, dtype) in arrays.items():
+        end, in_file = begin + _nbytes(shape, dtype), in_safetensors(dtype)
+        entries[name] = {
+            "dtype": code_of(in_file.name),
+            "shape": list(in_file.shape(shape)),
+            "data_offsets": [begin, end],
+        }
+        begin = end
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    length = -(-(8 + len(text)) // PAGE_BYTES) * PAGE_BYTES - 8
+    if length > MOST_HEADER_BYTES:
+        raise ValueError(f"the header has {length} bytes, more than safetensors allows; set max_file_bytes lower")
+    return length.to_bytes(8, "little") + text.ljust(length), length + 8
+
+
+def index_of(stored: Mapping[str, StoredArray]) -> bytes:
+    """Return Hugging Face's index: the file of each array."""
+    total = sum(array.nbytes for array in stored.values())
+    found = {"metadata": {"total_size": total}, "weight_map": {name: stored[name].file for name in sorted(stored)}}
+    return json.dumps(found, indent=2).encode() + b"\n"
+
+
+def read_header(path: Path) -> dict[str, StoredArray]:
+    """Return the arrays of a file of safetensors.
+
+    Raises:
+        CheckpointError: It is none, or damaged.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, MOST_HEADER_BYTES):
+            raise CheckpointError(f"{path} is not of safetensors, or is cut short: it has {size} bytes")
+        text = file.read(length)
+    try:
+        entries = json.loads(text.decode())
+        entries.pop("__metadata__", None)
+        spans = {name: _span(*entry["data_offsets"]) for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(f"{path} is not of safetensors, or is damaged: its header is no JSON of arrays") from None
+    arrays, expected = {}, 0
+    for name in sorted(spans, key=lambda name: spans[name]):
+        arrays[name] = _stored(path, name, entries[name], expected, size - 8 - length)
+        arrays[name].offset = 8 + length + expected
+        expected = spans[name][1]
+    if expected != size - 8 - length:
+        raise CheckpointError(f"{path} is cut short or damaged: {expected} bytes of arrays, {size - 8 - length} found")
+    return {name: arrays[name] for name in entries}
+
+
+def _span(begin: int, end: int) -> tuple[int, int]:
+    return operator.index(begin), operator.index(end)
+
+
+def _stored(path: Path, name: str, entry: dict[str, Any], expected: int, most: int) -> StoredArray:
+    begin, end = entry["data_offsets"]
+    code, shape = entry.get("dtype"), entry.get("shape")
+    if code not in CODES:
+        raise CheckpointError(f"{path}: array {name!r} has dtype {code}; known are {', '.join(CODES)}")
+    if not isinstance(shape, list):
+        shape = [-1]
+    is_shape = all(isinstance(rows, int) and rows >= 0 for rows in shape)
+    try:
+        nbytes = _nbytes(tuple(shape), CODES[code]) if is_shape else -1
+    except TypeError as error:
+        raise CheckpointError(f"{path}: array {name!r}: {error}") from None
+    if begin != expected or end - begin != nbytes or end > most:
+        raise CheckpointError(
+            f"{path} is damaged: array {name!r} of {code} and shape {shape} is said to lie at bytes {begin} to {end}"
+        )
+    return StoredArray(tuple(shape), CODES[code], path.name)

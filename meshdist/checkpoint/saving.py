@@ -1,0 +1,377 @@
+"""save: the arrays of a tree as they lie on the ranks, copied and written behind the program's back if it wishes."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, cast, overload
+
+import numpy as np
+
+from meshdist.checkpoint.block_owners import Held, Mine, assign_pieces, check_alike, index_at, written_layout
+from meshdist.checkpoint.byte_runs import whole, within
+from meshdist.checkpoint.commit import step_folder, steps_of
+from meshdist.checkpoint.peers import Peers
+from meshdist.checkpoint.stored_types import name_of
+from meshdist.checkpoint.tree_names import Named, PerRank, merged, per_rank_name
+from meshdist.checkpoint.writing import FORMATS, Plan, Target, make_plan, write
+from meshdist.groups.api import new_group
+from meshdist.groups.process_group import ProcessGroup
+from meshdist.groups.world import current_world, resolve
+from meshdist.runtime.context import GroupLike
+from meshdist.tensor.dtensor import DTensor, coordinate_in
+from meshdist.tensor.moves import move
+
+# Where blocks begin in the memory that asynchronous saves copy into: at lines of caches.
+_ALIGNED_BYTES = 64
+
+
+class PendingSave:
+    """An asynchronous save under way.
+
+    Attributes:
+        path: The folder that the checkpoint will be.
+
+    Example:
+        >>> import tempfile, meshdist
+        >>> from meshdist.checkpoint import save
+        >>> def program(directory):
+        ...     pending = save(directory, {"w": np.ones(3)}, step=1, asynchronous=True)
+        ...     return pending.wait().name
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     meshdist.run(program, 2, args=(directory,))
+        ['step-1', 'step-1']
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def start(self, work: Callable[[], object]) -> None:
+        """Do the work of the save in a thread; what it raises is raised at the next call."""
+
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name="meshdist-checkpoint")
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"<PendingSave {self.path}: {'done' if self.done() else 'under way'}>"
+
+    def done(self) -> bool:
+        """Return whether the save has ended on this rank, well or not."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def failure(self) -> Exception | None:
+        """Wait for the end of the save; return what failed, once."""
+        if self._thread is not None:
+            self._thread.join()
+        error, self._error = self._error, None
+        return error
+
+    def wait(self) -> Path:
+        """Wait for the end of the save, and return the folder; raise what failed, on all ranks alike, once."""
+        error = self.failure()
+        if error is not None:
+            raise error
+        return self.path
+
+
+class Saver:
+    """What a group keeps between its saves.
+
+    Attributes:
+        pending: The last asynchronous save.
+        seen: The steps in each folder after the last save into it; on the first rank.
+    """
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.pending: PendingSave | None = None
+        self.seen: dict[Path, set[int]] = {}
+        self._group = group
+        self._own_group: ProcessGroup | None = None
+        self._plan: tuple[Any, Plan] | None = None
+        self._memory = np.empty(0, np.uint8)
+
+    @staticmethod
+    def of(group: ProcessGroup) -> Saver:
+        """Return the group's, which goes with it."""
+        saver = vars(group).get("checkpoint_saver")
+        if saver is None:
+            saver = vars(group)["checkpoint_saver"] = Saver(group)
+            current_world().last_calls.append(saver.end)
+        return cast("Saver", saver)
+
+    def wait(self) -> None:
+        """Wait for an asynchronous save; raise its error unless the program has seen it."""
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.wait()
+
+    def end(self) -> None:
+        """Wait for the last save when the world ends; log its error."""
+        if self.pending is not None and (error := self.pending.failure()) is not None:
+            current_world().log.error("the last asynchronous save failed: %s", error)
+
+    def plan(self, key: Any, held: dict[str, dict[int, Held]], format: str, most: int) -> Plan:
+        """Return the plan of these arrays; that of the save before if they are the same."""
+        if self._plan is None or self._plan[0] != key:
+            check_alike(held)
+            pieces = assign_pieces(held, self._group.size(), format == "zarr")
+            self._plan = key, make_plan(format, held, pieces, most)
+        return self._plan[1]
+
+    def copied(self, mine: list[Mine]) -> list[Mine]:
+        """Return the blocks as copies, in memory that is used again by the next save."""
+        begins, total = [], 0
+        for one in mine:
+            begins.append(total)
+            total += -(-one.elements().nbytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
+        if self._memory.size < total:
+            self._memory = np.empty(total, np.uint8)
+        copies = []
+        for one, begin in zip(mine, begins, strict=True):
+            elements = one.elements()
+            copy = self._memory[begin : begin + elements.nbytes].view(elements.dtype).reshape(elements.shape)
+            np.copyto(copy, elements)
+            copies.append(one._replace(elements=partial(_same, copy)))
+        return copies
+
+    def start(self, pending: PendingSave, plan: Plan, mine: list[Mine], structure: Any, target: Target) -> None:
+        """Write in a thread, whose messages go over a group of their own."""
+        if self._own_group is None:
+            made = new_group(self._group.ranks, group_desc="checkpoint", sort_ranks=False)
+            self._own_group = cast("ProcessGroup", made)
+        peers = Peers(self._own_group, f"asynchronous save to {target.folder}")
+
+        self.pending = pending
+        pending.start(lambda: write(peers, plan, mine, structure, target, self.seen))
+
+
+@overload
+def save(
+    directory: str | Path,
+    tree: Any,
+    *,
+    step: int | None = None,
+    asynchronous: Literal[False] = False,
+    keep: int | None = None,
+    format: str = "safetensors",
+    overwrite: bool = False,
+    max_file_bytes: int = 4 << 30,
+    group: GroupLike = None,
+) -> Path: ...
+
+
+@overload
+def save(
+    directory: str | Path,
+    tree: Any,
+    *,
+    step: int | None = None,
+    asynchronous: Literal[True],
+    keep: int | None = None,
+    format: str = "safetensors",
+    overwrite: bool = False,
+    max_file_bytes: int = 4 << 30,
+    group: GroupLike = None,
+) -> PendingSave: ...
+
+
+def save(
+    directory: str | Path,
+    tree: Any,
+    *,
+    step: int | None = None,
+    asynchronous: bool = False,
+    keep: int | None = None,
+    format: str = "safetensors",
+    overwrite: bool = False,
+    max_file_bytes: int = 4 << 30,
+    group: GroupLike = None,
+) -> Path | PendingSave:
+    """Write a checkpoint to `directory/step-<n>`, whole or not at all; all ranks of the group call it.
+
+    Every rank writes a part of the bytes. Where it fails on any rank, all raise the same, and what was there before is
+    as it was.
+
+    Args:
+        directory: A folder that all ranks share; made if it is not there.
+        tree: DTensors, arrays, numbers, strings, bytes and None in dicts, lists and tuples. An array or value without a
+            mesh is the same on all ranks, unless it is marked as `per_rank(array)`. Dicts may have different keys on
+            different ranks, as those of pipeline stages have.
+        step: The number in the name. None: one more than the newest there, or 0.
+        asynchronous: Copy, and write while the program goes on. The next save waits for this one, and raises its error.
+        keep: Remove older checkpoints in `directory` but that many, this one among them. None: keep all.
+        format: "safetensors"; "npy", a file for each array; or "zarr" (extra `zarr`), an array for each.
+        overwrite: Replace the checkpoint of this step, if there is one.
+        max_file_bytes: Begin another file of safetensors rather than put more bytes of arrays into one.
+        group: The ranks, a ProcessGroup or a DeviceMesh; the world if None. It has the ranks of all DTensors.
+
+    Returns:
+        The folder; with `asynchronous` a PendingSave.
+
+    Raises:
+        FileExistsError: There is a checkpoint of this step.
+        CheckpointError: Another job saves into the folder, or has since this one's last save.
+        OSError: The disk is full, the folder cannot be written, and so on.
+        ValueError: Arrays of one name that differ in shape or dtype between ranks, or two arrays of one name.
+        TypeError: Something in the tree that is no array and no small value, or an unsupported dtype.
+
+    Example:
+        >>> import tempfile, meshdist
+        >>> from meshdist.checkpoint import load, save
+        >>> from meshdist.tensor import Shard, arange
+        >>> def program(directory):
+        ...     mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        ...     tree = {"w": arange(4, mesh=mesh, placements={"dp": Shard(0)}), "epoch": 7}
+        ...     save(directory, tree, step=100)
+        ...     return load(directory)
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     meshdist.run(program, 2, args=(directory,))[1]
+        {'w': array([0, 1, 2, 3]), 'epoch': 7}
+    """
+    members = resolve(group)
+    saver = Saver.of(members)
+    saver.wait()
+    peers = Peers(members, f"save to {directory}")
+    options = _Options(step, format, keep, overwrite, max_file_bytes, str(directory))
+    target, plan, mine, structure = _planned(peers, saver, tree, options)
+    if not asynchronous:
+        return write(peers, plan, mine, structure, target, saver.seen)
+    pending = PendingSave(target.folder)
+    saver.start(pending, plan, saver.copied(mine), structure, target)
+    return pending
+
+
+class _Options(NamedTuple):
+    step: int | None
+    format: str
+    keep: int | None
+    overwrite: bool
+    max_file_bytes: int
+    directory: str
+
+    def check(self) -> None:
+        if self.format not in FORMATS:
+            raise ValueError(f"format must be one of {', '.join(map(repr, FORMATS))}, got {self.format!r}")
+        if self.format == "zarr":
+            from meshdist.checkpoint.zarr_files import zarr_module
+
+            zarr_module()
+        for name, value, least in (
+            ("step", self.step, 0),
+            ("keep", self.keep, 1),
+            ("max_file_bytes", self.max_file_bytes, 1),
+        ):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+
+
+class _Look(NamedTuple):
+    """What a rank says of its tree: equal digests are equal trees, but for the values in them."""
+
+    digest: bytes
+    options: _Options
+    next_step: int
+
+
+def _planned(
+    peers: Peers, saver: Saver, tree: Any, options: _Options
+) -> tuple[Target, Plan, list[Mine], list[Any] | None]:
+    """Return where to write, the plan, what this rank writes, and the structure of the tree."""
+    found: list[tuple[Named, dict[str, Held]]] = []
+
+    def look() -> _Look:
+        options.check()
+        named = Named(tree)
+        held = {name: _held(name, array, peers, options.format) for name, array in named.arrays.items()}
+        held = {_name_on(peers.rank, name, named.arrays[name]): how for name, how in held.items()}
+        found.append((named, held))
+        digest = hashlib.sha256(
+            repr((sorted(held.items()), _skeleton(named.structure), [h.ranks for h in held.values()])).encode()
+        )
+        steps = steps_of(Path(options.directory)) if peers.rank == 0 and options.step is None else {}
+        return _Look(digest.digest(), options, max(steps, default=-1) + 1)
+
+    looks = peers.together(look)
+    for rank, other in enumerate(looks):
+        if other.options != looks[0].options:
+            raise ValueError(f"{peers.what}: rank {rank} passed {other.options}, and rank 0 {looks[0].options}")
+    named, held = found[0]
+    structure: list[Any] | None = named.structure
+    if all(other.digest == looks[0].digest for other in looks):
+        by_rank = [held] * peers.size
+    else:
+        told = peers.gather((held, structure))
+        by_rank = [of for of, _ in told]
+        structure = peers.by_first(lambda: merged([of for _, of in told]))
+    held_by = {
+        name: {rank: of[name] for rank, of in enumerate(by_rank) if name in of}
+        for name in sorted({name for of in by_rank for name in of})
+    }
+    key = ([other.digest for other in looks], options.format, options.max_file_bytes)
+    plan = peers.together(lambda: saver.plan(key, held_by, options.format, options.max_file_bytes))[peers.rank]
+    step = looks[0].next_step if options.step is None else options.step
+    folder = step_folder(Path(options.directory).absolute(), step)
+    return Target(folder, step, options.overwrite, options.keep), plan, _blocks(peers, plan, named, held), structure
+
+
+def _same(elements: Any) -> Any:
+    return elements
+
+
+def _skeleton(structure: list[Any]) -> Any:
+    """Return a structure without its values, which may differ between ranks."""
+    kind, content = structure
+    if kind == "dict":
+        return kind, [(key, _skeleton(part)) for key, part in content]
+    if kind in ("list", "tuple"):
+        return kind, [_skeleton(part) for part in content]
+    return kind, None if kind == "value" else content
+
+
+def _name_on(rank: int, name: str, array: Any) -> str:
+    """Return the name under which an array is stored: one for each rank where each has its own."""
+    return per_rank_name(name, rank) if isinstance(array, PerRank) else name
+
+
+def _held(name: str, array: Any, peers: Peers, format: str) -> Held:
+    if not isinstance(array, DTensor):
+        array = array.array if isinstance(array, PerRank) else array
+        return Held(tuple(array.shape), name_of(array.dtype))
+    coordinate_in(array.mesh)
+    ranks = [int(rank) for rank in np.asarray(array.mesh.mesh).reshape(-1)]
+    members = {rank: place for place, rank in enumerate(peers.group.ranks)} if peers.group is not None else {}
+    if missing := [rank for rank in ranks if rank not in members]:
+        raise ValueError(f"{name!r} is on a mesh with rank {missing[0]}, which is not in the group that saves")
+    layout = written_layout(array.layout, array.itemsize, format == "zarr")
+    return Held(array.shape, name_of(array.dtype), layout, tuple(members[rank] for rank in ranks))
+
+
+def _blocks(peers: Peers, plan: Plan, named: Named, held: dict[str, Held]) -> list[Mine]:
+    """Return this rank's pieces; ranks of a mesh exchange rows where blocks are not written as they lie."""
+    mine = []
+    for name in sorted(named.arrays):
+        array = named.arrays[name]
+        stored_name = _name_on(peers.rank, name, array)
+        how = held[stored_name]
+        elements, block = array.array if isinstance(array, PerRank) else array, whole(how.shape)
+        if isinstance(array, DTensor) and how.layout is not None:
+            local = array.to_local()
+            elements = local if how.layout is array.layout else move(local, array.layout, how.layout, array.mesh)
+            elements = elements.get() if array.mesh.device_type == "cuda" else elements
+            block = index_at(how.layout, coordinate_in(array.mesh))
+        for number, piece in enumerate(plan.pieces[stored_name]):
+            if piece.owner == peers.rank:
+                part = elements[within(piece.block, block)]
+                mine.append(Mine(stored_name, number, piece, partial(_same, part)))
+    return mine

@@ -1,0 +1,242 @@
+"""Trees of arrays and small values: a name for each array, and the structure as JSON."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshdist.arrays.device_types import device_type_of
+from meshdist.arrays.host import as_array, check_dtype
+from meshdist.tensor.dtensor import DTensor
+
+# What one array alone is called.
+ONLY = "array"
+
+
+@dataclass(frozen=True)
+class PerRank:
+    """An array that differs between ranks, each of which saves and loads its own.
+
+    Attributes:
+        array: This rank's array.
+
+    Example:
+        >>> PerRank(np.arange(2)).array
+        array([0, 1])
+    """
+
+    array: Any
+
+
+def per_rank(array: Any) -> PerRank:
+    """Mark an array of a tree as one of which every rank has its own, such as the state of a random generator.
+
+    Args:
+        array: This rank's array, of any shape and dtype.
+
+    Example:
+        >>> tree = {"weights": np.ones(3), "noise": per_rank(np.arange(2))}
+    """
+    return PerRank(array)
+
+
+def per_rank_name(name: str, rank: int) -> str:
+    """Return the name of a rank's own array."""
+    return f"{name}.rank{rank:05}"
+
+
+def is_of_rank(stored_name: str, name: str) -> bool:
+    """Return whether `stored_name` is that of a rank's own array `name`."""
+    return re.fullmatch(re.escape(name) + r"\.rank\d{5,}", stored_name) is not None
+
+
+class Named:
+    """The arrays of a tree by name, and its structure.
+
+    The name of an array is the keys and indices on the way to it, joined by dots, as in torch's state dicts.
+
+    Attributes:
+        arrays: The DTensors, arrays and PerRanks by name.
+        structure: The tree with the arrays' names in place of the arrays: nested lists that JSON takes.
+    """
+
+    def __init__(self, tree: Any) -> None:
+        self.arrays: dict[str, Any] = {}
+        self.structure = self._taken(tree, "", "tree")
+
+    def _taken(self, x: Any, name: str, place: str) -> list[Any]:
+        if isinstance(x, dict):
+            return ["dict", [[key, self._taken(x[key], joined(name, key, place), f"{place}[{key!r}]")] for key in x]]
+        if isinstance(x, (list, tuple)):
+            kind = "list" if isinstance(x, list) else "tuple"
+            parts = enumerate(x)
+            return [kind, [self._taken(item, joined(name, n, place), f"{place}[{n}]") for n, item in parts]]
+        if is_array(x):
+            return self._named(x, name or ONLY, place)
+        return ["value", encoded(x, place)]
+
+    def _named(self, x: Any, name: str, place: str) -> list[Any]:
+        if name in self.arrays or name == "__metadata__":
+            why = "names the header of safetensors" if name == "__metadata__" else "is the name of two arrays"
+            raise ValueError(f"{place}: {name!r} {why}; rename a key")
+        if isinstance(x, DTensor):
+            kind = "array"
+        elif isinstance(x, PerRank):
+            kind, x = "per_rank", PerRank(on_host(x.array, place))
+        else:
+            kind = "scalar" if isinstance(x, np.generic) else "array"
+            x = on_host(x, place)
+        check_dtype(x.array if kind == "per_rank" else x, place)
+        self.arrays[name] = x
+        return [kind, name]
+
+
+def joined(name: str, key: Any, place: str) -> str:
+    """Return the name of what has this key in the part of a tree that has the name `name`."""
+    if isinstance(key, bool) or not isinstance(key, (str, int)):
+        raise TypeError(f"{place}: keys must be strings or integers, got {key!r} ({type(key).__name__})")
+    return f"{name}.{key}" if name else str(key)
+
+
+def is_array(x: Any) -> bool:
+    """Return whether `x` is saved as an array; else it is a small value."""
+    if isinstance(x, (DTensor, PerRank, np.ndarray, np.generic)):
+        return True
+    return any(hasattr(x, name) for name in ("__array_interface__", "__dlpack__", "__cuda_array_interface__"))
+
+
+def on_host(x: Any, place: str) -> Any:
+    """Return an array or NumPy scalar of any library as a NumPy array, without a copy if it is in host memory."""
+    if isinstance(x, DTensor):
+        raise TypeError(f"{place}: per_rank takes a plain array, got a DTensor; pass its to_local()")
+    if isinstance(x, np.generic):
+        return np.asarray(x)
+    return x.get() if device_type_of(x) == "cuda" else as_array(x, place)
+
+
+def encoded(x: Any, place: str) -> Any:
+    """Return a small Python value as JSON has it; a pair of kind and text for what JSON lacks."""
+    if x is None or isinstance(x, (bool, int, str)):
+        return x
+    if isinstance(x, float):
+        return x if math.isfinite(x) else ["float", repr(x)]
+    if isinstance(x, complex):
+        return ["complex", repr(x)]
+    if isinstance(x, bytes):
+        return ["bytes", base64.b64encode(x).decode()]
+    raise TypeError(
+        f"{place}: expected arrays, numbers, strings, bytes, None, and dicts, lists and tuples of them, got"
+        f" {type(x).__name__}; nothing is pickled: save what it consists of"
+    )
+
+
+_DECODED: dict[str, Callable[[str], Any]] = {"float": float, "complex": complex, "bytes": base64.b64decode}
+
+
+def decoded(x: Any) -> Any:
+    """Return the value of which `encoded` made `x`."""
+    return _DECODED[x[0]](x[1]) if isinstance(x, list) else x
+
+
+def rebuilt(structure: list[Any], array: Callable[[str, str], Any]) -> Any:
+    """Return the tree of a structure, with `array(kind, name)` for its arrays."""
+    kind, content = structure
+    if kind == "dict":
+        return {key: rebuilt(part, array) for key, part in content}
+    if kind in ("list", "tuple"):
+        parts = [rebuilt(part, array) for part in content]
+        return parts if kind == "list" else tuple(parts)
+    return decoded(content) if kind == "value" else array(kind, content)
+
+
+def has_arrays(tree: Any) -> bool:
+    """Return whether there are arrays in a tree, and not small values alone."""
+    if isinstance(tree, (dict, list, tuple)):
+        return any(map(has_arrays, tree.values() if isinstance(tree, dict) else tree))
+    return is_array(tree)
+
+
+def filled(
+    tree: Any,
+    array: Callable[[str, Any], Any],
+    value: Callable[[str, Any], Any],
+    is_value: Callable[[str], bool],
+    name: str = "",
+) -> Any:
+    """Return `tree` with others in place of its arrays and values.
+
+    Args:
+        tree: The tree.
+        array: Returns what is put in place of an array, from its name and the array.
+        value: The same for a value; also for a list or dict without arrays whose name `is_value`.
+        is_value: See there.
+        name: The name of the tree.
+    """
+    if not isinstance(tree, (dict, list, tuple)):
+        return array(name or ONLY, tree) if is_array(tree) else value(name or ONLY, tree)
+    if name and is_value(name) and not has_arrays(tree):
+        return value(name, tree)
+    parts = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    made = {key: filled(x, array, value, is_value, joined(name, key, "like")) for key, x in parts}
+    if isinstance(tree, dict):
+        return made
+    items = list(made.values())
+    return items if isinstance(tree, list) else type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
+
+
+def values_of(structure: list[Any], name: str = "") -> dict[str, Any]:
+    """Return the small values of a structure by name, and the lists, tuples and dicts that have no arrays."""
+    kind, content = structure
+    if kind == "value":
+        return {name or ONLY: decoded(content)}
+    if kind not in ("dict", "list", "tuple"):
+        return {}
+    found: dict[str, Any] = {}
+    names = []
+    for key, part in content if kind == "dict" else enumerate(content):
+        names.append(joined(name, key, "tree"))
+        found |= values_of(part, names[-1])
+    if name and all(part in found for part in names):
+        found[name] = rebuilt(structure, lambda kind, name: None)
+    return found
+
+
+def names_of(structure: list[Any], values: Mapping[str, Any], name: str = "") -> set[str]:
+    """Return the names of all arrays and values of a structure; lists and dicts among `values` have one."""
+    kind, content = structure
+    if kind not in ("dict", "list", "tuple") or name in values:
+        return {name or ONLY}
+    parts = content if kind == "dict" else enumerate(content)
+    return {found for key, part in parts for found in names_of(part, values, joined(name, key, "tree"))}
+
+
+def merged(structures: list[list[Any]], place: str = "tree") -> list[Any]:
+    """Return the structure that has what any rank's has: dicts may have other keys on other ranks.
+
+    Raises:
+        ValueError: Ranks have different things in one place.
+    """
+    if all(structure == structures[0] for structure in structures[1:]):
+        return structures[0]
+    # None stands for what a rank does not have.
+    structures = [structure for structure in structures if structure != ["value", None]]
+    kind, content = structures[0]
+    others = [other for other, _ in structures]
+    if any(other != kind for other in others):
+        raise ValueError(f"{place} is a {kind} on one rank and a {next(o for o in others if o != kind)} on another")
+    if kind == "dict":
+        keys: Mapping[Any, None] = {key: None for _, parts in structures for key, _ in parts}
+        by_rank = [dict(parts) for _, parts in structures]
+        return [kind, [[k, merged([p[k] for p in by_rank if k in p], f"{place}[{k!r}]")] for k in keys]]
+    if kind in ("list", "tuple"):
+        lengths = sorted({len(parts) for _, parts in structures})
+        if len(lengths) > 1:
+            raise ValueError(f"{place} is a {kind} of {lengths[0]} on one rank and of {lengths[-1]} on another")
+        return [kind, [merged([s[1][n] for s in structures], f"{place}[{n}]") for n in range(lengths[0])]]
+    return [kind, content]

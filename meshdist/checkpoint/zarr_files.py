@@ -1,0 +1,88 @@
+"""Arrays of Zarr's format 3, by the package zarr: a chunk is what one rank writes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshdist.checkpoint.block_owners import Mine, Piece, Progress
+from meshdist.checkpoint.byte_runs import Index, shape_of
+from meshdist.checkpoint.checksum import checksum_of
+from meshdist.checkpoint.manifest import StoredArray
+from meshdist.checkpoint.peers import CheckpointError
+from meshdist.checkpoint.stored_types import dtype_of, in_numpy
+
+
+def zarr_module() -> Any:
+    """Return the package zarr.
+
+    Raises:
+        ValueError: It is not installed, or too old.
+    """
+    try:
+        import zarr
+    except ImportError:
+        raise ValueError("format 'zarr' needs the package zarr: pip install 'meshdist[zarr]'") from None
+    if int(zarr.__version__.partition(".")[0]) < 3:
+        raise ValueError(f"format 'zarr' needs zarr 3 or later, got {zarr.__version__}: pip install 'meshdist[zarr]'")
+    return zarr
+
+
+def make(folder: Path, stored: Mapping[str, StoredArray], pieces: Mapping[str, Sequence[Piece]]) -> None:
+    """Make a group, and in it an array for each; no chunk is written yet."""
+    zarr = zarr_module()
+    group = zarr.open_group(str(folder), mode="w", zarr_format=3)
+    for name, array in stored.items():
+        # The largest piece: the others are the last ones of a dimension.
+        shapes = [shape_of(piece.block) for piece in pieces[name]] or [array.shape]
+        chunks = tuple(max(1, *rows) if len(rows) > 1 else max(1, rows[0]) for rows in zip(*shapes, strict=True))
+        dtype = in_numpy(array.dtype).name
+        group.create_array(array.file, shape=array.shape, chunks=chunks, dtype=dtype, compressors=None)
+
+
+def write(
+    folder: Path, stored: Mapping[str, StoredArray], mine: Sequence[Mine], progress: Progress
+) -> list[tuple[str, int, str]]:
+    """Write this rank's chunks; return the checksum of each piece with its array and number."""
+    zarr = zarr_module()
+    found = []
+    for name, number, piece, get in progress(mine):
+        elements = get()
+        array = zarr.open_array(str(folder / stored[name].file), mode="r+")
+        array[tuple(slice(*span) for span in piece.block)] = elements.view(in_numpy(stored[name].dtype).name)
+        places = [start // rows for (start, _), rows in zip(piece.block, array.chunks, strict=True)]
+        chunk = (folder / stored[name].file).joinpath("c", *map(str, places))
+        if chunk.exists():  # zarr writes no chunk of zeros
+            _sync(chunk)
+        found.append((name, number, checksum_of(elements)))
+    return found
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def read(path: Path, stored: StoredArray, index: Index) -> Any:
+    """Return a block of an array.
+
+    Raises:
+        CheckpointError: The array is damaged.
+    """
+    zarr = zarr_module()
+    try:
+        array = zarr.open_array(str(path), mode="r")
+        is_same = (array.shape, array.dtype) == (stored.shape, np.dtype(in_numpy(stored.dtype).name))
+        block = np.asarray(array[tuple(slice(*span) for span in index)])
+    except (ValueError, KeyError, TypeError, FileNotFoundError) as error:  # as zarr says that metadata are wrong
+        raise CheckpointError(f"{path} is damaged: {error}") from None
+    if not is_same:
+        raise CheckpointError(f"{path} is damaged: it is not {stored.dtype} of shape {stored.shape}")
+    return block.view(dtype_of(stored.dtype)) if block.dtype != dtype_of(stored.dtype) else block

@@ -1,0 +1,104 @@
+"""Asynchronous saves: the program goes on, and hears of errors at its next call."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+from worlds import needs_linux
+
+import meshdist
+from meshdist.checkpoint import load, save
+from meshdist.tensor import Shard, distribute_tensor
+
+
+def train(directory, steps):
+    mesh = meshdist.init_device_mesh("cpu", (meshdist.get_world_size(),), mesh_dim_names=("dp",))
+    w = distribute_tensor(np.zeros((60, 50)), mesh, [Shard(1)], src_data_rank=None)
+    b = np.zeros(4)
+    found = []
+    for step in range(steps):
+        w.to_local()[...] = step
+        b[...] = step
+        pending = save(directory, {"w": w, "b": b}, step=step, asynchronous=True)
+        w.to_local()[...] = b[...] = -1  # what is saved was copied
+        meshdist.all_reduce(np.ones(3))  # calls of the program go on meanwhile
+        found.append(pending)
+    assert found[-1].wait() == found[-1].path
+    assert all(pending.done() for pending in found)
+    return [(set(x["w"].reshape(-1).tolist()), x["b"].tolist()) for x in (load(one.path) for one in found)]
+
+
+@pytest.mark.parametrize("backend", ["threads", pytest.param("gloo", marks=needs_linux)])
+def test_what_is_saved_is_what_was_there_at_the_call(worlds, tmp_path, backend):
+    expected = [({float(step)}, [step] * 4) for step in range(3)]
+    assert worlds.world(backend, 2).run(train, str(tmp_path), 3) == [expected] * 2
+
+
+class Gate:
+    """Holds what is written until it is opened."""
+
+    def __init__(self, monkeypatch):
+        self.opened, real = threading.Event(), os.posix_fallocate
+
+        def posix_fallocate(*args):
+            assert self.opened.wait(20)
+            real(*args)
+
+        monkeypatch.setattr(os, "posix_fallocate", posix_fallocate)
+
+
+def test_only_one_save_is_under_way(tmp_path, monkeypatch):
+    gate = Gate(monkeypatch)
+
+    def program():
+        first = save(tmp_path, {"n": np.ones(1)}, step=1, asynchronous=True)
+        under_way = not first.done(), repr(first).endswith("under way>")
+        assert not (tmp_path / "step-1").exists()
+        gate.opened.set()
+        save(tmp_path, {"n": np.ones(1)}, step=2)
+        return *under_way, first.done(), (tmp_path / "step-1").exists()
+
+    assert meshdist.run(program, 1) == [(True, True, True, True)]
+
+
+def test_an_error_is_raised_at_the_next_call_on_all_ranks(tmp_path):
+    def program():
+        save(tmp_path, {}, step=1)
+        for ask in (lambda pending: save(tmp_path, {}, step=7), lambda pending: pending.wait()):
+            pending = save(tmp_path, {}, step=1, asynchronous=True)
+            with pytest.raises(FileExistsError, match=r"asynchronous save to .* \(rank 0 of 2\): .*step-1 exists"):
+                ask(pending)
+        save(tmp_path, {"n": 1}, step=2)  # told once
+        return load(tmp_path)
+
+    assert meshdist.run(program, 2) == [{"n": 1}] * 2
+
+
+def test_the_end_of_the_world_waits_for_the_last_save(tmp_path):
+    def program():
+        save(tmp_path, {"w": np.arange(5)}, step=1, asynchronous=True)
+
+    meshdist.run(program, 2)
+    assert load(tmp_path)["w"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_an_error_that_nobody_asks_for_is_logged(tmp_path, caplog):
+    def program():
+        save(tmp_path, {}, step=1)
+        save(tmp_path, {}, step=1, asynchronous=True)
+
+    meshdist.run(program, 1)
+    assert "the last asynchronous save failed: asynchronous save to" in caplog.text
+
+
+def test_memory_is_used_again(tmp_path):
+    def program():
+        x = np.zeros((3, 1000))
+        for step in range(3):
+            x[...] = step
+            save(tmp_path, {"x": x.T, "y": np.float32(step)}, step=step, asynchronous=True)
+        save(tmp_path, {"z": np.ones(9)}, step=9, asynchronous=True).wait()
+        return [(set(load(tmp_path / f"step-{n}")["x"].reshape(-1).tolist())) for n in range(3)]
+
+    assert meshdist.run(program, 2) == [[{0.0}, {1.0}, {2.0}]] * 2

@@ -1,0 +1,242 @@
+"""What is saved on one mesh is loaded on another, in every format."""
+
+import math
+
+import numpy as np
+import pytest
+from checkpoint_trees import load_random, mesh_of, save_random
+from worlds import needs_linux
+
+import meshdist
+from meshdist.checkpoint import CheckpointError, latest, load, per_rank, save
+from meshdist.tensor import Partial, Shard, distribute_tensor
+
+MESHES = [((2, 2), (3, 1)), ((1,), (4,)), ((3,), (2,)), ((2, 1, 2), (2, 2))]
+FORMATS = ["safetensors", "npy", "zarr"]
+
+
+def needs(format):
+    if format == "zarr":
+        pytest.importorskip("zarr", minversion="3", reason="zarr 3 is not installed")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("first", "then"), MESHES[:2])
+def test_any_tree_on_any_mesh(tmp_path, format, first, then):
+    needs(format)
+    check(tmp_path, first, then, 0, {"format": format})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("first", "then"), MESHES)
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_more_trees_on_more_meshes(tmp_path, format, first, then, seed):
+    needs(format)
+    check(tmp_path, first, then, seed, {"format": format, "max_file_bytes": 200})
+
+
+def check(tmp_path, first, then, seed, options):
+    directory = str(tmp_path / "run")
+    paths = meshdist.run(save_random, math.prod(first), args=(directory, first, seed, options), timeout=60)
+    assert set(paths) == {str(tmp_path / "run" / "step-0")}
+    wrong = meshdist.run(load_random, math.prod(then), args=(directory, then, seed, seed + 1), timeout=60)
+    assert wrong == [[]] * math.prod(then)
+
+
+@needs_linux
+def test_ranks_that_are_processes(worlds, tmp_path):
+    directory = str(tmp_path)
+    worlds.world("gloo", 3).run(save_random, directory, (3,), 1, {"asynchronous": False, "max_file_bytes": 1000})
+    assert worlds.world("gloo", 2).run(load_random, directory, (2,), 1, 2) == [[]] * 2
+
+
+def save_large(directory, shape, placements):
+    mesh = mesh_of(shape)
+    whole = np.arange(700 * 1111, dtype=np.float32).reshape(700, 1111)
+    save(directory, {"w": distribute_tensor(whole, mesh, placements, src_data_rank=None)})
+    wanted = [[Shard(1)], placements]
+    likes = [distribute_tensor(np.zeros_like(whole), mesh, p, src_data_rank=None) for p in wanted]
+    return [load(directory, {"w": like})["w"].full() for like in likes]
+
+
+@pytest.mark.parametrize("placements", [[Shard(1)], [Shard(0)], [Partial()]])
+def test_large_arrays_in_short_and_long_runs(tmp_path, placements):
+    whole = np.arange(700 * 1111, dtype=np.float32).reshape(700, 1111)
+    for found in meshdist.run(save_large, 3, args=(tmp_path, (3,), placements)):
+        for array in found:
+            np.testing.assert_array_equal(array, whole)
+
+
+def test_lists_of_values_have_the_length_that_was_saved(tmp_path):
+    def program():
+        save(tmp_path, {"w": np.ones(2), "losses": [3.0, 2.5], "state": {"rng": {"kind": "PCG64", "seed": [1, (2,)]}}})
+        found = load(tmp_path, {"w": np.zeros(2), "losses": [], "state": {"rng": {}}})
+        with pytest.raises(CheckpointError, match="has 'losses', which like lacks on all ranks"):
+            load(tmp_path, {"w": np.zeros(2), "state": {}})
+        return found["losses"], found["state"]
+
+    expected = [3.0, 2.5], {"rng": {"kind": "PCG64", "seed": [1, (2,)]}}
+    assert meshdist.run(program, 2) == [expected] * 2
+
+
+def test_arrays_are_read_in_place(tmp_path):
+    def program():
+        mesh = mesh_of((2,))
+        w = distribute_tensor(np.arange(12.0).reshape(3, 4), mesh, [Shard(1)], src_data_rank=None)
+        tree = {"w": w, "t": np.arange(6).reshape(2, 3).T, "n": 1, "s": np.float32(3)}
+        save(tmp_path, tree)
+        expected = w.to_local().copy(), tree["t"].copy()
+        w.to_local()[...] = 0
+        tree["t"][...] = 0
+        found = load(tmp_path, tree, in_place=True)
+        assert found["w"] is w
+        assert found["t"] is tree["t"]
+        np.testing.assert_array_equal(w.to_local(), expected[0])
+        np.testing.assert_array_equal(tree["t"], expected[1])
+        return found["s"]
+
+    assert meshdist.run(program, 2) == [3, 3]
+
+
+def test_stages_with_arrays_of_their_own(tmp_path):
+    def program():
+        pp, tp = mesh_of((2, 2))["a"], mesh_of((2, 2))["b"]
+        stage = pp.get_local_rank()
+        w = distribute_tensor(np.full((4, 2), stage), tp, [Shard(0)], src_data_rank=None)
+        tree = {"layers": {str(stage): w}, "head": np.ones(2) if stage == 1 else None}
+        save(tmp_path, tree)
+        mine = load(tmp_path, tree)
+        return load(tmp_path), mine["layers"][str(stage)].full().tolist()
+
+    for rank, (whole, mine) in enumerate(meshdist.run(program, 4)):
+        assert sorted(whole["layers"]) == ["0", "1"]
+        assert whole["head"].tolist() == [1, 1]
+        assert mine == [[rank // 2] * 2] * 4
+
+
+def test_replicas_on_meshes_of_their_own(tmp_path):
+    def program():
+        tp = mesh_of((2, 2))["b"]
+        save(tmp_path, {"w": distribute_tensor(np.arange(6), tp, [Shard(0)], src_data_rank=None)})
+        return load(tmp_path)["w"].tolist()
+
+    assert meshdist.run(program, 4) == [[0, 1, 2, 3, 4, 5]] * 4
+
+
+def test_the_newest_is_loaded_and_steps_are_counted(tmp_path):
+    def program():
+        paths = [save(tmp_path, {"n": n}, step=step).name for n, step in enumerate((None, 9, None))]
+        save(tmp_path, {"n": 7}, step=100, keep=2)
+        return paths, load(tmp_path), load(tmp_path / "step-10")
+
+    assert latest(tmp_path) is None
+    assert meshdist.run(program, 2) == [(["step-0", "step-9", "step-10"], {"n": 7}, {"n": 2})] * 2
+    assert latest(tmp_path) == tmp_path / "step-100"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-100"]
+
+
+def test_without_a_world_one_process_loads(tmp_path):
+    meshdist.run(lambda: save(tmp_path, [np.arange(3), "x"]), 2)
+    found = load(tmp_path)
+    assert found[0].tolist() == [0, 1, 2]
+    assert found[1] == "x"
+    assert load(tmp_path, [np.zeros(3, int), None])[1] == "x"
+
+
+def test_npy_is_mapped_and_stays_as_it_is(tmp_path):
+    meshdist.run(lambda: save(tmp_path, {"w": np.arange(3)}, format="npy"), 1)
+    found = load(tmp_path)["w"]
+    assert isinstance(found, np.memmap)
+    found[0] = 7
+    assert np.load(tmp_path / "step-0" / "w.npy").tolist() == [0, 1, 2]
+
+
+SAVED = {"w": np.ones((2, 3)), "b": np.ones(2), "n": 1}
+
+
+@pytest.mark.parametrize(
+    ("like", "message"),
+    [
+        ({**SAVED, "w": np.ones((3, 2))}, r"'w' is float64 of shape \(2, 3\), and like has float64 of shape \(3, 2\)"),
+        ({**SAVED, "w": np.ones((2, 3), "f")}, r"model.safetensors: array 'w' is float64 .*, and like has float32 of"),
+        ({**SAVED, "v": np.ones(1)}, r"step-0 lacks 'v'; it has 'b', 'w'; pass strict=False to leave"),
+        ({**SAVED, "m": 1}, "step-0 lacks 'm'"),
+        ({"w": SAVED["w"], "n": 1}, "step-0 has 'b', which like lacks on all ranks; pass strict=False to leave"),
+        ({**SAVED, "w": 3}, "'w' is an array in .*, and int in like"),
+        ({**SAVED, "n": np.ones(1)}, "'n' is the value 1 in .*, and an array in like"),
+        ({**SAVED, "r": per_rank(np.ones(1))}, r"lacks 'r.rank00000' \(saved by 2 ranks\)"),
+    ],
+)
+def test_what_does_not_fit_is_named_on_all_ranks(tmp_path, like, message):
+    def program():
+        save(tmp_path, SAVED)
+        with pytest.raises(CheckpointError, match=message):
+            load(tmp_path, like)
+        meshdist.barrier()
+
+    meshdist.run(program, 2)
+
+
+def test_one_rank_alone_asks_for_what_is_missing(tmp_path):
+    def program():
+        save(tmp_path, SAVED)
+        like = {**SAVED, "v": np.ones(1)} if meshdist.get_rank() == 1 else SAVED
+        with pytest.raises(CheckpointError, match=r"load from .* \(rank 1 of 2\): .* lacks 'v'"):
+            load(tmp_path, like)
+        found = load(tmp_path, {"w": np.zeros((2, 3)), "v": np.zeros(1), "k": "kept"}, strict=False)
+        return found["w"].sum(), found["v"].tolist(), found["k"], sorted(found)
+
+    assert meshdist.run(program, 2) == [(6.0, [0.0], "kept", ["k", "v", "w"])] * 2
+
+
+@pytest.mark.parametrize(
+    ("tree", "options", "error", "message"),
+    [
+        (
+            lambda rank: {"w": np.ones(2 + rank)},
+            {},
+            ValueError,
+            r"'w' is float64\[2\] on rank 0 and float64\[3\] on rank",
+        ),
+        (lambda rank: [1] * (1 + rank), {}, ValueError, "tree is a list of 1 on one rank and of 2 on another"),
+        (lambda rank: {"w": {1}} if rank else {}, {}, TypeError, r"\(rank 1 of 2\): tree\['w'\]: expected arrays"),
+        (lambda rank: {}, {"format": "pickle"}, ValueError, "format must be one of 'safetensors', 'npy', 'zarr', got"),
+        (lambda rank: {}, {"step": -1}, ValueError, "step must be an integer of at least 0, got -1"),
+        (lambda rank: {}, {"keep": 0}, ValueError, "keep must be an integer of at least 1, got 0"),
+        (lambda rank: {"w": np.ones(1, np.longdouble)}, {}, TypeError, "differs between machines"),
+    ],
+)
+def test_what_cannot_be_saved_is_named_on_all_ranks(tmp_path, tree, options, error, message):
+    def program():
+        with pytest.raises(error, match=message):
+            save(tmp_path / "run", tree(meshdist.get_rank()), **options)
+
+    meshdist.run(program, 2)
+    assert not (tmp_path / "run").exists()
+
+
+def test_ranks_that_pass_different_steps(tmp_path):
+    def program():
+        with pytest.raises(ValueError, match="rank 1 passed .*step=1.*, and rank 0 .*step=0"):
+            save(tmp_path, {}, step=meshdist.get_rank())
+
+    meshdist.run(program, 2)
+
+
+def test_names_of_any_characters(tmp_path):
+    tree = {"a/b": np.ones(1), "..": np.ones(2), "é" * 300: np.ones(3), " ": np.ones(0)}
+
+    def program(format):
+        save(tmp_path / format, tree, format=format)
+        return {name: len(array) for name, array in load(tmp_path / format).items()}
+
+    for format in FORMATS[:2]:
+        assert meshdist.run(program, 1, args=(format,))[0] == {name: len(array) for name, array in tree.items()}
+
+
+def test_strided_and_swapped_arrays(tmp_path):
+    tree = {"t": np.arange(12).reshape(3, 4).T, "s": np.arange(10)[::3], "b": np.arange(4, dtype=">i4")}
+    meshdist.run(lambda: save(tmp_path, tree), 2)
+    for name, array in load(tmp_path).items():
+        np.testing.assert_array_equal(array, tree[name])
