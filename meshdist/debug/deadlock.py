@@ -38,6 +38,7 @@ from meshdist.system.platform import start_thread
 
 if TYPE_CHECKING:
     from meshdist.groups.world import World
+    from meshdist.runtime.log import RankLog
     from meshdist.runtime.waiting import Waitable
     from meshdist.store import Store
 
@@ -139,6 +140,7 @@ class DeadlockDetector:
         self._numbers = count(1)
         self._next_s = 0.0
         self._phase = 0
+        self._wait: BlockedWait | None = None  # the last one
 
     def begin_phase(self, number: int) -> None:
         """Note that this rank begins a phase, which no rank does before all have ended the last."""
@@ -173,7 +175,13 @@ class DeadlockDetector:
             return None
         words, number = _words(record), next(self._numbers)
         blocked = BlockedRank(self._world.rank, number, awaits[:_MOST_AWAITED], words, phase=self._phase)
-        return BlockedWait(self._world.store, blocked)
+        self._wait = BlockedWait(self._world.store, blocked, self._world.log)
+        return self._wait
+
+    def close(self, longest_s: float) -> None:
+        """Wait for the thread of the last wait, which has ended."""
+        if self._wait is not None:
+            self._wait.join(longest_s)
 
     def _only_call(self) -> Record | None:
         """Return the record of the call in progress; None if there are others."""
@@ -199,8 +207,9 @@ def _words(record: Record) -> str:
 class BlockedWait:
     """One wait of a blocked rank. Its thread reads and publishes; the waiting thread confirms, and raises."""
 
-    def __init__(self, store: Store, blocked: BlockedRank) -> None:
+    def __init__(self, store: Store, blocked: BlockedRank, log: RankLog) -> None:
         self._store = store
+        self._log = log
         self._blocked = blocked
         self._read: dict[int, int] = {}  # the numbers of the waits of the awaited ranks, replaced when they change
         # The numbers at the last look, and those that were followed by another look.
@@ -238,6 +247,11 @@ class BlockedWait:
         self._ended = True
         self._wake.set()
 
+    def join(self, longest_s: float) -> None:
+        """Wait until the thread has ended, after `end`."""
+        if self._ended and self._thread.ident is not None:
+            self._thread.join(longest_s)
+
     def _run(self) -> None:
         try:
             publish(self._store, self._blocked)
@@ -254,8 +268,8 @@ class BlockedWait:
                 pause_s = min(1.25 * pause_s, _LONGEST_PAUSE_S)
             else:
                 self._store.set(_key(self._blocked.rank), "")
-        except DistError:
-            pass  # a wait that needs the store notices its loss itself
+        except Exception as error:  # the wait goes on until its timeout; if it needs the store, it notices its loss
+            self._log.debug("a circle of ranks cannot be looked for: %s: %s", type(error).__name__, error)
         finally:
             self._answered.set()
 

@@ -250,11 +250,13 @@ class HangWatchdog:
         answered.wait(budget_s)
 
     def close(self) -> None:
-        """Wait for the thread; there are no waits any more."""
+        """Wait for the threads; there are no waits any more."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             self._wake.set()
             thread.join(_LONGEST_BUDGET_S)
+        if "detector" in vars(self):
+            self.detector.close(_LONGEST_BUDGET_S)
 
     def _run(self) -> None:
         try:
