@@ -3,6 +3,7 @@
 import gc
 import itertools
 import json
+import re
 import sys
 import threading
 import types
@@ -15,6 +16,7 @@ import pytest
 import meshdist as dist
 from meshdist.profiler.call_matching import with_waits
 from meshdist.profiler.event import Event, Track
+from meshdist.profiler.summary import rows
 from meshdist.profiler.timeline import Timeline, clock_offset_ns
 
 pytestmark = pytest.mark.timeout(60)
@@ -329,6 +331,25 @@ def test_show_prints_a_table_with_rich(capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "all_reduce" in printed
     assert "slowest: rank 2" in printed
+
+
+@pytest.mark.parametrize("with_rich", [True, False])
+def test_a_terminal_of_80_columns_gets_every_number(monkeypatch, capsys, with_rich):
+    if with_rich:
+        pytest.importorskip("rich", reason="rich is not installed")
+        monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich writes as to a terminal
+        monkeypatch.setenv("NO_COLOR", "1")
+    else:
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.setenv("COLUMNS", "80")
+    timeline().show()
+    printed = re.sub("\x1b.*?m", "", capsys.readouterr().out)
+    head, *table = rows(timeline().tracks, timeline().totals())
+    numbers = [cell for row in table for cell in row[2:] if cell]
+    assert len(numbers) > 10
+    assert [cell for cell in numbers if cell not in printed] == []
+    assert all(name in printed for name in head)
+    assert max(map(len, printed.splitlines()[: 2 * len(table)])) <= 80
 
 
 def test_the_picture():
