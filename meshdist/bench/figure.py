@@ -25,7 +25,7 @@ def problem_with(path: Path) -> str | None:
 
 
 def draw(path: Path, rows: Sequence[Row], title: str) -> None:
-    """Draw median and 90th percentile of the time by size, a panel for each operation, and the bus bandwidths of all."""
+    """Draw median and 90th percentile of the time by size, a panel for each operation, and all bus bandwidths."""
     from matplotlib.figure import Figure  # a slow import
 
     by_name: dict[str, list[Row]] = {}

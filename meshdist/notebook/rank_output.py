@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from os.path import commonprefix
+from itertools import takewhile
 from time import monotonic
 
 # How long lines wait for those of other ranks.
@@ -50,7 +50,8 @@ def merged(lines_by_rank: Mapping[int, Sequence[str]]) -> list[str]:
     if not lines_by_rank:
         return []
     ranks = sorted(lines_by_rank)
-    common = commonprefix([list(lines_by_rank[rank]) for rank in ranks])
+    rows = list(zip(*(lines_by_rank[rank] for rank in ranks), strict=False))  # to the end of the shortest
+    common = [row[0] for row in takewhile(lambda row: len(set(row)) == 1, rows)]
     ranks_by_rest: dict[tuple[str, ...], list[int]] = {}
     for rank in ranks:
         ranks_by_rest.setdefault(tuple(lines_by_rank[rank][len(common) :]), []).append(rank)

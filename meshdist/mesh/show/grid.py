@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 WHOLE = (8, 16, 16)
 # Of a larger one, the part around the calling rank is drawn that fits on a screen of 80 x 24.
 _MOST_COLUMNS = 8
-_MOST_ROWS, _MOST_ROWS_OF_PANELS = 16, 5
+_MOST_ROWS, _MOST_ROWS_OF_PANELS = 14, 5
 _MOST_LINES = 18
 
 
@@ -229,6 +229,6 @@ def _left_out(layout: Layout, outer: Window, rows: Window, columns: Window) -> s
         parts.append(f"{shown[0]} of {outer.size} panels")
     for what, axis, window in (("rows", layout.ndim - 2, rows), ("columns", layout.ndim - 1, columns)):
         if window.end - window.first < window.size:
-            name = "" if layout.names is None else f"{layout.names[axis]}="
-            parts.append(f"{what} {name}{window.first}..{window.end - 1} of {window.size}")
+            name = f"{what} " if layout.names is None else f"{layout.names[axis]}="
+            parts.append(f"{name}{window.first}..{window.end - 1} of {window.size}")
     return f"{int(np.prod(shown))} of {layout.size} ranks are shown: {', '.join(parts)}"
