@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(60)
 ROOT = Path(__file__).parents[2]
 PAGES = [
     page
-    for page in sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "api").glob("*.md")])
+    for page in sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("[ah]*/*.md")])
     if page.name != "migration.md"
 ]  # which has its own test
 PROGRAMS = [
