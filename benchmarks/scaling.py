@@ -22,9 +22,8 @@ from sidebyside.options import picture, positive, positives
 
 SCRIPT = ROOT / "examples" / "train_digits.py"
 METHOD = """\
-`examples/train_digits.py --hidden N`, one thread a rank, data parallel. Steps per second are \
-those of the fastest of {rounds} rounds, since other programs of the machine make all runs slower; in each round the numbers \
-of ranks take turns."""
+`examples/train_digits.py --hidden N`, one thread a rank, data parallel. Steps per second are those of the fastest of \
+{rounds} rounds, since other programs on the machine only slow a run down; in each round the numbers of ranks take turns."""
 
 
 def steps_per_s(hidden: int, ranks: int, steps: int) -> float:
@@ -68,17 +67,18 @@ def draw(path: Path, found: Mapping[int, Mapping[int, float]], num_cores: int) -
     axes = figure.subplots()
     for hidden, speeds in found.items():
         first = speeds[min(speeds)]
-        axes.plot(
-            list(speeds), [speed / first for speed in speeds.values()], marker="o", label=f"{hidden:,} hidden units"
-        )
-        for number, speed in speeds.items():
-            axes.annotate(f"{speed:.0f}/s", (number, speed / first), (3, 5), textcoords="offset points", fontsize=7)
+        label = f"{hidden:,} hidden units: {first:,.0f} steps/s on one rank"
+        axes.semilogx(list(speeds), [speed / first for speed in speeds.values()], marker="o", base=2, label=label)
+        for number in sorted(speeds)[1:]:
+            place, text = (number, speeds[number] / first), f"{speeds[number]:,.0f}"
+            axes.annotate(text, place, (0, -12), textcoords="offset points", ha="center", fontsize=7)
     numbers = sorted({number for speeds in found.values() for number in speeds})
     axes.axhline(num_cores, color="#999999", linewidth=0.8, linestyle=":")
-    axes.text(numbers[-1], num_cores, f"{num_cores} cores", ha="right", va="bottom", fontsize=7, color="#666666")
-    axes.set(xlabel="ranks", ylabel="speedup", xticks=numbers, ylim=(0, 1.25 * num_cores))
+    axes.text(numbers[0], num_cores, f"{num_cores} cores", va="bottom", fontsize=7, color="#666666")
+    axes.set(xlabel="ranks", ylabel="speedup", xticks=numbers, xticklabels=numbers, ylim=(0, 1.25 * num_cores))
+    axes.minorticks_off()
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=7, frameon=False, loc="lower left")
+    axes.legend(fontsize=7, frameon=False, loc="lower center")
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 

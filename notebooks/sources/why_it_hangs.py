@@ -201,4 +201,4 @@ axes = timeline.plot()
 # - `meshdist.breakpoint(rank=1)` opens a debugger on one rank, while the others wait for it.
 # - `init_process_group(timeout=60)` makes the wait for what never comes short while you look for it.
 #
-# More of it is in [when something goes wrong](../docs/debugging.md).
+# More of it is in [look into a job](../docs/debugging.md).
