@@ -23,7 +23,7 @@ from sidebyside.options import picture, positive, positives
 SCRIPT = ROOT / "examples" / "train_digits.py"
 METHOD = """\
 `examples/train_digits.py --hidden N`, one thread a rank, data parallel. Steps per second are those of the fastest of \
-{rounds} rounds, since other programs on the machine only slow a run down; in each round the numbers of ranks take turns."""
+{rounds} rounds, since other programs on the machine only slow a run down; the numbers of ranks take turns."""
 
 
 def steps_per_s(hidden: int, ranks: int, steps: int) -> float:

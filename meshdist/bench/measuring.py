@@ -71,8 +71,8 @@ def measure(name: str, operation: Operation, num_bytes: int, setting: Setting, e
     count = max(gives, takes)
     size, median = count * setting.dtype.itemsize, float(np.median(times))
     sent = sent_bytes(operation.volume, size, setting.num_ranks)
-    late = (float(np.percentile(times, share)) for share in (90, 99))
-    micros = (1e6 * second for second in (median, float(times.min()), *late))
+    least, late, last = float(times.min()), *np.percentile(times, (90, 99)).tolist()
+    micros = (1e6 * median, 1e6 * least, 1e6 * late, 1e6 * last)
     speeds = 1e-9 * size / median, 1e-9 * sent / median
     return Row(name, size, count, iterations, *micros, *speeds, wrong, is_in_place(operation, setting))
 
