@@ -71,8 +71,8 @@ def measure(name: str, operation: Operation, num_bytes: int, setting: Setting, e
     count = max(gives, takes)
     size, median = count * setting.dtype.itemsize, float(np.median(times))
     sent = sent_bytes(operation.volume, size, setting.num_ranks)
-    least, late, last = float(times.min()), *np.percentile(times, (90, 99)).tolist()
-    micros = (1e6 * median, 1e6 * least, 1e6 * late, 1e6 * last)
+    least, p90, p99 = float(times.min()), float(np.percentile(times, 90)), float(np.percentile(times, 99))
+    micros = (1e6 * median, 1e6 * least, 1e6 * p90, 1e6 * p99)
     speeds = 1e-9 * size / median, 1e-9 * sent / median
     return Row(name, size, count, iterations, *micros, *speeds, wrong, is_in_place(operation, setting))
 
