@@ -95,7 +95,7 @@ class GradientReducer(Joinable):
         self._group = members = resolve(group)
         self._prefix = members.error_prefix("GradientReducer")
         if members.rank() < 0:
-            raise ValueError(f"{self._prefix}: this rank is not in the group; make the reducer on its ranks alone")
+            raise ValueError(f"{self._prefix}: this rank is not in the group; make it only on ranks of the group")
         for name, count in {"bucket_bytes": bucket_bytes, "first_bucket_bytes": first_bucket_bytes}.items():
             if count < 0:
                 raise ValueError(f"{self._prefix}: {name} must not be negative, got {count}")
