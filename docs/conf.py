@@ -2,11 +2,14 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
+import method_tables  # noqa: E402
 import notebook_pages  # noqa: E402
+import source_links  # noqa: E402
 
 from meshdist._version import __version__  # noqa: E402
 
@@ -15,14 +18,17 @@ author = "The meshdist developers"
 copyright = f"2026, {author}, Apache-2.0"
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 source_suffix = {".md": "markdown"}
 default_role = "code"  # what docstrings have in single backquotes is code
 myst_heading_anchors = 3
 myst_enable_extensions = ["attrs_inline"]
 
 autodoc_member_order = "groupwise"
-autodoc_typehints = "none"  # docstrings say in words what goes in, and signatures stay readable
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 100
 autodoc_preserve_defaults = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
@@ -35,6 +41,9 @@ html_css_files = ["site.css"]
 html_theme_options = {"navigation_with_keys": True}
 
 
-def setup(app: object) -> None:
-    """Have the notebooks shown."""
-    app.connect("source-read", notebook_pages.complete)  # type: ignore[attr-defined]
+def setup(app: Any) -> None:
+    """Complete pages with notebooks and tables of methods, and link inherited methods to their source."""
+    app.connect("source-read", method_tables.complete)
+    app.connect("source-read", notebook_pages.complete)
+    app.connect("viewcode-follow-imported", source_links.defining_module)
+    app.connect("viewcode-find-source", source_links.source)

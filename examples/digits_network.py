@@ -35,11 +35,11 @@ def load_digits(rng: np.random.Generator, dtype: str) -> tuple[Array, Array]:
     return (images[order] / 16).astype(dtype), labels[order]
 
 
-def first_weights(rng: np.random.Generator, tp_rank: int, tp_size: int) -> list[Array]:
+def first_weights(rng: np.random.Generator, tp_rank: int, tp_size: int, num_hidden: int = HIDDEN) -> list[Array]:
     """Draw all weights, the same on every rank, and return this rank's w1, b1, w2 and b2."""
-    w1 = rng.standard_normal((PIXELS, HIDDEN)) / math.sqrt(PIXELS)
-    w2 = rng.standard_normal((HIDDEN, CLASSES)) / math.sqrt(HIDDEN)
-    units = np.split(np.arange(HIDDEN), tp_size)[tp_rank]
+    w1 = rng.standard_normal((PIXELS, num_hidden)) / math.sqrt(PIXELS)
+    w2 = rng.standard_normal((num_hidden, CLASSES)) / math.sqrt(num_hidden)
+    units = np.split(np.arange(num_hidden), tp_size)[tp_rank]
     return [w1[:, units], np.zeros(len(units)), w2[units], np.zeros(CLASSES)]
 
 

@@ -41,7 +41,7 @@ SEED = 0
 LAUNCHED = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")  # by meshrun, Open MPI, MPICH, Slurm
 
 
-def mesh_shape(text: str | None, world_size: int) -> tuple[int, int]:
+def mesh_shape(text: str | None, world_size: int, num_hidden: int = HIDDEN) -> tuple[int, int]:
     """Check `--mesh DPxTP` against the number of ranks; without it, take the most square split."""
     if text is None:
         tp = max(n for n in range(1, math.isqrt(world_size) + 1) if world_size % n == 0)
@@ -52,12 +52,14 @@ def mesh_shape(text: str | None, world_size: int) -> tuple[int, int]:
     dp, tp = int(match[1]), int(match[2])
     if dp * tp != world_size:
         raise ValueError(f"--mesh {text} needs {dp * tp} ranks, but {world_size} run; set --nproc-per-node {dp * tp}")
-    if BATCH % dp or HIDDEN % tp:
-        raise ValueError(f"--mesh {text}: dp must divide the {BATCH} images of a batch, tp the {HIDDEN} hidden units")
+    if BATCH % dp or num_hidden % tp:
+        raise ValueError(
+            f"--mesh {text}: dp must divide the {BATCH} images of a batch, tp the {num_hidden} hidden units"
+        )
     return dp, tp
 
 
-def train(mesh: dist.DeviceMesh, xp: Any, steps: int, dtype: str) -> dict[str, Any]:
+def train(mesh: dist.DeviceMesh, xp: Any, steps: int, dtype: str, num_hidden: int = HIDDEN) -> dict[str, Any]:
     """Train, and return the loss of every global batch, the test accuracy and where the time went."""
     dp, tp, communication, training = mesh["dp"], mesh["tp"], list[float](), list[float]()
 
@@ -67,7 +69,7 @@ def train(mesh: dist.DeviceMesh, xp: Any, steps: int, dtype: str) -> dict[str, A
 
     rng = np.random.default_rng(SEED)  # the same on every rank: shuffles the images, then draws weights, then batches
     images, labels = map(xp.asarray, load_digits(rng, dtype))
-    shares = first_weights(rng, tp.get_local_rank(), tp.size())
+    shares = first_weights(rng, tp.get_local_rank(), tp.size(), num_hidden)
     flat = xp.asarray(np.concatenate([share.ravel() for share in shares]).astype(dtype))
     pieces = xp.split(flat, np.cumsum([share.size for share in shares])[:-1].tolist())
     weights = [piece.reshape(share.shape) for piece, share in zip(pieces, shares, strict=True)]  # views into flat
@@ -104,20 +106,23 @@ def main() -> None:
     parser.add_argument("--backend", default="gloo", help="what carries the collectives (default: %(default)s)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the arrays (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=600, help="batches to train on (default: %(default)s)")
+    parser.add_argument("--hidden", type=int, default=HIDDEN, help="hidden units (default: %(default)s)")
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32", help="(default: %(default)s)")
     parser.add_argument("--json", metavar="PATH", help="write losses, accuracy and timings to this file")
     parser.add_argument("--plot", metavar="PATH", help="draw the losses into this file (needs matplotlib)")
     args = parser.parse_args()
     if args.steps < 1:
         parser.error(f"--steps must be at least 1, got {args.steps}")
+    if args.hidden < 1:
+        parser.error(f"--hidden must be at least 1, got {args.hidden}")
 
     xp = array_module(args.device)
     launched = any(name in os.environ for name in LAUNCHED)
     alone: dict[str, Any] = {} if launched else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group(args.backend, **alone)
-    shape = mesh_shape(args.mesh, dist.get_world_size())
+    shape = mesh_shape(args.mesh, dist.get_world_size(), args.hidden)
     mesh = dist.init_device_mesh(args.device, shape, mesh_dim_names=("dp", "tp"))
-    run = train(mesh, xp, args.steps, args.dtype)
+    run = train(mesh, xp, args.steps, args.dtype, args.hidden)
     if dist.get_rank() == 0:
         run |= {"steps": args.steps, "backend": args.backend, "world_size": dist.get_world_size()}
         if args.json:

@@ -84,7 +84,7 @@ def taken(x: Any, name: str = "x") -> Any:
     if type(x) is np.ndarray:
         return x
     if getattr(x, "requires_grad", False):
-        raise TypeError(f"{name} requires grad, and what is returned would have none: pass {name}.detach()")
+        raise TypeError(f"{name} requires grad, but the result would have no gradient; pass {name}.detach()")
     if device_type_of(x) == "cpu":
         return as_array(x, name)
     from meshdist.arrays.device import as_device_array

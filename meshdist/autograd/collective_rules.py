@@ -155,7 +155,7 @@ def reduction_of(of: str, members: ProcessGroup, op: Op) -> Any:
     if known not in (*_SUMS, *EXTREMES):
         raise TypeError(
             f"{members.error_prefix(of)}: op {known.value!r} has no gradient here; use sum, avg, max, min or"
-            f" premul_sum, or meshdist.functional.{of} outside of what is differentiated"
+            f" premul_sum, or meshdist.functional.{of} outside of the differentiated function"
         )
     return known
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from meshdist.backends.base import Choice
 from meshdist.bench.measuring import Row
@@ -23,33 +25,51 @@ def problem_with(path: Path) -> str | None:
 
 
 def draw(path: Path, rows: Sequence[Row], title: str) -> None:
-    """Draw time and bus bandwidth by size, a line for each operation; both on logarithmic scales."""
-    from matplotlib import colormaps  # a slow import
-    from matplotlib.figure import Figure
+    """Draw median and 90th percentile of the time by size, a panel for each operation, and all bus bandwidths."""
+    from matplotlib.figure import Figure  # a slow import
 
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    by_name: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.num_bytes:
+            by_name.setdefault(row.collective, []).append(row)
+    num_panels = len(by_name) + 1
+    across = math.ceil(math.sqrt(num_panels))
+    down = math.ceil(num_panels / across)
+    figure = Figure(figsize=(1.0 + 3.8 * across, 0.8 + 3.2 * down), layout="constrained")
     figure.suptitle(title, fontsize=11)
-    time, speed = figure.subplots(1, 2)
-    # tab20 alternates strong and pale colours: use the strong ones first.
-    colors = [colormaps["tab20"](shade) for shade in (*range(0, 20, 2), *range(1, 20, 2))]
-    names = list(dict.fromkeys(row.collective for row in rows if row.num_bytes))
-    for number, name in enumerate(names):
-        color = colors[number % len(colors)]
-        own = [row for row in rows if row.collective == name]
-        sizes = [row.num_bytes for row in own]
-        time.loglog(sizes, [row.median_us for row in own], marker="o", markersize=3, color=color, label=name)
-        time.fill_between(sizes, [row.min_us for row in own], [row.p99_us for row in own], color=color, alpha=0.15)
-        speed.loglog(sizes, [row.bus_gbps for row in own], marker="o", markersize=3, color=color)
-    for axes, label in ((time, "time of a call, us (median; band: min to p99)"), (speed, "bus bandwidth, GB/s")):
-        axes.set_xlabel("size")
-        axes.set_title(label, fontsize=10)
-        axes.grid(visible=True, which="major", alpha=0.3)
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda size, _: show_size(int(size)))
-        axes.tick_params(axis="x", labelrotation=45)
-    if names:
-        figure.legend(loc="outside right center", fontsize=8)
+    panels = figure.subplots(down, across, squeeze=False).reshape(-1)
+    bandwidth = panels[len(by_name)]
+    times = [micros for own in by_name.values() for row in own for micros in (row.median_us, row.p90_us)]
+    for number, (axes, (name, own)) in enumerate(zip(panels, by_name.items(), strict=False)):
+        sizes, how = [row.num_bytes for row in own], {"color": f"C{number % 10}", "markersize": 3}
+        axes.loglog(sizes, [row.median_us for row in own], marker="o", label="median", **how)
+        axes.loglog(sizes, [row.p90_us for row in own], linestyle="--", linewidth=1, label="90th percentile", **how)
+        axes.set_ylim(min(times) / _MARGIN, max(times) * _MARGIN)  # equal scales: panels can be compared
+        axes.set_title(f"{name}: us", fontsize=10)
+        style = "-" if number < 10 else "--"
+        bandwidth.loglog(sizes, [row.bus_gbps for row in own], marker="o", linestyle=style, label=name, **how)
+    bandwidth.set_title("bus bandwidth: GB/s", fontsize=10)
+    for axes in panels[:num_panels] if by_name else ():  # barriers alone have no sizes
+        _label_axes(axes)
+        axes.legend(fontsize=7)
+    for axes in panels[num_panels:]:
+        axes.set_axis_off()
     figure.savefig(path, dpi=150)
+
+
+_MARGIN = 1.5
+
+
+def _label_axes(axes: Any) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda size, _: show_size(int(size)))
+    axes.tick_params(axis="x", labelrotation=45, labelsize=8)
+    axes.yaxis.set_major_locator(LogLocator(numticks=7))
+    axes.yaxis.set_major_formatter(lambda number, _: f"{number:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.grid(visible=True, which="major", alpha=0.3)
 
 
 def draw_choices(path: Path, choices: Sequence[Choice], title: str) -> None:

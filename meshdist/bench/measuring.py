@@ -43,8 +43,9 @@ class Row(NamedTuple):
     num_bytes: int  # the size of the longer of input and output of a rank
     elements: int  # the same in elements
     iterations: int  # number of timed calls; short ones are timed in runs
-    median_us: float  # of a call on the slowest rank, as the next two
+    median_us: float  # of a call on the slowest rank, as the next three
     min_us: float
+    p90_us: float
     p99_us: float
     algorithm_gbps: float  # size by median time, in 10^9 bytes a second
     bus_gbps: float  # the same for the bytes that the busiest rank must send
@@ -70,8 +71,8 @@ def measure(name: str, operation: Operation, num_bytes: int, setting: Setting, e
     count = max(gives, takes)
     size, median = count * setting.dtype.itemsize, float(np.median(times))
     sent = sent_bytes(operation.volume, size, setting.num_ranks)
-    least, late = float(times.min()), float(np.percentile(times, 99))
-    micros = (1e6 * median, 1e6 * least, 1e6 * late)
+    least, p90, p99 = float(times.min()), float(np.percentile(times, 90)), float(np.percentile(times, 99))
+    micros = (1e6 * median, 1e6 * least, 1e6 * p90, 1e6 * p99)
     speeds = 1e-9 * size / median, 1e-9 * sent / median
     return Row(name, size, count, iterations, *micros, *speeds, wrong, is_in_place(operation, setting))
 

@@ -82,7 +82,7 @@ class CoalescedCalls:
         known = [single for single, _ in _COALESCED]
         if collective not in known:
             names = ", ".join(single.name for single in known)
-            raise ValueError(f"coalescing_manager takes calls of {names}; {collective.name} is none of them")
+            raise ValueError(f"coalescing_manager takes only calls of {names}; got {collective.name}")
         kind = collective, op
         if self._kind is None:
             self._kind = kind

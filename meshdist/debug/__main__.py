@@ -10,7 +10,8 @@ from pathlib import Path
 
 from meshdist.debug.report import read_dumps, report_on
 from meshdist.debug.states import RankSnapshot
-from meshdist.debug.waits import check_drawable, draw_waits, who_waits
+from meshdist.debug.wait_drawing import check_drawable, draw_waits
+from meshdist.debug.waits import who_waits
 from meshdist.errors import DistError
 
 
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.stacks:
             print(f"\n{stacks_of(states)}")
         if given.draw is not None:
-            draw_waits(who_waits(states, gone)).figure.savefig(given.draw)
+            draw_waits(who_waits(states, gone)).figure.savefig(given.draw, bbox_inches="tight", dpi=120)
     except (ValueError, OSError, ImportError, DistError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1

@@ -184,5 +184,5 @@ def read_states(paths: Iterable[Path]) -> dict[int, RankSnapshot]:
             states[state.rank] = state
     sizes = {state.world_size for state in states.values()}
     if len(sizes) > 1:
-        raise ValueError(f"the files are of worlds of different sizes, {sorted(sizes)}: give those of one job")
+        raise ValueError(f"the files are of worlds of different sizes, {sorted(sizes)}: give the files of one job")
     return states

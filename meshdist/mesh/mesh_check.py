@@ -111,7 +111,7 @@ def _report_refusal(universe: str, num_ranks: int, error: Exception) -> None:
     with suppress(DistError):  # the caller must see the refusal, not a second failure of the store
         agreement = _next(world, universe, num_ranks)
         if agreement is not None:
-            agreement.compare(world.rank, _REFUSED, f"was refused one ({error})")
+            agreement.compare(world.rank, _REFUSED, f"raised an error for its mesh ({error})")
 
 
 def _next(world: World, universe: str, num_ranks: int) -> Agreement | None:

@@ -392,6 +392,6 @@ class MeshSlices(MeshGroups):
     def _known(self, method: str) -> Layout:
         """Return the layout; raise on a rank for which it is only a placeholder."""
         if not self._plane_known:
-            why = "what is derived from a slice holds the calling rank's row, and this rank has none"
+            why = "meshes derived from a slice exist only on ranks of the mesh"
             raise ValueError(self._outside(f"DeviceMesh.{method}", why))
         return self._layout

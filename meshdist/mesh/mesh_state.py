@@ -105,9 +105,7 @@ class MeshState(CollectiveMethods):
             [[[0, 1]], [[0, 1]]]
         """
         if not self._plane_known:
-            raise ValueError(
-                self._outside("DeviceMesh.mesh", "a slice holds the calling rank's row, and this rank has none")
-            )
+            raise ValueError(self._outside("DeviceMesh.mesh", "a slice exists only on ranks of the mesh"))
         return self._layout.ranks
 
     @property

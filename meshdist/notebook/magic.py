@@ -13,6 +13,7 @@ from meshdist.errors import DistError
 from meshdist.notebook.cell_worker import Answer
 from meshdist.notebook.magic_options import CellOptions, parse_options
 from meshdist.notebook.pool import Completion, Pool
+from meshdist.notebook.rank_output import RankOutput, rank_label
 from meshdist.runtime.rank_text import ranks_text, without_own_rank
 
 _REPLACED = "a new process takes its place, without the variables of the old one"
@@ -41,6 +42,7 @@ class MeshMagics:
         self._shell = shell
         self._pool: Pool | None = None
         self._options: CellOptions | None = None
+        self._output = RankOutput(_write)
 
     def cell(self, line: str, cell: str) -> None:
         """Run a cell on all workers: the implementation of `%%mesh`.
@@ -63,6 +65,8 @@ class MeshMagics:
         except DistError as error:
             error.locate("%%mesh")
             raise MeshCellError(str(error)) from None
+        finally:
+            self._output.flush()
         if not outcome.is_good:
             raise _error_of(outcome)
         _show_pictures(outcome)
@@ -116,7 +120,14 @@ class MeshMagics:
         return pool
 
     def _new_pool(self, options: CellOptions) -> Pool:
-        pool = Pool(options.num_ranks, options.backend, options.timeout_s, _show, on_replaced=_report_replaced)
+        pool = Pool(
+            options.num_ranks,
+            options.backend,
+            options.timeout_s,
+            self._output.add,
+            on_replaced=_report_replaced,
+            on_tick=self._output.flush_if_due,
+        )
         try:
             pool.start()  # keep the old workers until the new ones run
         except BaseException:
@@ -150,8 +161,8 @@ class MeshMagics:
         return error
 
 
-def _show(rank: int, line: str) -> None:
-    print(f"[{rank}] {line}", flush=True)
+def _write(line: str) -> None:
+    print(line, flush=True)
 
 
 def _report_replaced(rank: int, how: str) -> None:
@@ -162,7 +173,7 @@ def _show_pictures(outcome: Completion) -> None:
     from IPython.display import Image, display
 
     for picture, ranks in outcome.pictures().items():
-        print("".join(f"[{rank}]" for rank in ranks), "has drawn" if len(ranks) == 1 else "have drawn", flush=True)
+        print(rank_label(ranks), "has drawn" if len(ranks) == 1 else "have drawn", flush=True)
         display(Image(data=picture, format="png"))
 
 

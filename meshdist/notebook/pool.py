@@ -67,6 +67,7 @@ class Pool:
         show: Called with rank and text of each line that a worker prints.
         grace_s: How long an interrupted worker may take before it is killed.
         on_replaced: Called with rank and exit of each worker that has ended between two cells.
+        on_tick: Called several times a second while a cell runs.
 
     Raises:
         DistError: This system cannot start processes.
@@ -80,6 +81,7 @@ class Pool:
         show: Callable[[int, str], None],
         grace_s: float = 5.0,
         on_replaced: Callable[[int, str], None] = lambda rank, how: None,
+        on_tick: Callable[[], None] = lambda: None,
     ) -> None:
         check_processes("%%mesh")
         self.size = size
@@ -88,6 +90,7 @@ class Pool:
         self._show = show
         self._grace_s = grace_s
         self._on_replaced = on_replaced
+        self._on_tick = on_tick
         self._replaced: list[tuple[int, str]] = []
         self._num_cells = 0
         self._num_worlds = 0
@@ -237,6 +240,7 @@ class Pool:
                         self._take_answer(rank, result)
                     elif not self._show_output(rank):
                         selector.unregister(key.fileobj)
+                self._on_tick()
                 if is_interrupted() and not result.interrupted:
                     result.interrupted, deadline = True, Deadline(self._grace_s)
                     for rank in waiting:

@@ -96,7 +96,7 @@ class GradientReducer(Joinable):
         self._group = members = resolve(group)
         self._prefix = members.error_prefix("GradientReducer")
         if members.rank() < 0:
-            raise ValueError(f"{self._prefix}: this rank is not in the group; make the reducer on its ranks alone")
+            raise ValueError(f"{self._prefix}: this rank is not in the group; make it only on ranks of the group")
         bucket_bytes = checked_count(self._prefix, "bucket_bytes", bucket_bytes, 0)
         first_bucket_bytes = checked_count(self._prefix, "first_bucket_bytes", first_bucket_bytes, 0)
         if hook is not None and not callable(hook):

@@ -82,7 +82,7 @@ class ShardedOptimizer(Joinable):
         self._group = members = resolve(group)
         self._prefix = members.error_prefix("ShardedOptimizer")
         if members.rank() < 0:
-            raise ValueError(f"{self._prefix}: this rank is not in the group; make the optimizer on its ranks alone")
+            raise ValueError(f"{self._prefix}: this rank is not in the group; make it only on ranks of the group")
         if not callable(update):
             raise TypeError(f"{self._prefix}: update must be callable, got {type(update).__name__}")
         parameters = parameters_of(self._prefix, named_arrays)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from meshdist.profiler.event import Track
 from meshdist.profiler.tables import bytes_text
 
 _HEAD = ("group", "call", "calls", "bytes", "time", "waiting", "share", "mean", "longest", "bytes/s")
+# The columns of the two tables for narrow terminals.
+_TIMES = ("group", "call", "calls", "time", "waiting", "share", "mean", "longest")
+_VOLUME = ("group", "call", "calls", "bytes", "bytes/s")
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 
@@ -88,6 +91,16 @@ def rows(tracks: Sequence[Track], found: dict[str, dict[str, Total]]) -> list[tu
                 )
             )
     return table
+
+
+def fitting(
+    table: list[tuple[str, ...]], width: int, width_of: Callable[[Sequence[Sequence[str]]], int]
+) -> list[list[tuple[str, ...]]]:
+    """Return `rows` as one table, or as two if `width_of` says that one is wider than `width`; 0 is any width."""
+    if width <= 0 or width_of(table) <= width:
+        return [table]
+    parts = [[_HEAD.index(name) for name in names] for names in (_TIMES, _VOLUME)]
+    return [[tuple(row[column] for column in part) for row in table] for part in parts]
 
 
 def sentences(tracks: Sequence[Track], slowest: Slowest | None) -> list[str]:

@@ -12,8 +12,18 @@ _MOST_BYTES = 9999
 
 def text_table(rows: Sequence[Sequence[str]]) -> str:
     """Return rows, the first of which is the head, as text: two columns to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = _widths(rows)
     return "\n".join("  ".join(_aligned(row, widths)).rstrip() for row in rows)
+
+
+def text_width(rows: Sequence[Sequence[str]]) -> int:
+    """Return the width of `text_table(rows)`."""
+    widths = _widths(rows)
+    return sum(widths) + 2 * (len(widths) - 1)
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
 
 
 def html_table(rows: Sequence[Sequence[str]]) -> str:

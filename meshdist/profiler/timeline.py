@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
+from shutil import get_terminal_size
 from time import perf_counter_ns
 from typing import Any
 
 from meshdist.profiler.event import Event, Track
-from meshdist.profiler.summary import Slowest, Total, rows, sentences, slowest_rank, totals
-from meshdist.profiler.tables import html_table, side, text_table
+from meshdist.profiler.summary import Slowest, Total, fitting, rows, sentences, slowest_rank, totals
+from meshdist.profiler.tables import html_table, side, text_table, text_width
 from meshdist.store import Store
 
 # The quickest of these exchanges counts.
@@ -99,23 +100,26 @@ class Timeline:
         return plot_timeline(self.tracks, ax)
 
     def show(self) -> None:
-        """Print the table and a summary; in colour if rich is installed (extra `rich`)."""
+        """Print the table and a summary; in colour if rich is installed (extra `rich`).
+
+        A terminal that is too narrow for the table gets two, one of times and one of bytes.
+        """
         try:
             from rich.console import Console
-            from rich.table import Table
         except ImportError:
-            print(self)
+            width = get_terminal_size((0, 0)).columns
+            tables = fitting(rows(self.tracks, self.totals()), width, text_width)
+            text = "\n\n".join(map(text_table, tables))
+            print(text, *sentences(self.tracks, self.slowest()), sep="\n" if len(tables) == 1 else "\n\n")
             return
-        head, *others = rows(self.tracks, self.totals())
-        table = Table()
-        for column, name in enumerate(head):
-            table.add_column(
-                name, justify="left" if side(column) == "left" else "right", style="" if column else "bold"
-            )
-        for row in others:
-            table.add_row(*row)
         console = Console()
-        console.print(table)
+        console.width = max(console.width, _NARROWEST)
+        width = console.width if console.is_terminal else 0
+        tables = fitting(rows(self.tracks, self.totals()), width, _rich_width)
+        for table in tables:
+            console.print(_rich_table(table, framed=len(tables) == 1))
+            if len(tables) > 1:
+                console.print()
         console.print("\n".join(sentences(self.tracks, self.slowest())), highlight=False)
 
     def __str__(self) -> str:
@@ -126,6 +130,31 @@ class Timeline:
 
         lines = "<br>".join(map(escape, sentences(self.tracks, self.slowest())))
         return f"{html_table(rows(self.tracks, self.totals()))}<p>{lines}</p>"
+
+
+# Terminals narrower than this wrap the lines.
+_NARROWEST = 80
+# Of each column of rich: a line, and a space on either side of the text.
+_FRAME = 3
+
+
+def _rich_width(table: Sequence[Sequence[str]]) -> int:
+    return 1 + sum(max(map(len, column)) + _FRAME for column in zip(*table, strict=True))
+
+
+def _rich_table(table: Sequence[Sequence[str]], framed: bool) -> Any:
+    from rich.table import Table
+
+    head, *others = table
+    made = Table() if framed else Table(box=None, pad_edge=False)
+    for column, cells in enumerate(zip(*table, strict=True)):
+        justify: Any = side(column)
+        # Names may be folded, numbers keep their width.
+        width = max(map(len, cells)) if justify == "right" else None
+        made.add_column(head[column], justify=justify, style="" if column else "bold", min_width=width, overflow="fold")
+    for row in others:
+        made.add_row(*row)
+    return made
 
 
 def clock_offset_ns(store: Store, rank: int, hosts: Sequence[str], clock: Callable[[], int] = perf_counter_ns) -> int:

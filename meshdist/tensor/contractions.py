@@ -355,7 +355,9 @@ def _parsed(subscripts: Any, shapes: tuple[tuple[int, ...], ...], sums_ellipsis:
         explicit = (*((Ellipsis,) if widest else ()), *once)
     result = _expanded(explicit, widest)
     if len(set(result)) != len(result) or not set(result) <= {label for labels in named for label in labels}:
-        raise ValueError(f"np.einsum: the subscripts {explicit} of the result must be those of operands, each once")
+        raise ValueError(
+            f"np.einsum: each subscript of the result {explicit} must be one of the operands', and occur once"
+        )
     if widest and Ellipsis not in explicit and not sums_ellipsis:
         raise ValueError("np.einsum: the result must have an ellipsis where operands broadcast dimensions by one")
     return named, result

@@ -175,7 +175,7 @@ def _into(
         if given is None:
             returned.append(made)
             continue
-        why = f"out=, or what is changed in place, is {given.layout.describe(mesh.mesh_dim_names)}"
+        why = f"out=, or the array changed in place, is {given.layout.describe(mesh.mesh_dim_names)}"
         local = require(name, made, given.layout, why, "result")
         np.copyto(given.to_local(), local, casting=kwargs.get("casting", "same_kind"))
         returned.append(given)

@@ -323,7 +323,7 @@ def _shortened(layout: ArrayLayout, dim: int, by: int) -> ArrayLayout:
 def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> Any:
     """Compute central differences on the blocks with two rows around them."""
     if not isinstance(f, DTensor):
-        raise TypeError("np.gradient: a DTensor is given as a spacing, and the array is none; write x.full()")
+        raise TypeError("np.gradient: a spacing is a DTensor, but the array is not; pass spacing.full()")
     ndim = f.ndim
     axes = tuple(range(ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
     dims = tuple(normalized(each, ndim) for each in axes)

@@ -144,7 +144,7 @@ def plan(
     cost = topology if isinstance(topology, CostModel) else CostModel(topology)
     if not isinstance(volumes, Mapping):
         raise TypeError(
-            f"plan: volumes must be a dict from the axes to what each carries, such as {{'dp': {{'all_reduce': 1e9}}}},"
+            f"plan: volumes must be a dict of the traffic of each axis, such as {{'dp': {{'all_reduce': 1e9}}}},"
             f" got {volumes!r}"
         )
     if not volumes:

@@ -78,7 +78,7 @@ def _to_torch(placement: Placement, array: DTensor) -> Any:
         return torch_tensor.Replicate()
     if placement.sizes is not None:
         raise ValueError(
-            f"to_torch: torch has blocks of equal sizes alone, and the array is {array.layout.describe(None)}; write"
+            f"to_torch: torch needs blocks of equal sizes, but the array is {array.layout.describe(None)}; write"
             f" x.redistribute(...) with Shard({placement.dim}) first"
         )
     return torch_tensor.Shard(placement.dim)

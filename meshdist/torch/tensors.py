@@ -105,7 +105,7 @@ def all_reduce_sparse(group: ProcessGroup, tensor: Any, op: Op) -> None:
         TypeError: The tensor is not in CPU memory.
     """
     if op is not ReduceOp.SUM:
-        raise ValueError(f"{group.error_prefix('all_reduce')}: sparse tensors can be reduced by SUM alone, got {op}")
+        raise ValueError(f"{group.error_prefix('all_reduce')}: sparse tensors can be reduced only by SUM, got {op}")
     mine = tensor.detach().coalesce()
     places, values = mine.indices().T.contiguous(), mine.values()
     counts = np.empty(group.size(), np.int64)

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Choosing a mesh for a cluster
 #
-# How should 64 ranks be arranged: 64 x 1, 16 x 4, 8 x 8? It depends on what the axes carry and on the ways between the
-# ranks. A `Topology` describes the machine, a `CostModel` predicts what a collective takes on it, and `plan` tries all
-# shapes. None of it needs a cluster, or ranks.
+# How should 64 ranks be arranged: 64 x 1, 16 x 4, 8 x 8? It depends on the traffic of each axis and on the links
+# between the ranks. A `Topology` describes the machine, a `CostModel` predicts the time of collectives on it, and
+# `plan` tries all shapes. This needs neither a cluster nor ranks.
 
 # %%
 import numpy as np
@@ -33,7 +33,7 @@ ax = cluster(16).draw()
 # %% [markdown]
 # ## Where a mesh lies on it
 #
-# The last axis of a mesh is kept inside hosts, where ways are short. So the axis that talks most goes last.
+# The last axis of a mesh is kept inside hosts, where links are fast. So the axis with the most traffic goes last.
 
 # %%
 with dist.dry_run(world_size=16, rank=5, ranks_per_host=8):
@@ -43,9 +43,9 @@ with dist.dry_run(world_size=16, rank=5, ranks_per_host=8):
 # %% [markdown]
 # ## What a collective takes
 #
-# For small arrays it is the latency of each round that counts, for large ones the bandwidth of the slowest link:
-# inside of a host, an all_reduce takes a quarter of the time that it takes between hosts. That of all 64 ranks takes
-# hardly longer than that of one rank of each host: it sums inside of the hosts first.
+# For small arrays the latency of each round matters, for large ones the bandwidth of the slowest link: inside a host,
+# an all_reduce takes a quarter of the time that it takes between hosts. An all_reduce over all 64 ranks takes hardly
+# longer than one over one rank of each host, since it first sums inside the hosts.
 
 # %%
 cost = dist.CostModel(cluster(64))
@@ -93,13 +93,13 @@ ax.legend()
 pyplot.show()
 
 # %% [markdown]
-# A larger "tp" makes the gradients of a rank fewer, but as long as it fits into a host that hardly helps: all eight
-# GPUs of a host send theirs through one network link. Beyond a host, "tp" itself goes over the network. So at this
-# size most shapes are about as good, and the last ones are to be avoided.
+# A larger "tp" reduces the gradients of each rank. As long as "tp" fits into a host, that hardly helps, as all eight
+# GPUs of a host share one network link. Beyond a host, "tp" itself goes over the network. So at this size most shapes
+# are about equally good; avoid the last ones.
 #
 # ## From 8 to 8,192 ranks
 #
-# The same for clusters of all sizes: the best shape, what it takes, and what simple rules would take.
+# The same for clusters of all sizes: the best shape and its time, and the times of two simple rules.
 
 # %%
 worlds = [8 * 2**k for k in range(11)]
@@ -125,14 +125,14 @@ ax.legend()
 pyplot.show()
 
 # %% [markdown]
-# On one host, data parallel training is best, and the gradients are summed quickly. From two hosts on they go over the
-# network, and more ranks do not make it faster, until there are so many that the activations of a rank are few: from
-# 128 ranks on, groups of "tp" that reach over several hosts pay. Neither of the simple rules finds that.
+# On one host, data parallel training is best, as gradients are summed quickly. From two hosts on, gradients go over
+# the network, and more ranks are no faster until each rank has few activations: from 128 ranks on, "tp" groups that
+# span several hosts are best. Neither of the simple rules finds that.
 #
-# What is predicted is communication alone, one call after the other; arithmetic, and what overlaps with it, are not in
-# these numbers. On a running job, `meshdist.profile` shows what is.
+# The predictions are of communication alone, one call after the other, without arithmetic or overlap.
+# `meshdist.profile` measures a running job.
 #
-# The shape that was chosen is a line of a script:
+# Use the chosen shape in a script:
 #
 # ```
 # mesh = dist.init_device_mesh("cpu", plan.best.shape, mesh_dim_names=("dp", "tp"), topology="auto")

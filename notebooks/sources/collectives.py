@@ -1,56 +1,16 @@
 # %% [markdown]
 # # The collectives, pictured
 #
-# Every picture on this page is drawn from arrays: four ranks are run as threads, each makes one call, and what it held
-# before and holds after is shown, a row for each rank. Rank 0 begins with `[1, 2, 3, 4]`, rank 1 with `[10, 20, 30,
-# 40]`, and so on: each rank has a decimal place, so that a number says which ranks it is the sum of. The colours say
-# the same.
+# Every picture on this page is drawn from the arrays of four ranks, before and after one call; a row is a rank. Rank 0
+# begins with `[1, 2, 3, 4]`, rank 1 with `[10, 20, 30, 40]`, and so on: each rank has a decimal place and a colour, so
+# a number shows which ranks it is the sum of. `show` runs a program on four threads and draws the arrays that it
+# returns; its code is in `collective_pictures.py`, beside this notebook.
 
 # %%
 import numpy as np
-from matplotlib import pyplot
-from matplotlib.patches import Rectangle
+from collective_pictures import RANKS, numbers, show
 
 import meshdist as dist
-
-RANKS = 4
-COLOURS = ["#77aadd", "#ee8866", "#eedd88", "#44bb99"]
-
-
-def numbers():
-    """What the calling rank begins with."""
-    return 10 ** dist.get_rank() * (1 + np.arange(RANKS))
-
-
-def draw(ax, held, title):
-    """Draw what each rank holds, a row for each, in the colours of the ranks that it comes from."""
-    for row, values in enumerate(held):
-        ax.text(-0.6, row, f"rank {row}", ha="right", va="center", color="#444444")
-        for column, value in enumerate(values):
-            origins = [rank for rank in range(RANKS) if value // 10**rank % 10]
-            for number, rank in enumerate(origins):
-                left, width = column - 0.45 + 0.9 * number / len(origins), 0.9 / len(origins)
-                ax.add_patch(Rectangle((left, row - 0.42), width, 0.84, color=COLOURS[rank], linewidth=0))
-            ax.text(column, row, str(value), ha="center", va="center", fontsize=8)
-    width = max(map(len, held))
-    ax.set(xlim=(-1.9, max(width, RANKS) - 0.4), ylim=(len(held) - 0.4, -0.6), aspect="equal")
-    ax.set_title(title, fontsize="medium")
-    ax.axis("off")
-
-
-def show(name, program):
-    """Run `program` on four ranks, which returns what the rank held before and what it holds after, and draw both."""
-    results = dist.run(program, RANKS)
-    before, after = ([np.ravel(held).tolist() for held in part] for part in zip(*results, strict=True))
-    width = max(RANKS, *map(len, after))
-    widths = [RANKS + 1.5, width + 1.5]
-    figure = pyplot.figure(figsize=(0.6 * sum(widths), 2.3), layout="constrained")
-    axes = figure.subplots(1, 2, width_ratios=widths)
-    draw(axes[0], before, "before")
-    draw(axes[1], after, f"after {name}")
-    pyplot.show()
-    return after
-
 
 # %% [markdown]
 # ## From one to all: broadcast, scatter
@@ -113,7 +73,7 @@ assert after[0] == [1111, 2222, 3333, 4444]
 # %% [markdown]
 # ## From all to all: all_gather, all_reduce
 #
-# The same, and every rank gets the result.
+# As `gather` and `reduce`, but every rank gets the result.
 
 
 # %%
@@ -140,9 +100,9 @@ assert after == [[1111, 2222, 3333, 4444]] * 4
 # %% [markdown]
 # ## Each a part: reduce_scatter, all_to_all
 #
-# `reduce_scatter` adds up as `all_reduce` does, but each rank gets only its part of the sum: an `all_gather` of these
-# parts would make an `all_reduce` of it, and that is how large ones are carried out. `all_to_all` is a transposition:
-# rank i gives its piece j to rank j, and gets piece i of that one.
+# `reduce_scatter` adds the arrays as `all_reduce` does, but each rank gets only one part of the sum. An `all_gather` of
+# these parts completes an `all_reduce`; large ones are carried out this way. `all_to_all` is a transposition: rank i
+# sends its piece j to rank j, and receives its piece i.
 
 
 # %%
@@ -167,8 +127,8 @@ assert np.array_equal(np.transpose(after), [[10**rank * k for k in (1, 2, 3, 4)]
 # %% [markdown]
 # ## From one to another: send, recv
 #
-# A ring: everybody sends to the next rank and receives from the one before. `isend` and `irecv` begin at once, so
-# nobody has to go first.
+# A ring: each rank sends to the next one and receives from the previous one. `isend` and `irecv` return at once, so no
+# rank has to go first.
 
 
 # %%
@@ -187,8 +147,8 @@ assert after == [[10 ** ((rank - 1) % 4) * k for k in (1, 2, 3, 4)] for rank in 
 # %% [markdown]
 # ## Along one axis of a mesh
 #
-# On a mesh of 2 x 2 ranks, the same calls concern a row or a column. Ranks 0 and 1 are the first row, 2 and 3 the
-# second: along "tp" the rows add up, along "dp" the columns.
+# On a mesh of 2 x 2 ranks, the same calls run over a row or a column. Ranks 0 and 1 are the first row, ranks 2 and 3
+# the second: a sum along "tp" is over a row, and a sum along "dp" over a column.
 
 
 # %%
@@ -209,8 +169,7 @@ assert along_dp == [[101, 202, 303, 404], [1010, 2020, 3030, 4040]] * 2
 # %% [markdown]
 # ## What they cost
 #
-# What a rank has to send, at least, for an array of n bytes on a group of four; `mesh.account()` counts it. A dry run
-# does so without the other ranks:
+# `mesh.account()` counts the bytes that a rank must send at least. A dry run does so without the other ranks:
 
 # %%
 with dist.dry_run(world_size=4, rank=1):

@@ -5,9 +5,9 @@
 # the hidden units cut in two (tensor parallel, "tp"), and with both on a mesh of 2 x 2. It is one program, and its
 # loss does not depend on the mesh.
 #
-# The functions of the network are those of [examples/digits_network.py](../examples/digits_network.py);
-# [examples/train_digits.py](../examples/train_digits.py) is the same as a script. So this notebook needs a clone of the
-# repository, to be run in the folder `notebooks` of it.
+# The functions of the network are in [examples/digits_network.py](../examples/digits_network.py);
+# [examples/train_digits.py](../examples/train_digits.py) is the same as a script. Run this notebook in the folder
+# `notebooks` of a clone of the repository.
 
 # %%
 import sys
@@ -49,8 +49,8 @@ for place, rows, first, second in dist.run(shares, 4):
 # ## A step
 #
 # There are two calls in a step. Along "tp", the parts of the logits are summed: each rank has multiplied its half of
-# the hidden units. Along "dp", the gradients are averaged, all of them in one array. With one rank along an axis, its
-# call does nothing, so the program needs no cases.
+# the hidden units. Along "dp", the gradients are averaged, all of them in one array. Along an axis of one rank, the
+# call does nothing, so the program needs no special cases.
 
 
 # %%
@@ -84,7 +84,7 @@ for (dp, tp), ranks in runs.items():
     print(f"mesh {dp} x {tp}: loss {losses[0]:.4f} -> {losses[-1]:.4f}, {accuracy:.1%} of the held out digits right")
 
 # %% [markdown]
-# The loss curves lie on top of each other. What remains is rounding: sums in another order.
+# The loss curves coincide up to rounding, since sums are in another order.
 
 # %%
 figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
@@ -107,8 +107,8 @@ all(losses == ranks[0][0] for ranks in runs.values() for losses, _ in ranks)  # 
 # %% [markdown]
 # ## On processes
 #
-# Ranks that are threads share one interpreter: good for a look, not for speed. `%%mesh` runs a cell on processes,
-# which stay: variables are there in the next cell. `--send` and `--get` are for variables of this notebook.
+# Ranks that are threads share one interpreter, which limits their speed. `%%mesh` runs a cell on worker processes;
+# their variables persist to the next cell. `--send` and `--get` copy variables from and to this notebook.
 
 # %%
 # %load_ext meshdist

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # A mesh in ten lines
 #
-# Four ranks, arranged two by two, average pictures of handwritten digits: the pictures are shared out along one axis
-# of the mesh, the columns of each picture along the other. Here the ranks are threads of this notebook, which
-# `meshdist.run` starts. In a script that `meshrun --nproc-per-node 4` starts they are processes, and the program is
-# the same.
+# Four ranks, arranged two by two, average pictures of handwritten digits: the pictures are divided along one axis of
+# the mesh, the columns of each picture along the other. Here the ranks are threads of this notebook, which
+# `meshdist.run` starts. In a script started by `meshrun --nproc-per-node 4` they are processes, and the program is the
+# same.
 #
-# It needs a clone of the repository, to be run in the folder `notebooks` of it: the pictures are in `examples/data`.
+# Run this notebook in the folder `notebooks` of a clone of the repository: the pictures are in `examples/data`.
 
 # %%
 import numpy as np
@@ -20,9 +20,9 @@ fives.shape  # pictures of 8 by 8 pixels, from 0 (paper) to 16 (ink)
 # %% [markdown]
 # ## The program
 #
-# Every rank runs this function. `mesh["dp"]` is the column of the mesh that the rank stands in, `mesh["tp"]` its row,
-# and a collective on one of them concerns these two ranks alone. It works in place and returns its argument; the copy
-# is there to look at later what was before.
+# Every rank runs this function. `mesh["dp"]` is the rank's column of the mesh, `mesh["tp"]` its row, and a collective
+# on one of them runs over these two ranks only. It works in place and returns its argument; the copies keep the
+# earlier values for the pictures below.
 
 
 # %%
@@ -50,7 +50,7 @@ drawn = ranks[3]["mesh"].show("plot", axis="tp")
 # ## Along "dp": all_reduce
 #
 # Before, each rank holds the average of its own 91 half pictures, so the two ranks of a column differ. After
-# `dp.all_reduce(..., op="avg")` both hold the average over all pictures, still of their half alone. One row of pixels
+# `dp.all_reduce(..., op="avg")` both hold the average over all pictures, still for their half only. One row of pixels
 # of each half:
 
 # %%
@@ -83,14 +83,14 @@ def draw(picture):
 print(draw(np.hstack(np.split(ranks[3]["whole"], 2))))
 
 # %% [markdown]
-# It is, up to rounding, what one process computes from all pictures at once:
+# Up to rounding, this is the result of one process with all pictures:
 
 # %%
 [np.allclose(np.hstack(np.split(rank["whole"], 2)), fives.mean(axis=0)) for rank in ranks]
 
 # %% [markdown]
-# As pictures: what each rank had of its own pictures, what it has after the average along "dp", and after the
-# gathering along "tp".
+# In pictures: each rank's own average, the average after the all_reduce along "dp", and the result of the all_gather
+# along "tp".
 
 # %%
 from matplotlib import pyplot

@@ -21,7 +21,7 @@
 # %% [markdown]
 # ## Pictures of arrays
 #
-# `x.show("plot")` draws who holds what: each block with its ranks, those of the calling rank framed. It sends nothing,
+# `x.show("plot")` draws each block with the ranks that hold it; the calling rank's block is framed. It sends nothing,
 # so one rank may call it alone. A product of matrices whose other dimensions are cut is cut along both:
 
 # %%
@@ -35,7 +35,7 @@
 #         ax.set_title(f"{name}  {array.placements}", fontsize="small")
 
 # %% [markdown]
-# The numbers are those of NumPy, and the ranks sent nothing for them: each had what it needed.
+# The numbers are those of NumPy, and nothing was sent: each rank had the blocks that it needed.
 
 # %%
 # %%mesh
@@ -49,8 +49,8 @@
 # %% [markdown]
 # ## Pending sums
 #
-# Cut the dimension over which the product sums, and each rank has a part of the sum. It stays pending through whatever
-# is linear, and is computed by one collective where something needs it.
+# Cut the dimension over which the product sums, and each rank has a part of the sum. It stays pending through linear
+# operations, and one collective computes it when it is needed.
 
 # %%
 # %%mesh
@@ -105,8 +105,8 @@
 #     u.show("plot", ax=axes[2])
 
 # %% [markdown]
-# [Arrays over a mesh](../docs/tensor.md) has the whole story: the rule of operations, which functions work, and the
-# names that users of torch, JAX, Heat and Dask know.
+# [Arrays over a mesh](../docs/tensor.md) explains the rule of operations, lists the functions that work, and has
+# tables for users of torch, JAX, Heat and Dask.
 
 # %%
 # %mesh stop

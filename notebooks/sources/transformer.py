@@ -2,10 +2,10 @@
 # # A transformer on four ranks
 #
 # A small language model learns to write like the documentation of this project. The batch is cut along "dp", the heads
-# and hidden units along "tp", the layers along "pp". Whatever the mesh, it is one run with the same losses.
+# and hidden units along "tp", the layers along "pp". The losses are the same on every mesh.
 #
-# This notebook uses the functions of [examples/train_transformer.py](../examples/train_transformer.py), so it needs a
-# clone of the repository, to be run in the folder `notebooks` of it.
+# This notebook uses the functions of [examples/train_transformer.py](../examples/train_transformer.py), so run it in
+# the folder `notebooks` of a clone of the repository.
 
 # %%
 import os
@@ -29,8 +29,8 @@ print(len(text), "characters, among them:")
 print(text[1000:1300].astype(np.uint8).tobytes().decode())
 
 # %% [markdown]
-# A batch has sequences of the text, and for each character the one that follows, which is what the model has to guess.
-# It is drawn from the number of the step, so all ranks know the whole batch and take their rows of it.
+# A batch has sequences of the text and, as targets, the same sequences shifted by one character. It is drawn with the
+# step as the seed, so all ranks know the whole batch and take their rows.
 
 # %%
 tokens, following = tools.batch_of(text, step=1, size=2, context=32, seed=0)
@@ -41,7 +41,8 @@ for sequence in (tokens[0], following[0]):
 # ## What a rank holds
 #
 # On a mesh with two ranks along "tp" and two along "pp", a rank has half of the layers, and of these half of the heads
-# and hidden units. Each parameter is drawn from its name, so each rank makes its block without asking others.
+# and hidden units. Each parameter is drawn with its name as the seed, so each rank computes its block without
+# communication.
 
 # %%
 sizes = {"width": 32, "heads": 4, "layers": 4, "context": 32}

@@ -39,8 +39,8 @@ def tell(program, ranks=3, seconds=3):
 # %% [markdown]
 # ## A call that not all ranks make
 #
-# The most common mistake: a collective inside of `if rank == 0`. Who leaves without the call has it said in the
-# others' error, at once, long before the timeout.
+# The most common mistake is a collective inside of `if rank == 0`. If a rank ends without the call, the others raise
+# an error that names it at once, long before the timeout.
 
 
 # %%
@@ -56,7 +56,7 @@ tell(program)
 # ## Calls that disagree
 #
 # Ranks compare their calls while they wait for each other: the name, the dtype, the number of elements, the op, the
-# root. What elsewhere is garbage or a hang is an error that shows both calls, with the lines where they stand.
+# root. With other libraries, calls that differ hang or give garbage; here an error shows both calls and their lines.
 
 
 # %% varies
@@ -116,8 +116,8 @@ def program():
 tell(program)
 
 # %% [markdown]
-# That everybody sends first is as wrong, but goes well as long as messages are small: up to 64 KiB they are buffered.
-# `MESHDIST_EAGER_LIMIT=0` makes every `send` wait until it is received, and so finds such programs before they grow.
+# If all ranks send first, the program is just as wrong, but works as long as messages are small: up to 64 KiB they are
+# buffered. `MESHDIST_EAGER_LIMIT=0` makes every `send` wait until it is received, and so finds such mistakes early.
 #
 # ## Who is missing?
 #
@@ -137,8 +137,8 @@ tell(program, ranks=4)
 # %% [markdown]
 # ## A rank that fails
 #
-# A rank that raises ends the job: `meshrun` ends the others, and shows its traceback, once. Here the others are told
-# who it was and what it raised; `meshdist.run` raises the cause itself, and not what follows from it.
+# A rank that raises an exception ends the job: `meshrun` ends the other ranks and shows the traceback once. The errors
+# of the other ranks name the rank and its exception; `meshdist.run` raises that exception itself.
 
 
 # %%
@@ -157,7 +157,7 @@ except FileNotFoundError as error:
 # %% [markdown]
 # ## Meshes that differ
 #
-# Making a mesh is a step in which all ranks take part, too. A rank that makes another one is told so, with both.
+# All ranks must create the same mesh. If a rank creates another one, it raises an error that shows both.
 
 
 # %% varies
@@ -172,7 +172,7 @@ tell(program, ranks=4)
 # %% [markdown]
 # ## It does not hang, it is slow
 #
-# Then some rank is waited for. A profile names it:
+# Then the ranks wait for a slow one. A profile names it:
 
 
 # %%
@@ -201,4 +201,4 @@ axes = timeline.plot()
 # - `meshdist.breakpoint(rank=1)` opens a debugger on one rank, while the others wait for it.
 # - `init_process_group(timeout=60)` makes the wait for what never comes short while you look for it.
 #
-# More of it is in [when something goes wrong](../docs/debugging.md).
+# More of it is in [look into a job](../docs/debugging.md).

@@ -115,7 +115,7 @@ def test_every_collective_with_processes(tmp_path):
     assert {row["collective"] for row in rows if row["in_place"]} == {"all_reduce", "reduce", "broadcast"}
     for row in rows:
         assert row["iterations"] == 3
-        assert 0 < row["min_us"] <= row["median_us"] <= row["p99_us"]
+        assert 0 < row["min_us"] <= row["median_us"] <= row["p90_us"] <= row["p99_us"]
         assert row["algorithm_gbps"] == pytest.approx(row["num_bytes"] / row["median_us"] / 1e3)
         name = "send" if row["collective"] == "send_recv" else row["collective"]
         assert row["bus_gbps"] == pytest.approx(sent_bytes(name, row["num_bytes"], 2) / row["median_us"] / 1e3)

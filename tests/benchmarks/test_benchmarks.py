@@ -410,6 +410,19 @@ def test_training_compares_meshes_with_one_rank(script, tmp_path):
     assert all(found["difference"] <= found["tolerance"] for found in results)
 
 
+@pytest.mark.slow
+def test_scaling_measures_each_number_of_ranks(script, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    options = ("--hidden", "24", "--steps", "2", "--ranks", "1,2", "--rounds", "1", "--plot", tmp_path / "scaling.svg")
+    done = script("scaling.py", *options, "--json", tmp_path / "out.json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert set(found["24"]) == {"1", "2"}
+    assert (
+        "24 hidden units" in (tmp_path / "scaling.svg").read_text() or (tmp_path / "scaling.svg").stat().st_size > 1000
+    )
+
+
 class LazyRank:
     """A rank of a library whose all_to_all_single works so many times, and then does nothing."""
 

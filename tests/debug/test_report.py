@@ -6,11 +6,14 @@ import sys
 
 import numpy as np
 import pytest
-from sample_states import data, record, waiting
+from sample_states import by_rank, data, record, waiting
 
 import meshdist as dist
 from meshdist.debug.__main__ import main
 from meshdist.debug.report import read_dumps, report_on
+from meshdist.debug.states import parse_state
+from meshdist.debug.wait_drawing import ranks_alike
+from meshdist.debug.waits import who_waits
 
 pytestmark = pytest.mark.timeout(60)
 WORLD = {"world": [0, 1, 2]}
@@ -129,6 +132,15 @@ def test_the_graph_can_be_drawn(tmp_path, capsys):
     write(tmp_path, data(0, [waiting("world", 2, 5.0)], WORLD, size=3))
     assert main(["report", str(tmp_path), "--draw", str(tmp_path / "waits.png")]) == 0
     assert (tmp_path / "waits.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_ranks_that_wait_alike_share_a_box():
+    groups = {"world": list(range(64))}
+    late = data(7, [], groups, in_call=False, size=64)
+    receiving = data(30, [waiting("world", 1, 5.0, "recv(float64[4])", root=7)], groups, size=64)
+    others = [data(rank, [waiting("world", 3, 5.0)], groups, size=64) for rank in range(64) if rank not in (7, 30)]
+    states = by_rank(*(parse_state(state, "a test") for state in (late, receiving, *others)))
+    assert ranks_alike(who_waits(states)) == [[rank for rank in range(64) if rank not in (7, 30)], [7], [30]]
 
 
 def test_where_nothing_can_be_drawn_that_is_said_before_the_page(tmp_path, capsys, monkeypatch):

@@ -11,7 +11,11 @@ import pytest
 
 pytestmark = pytest.mark.timeout(60)
 ROOT = Path(__file__).parents[2]
-PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "migration.md"]  # which has its own test
+PAGES = [
+    page
+    for page in sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("[ah]*/*.md")])
+    if page.name != "migration.md"
+]  # which has its own test
 PROGRAMS = [
     pytest.param(*found, id=f"{page.stem}-{number}")
     for page in PAGES

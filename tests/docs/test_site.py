@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import meshdist
+from meshdist.collectives import methods
 
 pytestmark = pytest.mark.timeout(250)
 ROOT = Path(__file__).parents[2]
@@ -43,10 +44,25 @@ def test_every_page_is_made(site):
 
 @pytest.mark.slow
 def test_the_reference_has_every_public_name(site):
-    reference = (site / "api.html").read_text()
+    reference = "".join(page.read_text() for page in (site / "api").glob("*.html"))
     documented = set(re.findall(r'id="meshdist\.(\w+)"', reference))
     assert sorted(set(meshdist.__all__) - documented - IN_WORDS) == []
     assert "Reduce <code" in reference  # the docstring of all_reduce
+
+
+@pytest.mark.slow
+def test_the_reference_has_types_sources_and_the_methods_of_meshes_and_groups(site):
+    entry = re.search(r'<dt[^>]*id="meshdist\.DeviceMesh\.flatten">.*?</dt>', _page(site, "meshes"), re.DOTALL).group()
+    assert 'mesh_slices.html#DeviceMesh.flatten"' in entry
+    assert "Sequence[int | str] | None" in re.sub(r"<[^>]+>", "", entry)
+    for subject in ("meshes", "groups"):
+        linked = set(re.findall(r'href="collectives\.html#meshdist\.(\w+)"', _page(site, subject)))
+        linked |= set(re.findall(r'href="messages\.html#meshdist\.(\w+)"', _page(site, subject)))
+        assert set(methods.__all__) <= linked
+
+
+def _page(site, subject):
+    return (site / "api" / f"{subject}.html").read_text()
 
 
 @pytest.mark.slow
@@ -70,7 +86,7 @@ def test_every_notebook_is_a_page_with_what_it_shows(site):
 def test_every_page_is_in_the_index():
     index = (DOCS / "index.md").read_text()
     listed = [line for block in re.findall(r"```{toctree}\n(.*?)```", index, re.DOTALL) for line in block.split()]
-    pages = [*DOCS.glob("*.md"), *DOCS.glob("notebooks/*.md")]
+    pages = DOCS.rglob("*.md")
     names = {str(path.relative_to(DOCS).with_suffix("")) for path in pages} - {"index"}
     missing = sorted(names - set(listed))
     assert missing == [], "list them under a toctree of docs/index.md"

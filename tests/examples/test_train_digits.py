@@ -182,6 +182,12 @@ def test_bad_mesh_is_explained(example, text, world_size, message):
         example.mesh_shape(text, world_size)
 
 
+def test_hidden_units_may_be_chosen(example):
+    assert example.mesh_shape("1x7", 7, num_hidden=700) == (1, 7)
+    with pytest.raises(ValueError, match="tp the 50 hidden units"):
+        example.mesh_shape("1x4", 4, num_hidden=50)
+
+
 # Whole runs
 
 

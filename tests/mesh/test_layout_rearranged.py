@@ -217,7 +217,7 @@ def divides(wheels, size):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda layout: layout.unflatten(1, (2, 2), ("a", "b")), "axis 'tp' has 3 ranks, and 2 x 2 are 4"),
+        (lambda layout: layout.unflatten(1, (2, 2), ("a", "b")), "axis 'tp' has 3 ranks, but 2 x 2 is 4"),
         (lambda layout: layout.unflatten(1, (3, 1), ("a", "dp")), "'dp' is repeated"),
         (lambda layout: layout.unflatten(1, (3, 1), ("a",)), "so give 2 names, got 1: "),
         (lambda layout: layout.unflatten(1, (3, 1), None), "becomes 2 axes, so give 2 names, got none"),

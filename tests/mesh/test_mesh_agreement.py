@@ -198,7 +198,8 @@ def test_a_refusal_on_one_rank_reaches_the_others():
             return
         assert refused.wait(30)
         with pytest.raises(
-            ValueError, match="global rank 1 was refused one .*every name may be used once.*, global rank 0 made"
+            ValueError,
+            match="global rank 1 raised an error for its mesh .*every name may be used once.*, global rank 0 made",
         ):
             init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
 
@@ -288,7 +289,7 @@ def test_rows_that_were_given_as_groups_and_differ():
             made.set()
         assert refused.wait(30)
         for axis in ("tp", "dp"):
-            with pytest.raises(meshdist.DistBackendError, match="rank 3 was refused one "):
+            with pytest.raises(meshdist.DistBackendError, match="rank 3 raised an error for its mesh "):
                 mesh[axis].barrier()
 
     meshdist.run(program, 4, timeout=SHORT_S)

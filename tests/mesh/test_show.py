@@ -102,8 +102,16 @@ def test_more_axes_are_panels_and_axes_without_names_have_numbers(capsys):
 def test_a_large_mesh_is_cut_and_says_so(capsys):
     layout = Layout(np.arange(4096).reshape(32, 128), ("dp", "tp"))
     text = shown(capsys, layout, None, "text", None, None)
-    assert len(text.splitlines()) < 30
-    assert "256 of 4096 ranks are shown" in text
+    assert "112 of 4096 ranks are shown" in text
+
+
+@pytest.mark.parametrize("shape", [(4096,), (64, 64), (32, 16, 8), (8, 8, 8, 8), (16, 16, 16)])
+def test_4096_ranks_fit_on_one_screen(capsys, shape):
+    text = show_in_a_dry_run(4096, 2077, 8, shape, "text", capsys)
+    assert " of 4096 ranks are shown" in text
+    assert "[2077" in text
+    assert len(text.splitlines()) <= 23
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_html_has_every_rank_with_its_host_and_group():
@@ -160,7 +168,7 @@ def test_in_a_notebook_html_is_displayed(monkeypatch, capsys):
 def test_wrong_arguments():
     with pytest.raises(ValueError, match="form must be one of 'text', 'html', 'plot' or None, got 'svg'"):
         show(UNSORTED, None, "svg", None, None)
-    with pytest.raises(ValueError, match="ax is what form='plot' draws into"):
+    with pytest.raises(ValueError, match="ax needs form='plot'"):
         show(UNSORTED, None, "text", None, object())
     with pytest.raises(KeyError, match="unknown axis 'pp'.*'dp', 'tp'"):
         show(UNSORTED, None, "text", "pp", None)
@@ -172,7 +180,7 @@ def outside_of_a_slice():
     mesh = meshdist.DeviceMesh("cpu", [[0], [1]], mesh_dim_names=("dp", "tp"))
     if meshdist.get_rank() < 2:
         return whole, mesh["tp"].show("html")
-    with pytest.raises(ValueError, match="a slice holds the calling rank's row"):
+    with pytest.raises(ValueError, match="a slice exists only on ranks of the mesh"):
         mesh["tp"].show("html")
     return whole, None
 
@@ -190,7 +198,7 @@ def test_meshes_and_slices_of_a_real_world():
 
 def show_in_a_dry_run(size, rank, per_host, shape, form, capsys=None):
     with meshdist.dry_run(size, rank, ranks_per_host=per_host):
-        mesh = meshdist.init_device_mesh("cpu", shape, mesh_dim_names=("pp", "dp", "tp")[-len(shape) :])
+        mesh = meshdist.init_device_mesh("cpu", shape, mesh_dim_names=("hosts", "pp", "dp", "tp")[-len(shape) :])
         found = mesh.show(form)
     return capsys.readouterr().out if form == "text" else found
 
@@ -198,23 +206,23 @@ def show_in_a_dry_run(size, rank, per_host, shape, form, capsys=None):
 def test_a_large_mesh_is_shown_around_the_calling_rank(capsys):
     text = show_in_a_dry_run(65536, 5000, 64, (256, 256), "text", capsys)
     lines = text.splitlines()
-    assert lines[2].split() == ["…", *(f"tp={column}" for column in range(129, 145)), "…"]
-    assert [line.split()[0] for line in lines[3:21]] == ["…", *(f"dp={row}" for row in range(12, 28)), "…"]
-    assert "[5000h]" in lines[11]
-    assert lines[11].index("5000h") < lines[2].index("tp=136") + len("tp=136") <= lines[11].index("h]") + 2
-    assert "256 of 65536 ranks are shown: rows dp=12..27 of 256, columns tp=129..144 of 256" in text
-    assert lines[-1].startswith("hosts (ranks): a dry-host-50 (64), b dry-host-54 (64)")
-    assert lines[-1].endswith(", l dry-host-94 (64), and 1,012 more")
+    assert lines[2].split() == ["…", *(f"tp={column}" for column in range(133, 141)), "…"]
+    assert [line.split()[0] for line in lines[3:19]] == ["…", *(f"dp={row}" for row in range(13, 27)), "…"]
+    assert "[5000g]" in lines[10]
+    assert lines[10].index("5000g") < lines[2].index("tp=136") + len("tp=136") <= lines[10].index("g]") + 2
+    assert "112 of 65536 ranks are shown: dp=13..26 of 256, tp=133..140 of 256" in text
+    assert lines[-1].startswith("hosts (ranks): a dry-host-54 (64)")
+    assert lines[-1].endswith(", b dry-host-58 (64), and 1,022 more")
 
 
 def test_windows_stop_at_the_ends(capsys):
-    assert "columns tp=8176..8191 of 8192" in show_in_a_dry_run(8192, 8190, 8, (8192,), "text", capsys)
-    assert "columns tp=0..15 of 8192" in show_in_a_dry_run(8193, 8192, 8, (8192,), "text", capsys)
+    assert ": tp=8184..8191 of 8192" in show_in_a_dry_run(8192, 8190, 8, (8192,), "text", capsys)
+    assert ": tp=0..7 of 8192" in show_in_a_dry_run(8193, 8192, 8, (8192,), "text", capsys)
     text = show_in_a_dry_run(128, 127, 8, (32, 2, 2), "text", capsys)
-    assert "32 of 128 ranks are shown: 8 of 32 panels" in text
-    assert "pp=24 " in text
-    assert "pp=23 " not in text
-    assert "[127d]" in text
+    assert "16 of 128 ranks are shown: 4 of 32 panels" in text
+    assert "pp=28 " in text
+    assert "pp=27 " not in text
+    assert "[127b]" in text
 
 
 def test_more_hosts_than_letters_have_two(capsys):

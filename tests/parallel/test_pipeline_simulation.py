@@ -106,7 +106,7 @@ def test_plot_has_a_bar_for_each_action():
 def test_other_forms_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="form must be one of 'text', 'html', 'plot' or None, got 'svg'"):
         gpipe(2, 2).show("svg")
-    with pytest.raises(ValueError, match="ax is what form='plot' draws into"):
+    with pytest.raises(ValueError, match="ax needs form='plot'"):
         gpipe(2, 2).show("text", ax=object())
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match="pip install matplotlib"):

@@ -1,8 +1,12 @@
 """Profiles: which calls are recorded, how ranks are merged, what the table and the trace say of them."""
 
+import contextlib
 import gc
 import itertools
 import json
+import os
+import re
+import subprocess
 import sys
 import threading
 import types
@@ -15,6 +19,7 @@ import pytest
 import meshdist as dist
 from meshdist.profiler.call_matching import with_waits
 from meshdist.profiler.event import Event, Track
+from meshdist.profiler.summary import rows
 from meshdist.profiler.timeline import Timeline, clock_offset_ns
 
 pytestmark = pytest.mark.timeout(60)
@@ -318,6 +323,7 @@ def test_the_trace_of_what_overlaps():
 
 def test_show_prints_the_same_without_rich(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.setenv("COLUMNS", "200")
     timeline().show()
     assert capsys.readouterr().out == f"{timeline()}\n"
 
@@ -329,6 +335,57 @@ def test_show_prints_a_table_with_rich(capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "all_reduce" in printed
     assert "slowest: rank 2" in printed
+
+
+@pytest.mark.parametrize("with_rich", [True, False])
+def test_a_terminal_of_80_columns_gets_every_number(monkeypatch, capsys, with_rich):
+    if with_rich:
+        pytest.importorskip("rich", reason="rich is not installed")
+        monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich writes as to a terminal
+        monkeypatch.setenv("NO_COLOR", "1")
+    else:
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    monkeypatch.setenv("COLUMNS", "80")
+    timeline().show()
+    printed = re.sub("\x1b.*?m", "", capsys.readouterr().out)
+    head, *table = rows(timeline().tracks, timeline().totals())
+    numbers = [cell for row in table for cell in row[2:] if cell]
+    assert len(numbers) > 10
+    assert [cell for cell in numbers if cell not in printed] == []
+    assert all(name in printed for name in head)
+    assert max(map(len, printed.splitlines()[: 2 * len(table)])) <= 80
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")
+@pytest.mark.parametrize("with_rich", [True, False])
+def test_a_terminal_without_a_size_gets_lines(with_rich):
+    program = """
+import sys, meshdist as dist, numpy as np
+if sys.argv[1] == "False":
+    sys.modules["rich.console"] = None
+from meshdist.parallel import one_f_one_b
+with dist.dry_run(4):
+    with dist.profile() as p:
+        dist.all_reduce(np.zeros(8))
+    p.timeline.show()
+    dist.init_device_mesh("cpu", (2, 2)).show()
+one_f_one_b(2, 2).show()
+"""
+    ours, theirs = os.openpty()  # of 0 x 0
+    with open(ours, "rb", buffering=0) as terminal:
+        environment = {**os.environ, "COLUMNS": "", "LINES": "", "TERM": "dumb"}
+        command = [sys.executable, "-c", program, str(with_rich)]
+        process = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment)
+        os.close(theirs)
+        printed = b""
+        with contextlib.suppress(OSError):  # Linux: the program has ended
+            while chunk := terminal.read(1 << 16):
+                printed += chunk
+        assert process.wait(timeout=30) == 0, printed.decode()
+    lines = printed.decode().splitlines()
+    for start in ("mesh (2, 2)", "rank 1", "in communication"):
+        assert any(line.startswith(start) for line in lines), lines
+    assert any("all_reduce" in line for line in lines)
 
 
 def test_the_picture():

@@ -350,7 +350,7 @@ def test_plans_that_make_no_sense_are_refused(call, message):
     ("volumes", "message"),
     [
         ({"dp": 5}, "the volume of axis 'dp' must be a dict"),
-        ("dp", "volumes must be a dict from the axes to what each carries, .* got 'dp'"),
+        ("dp", "volumes must be a dict of the traffic of each axis, .* got 'dp'"),
         ({"dp": {"all_reduce": (1, 2, 3)}}, r"all_reduce: expected bytes, or \(bytes, calls\), got \(1, 2, 3\)"),
         ({"dp": {"all_reduce": "x"}}, r"all_reduce: expected bytes, or \(bytes, calls\), got 'x'"),
     ],

@@ -158,8 +158,8 @@ class Layout:
         if math.prod(extents) != extent:
             product = " x ".join(map(str, extents))
             raise ValueError(
-                f"unflatten: axis {self.axis_text(axis)} has {extent} ranks, and {product} are {math.prod(extents)};"
-                " give sizes whose product is that of the axis"
+                f"unflatten: axis {self.axis_text(axis)} has {extent} ranks, but {product} is {math.prod(extents)};"
+                " give sizes whose product is the size of the axis"
             )
         shape = (*self._shape[:axis], *extents, *self._shape[axis + 1 :])
         if self._names is None and names is not None:

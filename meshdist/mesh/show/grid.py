@@ -15,10 +15,12 @@ from meshdist.mesh.layout.layout import Layout
 if TYPE_CHECKING:
     from meshdist.mesh.mesh_state import MeshHosts
 
-# The visible part of a large mesh around the calling rank.
-MOST_ROWS = 16
-MOST_COLUMNS = 16
-MOST_PANELS = 8
+# A mesh of up to so many panels, rows and columns is drawn whole.
+WHOLE = (8, 16, 16)
+# Of a larger one, the part around the calling rank is drawn that fits on a screen of 80 x 24.
+_MOST_COLUMNS = 8
+_MOST_ROWS, _MOST_ROWS_OF_PANELS = 14, 5
+_MOST_LINES = 18
 
 
 @dataclass(frozen=True)
@@ -143,11 +145,20 @@ def _mappings(layout: Layout, at: Sequence[int] | None) -> tuple[Window, Window,
     num_panels, num_rows, num_columns = _ranks_by_panel(layout).shape
     outer = int(np.ravel_multi_index(place[:-2], layout.shape[:-2])) if layout.ndim > 2 else 0
     row = place[-2] if layout.ndim > 1 else 0
-    return (
-        Window.around(outer, MOST_PANELS, num_panels),
-        Window.around(row, MOST_ROWS, num_rows),
-        Window.around(place[-1], MOST_COLUMNS, num_columns),
-    )
+    sizes = num_panels, num_rows, num_columns
+    is_whole = all(size <= limit for size, limit in zip(sizes, WHOLE, strict=True))
+    most = WHOLE if is_whole else _most_on_a_screen(num_panels, num_rows)
+    outer_window, rows, columns = map(Window.around, (outer, row, place[-1]), most, sizes)
+    return outer_window, rows, columns
+
+
+def _most_on_a_screen(num_panels: int, num_rows: int) -> tuple[int, int, int]:
+    """Return how many panels, rows and columns fit on a screen."""
+    if num_panels == 1:
+        return 1, _MOST_ROWS, _MOST_COLUMNS
+    rows = min(num_rows, _MOST_ROWS_OF_PANELS)
+    lines = rows + 2 + 2 * (rows < num_rows)  # a panel has a head and a blank line, and marks where rows are left out
+    return _MOST_LINES // lines, rows, _MOST_COLUMNS
 
 
 def _groups(shape: Sequence[int], axis: int | None) -> np.ndarray[Any, np.dtype[np.int64]] | None:
@@ -218,6 +229,6 @@ def _left_out(layout: Layout, outer: Window, rows: Window, columns: Window) -> s
         parts.append(f"{shown[0]} of {outer.size} panels")
     for what, axis, window in (("rows", layout.ndim - 2, rows), ("columns", layout.ndim - 1, columns)):
         if window.end - window.first < window.size:
-            name = "" if layout.names is None else f"{layout.names[axis]}="
-            parts.append(f"{what} {name}{window.first}..{window.end - 1} of {window.size}")
+            name = f"{what} " if layout.names is None else f"{layout.names[axis]}="
+            parts.append(f"{name}{window.first}..{window.end - 1} of {window.size}")
     return f"{int(np.prod(shown))} of {layout.size} ranks are shown: {', '.join(parts)}"

@@ -10,6 +10,8 @@ from meshdist.system.palette import NUM_COLOURS
 # Marks omitted rows or columns.
 CUT = "…"
 MOST_NAMED = 12
+# So many fit on a line, with a part of a mesh.
+_NAMED_OF_A_PART = 2
 
 
 def mark(number: int) -> str:
@@ -22,9 +24,9 @@ def has_letters(grid: Grid) -> bool:
     return grid.axis is None and len(grid.hosts) > NUM_COLOURS
 
 
-def legend_of_hosts(grid: Grid) -> tuple[list[str], str]:
+def legend_of_hosts(grid: Grid, most: int = MOST_NAMED) -> tuple[list[str], str]:
     """Return the first visible hosts, each with its number of ranks, and the number of remaining hosts."""
-    named = [f"{name} ({count})" for name, count in grid.hosts[:MOST_NAMED]]
+    named = [f"{name} ({count})" for name, count in grid.hosts[:most]]
     left = grid.num_hosts - len(named)
     return named, f"and {left:,} more" if left else ""
 
@@ -68,7 +70,7 @@ def _legend(grid: Grid) -> list[str]:
     if grid.num_hosts == 1:
         lines.append(f"all ranks on {grid.hosts[0][0]}")
     elif grid.hosts:
-        named, more = legend_of_hosts(grid)
+        named, more = legend_of_hosts(grid, _NAMED_OF_A_PART if grid.left_out else MOST_NAMED)
         names = ", ".join(f"{mark(number)} {label}" for number, label in enumerate(named))
         lines.append(f"hosts (ranks): {names}{f', {more}' if more else ''}")
     return lines

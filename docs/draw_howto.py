@@ -1,0 +1,193 @@
+"""Draws the pictures of the pages in docs/howto: `python docs/draw_howto.py`."""
+
+import heapq
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib import pyplot
+from matplotlib.patches import Rectangle
+
+import meshdist as dist
+from meshdist.system.palette import fill
+from meshdist.tensor import DTensor, Shard
+
+ROOT = Path(__file__).parents[1]
+IMAGES = Path(__file__).parent / "images"
+PALE = "#666666"
+
+
+def cell(ax: Any, column: float, row: float, rank: int | None, text: object = "", width: float = 1.0) -> None:
+    """Draw a cell in the colour of a rank; None: white."""
+    colour = "white" if rank is None else fill(rank, None)
+    ax.add_patch(
+        Rectangle((column, row), width, 1, facecolor=colour, edgecolor="white" if rank is not None else "#cccccc")
+    )
+    ax.text(column + width / 2, row + 0.5, str(text), ha="center", va="center", fontsize="small")
+
+
+def frame(ax: Any, width: float, height: float, title: str = "") -> None:
+    """Show the area of `width` x `height` cells, without axes."""
+    ax.set(xlim=(-0.1, width + 0.1), ylim=(height + 0.1, -0.1))
+    ax.set_aspect("equal")
+    ax.set_axis_off()
+    ax.set_title(title, fontsize="small")
+
+
+def saved(figure: Any, name: str) -> None:
+    """Write a picture."""
+    figure.savefig(IMAGES / f"howto-{name}.svg", bbox_inches="tight", metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def training_step() -> None:
+    """Draw the arrays of a step, each with its placement."""
+    arrays = {
+        "x": ((8, 4), {"dp": Shard(0)}),
+        "w1": ((4, 6), {"tp": Shard(1)}),
+        "hidden": ((8, 6), {"dp": Shard(0), "tp": Shard(1)}),
+        "w2": ((6, 2), {"tp": Shard(0)}),
+        "output": ((8, 2), {"dp": Shard(0)}),
+    }
+    figure, places = pyplot.subplots(1, len(arrays), figsize=(11, 2.6), layout="constrained")
+    with dist.dry_run(world_size=4, rank=0):
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        for ax, (name, (shape, placements)) in zip(places, arrays.items(), strict=True):
+            cut = [placement.dim for placement in placements.values()]
+            block = [extent // (1 + (dim in cut)) for dim, extent in enumerate(shape)]
+            DTensor.from_local(np.zeros(block), mesh, placements, shape=shape).show("plot", ax=ax)
+            axes = " and ".join(f"{'rows' if p.dim == 0 else 'columns'} along {axis}" for axis, p in placements.items())
+            ax.set_title(f"{name}\n{axes}", fontsize="small")
+    saved(figure, "training-step")
+
+
+def halo_exchange() -> None:
+    """Draw the four blocks before and after an exchange."""
+
+    def program() -> tuple[Any, Any]:
+        mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("y", "x"))
+        block = np.pad(np.full((3, 3), mesh.get_rank()), 1, constant_values=-1)
+        return block.copy(), mesh.halo_exchange(block)
+
+    figure, places = pyplot.subplots(1, 2, figsize=(8, 4), layout="constrained")
+    for ax, title, held in zip(places, ("before", "after"), zip(*dist.run(program, 4), strict=True), strict=True):
+        for rank, block in enumerate(held):
+            top, left = 5.6 * (rank // 2), 5.6 * (rank % 2)
+            for (row, column), of in np.ndenumerate(block):
+                cell(ax, left + column, top + row, None if of < 0 else int(of), "" if of < 0 else int(of))
+            ax.add_patch(Rectangle((left + 1, top + 1), 3, 3, fill=False, edgecolor="black", linewidth=1.5))
+        frame(ax, 10.6, 10.6, title)
+    saved(figure, "halo-exchange")
+
+
+def read_shards() -> None:
+    """Draw which rank reads which row of a file in two epochs."""
+    batches = example("read_shards").batches
+    rows, size = np.arange(26), 3
+
+    def program() -> list[list[int]]:
+        dp = dist.init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
+        return [np.concatenate(list(batches(rows, epoch, size, dp))).tolist() for epoch in range(2)]
+
+    figure, ax = pyplot.subplots(figsize=(9, 1.6), layout="constrained")
+    for rank, epochs in enumerate(dist.run(program, 4)):
+        for epoch, taken in enumerate(epochs):
+            for row in taken:
+                cell(ax, row, 1.3 * epoch, rank, rank)
+    for epoch in range(2):
+        ax.text(-0.4, 1.3 * epoch + 0.5, f"epoch {epoch}", ha="right", va="center", fontsize="small", color=PALE)
+        for row in rows:
+            ax.add_patch(Rectangle((row, 1.3 * epoch), 1, 1, fill=False, edgecolor="#999999", linewidth=0.5))
+    frame(ax, len(rows), 2.3, "the rows of a file, and the rank that reads each; white: left out")
+    saved(figure, "read-shards")
+
+
+def average_gradients() -> None:
+    """Draw the gradients of four ranks before and after the call."""
+
+    def program() -> tuple[Any, Any]:
+        grads = np.array([1.0, 2.0, 3.0, 4.0]) * (1 + dist.get_rank())
+        before = grads.copy()
+        return before, dist.all_reduce(grads, op="avg")
+
+    figure, places = pyplot.subplots(1, 2, figsize=(8, 2.2), layout="constrained")
+    for ax, title, held in zip(places, ("before", "after"), zip(*dist.run(program, 4), strict=True), strict=True):
+        for rank, grads in enumerate(held):
+            ax.text(-0.3, 1.2 * rank + 0.5, f"rank {rank}", ha="right", va="center", fontsize="small", color=PALE)
+            for column, grad in enumerate(grads):
+                left = column + (0.4 if column == 3 else 0.0)
+                if title == "before":
+                    cell(ax, left, 1.2 * rank, rank, f"{grad:g}")
+                else:
+                    for part in range(4):
+                        cell(ax, left + part / 4, 1.2 * rank, part, "", 0.25)
+                    ax.text(left + 0.5, 1.2 * rank + 0.5, f"{grad:g}", ha="center", va="center", fontsize="small")
+        ax.text(1.5, -0.3, "weight", ha="center", fontsize="small", color=PALE)
+        ax.text(3.9, -0.3, "bias", ha="center", fontsize="small", color=PALE)
+        frame(ax, 4.4, 4.6)
+        ax.set_title(title, fontsize="small", pad=22)
+    saved(figure, "average-gradients")
+
+
+def ring() -> None:
+    """Draw which block each rank has in each step."""
+
+    def program() -> list[int]:
+        line = dist.init_device_mesh("cpu", (4,), mesh_dim_names=("ring",))
+        blocks = [np.array(line.get_rank())]
+        for _ in range(3):
+            blocks.append(line.shift(blocks[-1]))
+        return [int(block) for block in blocks]
+
+    figure, ax = pyplot.subplots(figsize=(6, 3.0), layout="constrained")
+    for rank, blocks in enumerate(dist.run(program, 4)):
+        ax.text(2.2 * rank + 0.5, -0.3, f"rank {rank}", ha="center", fontsize="small", color=PALE)
+        for step, block in enumerate(blocks):
+            cell(ax, 2.2 * rank, 1.5 * step, block, block)
+            if rank < 3 and step < 3:
+                start, end = (2.2 * rank + 1.05, 1.5 * step + 0.7), (2.2 * rank + 2.15, 1.5 * step + 1.75)
+                ax.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": PALE})
+    for step in range(4):
+        ax.text(-0.4, 1.5 * step + 0.5, f"step {step}", ha="right", va="center", fontsize="small", color=PALE)
+    frame(ax, 7.6, 5.5)
+    ax.set_title("the block that each rank has; the last rank sends to the first", fontsize="small", pad=22)
+    saved(figure, "ring")
+
+
+def workers() -> None:
+    """Draw when each of three workers computes which task, for tasks of random length."""
+    lengths = np.random.default_rng(seed=1).exponential(size=14) + 0.3
+    free = [(0.0, rank) for rank in (1, 2, 3)]
+    figure, ax = pyplot.subplots(figsize=(8, 1.8), layout="constrained")
+    for task, length in enumerate(lengths):
+        began, rank = heapq.heappop(free)
+        cell(ax, began, 1.2 * (rank - 1), rank, task, float(length))
+        heapq.heappush(free, (began + float(length), rank))
+    for rank in (1, 2, 3):
+        ax.text(-0.15, 1.2 * (rank - 1) + 0.5, f"rank {rank}", ha="right", va="center", fontsize="small", color=PALE)
+    frame(ax, max(free)[0], 3.4, "tasks of different length: each worker gets the next one as soon as it is free")
+    ax.set_aspect("auto")
+    saved(figure, "workers")
+
+
+def example(name: str) -> Any:
+    """Import a program of examples/howto."""
+    sys.path.insert(0, str(ROOT / "examples" / "howto"))
+    try:
+        return __import__(name)
+    finally:
+        sys.path.pop(0)
+
+
+def main() -> None:
+    """Draw all."""
+    mpl.use("agg")
+    mpl.rcParams["svg.hashsalt"] = "meshdist"  # the same file each time
+    for draw in (training_step, halo_exchange, read_shards, average_gradients, ring, workers):
+        draw()
+
+
+if __name__ == "__main__":
+    main()

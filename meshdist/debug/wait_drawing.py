@@ -1,0 +1,105 @@
+"""The drawing of who waits for whom: a box for ranks that wait alike, an arrow to each box of ranks they wait for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from meshdist.debug.waits import Waits, kind_of
+from meshdist.runtime.rank_text import ranks_text
+
+_MOST_CALLS = 12
+_COLOURS = {"gone": "#888888", "absent": "#dd5544", "cycle": "#ee9944", "waits": "#5588bb", "computes": "#77aa77"}
+_MOST_NAMED = 4
+
+
+def draw_waits(waits: Waits, ax: Any = None) -> Any:
+    """Draw who waits for whom, and return the axes.
+
+    Ranks that wait in the same call for the same ranks share a box, so that a job of any size is a small picture.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    check_drawable()
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    boxes = ranks_alike(waits)
+    kinds = [kind_of(waits, ranks[0]) for ranks in boxes]
+    arrows = _arrows(waits, boxes)
+    calls = sorted(set(arrows.values()))
+    if ax is None:
+        from matplotlib import pyplot
+
+        ax = pyplot.subplots(figsize=(6.4, 2.2 + 0.5 * len(boxes) ** 0.5 + 0.22 * len(calls)), layout="constrained")[1]
+    places = _places(len(boxes))
+    texts = [
+        ax.text(
+            *place,
+            ranks_text(ranks, most=_MOST_NAMED),
+            ha="center",
+            va="center",
+            color="white",
+            bbox={"boxstyle": "round,pad=0.4", "facecolor": _COLOURS[kind], "edgecolor": "none"},
+        )
+        for place, ranks, kind in zip(places, boxes, kinds, strict=True)
+    ]
+    for (start, end), words in arrows.items():
+        ax.annotate(
+            "",
+            places[end],
+            places[start],
+            arrowprops={
+                "arrowstyle": "-|>",
+                "color": f"C{calls.index(words) % 10}",
+                "connectionstyle": "arc3,rad=0.12",
+                "patchA": texts[start].get_bbox_patch(),
+                "patchB": texts[end].get_bbox_patch(),
+                "linewidth": 1.5,
+            },
+        )
+    legend: list[Any] = [Patch(color=_COLOURS[kind], label=kind) for kind in _COLOURS if kind in kinds]
+    legend += [Line2D([], [], color=f"C{n % 10}", label=words) for n, words in enumerate(calls[:_MOST_CALLS])]
+    if legend:
+        ax.legend(handles=legend, loc="upper center", bbox_to_anchor=(0.5, 0.0), fontsize="small", frameon=False)
+    ax.set(xlim=(-1.5, 1.5), ylim=(-0.8, 0.8) if len(boxes) < 3 else (-1.3, 1.3))
+    ax.set_axis_off()
+    return ax
+
+
+def ranks_alike(waits: Waits) -> list[list[int]]:
+    """Return the ranks, those together that are of one kind and wait in the same calls for the same ranks."""
+    graph = waits.graph
+    alike: dict[Any, list[int]] = {}
+    for rank in sorted(graph):
+        waited = frozenset((other, call.words) for _, other, call in graph.out_edges(rank, data="call"))
+        alike.setdefault((kind_of(waits, rank), waited), []).append(rank)
+    return list(alike.values())
+
+
+def _arrows(waits: Waits, boxes: list[list[int]]) -> dict[tuple[int, int], str]:
+    """Return the call of each pair of a waiting and an awaited box; ranks of one box may wait for each other."""
+    box_of = {rank: number for number, ranks in enumerate(boxes) for rank in ranks}
+    arrows: dict[tuple[int, int], str] = {}
+    for rank, other, call in waits.graph.edges(data="call"):
+        if box_of[rank] != box_of[other]:
+            arrows.setdefault((box_of[rank], box_of[other]), call.words)
+    return arrows
+
+
+def _places(count: int) -> list[tuple[float, float]]:
+    """Return a place for each box: side by side for two, else on a circle."""
+    if count == 1:
+        return [(0.0, 0.0)]
+    angles = [math.pi - 2 * math.pi * number / count for number in range(count)]
+    return [(math.cos(angle), math.sin(angle) if count > 2 else 0.0) for angle in angles]
+
+
+def check_drawable() -> None:
+    """Raise ImportError if matplotlib or networkx is not installed."""
+    try:
+        import matplotlib  # noqa: F401
+        import networkx  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"drawing who waits for whom needs matplotlib: pip install matplotlib ({error})") from None
