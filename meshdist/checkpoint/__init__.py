@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshdist.checkpoint.loading import load
 from meshdist.checkpoint.opening import latest
-from meshdist.checkpoint.peers import CheckpointError
+from meshdist.checkpoint.rank_agreement import CheckpointError
 from meshdist.checkpoint.saving import PendingSave, save
 from meshdist.checkpoint.tree_names import PerRank, per_rank
 

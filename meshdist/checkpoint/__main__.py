@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshdist.checkpoint.conversion import convert
+from meshdist.checkpoint.format_conversion import convert
 from meshdist.checkpoint.opening import Opened
-from meshdist.checkpoint.peers import CheckpointError
+from meshdist.checkpoint.rank_agreement import CheckpointError
 from meshdist.checkpoint.verification import check_checkpoint, progressing, rows, summary
 from meshdist.checkpoint.writing import FORMATS
 from meshdist.profiler.tables import text_table

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from meshdist.checkpoint.manifest import MANIFEST
-from meshdist.checkpoint.peers import CheckpointError
+from meshdist.checkpoint.rank_agreement import CheckpointError
 from meshdist.store.file_members import Member
 
 CLAIM = ".saving"

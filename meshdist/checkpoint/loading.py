@@ -10,7 +10,7 @@ import numpy as np
 
 from meshdist.checkpoint.block_owners import index_at
 from meshdist.checkpoint.opening import Opened
-from meshdist.checkpoint.peers import CheckpointError, Peers
+from meshdist.checkpoint.rank_agreement import CheckpointError, Peers
 from meshdist.checkpoint.stored_types import name_of
 from meshdist.checkpoint.tree_names import (
     PerRank,

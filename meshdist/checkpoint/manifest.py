@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from meshdist.checkpoint.byte_runs import Index
-from meshdist.checkpoint.peers import CheckpointError
+from meshdist.checkpoint.rank_agreement import CheckpointError
 from meshdist.checkpoint.stored_types import dtype_of
 
 MANIFEST = "checkpoint.json"

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import numpy as np
 
 from meshdist.checkpoint.manifest import StoredArray
-from meshdist.checkpoint.peers import CheckpointError
+from meshdist.checkpoint.rank_agreement import CheckpointError
 from meshdist.checkpoint.safetensors_files import FilePlan
 from meshdist.checkpoint.stored_types import dtype_of, in_numpy
 

@@ -15,7 +15,7 @@ from meshdist.checkpoint.byte_runs import Index, is_inside, read_block, whole, w
 from meshdist.checkpoint.checksum import Checksum, checksum_of
 from meshdist.checkpoint.commit import steps_of
 from meshdist.checkpoint.manifest import MANIFEST, Manifest, StoredArray
-from meshdist.checkpoint.peers import CheckpointError
+from meshdist.checkpoint.rank_agreement import CheckpointError
 from meshdist.checkpoint.stored_types import dtype_of
 
 

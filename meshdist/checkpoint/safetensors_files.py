@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshdist.checkpoint.manifest import StoredArray
-from meshdist.checkpoint.peers import CheckpointError
+from meshdist.checkpoint.rank_agreement import CheckpointError
 from meshdist.checkpoint.stored_types import CODES, code_of, dtype_of, in_safetensors
 
 # Data begins at a page, so that pages of the file are those of the arrays.

@@ -8,7 +8,7 @@ from typing import Any
 
 from meshdist.checkpoint import npy_files, safetensors_files
 from meshdist.checkpoint.opening import Opened
-from meshdist.checkpoint.peers import CheckpointError
+from meshdist.checkpoint.rank_agreement import CheckpointError
 from meshdist.profiler.tables import bytes_text
 
 

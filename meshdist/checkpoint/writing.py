@@ -19,7 +19,7 @@ from meshdist.checkpoint.byte_runs import write_all, write_block
 from meshdist.checkpoint.checksum import Checksum
 from meshdist.checkpoint.commit import Claim, new_folder, prune, publish, remove_remains, steps_of, write_file
 from meshdist.checkpoint.manifest import MANIFEST, Manifest, StoredArray
-from meshdist.checkpoint.peers import CheckpointError, Peers
+from meshdist.checkpoint.rank_agreement import CheckpointError, Peers
 
 FORMATS = ("safetensors", "npy", "zarr")
 

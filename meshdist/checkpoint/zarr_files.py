@@ -13,7 +13,7 @@ from meshdist.checkpoint.block_owners import Mine, Piece, Progress
 from meshdist.checkpoint.byte_runs import Index, shape_of
 from meshdist.checkpoint.checksum import checksum_of
 from meshdist.checkpoint.manifest import StoredArray
-from meshdist.checkpoint.peers import CheckpointError
+from meshdist.checkpoint.rank_agreement import CheckpointError
 from meshdist.checkpoint.stored_types import dtype_of, in_numpy
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from meshdist.checkpoint.block_owners import Held, Mine, Piece
 from meshdist.checkpoint.byte_runs import whole
 from meshdist.checkpoint.opening import Opened
-from meshdist.checkpoint.peers import Peers
+from meshdist.checkpoint.rank_agreement import Peers
 from meshdist.checkpoint.verification import progressing
 from meshdist.checkpoint.writing import Target, make_plan, write
 
