@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -18,6 +19,8 @@ Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 SHORT_RUN_BYTES = 16 << 10
 # How much to read at once where runs are short.
 SPAN_BYTES = 4 << 20
+# Windows changes line ends without it.
+BINARY: int = getattr(os, "O_BINARY", 0)
 # Linux reads and writes at most 2 GiB at once.
 MOST_BYTES = 1 << 30
 
@@ -72,6 +75,27 @@ def run_offsets(shape: Sequence[int], index: Index, itemsize: int) -> np.ndarray
     return offsets
 
 
+if sys.platform == "win32":
+    # A rank has opened the file for itself, so that nobody else moves its position.
+
+    def _write_at(fd: int, data: memoryview, offset: int) -> int:
+        os.lseek(fd, offset, os.SEEK_SET)
+        return os.write(fd, data)
+
+    def _read_at(fd: int, out: memoryview, offset: int) -> int:
+        os.lseek(fd, offset, os.SEEK_SET)
+        data = os.read(fd, len(out))
+        out[: len(data)] = data
+        return len(data)
+else:
+
+    def _write_at(fd: int, data: memoryview, offset: int) -> int:
+        return os.pwrite(fd, data, offset)
+
+    def _read_at(fd: int, out: memoryview, offset: int) -> int:
+        return os.preadv(fd, [out], offset)
+
+
 def write_block(fd: int, offset: int, shape: Sequence[int], index: Index, array: Any, also: Iterable[Any] = ()) -> None:
     """Write a block of an array whose bytes begin at `offset`.
 
@@ -103,7 +127,7 @@ def write_all(fd: int, data: Any, offset: int) -> None:
     """Write all bytes, in as many calls as it takes."""
     view = memoryview(data)
     while view:
-        written = os.pwrite(fd, view[:MOST_BYTES], offset)
+        written = _write_at(fd, view[:MOST_BYTES], offset)
         view, offset = view[written:], offset + written
 
 
@@ -177,7 +201,7 @@ def read_all(fd: int, out: Bytes, offset: int) -> None:
     """
     view = memoryview(cast("Any", out))
     while view:
-        count = os.preadv(fd, [view[:MOST_BYTES]], offset)
+        count = _read_at(fd, view[:MOST_BYTES], offset)
         if count == 0:
             raise EOFError(f"the file ends at byte {offset}")
         view, offset = view[count:], offset + count
