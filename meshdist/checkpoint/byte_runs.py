@@ -10,14 +10,14 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from meshdist.checkpoint.checksum import PART_BYTES, contiguous_parts
+from meshdist.checkpoint.checksum import contiguous_parts
 
 Index: TypeAlias = "tuple[tuple[int, int], ...]"  # for each dimension, start and stop
 Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 
 # Below this, one read of many runs with what lies between them is faster than one of each.
 SHORT_RUN_BYTES = 16 << 10
-# How much to read at once where runs are short.
+# How much to read at once, where runs are short or summed up.
 SPAN_BYTES = 4 << 20
 # Windows changes line ends without it.
 BINARY: int = getattr(os, "O_BINARY", 0)
@@ -149,7 +149,7 @@ def read_block(
         index: The block.
         dtype: Of the array.
         into: An array that becomes the block and is returned; None: a new one.
-        also: Each has a method `add`, which gets the bytes in order, while they are in the cache.
+        also: Each has a method `add`, which gets the bytes in order, some MiB at a time.
 
     Raises:
         EOFError: The file ends before.
@@ -168,8 +168,8 @@ def read_block(
         starts = [0] if is_short else run_offsets(shape, index, dtype.itemsize).tolist()
         length = out.size if is_short else length
         for number, start in enumerate(starts):
-            for at in range(0, length, PART_BYTES):
-                part = out[number * length + at : number * length + min(at + PART_BYTES, length)]
+            for at in range(0, length, SPAN_BYTES):
+                part = out[number * length + at : number * length + min(at + SPAN_BYTES, length)]
                 if not is_short:
                     read_all(fd, part, offset + start + at)
                 for other in also:
