@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from meshdist.checkpoint.checksum import PART_BYTES, contiguous_parts
+from meshdist.checkpoint.checksum import contiguous_parts
 
 Index: TypeAlias = "tuple[tuple[int, int], ...]"  # for each dimension, start and stop
 Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 
 # Below this, one read of many runs with what lies between them is faster than one of each.
 SHORT_RUN_BYTES = 16 << 10
-# How much to read at once where runs are short.
+# How much to read at once, where runs are short or summed up.
 SPAN_BYTES = 4 << 20
+# Windows changes line ends without it.
+BINARY: int = getattr(os, "O_BINARY", 0)
 # Linux reads and writes at most 2 GiB at once.
 MOST_BYTES = 1 << 30
 
@@ -72,6 +75,27 @@ def run_offsets(shape: Sequence[int], index: Index, itemsize: int) -> np.ndarray
     return offsets
 
 
+if sys.platform == "win32":
+    # A rank has opened the file for itself, so that nobody else moves its position.
+
+    def _write_at(fd: int, data: memoryview, offset: int) -> int:
+        os.lseek(fd, offset, os.SEEK_SET)
+        return os.write(fd, data)
+
+    def _read_at(fd: int, out: memoryview, offset: int) -> int:
+        os.lseek(fd, offset, os.SEEK_SET)
+        data = os.read(fd, len(out))
+        out[: len(data)] = data
+        return len(data)
+else:
+
+    def _write_at(fd: int, data: memoryview, offset: int) -> int:
+        return os.pwrite(fd, data, offset)
+
+    def _read_at(fd: int, out: memoryview, offset: int) -> int:
+        return os.preadv(fd, [out], offset)
+
+
 def write_block(fd: int, offset: int, shape: Sequence[int], index: Index, array: Any, also: Iterable[Any] = ()) -> None:
     """Write a block of an array whose bytes begin at `offset`.
 
@@ -103,7 +127,7 @@ def write_all(fd: int, data: Any, offset: int) -> None:
     """Write all bytes, in as many calls as it takes."""
     view = memoryview(data)
     while view:
-        written = os.pwrite(fd, view[:MOST_BYTES], offset)
+        written = _write_at(fd, view[:MOST_BYTES], offset)
         view, offset = view[written:], offset + written
 
 
@@ -125,7 +149,7 @@ def read_block(
         index: The block.
         dtype: Of the array.
         into: An array that becomes the block and is returned; None: a new one.
-        also: Each has a method `add`, which gets the bytes in order, while they are in the cache.
+        also: Each has a method `add`, which gets the bytes in order, some MiB at a time.
 
     Raises:
         EOFError: The file ends before.
@@ -144,8 +168,8 @@ def read_block(
         starts = [0] if is_short else run_offsets(shape, index, dtype.itemsize).tolist()
         length = out.size if is_short else length
         for number, start in enumerate(starts):
-            for at in range(0, length, PART_BYTES):
-                part = out[number * length + at : number * length + min(at + PART_BYTES, length)]
+            for at in range(0, length, SPAN_BYTES):
+                part = out[number * length + at : number * length + min(at + SPAN_BYTES, length)]
                 if not is_short:
                     read_all(fd, part, offset + start + at)
                 for other in also:
@@ -177,7 +201,7 @@ def read_all(fd: int, out: Bytes, offset: int) -> None:
     """
     view = memoryview(cast("Any", out))
     while view:
-        count = os.preadv(fd, [view[:MOST_BYTES]], offset)
+        count = _read_at(fd, view[:MOST_BYTES], offset)
         if count == 0:
             raise EOFError(f"the file ends at byte {offset}")
         view, offset = view[count:], offset + count

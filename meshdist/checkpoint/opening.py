@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from meshdist.checkpoint import safetensors_files
-from meshdist.checkpoint.byte_runs import Index, is_inside, read_block, whole, within
+from meshdist.checkpoint.byte_runs import BINARY, Index, is_inside, read_block, whole, within
 from meshdist.checkpoint.checksum import Checksum, checksum_of
 from meshdist.checkpoint.commit import steps_of
 from meshdist.checkpoint.manifest import MANIFEST, Manifest, StoredArray
@@ -110,7 +110,7 @@ class Opened:
         self, path: Path, name: str, stored: StoredArray, index: Index, into: Any, checksum: Checksum | None
     ) -> Any:
         also = [] if checksum is None else [checksum]
-        fd = os.open(path, os.O_RDONLY)
+        fd = os.open(path, os.O_RDONLY | BINARY)
         try:
             return read_block(fd, stored.offset or 0, stored.shape, index, dtype_of(stored.dtype), into, also)
         except EOFError as error:

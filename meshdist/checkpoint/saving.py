@@ -313,16 +313,24 @@ def _planned(
     else:
         told = peers.gather((held, structure))
         by_rank = [of for of, _ in told]
-        structure = peers.by_first(lambda: merged([of for _, of in told]))
+        trees: list[list[Any]] = []
+        peers.together(lambda: trees.append(merged([of for _, of in told])))
+        structure = trees[0]
     held_by = {
         name: {rank: of[name] for rank, of in enumerate(by_rank) if name in of}
         for name in sorted({name for of in by_rank for name in of})
     }
     key = ([other.digest for other in looks], options.format, options.max_file_bytes)
-    plan = peers.together(lambda: saver.plan(key, held_by, options.format, options.max_file_bytes))[peers.rank]
+    plans: list[Plan] = []
+    peers.together(lambda: plans.append(saver.plan(key, held_by, options.format, options.max_file_bytes)))
     step = looks[0].next_step if options.step is None else options.step
     folder = step_folder(Path(options.directory).absolute(), step)
-    return Target(folder, step, options.overwrite, options.keep), plan, _blocks(peers, plan, named, held), structure
+    return (
+        Target(folder, step, options.overwrite, options.keep),
+        plans[0],
+        _blocks(peers, plans[0], named, held),
+        structure,
+    )
 
 
 def _same(elements: Any) -> Any:

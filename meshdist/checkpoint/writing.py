@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from meshdist._version import __version__
 from meshdist.checkpoint import npy_files, safetensors_files
 from meshdist.checkpoint.block_owners import Held, Mine, Piece, Progress
-from meshdist.checkpoint.byte_runs import write_all, write_block
+from meshdist.checkpoint.byte_runs import BINARY, write_all, write_block
 from meshdist.checkpoint.checksum import Checksum
 from meshdist.checkpoint.commit import Claim, new_folder, prune, publish, remove_remains, steps_of, write_file
 from meshdist.checkpoint.manifest import MANIFEST, Manifest, StoredArray
@@ -150,7 +150,7 @@ def _make_files(folder: Path, plan: Plan) -> None:
         zarr_files.make(folder, plan.stored, plan.pieces)
     for file in plan.files:
         path = folder / file.name
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | BINARY, 0o666)
         try:
             _allocate(fd, file.nbytes)
         except OSError as error:
@@ -205,7 +205,7 @@ class _OpenFile:
         if self._folder / file != self.path:
             self.close()
             self.path = self._folder / file
-            self._fd = os.open(self.path, os.O_WRONLY)
+            self._fd = os.open(self.path, os.O_WRONLY | BINARY)
         write_all(self._fd, header, 0)
         return self._fd
 
