@@ -26,6 +26,7 @@ def without_what_changes(text: str) -> str:
     text = text.replace("meshdist.errors.", "")  # of the second to fail, meshrun shows the name alone
     text = re.sub(r"\(pid \d+ on [^)]*\)", "(PID)", text)
     text = re.sub(r"\(rank \d+ of (\d+)\)", r"(RANK of \1)", text)
+    text = re.sub(r"group '(rows|columns)' \(RANK", r"group 'ITS FIRST' (RANK", text)
     return re.sub(r"for \d+\.\d s", "for T s", text)
 
 
