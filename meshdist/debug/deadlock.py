@@ -60,6 +60,7 @@ class BlockedRank:
         awaits: The global ranks that all have to do something, or the first of them.
         call: The call in which it waits, as messages name it.
         confirmed: The numbers of their waits after which this rank has found its own to go on, by rank.
+        members: The ranks of the group of the call, in its order.
         phase: The number of its phase.
         has_ended: It is in no call: it has ended the phase.
     """
@@ -69,6 +70,7 @@ class BlockedRank:
     awaits: tuple[int, ...]
     call: str
     confirmed: dict[int, int] = field(default_factory=dict)
+    members: tuple[int, ...] = ()
     phase: int = 0
     has_ended: bool = False
 
@@ -78,8 +80,8 @@ class BlockedRank:
     @classmethod
     def decode(cls, text: bytes) -> BlockedRank:
         fields = json.loads(text)
-        awaits, confirmed = tuple(fields.pop("awaits")), dict(map(tuple, fields.pop("confirmed")))
-        return cls(**fields, awaits=awaits, confirmed=confirmed)
+        fields["awaits"], fields["members"] = tuple(fields["awaits"]), tuple(fields["members"])
+        return cls(**{**fields, "confirmed": dict(map(tuple, fields["confirmed"]))})
 
 
 def endless_wait(rank: int, blocked: Mapping[int, BlockedRank]) -> list[BlockedRank]:
@@ -128,7 +130,10 @@ def _describe_circle(circle: list[BlockedRank]) -> str:
     ]
     if len(steps) > _MOST_NAMED:
         steps[_MOST_NAMED - 1 : -1] = [f"and so on, {len(circle)} ranks in all"]
-    return f"the ranks wait for each other, and none can go on: {'; '.join(steps)}"
+    orders = {one.members for one in circle}
+    are_reordered = len({tuple(sorted(members)) for members in orders}) < len(orders)
+    advice = "; groups whose ranks are in a different order are different groups" if are_reordered else ""
+    return f"the ranks wait for each other, and none can go on: {'; '.join(steps)}{advice}"
 
 
 class DeadlockDetector:
@@ -153,7 +158,7 @@ class DeadlockDetector:
             DistError: The store is gone.
         """
         if not self._may_do_more():
-            ended = BlockedRank(self._world.rank, next(self._numbers), (), what, {}, self._phase, has_ended=True)
+            ended = BlockedRank(self._world.rank, next(self._numbers), (), what, phase=self._phase, has_ended=True)
             publish(self._world.store, ended)
 
     def look(self, wait: BlockedWait | None, waitable: Waitable) -> BlockedWait | None:
@@ -174,7 +179,10 @@ class DeadlockDetector:
         if not awaits or record is None or self._may_do_more():
             return None
         words, number = _words(record), next(self._numbers)
-        blocked = BlockedRank(self._world.rank, number, awaits[:_MOST_AWAITED], words, phase=self._phase)
+        members = next((group.ranks for group in self._world.groups if group.name == facts_in(record).group), ())
+        blocked = BlockedRank(
+            self._world.rank, number, awaits[:_MOST_AWAITED], words, members=members, phase=self._phase
+        )
         self._wait = BlockedWait(self._world.store, blocked, self._world.log)
         return self._wait
 

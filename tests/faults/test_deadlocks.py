@@ -40,7 +40,7 @@ def test_which_ranks_are_in_a_circle(ranks, circle):
 
 
 def ended(rank, number, phase):
-    return {rank: BlockedRank(rank, number, (), "cell", {}, phase, has_ended=True)}
+    return {rank: BlockedRank(rank, number, (), "cell", phase=phase, has_ended=True)}
 
 
 def test_a_rank_that_has_ended_its_phase_is_waited_for_in_vain():

