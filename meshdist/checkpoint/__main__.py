@@ -10,13 +10,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from meshdist.checkpoint.format_conversion import convert
+from meshdist.checkpoint.block_owners import Held, Mine, Piece
+from meshdist.checkpoint.byte_runs import whole
 from meshdist.checkpoint.opening import Opened
-from meshdist.checkpoint.rank_agreement import CheckpointError
+from meshdist.checkpoint.rank_agreement import CheckpointError, Peers
 from meshdist.checkpoint.verification import check_checkpoint, progressing, rows, summary
-from meshdist.checkpoint.writing import FORMATS
+from meshdist.checkpoint.writing import FORMATS, Target, make_plan, write
 from meshdist.profiler.tables import text_table
 
 
@@ -69,6 +72,25 @@ def verify(opened: Opened) -> int:
         )
         print(f"{opened.folder} {checked}: {summary(opened)}")
     return found
+
+
+def convert(opened: Opened, folder: Path, format: str, max_file_bytes: int) -> Path:
+    """Write what is in a checkpoint to `folder`, an array at a time; what is read is checked."""
+    manifest = opened.manifest
+    held = {name: {0: Held(array.shape, array.dtype)} for name, array in manifest.arrays.items()}
+    pieces = {name: [Piece(whole(array.shape), 0)] * (array.nbytes > 0) for name, array in manifest.arrays.items()}
+    plan = make_plan(format, held, pieces, max_file_bytes)
+    mine = [
+        Mine(name, number, piece, partial(opened.read, name))
+        for name, listed in pieces.items()
+        for number, piece in enumerate(listed)
+    ]
+    structure: list[Any] | None = manifest.structure
+    if structure is None:
+        structure = ["dict", [[name, ["array", name]] for name in manifest.arrays]]
+    target = Target(folder.absolute(), manifest.step or 0)
+    peers = Peers(None, f"conversion to {folder}")
+    return write(peers, plan, mine, structure, target, {}, lambda items: progressing(items, "converted"))
 
 
 def show(table: Sequence[Sequence[str]]) -> None:

@@ -356,6 +356,16 @@ def test_bubbles_of_pipelines_are_simulated_and_measured(script, tmp_path):
     assert names == ["GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "ZB-H1", "ZBV"]
 
 
+def test_checkpoints_are_timed_beside_dd(script, tmp_path):
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    options = ["--gib", "0.01", "--rounds", "1", "--no-torch", "--folder", tmp_path]
+    done = script("checkpoint.py", *options, "--json", tmp_path / "times.json", **place)
+    assert done.returncode == 0, done.stderr
+    times = json.loads((tmp_path / "times.json").read_text())["results"]
+    assert {name.partition(",")[0] for name in times} == {"dd", "meshdist", "memcpy", "asynchronous save"}
+    assert [path.name for path in tmp_path.iterdir()] == ["times.json"]
+
+
 @pytest.mark.slow
 def test_cells_of_a_notebook_are_timed(script, tmp_path):
     path = tmp_path / "times.json"
