@@ -1,4 +1,4 @@
-"""Slices that differ between ranks: the timeout says where the missing ranks wait."""
+"""Slices that differ between ranks: the ranks are told of the circle, or where the missing ranks wait."""
 
 import threading
 from types import SimpleNamespace
@@ -14,8 +14,7 @@ from meshdist.runtime.waiting import Waitable
 from meshdist.store import HashStore
 from meshdist.system.deadline import Deadline
 
-# Longer than the second after which a rank leaves word.
-TIMEOUT_S = 3.0
+TIMEOUT_S = 30.0
 
 
 def crossing():
@@ -29,11 +28,10 @@ def crossing():
 
 
 def check_reports(reports):
-    # The group of rank 0 has the ranks 0, 2, 1, 3.
-    assert "rank 2 (global rank 1) waited meanwhile in the first call on group 'world' (ranks 0, 1, 2, 3)" in reports[0]
-    for words in reports[1:]:  # those of the rank that gave up first, or of another
-        assert "rank 0 waited meanwhile in the first call on group 'tp,dp' (ranks 0, 2, 1, 3)" in words
-        assert "groups whose ranks are in a different order are different groups" in words
+    for words in reports:
+        assert "the ranks wait for each other, and none can go on: rank 0 waits for rank" in words
+        assert "call 1 on 'tp,dp'" in words
+        assert "call 1 on 'world'" in words
 
 
 def test_ranks_that_wait_for_each_other_in_two_groups():
