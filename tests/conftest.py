@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from hypothesis import settings
 from mpi_worlds import WORLDS as MPI_WORLDS
 from worlds import BACKENDS, SIZES_OF, World, Worlds, needs_linux
 
@@ -19,6 +20,9 @@ SIZES, USUAL = (1, 2, 3, 4, 5), (1, 2, 3, 5)
 # For the doctests of these files, of which there are none, pytest would import each as the module "conftest".
 collect_ignore_glob = ["*conftest.py"]
 
+
+settings.register_profile("tests", deadline=None)  # a busy machine takes its time
+settings.load_profile("tests")
 
 # Folders and files whose tests take long: whole jobs, several hosts, MPI, random programs.
 SLOW = (

@@ -141,7 +141,7 @@ Py_ssize_t stream_drain(const Pipe *pipe, char *data, Py_ssize_t size, Py_ssize_
 /* Read a message that begins at `begin`, and leave it in the ring; return how much of it has come. */
 Py_ssize_t stream_look(const Pipe *pipe, uint64_t begin, char *data, Py_ssize_t size);
 
-/* ---- ring.c: messages of few bytes of one kind to one rank, or from it; see `shm.fast_path` */
+/* ---- message_ring.c: messages of few bytes of one kind to one rank, or from it; see `shm.fast_path` */
 typedef struct {
     PyObject_HEAD
     vectorcallfunc call;

@@ -20,7 +20,7 @@ spans = st.tuples(st.integers(0, 6), st.integers(0, 6)).map(sorted).map(tuple)
 blocks = st.lists(st.tuples(spans, st.integers(0, 3)), max_size=4).map(
     lambda dims: (tuple(stop + more for (_, stop), more in dims), tuple(span for span, _ in dims))
 )
-QUICK = settings(max_examples=60, deadline=None)
+QUICK = settings(max_examples=60)
 
 
 @QUICK

@@ -56,7 +56,7 @@ def expected(op, rows):
 
 
 @pytest.mark.parametrize(("op", "dtype"), [(op, dtype) for op, dtypes in IN_C.items() for dtype in dtypes])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(num_rows=st.integers(2, 5), count=st.integers(0, 70), seed=st.integers(0, 2**32 - 1))
 def test_every_bit_is_numpys(op, dtype, num_rows, count, seed):
     random = np.random.default_rng(seed)

@@ -79,7 +79,7 @@ class Reader:
             self.coming = None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(sizes, max_size=60), st.lists(st.integers(0, 4), min_size=1, max_size=20))
 def test_messages_come_out_as_they_went_in(lengths, turns):
     """Between any number of reads the writer goes on; messages may be longer than the ring."""

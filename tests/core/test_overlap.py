@@ -29,7 +29,7 @@ def addresses(array, dims, begin=512):
     ]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 @given(STEPS)
 def test_repeated_elements_are_found(dims):
     array, _ = placed(dims)
@@ -37,7 +37,7 @@ def test_repeated_elements_are_found(dims):
     assert repeats_elements(array) == (len(set(touched)) < len(touched))
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 @given(st.lists(st.tuples(STEPS, st.integers(480, 540)), max_size=7))
 def test_arrays_that_share_memory_are_found(parts):
     memory = np.zeros(1024, np.uint8)

@@ -149,7 +149,7 @@ def test_a_sender_that_is_about_to_write_when_all_has_been_read_does_not(sides):
     assert target.all()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(size=st.integers(1, 600 * KIB))
 def test_without_the_sender_the_receiver_reads_all(sides, size):
     data, target = np.arange(size).astype(np.uint8), np.zeros(size, np.uint8)

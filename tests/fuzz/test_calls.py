@@ -25,7 +25,6 @@ pytestmark = [
 fuzz = settings(
     max_examples=int(os.environ.get("MESHDIST_FUZZ_EXAMPLES", "80")),
     derandomize="MESHDIST_FUZZ_EXAMPLES" not in os.environ,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     print_blob=True,
 )

@@ -31,7 +31,6 @@ pytestmark = pytest.mark.timeout(36_000 if "MESHDIST_FUZZ_EXAMPLES" in os.enviro
 fuzz = settings(
     max_examples=int(os.environ.get("MESHDIST_FUZZ_EXAMPLES", "100")),
     derandomize="MESHDIST_FUZZ_EXAMPLES" not in os.environ,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     print_blob=True,
 )

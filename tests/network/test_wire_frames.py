@@ -6,7 +6,7 @@ import itertools
 import socket
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from until import until
 
@@ -48,7 +48,6 @@ def pair():
         yield ours, theirs
 
 
-@settings(deadline=None)  # a busy machine takes its time
 @given(st.lists(st.tuples(KINDS, SIZES), max_size=6), st.integers(0, 3))
 def test_frames_come_whole_and_in_order(frames, holds):
     ours, theirs = socket.socketpair()
@@ -74,7 +73,6 @@ def test_frames_come_whole_and_in_order(frames, holds):
         assert recorder.has_ended
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, HEADER_BYTES + 20), min_size=1, max_size=8))
 def test_any_pieces_will_do(cuts):
     ours, theirs = socket.socketpair()

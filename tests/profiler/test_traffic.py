@@ -50,7 +50,7 @@ def test_unknown_collectives_list_the_known(function):
         function()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(hosts_of_groups, st.sampled_from(["all_reduce", "reduce_scatter", "all_gather_into_tensor", "all_to_all"]))
 def test_a_rank_sends_the_standard_cost_inside_and_between(hosts, collective):
     for rank in range(len(hosts)):
@@ -59,7 +59,7 @@ def test_a_rank_sends_the_standard_cost_inside_and_between(hosts, collective):
         )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(hosts_of_groups)
 def test_as_little_as_possible_goes_between_hosts(hosts):
     size, num_hosts = len(hosts), len(set(hosts))
@@ -70,7 +70,7 @@ def test_as_little_as_possible_goes_between_hosts(hosts):
     assert between == pytest.approx(2 * S * (num_hosts - 1), abs=size)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(hosts_of_groups, st.integers(0, 8), st.sampled_from(["broadcast", "reduce"]))
 def test_a_chain_enters_each_host_once(hosts, root, collective):
     size, num_hosts = len(hosts), len(set(hosts))
@@ -78,7 +78,7 @@ def test_a_chain_enters_each_host_once(hosts, root, collective):
     assert (inside, between) == (S * (size - num_hosts), S * (num_hosts - 1))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(hosts_of_groups, st.integers(0, 8))
 def test_gather_and_scatter(hosts, root):
     size, root = len(hosts), root % len(hosts)

@@ -18,7 +18,6 @@ pytestmark = [
 fuzz = settings(
     max_examples=int(os.environ.get("MESHDIST_FUZZ_EXAMPLES", "60")),
     derandomize="MESHDIST_FUZZ_EXAMPLES" not in os.environ,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 # Most are long enough to go through shared arrays; the elements of some divide by no number of ranks.

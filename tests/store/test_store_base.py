@@ -135,7 +135,7 @@ CALLS = st.one_of(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(calls=st.lists(CALLS, max_size=20))
 def test_a_file_replayed_equals_the_store_that_wrote_it(calls, tmp_path_factory) -> None:
     path = tmp_path_factory.mktemp("replay") / "store"

@@ -20,7 +20,7 @@ def layouts(draw):
     return random_layout(rng, random_shape(rng), draw(st.sampled_from(MESHES)), PENDING_OPS)
 
 
-quickly = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+quickly = settings(max_examples=60, derandomize=True, database=None)
 
 
 @quickly

@@ -6,7 +6,7 @@ import math
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import meshdist
@@ -103,7 +103,6 @@ def test_what_cannot_be_placed_is_refused(shape, names, inside, message):
         IN_TURNS.place(shape, names, inside)
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(data=st.data())
 def test_every_rank_once_and_rows_inside_where_hosts_allow(data):
     num_hosts, block, blocks = (data.draw(st.integers(1, 4)) for _ in range(3))
@@ -118,7 +117,6 @@ def test_every_rank_once_and_rows_inside_where_hosts_allow(data):
     assert np.array_equal(named, machine.place(shape[::-1], ("tp", "dp"), ["tp"]))
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(counts=st.lists(st.integers(1, 6), min_size=1, max_size=5), row=st.integers(1, 6))
 def test_of_unequal_hosts_no_more_rows_leave_than_must(counts, row):
     edges = np.cumsum([0, *counts])
