@@ -114,6 +114,7 @@ def ring_attention(
     call.check_replicated("the shape of k", np.array(shapes[1]))
     call.check_replicated("the shape of v", np.array(shapes[2]))
     factor = 1 / math.sqrt(max(1, shapes[0][3])) if scale is None else float(scale)
+    call.check_replicated("causal, zigzag and scale", np.array([causal, zigzag, factor]))
     plan = _Plan(call.members, call.rank, call.size, causal, zigzag and causal, factor)
     return _attention(q, k, v, plan, [])
 

@@ -54,6 +54,12 @@ def test_on_every_backend(world_of_3, schedule):
     assert_as_one_process(schedule, world_of_3.run(trained, schedule.to_csv()))
 
 
+@needs_linux
+def test_between_hosts_where_receives_are_posted_ahead(worlds):
+    schedule = zbv(4, 4)
+    assert_as_one_process(schedule, worlds.world("gloo-hosts", 4).run(trained, schedule.to_csv()))
+
+
 def averaged():
     mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
     schedule = one_f_one_b(2, 2)

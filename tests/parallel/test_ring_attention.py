@@ -170,6 +170,23 @@ def test_ranks_whose_loss_does_not_use_the_result_take_part_in_the_backward_pass
     meshdist.run(main, 2)
 
 
+def test_with_debug_level_detail_the_ranks_compare_their_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHDIST_DEBUG", "DETAIL")
+
+    def main() -> None:
+        rank, world = meshdist.get_rank(), meshdist.group.WORLD
+        q = np.ones((1, 2, 4, 3))
+        calls: dict[str, Callable[[], Any]] = {
+            "the shape of k": lambda: ring_attention(*[np.ones((1, 2, 4 + rank, 3))] * 3, axis=world),
+            "causal, zigzag and scale": lambda: ring_attention(q, q, q, axis=world, zigzag=bool(rank)),
+        }
+        for words, call in calls.items():
+            with pytest.raises(meshdist.DistBackendError, match=f"{words} of ring_attention must be the same"):
+                call()
+
+    meshdist.run(main, 2)
+
+
 def test_what_is_wrong_is_named() -> None:
     def main() -> None:
         world = meshdist.group.WORLD
