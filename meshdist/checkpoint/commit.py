@@ -25,6 +25,8 @@ CLAIM = ".saving"
 # How often the claim is renewed, and from when on one that was not is void: its job was killed on another host.
 RENEW_S, VOID_S = 10.0, 120.0
 _STEP = re.compile(r"step-(\d+)")
+# Hidden folders of saves, and of checkpoints that are being removed.
+_REMAINS = re.compile(r"\.step-\d+-[0-9a-f]{8}")
 
 
 def step_folder(directory: Path, step: int) -> Path:
@@ -152,8 +154,9 @@ class Claim:
 
 def remove_remains(directory: Path) -> None:
     """Remove what saves that were killed have left; nobody else is saving."""
-    for path in directory.glob(".step-*"):
-        shutil.rmtree(path)
+    for path in directory.iterdir():
+        if _REMAINS.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
     for path in directory.glob(f"{CLAIM}-*"):
         with suppress(FileNotFoundError):  # that of a process that asks for the claim right now
             if time.time() - path.stat().st_mtime > VOID_S:

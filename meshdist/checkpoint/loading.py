@@ -70,7 +70,7 @@ def load(
         ...     meshdist.run(program, 2, args=(directory,))
         [[[0, 1], [3, 4]], [[2], [5]]]
     """
-    peers = Peers.of(group, f"load from {path}")
+    peers = Peers.of(group, f"load from {path}", {"strict": strict, "like": "given" if like is not None else None})
     opened = peers.by_first(lambda: Opened.at(path))
     wanted = _Wanted(opened, peers, strict, in_place)
     results: list[Any] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from meshdist.errors import DistError
@@ -49,27 +49,47 @@ class Peers:
 
     Args:
         group: The group; None for a process alone.
-        what: What is being done, for messages.
+        what: What is being done, for messages; the same on all ranks.
+        options: Arguments that have to be the same on all ranks, by name.
     """
 
-    def __init__(self, group: ProcessGroup | None, what: str) -> None:
+    def __init__(self, group: ProcessGroup | None, what: str, options: Mapping[str, Any] | None = None) -> None:
         self.group = group
         self.what = what
+        self._options = dict(options or {})
+        self._num_gathered = 0
         self.rank = 0 if group is None else group.rank()
         self.size = 1 if group is None else group.size()
 
     @classmethod
-    def of(cls, group: GroupLike, what: str) -> Peers:
+    def of(cls, group: GroupLike, what: str, options: Mapping[str, Any] | None = None) -> Peers:
         """Return the ranks of `group`; of the world if it is None, or this process alone if there is none."""
-        return cls(None if group is None and not is_initialized() else resolve(group), what)
+        return cls(None if group is None and not is_initialized() else resolve(group), what, options)
 
     def gather(self, item: Any) -> list[Any]:
-        """Return what all ranks pass, by rank."""
+        """Return what all ranks pass, by rank.
+
+        Raises:
+            CheckpointError: Ranks are in different calls.
+            ValueError: Ranks passed different options.
+        """
         if self.group is None:
             return [item]
+        self._num_gathered += 1
         items: list[Any] = [None] * self.size
-        self.group.all_gather_object(items, item)
-        return items
+        self.group.all_gather_object(items, ((self.what, self._num_gathered), self._options, item))
+        call, options, _ = items[0]
+        for rank, (other, passed, _) in enumerate(items):
+            if other != call:
+                raise CheckpointError(
+                    f"the ranks are in different calls: rank 0 in {call[0]}, rank {rank} in {other[0]}"
+                )
+            for name in options:
+                if passed[name] != options[name]:
+                    raise ValueError(
+                        f"{self.what}: rank 0 passed {name}={options[name]!r}, and rank {rank} {name}={passed[name]!r}"
+                    )
+        return [item for _, _, item in items]
 
     def together(self, work: Callable[[], T]) -> list[T]:
         """Do `work`, which has no collectives, on each rank; return what it returned on all.

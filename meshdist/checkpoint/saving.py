@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Callable
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast, overload
 
@@ -14,6 +16,7 @@ import numpy as np
 from meshdist.checkpoint.block_owners import Held, Mine, assign_pieces, check_alike, index_at, written_layout
 from meshdist.checkpoint.byte_runs import whole, within
 from meshdist.checkpoint.commit import step_folder, steps_of
+from meshdist.checkpoint.manifest import MANIFEST
 from meshdist.checkpoint.rank_agreement import Peers
 from meshdist.checkpoint.stored_types import name_of
 from meshdist.checkpoint.tree_names import Named, PerRank, merged, per_rank_name
@@ -97,6 +100,7 @@ class Saver:
         self.pending: PendingSave | None = None
         self.seen: dict[Path, set[int]] = {}
         self._group = group
+        self._log = current_world().log
         self._own_group: ProcessGroup | None = None
         self._plan: tuple[Any, Plan] | None = None
         self._memory = np.empty(0, np.uint8)
@@ -119,7 +123,7 @@ class Saver:
     def end(self) -> None:
         """Wait for the last save when the world ends; log its error."""
         if self.pending is not None and (error := self.pending.failure()) is not None:
-            current_world().log.error("the last asynchronous save failed: %s", error)
+            self._log.error("the last asynchronous save failed: %s", error)
 
     def plan(self, key: Any, held: dict[str, dict[int, Held]], format: str, most: int) -> Plan:
         """Return the plan of these arrays; that of the save before if they are the same."""
@@ -242,8 +246,8 @@ def save(
     members = resolve(group)
     saver = Saver.of(members)
     saver.wait()
-    peers = Peers(members, f"save to {directory}")
-    options = _Options(step, format, keep, overwrite, max_file_bytes, str(directory))
+    options = _Options(step, format, keep, overwrite, max_file_bytes, directory)
+    peers = Peers(members, f"save to {directory}", {**options._asdict(), "asynchronous": asynchronous})
     target, plan, mine, structure = _planned(peers, saver, tree, options)
     if not asynchronous:
         return write(peers, plan, mine, structure, target, saver.seen)
@@ -258,9 +262,13 @@ class _Options(NamedTuple):
     keep: int | None
     overwrite: bool
     max_file_bytes: int
-    directory: str
+    directory: str | Path
 
     def check(self) -> None:
+        if not isinstance(self.directory, (str, os.PathLike)) or not os.fspath(self.directory):
+            raise TypeError(f"directory must be the path of a folder, got {self.directory!r}")
+        if (Path(self.directory) / MANIFEST).exists():
+            raise ValueError(f"{self.directory} is a checkpoint; pass the folder above it")
         if self.format not in FORMATS:
             raise ValueError(f"format must be one of {', '.join(map(repr, FORMATS))}, got {self.format!r}")
         if self.format == "zarr":
@@ -272,7 +280,7 @@ class _Options(NamedTuple):
             ("keep", self.keep, 1),
             ("max_file_bytes", self.max_file_bytes, 1),
         ):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < least):
                 raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
 
 
@@ -280,7 +288,6 @@ class _Look(NamedTuple):
     """What a rank says of its tree: equal digests are equal trees, but for the values in them."""
 
     digest: bytes
-    options: _Options
     next_step: int
 
 
@@ -300,12 +307,9 @@ def _planned(
             repr((sorted(held.items()), _skeleton(named.structure), [h.ranks for h in held.values()])).encode()
         )
         steps = steps_of(Path(options.directory)) if peers.rank == 0 and options.step is None else {}
-        return _Look(digest.digest(), options, max(steps, default=-1) + 1)
+        return _Look(digest.digest(), max(steps, default=-1) + 1)
 
     looks = peers.together(look)
-    for rank, other in enumerate(looks):
-        if other.options != looks[0].options:
-            raise ValueError(f"{peers.what}: rank {rank} passed {other.options}, and rank 0 {looks[0].options}")
     named, held = found[0]
     structure: list[Any] | None = named.structure
     if all(other.digest == looks[0].digest for other in looks):
@@ -323,7 +327,7 @@ def _planned(
     key = ([other.digest for other in looks], options.format, options.max_file_bytes)
     plans: list[Plan] = []
     peers.together(lambda: plans.append(saver.plan(key, held_by, options.format, options.max_file_bytes)))
-    step = looks[0].next_step if options.step is None else options.step
+    step = looks[0].next_step if options.step is None else int(options.step)
     folder = step_folder(Path(options.directory).absolute(), step)
     return (
         Target(folder, step, options.overwrite, options.keep),

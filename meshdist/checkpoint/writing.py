@@ -131,8 +131,11 @@ def write(
 
 def _check_target(target: Target, seen: Mapping[Path, set[int]]) -> None:
     directory = target.folder.parent
-    if target.folder.exists() and not target.overwrite:
-        raise FileExistsError(f"{target.folder} exists already; save another step, or pass overwrite=True")
+    if os.path.lexists(target.folder):
+        if target.folder.is_symlink() or not (target.folder / MANIFEST).is_file():
+            raise FileExistsError(f"{target.folder} is there, and is no checkpoint: move it away, or save another step")
+        if not target.overwrite:
+            raise FileExistsError(f"{target.folder} exists already; save another step, or pass overwrite=True")
     steps = steps_of(directory)
     if directory in seen and (others := sorted(set(steps) - seen[directory])):
         writer = Manifest.read(steps[others[-1]] / MANIFEST).writer

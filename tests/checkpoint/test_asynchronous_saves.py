@@ -83,10 +83,13 @@ def test_the_end_of_the_world_waits_for_the_last_save(tmp_path):
     assert load(tmp_path)["w"].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_an_error_that_nobody_asks_for_is_logged(tmp_path, caplog):
+@pytest.mark.parametrize("destroys", [False, True])
+def test_an_error_that_nobody_asks_for_is_logged(tmp_path, caplog, destroys):
     def program():
         save(tmp_path, {}, step=1)
         save(tmp_path, {}, step=1, asynchronous=True)
+        if destroys:
+            meshdist.destroy_process_group()
 
     meshdist.run(program, 1)
     assert "the last asynchronous save failed: asynchronous save to" in caplog.text

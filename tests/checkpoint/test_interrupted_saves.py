@@ -230,9 +230,10 @@ def test_the_claim_of_a_job_that_was_killed_is_void(tmp_path):
     found = json.loads(path.read_text())
     found["member"][3] = done.stdout.strip()
     path.write_text(json.dumps(found))
-    (tmp_path / ".step-9-abcd").mkdir()
+    (tmp_path / ".step-9-0123abcd").mkdir()
+    (tmp_path / ".step-9-mine").mkdir()  # no name that a save gives
     meshdist.run(lambda: save(tmp_path, TREE), 2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0", "step-1"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".step-9-mine", "step-0", "step-1"]
 
 
 def test_the_claim_of_another_host_is_void_once_it_is_not_renewed(tmp_path):
@@ -279,3 +280,19 @@ def test_nothing_to_load(tmp_path):
             load(tmp_path / "none")
 
     meshdist.run(program, 2)
+
+
+def test_what_is_no_checkpoint_is_not_replaced(tmp_path):
+    (tmp_path / "step-1").write_text("mine")
+    (tmp_path / "step-2").mkdir()
+    (tmp_path / "step-3").symlink_to(tmp_path / "step-2")
+
+    def program():
+        for step in (1, 2, 3):
+            with pytest.raises(FileExistsError, match=f"step-{step} is there, and is no checkpoint: move it away"):
+                save(tmp_path, TREE, step=step, overwrite=True)
+        return save(tmp_path, TREE, step=4).name
+
+    assert meshdist.run(program, 2) == ["step-4"] * 2
+    assert (tmp_path / "step-1").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1", "step-2", "step-3", "step-4"]

@@ -216,10 +216,37 @@ def test_what_cannot_be_saved_is_named_on_all_ranks(tmp_path, tree, options, err
     assert not (tmp_path / "run").exists()
 
 
-def test_ranks_that_pass_different_steps(tmp_path):
+@pytest.mark.parametrize("option", ["step", "asynchronous", "overwrite"])
+def test_ranks_that_pass_different_options(tmp_path, option):
     def program():
-        with pytest.raises(ValueError, match="rank 1 passed .*step=1.*, and rank 0 .*step=0"):
-            save(tmp_path, {}, step=meshdist.get_rank())
+        rank = meshdist.get_rank()
+        with pytest.raises(ValueError, match=f"rank 0 passed {option}=.*, and rank 1 {option}="):
+            save(tmp_path, {}, **{option: bool(rank) if option != "step" else rank})
+        with pytest.raises(ValueError, match="rank 0 passed strict=False, and rank 1 strict=True"):
+            load(tmp_path, strict=bool(rank))
+
+    meshdist.run(program, 2)
+
+
+def test_ranks_in_different_calls(tmp_path):
+    def program():
+        path = save(tmp_path, {"w": np.ones(3)}, step=np.int64(3))
+        with pytest.raises(CheckpointError, match="in different calls: rank 0 in load from .*, rank 1 in save to"):
+            load(tmp_path) if meshdist.get_rank() == 0 else save(tmp_path, {})
+        with pytest.raises(CheckpointError, match="calls: rank 0 in load from .*0, rank 1 in load from .*1"):
+            load(tmp_path / f"step-{meshdist.get_rank()}")
+        return load(path)["w"].tolist()
+
+    assert meshdist.run(program, 2) == [[1, 1, 1]] * 2
+
+
+def test_a_folder_is_named(tmp_path):
+    def program():
+        for directory in (None, ""):
+            with pytest.raises(TypeError, match="directory must be the path of a folder, got"):
+                save(directory, {})
+        with pytest.raises(ValueError, match="is a checkpoint; pass the folder above it"):
+            save(save(tmp_path, {}), {})
 
     meshdist.run(program, 2)
 
