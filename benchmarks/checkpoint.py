@@ -221,7 +221,8 @@ def main() -> None:
         if dist.get_rank() == 0:
             title = f"Checkpoints, {dist.get_world_size()} ranks"
             versions = installed(["meshdist", "torch"] if args.torch else ["meshdist"])
-            report.publish(args, title, machine.describe(versions), body_of(args, times), times)
+            described, launcher = machine.describe(versions), ["meshrun", "-n", str(dist.get_world_size())]
+            report.publish(args, title, described, body_of(args, times), times, launcher)
     finally:
         dist.barrier()
         if dist.get_rank() == 0:

@@ -1,6 +1,6 @@
 """GradientReducer beside one all_reduce of a flat array, and beside torch's DDP over Gloo; and what its hooks lose.
 
-    meshrun -n 2 benchmarks/data_parallel.py --markdown benchmarks/RESULTS.md
+    OMP_NUM_THREADS=1 meshrun -n 2 benchmarks/data_parallel.py --markdown benchmarks/RESULTS.md
 
 The libraries take turns in the same processes. Without torch, its columns are empty.
 """

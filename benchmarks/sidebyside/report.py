@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shlex
 import sys
@@ -75,7 +76,9 @@ def publish(
     launcher: Sequence[str] = ("python",),
 ) -> None:
     """Print the section, and write what the options of `add_output_options` ask for."""
-    made = f"{date.today()}, `{shlex.join([*launcher, *sys.argv])}`"
+    threads = os.environ.get("OMP_NUM_THREADS")
+    variables = [f"OMP_NUM_THREADS={threads}"] if threads and launcher[0] == "meshrun" else []
+    made = f"{date.today()}, `{shlex.join([*variables, *launcher, *sys.argv])}`"
     listed = ", ".join(f"{name} {value}" for name, value in machine.items())
     section = f"## {title}\n\n{made}\\\n{listed}\n\n{body}\n"
     print(section)
