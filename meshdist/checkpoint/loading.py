@@ -15,9 +15,9 @@ from meshdist.checkpoint.stored_types import name_of
 from meshdist.checkpoint.tree_names import (
     PerRank,
     filled,
-    is_of_rank,
     names_of,
     on_host,
+    own_arrays,
     per_rank_name,
     rebuilt,
     values_of,
@@ -44,8 +44,8 @@ def load(
             arrays and NumPy scalars there are new ones of the same shape and dtype, in place of `per_rank(array)` this
             rank's own array, and in place of small values those of the checkpoint; lists and dicts without arrays are
             taken as they are there. Names count, not the kinds of containers. It is not changed, unless `in_place`.
-            None: all that is there, on each rank, as whole NumPy arrays, and lists with an array of each rank for
-            `per_rank`; arrays of format "npy" are mapped from their files, without those that are changed being
+            None: all that is there, on each rank, as whole NumPy arrays, and lists for
+            `per_rank`, whose index is the rank, with None for a rank that had no array; arrays of format "npy" are mapped from their files, without those that are changed being
             written. From files of others: a dict by name.
         strict: Raise if the checkpoint lacks what `like` has, or has more. False: what is missing stays as `like` has
             it, and what is more is left out.
@@ -93,6 +93,7 @@ class _Wanted:
     def __init__(self, opened: Opened, peers: Peers, strict: bool, in_place: bool) -> None:
         self._opened = opened
         self._arrays = opened.manifest.arrays
+        self._own = own_arrays(self._arrays)
         self._peers = peers
         self._strict = strict
         self._in_place = in_place
@@ -104,7 +105,8 @@ class _Wanted:
 
         def array(kind: str, name: str) -> Any:
             if kind == "per_rank":
-                return [read(one) for one in sorted(self._arrays) if is_of_rank(one, name)]
+                stored = self._own[name]
+                return [read(stored[rank]) if rank in stored else None for rank in range(max(stored) + 1)]
             return read(name)[()] if kind == "scalar" else read(name)
 
         structure = self._opened.manifest.structure

@@ -115,6 +115,15 @@ def test_stages_with_arrays_of_their_own(tmp_path):
         assert mine == [[rank // 2] * 2] * 4
 
 
+def test_the_index_of_a_rank_in_a_list_is_its_number(tmp_path):
+    def program():
+        rank = meshdist.get_rank()
+        save(tmp_path, {"p": per_rank(np.arange(rank)) if rank % 2 else None})
+        return [None if array is None else array.tolist() for array in load(tmp_path)["p"]]
+
+    assert meshdist.run(program, 5) == [[None, [0], None, [0, 1, 2]]] * 5
+
+
 def test_replicas_on_meshes_of_their_own(tmp_path):
     def program():
         tp = mesh_of((2, 2))["b"]
