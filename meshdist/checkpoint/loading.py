@@ -44,9 +44,9 @@ def load(
             arrays and NumPy scalars there are new ones of the same shape and dtype, in place of `per_rank(array)` this
             rank's own array, and in place of small values those of the checkpoint; lists and dicts without arrays are
             taken as they are there. Names count, not the kinds of containers. It is not changed, unless `in_place`.
-            None: all that is there, on each rank, as whole NumPy arrays, and lists for
-            `per_rank`, whose index is the rank, with None for a rank that had no array; arrays of format "npy" are mapped from their files, without those that are changed being
-            written. From files of others: a dict by name.
+            None: all that is there, on each rank, as whole NumPy arrays, and for `per_rank` lists
+            whose index is the rank, with None for a rank that had none; arrays of format "npy" are mapped from their
+            files, without those that are changed being written. From files of others: a dict by name.
         strict: Raise if the checkpoint lacks what `like` has, or has more. False: what is missing stays as `like` has
             it, and what is more is left out.
         in_place: Read into the NumPy arrays of `like` and the blocks of its DTensors, which takes no other memory, and
@@ -136,9 +136,10 @@ class _Wanted:
         arrays: dict[str, Any] = {}
         others: dict[str, Any] = {}
         values, folder = self._values, self._opened.folder
+        arrays_there = self._arrays.keys() | self._own.keys()
         filled(like, arrays.__setitem__, others.__setitem__, values.__contains__)
         for name in others:
-            if name in self._arrays and others[name] is not None:
+            if name in arrays_there and others[name] is not None:
                 raise CheckpointError(f"{name!r} is an array in {folder}, and {type(others[name]).__name__} in like")
         for name in arrays:
             if name in values:
@@ -147,7 +148,7 @@ class _Wanted:
         if not self._strict:
             return
         stored = {self._stored_name(name, leaf) for name, leaf in arrays.items()}
-        missing = sorted(stored - self._arrays.keys()) + sorted(others.keys() - values.keys() - self._arrays.keys())
+        missing = sorted(stored - self._arrays.keys()) + sorted(others.keys() - values.keys() - arrays_there)
         if self._opened.manifest.structure is None:
             missing = [name for name in missing if name in stored]  # files of others have no values
         if missing:

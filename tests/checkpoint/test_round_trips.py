@@ -124,6 +124,18 @@ def test_the_index_of_a_rank_in_a_list_is_its_number(tmp_path):
     assert meshdist.run(program, 5) == [[None, [0], None, [0, 1, 2]]] * 5
 
 
+def test_none_stands_for_the_arrays_of_other_ranks(tmp_path):
+    def program():
+        tree = {"p": per_rank(np.arange(3)) if meshdist.get_rank() == 1 else None, "n": 1}
+        save(tmp_path, tree)
+        with pytest.raises(CheckpointError, match="'p' is an array in .*, and int in like"):
+            load(tmp_path, {"p": 3, "n": 1})
+        found = load(tmp_path, tree)["p"]
+        return None if found is None else found.array.tolist()
+
+    assert meshdist.run(program, 2) == [None, [0, 1, 2]]
+
+
 def test_replicas_on_meshes_of_their_own(tmp_path):
     def program():
         tp = mesh_of((2, 2))["b"]
