@@ -169,10 +169,14 @@ class _Wanted:
             )
 
     def _check_array(self, name: str, leaf: Any) -> None:
-        stored = self._arrays.get(name)
-        if stored is None or isinstance(leaf, PerRank):
+        stored = self._arrays.get(self._stored_name(name, leaf))
+        if stored is None:
             return
-        given = leaf if isinstance(leaf, DTensor) else on_host(leaf, name)
+        if isinstance(leaf, PerRank):
+            name, leaf = self._stored_name(name, leaf), leaf.array
+            given = on_host(leaf, name)
+        else:
+            given = leaf if isinstance(leaf, DTensor) else on_host(leaf, name)
         if (stored.shape, stored.dtype) != (given.shape, name_of(given.dtype)):
             raise CheckpointError(
                 f"{self._opened.folder / stored.file}: array {name!r} is {stored.dtype} of shape {stored.shape}, and"

@@ -136,6 +136,23 @@ def test_none_stands_for_the_arrays_of_other_ranks(tmp_path):
     assert meshdist.run(program, 2) == [None, [0, 1, 2]]
 
 
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros(9, np.int64), r"'p.rank00001' is int64 of shape \(2,\), and like has int64 of shape \(9,\)"),
+        (np.zeros(2, np.float32), r"'p.rank00001' is int64 of shape \(2,\), and like has float32 of shape \(2,\)"),
+    ],
+)
+def test_an_array_of_one_rank_that_does_not_fit(tmp_path, array, message):
+    def program():
+        tree = {"p": per_rank(np.arange(meshdist.get_rank() + 1))}
+        save(tmp_path, tree)
+        with pytest.raises(CheckpointError, match=message):
+            load(tmp_path, {"p": per_rank(array)} if meshdist.get_rank() == 1 else tree)
+
+    meshdist.run(program, 2)
+
+
 def test_replicas_on_meshes_of_their_own(tmp_path):
     def program():
         tp = mesh_of((2, 2))["b"]
