@@ -49,13 +49,15 @@ def load(
             files, without those that are changed being written. From files of others: a dict by name.
         strict: Raise if the checkpoint lacks what `like` has, or has more. False: what is missing stays as `like` has
             it, and what is more is left out.
-        in_place: Read into the NumPy arrays of `like` and the blocks of its DTensors, which takes no other memory, and
-            put them into the tree that is returned. If reading fails, some of them have changed.
+        in_place: Read into the NumPy arrays of `like`, those of `per_rank` too, and the blocks of its DTensors, which
+            takes no other memory, and put them into the tree that is returned. If reading fails, some of them have
+            changed.
         group: The ranks, a ProcessGroup or a DeviceMesh; the world if None, or this process alone without one.
 
     Raises:
         FileNotFoundError: There is no checkpoint.
         CheckpointError: It is damaged, or does not fit `like`: other names, shapes or dtypes. All ranks raise the same.
+        ValueError: `in_place` with a read-only array, or with a DTensor that has Partial placements.
 
     Example:
         >>> import tempfile, meshdist
@@ -75,15 +77,13 @@ def load(
     wanted = _Wanted(opened, peers, strict, in_place)
     results: list[Any] = []
 
-    def read() -> list[str]:
-        results.append(wanted.all() if like is None else wanted.like(like))
-        return [] if like is None else wanted.names(like)
-
-    asked = peers.together(read)
     if like is None:
+        peers.together(lambda: results.append(wanted.all()))
         return results[0]
+    asked = peers.together(lambda: wanted.checked_names(like))
     if strict:
         peers.by_first(lambda: wanted.check_rest({name for names in asked for name in names}))
+    peers.together(lambda: results.append(wanted.like(like)))
     return _with_pending(results[0], like)
 
 
@@ -113,16 +113,15 @@ class _Wanted:
         return {name: read(name) for name in self._arrays} if structure is None else rebuilt(structure, array)
 
     def like(self, like: Any) -> Any:
-        self._check_names(like)
-
         def array(name: str, leaf: Any) -> Any:
             stored_name = self._stored_name(name, leaf)
             return self._array(stored_name, leaf) if stored_name in self._arrays else leaf
 
         return filled(like, array, lambda name, leaf: self._values.get(name, leaf), self._values.__contains__)
 
-    def names(self, like: Any) -> list[str]:
-        """Return the names of what `like` asks for."""
+    def checked_names(self, like: Any) -> list[str]:
+        """Return the names of what `like` asks for; raise CheckpointError if it does not fit the checkpoint."""
+        self._check_names(like)
         names: list[str] = []
         note = lambda name, leaf: names.append(name)  # noqa: E731
         filled(like, note, note, self._values.__contains__)
@@ -183,13 +182,29 @@ class _Wanted:
                 f" like has {given.dtype} of shape {given.shape}; make like as the checkpoint is, and convert what is"
                 " loaded"
             )
+        if self._in_place:
+            self._check_memory(name, leaf)
+
+    def _check_memory(self, name: str, leaf: Any) -> None:
+        if isinstance(leaf, DTensor):
+            if leaf.layout.pending:
+                raise ValueError(
+                    f"in_place=True cannot read into {name!r}, a DTensor with Partial placements; pass in_place=False,"
+                    " or one with Replicate in place of Partial"
+                )
+            leaf = leaf.to_local()
+        if isinstance(leaf, np.ndarray) and not leaf.flags.writeable:
+            raise ValueError(
+                f"in_place=True cannot read into {name!r}, which is read-only; pass in_place=False, or a copy of it,"
+                " which can be written"
+            )
 
     def _array(self, name: str, leaf: Any) -> Any:
         if isinstance(leaf, PerRank):
-            return PerRank(self._opened.read(name))
+            own = self._opened.read(name, into=self._memory(leaf.array))
+            return leaf if own is leaf.array else PerRank(own)
         if isinstance(leaf, DTensor):
-            layout = leaf.layout.resolved()
-            into = self._memory(leaf.to_local()) if layout is leaf.layout else None
+            layout, into = leaf.layout.resolved(), self._memory(leaf.to_local())
             block = self._opened.read(name, index_at(layout, coordinate_in(leaf.mesh)), into)
             return leaf if into is not None else wrap(as_block(block, leaf.mesh), layout, leaf.mesh)
         array = self._opened.read(name, into=self._memory(leaf))
@@ -197,7 +212,7 @@ class _Wanted:
 
     def _memory(self, array: Any) -> Any:
         """Return the array to read into; None for a new one."""
-        return array if self._in_place and type(array) is np.ndarray and array.flags.writeable else None
+        return array if self._in_place and type(array) is np.ndarray else None
 
 
 def _listed(names: list[str]) -> str:

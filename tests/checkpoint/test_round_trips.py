@@ -9,7 +9,7 @@ from worlds import needs_linux
 
 import meshdist
 from meshdist.checkpoint import CheckpointError, latest, load, per_rank, save
-from meshdist.tensor import Partial, Shard, distribute_tensor
+from meshdist.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 MESHES = [((2, 2), (3, 1)), ((1,), (4,)), ((3,), (2,)), ((2, 1, 2), (2, 2))]
 FORMATS = ["safetensors", "npy", "zarr"]
@@ -84,19 +84,55 @@ def test_arrays_are_read_in_place(tmp_path):
     def program():
         mesh = mesh_of((2,))
         w = distribute_tensor(np.arange(12.0).reshape(3, 4), mesh, [Shard(1)], src_data_rank=None)
-        tree = {"w": w, "t": np.arange(6).reshape(2, 3).T, "n": 1, "s": np.float32(3)}
+        own = np.arange(meshdist.get_rank() + 1)
+        tree = {"w": w, "t": np.arange(6).reshape(2, 3).T, "n": 1, "s": np.float32(3), "own": per_rank(own)}
         save(tmp_path, tree)
         expected = w.to_local().copy(), tree["t"].copy()
         w.to_local()[...] = 0
         tree["t"][...] = 0
+        own[...] = -1
         found = load(tmp_path, tree, in_place=True)
         assert found["w"] is w
         assert found["t"] is tree["t"]
+        assert found["own"].array is own
+        assert own.tolist() == list(range(meshdist.get_rank() + 1))
         np.testing.assert_array_equal(w.to_local(), expected[0])
         np.testing.assert_array_equal(tree["t"], expected[1])
         return found["s"]
 
     assert meshdist.run(program, 2) == [3, 3]
+
+
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: per_rank(read_only(np.zeros(2))), "cannot read into 'x.rank00000', which is read-only; pass"),
+        (lambda: read_only(np.zeros(2)), "cannot read into 'x', which is read-only; pass in_place=False, or a copy"),
+        (
+            lambda: DTensor.from_local(read_only(np.zeros(2)), mesh_of((2,)), [Replicate()]),
+            "cannot read into 'x', which is read-only",
+        ),
+        (
+            lambda: distribute_tensor(np.zeros(2), mesh_of((2,)), [Partial()], src_data_rank=None),
+            "cannot read into 'x', a DTensor with Partial placements; pass in_place=False, or one with Replicate",
+        ),
+    ],
+)
+def test_arrays_that_cannot_be_read_into_are_named_before_any_is(tmp_path, wrong, message):
+    def program():
+        x = wrong()
+        save(tmp_path, {"a": np.ones(3), "x": x})
+        a = np.zeros(3)
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path, {"a": a, "x": x}, in_place=True)
+        return a.tolist(), type(load(tmp_path, {"a": a, "x": x})["x"]) is type(x)
+
+    assert meshdist.run(program, 2) == [([0, 0, 0], True)] * 2
 
 
 def test_stages_with_arrays_of_their_own(tmp_path):
