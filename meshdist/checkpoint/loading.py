@@ -123,7 +123,7 @@ class _Wanted:
         """Return the names of what `like` asks for; raise CheckpointError if it does not fit the checkpoint."""
         self._check_names(like)
         names: list[str] = []
-        note = lambda name, leaf: names.append(name)  # noqa: E731
+        note = lambda name, leaf: names.extend({name, self._stored_name(name, leaf)})  # noqa: E731
         filled(like, note, note, self._values.__contains__)
         return names
 
@@ -151,7 +151,7 @@ class _Wanted:
         if self._opened.manifest.structure is None:
             missing = [name for name in missing if name in stored]  # files of others have no values
         if missing:
-            of_ranks = f" (saved by {self._opened.manifest.writer['ranks']} ranks)" if stored != arrays.keys() else ""
+            of_ranks = f" (saved by {self._num_ranks()} ranks)" if stored != arrays.keys() else ""
             raise CheckpointError(
                 f"{folder} lacks {_listed(missing)}{of_ranks}; it has {_listed(sorted(self._arrays))}; pass"
                 " strict=False to leave them as they are in like"
@@ -166,6 +166,17 @@ class _Wanted:
                 f"{self._opened.folder} has {_listed(rest)}, which like lacks on all ranks; pass strict=False to leave"
                 " that out"
             )
+        own = {stored for name in asked for stored in self._own.get(name, {}).values()}
+        if rest := sorted(own - asked):
+            raise CheckpointError(
+                f"{self._opened.folder} was saved by {self._num_ranks()} ranks, and has {_listed(rest)}, which like"
+                f" lacks on all of the {self._peers.size} that load; pass strict=False to leave that out"
+            )
+
+    def _num_ranks(self) -> int:
+        """Return how many ranks saved; after a conversion, which one process writes, how many it can tell."""
+        ranks = (rank for of in self._own.values() for rank in of)
+        return int(max(self._opened.manifest.writer.get("ranks", 1), max(ranks, default=0) + 1))
 
     def _check_array(self, name: str, leaf: Any) -> None:
         stored = self._arrays.get(self._stored_name(name, leaf))

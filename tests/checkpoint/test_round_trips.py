@@ -189,6 +189,20 @@ def test_an_array_of_one_rank_that_does_not_fit(tmp_path, array, message):
     meshdist.run(program, 2)
 
 
+def test_fewer_ranks_do_not_drop_the_arrays_of_others(tmp_path):
+    meshdist.run(lambda: save(tmp_path, {"p": per_rank(np.full(2, meshdist.get_rank()))}), 3)
+    like = {"p": per_rank(np.zeros(2, int))}
+
+    def program():
+        with pytest.raises(
+            CheckpointError, match=r"saved by 3 ranks, and has 'p.rank00002', which like lacks on all of the 2 that"
+        ):
+            load(tmp_path, like)
+        return load(tmp_path, like, strict=False)["p"].array.tolist()
+
+    assert meshdist.run(program, 2) == [[0, 0], [1, 1]]
+
+
 def test_replicas_on_meshes_of_their_own(tmp_path):
     def program():
         tp = mesh_of((2, 2))["b"]
