@@ -15,9 +15,9 @@ from meshdist.checkpoint.stored_types import name_of
 from meshdist.checkpoint.tree_names import (
     PerRank,
     filled,
-    is_of_rank,
     names_of,
     on_host,
+    own_arrays,
     per_rank_name,
     rebuilt,
     values_of,
@@ -44,18 +44,20 @@ def load(
             arrays and NumPy scalars there are new ones of the same shape and dtype, in place of `per_rank(array)` this
             rank's own array, and in place of small values those of the checkpoint; lists and dicts without arrays are
             taken as they are there. Names count, not the kinds of containers. It is not changed, unless `in_place`.
-            None: all that is there, on each rank, as whole NumPy arrays, and lists with an array of each rank for
-            `per_rank`; arrays of format "npy" are mapped from their files, without those that are changed being
-            written. From files of others: a dict by name.
+            None: all that is there, on each rank, as whole NumPy arrays, and for `per_rank` lists
+            whose index is the rank, with None for a rank that had none; arrays of format "npy" are mapped from their
+            files, without those that are changed being written. From files of others: a dict by name.
         strict: Raise if the checkpoint lacks what `like` has, or has more. False: what is missing stays as `like` has
             it, and what is more is left out.
-        in_place: Read into the NumPy arrays of `like` and the blocks of its DTensors, which takes no other memory, and
-            put them into the tree that is returned. If reading fails, some of them have changed.
+        in_place: Read into the NumPy arrays of `like`, those of `per_rank` too, and the blocks of its DTensors, which
+            takes no other memory, and put them into the tree that is returned. If reading fails, some of them have
+            changed.
         group: The ranks, a ProcessGroup or a DeviceMesh; the world if None, or this process alone without one.
 
     Raises:
         FileNotFoundError: There is no checkpoint.
         CheckpointError: It is damaged, or does not fit `like`: other names, shapes or dtypes. All ranks raise the same.
+        ValueError: `in_place` with a read-only array, or with a DTensor that has Partial placements.
 
     Example:
         >>> import tempfile, meshdist
@@ -75,15 +77,13 @@ def load(
     wanted = _Wanted(opened, peers, strict, in_place)
     results: list[Any] = []
 
-    def read() -> list[str]:
-        results.append(wanted.all() if like is None else wanted.like(like))
-        return [] if like is None else wanted.names(like)
-
-    asked = peers.together(read)
     if like is None:
+        peers.together(lambda: results.append(wanted.all()))
         return results[0]
+    asked = peers.together(lambda: wanted.checked_names(like))
     if strict:
         peers.by_first(lambda: wanted.check_rest({name for names in asked for name in names}))
+    peers.together(lambda: results.append(wanted.like(like)))
     return _with_pending(results[0], like)
 
 
@@ -93,6 +93,7 @@ class _Wanted:
     def __init__(self, opened: Opened, peers: Peers, strict: bool, in_place: bool) -> None:
         self._opened = opened
         self._arrays = opened.manifest.arrays
+        self._own = own_arrays(self._arrays)
         self._peers = peers
         self._strict = strict
         self._in_place = in_place
@@ -104,25 +105,25 @@ class _Wanted:
 
         def array(kind: str, name: str) -> Any:
             if kind == "per_rank":
-                return [read(one) for one in sorted(self._arrays) if is_of_rank(one, name)]
+                stored = self._own[name]
+                return [read(stored[rank]) if rank in stored else None for rank in range(max(stored) + 1)]
             return read(name)[()] if kind == "scalar" else read(name)
 
         structure = self._opened.manifest.structure
         return {name: read(name) for name in self._arrays} if structure is None else rebuilt(structure, array)
 
     def like(self, like: Any) -> Any:
-        self._check_names(like)
-
         def array(name: str, leaf: Any) -> Any:
             stored_name = self._stored_name(name, leaf)
             return self._array(stored_name, leaf) if stored_name in self._arrays else leaf
 
         return filled(like, array, lambda name, leaf: self._values.get(name, leaf), self._values.__contains__)
 
-    def names(self, like: Any) -> list[str]:
-        """Return the names of what `like` asks for."""
+    def checked_names(self, like: Any) -> list[str]:
+        """Return the names of what `like` asks for; raise CheckpointError if it does not fit the checkpoint."""
+        self._check_names(like)
         names: list[str] = []
-        note = lambda name, leaf: names.append(name)  # noqa: E731
+        note = lambda name, leaf: names.extend({name, self._stored_name(name, leaf)})  # noqa: E731
         filled(like, note, note, self._values.__contains__)
         return names
 
@@ -134,9 +135,10 @@ class _Wanted:
         arrays: dict[str, Any] = {}
         others: dict[str, Any] = {}
         values, folder = self._values, self._opened.folder
+        arrays_there = self._arrays.keys() | self._own.keys()
         filled(like, arrays.__setitem__, others.__setitem__, values.__contains__)
         for name in others:
-            if name in self._arrays and others[name] is not None:
+            if name in arrays_there and others[name] is not None:
                 raise CheckpointError(f"{name!r} is an array in {folder}, and {type(others[name]).__name__} in like")
         for name in arrays:
             if name in values:
@@ -145,11 +147,11 @@ class _Wanted:
         if not self._strict:
             return
         stored = {self._stored_name(name, leaf) for name, leaf in arrays.items()}
-        missing = sorted(stored - self._arrays.keys()) + sorted(others.keys() - values.keys() - self._arrays.keys())
+        missing = sorted(stored - self._arrays.keys()) + sorted(others.keys() - values.keys() - arrays_there)
         if self._opened.manifest.structure is None:
             missing = [name for name in missing if name in stored]  # files of others have no values
         if missing:
-            of_ranks = f" (saved by {self._opened.manifest.writer['ranks']} ranks)" if stored != arrays.keys() else ""
+            of_ranks = f" (saved by {self._num_ranks()} ranks)" if stored != arrays.keys() else ""
             raise CheckpointError(
                 f"{folder} lacks {_listed(missing)}{of_ranks}; it has {_listed(sorted(self._arrays))}; pass"
                 " strict=False to leave them as they are in like"
@@ -164,25 +166,56 @@ class _Wanted:
                 f"{self._opened.folder} has {_listed(rest)}, which like lacks on all ranks; pass strict=False to leave"
                 " that out"
             )
+        own = {stored for name in asked for stored in self._own.get(name, {}).values()}
+        if rest := sorted(own - asked):
+            raise CheckpointError(
+                f"{self._opened.folder} was saved by {self._num_ranks()} ranks, and has {_listed(rest)}, which like"
+                f" lacks on all of the {self._peers.size} that load; pass strict=False to leave that out"
+            )
+
+    def _num_ranks(self) -> int:
+        """Return how many ranks saved; after a conversion, which one process writes, how many it can tell."""
+        ranks = (rank for of in self._own.values() for rank in of)
+        return int(max(self._opened.manifest.writer.get("ranks", 1), max(ranks, default=0) + 1))
 
     def _check_array(self, name: str, leaf: Any) -> None:
-        stored = self._arrays.get(name)
-        if stored is None or isinstance(leaf, PerRank):
+        stored = self._arrays.get(self._stored_name(name, leaf))
+        if stored is None:
             return
-        given = leaf if isinstance(leaf, DTensor) else on_host(leaf, name)
+        if isinstance(leaf, PerRank):
+            name, leaf = self._stored_name(name, leaf), leaf.array
+            given = on_host(leaf, name)
+        else:
+            given = leaf if isinstance(leaf, DTensor) else on_host(leaf, name)
         if (stored.shape, stored.dtype) != (given.shape, name_of(given.dtype)):
             raise CheckpointError(
                 f"{self._opened.folder / stored.file}: array {name!r} is {stored.dtype} of shape {stored.shape}, and"
                 f" like has {given.dtype} of shape {given.shape}; make like as the checkpoint is, and convert what is"
                 " loaded"
             )
+        if self._in_place:
+            self._check_memory(name, leaf)
+
+    def _check_memory(self, name: str, leaf: Any) -> None:
+        if isinstance(leaf, DTensor):
+            if leaf.layout.pending:
+                raise ValueError(
+                    f"in_place=True cannot read into {name!r}, a DTensor with Partial placements; pass in_place=False,"
+                    " or one with Replicate in place of Partial"
+                )
+            leaf = leaf.to_local()
+        if isinstance(leaf, np.ndarray) and not leaf.flags.writeable:
+            raise ValueError(
+                f"in_place=True cannot read into {name!r}, which is read-only; pass in_place=False, or a copy of it,"
+                " which can be written"
+            )
 
     def _array(self, name: str, leaf: Any) -> Any:
         if isinstance(leaf, PerRank):
-            return PerRank(self._opened.read(name))
+            own = self._opened.read(name, into=self._memory(leaf.array))
+            return leaf if own is leaf.array else PerRank(own)
         if isinstance(leaf, DTensor):
-            layout = leaf.layout.resolved()
-            into = self._memory(leaf.to_local()) if layout is leaf.layout else None
+            layout, into = leaf.layout.resolved(), self._memory(leaf.to_local())
             block = self._opened.read(name, index_at(layout, coordinate_in(leaf.mesh)), into)
             return leaf if into is not None else wrap(as_block(block, leaf.mesh), layout, leaf.mesh)
         array = self._opened.read(name, into=self._memory(leaf))
@@ -190,7 +223,7 @@ class _Wanted:
 
     def _memory(self, array: Any) -> Any:
         """Return the array to read into; None for a new one."""
-        return array if self._in_place and type(array) is np.ndarray and array.flags.writeable else None
+        return array if self._in_place and type(array) is np.ndarray else None
 
 
 def _listed(names: list[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,9 +51,13 @@ def per_rank_name(name: str, rank: int) -> str:
     return f"{name}.rank{rank:05}"
 
 
-def is_of_rank(stored_name: str, name: str) -> bool:
-    """Return whether `stored_name` is that of a rank's own array `name`."""
-    return re.fullmatch(re.escape(name) + r"\.rank\d{5,}", stored_name) is not None
+def own_arrays(stored_names: Iterable[str]) -> dict[str, dict[int, str]]:
+    """Return the stored names of the ranks' own arrays, by name and rank."""
+    found: dict[str, dict[int, str]] = {}
+    for stored in stored_names:
+        if match := re.fullmatch(r"(.*)\.rank(\d{5,})", stored, re.DOTALL):
+            found.setdefault(match[1], {})[int(match[2])] = stored
+    return found
 
 
 class Named:

@@ -41,6 +41,10 @@ def _wrong_headers(opened: Opened) -> Iterator[str]:
         if manifest.format == "safetensors" and manifest.structure is not None:
             for file in sorted(files):
                 safetensors_files.read_header(folder / file)
+        if manifest.format == "zarr":
+            from meshdist.checkpoint import zarr_files
+
+            yield from zarr_files.wrong_metadata(folder, manifest.arrays.values())
     except (CheckpointError, OSError) as error:
         yield str(error)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,11 @@ from meshdist.checkpoint.checksum import checksum_of
 from meshdist.checkpoint.manifest import StoredArray
 from meshdist.checkpoint.rank_agreement import CheckpointError
 from meshdist.checkpoint.stored_types import dtype_of, in_numpy
+
+_METADATA = "zarr.json"
+
+# What zarr raises where metadata are wrong.
+_WRONG = (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError)
 
 
 def zarr_module() -> Any:
@@ -37,11 +42,15 @@ def make(folder: Path, stored: Mapping[str, StoredArray], pieces: Mapping[str, S
     zarr = zarr_module()
     group = zarr.open_group(str(folder), mode="w", zarr_format=3)
     for name, array in stored.items():
-        # The largest piece: the others are the last ones of a dimension.
-        shapes = [shape_of(piece.block) for piece in pieces[name]] or [array.shape]
-        chunks = tuple(max(1, *rows) if len(rows) > 1 else max(1, rows[0]) for rows in zip(*shapes, strict=True))
-        dtype = in_numpy(array.dtype).name
-        group.create_array(array.file, shape=array.shape, chunks=chunks, dtype=dtype, compressors=None)
+        _create(group, array, [piece.block for piece in pieces[name]])
+
+
+def _create(group: Any, array: StoredArray, blocks: Sequence[Index]) -> Any:
+    # The largest piece: the others are the last ones of a dimension.
+    shapes = [shape_of(block) for block in blocks] or [array.shape]
+    chunks = tuple(max(1, *rows) if len(rows) > 1 else max(1, rows[0]) for rows in zip(*shapes, strict=True))
+    dtype = in_numpy(array.dtype).name
+    return group.create_array(array.file, shape=array.shape, chunks=chunks, dtype=dtype, compressors=None)
 
 
 def write(
@@ -70,6 +79,30 @@ def _sync(path: Path) -> None:
         os.close(fd)
 
 
+def wrong_metadata(folder: Path, stored: Iterable[StoredArray]) -> Iterator[str]:
+    """Yield a sentence for each zarr.json, of the group and of its arrays, that is not as `make` has written it.
+
+    Attributes and names of dimensions may be others, since they do not change what is read.
+    """
+    zarr = zarr_module()
+    try:
+        zarr.open_group(str(folder), mode="r", zarr_format=3)
+    except _WRONG as error:
+        yield f"{folder / _METADATA} is missing or damaged: {error or type(error).__name__}"
+    group = zarr.open_group(zarr.storage.MemoryStore(), mode="w", zarr_format=3)
+    for array in stored:
+        path = folder / array.file
+        try:
+            found = zarr.open_array(str(path), mode="r", zarr_format=3).metadata.to_dict()
+        except _WRONG as error:
+            yield f"{path / _METADATA} is missing or damaged: {error or type(error).__name__}"
+            continue
+        expected = _create(group, array, [block for block, _ in array.pieces]).metadata.to_dict()
+        for key in sorted((expected.keys() | found.keys()) - {"attributes", "dimension_names"}):
+            if found.get(key) != expected.get(key):
+                yield f"{path / _METADATA} is damaged: {key} is {found.get(key)}, {expected.get(key)} was written"
+
+
 def read(path: Path, stored: StoredArray, index: Index) -> Any:
     """Return a block of an array.
 
@@ -81,7 +114,7 @@ def read(path: Path, stored: StoredArray, index: Index) -> Any:
         array = zarr.open_array(str(path), mode="r")
         is_same = (array.shape, array.dtype) == (stored.shape, np.dtype(in_numpy(stored.dtype).name))
         block = np.asarray(array[tuple(slice(*span) for span in index)])
-    except (ValueError, KeyError, TypeError, FileNotFoundError) as error:  # as zarr says that metadata are wrong
+    except _WRONG as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
     if not is_same:
         raise CheckpointError(f"{path} is damaged: it is not {stored.dtype} of shape {stored.shape}")

@@ -80,7 +80,8 @@ def load_random(directory, shape, seed, other_seed):
     wrong += [f"whole {name}" for name in arrays if not same(whole["model"][name], arrays[name])]
     wrong += [f"of rank {n}" for n, array in enumerate(whole["own"]) if not same(array, np.arange(n + 1))]
     if mesh.size() <= len(whole["own"]):
-        mine = load(directory, {"own": per_rank(np.zeros(0))}, strict=False)["own"].array
+        own = per_rank(np.zeros(mesh.get_rank() + 1, int))
+        mine = load(directory, {"own": own}, strict=False)["own"].array
         wrong += [] if same(mine, np.arange(mesh.get_rank() + 1)) else ["own"]
     return wrong
 

@@ -185,6 +185,30 @@ def test_verify_names_what_is_damaged(saved, capsys):
     assert "there is no checkpoint at" in capsys.readouterr().err
 
 
+def test_verify_reads_the_metadata_of_zarr(tmp_path, capsys):
+    pytest.importorskip("zarr", minversion="3", reason="zarr 3 is not installed")
+    tree = {"w": np.arange(7.0), "zeros": np.zeros((2, 3), complex), "flag": np.True_, "none": np.zeros((0, 2))}
+    folder = meshdist.run(lambda: save(tmp_path, tree, format="zarr"), 2)[0]
+    assert main(["verify", str(folder)]) == 0
+
+    def check(path, text, message):
+        good = path.read_bytes()
+        path.unlink() if text is None else path.write_bytes(text(good))
+        assert main(["verify", str(folder)]) == 1
+        assert message in capsys.readouterr().err
+        path.write_bytes(good)
+
+    root, w = folder / "zarr.json", folder / "w" / "zarr.json"
+    for path in (root, w):
+        for text in (None, lambda good: good[:20], lambda good: bytes(len(good)), lambda good: b"[]"):
+            check(path, text, f"{path} is missing or damaged: ")
+    check(root, lambda good: w.read_bytes(), f"{root} is missing or damaged: ")
+    fill = '"fill_value": 0.0'
+    check(w, lambda good: good.replace(fill.encode(), b'"fill_value": 1.0'), f"{w} is damaged: fill_value is 1.0, 0.0")
+    check(w, lambda good: good.replace(b"little", b"big"), f"{w} is damaged: codecs is ")
+    assert main(["verify", str(folder)]) == 0
+
+
 @pytest.mark.parametrize("format", ["npy", "safetensors", "zarr"])
 def test_convert_keeps_everything(saved, tmp_path, capsys, format):
     if format == "zarr":

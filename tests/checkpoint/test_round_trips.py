@@ -9,7 +9,7 @@ from worlds import needs_linux
 
 import meshdist
 from meshdist.checkpoint import CheckpointError, latest, load, per_rank, save
-from meshdist.tensor import Partial, Shard, distribute_tensor
+from meshdist.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 MESHES = [((2, 2), (3, 1)), ((1,), (4,)), ((3,), (2,)), ((2, 1, 2), (2, 2))]
 FORMATS = ["safetensors", "npy", "zarr"]
@@ -84,19 +84,55 @@ def test_arrays_are_read_in_place(tmp_path):
     def program():
         mesh = mesh_of((2,))
         w = distribute_tensor(np.arange(12.0).reshape(3, 4), mesh, [Shard(1)], src_data_rank=None)
-        tree = {"w": w, "t": np.arange(6).reshape(2, 3).T, "n": 1, "s": np.float32(3)}
+        own = np.arange(meshdist.get_rank() + 1)
+        tree = {"w": w, "t": np.arange(6).reshape(2, 3).T, "n": 1, "s": np.float32(3), "own": per_rank(own)}
         save(tmp_path, tree)
         expected = w.to_local().copy(), tree["t"].copy()
         w.to_local()[...] = 0
         tree["t"][...] = 0
+        own[...] = -1
         found = load(tmp_path, tree, in_place=True)
         assert found["w"] is w
         assert found["t"] is tree["t"]
+        assert found["own"].array is own
+        assert own.tolist() == list(range(meshdist.get_rank() + 1))
         np.testing.assert_array_equal(w.to_local(), expected[0])
         np.testing.assert_array_equal(tree["t"], expected[1])
         return found["s"]
 
     assert meshdist.run(program, 2) == [3, 3]
+
+
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: per_rank(read_only(np.zeros(2))), "cannot read into 'x.rank00000', which is read-only; pass"),
+        (lambda: read_only(np.zeros(2)), "cannot read into 'x', which is read-only; pass in_place=False, or a copy"),
+        (
+            lambda: DTensor.from_local(read_only(np.zeros(2)), mesh_of((2,)), [Replicate()]),
+            "cannot read into 'x', which is read-only",
+        ),
+        (
+            lambda: distribute_tensor(np.zeros(2), mesh_of((2,)), [Partial()], src_data_rank=None),
+            "cannot read into 'x', a DTensor with Partial placements; pass in_place=False, or one with Replicate",
+        ),
+    ],
+)
+def test_arrays_that_cannot_be_read_into_are_named_before_any_is(tmp_path, wrong, message):
+    def program():
+        x = wrong()
+        save(tmp_path, {"a": np.ones(3), "x": x})
+        a = np.zeros(3)
+        with pytest.raises(ValueError, match=message):
+            load(tmp_path, {"a": a, "x": x}, in_place=True)
+        return a.tolist(), type(load(tmp_path, {"a": a, "x": x})["x"]) is type(x)
+
+    assert meshdist.run(program, 2) == [([0, 0, 0], True)] * 2
 
 
 def test_stages_with_arrays_of_their_own(tmp_path):
@@ -113,6 +149,58 @@ def test_stages_with_arrays_of_their_own(tmp_path):
         assert sorted(whole["layers"]) == ["0", "1"]
         assert whole["head"].tolist() == [1, 1]
         assert mine == [[rank // 2] * 2] * 4
+
+
+def test_the_index_of_a_rank_in_a_list_is_its_number(tmp_path):
+    def program():
+        rank = meshdist.get_rank()
+        save(tmp_path, {"p": per_rank(np.arange(rank)) if rank % 2 else None})
+        return [None if array is None else array.tolist() for array in load(tmp_path)["p"]]
+
+    assert meshdist.run(program, 5) == [[None, [0], None, [0, 1, 2]]] * 5
+
+
+def test_none_stands_for_the_arrays_of_other_ranks(tmp_path):
+    def program():
+        tree = {"p": per_rank(np.arange(3)) if meshdist.get_rank() == 1 else None, "n": 1}
+        save(tmp_path, tree)
+        with pytest.raises(CheckpointError, match="'p' is an array in .*, and int in like"):
+            load(tmp_path, {"p": 3, "n": 1})
+        found = load(tmp_path, tree)["p"]
+        return None if found is None else found.array.tolist()
+
+    assert meshdist.run(program, 2) == [None, [0, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.zeros(9, np.int64), r"'p.rank00001' is int64 of shape \(2,\), and like has int64 of shape \(9,\)"),
+        (np.zeros(2, np.float32), r"'p.rank00001' is int64 of shape \(2,\), and like has float32 of shape \(2,\)"),
+    ],
+)
+def test_an_array_of_one_rank_that_does_not_fit(tmp_path, array, message):
+    def program():
+        tree = {"p": per_rank(np.arange(meshdist.get_rank() + 1))}
+        save(tmp_path, tree)
+        with pytest.raises(CheckpointError, match=message):
+            load(tmp_path, {"p": per_rank(array)} if meshdist.get_rank() == 1 else tree)
+
+    meshdist.run(program, 2)
+
+
+def test_fewer_ranks_do_not_drop_the_arrays_of_others(tmp_path):
+    meshdist.run(lambda: save(tmp_path, {"p": per_rank(np.full(2, meshdist.get_rank()))}), 3)
+    like = {"p": per_rank(np.zeros(2, int))}
+
+    def program():
+        with pytest.raises(
+            CheckpointError, match=r"saved by 3 ranks, and has 'p.rank00002', which like lacks on all of the 2 that"
+        ):
+            load(tmp_path, like)
+        return load(tmp_path, like, strict=False)["p"].array.tolist()
+
+    assert meshdist.run(program, 2) == [[0, 0], [1, 1]]
 
 
 def test_replicas_on_meshes_of_their_own(tmp_path):
