@@ -302,8 +302,8 @@ def test_under_a_launcher_the_first_rank_alone_says_what_is_wrong_before_any_end
     done = bench(*options, launcher=["-m", "meshdist.launch.meshrun", "--nproc-per-node", "3"])
     said, *launchers = done.stderr.splitlines()
     assert said.startswith("python -m meshdist.bench: ")
-    # The launcher ends ranks that are still on their way out when it notices the first.
-    assert len(launchers) == 3
+    # The launcher may end ranks that are still on their way out when it notices the first.
+    assert 2 <= len(launchers) <= 3
     assert "exited with status 2" in launchers[0]
     assert not any("meshdist.bench" in line for line in launchers)
 

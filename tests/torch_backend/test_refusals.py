@@ -17,7 +17,7 @@ pytestmark = [needs_linux, pytest.mark.torch, pytest.mark.timeout(100)]
     [
         ("sparse", r"broadcast on group 'world' \(rank \d of 2\): .*has layout torch.sparse_coo.*to_dense\(\)"),
         ("sparse_rows", r"all_reduce on group 'world' \(rank \d of 2\): .*layout torch.sparse_csr.*to_dense\(\)"),
-        ("sparse_product", r"all_reduce on group 'world' .*SUM alone, got ReduceOp.PRODUCT"),
+        ("sparse_product", r"all_reduce on group 'world' .*only by SUM, got ReduceOp.PRODUCT"),
         ("on_meta", r"broadcast on group 'world' \(rank \d of 2\): .* is on meta.*CPU tensors.*\.cpu\(\)"),
         ("two_tensors", r"all_reduce on group 'world' \(rank \d of 2\): expected one tensor.*got 2"),
         ("other_timeout", r"set_timeout on group 'world' .*init_process_group or new_group"),

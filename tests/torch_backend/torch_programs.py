@@ -547,7 +547,7 @@ def distributed_tensors() -> Any:
     back = meshdist.torch.to_torch(columns)
     same_mesh = back.device_mesh is mesh
     uneven = meshdist.tensor.Shard(0, sizes=(6, *[0] * (size - 1)))
-    with pytest.raises(ValueError, match="blocks of equal sizes alone"):
+    with pytest.raises(ValueError, match="torch needs blocks of equal sizes"):
         meshdist.torch.to_torch(columns.redistribute({"tp": uneven}))
     with pytest.raises(TypeError, match="DeviceMesh or DTensor"):
         meshdist.torch.from_torch(whole)
