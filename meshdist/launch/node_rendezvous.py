@@ -14,6 +14,7 @@ from meshdist.errors import DistError, DistNetworkError, DistStoreError, DistTim
 from meshdist.launch.interrupts import Interrupts
 from meshdist.launch.plan import NodeCard, Plan, check_card, number_nodes
 from meshdist.security.credentials import secret_from_environment
+from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, HandshakeUnanswered
 from meshdist.store import Store, TCPStore
 from meshdist.store.address import PortTakenError, endpoint, resolve
 from meshdist.store.client import NotReachedError
@@ -165,7 +166,7 @@ def _open(rendezvous: NodeRendezvous, secret: bytes, deadline: Deadline) -> TCPS
             if rendezvous.node == 0:
                 raise
     try:
-        store = TCPStore(rendezvous.host, rendezvous.port, timeout=deadline.slice_s(_SLICE_S), secret=secret)
+        store = _connect(rendezvous, secret, deadline)
     except NotReachedError as error:
         if not deadline.expired():
             return None
@@ -175,6 +176,13 @@ def _open(rendezvous: NodeRendezvous, secret: bytes, deadline: Deadline) -> TCPS
         ) from error
     store.set_timeout(_STORE_TIMEOUT_S)
     return store
+
+
+def _connect(rendezvous: NodeRendezvous, secret: bytes, deadline: Deadline) -> TCPStore:
+    try:
+        return TCPStore(rendezvous.host, rendezvous.port, timeout=deadline.slice_s(_SLICE_S), secret=secret)
+    except HandshakeUnanswered:  # by a stranger, or by a store on a busy host
+        return TCPStore(rendezvous.host, rendezvous.port, timeout=deadline.slice_s(HANDSHAKE_TIMEOUT_S), secret=secret)
 
 
 def _is_this_host(host: str) -> bool:

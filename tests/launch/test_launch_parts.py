@@ -2,19 +2,26 @@
 
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from argparse import Namespace
 
 import pytest
 
 from meshdist.launch.failures import Failure, first_cause, read_error_file
 from meshdist.launch.meshrun import split_command
+from meshdist.launch.node_rendezvous import NodeRendezvous
+from meshdist.launch.node_rendezvous import _open as open_store
 from meshdist.launch.options import rendezvous_of
 from meshdist.launch.reaper import Reaper
 from meshdist.launch.worker_env import is_torchelastic_launched, new_job, worker_environment
 from meshdist.launch.worker_set import Member, WorkerSet
+from meshdist.store import TCPStore
+from meshdist.system.deadline import Deadline
 from meshdist.system.platform import available_cores, parse_num_ranks
 from meshdist.system.processes import describe_status, shell_status
 
@@ -166,3 +173,30 @@ def test_launchers_of_two_jobs_on_one_host_meet_at_two_ports(monkeypatch):
     first, second, again = meetings
     assert (first.host, first.node) == ("node1", 1)
     assert first.port != second.port == again.port
+
+
+def passed_on(listening, port):
+    """Take a connection and do not answer; pass the next on to a store."""
+    silent, _ = listening.accept()
+    with silent, listening.accept()[0] as client, socket.create_connection(("127.0.0.1", port)) as store:
+        others = {client: store, store: client}
+        while True:
+            for sock in select.select(list(others), [], [])[0]:
+                data = sock.recv(65536)
+                if not data:
+                    return
+                others[sock].sendall(data)
+
+
+def test_launchers_wait_for_a_store_on_a_busy_host(monkeypatch):
+    monkeypatch.setenv("MESHDIST_SECRET", "s")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        master = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, secret=b"s")
+        thread = threading.Thread(target=passed_on, args=(listening, master.port), daemon=True)
+        thread.start()
+        rendezvous = NodeRendezvous("127.0.0.1", listening.getsockname()[1], node=1, num_nodes=2)
+        store = open_store(rendezvous, b"s", Deadline(20))
+        assert store.add("count", 1) == 1
+        store.close()
+        thread.join(10)
+        master.close()
