@@ -69,7 +69,7 @@ SLOW_TESTS = re.compile(
     r"|test_strangers_delay_nobody_and_are_hung_up_on_in_time"
     r"|test_without_tuning_the_guess_is_kept"
     r"|test_lines_of_ranks_that_log_at_once_do_not_run_together"
-    r"|faults/test_(killed_ranks|interrupts_and_timeouts|ctrl_c_in_every_wait).*\[gloo-hosts"
+    r"|faults/test_(killed_ranks|interrupts_and_timeouts|ctrl_c_in_every_wait).*\[gloo-(hosts|tcp)"
 )
 # Patterns of the names of slow tests that repeat others, in more worlds, with more libraries or more versions.
 EXHAUSTIVE = re.compile(

@@ -182,7 +182,7 @@ def program():
     with dist.profile() as p:
         for _ in range(20):
             if dist.get_rank() == 1:
-                np.linalg.svd(np.ones((150, 150)))  # something that the others do not have to do
+                np.linalg.svd(np.ones((400, 400)))  # something that the others do not have to do
             dist.all_reduce(x)
     return p.merged()
 
