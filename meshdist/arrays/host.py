@@ -5,8 +5,9 @@ Backends get contiguous, aligned arrays in native byte order only. This module c
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -158,3 +159,18 @@ def describe_array(array: Array) -> str:
 def as_bytes(array: Array) -> Array:
     """Return the bytes of a plain array, flat."""
     return (array if array.ndim == 1 else array.reshape(-1)).view(np.uint8)
+
+
+def consecutive_views(flat: Any, shapes: Iterable[Sequence[int]]) -> list[Any]:
+    """Return consecutive parts of a flat array, of NumPy or CuPy, as views of these shapes.
+
+    Example:
+        >>> [view.tolist() for view in consecutive_views(np.arange(5), [(2, 2), ()])]
+        [[[0, 1], [2, 3]], 4]
+    """
+    views, begin = [], 0
+    for shape in shapes:
+        end = begin + math.prod(shape)
+        views.append(flat[begin:end].reshape(shape))
+        begin = end
+    return views

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from autograd.tracer import isbox
 
+from meshdist.arrays.host import consecutive_views
 from meshdist.arrays.trees import Tree
 from meshdist.autograd.collective_rules import check_gradient
 from meshdist.collectives.all_reduce import all_reduce
@@ -139,14 +139,11 @@ class _Bucket:
         """Return the sums, which are views of the bucket."""
         if self._is_async:
             self._work.wait()
-        found, begin = {}, 0
         coordinate = coordinate_in(self._mesh)
-        for place, (_, target) in self._gradients.items():
-            shape = target.local_shape(coordinate)
-            end = begin + math.prod(shape)
-            found[place] = wrap(self._flat[begin:end].reshape(shape), target, self._mesh)
-            begin = end
-        return found
+        targets = {place: target for place, (_, target) in self._gradients.items()}
+        views = consecutive_views(self._flat, (target.local_shape(coordinate) for target in targets.values()))
+        pairs = zip(targets.items(), views, strict=True)
+        return {place: wrap(view, target, self._mesh) for (place, target), view in pairs}
 
     def _joined(self, blocks: Sequence[Any]) -> Any:
         module = array_module(self._mesh)

@@ -233,7 +233,8 @@ def merged(structures: list[list[Any]], place: str = "tree") -> list[Any]:
     kind, content = structures[0]
     others = [other for other, _ in structures]
     if any(other != kind for other in others):
-        raise ValueError(f"{place} is a {kind} on one rank and a {next(o for o in others if o != kind)} on another")
+        another = next(other for other in others if other != kind)
+        raise ValueError(f"{place} is not the same kind of thing on all ranks: {kind} on one, {another} on another")
     if kind == "dict":
         keys: Mapping[Any, None] = {key: None for _, parts in structures for key, _ in parts}
         by_rank = [dict(parts) for _, parts in structures]

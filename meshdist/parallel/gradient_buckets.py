@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from meshdist.arrays.device_types import new_empty, taken
+from meshdist.arrays.host import consecutive_views
 from meshdist.arrays.reduce_op import ReduceOp, check_op_dtype
 from meshdist.collectives.objects import all_gather_object
 from meshdist.errors import DistBackendError
@@ -175,21 +175,6 @@ def check_not_complex(array: Any, into: Any, what: str) -> None:
         raise TypeError(f"{what} is complex, and {into.dtype} has no imaginary part")
 
 
-def cut(flat: Any, shapes: Iterable[Sequence[int]]) -> list[Any]:
-    """Return consecutive views of a flat array, of these shapes.
-
-    Example:
-        >>> [view.tolist() for view in cut(np.arange(5), [(2, 2), ()])]
-        [[[0, 1], [2, 3]], 4]
-    """
-    views, begin = [], 0
-    for shape in shapes:
-        end = begin + math.prod(shape)
-        views.append(flat[begin:end].reshape(shape))
-        begin = end
-    return views
-
-
 class NamedViews(Mapping[str, Any]):
     """Arrays by name that stay where they are: `views[name] = array` copies, and `views[name] += array` adds in place.
 
@@ -254,7 +239,7 @@ class FlatArrays:
             self.flat = new_empty((length,), first.array)
             self.flat[...] = 0
         names, shapes = zip(*((parameter.name, parameter.array.shape) for parameter in parameters), strict=True)
-        self.views: dict[str, Any] = dict(zip(names, cut(self.flat, shapes), strict=True))
+        self.views: dict[str, Any] = dict(zip(names, consecutive_views(self.flat, shapes), strict=True))
 
 
 class GradBucket:
@@ -306,7 +291,7 @@ class GradBucket:
 
     def gradients(self) -> list[Any]:
         """Return its gradients: views of the buffer with the shapes of the parameters."""
-        return cut(self._buffer, (parameter.array.shape for parameter in self._parameters))
+        return consecutive_views(self._buffer, (parameter.array.shape for parameter in self._parameters))
 
     def over(self, buffer: Any) -> GradBucket:
         """Return a bucket of the same parameters over another buffer, such as one of another dtype.

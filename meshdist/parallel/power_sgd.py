@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from meshdist.arrays.device_types import new_empty
+from meshdist.arrays.host import consecutive_views
 from meshdist.collectives.all_reduce import all_reduce
 from meshdist.parallel.bucket_reduction import Rounds, real_buffer
-from meshdist.parallel.gradient_buckets import GradBucket, checked_count, cut
+from meshdist.parallel.gradient_buckets import GradBucket, checked_count
 from meshdist.runtime.work import Work
 
 _MOST_BY_GRAM_SCHMIDT = 2  # columns; with more, a QR factorization is faster
@@ -96,7 +97,7 @@ class PowerSGD:
         if rest:
             rest_flat = np.concatenate([array.reshape(-1) for array in rest])
             yield all_reduce(rest_flat, "avg", group, async_op=True)
-            for array, average in zip(rest, cut(rest_flat, [array.shape for array in rest]), strict=True):
+            for array, average in zip(rest, consecutive_views(rest_flat, [array.shape for array in rest]), strict=True):
                 array[...] = average
         if matrices:
             # The sum will do: its columns are normalized.
@@ -247,7 +248,7 @@ def orthogonalize(matrix: Any, epsilon: float = 0) -> None:
 def _stacked(shapes: Sequence[tuple[int, int]], like: Any) -> tuple[list[Any], Any]:
     """Return matrices that are views of one flat array, and that array."""
     flat = new_empty((sum(math.prod(shape) for shape in shapes),), like)
-    return cut(flat, shapes), flat
+    return consecutive_views(flat, shapes), flat
 
 
 def _fill(array: Any, host: Any) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from meshdist.arrays.device_types import new_empty
+from meshdist.arrays.host import consecutive_views
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.objects import all_gather_object
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
@@ -23,7 +24,6 @@ from meshdist.parallel.gradient_buckets import (
     NamedViews,
     Parameter,
     agree_on,
-    cut,
     gradient_like,
     parameters_of,
 )
@@ -240,7 +240,7 @@ class _Shard:
     def by_name(self, flat: Any) -> dict[str, Any]:
         """Return an array of all elements cut into arrays of the shapes of the parameters."""
         views = self.parameters.views
-        return dict(zip(views, cut(flat, (view.shape for view in views.values())), strict=True))
+        return dict(zip(views, consecutive_views(flat, (view.shape for view in views.values())), strict=True))
 
     def own_block(self, prefix: str, key: str, arrays: Mapping[str, Any]) -> Any:
         """Return this rank's block of arrays of the shapes of the parameters."""

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from meshdist.arrays.device_types import new_empty
+from meshdist.arrays.host import consecutive_views
 from meshdist.arrays.reduce_op import ReduceOp
 from meshdist.collectives.all_gather import all_gather
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
@@ -132,7 +133,7 @@ def _gathered_uneven(
     come = [math.prod(shape) for shape in shapes] or [0] * size
     flat = new_empty((sum(come),), local)
     all_to_all_single(flat, contiguous(local).reshape(-1), come, to, group)
-    return _views(flat, shapes)
+    return consecutive_views(flat, shapes)
 
 
 def _plane(axes: tuple[int, ...], coordinate: Coordinate, mesh_shape: Shape) -> list[Coordinate]:
@@ -160,16 +161,6 @@ def group_of(mesh: DeviceMesh, axes: tuple[int, ...]) -> ProcessGroup:
 
 def _copied(array: Any, mesh: DeviceMesh) -> Any:
     return array.copy(order="C")
-
-
-def _views(flat: Any, shapes: list[Shape]) -> list[Any]:
-    """Return consecutive parts of a flat array as arrays of these shapes."""
-    views, begin = [], 0
-    for shape in shapes:
-        end = begin + math.prod(shape)
-        views.append(flat[begin:end].reshape(shape))
-        begin = end
-    return views
 
 
 # ---- The programs of steps
@@ -236,7 +227,7 @@ def _all_gather(step: Any, coordinate: Coordinate, is_new: bool) -> Made:
 
     def uneven(local: Any, mesh: DeviceMesh) -> Any:
         flat = new_empty((math.prod(shape),), local)
-        blocks = _views(flat, shapes)
+        blocks = consecutive_views(flat, shapes)
         all_gather(blocks, contiguous(local), group_of(mesh, axes))
         if in_order:
             return flat.reshape(shape)
