@@ -1,4 +1,4 @@
-"""barrier: no rank leaves before all ranks have entered."""
+"""barrier and monitored_barrier: no rank leaves before all ranks have entered."""
 
 from __future__ import annotations
 
@@ -37,3 +37,30 @@ def barrier(
     members = resolve(group)
     timeout_s = None if timeout is None else members.named(members.error_prefix("barrier"), seconds, timeout)
     return members.submit(barrier, None, None, None, None, async_op, None, timeout_s)
+
+
+@collective(
+    check=check_nothing, agreed=lambda call: (), default=dissemination_barrier, dataflow=BARRIER, native="barrier"
+)
+def monitored_barrier(group: GroupLike = None, timeout: Timeout | None = None, wait_all_ranks: bool = False) -> None:
+    """Wait until all ranks of the group have called; on timeout, raise an error that names the missing ranks.
+
+    The ranks meet in the store, which takes longer than `barrier`, and the group can be used after a timeout: the call
+    has no effect then on any rank, or all ranks have called. Where another rank makes another call instead, backends
+    gloo and threads find that at once, or after a second if it is the group's first call; others at the timeout.
+
+    Args:
+        group: A ProcessGroup or a DeviceMesh; the world if None.
+        timeout: Seconds or a timedelta. None: the group's timeout.
+        wait_all_ranks: Ignored: the error always names all missing ranks.
+
+    Raises:
+        DistBackendError: A rank failed, or the ranks' calls disagree.
+        DistTimeoutError: Some ranks did not call in time.
+    """
+    members = resolve(group)
+    timeout_s = None if timeout is None else members.named(members.error_prefix("monitored_barrier"), seconds, timeout)
+    members.submit(monitored_barrier, None, None, timeout_s=timeout_s)
+
+
+monitored_barrier.meets = True

@@ -11,10 +11,13 @@ import numpy as np
 from meshdist.arrays.reduce_op import Op
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.all_reduce import all_reduce
-from meshdist.collectives.all_reduce_coalesced import all_reduce_coalesced
+from meshdist.collectives.coalesced import (
+    all_gather_into_tensor_coalesced,
+    all_reduce_coalesced,
+    reduce_scatter_tensor_coalesced,
+)
 from meshdist.collectives.definition import Collective
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
-from meshdist.collectives.tensor_coalesced import all_gather_into_tensor_coalesced, reduce_scatter_tensor_coalesced
 from meshdist.errors import DistError
 from meshdist.runtime.context import GroupLike, resolve
 from meshdist.runtime.work import Work

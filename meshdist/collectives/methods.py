@@ -10,18 +10,20 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from meshdist.collectives.all_gather import all_gather as all_gather
-from meshdist.collectives.all_gather_coalesced import all_gather_coalesced as all_gather_coalesced
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor as all_gather_into_tensor
 from meshdist.collectives.all_gather_into_tensor import all_gather_single as all_gather_single
 from meshdist.collectives.all_reduce import all_reduce as all_reduce
-from meshdist.collectives.all_reduce_coalesced import all_reduce_coalesced as all_reduce_coalesced
 from meshdist.collectives.all_to_all import all_to_all as all_to_all
 from meshdist.collectives.all_to_all_single import all_to_all_single as all_to_all_single
 from meshdist.collectives.barrier import barrier as barrier
+from meshdist.collectives.barrier import monitored_barrier as monitored_barrier
 from meshdist.collectives.broadcast import broadcast as broadcast
+from meshdist.collectives.coalesced import all_gather_coalesced as all_gather_coalesced
+from meshdist.collectives.coalesced import all_gather_into_tensor_coalesced as all_gather_into_tensor_coalesced
+from meshdist.collectives.coalesced import all_reduce_coalesced as all_reduce_coalesced
+from meshdist.collectives.coalesced import reduce_scatter_tensor_coalesced as reduce_scatter_tensor_coalesced
 from meshdist.collectives.definition import GroupFunction
 from meshdist.collectives.gather import gather as gather
-from meshdist.collectives.monitored_barrier import monitored_barrier as monitored_barrier
 from meshdist.collectives.multigpu import all_gather_multigpu as all_gather_multigpu
 from meshdist.collectives.multigpu import all_reduce_multigpu as all_reduce_multigpu
 from meshdist.collectives.multigpu import broadcast_multigpu as broadcast_multigpu
@@ -47,8 +49,6 @@ from meshdist.collectives.send_recv import isend as isend
 from meshdist.collectives.send_recv import recv as recv
 from meshdist.collectives.send_recv import send as send
 from meshdist.collectives.send_recv import sendrecv as sendrecv
-from meshdist.collectives.tensor_coalesced import all_gather_into_tensor_coalesced as all_gather_into_tensor_coalesced
-from meshdist.collectives.tensor_coalesced import reduce_scatter_tensor_coalesced as reduce_scatter_tensor_coalesced
 
 if TYPE_CHECKING:
     from meshdist.runtime.interfaces import Group

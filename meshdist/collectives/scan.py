@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshdist.arrays.reduce_op import Op, ReduceOp
-from meshdist.collectives.algorithms.chain import chain_exscan, chain_scan
+from meshdist.collectives.algorithms.ring import chain_exscan, chain_scan
 from meshdist.collectives.checks import agree_on_array, check_one, check_reducible, refuse
 from meshdist.collectives.definition import collective
 from meshdist.runtime.call import Call

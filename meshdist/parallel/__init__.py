@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshdist.parallel import communication_hooks
-from meshdist.parallel.autograd_stage import autograd_stage
 from meshdist.parallel.gradient_buckets import GradBucket
 from meshdist.parallel.join_context import Joinable, JoinHook, uneven_inputs
 from meshdist.parallel.microbatches import merge_microbatches, split_microbatches
-from meshdist.parallel.model_averaging import HierarchicalAverager, PeriodicAverager
-from meshdist.parallel.parameter_trees import average_parameters, broadcast_parameters
+from meshdist.parallel.model_averaging import (
+    HierarchicalAverager,
+    PeriodicAverager,
+    average_parameters,
+    broadcast_parameters,
+)
 from meshdist.parallel.pipeline_actions import Action
 from meshdist.parallel.pipeline_builders import (
     dualpipe_v,
@@ -24,7 +27,7 @@ from meshdist.parallel.pipeline_builders import (
 from meshdist.parallel.pipeline_runner import PipelineRunner, PipelineStep
 from meshdist.parallel.pipeline_schedules import Schedule
 from meshdist.parallel.pipeline_simulation import PipelineCosts, Span
-from meshdist.parallel.pipeline_stages import PipelineStage
+from meshdist.parallel.pipeline_stages import PipelineStage, autograd_stage
 from meshdist.parallel.pipeline_table import ScheduleError
 from meshdist.parallel.pipeline_timeline import PipelineTimeline
 from meshdist.parallel.reducer import GradientReducer

@@ -17,7 +17,7 @@ from meshdist.collectives.all_reduce import all_reduce
 from meshdist.errors import DistBackendError
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import resolve
-from meshdist.parallel.parameter_trees import broadcast_parameters
+from meshdist.parallel.model_averaging import broadcast_parameters
 from meshdist.runtime.context import GroupLike
 from meshdist.runtime.rank_text import call_ranks
 from meshdist.runtime.work import Work

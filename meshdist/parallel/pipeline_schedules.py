@@ -13,9 +13,8 @@ from typing import Any
 
 from meshdist.parallel.pipeline_actions import COMPUTES, Action, parse_cell
 from meshdist.parallel.pipeline_check import check_table
-from meshdist.parallel.pipeline_messages import with_messages
 from meshdist.parallel.pipeline_simulation import PipelineCosts, simulate
-from meshdist.parallel.pipeline_table import ScheduleError, Table
+from meshdist.parallel.pipeline_table import ScheduleError, Table, with_messages
 from meshdist.parallel.pipeline_timeline import PipelineTimeline
 
 

@@ -1,12 +1,16 @@
-"""PipelineTimeline: when each rank of a pipeline computed what, simulated or measured."""
+"""PipelineTimeline: when each rank of a pipeline computed what, simulated or measured, and its drawings."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
-from typing import Any
+from html import escape
+from typing import Any, Protocol
 
-from meshdist.parallel.pipeline_drawing import as_html, as_plot, as_text, draw
+from meshdist.mesh.show import FORMS, in_notebook
+from meshdist.parallel.pipeline_actions import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, WORDS, Action
 from meshdist.parallel.pipeline_simulation import Span
+from meshdist.system.palette import fill
 
 
 class PipelineTimeline:
@@ -81,3 +85,224 @@ class PipelineTimeline:
 
     def _repr_html_(self) -> str:
         return as_html(self)
+
+
+# The same colour for a kind in all drawings: blue, orange, yellow, green.
+_NUMBER = {FORWARD: 0, BACKWARD: 1, BACKWARD_INPUT: 2, BACKWARD_WEIGHT: 5}
+# Later stages of a rank are drawn paler.
+_PALE = (1.0, 0.6, 0.4, 0.25)
+_PALER = "paler: later stages of a rank"
+_IDLE, _REST = ".", "-"
+# Narrower drawings list the actions.
+_NARROWEST = 24
+
+
+class Drawn(Protocol):
+    """What is drawn: a `PipelineTimeline`."""
+
+    name: str
+    rows: list[list[Span]]
+    peak_activations: list[int]
+
+    @property
+    def makespan(self) -> float: ...
+    @property
+    def bubbles(self) -> list[float]: ...
+    @property
+    def bubble(self) -> float: ...
+
+
+def draw(timeline: Drawn, form: str | None, ax: Any, width: int | None) -> Any:
+    if form == "matplotlib":
+        form = "plot"
+    if form is not None and form not in FORMS:
+        raise ValueError(f"show: form must be one of {', '.join(map(repr, FORMS))} or None, got {form!r}")
+    if ax is not None and form != "plot":
+        raise ValueError("show: ax needs form='plot'; give both")
+    if form == "plot":
+        return as_plot(timeline, ax)
+    if form == "html":
+        return as_html(timeline)
+    if form is None and in_notebook():
+        from IPython.display import HTML, display
+
+        display(HTML(as_html(timeline)))
+    else:
+        print(as_text(timeline, width))
+    return None
+
+
+def summary(timeline: Drawn) -> str:
+    """Return the numbers of the pipeline in one sentence."""
+    return f"{timeline.name}: makespan {timeline.makespan:.4g}, bubble {timeline.bubble:.1%}"
+
+
+def _facts(timeline: Drawn, rank: int) -> str:
+    """Return what is said of a rank beside its row."""
+    kept = timeline.peak_activations[rank]
+    return f"bubble {timeline.bubbles[rank]:.0%}, {kept} activation{'s' * (kept != 1)}"
+
+
+def label(action: Action, first: int) -> str:
+    """Return what is written into a bar: the micro-batch, and the stage where the rank has several."""
+    return f"{action.kind}{action.microbatch}" if first < 0 else str(action)
+
+
+def _has_several_stages(timeline: Drawn) -> bool:
+    return any(_only_stage(row) >= 0 for row in timeline.rows)
+
+
+def _only_stage(row: Sequence[Span]) -> int:
+    """Return -1 for a rank of one stage, whose number need not be written, else its first stage."""
+    stages = {span.action.stage for span in row}
+    return min(stages) if len(stages) > 1 else -1
+
+
+# ---- As text
+
+
+def as_text(timeline: Drawn, width: int | None) -> str:
+    """Return a line for each rank: its actions to scale where `width` letters suffice, else one after the other."""
+    columns = shutil.get_terminal_size((0, 0)).columns if width is None else width
+    margin = len(f"rank {len(timeline.rows) - 1} ")
+    lines = [summary(timeline)]
+    scaled = _scaled_rows(timeline, columns - margin) if columns >= _NARROWEST else None
+    for rank, row in enumerate(timeline.rows):
+        name = f"rank {rank} ".ljust(margin)
+        lines.append((name + (scaled[rank] if scaled is not None else _listed(row))).rstrip())
+    lines += [f"rank {rank}: {_facts(timeline, rank)}" for rank in range(len(timeline.rows))]
+    return "\n".join(lines)
+
+
+def _scaled_rows(timeline: Drawn, width: int) -> list[str] | None:
+    """Return the rows to scale, or None if a label is wider than its bar."""
+    spans = [span for row in timeline.rows for span in row if span.end > span.begin]
+    if not spans:
+        return None
+    # The narrowest drawing in which each label fits, with a space after it.
+    scale = max(
+        (len(_written(span, row)) + 1) / (span.end - span.begin)
+        for row in timeline.rows
+        for span in row
+        if span.end > span.begin
+    )
+    if scale * timeline.makespan > width:
+        return None
+    return [_scaled(row, scale, round(timeline.makespan * scale)) for row in timeline.rows]
+
+
+def _written(span: Span, row: Sequence[Span]) -> str:
+    return label(span.action, _only_stage(row))
+
+
+def _scaled(row: Sequence[Span], scale: float, width: int) -> str:
+    letters = [_IDLE] * width
+    for span in row:
+        begin, end = round(span.begin * scale), round(span.end * scale)
+        text = _written(span, row)
+        letters[begin:end] = (text.ljust(end - begin - 1, _REST) + " ")[: end - begin]
+    return "".join(letters)
+
+
+def _listed(row: Sequence[Span]) -> str:
+    words: list[str] = []
+    ended = 0.0
+    for span in row:
+        if span.begin - ended > 1e-9 * max(1.0, abs(ended)):
+            words.append(_IDLE)
+        words.append(str(span.action))
+        ended = span.end
+    return " ".join(words)
+
+
+# ---- As HTML
+
+_ROW = "position:relative;height:22px;background:#f2f2f2;margin:2px 0"
+_BAR = (
+    "position:absolute;top:0;height:22px;line-height:22px;overflow:hidden;text-align:center;color:#000;font-size:11px"
+)
+
+
+def as_html(timeline: Drawn) -> str:
+    """Return the bars as HTML; a tooltip names each action and its time."""
+    whole = timeline.makespan or 1.0
+    table = []
+    for rank, row in enumerate(timeline.rows):
+        first = _only_stage(row)
+        bars = "".join(_bar(span, row, first, whole) for span in row)
+        table.append(
+            f'<tr><td style="padding:0 8px;white-space:nowrap">rank {rank}</td><td style="width:100%;padding:0">'
+            f'<div style="{_ROW}">{bars}</div></td>'
+            f'<td style="padding:0 8px;white-space:nowrap;color:#666">{_facts(timeline, rank)}</td></tr>'
+        )
+    swatches = "".join(
+        f'<span style="background:{fill(_NUMBER[kind], None)};color:#000;padding:1px 8px;margin-right:6px">'
+        f"{kind} {WORDS[kind]}</span>"
+        for kind in kinds_of(timeline)
+    )
+    return (
+        f'<div><div><b>{escape(summary(timeline))}</b></div><table style="width:100%;border-collapse:collapse">'
+        f"{''.join(table)}</table><div>{swatches}{_PALER if _has_several_stages(timeline) else ''}</div></div>"
+    )
+
+
+def _bar(span: Span, row: Sequence[Span], first: int, whole: float) -> str:
+    begin, end = 100 * span.begin / whole, 100 * span.end / whole
+    title = f"{span.action}: {WORDS[span.action.kind]}, {span.begin:.4g} to {span.end:.4g}"
+    style = f"{_BAR};left:{begin:.3f}%;width:calc({end - begin:.3f}% - 1px);background:{colour(span.action, row)}"
+    return f'<span style="{style}" title="{title}">{label(span.action, first)}</span>'
+
+
+def kinds_of(timeline: Drawn) -> list[str]:
+    found = {span.action.kind for row in timeline.rows for span in row}
+    return [kind for kind in _NUMBER if kind in found]
+
+
+def colour(action: Action, row: Sequence[Span]) -> str:
+    """Return the colour of a kind, mixed with white for the later stages of a rank."""
+    stages = sorted({span.action.stage for span in row})
+    share = _PALE[min(stages.index(action.stage), len(_PALE) - 1)]
+    plain = fill(_NUMBER[action.kind], None)
+    parts = [int(plain[start : start + 2], 16) for start in (1, 3, 5)]
+    return "#" + "".join(f"{round(255 - share * (255 - part)):02x}" for part in parts)
+
+
+# ---- With matplotlib
+
+# Inches: the height of a row, the space around the rows.
+_HEIGHT, _AROUND = 0.38, 1.1
+# The width of a letter, as a share of the drawing.
+_LETTER = 0.009
+
+
+def as_plot(timeline: Drawn, ax: Any = None) -> Any:
+    try:
+        from matplotlib import pyplot
+        from matplotlib.patches import Patch
+    except ImportError as error:
+        raise ImportError("a pipeline is plotted with matplotlib; pip install matplotlib") from error
+    if ax is None:
+        ax = pyplot.subplots(figsize=(9.0, _AROUND + _HEIGHT * len(timeline.rows)), layout="constrained")[1]
+    whole = timeline.makespan or 1.0
+    for rank, row in enumerate(timeline.rows):
+        first = _only_stage(row)
+        spans = [(span.begin, span.end - span.begin) for span in row]
+        colours = [colour(span.action, row) for span in row]
+        ax.broken_barh(spans, (rank - 0.45, 0.9), facecolors=colours, edgecolor="white", linewidth=0.8)
+        for span in row:
+            # The micro-batch alone where there is no room for more.
+            for text in (label(span.action, first), str(span.action.microbatch)):
+                if (span.end - span.begin) / whole > _LETTER * len(text):
+                    middle = (span.begin + span.end) / 2
+                    ax.text(middle, rank, text, ha="center", va="center", fontsize=7, color="black", clip_on=True)
+                    break
+    ax.set_yticks(range(len(timeline.rows)), [f"rank {rank}" for rank in range(len(timeline.rows))])
+    ax.set_ylim(len(timeline.rows) - 0.4, -0.6)  # rank 0 above
+    ax.set_xlim(0, whole)
+    ax.set_xlabel("time")
+    ax.set_title(summary(timeline), fontsize="small")
+    handles = [Patch(facecolor=fill(_NUMBER[kind], None), label=WORDS[kind]) for kind in kinds_of(timeline)]
+    if _has_several_stages(timeline):
+        handles.append(Patch(facecolor="none", label=_PALER))
+    ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    return ax

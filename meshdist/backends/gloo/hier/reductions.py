@@ -19,8 +19,7 @@ from meshdist.backends.gloo.hier.call_tracker import CallTracker
 from meshdist.backends.gloo.hier.hierarchy import Hierarchy
 from meshdist.backends.gloo.hier.rail import Rail, RailPlan, bytes_of
 from meshdist.backends.gloo.tcp.collective_frames import ExpectedFrame
-from meshdist.collectives.algorithms.blocks import flat, shares_of
-from meshdist.collectives.algorithms.rank_order import reduce_in_rank_order
+from meshdist.collectives.algorithms.blocks import flat, reduce_in_rank_order, shares_of
 from meshdist.collectives.all_gather import all_gather
 from meshdist.collectives.all_reduce import all_reduce
 from meshdist.collectives.dataflow import Blocks, ReductionSpec

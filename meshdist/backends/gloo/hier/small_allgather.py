@@ -17,8 +17,7 @@ from meshdist.arrays.reduce_op import quiet_runner
 from meshdist.backends.base import Backend, Plan
 from meshdist.backends.gloo.hier.hierarchy import Hierarchy
 from meshdist.backends.gloo.hier.rail import bytes_of
-from meshdist.collectives.algorithms.blocks import flat
-from meshdist.collectives.algorithms.rank_order import reduce_in_rank_order
+from meshdist.collectives.algorithms.blocks import flat, reduce_in_rank_order
 from meshdist.collectives.all_gather import all_gather
 from meshdist.collectives.barrier import barrier
 from meshdist.collectives.broadcast import broadcast

@@ -13,8 +13,7 @@ from meshdist.arrays.reduce_op import quiet_runner
 from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.backends.gloo.shm.tuned_plan import Ways, chunks_of
-from meshdist.collectives.algorithms.blocks import flat
-from meshdist.collectives.algorithms.rank_order import reduce_in_rank_order
+from meshdist.collectives.algorithms.blocks import flat, reduce_in_rank_order
 from meshdist.collectives.dataflow import ReductionSpec, array_of
 from meshdist.runtime.call import Buffers, Call
 

@@ -23,7 +23,7 @@ from meshdist.backends.gloo.shm.movement import copies_of, put
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.backends.gloo.shm.tuned_plan import ONE_STEP, Ways, fastest
 from meshdist.backends.gloo.shm.zero_copy import SharedReduce
-from meshdist.collectives.algorithms.rank_order import reduce_in_rank_order
+from meshdist.collectives.algorithms.blocks import reduce_in_rank_order
 from meshdist.collectives.dataflow import ALL_REDUCE, ReductionSpec
 from meshdist.collectives.definition import definition_of
 from meshdist.runtime.call import Buffers, Call, each

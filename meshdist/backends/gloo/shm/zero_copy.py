@@ -15,7 +15,7 @@ from meshdist.arrays.reduce_op import quiet_runner
 from meshdist.backends.gloo.shm.descriptors import ORDINARY
 from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
-from meshdist.collectives.algorithms.rank_order import reduce_in_rank_order
+from meshdist.collectives.algorithms.blocks import reduce_in_rank_order
 from meshdist.collectives.dataflow import Blocks, ReductionSpec, TransferSpec
 from meshdist.runtime.call import Buffers, Call, Signature
 

@@ -1,4 +1,4 @@
-"""all_gather_into_tensor_coalesced and reduce_scatter_tensor_coalesced, the results of `coalescing_manager`."""
+"""The coalesced collectives: one call for a list of arrays. `coalescing_manager` makes such calls out of several."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from meshdist.arrays.host import Array, split_rows
 from meshdist.arrays.reduce_op import Op, ReduceOp
 from meshdist.collectives.algorithms.blocks import joined
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
+from meshdist.collectives.all_reduce import all_reduce
 from meshdist.collectives.checks import (
     agree_on_list,
     check_one_dtype,
     check_reducible,
+    check_same_shape,
     check_stacked_pair,
     refuse,
     several,
 )
-from meshdist.collectives.composed import composed, pack_all, unpack_all
+from meshdist.collectives.composed import composed, pack_all, unchained, unpack_all
 from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
 from meshdist.runtime.call import Buffers, Call, each
 from meshdist.runtime.context import GroupLike, resolve
@@ -119,3 +121,91 @@ def reduce_scatter_tensor_coalesced(
         `output_tensors`; with `async_op` the Work.
     """
     return resolve(group).submit(reduce_scatter_tensor_coalesced, input_tensors, output_tensors, op, None, async_op)
+
+
+def _check_all_reduce(call: Call) -> None:
+    several(call, "recv")
+    check_one_dtype(call)
+    check_reducible(call)
+
+
+@composed(
+    all_reduce,
+    names=("tensors", "tensors"),
+    check=_check_all_reduce,
+    agreed=partial(agree_on_list, side="recv", is_elementwise=True),
+    put=pack_all,
+    take=unpack_all,
+    by_element=True,
+)
+def all_reduce_coalesced(
+    tensors: Sequence[Any], op: Op = ReduceOp.SUM, group: GroupLike = None, async_op: bool = False
+) -> Any:
+    """Reduce each of several arrays over the group, in place, by one call for all of them.
+
+    Args:
+        tensors: At least one array, all of one dtype; all ranks must pass the same number of arrays, with the same
+            numbers of elements.
+        op: The reduction: a ReduceOp, its name in lower case, or `premul_sum(factor)`.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
+        async_op: Return a `Work` at once.
+
+    Returns:
+        `tensors`; with `async_op` the Work.
+
+    Raises:
+        TypeError: Not a list of arrays, different dtypes, or ones unsupported or undefined for `op`.
+        ValueError: An empty list, arrays that cannot be written, or an unknown `op`.
+        DistBackendError: A rank failed, or the ranks' calls disagree.
+        DistTimeoutError: A rank did not call within the group's timeout.
+    """
+    return resolve(group).submit(all_reduce_coalesced, tensors, tensors, op, None, async_op)
+
+
+def _check_all_gather(call: Call) -> None:
+    give, take = several(call, "send"), several(call, "recv")
+    check_one_dtype(call)
+    for place, array in enumerate(take):
+        peer, number = divmod(place, len(give))
+        names = f"output_tensor_lists[{peer}][{number}]", f"input_tensor_list[{number}]"
+        check_same_shape(call, array, give[number], names)
+
+
+@composed(
+    all_gather_into_tensor,
+    names=("input_tensor_list", "output_tensor_lists"),
+    check=_check_all_gather,
+    agreed=partial(agree_on_list, side="send"),
+    put=pack_all,
+    room=lambda call, flat: np.empty(call.size * flat.size, flat.dtype),
+    take=unpack_all,
+)
+def all_gather_coalesced(
+    output_tensor_lists: Sequence[Sequence[Any]],
+    input_tensor_list: Sequence[Any],
+    group: GroupLike = None,
+    async_op: bool = False,
+) -> Any:
+    """Gather each of several arrays of every rank, by one call for all of them.
+
+    Args:
+        output_tensor_lists: Output: a list for each rank; `output_tensor_lists[i][k]` gets `input_tensor_list[k]` of
+            rank i.
+        input_tensor_list: Input: at least one array, all of one dtype; all ranks must pass the same number of arrays,
+            with the same numbers of elements.
+        group: A ProcessGroup or a DeviceMesh; the world if None.
+        async_op: Return a `Work` at once.
+
+    Returns:
+        `output_tensor_lists`; with `async_op` the Work; its result is one list of all arrays.
+
+    Raises:
+        TypeError: Not lists of arrays, different or unsupported dtypes.
+        ValueError: Lists of wrong length, wrong shapes, or outputs that cannot be written.
+        DistBackendError: A rank failed, or the ranks' calls disagree.
+        DistTimeoutError: A rank did not call within the group's timeout.
+    """
+    members = resolve(group)
+    lists = unchained(members, all_gather_coalesced, output_tensor_lists, input_tensor_list, side="recv", by_rank=True)
+    work = members.submit(all_gather_coalesced, input_tensor_list, lists, None, None, async_op)
+    return work if async_op or work is None else output_tensor_lists
