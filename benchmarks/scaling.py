@@ -8,19 +8,15 @@ Every rank has one thread. The numbers of ranks take turns in each round.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from sidebyside import machine, report
-from sidebyside.libraries import LIBRARIES, ROOT, environment, installed
+from sidebyside.libraries import installed, run_example
 from sidebyside.options import picture, positive, positives
 
-SCRIPT = ROOT / "examples" / "train_digits.py"
 METHOD = """\
 `examples/train_digits.py --hidden N`, one thread a rank, data parallel. Steps per second are those of the fastest of \
 {rounds} rounds, since other programs on the machine only slow a run down; the numbers of ranks take turns."""
@@ -32,20 +28,8 @@ def steps_per_s(hidden: int, ranks: int, steps: int) -> float:
     Raises:
         RuntimeError: It failed; the message shows its output.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.json"
-        options = ["--mesh", f"{ranks}x1", "--hidden", str(hidden), "--steps", str(steps), "--json", str(path)]
-        done = subprocess.run(
-            [*LIBRARIES[0].launcher(ranks), str(SCRIPT), *options],
-            env={**environment(), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(f"{SCRIPT.name} on {ranks} ranks ended with {done.returncode}:\n{done.stderr}")
-        return float(json.loads(path.read_text())["steps_per_s"])
+    run = run_example("train_digits.py", f"{ranks}x1", "--hidden", str(hidden), "--steps", str(steps))
+    return float(run["steps_per_s"])
 
 
 def measure(sizes: Mapping[int, int], ranks: list[int], rounds: int) -> dict[int, dict[int, float]]:

@@ -10,19 +10,15 @@ The exit status is 1 where the losses of a mesh differ from those of one rank by
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from sidebyside import machine, report
-from sidebyside.libraries import LIBRARIES, ROOT, environment, installed
+from sidebyside.libraries import installed, run_example
 from sidebyside.options import names_from, positive
 
 METHOD = """\
@@ -112,16 +108,7 @@ def train(example: Example, shape: str, dtype: str, steps: int, *flags: str) -> 
     Raises:
         RuntimeError: It failed; the message shows its output.
     """
-    ranks = math.prod(map(int, shape.split("x")))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "run.json"
-        options = ["--mesh", shape, "--dtype", dtype, "--steps", str(steps), "--json", str(path), *flags]
-        command = [*LIBRARIES[0].launcher(ranks), str(ROOT / "examples" / example.script), *options]
-        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{example.script} on mesh {shape} ended with {done.returncode}:\n{done.stderr}")
-        run: Run = json.loads(path.read_text())
-    return run
+    return run_example(example.script, shape, "--dtype", dtype, "--steps", str(steps), *flags)
 
 
 def difference(run: Run, reference: Run) -> float:

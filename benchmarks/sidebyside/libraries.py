@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from meshdist.launch.mpirun import find_mpirun
 from sidebyside.environments import NoEnvironmentError, python_with
@@ -134,3 +137,20 @@ def installed(names: Iterable[str]) -> dict[Library, str]:
         else:
             found[library] = probe.stdout.strip()
     return found
+
+
+def run_example(script: str, mesh: str, *options: str) -> dict[str, Any]:
+    """Start an example of training by meshrun, on a mesh such as "2x1"; return what it writes with --json.
+
+    Raises:
+        RuntimeError: It failed; the message shows its output.
+    """
+    ranks = math.prod(map(int, mesh.split("x")))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.json"
+        command = [*_meshrun(ranks), str(ROOT / "examples" / script), "--mesh", mesh, "--json", str(path), *options]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=600, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{script} on mesh {mesh} ended with {done.returncode}:\n{done.stderr}")
+        run: dict[str, Any] = json.loads(path.read_text())
+    return run
