@@ -57,6 +57,19 @@ static inline int64_t now_ns(void)
 /* How long a wait yields the processor, without the GIL, before Python goes on with it, which sleeps in the end. */
 enum { YIELD_NS = 200000 };
 
+/* ---- copy.c: into memory that another rank reads next */
+/* Which way is the faster one, for one rank that writes and those that read. */
+typedef struct {
+    uint32_t copies;
+    int8_t votes;
+    bool streams;
+} Pace;
+
+void copy_out(Pace *pace, char *to, const char *from, Py_ssize_t size);
+
+/* From so many bytes on, other threads may run during a copy. */
+enum { LONG = 32 << 10 };
+
 /* ---- barrier.c: the steps of a group; see `flag_barrier` */
 typedef struct {
     PyObject_HEAD
@@ -67,6 +80,7 @@ typedef struct {
     Py_ssize_t mine;
     Py_ssize_t *posts; /* where the peers signal: in even steps, then in odd ones */
     Py_ssize_t *bells;
+    Pace pace; /* of what is put into the slots */
 } Barrier;
 
 extern PyTypeObject *barrier_type;
@@ -128,6 +142,7 @@ int step_run(Step *step, char *const *sent, char *const *received);
 /* ---- stream.c: messages through the ring of a channel, in pieces */
 typedef struct {
     Word *head, *tail;
+    Pace *pace; /* the sender's */
     char *ring;
     Py_ssize_t num_bytes;
 } Pipe;

@@ -13,7 +13,8 @@ int step_begin(Step *self, char *const *sent, uint64_t *word, int *phase)
     *phase = self->barrier->phase ^= 1;
     const struct Part *part = self->puts[*phase].parts, *end = part + self->puts[*phase].count;
     for (; part < end; part++)
-        memcpy(part->place, (part->which < 0 ? self->sizes : sent[part->which]) + part->offset, part->num_bytes);
+        copy_out(&self->barrier->pace, part->place,
+                 (part->which < 0 ? self->sizes : sent[part->which]) + part->offset, part->num_bytes);
     return barrier_signal(self->barrier, self->fingerprint, word);
 }
 

@@ -80,7 +80,7 @@ class ReduceWholeChunks(ReduceByChunk):
             own = given[begin : begin + self._chunk]
             slots = [slot[: own.size] for slot in self._slots[self.barrier.flip()]]
             if self._gives:
-                slots[self._rank][...] = own
+                self.barrier.put(slots[self._rank], own)
             yield self.arrive()
             if self._wants:
                 if self._keeps:
@@ -127,6 +127,7 @@ class _InSlots:
         self.before, self.total, self.behind = segments[: call.rank], segments[call.rank], segments[call.rank + 1 :]
         self._own = slice(begin, end)
         mine = slot(phase, call.rank, dtype, (count,))
+        self._put = shm.barrier.put
         self._others = [(part, mine[part]) for part in (slice(0, begin), slice(end, count)) if part.start < part.stop]
         full, rest = divmod(count, length)
         # Each finished segment is in the slot of its reducer; the last one that is not empty may be shorter.
@@ -137,7 +138,7 @@ class _InSlots:
     def put(self, chunk: Array) -> Array:
         """Put the segments of the other ranks into the slot; return this rank's own, which is not copied."""
         for part, place in self._others:
-            place[...] = chunk[part]
+            self._put(place, chunk[part])
         return chunk[self._own]
 
     def take(self, chunk: Array) -> None:
@@ -164,7 +165,7 @@ class ReduceOwnSegments(ReduceByChunk):
             for peer, place in enumerate(areas[rank]):
                 if peer != rank:
                     part = give[peer][chunk]
-                    place[: part.size] = part
+                    self.barrier.put(place[: part.size], part)
             yield self.arrive()
             own = give[rank][chunk]
             sources = [own if peer == rank else slot[rank][: own.size] for peer, slot in enumerate(areas)]
