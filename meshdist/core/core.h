@@ -92,7 +92,7 @@ bool barrier_poll(Barrier *barrier, uint64_t word);
 int barrier_await(Barrier *barrier, uint64_t word, PyObject *wait);
 
 /* ---- kernels.c: reductions, in rank order */
-/* out[i] = rows[0][i] op rows[1][i] op ...; `out` is none of the rows. At least two rows. */
+/* out[i] = rows[0][i] op rows[1][i] op ...; at least two rows, of which only the first two may be `out`. */
 typedef void Kernel(char *out, char *const *rows, int num_rows, Py_ssize_t count);
 typedef struct {
     Kernel *combine;
@@ -123,6 +123,8 @@ typedef struct {
     Reduction reduction; /* none if `combine` is NULL */
     int num_rows;
     char **rows[2];
+    char **part_rows; /* of one part, if the parts of a list are reduced one by one */
+    int own_row[2];   /* which of two rows is this rank's, and in the array as well as in the slot; -1 for none */
     Py_ssize_t count, itemsize;
     char *total; /* where the result is put together, from which it is taken; the array received if NULL */
     /* If no rank knows all sizes: those of this rank, and the table of all ranks' as it was when they were compared. */

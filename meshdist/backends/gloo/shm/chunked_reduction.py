@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from meshdist.arrays.host import Array
 from meshdist.arrays.reduce_op import quiet_runner
@@ -21,7 +24,7 @@ from meshdist.runtime.call import Buffers, Call
 # Up to this many ranks, each reduces whole chunks for itself: two ranks add twice as much as if they shared the work,
 # but take one step for a chunk and move each element once, which took a quarter to a third less time. (3 ranks on 2
 # cores took a sixth less as well; with a core for each they would not.)
-_RANKS_ALONE = 2
+RANKS_ALONE = 2
 # Their chunk: it is still in the second-level cache when it is added. Twice as much took a tenth less time up to 4 MiB,
 # and a tenth to a fifth more from 16 MiB on.
 _WHOLE_CHUNK_BYTES = 256 << 10
@@ -41,9 +44,13 @@ def ways_in_chunks(shm: ShmGroup, spec: ReductionSpec) -> Ways[ReductionSpec]:
     chunks = dict.fromkeys(min(slot_bytes, chunk) for chunk in (_WHOLE_CHUNK_BYTES, *_WHOLE_CHUNKS))
     whole = {f"whole {chunks_of(chunk)}": partial(ReduceWholeChunks, chunk_bytes=chunk) for chunk in chunks}
     segments: Ways[ReductionSpec] = {f"segments, {chunks_of(slot_bytes)}": ReduceInSegments}
-    if size <= _RANKS_ALONE and spec.dtype.kind in _QUICK_KINDS and spec.dtype.char not in _SLOW_CODES:
+    if size <= RANKS_ALONE and is_added_quickly(spec.dtype):
         return {**whole, **segments}
     return {**segments, **whole} if size <= _MOST_RANKS_ALONE else segments
+
+
+def is_added_quickly(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in _QUICK_KINDS and dtype.char not in _SLOW_CODES
 
 
 class ReduceByChunk(BarrierPlan):

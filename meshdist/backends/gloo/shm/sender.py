@@ -14,6 +14,7 @@ from meshdist.backends.gloo.match import GlooMatchQueue, PendingSends
 from meshdist.backends.gloo.published import check_withdrawn, publish_channel
 from meshdist.backends.gloo.shm.channel import (
     EAGER,
+    LONGEST_WHOLE,
     MODE,
     READS,
     RTS,
@@ -41,8 +42,9 @@ from meshdist.system.deadline import Deadline
 
 # The longest message that goes through the ring although the receiver could read the sender's memory: both sides copy
 # at the same time, and the ring stays in the cache. Longer ones are copied by both sides between the arrays, which took
-# two thirds to nine tenths of the time from 8 MiB on, between 2 ranks on 2 cores.
-RING_MESSAGE_BYTES = 4 << 20
+# two thirds to nine tenths of the time from 8 MiB on, between 2 ranks on 2 cores. In an exchange both sides are busy
+# with what they receive, so that what has no room in the ring as a whole would wait there.
+RING_MESSAGE_BYTES, EXCHANGED_RING_MESSAGE_BYTES = 4 << 20, LONGEST_WHOLE
 
 
 class ShmSender:
@@ -213,10 +215,12 @@ class LongSendRequest(ShmSendRequest):
 
     def ready(self) -> bool:
         self.sender.queue.progress_sends()
-        if self._split is not None and not self.done:
+        # A peer that sends as well reads this message alone, as this rank does with that of the peer.
+        if self._split is not None and not self.done and not self.sender.queue.awaits_messages:
             self._write_split(self._split)
         if not self.done and self.sender.channel.words[TAKEN] >= self.header.number:
             self.done = True
+            self.sender.queue.announced.discard(self)
             self.sender.queue.progress_sends()  # cut the message, if it is not complete
         return self.done
 
@@ -231,12 +235,14 @@ class LongSendRequest(ShmSendRequest):
             sender.peer.wake(sender.channel)
 
     def _announce(self, channel: Channel) -> bool:
-        if self.data.size > RING_MESSAGE_BYTES:
+        queue = self.sender.queue
+        if self.data.size > (EXCHANGED_RING_MESSAGE_BYTES if queue.awaits_messages else RING_MESSAGE_BYTES):
             mode = channel.words[MODE]
             if mode == UNKNOWN:
                 return False
             if mode == READS:
                 self.header = self.header._replace(kind=RTS_CMA)
                 self._split = SplitWrite(channel, self.sender.memory, self.header, self.data)
+                queue.announced.add(self)
         self._is_announced = channel.announce(self.header)
         return self._is_announced
