@@ -98,7 +98,9 @@ class Channel:
         self._side = side
         # Where the long messages end that the sender has written whole, and up to where the ring is free at least: what
         # has been taken is not read again, although the tail may still stand before it (see `skip`).
-        self._stream = None if core.module is None else core.Stream(self.memory, (RING, self.ring_bytes), (HEAD, TAIL, PACE))
+        self._stream = (
+            None if core.module is None else core.Stream(self.memory, (RING, self.ring_bytes), (HEAD, TAIL, PACE))
+        )
         self._written: deque[tuple[int, int]] = deque()
         self._free_to = 0
         other = RECEIVER - side

@@ -32,8 +32,8 @@ from meshdist.runtime.call import Buffers, Call, Signature, each
 # Up to this total over all ranks, every rank reduces for itself in one step. Measured on 2 and 4 ranks. More goes
 # through the slots: reading the peers' memory instead took a third longer on 2 ranks, and a quarter on 4.
 REDUCE_ALONE_BYTES = 1 << 20
-# Up to this total, the arrays of a list are reduced in one step. Few ranks reduce longer lists in chunks, if they do not
-# have more arrays than this.
+# Up to this total, the arrays of a list are reduced in one step. Few ranks reduce longer lists in chunks, of so many
+# arrays at most.
 _LISTS_BYTES, _LIST_CHUNK_BYTES, _MOST_IN_LIST = 64 << 10, 256 << 10, 512
 # From this many ranks and bytes on, ranks read each other's memory: in three steps, not two for each chunk, and steps
 # take long with more ranks than free cores. 16 ranks on 2 cores took three quarters to nine tenths of the time through
@@ -60,7 +60,7 @@ def plan_reduction(shm: ShmGroup, call: Call, spec: ReductionSpec) -> Plan:
 
 
 def plan_list_reduction(shm: ShmGroup, call: Call) -> Plan | None:
-    """Return the plan to reduce each array of a list without packing them; None for other calls, and for long arrays."""
+    """Return the plan to reduce the arrays of a list without packing them; None for other calls, and most long lists."""
     composition = call.collective.composition
     assert composition is not None
     if definition_of(composition.inner).dataflow is not ALL_REDUCE or not call.collective.in_place:

@@ -55,7 +55,9 @@ class _Part:
 class SplitRead(_Part):
     """The receiver's side; `target` is its array as bytes, `memory` that of the sender; it may read `all_of_it`."""
 
-    def __init__(self, channel: Channel, memory: Memory, header: Header, target: Array, *, all_of_it: bool = False) -> None:
+    def __init__(
+        self, channel: Channel, memory: Memory, header: Header, target: Array, *, all_of_it: bool = False
+    ) -> None:
         super().__init__(channel, memory, header)
         self.target = target
         self._address = header.address
