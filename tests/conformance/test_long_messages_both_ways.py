@@ -1,4 +1,4 @@
-"""Two ranks send each other long messages at once by isend and irecv: in every order, from several threads, with faults.
+"""Two ranks send each other long messages at once, by isend and irecv: in every order, from threads, with faults.
 
 Each rank copies what it receives while it waits, so nothing depends on the order of calls and waits.
 """

@@ -60,7 +60,7 @@ def plan_reduction(shm: ShmGroup, call: Call, spec: ReductionSpec) -> Plan:
 
 
 def plan_list_reduction(shm: ShmGroup, call: Call) -> Plan | None:
-    """Return the plan to reduce the arrays of a list without packing them; None for other calls, and most long lists."""
+    """Return the plan that reduces the arrays of a list without packing them; None if they are to be packed."""
     composition = call.collective.composition
     assert composition is not None
     if definition_of(composition.inner).dataflow is not ALL_REDUCE or not call.collective.in_place:
