@@ -28,7 +28,7 @@ from meshdist.runtime.work import ReceiptWork, Work
 # How long a group that is closed waits for the messages that it is to receive.
 _LAST_MESSAGES_S = 5.0
 # Up to here an `irecv` takes a message that has come already.
-_LONG_BYTES = 1 << 20
+_LONG_BYTES = 2 << 20
 
 
 class PointToPoint(Probes):
@@ -159,10 +159,13 @@ class PointToPoint(Probes):
         calls = backend.device_calls
         if calls is not None:
             return self._in_batch(calls).isend(self._parcel(calls, error_prefix, "isend", tensor, dst, tag))
-        array = self._array(error_prefix, tensor, tag)
+        array = packed = tensor
+        if request is None:
+            array = self._array(error_prefix, tensor, tag)
+            packed = pack(array)
         work = Work(error_prefix, None)
         record = self.begin_record("isend", array, dst, tag)
-        post = partial(self._post_send, backend, pack(array), dst, tag)
+        post = partial(self._post_send, backend, packed, dst, tag)
         self._begin(work, error_prefix, ("to", dst), post, None, record)
         if request is None and array is tensor and dst != self._rank:
             self._keep_request(requests, "isend", tensor, dst, tag, backend.fast_isend)
@@ -179,7 +182,9 @@ class PointToPoint(Probes):
         calls = backend.device_calls
         if calls is not None:
             return self._in_batch(calls).irecv(self._parcel(calls, error_prefix, "irecv", tensor, src, tag))
-        array, packed = self._output(error_prefix, tensor, tag)
+        array = packed = tensor
+        if request is None:
+            array, packed = self._output(error_prefix, tensor, tag)
         src = self._only_source(src)
         work = ReceiptWork(error_prefix, tensor)
 

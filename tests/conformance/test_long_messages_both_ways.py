@@ -126,12 +126,9 @@ def abort_what_is_posted(num_bytes):
     receiving = group.irecv(taken, peer)
     group.barrier()
     if dist.get_rank() == 0:
-        sending = group.isend(given, peer, tag=7)
+        group.isend(given, peer, tag=7)  # rank 1 may take it while it waits for the other one
         group.abort("enough")
-        for work in (receiving, sending):
-            fails(dist.DistBackendError, work.wait, "enough")
-    else:
-        fails(dist.DistBackendError, receiving.wait, "enough")
+    fails(dist.DistBackendError, receiving.wait, "enough")
     dist.barrier()
     taken[:] = 0  # nobody writes into it any more
     dist.barrier()

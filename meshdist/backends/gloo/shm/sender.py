@@ -14,7 +14,6 @@ from meshdist.backends.gloo.match import GlooMatchQueue, PendingSends
 from meshdist.backends.gloo.published import check_withdrawn, publish_channel
 from meshdist.backends.gloo.shm.channel import (
     EAGER,
-    LONGEST_WHOLE,
     MODE,
     READS,
     RTS,
@@ -43,8 +42,8 @@ from meshdist.system.deadline import Deadline
 # The longest message that goes through the ring although the receiver could read the sender's memory: both sides copy
 # at the same time, and the ring stays in the cache. Longer ones are copied by both sides between the arrays, which took
 # two thirds to nine tenths of the time from 8 MiB on, between 2 ranks on 2 cores. In an exchange both sides are busy
-# with what they receive, so that what has no room in the ring as a whole would wait there.
-RING_MESSAGE_BYTES, EXCHANGED_RING_MESSAGE_BYTES = 4 << 20, LONGEST_WHOLE
+# with what they receive, so that what does not fit into the ring would wait there.
+RING_MESSAGE_BYTES, EXCHANGED_RING_MESSAGE_BYTES = 4 << 20, 2 << 20
 
 
 class ShmSender:
