@@ -58,6 +58,7 @@ class Barrier:
     def attach(
         self, words: memoryview, mine: int, even: Sequence[int], odd: Sequence[int], bells: Sequence[int]
     ) -> None: ...
+    def put(self, place: Any, data: Any) -> None: ...
 
 class Step:
     # Returns None where NumPy has to reduce.
@@ -86,7 +87,7 @@ class Step:
     def __call__(self, send: Any, recv: Any) -> bool | None: ...
 
 class Stream:
-    def __init__(self, memory: memoryview, ring: tuple[int, int], words: tuple[int, int]) -> None: ...
+    def __init__(self, memory: memoryview, ring: tuple[int, int], words: tuple[int, int, int]) -> None: ...
     def fill(self, data: Any, written: int, free_to: int, polls: bool) -> int: ...
     def drain(self, target: Any, there: int, polls: bool) -> int: ...
 
@@ -96,7 +97,7 @@ class Ring:
         receives: bool,
         memory: memoryview,
         ring: tuple[int, int],
-        words: tuple[int, int, int, int, int, int],
+        words: tuple[int, int, int, int, int, int, int],
         sizes: tuple[int, int, int],
         start: bytes,
         locked: Callable[[], bool],

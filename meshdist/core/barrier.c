@@ -181,6 +181,37 @@ static PyObject *barrier_arrived(Barrier *self, PyObject *number)
     return PyBool_FromLong(is_same_call(self, word));
 }
 
+/* The bytes of a contiguous array; -1 with an error set. */
+static Py_ssize_t bytes_of(PyObject *object, int flags)
+{
+    if (!is_array(object) || (((Array *)object)->flags & flags) != flags) {
+        PyErr_SetString(PyExc_TypeError, "put(place, data): both must be contiguous arrays");
+        return -1;
+    }
+    PyObject *num_bytes = PyObject_GetAttrString(object, "nbytes");
+    Py_ssize_t size = num_bytes == NULL ? -1 : PyLong_AsSsize_t(num_bytes);
+    Py_XDECREF(num_bytes);
+    return size;
+}
+
+static PyObject *barrier_put(Barrier *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    Py_ssize_t room = num_args == 2 ? bytes_of(args[0], C_CONTIGUOUS | WRITEABLE) : -1;
+    Py_ssize_t size = room < 0 ? -1 : bytes_of(args[1], C_CONTIGUOUS);
+    if (size < 0 || size != room) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "put(place, data): two arrays of equal size");
+        return NULL;
+    }
+    char *place = ((Array *)args[0])->data;
+    const char *data = ((Array *)args[1])->data;
+    PyThreadState *thread = size > LONG ? PyEval_SaveThread() : NULL;
+    copy_out(&self->pace, place, data, size);
+    if (thread != NULL)
+        PyEval_RestoreThread(thread);
+    Py_RETURN_NONE;
+}
+
 static void barrier_dealloc(Barrier *self)
 {
     PyTypeObject *type = Py_TYPE(self);
@@ -197,6 +228,7 @@ static PyMethodDef methods[] = {
      "attach(words, mine, even, odd, bells): set the words, and the indices of this rank's, the peers' and the bells"},
     {"signal", (PyCFunction)barrier_signal_method, METH_O, "Enter the next step; return its word."},
     {"await_all", (PyCFunction)(void (*)(void))barrier_await_all, METH_FASTCALL, "Wait until all have signalled."},
+    {"put", (PyCFunction)(void (*)(void))barrier_put, METH_FASTCALL, "put(place, data): copy an array into a slot."},
     {"arrived", (PyCFunction)barrier_arrived, METH_O, "Return whether all have signalled a word."},
     {NULL, NULL, 0, NULL},
 };

@@ -57,6 +57,19 @@ static inline int64_t now_ns(void)
 /* How long a wait yields the processor, without the GIL, before Python goes on with it, which sleeps in the end. */
 enum { YIELD_NS = 200000 };
 
+/* ---- copy.c: into memory that another rank reads next */
+/* Which way is the faster one, for one rank that writes and those that read. */
+typedef struct {
+    uint32_t copies;
+    int8_t votes;
+    bool streams;
+} Pace;
+
+void copy_out(Pace *pace, char *to, const char *from, Py_ssize_t size);
+
+/* From so many bytes on, other threads may run during a copy. */
+enum { LONG = 32 << 10 };
+
 /* ---- barrier.c: the steps of a group; see `flag_barrier` */
 typedef struct {
     PyObject_HEAD
@@ -67,6 +80,7 @@ typedef struct {
     Py_ssize_t mine;
     Py_ssize_t *posts; /* where the peers signal: in even steps, then in odd ones */
     Py_ssize_t *bells;
+    Pace pace; /* of what is put into the slots */
 } Barrier;
 
 extern PyTypeObject *barrier_type;
@@ -78,7 +92,7 @@ bool barrier_poll(Barrier *barrier, uint64_t word);
 int barrier_await(Barrier *barrier, uint64_t word, PyObject *wait);
 
 /* ---- kernels.c: reductions, in rank order */
-/* out[i] = rows[0][i] op rows[1][i] op ...; `out` is none of the rows. At least two rows. */
+/* out[i] = rows[0][i] op rows[1][i] op ...; at least two rows, of which only the first two may be `out`. */
 typedef void Kernel(char *out, char *const *rows, int num_rows, Py_ssize_t count);
 typedef struct {
     Kernel *combine;
@@ -109,6 +123,8 @@ typedef struct {
     Reduction reduction; /* none if `combine` is NULL */
     int num_rows;
     char **rows[2];
+    char **part_rows; /* of one part, if the parts of a list are reduced one by one */
+    int own_row[2];   /* which of two rows is this rank's, and in the array as well as in the slot; -1 for none */
     Py_ssize_t count, itemsize;
     char *total; /* where the result is put together, from which it is taken; the array received if NULL */
     /* If no rank knows all sizes: those of this rank, and the table of all ranks' as it was when they were compared. */
@@ -128,6 +144,7 @@ int step_run(Step *step, char *const *sent, char *const *received);
 /* ---- stream.c: messages through the ring of a channel, in pieces */
 typedef struct {
     Word *head, *tail;
+    Pace *pace; /* the sender's */
     char *ring;
     Py_ssize_t num_bytes;
 } Pipe;

@@ -9,18 +9,29 @@
 #define FOR_VECTORS
 #endif
 
+/* No element depends on another one, also if the result takes the place of one of the first two rows. */
+#if defined(__clang__)
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#elif defined(__GNUC__)
+#define INDEPENDENT _Pragma("GCC ivdep")
+#else
+#define INDEPENDENT
+#endif
+
 /* All of the first two rows, then row by row: the order of `reduce_in_rank_order`. */
 #define KERNEL(name, type, combine)                                                                              \
-    FOR_VECTORS static void name(char *restrict result, char *const *rows, int num_rows, Py_ssize_t count)       \
+    FOR_VECTORS static void name(char *result, char *const *rows, int num_rows, Py_ssize_t count)                \
     {                                                                                                            \
-        type *restrict out = (type *)(void *)result;                                                             \
+        type *out = (type *)(void *)result;                                                                      \
         const type *first = (const type *)(const void *)rows[0], *second = (const type *)(const void *)rows[1];  \
+        INDEPENDENT                                                                                              \
         for (Py_ssize_t i = 0; i < count; i++) {                                                                 \
             type a = first[i], b = second[i];                                                                    \
             out[i] = (type)(combine);                                                                            \
         }                                                                                                        \
         for (int row = 2; row < num_rows; row++) {                                                               \
             const type *next = (const type *)(const void *)rows[row];                                            \
+            INDEPENDENT                                                                                          \
             for (Py_ssize_t i = 0; i < count; i++) {                                                             \
                 type a = out[i], b = next[i];                                                                    \
                 out[i] = (type)(combine);                                                                        \

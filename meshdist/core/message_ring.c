@@ -58,7 +58,7 @@ static void write_message(Ring *self, const char *data, uint64_t number)
         memcpy(entry + OWN, own, sizeof own);
     }
     if (self->num_bytes <= SHORT && place + self->length <= self->pipe.num_bytes) {
-        memcpy(entry + self->unit, data, self->num_bytes);
+        copy_out(self->pipe.pace, entry + self->unit, data, self->num_bytes);
         store(self->pipe.head, head + self->length);
     } else {
         store(self->pipe.head, head + self->unit);
@@ -204,9 +204,9 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     PyObject *memory, *start, *locked, *empties, *owner, *nones, *wake_up, *rest;
     int receives;
     Py_ssize_t ring_begin, ring_bytes, unit, num_bytes, length, others_state, others_bells, head, tail;
-    Py_ssize_t taken, written;
-    if (!PyArg_ParseTuple(args, "pO(nn)(nnnnnn)(nnn)O!OO!OO!OO", &receives, &memory, &ring_begin, &ring_bytes, &head,
-                          &tail, &others_state, &others_bells, &taken, &written, &unit, &num_bytes, &length,
+    Py_ssize_t pace, taken, written;
+    if (!PyArg_ParseTuple(args, "pO(nn)(nnnnnnn)(nnn)O!OO!OO!OO", &receives, &memory, &ring_begin, &ring_bytes, &head,
+                          &tail, &pace, &others_state, &others_bells, &taken, &written, &unit, &num_bytes, &length,
                           &PyBytes_Type, &start, &locked, &PyTuple_Type, &empties, &owner, &PyTuple_Type, &nones,
                           &wake_up, &rest))
         return NULL;
@@ -225,7 +225,8 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *keywords
         return NULL;
     }
     self->words = self->memory.buf;
-    self->pipe = (Pipe){&self->words[head], &self->words[tail], (char *)self->memory.buf + ring_begin, ring_bytes};
+    self->pipe = (Pipe){&self->words[head], &self->words[tail], (Pace *)&self->words[pace],
+                       (char *)self->memory.buf + ring_begin, ring_bytes};
     return (PyObject *)self;
 }
 
@@ -265,7 +266,7 @@ static PyMemberDef members[] = {
 static PyType_Slot slots[] = {
     {Py_tp_new, ring_new}, {Py_tp_dealloc, ring_dealloc}, {Py_tp_traverse, ring_traverse},
     {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, members},
-    {Py_tp_doc, "Ring(receives, memory, (ring_begin, ring_bytes), (head, tail, others_state, others_bells, taken, written), "
+    {Py_tp_doc, "Ring(receives, memory, (ring_begin, ring_bytes), (head, tail, pace, others_state, others_bells, taken, written), "
                 "(unit, num_bytes, length), start, locked, empties, owner, nones, wake, rest): called with an array, it "
                 "moves a message and returns True, or False if it needs a request. With `rest`, the sender waits until "
                 "a message is taken, in the end by `rest(array, number, prefix)`."},

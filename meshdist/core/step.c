@@ -6,19 +6,52 @@
 PyTypeObject *step_type;
 
 /* As many arrays as a call may have on each side; with more, NumPy's part does not show. */
-enum { MOST_ARRAYS = 64 };
+enum { MOST_ARRAYS = 512 };
+/* Shorter parts of a list are reduced all at once, and then copied. */
+enum { SHORTEST_PART = 2 << 10 };
 
 int step_begin(Step *self, char *const *sent, uint64_t *word, int *phase)
 {
     *phase = self->barrier->phase ^= 1;
     const struct Part *part = self->puts[*phase].parts, *end = part + self->puts[*phase].count;
     for (; part < end; part++)
-        memcpy(part->place, (part->which < 0 ? self->sizes : sent[part->which]) + part->offset, part->num_bytes);
+        copy_out(&self->barrier->pace, part->place,
+                 (part->which < 0 ? self->sizes : sent[part->which]) + part->offset, part->num_bytes);
     return barrier_signal(self->barrier, self->fingerprint, word);
+}
+
+/* Which of two rows this rank has put into its slot; it need not be read from there. */
+static int find_own_row(const Step *self, int phase)
+{
+    for (int row = 0; self->num_rows == 2 && self->puts[phase].count && row < 2; row++) {
+        if (self->rows[phase][row] == self->puts[phase].parts[0].place)
+            return row;
+    }
+    return -1;
+}
+
+/* Reduce the parts of a list straight into its arrays, which are those that were sent. */
+static void reduce_parts(Step *self, int phase, char *const *received)
+{
+    Py_ssize_t element_bytes = self->itemsize / (self->reduction.averages ? 1 : self->reduction.elements);
+    const struct Part *part = self->takes[phase].parts, *end = part + self->takes[phase].count;
+    for (; part < end; part++) {
+        char *out = received[part->which] + part->offset;
+        for (int row = 0; row < self->num_rows; row++)
+            self->part_rows[row] = row == self->own_row[phase] ? out
+                                                               : self->rows[phase][row] + (part->place - self->total);
+        self->reduction.combine(out, self->part_rows, self->num_rows, part->num_bytes / element_bytes);
+        if (self->reduction.averages)
+            divide(out, self->itemsize, part->num_bytes / element_bytes, self->num_rows);
+    }
 }
 
 void step_finish(Step *self, int phase, char *const *received)
 {
+    if (self->part_rows != NULL) {
+        reduce_parts(self, phase, received);
+        return;
+    }
     if (self->reduction.combine != NULL) {
         char *total = self->total != NULL ? self->total : received[0];
         self->reduction.combine(total, self->rows[phase], self->num_rows, self->count);
@@ -168,6 +201,13 @@ static PyObject *step_new(PyTypeObject *type, PyObject *args, PyObject *keywords
         Py_DECREF(self);
         return NULL;
     }
+    if (total != 0 && count * itemsize >= SHORTEST_PART * (Py_ssize_t)self->takes[0].count
+        && (self->part_rows = PyMem_New(char *, num_rows)) == NULL) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    for (int phase = 0; self->part_rows != NULL && phase < 2; phase++)
+        self->own_row[phase] = find_own_row(self, phase);
     return (PyObject *)self;
 }
 
@@ -199,6 +239,7 @@ static void step_dealloc(Step *self)
         PyMem_Free(self->takes[phase].parts);
         PyMem_Free(self->rows[phase]);
     }
+    PyMem_Free(self->part_rows);
     type->tp_free(self);
     Py_DECREF(type);
 }

@@ -7,8 +7,6 @@ PyTypeObject *stream_type;
 enum { PIECE = 32 << 10, UNIT = 64 };
 /* How often to poll for the other side; some microseconds. */
 enum { SPINS = 300 };
-/* From here on other threads may run meanwhile. */
-enum { LONG = 32 << 10 };
 
 static Py_ssize_t least(Py_ssize_t one, Py_ssize_t other) { return one < other ? one : other; }
 
@@ -25,7 +23,7 @@ Py_ssize_t stream_fill(const Pipe *pipe, const char *data, Py_ssize_t size, Py_s
         Py_ssize_t room = (Py_ssize_t)((tail > free_to ? tail : free_to) + pipe->num_bytes - head);
         Py_ssize_t length = least(least(size - written, PIECE), least(pipe->num_bytes - place, room));
         if (length > 0) {
-            memcpy(pipe->ring + place, data + written, length);
+            copy_out(pipe->pace, pipe->ring + place, data + written, length);
             written += length;
             head += in_units(length); /* all but the last piece are whole units anyway */
             store(pipe->head, head);
@@ -89,8 +87,8 @@ typedef struct {
 static PyObject *stream_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
     PyObject *memory;
-    Py_ssize_t begin, num_bytes, head, tail;
-    if (!PyArg_ParseTuple(args, "O(nn)(nn)", &memory, &begin, &num_bytes, &head, &tail))
+    Py_ssize_t begin, num_bytes, head, tail, pace;
+    if (!PyArg_ParseTuple(args, "O(nn)(nnn)", &memory, &begin, &num_bytes, &head, &tail, &pace))
         return NULL;
     Stream *self = (Stream *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -100,7 +98,7 @@ static PyObject *stream_new(PyTypeObject *type, PyObject *args, PyObject *keywor
         return NULL;
     }
     Word *words = self->memory.buf;
-    self->pipe = (Pipe){&words[head], &words[tail], (char *)self->memory.buf + begin, num_bytes};
+    self->pipe = (Pipe){&words[head], &words[tail], (Pace *)&words[pace], (char *)self->memory.buf + begin, num_bytes};
     return (PyObject *)self;
 }
 
@@ -150,7 +148,7 @@ static PyMethodDef methods[] = {
 static PyType_Slot slots[] = {
     {Py_tp_new, stream_new}, {Py_tp_dealloc, stream_dealloc}, {Py_tp_traverse, stream_traverse},
     {Py_tp_methods, methods},
-    {Py_tp_doc, "Stream(memory, (ring_begin, ring_bytes), (head, tail)): moves messages through a ring in pieces."},
+    {Py_tp_doc, "Stream(memory, (ring_begin, ring_bytes), (head, tail, pace)): moves messages through a ring in pieces."},
     {0, NULL},
 };
 

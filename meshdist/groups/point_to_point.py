@@ -27,6 +27,8 @@ from meshdist.runtime.work import ReceiptWork, Work
 
 # How long a group that is closed waits for the messages that it is to receive.
 _LAST_MESSAGES_S = 5.0
+# Up to here an `irecv` takes a message that has come already.
+_LONG_BYTES = 2 << 20
 
 
 class PointToPoint(Probes):
@@ -157,10 +159,13 @@ class PointToPoint(Probes):
         calls = backend.device_calls
         if calls is not None:
             return self._in_batch(calls).isend(self._parcel(calls, error_prefix, "isend", tensor, dst, tag))
-        array = self._array(error_prefix, tensor, tag)
+        array = packed = tensor
+        if request is None:
+            array = self._array(error_prefix, tensor, tag)
+            packed = pack(array)
         work = Work(error_prefix, None)
         record = self.begin_record("isend", array, dst, tag)
-        post = partial(self._post_send, backend, pack(array), dst, tag)
+        post = partial(self._post_send, backend, packed, dst, tag)
         self._begin(work, error_prefix, ("to", dst), post, None, record)
         if request is None and array is tensor and dst != self._rank:
             self._keep_request(requests, "isend", tensor, dst, tag, backend.fast_isend)
@@ -177,7 +182,9 @@ class PointToPoint(Probes):
         calls = backend.device_calls
         if calls is not None:
             return self._in_batch(calls).irecv(self._parcel(calls, error_prefix, "irecv", tensor, src, tag))
-        array, packed = self._output(error_prefix, tensor, tag)
+        array = packed = tensor
+        if request is None:
+            array, packed = self._output(error_prefix, tensor, tag)
         src = self._only_source(src)
         work = ReceiptWork(error_prefix, tensor)
 
@@ -188,7 +195,8 @@ class PointToPoint(Probes):
 
         record = self.begin_record("irecv", packed, src, tag)
         post = partial(self._post_recv, backend, packed, src, tag)
-        self._begin(work, error_prefix, ("from", src, tag), post, arrive, record)
+        is_long = packed.nbytes > _LONG_BYTES
+        self._begin(work, error_prefix, ("from", src, tag), post, arrive, record, is_long=is_long)
         # There is no fast path until the first message has come.
         is_new = request is None or request.fast_path is None
         if is_new and packed is tensor and src is not None and src != self._rank:
@@ -330,12 +338,15 @@ class PointToPoint(Probes):
             request = PersistentRequest(self._facts(of, array, peer, tag), fast_path, self._group.ranks[peer])
             remember(requests, (peer, tag, array.dtype, array.shape), request)
 
-    def _begin(self, work: Work, error_prefix: str, key: Any, post: Any, arrive: Any, record: Record) -> None:
+    def _begin(
+        self, work: Work, error_prefix: str, key: Any, post: Any, arrive: Any, record: Record, *, is_long: bool = False
+    ) -> None:
+        # A long message is copied in `wait`: the program may have to send one first, which the peer waits for.
         group = self._group
         try:
             waitable: Waitable = post()
             queue = self._queues.get(key)
-            is_done = (queue is None or not queue.jobs) and waitable.ready()
+            is_done = (queue is None or not queue.jobs) and not is_long and waitable.ready()
         except DistError as error:
             work.complete(group.fail(error, error_prefix, record))
             return

@@ -216,6 +216,8 @@ class Progress:
         self._thread: ProgressThread | None = None
         self._stopping = False
         self._is_napping = self._is_urgent = False
+        # The works that threads wait for and carry out: meanwhile the progress thread takes up no other calls.
+        self._carried: set[Work] = set()
         # Released to end a nap early; at all other times it is held.
         self._nap = threading.Lock()
         self._nap.acquire()
@@ -239,6 +241,7 @@ class Progress:
         if queue.wanted and queue.carrier.locked():
             self._wake()  # the progress thread sleeps until a peer comes
         try:
+            self._carried.add(work)
             while not work.is_completed() and (queue.wanted or not queue.carrier.locked()):
                 moved = [self._carry_one(other) for other in self._active]
                 if any(moved):
@@ -250,6 +253,7 @@ class Progress:
                     break
         finally:
             queue.wanted = False
+            self._carried.discard(work)
         if not work.is_completed():
             self.hasten()
 
@@ -379,10 +383,11 @@ class Progress:
             entry = queue.head()
             if entry is None:
                 self._deactivate(queue)
-            elif (is_urgent or entry.record[CREATED] < due_ns or entry.work.has_callbacks) and queue.carrier.acquire(
-                False
-            ):
+            elif (is_urgent or self._is_due(entry, due_ns)) and queue.carrier.acquire(False):
                 mine.append(queue)
+
+    def _is_due(self, entry: Job | PlannedWork, due_ns: int) -> bool:
+        return entry.work.has_callbacks or (entry.record[CREATED] < due_ns and not self._carried)
 
     def _let_go(self, queue: JobQueue) -> bool:
         # Whether all calls of a queue are done, or another thread carries them out.

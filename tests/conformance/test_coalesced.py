@@ -53,6 +53,23 @@ def test_coalesced(world, program, shapes):
     world.run(program, shapes)
 
 
+def long_lists(sizes):
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    for name, op in (("float32", ReduceOp.SUM), ("complex128", ReduceOp.AVG)):
+        for _ in range(2):
+            lists = [[values(name, (size,), of, place) for place, size in enumerate(sizes)] for of in range(num_ranks)]
+            placed = [Placed(array, "plain") for array in lists[rank]]
+            dist.all_reduce_coalesced([array.view for array in placed], op)
+            for array, column in zip(placed, zip(*lists, strict=True), strict=True):
+                array.check(reference.reduced(column, op), f"all_reduce_coalesced {name} {op}")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("sizes", [(1,) * 100 + (70_000,), (0, 3, 40_000, 0, 90_001, 5, 0)], ids=["many", "with empty"])
+def test_long_lists(worlds, size, sizes):
+    worlds.world("gloo", size).run(long_lists, sizes)
+
+
 def managed(async_ops):
     rank, size = dist.get_rank(), dist.get_world_size()
     x, y, z = np.full(3, float(rank)), np.full((2, 2), rank + 1.0), np.full(2, rank)

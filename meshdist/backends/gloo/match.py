@@ -11,7 +11,7 @@ from meshdist.backends.p2p.match_queue import MatchQueue
 from meshdist.backends.p2p.requests import NO_ARRAY, NO_TAG, Probing, RecvRequest, UnexpectedMessage
 from meshdist.errors import DistBackendError
 from meshdist.runtime.departure import failure_of
-from meshdist.runtime.waiting import Doorbell
+from meshdist.runtime.waiting import Doorbell, Waitable
 
 
 class Sleepable(Protocol):
@@ -37,6 +37,8 @@ class GlooMatchQueue(MatchQueue[UnexpectedMessage, "GlooRecvRequest"]):
         super().__init__(threading.Lock())
         # This rank's sends that wait for room: every wait advances them, as the peer may need them first.
         self.pending: set[PendingSends] = set()
+        # This rank's sends whose receivers copy them, or have not begun to.
+        self.announced: set[Waitable] = set()
         self.arriving: set[Receiver] = set()  # the receivers that have read a part of a message
         self.probed: list[int | None] = []  # the sources of the probes that are looking now, None for any
 

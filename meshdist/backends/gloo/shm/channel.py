@@ -37,7 +37,7 @@ CHANNEL_BYTES = RING + RING_BYTES
 _FEW_RANKS, _SMALL_RING_BYTES = 8, 256 << 10
 
 # Words of the sender's line, then of the receiver's. Bells, state and text length are at the same places in both.
-HEAD, TOKEN, TOKEN_VALUE, WRITTEN, _CUT, _CUT_AT, CLAIMED, WRITTEN_FROM = 0, 4, 5, 6, 7, 8, 9, 10
+HEAD, TOKEN, TOKEN_VALUE, WRITTEN, _CUT, _CUT_AT, CLAIMED, WRITTEN_FROM, PACE = 0, 4, 5, 6, 7, 8, 9, 10, 11
 TAIL, MODE, TAKEN, ROOM, READING = 16, 20, 21, 22, 23
 _BELLS, _STATE, _TEXT_LENGTH = 1, 2, 3
 SENDER, RECEIVER = 0, 16
@@ -98,7 +98,9 @@ class Channel:
         self._side = side
         # Where the long messages end that the sender has written whole, and up to where the ring is free at least: what
         # has been taken is not read again, although the tail may still stand before it (see `skip`).
-        self._stream = None if core.module is None else core.Stream(self.memory, (RING, self.ring_bytes), (HEAD, TAIL))
+        self._stream = (
+            None if core.module is None else core.Stream(self.memory, (RING, self.ring_bytes), (HEAD, TAIL, PACE))
+        )
         self._written: deque[tuple[int, int]] = deque()
         self._free_to = 0
         other = RECEIVER - side

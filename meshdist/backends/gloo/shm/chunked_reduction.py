@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from meshdist.arrays.host import Array
 from meshdist.arrays.reduce_op import quiet_runner
@@ -20,7 +23,7 @@ from meshdist.runtime.call import Buffers, Call
 # Up to this many ranks, each reduces whole chunks for itself: two ranks add twice as much as if they shared the work,
 # but take one step for a chunk and move each element once, which took a quarter to a third less time. (3 ranks on 2
 # cores took a sixth less as well; with a core for each they would not.)
-_RANKS_ALONE = 2
+RANKS_ALONE = 2
 # Their chunk: it is still in the second-level cache when it is added. Twice as much took a tenth less time up to 4 MiB,
 # and a tenth to a fifth more from 16 MiB on.
 _WHOLE_CHUNK_BYTES = 256 << 10
@@ -40,9 +43,13 @@ def ways_in_chunks(shm: ShmGroup, spec: ReductionSpec) -> Ways[ReductionSpec]:
     chunks = dict.fromkeys(min(slot_bytes, chunk) for chunk in (_WHOLE_CHUNK_BYTES, *_WHOLE_CHUNKS))
     whole = {f"whole {chunks_of(chunk)}": partial(ReduceWholeChunks, chunk_bytes=chunk) for chunk in chunks}
     segments: Ways[ReductionSpec] = {f"segments, {chunks_of(slot_bytes)}": ReduceInSegments}
-    if size <= _RANKS_ALONE and spec.dtype.kind in _QUICK_KINDS and spec.dtype.char not in _SLOW_CODES:
+    if size <= RANKS_ALONE and is_added_quickly(spec.dtype):
         return {**whole, **segments}
     return {**segments, **whole} if size <= _MOST_RANKS_ALONE else segments
+
+
+def is_added_quickly(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in _QUICK_KINDS and dtype.char not in _SLOW_CODES
 
 
 class ReduceByChunk(BarrierPlan):
@@ -79,7 +86,7 @@ class ReduceWholeChunks(ReduceByChunk):
             own = given[begin : begin + self._chunk]
             slots = [slot[: own.size] for slot in self._slots[self.barrier.flip()]]
             if self._gives:
-                slots[self._rank][...] = own
+                self.barrier.put(slots[self._rank], own)
             yield self.arrive()
             if self._wants:
                 if self._keeps:
@@ -126,6 +133,7 @@ class _InSlots:
         self.before, self.total, self.behind = segments[: call.rank], segments[call.rank], segments[call.rank + 1 :]
         self._own = slice(begin, end)
         mine = slot(phase, call.rank, dtype, (count,))
+        self._put = shm.barrier.put
         self._others = [(part, mine[part]) for part in (slice(0, begin), slice(end, count)) if part.start < part.stop]
         full, rest = divmod(count, length)
         # Each finished segment is in the slot of its reducer; the last one that is not empty may be shorter.
@@ -136,7 +144,7 @@ class _InSlots:
     def put(self, chunk: Array) -> Array:
         """Put the segments of the other ranks into the slot; return this rank's own, which is not copied."""
         for part, place in self._others:
-            place[...] = chunk[part]
+            self._put(place, chunk[part])
         return chunk[self._own]
 
     def take(self, chunk: Array) -> None:
@@ -163,7 +171,7 @@ class ReduceOwnSegments(ReduceByChunk):
             for peer, place in enumerate(areas[rank]):
                 if peer != rank:
                     part = give[peer][chunk]
-                    place[: part.size] = part
+                    self.barrier.put(place[: part.size], part)
             yield self.arrive()
             own = give[rank][chunk]
             sources = [own if peer == rank else slot[rank][: own.size] for peer, slot in enumerate(areas)]

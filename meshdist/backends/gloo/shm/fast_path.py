@@ -24,6 +24,7 @@ from meshdist.backends.gloo.shm.channel import (
     EAGER,
     FIRST_PIECE,
     HEAD,
+    PACE,
     RING,
     RTS,
     TAIL,
@@ -160,7 +161,7 @@ def _compiled(
     rest: Callable[[Array, int, str], None] | None,
 ) -> FastPath:
     _, start, length, _ = _entry(kind, channel.ring_bytes)
-    words = HEAD, TAIL, channel.others_state, channel.others_bells, TAKEN, WRITTEN
+    words = HEAD, TAIL, PACE, channel.others_state, channel.others_bells, TAKEN, WRITTEN
     sizes = UNIT, kind.num_bytes, length
     ring = RING, channel.ring_bytes
     return core.Ring(receives, channel.memory, ring, words, sizes, start, locked, empties, owner, nones, wake, rest)

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshdist import core
+from meshdist.arrays.host import Array
 from meshdist.backends.base import Backend, Plan
 from meshdist.backends.gloo.shm.fences import KEEPS_ORDER, fence
 from meshdist.backends.gloo.shm.shared_region import FINGERPRINT, STATE, TEXT_BYTES, SharedRegion
@@ -107,6 +108,10 @@ class FlagBarrier:
         """Change to the other slot, for a call or a chunk; return its number."""
         self.phase = phase = self.phase ^ 1
         return phase
+
+    def put(self, place: Array, data: Array) -> None:
+        """Copy part of an array into a slot."""
+        place[...] = data
 
     def arrived(self, word: int) -> bool:
         words, signals = self._words, self._signals[word & 1]

@@ -207,7 +207,8 @@ class ChunkedMove(BulkMove):
             for peer in self.others()[:1] if shared else self.others():
                 part = given[peer][begin : begin + chunk]
                 area = 0 if shared else peer * chunk
-                slots[self.rank][area : area + part.size] = part
+                if part.size:
+                    self.barrier.put(slots[self.rank][area : area + part.size], part)
             yield self.arrive()
             for peer in self.others():
                 part = taken[peer][begin : begin + chunk]

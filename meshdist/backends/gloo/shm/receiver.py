@@ -179,7 +179,8 @@ class ShmReceiver:
                 if target is None:
                     self._complete(channel, header, then)
                     return True
-                self._split = SplitRead(channel, self._memory, header, target)
+                exchanges = bool(self.queue.announced)
+                self._split = SplitRead(channel, self._memory, header, target, all_of_it=exchanges)
                 if channel.sleepers():
                     self.peer.wake(channel)
             # A message that does not fit is read as well, and discarded.

@@ -9,30 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from meshdist.arrays.host import Array
 from meshdist.arrays.reduce_op import ReduceOp, quiet_runner
 from meshdist.backends.base import Plan
-from meshdist.backends.gloo.shm.chunked_reduction import ways_in_chunks
+from meshdist.backends.gloo.shm.chunked_reduction import RANKS_ALONE, is_added_quickly, ways_in_chunks
 from meshdist.backends.gloo.shm.copying import CopyingPlan
-from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, OneStep, StepCopies
+from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait, OneStep, StepCopies
 from meshdist.backends.gloo.shm.movement import copies_of, put
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.backends.gloo.shm.tuned_plan import ONE_STEP, Ways, fastest
 from meshdist.backends.gloo.shm.zero_copy import SharedReduce
-from meshdist.collectives.algorithms.blocks import reduce_in_rank_order
+from meshdist.collectives.algorithms.blocks import flat, reduce_in_rank_order
 from meshdist.collectives.dataflow import ALL_REDUCE, ReductionSpec
 from meshdist.collectives.definition import definition_of
-from meshdist.runtime.call import Buffers, Call, each
+from meshdist.runtime.call import Buffers, Call, Signature, each
 
 # Up to this total over all ranks, every rank reduces for itself in one step. Measured on 2 and 4 ranks. More goes
 # through the slots: reading the peers' memory instead took a third longer on 2 ranks, and a quarter on 4.
 REDUCE_ALONE_BYTES = 1 << 20
-# Up to this total, the arrays of a list are reduced in one step.
-_LISTS_BYTES = 64 << 10
+# Up to this total, the arrays of a list are reduced in one step. Few ranks reduce longer lists in chunks, of so many
+# arrays at most.
+_LISTS_BYTES, _LIST_CHUNK_BYTES, _MOST_IN_LIST = 64 << 10, 256 << 10, 512
 # From this many ranks and bytes on, ranks read each other's memory: in three steps, not two for each chunk, and steps
 # take long with more ranks than free cores. 16 ranks on 2 cores took three quarters to nine tenths of the time through
 # the slots, 8 ranks a fifth more than that.
@@ -58,13 +59,17 @@ def plan_reduction(shm: ShmGroup, call: Call, spec: ReductionSpec) -> Plan:
 
 
 def plan_list_reduction(shm: ShmGroup, call: Call) -> Plan | None:
-    """Return the plan to reduce each array of a list, all in one step; None for other calls, and for long arrays."""
+    """Return the plan that reduces the arrays of a list without packing them; None if they are to be packed."""
     composition = call.collective.composition
     assert composition is not None
     if definition_of(composition.inner).dataflow is not ALL_REDUCE or not call.collective.in_place:
         return None
-    num_bytes = sum(array.nbytes for array in each(call.recv))
-    return ListReduce(shm, call) if num_bytes <= min(_LISTS_BYTES, shm.region.slot_bytes) else None
+    arrays = each(call.recv)
+    num_bytes = sum(array.nbytes for array in arrays)
+    if num_bytes <= min(_LISTS_BYTES, shm.region.slot_bytes):
+        return ListReduce(shm, call, parts_of(arrays, num_bytes)[0])
+    is_quick = call.size <= RANKS_ALONE and is_added_quickly(arrays[0].dtype)
+    return ListReduceInChunks(shm, call) if is_quick and len(arrays) <= _MOST_IN_LIST else None
 
 
 class SlotReduce(OneStep):
@@ -121,38 +126,55 @@ class SlotReduce(OneStep):
             run(ReduceOp.AVG.finish, recv, self._size)
 
 
+class Part(NamedTuple):
+    """Elements of one of the arrays of a list."""
+
+    which: int
+    begin: int
+    end: int
+
+
+def parts_of(arrays: list[Array], chunk_bytes: int) -> list[list[Part]]:
+    """Cut the arrays of a list, one after another, into chunks."""
+    room = most = max(1, chunk_bytes // arrays[0].itemsize)
+    chunks: list[list[Part]] = [[]]
+    for which, array in enumerate(arrays):
+        begin = 0
+        while begin < array.size:
+            if not room:
+                chunks.append([])
+                room = most
+            end = min(array.size, begin + room)
+            chunks[-1].append(Part(which, begin, end))
+            begin, room = end, room - (end - begin)
+    return chunks
+
+
 class ListReduce(OneStep):
     """Few bytes in several arrays: every rank reduces all slots for itself, as if they were one array."""
 
-    def __init__(self, shm: ShmGroup, call: Call) -> None:
+    def __init__(self, shm: ShmGroup, call: Call, parts: list[Part]) -> None:
         super().__init__(shm.barrier, shm.backend, call)
         assert call.op is not None
         arrays: list[Array] = each(call.recv)
-        dtype, ends = arrays[0].dtype, [*accumulate(array.size for array in arrays)]
-        shm.reserve(ends[-1] * dtype.itemsize)
-        slot, begins = shm.region.slot, [0, *ends[:-1]]
-        self._puts = [
-            [
-                slot(phase, call.rank, dtype, array.shape, begin * dtype.itemsize)
-                for array, begin in zip(arrays, begins, strict=True)
-            ]
-            for phase in (0, 1)
-        ]
-        self._rows = [[slot(phase, peer, dtype, (ends[-1],)) for peer in range(call.size)] for phase in (0, 1)]
-        self._total = np.empty(ends[-1], dtype)
-        self._takes = [
-            self._total[begin:end].reshape(array.shape) for array, begin, end in zip(arrays, begins, ends, strict=True)
-        ]
-        self._op, self._size = call.op, call.size
+        dtype, ends = arrays[0].dtype, [*accumulate(part.end - part.begin for part in parts)]
+        size = ends[-1] if ends else 0
+        shm.reserve(size * dtype.itemsize)
+        places = [slice(end - (part.end - part.begin), end) for part, end in zip(parts, ends, strict=True)]
+        self._rows = [[shm.region.slot(phase, peer, dtype, (size,)) for peer in range(call.size)] for phase in (0, 1)]
+        self._puts = [[rows[call.rank][place] for place in places] for rows in self._rows]
+        self._total = np.empty(size, dtype)
+        self._takes = [self._total[place] for place in places]
+        self._op, self._size, self._parts, self._num_arrays = call.op, call.size, parts, len(arrays)
         self._run = quiet_runner()
 
     def step_copies(self) -> StepCopies:
-        takes = copies_of(self._takes)
+        takes = self._copies_of(self._takes)
         return StepCopies(
             keeps=(self._puts, self._rows, self._total),
-            num_sent=len(takes),
-            num_received=len(takes),
-            puts=[*map(copies_of, self._puts)],
+            num_sent=self._num_arrays,
+            num_received=self._num_arrays,
+            puts=[*map(self._copies_of, self._puts)],
             takes=[takes, takes],
             op=self._op.value,
             kind=self._total.dtype.kind,
@@ -164,12 +186,42 @@ class ListReduce(OneStep):
         )
 
     def put(self, send: Any, phase: int) -> None:
-        put(send, self._puts[phase])
+        for place, part in zip(self._puts[phase], self._cut(send), strict=True):
+            place[...] = part
 
     def take(self, recv: Any, phase: int) -> None:
         reduce_in_rank_order(self._run, self._op, self._rows[phase], self._size, self._total)
-        for array, part in zip(recv, self._takes, strict=True):
-            array[...] = part
+        for place, part in zip(self._takes, self._cut(recv), strict=True):
+            part[...] = place
+
+    def _cut(self, arrays: list[Array]) -> list[Array]:
+        return [flat(arrays[part.which])[part.begin : part.end] for part in self._parts]
+
+    def _copies_of(self, places: list[Array]) -> list[tuple[int, int, int, int]]:
+        pairs = zip(self._parts, places, strict=True)
+        return [(part.which, part.begin * place.itemsize, place.nbytes, place.ctypes.data) for part, place in pairs]
+
+
+class ListReduceInChunks(BarrierPlan):
+    """More bytes in several arrays, for few ranks: chunk by chunk, each in a step."""
+
+    def __init__(self, shm: ShmGroup, call: Call) -> None:
+        super().__init__(shm.barrier, shm.backend, call)
+        chunk_bytes = min(_LIST_CHUNK_BYTES, shm.region.slot_bytes)
+        self._chunks = [ListReduce(shm, call, parts) for parts in parts_of(each(call.recv), chunk_bytes)]
+
+    def adopt_signature(self, signature: Signature) -> None:
+        super().adopt_signature(signature)
+        for chunk in self._chunks:
+            chunk.adopt_signature(signature)
+
+    def run(self, send: Buffers, recv: Buffers) -> None:
+        for chunk in self._chunks:
+            chunk.run(send, recv)
+
+    def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
+        for chunk in self._chunks:
+            yield from chunk.steps(send, recv)
 
 
 def _is_reduced_at_once(stack: Array | None) -> bool:

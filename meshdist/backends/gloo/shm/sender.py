@@ -41,8 +41,9 @@ from meshdist.system.deadline import Deadline
 
 # The longest message that goes through the ring although the receiver could read the sender's memory: both sides copy
 # at the same time, and the ring stays in the cache. Longer ones are copied by both sides between the arrays, which took
-# two thirds to nine tenths of the time from 8 MiB on, between 2 ranks on 2 cores.
-RING_MESSAGE_BYTES = 4 << 20
+# two thirds to nine tenths of the time from 8 MiB on, between 2 ranks on 2 cores. In an exchange both sides are busy
+# with what they receive, so that what does not fit into the ring would wait there.
+RING_MESSAGE_BYTES, EXCHANGED_RING_MESSAGE_BYTES = 4 << 20, 2 << 20
 
 
 class ShmSender:
@@ -213,10 +214,12 @@ class LongSendRequest(ShmSendRequest):
 
     def ready(self) -> bool:
         self.sender.queue.progress_sends()
-        if self._split is not None and not self.done:
+        # A peer that sends as well reads this message alone, as this rank does with that of the peer.
+        if self._split is not None and not self.done and not self.sender.queue.awaits_messages:
             self._write_split(self._split)
         if not self.done and self.sender.channel.words[TAKEN] >= self.header.number:
             self.done = True
+            self.sender.queue.announced.discard(self)
             self.sender.queue.progress_sends()  # cut the message, if it is not complete
         return self.done
 
@@ -231,12 +234,14 @@ class LongSendRequest(ShmSendRequest):
             sender.peer.wake(sender.channel)
 
     def _announce(self, channel: Channel) -> bool:
-        if self.data.size > RING_MESSAGE_BYTES:
+        queue = self.sender.queue
+        if self.data.size > (EXCHANGED_RING_MESSAGE_BYTES if queue.awaits_messages else RING_MESSAGE_BYTES):
             mode = channel.words[MODE]
             if mode == UNKNOWN:
                 return False
             if mode == READS:
                 self.header = self.header._replace(kind=RTS_CMA)
                 self._split = SplitWrite(channel, self.sender.memory, self.header, self.data)
+                queue.announced.add(self)
         self._is_announced = channel.announce(self.header)
         return self._is_announced

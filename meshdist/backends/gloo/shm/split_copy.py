@@ -1,7 +1,8 @@
 """Split copy: the receiver of a long message reads it from the beginning, its sender writes it from the end.
 
 So two processors copy. If the sender is busy or not scheduled, the receiver reads all but the piece that the sender has
-begun.
+begun. If both ranks send each other such a message at once, each reads all of the other's: both processors copy anyway,
+and do not get in each other's way.
 
 Each side announces in the channel how far it is going, then reads the other's announcement, and keeps out of that: the
 receiver announces what it is reading, and the address of its array (READING, ROOM), the sender from where on it is
@@ -23,6 +24,8 @@ from meshdist.system.platform import let_others_run
 # A side takes a third of what is left between the two at a time, so that both finish together; but no less than the
 # shortest piece, and the receiver takes the last one.
 _SHARE, _SHORTEST_PIECE = 3, 64 << 10
+# What a receiver that reads all reads at a time: between two pieces it may be interrupted.
+_LONGEST_PIECE = 8 << 20
 # An announcement holds the number of its message, which begins at 1, and a place in the message; 0 is none.
 _PLACE_BITS, _NUMBERS = 40, (1 << 24) - 1
 _PLACE = (1 << _PLACE_BITS) - 1
@@ -50,14 +53,16 @@ class _Part:
 
 
 class SplitRead(_Part):
-    """The receiver's side; `target` is its array as bytes, `memory` that of the sender."""
+    """The receiver's side; `target` is its array as bytes, `memory` that of the sender; it may read `all_of_it`."""
 
-    def __init__(self, channel: Channel, memory: Memory, header: Header, target: Array) -> None:
+    def __init__(
+        self, channel: Channel, memory: Memory, header: Header, target: Array, *, all_of_it: bool = False
+    ) -> None:
         super().__init__(channel, memory, header)
         self.target = target
         self._address = header.address
         self._there = 0
-        self._is_revoked = False
+        self._has_all_to_itself = all_of_it
         self._words[ROOM] = address_of(target)
         self._claim(self._piece(self._size))
 
@@ -67,7 +72,8 @@ class SplitRead(_Part):
         while spins:
             end = self._claimed()
             if self._there < end:
-                goal = self._there + self._piece(end - self._there)
+                piece = _LONGEST_PIECE if self._has_all_to_itself else self._piece(end - self._there)
+                goal = self._there + piece
                 self._claim(goal)
                 end = min(goal, self._claimed())
                 if self._there < end:
@@ -82,7 +88,7 @@ class SplitRead(_Part):
 
     def revoke(self) -> None:
         """Keep the sender from beginning another piece."""
-        self._is_revoked = True
+        self._has_all_to_itself = True
         self._claim(self._size)
 
     def is_quiet(self) -> bool:
@@ -101,7 +107,7 @@ class SplitRead(_Part):
         return claimed if claimed == written else None
 
     def _claim(self, end: int) -> None:
-        self._announce(READING, self._size if self._is_revoked else min(end, self._size))
+        self._announce(READING, self._size if self._has_all_to_itself else min(end, self._size))
         fence()
 
     def _claimed(self) -> int:
