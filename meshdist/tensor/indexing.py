@@ -14,6 +14,7 @@ from meshdist.tensor.index_arrays import gathered, masked, without_masks
 from meshdist.tensor.index_keys import FULL, Entry, along, fancy, is_array, is_mask, normalized, parsed, remembered_key
 from meshdist.tensor.index_parts import taken, taken_before, uncut, view_layout
 from meshdist.tensor.index_space import moved_by_others
+from meshdist.tensor.known_calls import localizes
 from meshdist.tensor.operands import aligned, checked_out, layout_of, written
 
 _numpy: Any = np  # whose stubs do not know of DTensors
@@ -75,6 +76,13 @@ def take(a: Any, indices: Any, axis: int | None = None, out: Any = None, mode: s
     if out is not None and not np.can_cast(out.dtype, taken.dtype, "safe"):  # NumPy asks for this direction
         raise TypeError(f"np.take: cannot cast the {out.dtype} of out= to {taken.dtype} according to the rule 'safe'")
     return written("np.take", taken, out, "unsafe")
+
+
+@localizes(np.take)
+def _taken_alike(result: DTensor, a: Any, indices: Any, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+    if not isinstance(a, DTensor) or axis is None or not a.ndim or a.layout.cuts[axis] is not None:
+        return None
+    return None if isinstance(indices, DTensor) else np.take
 
 
 @implements(np.take_along_axis)

@@ -16,6 +16,7 @@ from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.index_keys import along, normalized
 from meshdist.tensor.index_parts import uncut
 from meshdist.tensor.index_space import Alignment, together
+from meshdist.tensor.known_calls import localizes, on_blocks
 from meshdist.tensor.moves import move
 from meshdist.tensor.operands import (
     aligned,
@@ -327,3 +328,13 @@ def _rolled(a: DTensor, by: int, dim: int) -> DTensor:
         cuts = [Cut(cut.axes, tuple(sizes)) if at == dim else known for at, known in enumerate(piece.layout.cuts)]
         blocks.append(move(piece.to_local(), piece.layout, piece.layout.with_cuts(cuts), a.mesh))
     return wrap(array_module(a.mesh).concatenate(blocks, dim), a.layout, a.mesh)
+
+
+on_blocks(
+    np.concatenate, np.stack, np.vstack, np.hstack, np.dstack, np.column_stack, np.flip, np.flipud, np.fliplr, np.tile
+)
+
+
+@localizes(np.append)
+def _appended_alike(result: DTensor, arr: Any, values: Any, axis: Any = None) -> Any:
+    return None if axis is None else np.append

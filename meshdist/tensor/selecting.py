@@ -12,6 +12,7 @@ from meshdist.tensor.dispatch import NUMBERS, implements
 from meshdist.tensor.dtensor import DTensor, wrap
 from meshdist.tensor.elementwise import call
 from meshdist.tensor.index_space import Passes, States, anything, linear_in_first, together
+from meshdist.tensor.known_calls import localizes, on_blocks
 from meshdist.tensor.operands import aligned, checked_out, local_of, may_pass, written
 
 
@@ -73,6 +74,8 @@ def _passing(function: Any, passes: Passes | None) -> None:
         rule = anything if function is np.real and a.dtype.kind != "c" else passes
         result = _by_element(name, [a], rule, lambda block: function(block, *args, **kwargs))
         return written(name, result, checked_out(name, out, result.shape))
+
+    on_blocks(function)
 
 
 for _function, _rule in (
@@ -179,6 +182,20 @@ def _triangle(function: Any) -> None:
         rows, columns = m.index[-2:]
         return wrap(function(block, k + rows.start - columns.start), layout, m.mesh)
 
+    @localizes(function)
+    def alike(result: DTensor, m: Any, *args: Any, **kwargs: Any) -> Any:
+        if m.ndim < 2 or m.layout is not result.layout:
+            return None
+        rows, columns = m.index[-2:]
+        return lambda block, k=0: function(block, k + rows.start - columns.start)
+
 
 _triangle(np.tril)
 _triangle(np.triu)
+
+on_blocks(np.copy, np.clip, np.where, np.select)
+
+
+@localizes(np.nan_to_num)
+def _copied_numbers(result: DTensor, x: Any, copy: bool = True, *args: Any, **kwargs: Any) -> Any:
+    return np.nan_to_num if copy else None
