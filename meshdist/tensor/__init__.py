@@ -18,6 +18,7 @@ from meshdist.tensor import (
     joining,
     linear_algebra,
     norms,
+    order_statistics,
     selecting,
     shaping,
     sorting,

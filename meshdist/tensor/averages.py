@@ -9,12 +9,12 @@ from warnings import warn
 
 import numpy as np
 
-from meshdist.tensor.array_reductions import NOT_GIVEN, nansum, reduce, reduced_dims, without_dims
+from meshdist.tensor.array_reductions import NOT_GIVEN, nansum, reduce, reduced_dims
 from meshdist.tensor.dispatch import implements
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, wrap
 from meshdist.tensor.index_space import trailing
-from meshdist.tensor.operands import aligned, as_operand, checked_out, mesh_of, require, resolved, written
+from meshdist.tensor.operands import aligned, as_operand, checked_out, mesh_of, resolved, written
 
 
 def _given(value: Any, default: Any) -> Any:
@@ -198,33 +198,3 @@ def average(a: Any, axis: Any = None, weights: Any = None, returned: bool = Fals
     product = wrap(np.multiply(block, factor, dtype=dtype), layout, mesh)
     result = _divided(reduce(np.add, product, dims, None, None, keepdims), scale)
     return (result, scale) if returned else result
-
-
-def on_lines(name: str, function: Callable[..., Any], a: DTensor, axis: Any, keepdims: bool) -> DTensor:
-    """Return what `function(block, axis=, keepdims=)` makes of dimensions that no axis cuts."""
-    dims = reduced_dims(a.ndim, axis)
-    source = a.layout.resolved().uncut(dims)
-    block = require(name, a, source, "the dimensions that it reduces must not be cut")
-    return wrap(
-        function(block, axis=dims if a.ndim else None, keepdims=keepdims), without_dims(source, dims, keepdims), a.mesh
-    )
-
-
-def _median(function: Callable[..., Any]) -> Callable[..., Any]:
-    name = f"np.{function.__name__}"
-
-    def median(a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, keepdims: Any = False) -> Any:
-        del overwrite_input
-        out = checked_out(name, out)
-        a = as_operand(name, a, mesh_of(name, (a, out)))
-        axis = tuple(axis) if isinstance(axis, list) else axis
-        result = on_lines(name, function, a, axis, bool(_given(keepdims, False)))
-        if out is not None:
-            checked_out(name, out, result.shape)
-        return written(name, result, out)
-
-    return median
-
-
-implements(np.median)(_median(np.median))
-implements(np.nanmedian)(_median(np.nanmedian))

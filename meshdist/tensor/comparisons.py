@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.tensor.array_layout import ArrayLayout
+from meshdist.tensor.array_layout import ArrayLayout, is_whole
 from meshdist.tensor.array_reductions import NOT_GIVEN, hashable_axis, identity_of, joined, reduce, without_dims
 from meshdist.tensor.dispatch import NUMBERS, implements
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.index_space import trailing
+from meshdist.tensor.known_calls import localizes, on_blocks
 from meshdist.tensor.operands import aligned, as_operand, checked_out, mesh_of, resolved, written
 
 
@@ -134,3 +135,16 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 argmax = implements(np.argmax)(_index_of(np.argmax, np.maximum))
 argmin = implements(np.argmin)(_index_of(np.argmin, np.minimum))
+
+
+@localizes(np.argmax)
+def _argmax_alike(result: DTensor, a: DTensor, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+    return np.argmax if is_whole(a.layout, axis) else None
+
+
+@localizes(np.argmin)
+def _argmin_alike(result: DTensor, a: DTensor, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+    return np.argmin if is_whole(a.layout, axis) else None
+
+
+on_blocks(np.isclose)

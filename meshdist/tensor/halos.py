@@ -15,11 +15,12 @@ import numpy as np
 from meshdist.collectives.send_recv import P2POp, batch_isend_irecv, irecv, isend, recv
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.mesh.device_mesh import DeviceMesh
-from meshdist.tensor.array_layout import ArrayLayout, Cut
+from meshdist.tensor.array_layout import ArrayLayout, Cut, is_whole
 from meshdist.tensor.dispatch import implements, refuse_deferring
 from meshdist.tensor.distribution import array_module, as_block
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.index_keys import normalized
+from meshdist.tensor.known_calls import localizes
 from meshdist.tensor.moves import group_of
 from meshdist.tensor.operands import require, resolved
 
@@ -305,6 +306,11 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = np._NoValue, append:
     rows = layout.local_shape(coordinate_in(a.mesh))[dim]
     block = np.diff(_along(a, dim, 0, n), n, dim)
     return wrap(block[(slice(None),) * dim + (slice(0, rows),)], layout, a.mesh)
+
+
+@localizes(np.diff)
+def _differences_alike(result: DTensor, a: DTensor, n: int = 1, axis: int = -1, *args: Any, **kwargs: Any) -> Any:
+    return np.diff if is_whole(a.layout, kwargs.get("axis", axis)) else None
 
 
 @lru_cache(maxsize=10_000)
