@@ -84,8 +84,35 @@ for _function, _rule in (
     (np.angle, None),
     (np.round, None),
     (np.around, None),
+    (np.fix, None),
+    (np.sinc, None),
+    (np.i0, None),
+    (np.isreal, None),
+    (np.iscomplex, None),
+    (np.isposinf, None),
+    (np.isneginf, None),
 ):
     _passing(_function, _rule)
+
+
+def _with_tables(function: Any, position: int) -> None:
+    """Register a function of an array and of plain arrays, which are the same on all ranks."""
+    name = f"np.{function.__name__}"
+
+    @implements(function)
+    def computed(*args: Any, **kwargs: Any) -> DTensor:
+        x = args[position]
+        if any(isinstance(given, DTensor) for given in (*args[:position], *args[position + 1 :], *kwargs.values())):
+            raise TypeError(f"{name}: only the array x may be a DTensor; write table.full() for the others")
+        compute = lambda block: function(*args[:position], block, *args[position + 1 :], **kwargs)  # noqa: E731
+        return _by_element(name, [x], None, compute)
+
+    on_blocks(function)
+
+
+_with_tables(np.interp, 0)
+_with_tables(np.digitize, 0)
+_with_tables(np.polyval, 1)
 
 
 @implements(np.nan_to_num)
