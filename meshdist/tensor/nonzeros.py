@@ -40,6 +40,8 @@ def flatnonzero(a: DTensor) -> DTensor:
 @implements(np.argwhere)
 def argwhere(a: DTensor) -> DTensor:
     """Return the indices of the elements that are not zero, a row for each; see `numpy.argwhere`."""
+    if not a.ndim:  # as many rows as there are such elements, without a column
+        return cast(DTensor, argwhere(cast(DTensor, np.atleast_1d(cast(Any, a))))[:, :0])
     return cast(DTensor, np.stack(cast(Any, nonzero(a)), axis=1))
 
 
@@ -56,8 +58,8 @@ def extract(condition: Any, arr: Any) -> DTensor:
 @implements(np.compress)
 def compress(condition: Any, a: DTensor, axis: int | None = None) -> DTensor:
     """Return the rows where a condition is true, which may be shorter than the dimension; see `numpy.compress`."""
-    if axis is None:
-        a, axis = cast(DTensor, np.ravel(cast(Any, a))), 0
+    if axis is None or not a.ndim:
+        a, axis = cast(DTensor, np.ravel(cast(Any, a))), axis or 0
     (dim,) = reduced_dims(a.ndim, axis)
     if np.ndim(condition) != 1:
         raise ValueError("condition must be a 1-d array")
