@@ -129,16 +129,18 @@ def _gradient(f: DTensor, dim: int, spacing: Any, edge_order: int) -> DTensor:
 def _trapezoid(function: Any) -> None:
     @implements(function)
     def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
+        """Return the area under lines through points; see `numpy.trapezoid`."""
         y, dim = as_operand("np.trapezoid", y, mesh_of("np.trapezoid", (y, x))), normalized(axis, y.ndim)
-        if y.dtype.kind not in "fc":  # whose differences might wrap
-            y = y.astype(np.float64)
-        before, step = y[along(dim, slice(None, -1))], diff(y, axis=dim)
+        y = resolved(y)
+        layout, block = _shortened(y.layout, dim, 1), _along(y, dim, 0, 1)
+        rows = layout.local_shape(coordinate_in(y.mesh))[dim]
+        sums = block[along(dim, slice(1, rows + 1))] + block[along(dim, slice(0, rows))]
         widths: Any = dx
         if x is not None:
             widths = np.diff(x) if np.ndim(x) == 1 else np.diff(x, axis=dim)
             if np.ndim(x) == 1:
                 widths = widths.reshape([-1 if at == dim else 1 for at in range(y.ndim)])
-        return np.sum(widths * (before + step / 2.0), axis=dim)
+        return np.sum(widths * wrap(sums, layout, y.mesh) / 2.0, axis=dim)  # type: ignore[operator]
 
 
 for _function in (getattr(np, "trapezoid", None), getattr(np, "trapz", None)):

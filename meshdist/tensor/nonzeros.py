@@ -10,7 +10,6 @@ from meshdist.tensor.array_reductions import reduced_dims
 from meshdist.tensor.dispatch import implements
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
-from meshdist.tensor.index_keys import along
 from meshdist.tensor.operands import as_operand, mesh_of, resolved
 
 
@@ -65,4 +64,4 @@ def compress(condition: Any, a: DTensor, axis: int | None = None) -> DTensor:
         raise ValueError("condition must be a 1-d array")
     if isinstance(condition, DTensor):
         condition = condition.full()
-    return cast(DTensor, a[along(dim, np.flatnonzero(condition))])
+    return cast(DTensor, np.take(cast(Any, a), np.flatnonzero(condition), dim))

@@ -117,6 +117,8 @@ def _places(method: str, n: Any, q: Any) -> tuple[Any, Any, Any]:
         virtual = n * q - 1
     else:
         virtual = (n - 1) * q
+        if virtual.dtype.kind in "iu" and method == "linear":
+            return virtual, virtual, None
     if method == "midpoint":
         virtual = 0.5 * (np.floor(virtual) + np.ceil(virtual))
     before = np.floor(virtual)
