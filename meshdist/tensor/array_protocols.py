@@ -29,7 +29,7 @@ class ArrayProtocols:
     @classmethod
     def _wrapped(cls, local: Any, layout: ArrayLayout, mesh: DeviceMesh) -> Any:
         """Return the array of this rank's block `local`, whose shape must be that of the layout's block."""
-        array = _new(cls)
+        array: Any = _new(cls)
         array._local = np.asarray(local) if isinstance(local, np.generic) else local  # ufuncs of 0-d arrays: scalars
         array._layout = layout
         array._mesh = mesh
@@ -102,7 +102,7 @@ class ArrayProtocols:
 
     def _number(self, what: str) -> Any:
         """Return the only element, where this sends nothing: what is printed is often printed by one rank alone."""
-        if self.shape or not self._layout.is_replicated:
+        if self._layout.shape or not self._layout.is_replicated:
             raise TypeError(
                 f"{what}: the array is {self._layout.describe(self._mesh.mesh_dim_names)}, and no number on this rank;"
                 f" write value = float(x) on all ranks, and {what} that"

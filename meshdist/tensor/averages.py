@@ -250,7 +250,7 @@ def cov(
     dtype = np.result_type(*arrays, np.float64) if dtype is None else dtype
     rows: list[Any] = []
     for x in arrays:
-        made: Any = np.atleast_2d(resolved(x).astype(dtype))  # type: ignore[arg-type]
+        made: Any = np.atleast_2d(resolved(x).astype(dtype))
         rows.append(made.T if not rowvar and made.shape[0] != 1 and (x.ndim > 1 or x is not arrays[0]) else made)
     observed: Any = rows[0] if len(rows) == 1 else np.concatenate(rows, 0)
     if observed.shape[0] == 0:

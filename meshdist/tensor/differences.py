@@ -140,7 +140,7 @@ def _trapezoid(function: Any) -> None:
             widths = np.diff(x) if np.ndim(x) == 1 else np.diff(x, axis=dim)
             if np.ndim(x) == 1:
                 widths = widths.reshape([-1 if at == dim else 1 for at in range(y.ndim)])
-        return np.sum(widths * wrap(sums, layout, y.mesh) / 2.0, axis=dim)  # type: ignore[operator]
+        return np.sum(widths * wrap(sums, layout, y.mesh) / 2.0, axis=dim)
 
 
 for _function in (getattr(np, "trapezoid", None), getattr(np, "trapz", None)):

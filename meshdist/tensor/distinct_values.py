@@ -81,7 +81,7 @@ def unique(
     if inverse is not None:
         flat = cast(Any, np.unique)(np.zeros((1,) * ar.ndim), return_inverse=True)[1].ndim != ar.ndim  # before NumPy 2
         of_all = wrap(inverse, layout, mesh)
-        wrapped.insert(1 + return_index, np.ravel(cast(Any, of_all)) if flat else of_all)
+        wrapped.insert(1 + return_index, cast(DTensor, np.ravel(cast(Any, of_all))) if flat else of_all)
     return tuple(wrapped) if len(wrapped) > 1 else wrapped[0]
 
 

@@ -73,7 +73,7 @@ def called(function: Any, implementation: Callable[..., Any], args: Any, kwargs:
     if localizer is None:
         return implementation(*args, **kwargs)
     kind, mesh = type(like), like._mesh
-    key: list[Hashable] = [function, mesh.get_coordinate()]
+    key: list[Any] = [function, mesh.get_coordinate()]
     blocks = _blocks(args, kind, mesh, key)
     if blocks is None or (kwargs and not _named(kwargs, key)):
         return implementation(*args, **kwargs)
@@ -91,7 +91,7 @@ def called(function: Any, implementation: Callable[..., Any], args: Any, kwargs:
     return result
 
 
-def _blocks(values: Sequence[Any], kind: type, mesh: Any, key: list[Hashable]) -> list[Any] | None:
+def _blocks(values: Sequence[Any], kind: type, mesh: Any, key: list[Any]) -> list[Any] | None:
     """Return the arguments with blocks in place of DTensors, and add what they are to the key; None if not hashable."""
     blocks: list[Any] = []
     for value in values:
@@ -123,7 +123,7 @@ def _blocks(values: Sequence[Any], kind: type, mesh: Any, key: list[Hashable]) -
 _PLAIN = frozenset((int, type(None), float, bool, str, complex))
 
 
-def _named(kwargs: dict[str, Any], key: list[Hashable]) -> bool:
+def _named(kwargs: dict[str, Any], key: list[Any]) -> bool:
     """Add keyword arguments to a key; return whether all are plain values."""
     for name, value in kwargs.items():
         if type(value) is tuple:

@@ -95,7 +95,7 @@ _BOUNDARIES: dict[str, tuple[float, float]] = {  # alpha and beta
 def _whole_places(method: str, n: Any, q: Any) -> Any:
     """Return the places of the elements themselves; None for a method that interpolates."""
     if method in ("lower", "higher", "nearest"):
-        function = {"lower": np.floor, "higher": np.ceil, "nearest": np.around}[method]
+        function: Any = {"lower": np.floor, "higher": np.ceil, "nearest": np.around}[method]
         return function((n - 1) * q)
     if method not in ("inverted_cdf", "closest_observation"):
         return None
