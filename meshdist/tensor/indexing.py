@@ -72,9 +72,9 @@ def take(a: Any, indices: Any, axis: int | None = None, out: Any = None, mode: s
     if mode != "raise":
         indices = indices % rows if mode == "wrap" else np.clip(indices, 0, rows - 1)
     others = (*a.shape[:axis], *a.shape[axis + 1 :])
-    if rows or 0 not in others:
+    if 0 not in a.shape[:axis]:
         taken = getitem(a, along(axis, indices))
-    else:  # where the other dimensions leave no elements, NumPy takes any index
+    else:  # NumPy takes any index where the dimensions before leave no elements
         indices = np.asarray(indices)
         cuts = a.layout.cuts
         layout = ArrayLayout.of_cuts(

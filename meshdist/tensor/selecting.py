@@ -71,6 +71,8 @@ def _passing(function: Any, passes: Passes | None) -> None:
     @implements(function)
     def computed(a: DTensor, *args: Any, **kwargs: Any) -> DTensor:
         out = kwargs.pop("out", None)
+        if args and isinstance(args[-1], DTensor):
+            *args, out = args  # type: ignore[assignment]
         rule = anything if function is np.real and a.dtype.kind != "c" else passes
         result = _by_element(name, [a], rule, lambda block: function(block, *args, **kwargs))
         return written(name, result, checked_out(name, out, result.shape))
