@@ -263,7 +263,9 @@ def is_cut(layout: ArrayLayout, dim: int) -> bool:
 
 def is_whole(layout: ArrayLayout, axis: Any) -> bool:
     """Return whether the dimensions that `axis=` of a call names, None for all, each lie on one rank."""
-    dims = range(layout.ndim) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    dims = (
+        range(layout.ndim) if axis is None or not layout.ndim else axis if isinstance(axis, (tuple, list)) else (axis,)
+    )
     return not any(is_cut(layout, dim) for dim in dims)
 
 
