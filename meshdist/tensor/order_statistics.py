@@ -73,6 +73,9 @@ def _at(lines: Any, rows: Any, module: Any) -> Any:
 
 def _bisected(lines: Any, values: Any, low: Any, high: Any, right: bool, module: Any) -> Any:
     """Return for each value the first row of its line, from `low` to `high`, that is not less; `right`: is greater."""
+    if lines.shape[1] == 1:
+        rows = lines[:, 0].searchsorted(values[:, 0], "right" if right else "left")[:, None]
+        return module.minimum(module.maximum(rows, low), high)
     while bool((low < high).any()):
         middle = (low + high) // 2
         row = _at(lines, middle, module)
