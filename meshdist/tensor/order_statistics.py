@@ -84,6 +84,50 @@ def _bisected(lines: Any, values: Any, low: Any, high: Any, right: bool, module:
     return low
 
 
+_SAMPLED = 4096  # elements of a rank's block that a sample has at most
+_LEAST_NARROWED = 1 << 16
+_MOST_NARROWED = 16  # places: each takes two passes over the elements
+
+
+def _narrowed(line: Any, wanted: Any, total: int, group: ProcessGroup, module: Any) -> tuple[Any, Any]:
+    """Return the elements that may have the places `wanted`, and the places among them: a sample says which may.
+
+    As in Floyd and Rivest 1975, "Expected time bounds for selection", Communications of the ACM 18: between two elements
+    of the sample, before and after each place, there are few of all. All are kept if the sample misleads.
+    """
+    places = np.unique(wanted[wanted >= 0])
+    if total < _LEAST_NARROWED * group.size() or not 0 < len(places) <= _MOST_NARROWED or line.dtype.kind == "c":
+        return line, wanted
+    sample = line[:: max(1, -(-len(line) // _SAMPLED))]
+    given = module.zeros(_SAMPLED, line.dtype)
+    given[: len(sample)] = sample
+    samples, sizes = module.empty((group.size(), _SAMPLED), line.dtype), module.empty((group.size(), 2), np.int64)
+    group.all_gather_into_tensor(samples, given)
+    group.all_gather_into_tensor(sizes, module.asarray([[len(sample), len(line)]], dtype=np.int64))
+    sizes = sizes.get() if hasattr(sizes, "get") else sizes
+    taken = module.concatenate([rows[: int(count)] for rows, count in zip(samples, sizes[:, 0], strict=True)])
+    order = taken.argsort()
+    stands_for = module.asarray(np.repeat(sizes[:, 1] / np.maximum(sizes[:, 0], 1), sizes[:, 0]))
+    at = stands_for[order].cumsum().searchsorted(module.asarray(places, dtype=np.float64))
+    margin = 4 * math.isqrt(len(taken)) + 1
+    bounds = module.clip(module.stack([at - margin, at + margin]), 0, len(taken) - 1)
+    low, high = taken[order[bounds]]
+    keeps = module.zeros(len(line), bool)
+    for first, last in zip(low, high, strict=True):
+        keeps |= (line >= first) & (line <= last)
+    kept = line[keeps]
+    told = module.stack(
+        [module.asarray([(x < first).sum() for first in low]) for x in (line, kept)]
+        + [module.asarray([(line <= last).sum() for last in high])]
+    )
+    group.all_reduce(told)
+    below, kept_below, upto = told.get() if hasattr(told, "get") else told
+    if not ((below <= places) & (places < upto)).all():
+        return line, wanted
+    removed = (below - kept_below)[np.searchsorted(places, np.maximum(wanted, places[0]))]
+    return kept, np.where(wanted < 0, -1, wanted - removed)
+
+
 # ---- The places that a quantile is between, as NumPy has them (Hyndman and Fan 1996, American Statistician 50)
 
 _BOUNDARIES: dict[str, tuple[float, float]] = {  # alpha and beta
@@ -192,7 +236,7 @@ def _reduced(
     lines = module.moveaxis(block, dims, range(len(dims)))
     lines = lines.reshape(math.prod(lines.shape[: len(dims)]), math.prod(lines.shape[len(dims) :]))
     axes = tuple(sorted(at for dim in dims for at in a.layout.axes_of(dim) if a.mesh.shape[at] > 1))
-    values = _of_lines(function, module.sort(lines, axis=0), group_of(a.mesh, axes), module, places, combined)
+    values = _of_lines(function, lines, group_of(a.mesh, axes), module, places, combined)
     local = values.astype(np.asarray(made).dtype, copy=False)
     return wrap(local.reshape(shape), result, a.mesh)
 
@@ -200,7 +244,7 @@ def _reduced(
 def _of_lines(
     function: Callable[..., Any], lines: Any, group: ProcessGroup, module: Any, places: Any, combined: Any
 ) -> Any:
-    """Return the statistics of sorted lines, (results, lines); of what the ranks of the group hold together."""
+    """Return the statistics of lines, (results, lines); of what the ranks of the group hold together."""
     skips_nan = getattr(function, "skips_nan", False)
     is_float = lines.dtype.kind in "fc"
     counts = (~module.isnan(lines)).sum(axis=0) if is_float else module.full(lines.shape[1], len(lines), np.intp)
@@ -211,7 +255,12 @@ def _of_lines(
     empty = held == 0 if skips_nan else held < total
     wanted = np.stack([before, after]).astype(np.intp)
     wanted = np.where(empty, -1, np.broadcast_to(wanted, (*wanted.shape[:2], lines.shape[1])))
-    flat = module.asarray(np.ascontiguousarray(wanted.reshape(-1, lines.shape[1])))
+    flat = wanted.reshape(-1, lines.shape[1])
+    if lines.shape[1] == 1:
+        line = lines[~module.isnan(lines)] if is_float else lines.reshape(-1)
+        line, flat = _narrowed(line, flat, int(held[0, 0]), group, module)
+        lines, counts = line.reshape(-1, 1), module.full(1, len(line), np.intp)
+    lines, flat = module.sort(lines, axis=0), module.asarray(np.ascontiguousarray(flat))
     low, high = selected(lines, counts, flat, group, module).reshape(wanted.shape)
     with np.errstate(all="ignore"):
         values = combined(low, high, share)

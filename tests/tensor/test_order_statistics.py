@@ -88,6 +88,29 @@ def test_a_selection_sends_little():
     assert sent < 20_000  # half of the array is 80,000 bytes
 
 
+def test_long_lines():
+    def program():
+        mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("a",))
+        rng = np.random.default_rng(0)
+        number = 140_001
+        steps = np.arange(number)
+        for whole in (
+            rng.standard_normal(number),
+            np.sort(rng.standard_normal(number)),
+            np.where(steps % 18 == 0, 0.0, rng.random(number) + 1),  # a sample at regular distances misleads
+            rng.integers(0, 5, number),
+            np.where(steps % 3 == 0, np.nan, steps),
+            np.where(steps > 100, np.inf, steps),
+        ):
+            for sizes, function in ((None, np.percentile), ((100, number - 100), np.nanpercentile)):
+                x = distribute_tensor(whole, mesh, {"a": Shard(0, sizes)}, src_data_rank=None)
+                q = [0, 3, 50, 99.9, 100]
+                with np.errstate(all="ignore"):
+                    np.testing.assert_array_equal(function(x, q).to_local(), function(whole, q))
+
+    meshdist.run(program, 2)
+
+
 def test_equal_elements_and_outputs():
     def program():
         mesh = meshdist.init_device_mesh("cpu", (3,), mesh_dim_names=("a",))
