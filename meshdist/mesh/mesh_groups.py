@@ -40,6 +40,10 @@ class MeshGroups(MeshState):
             >>> meshdist.run(program, 4)
             [(0, 2), (1, 3), (0, 2), (1, 3)]
         """
+        if type(mesh_dim) is int and self._world is not None:
+            known = self._axis_groups.get(mesh_dim)
+            if known is not None:
+                return known
         if isinstance(mesh_dim, str) and mesh_dim not in (self._layout.names or ()):
             flattened = self._root._flattened.get(mesh_dim)
             if flattened is not None and self._layout.holds([flattened[0]]):

@@ -261,6 +261,14 @@ def is_cut(layout: ArrayLayout, dim: int) -> bool:
     return cut is not None and len(cut.sizes) > 1
 
 
+def is_whole(layout: ArrayLayout, axis: Any) -> bool:
+    """Return whether the dimensions that `axis=` of a call names, None for all, each lie on one rank."""
+    dims = (
+        range(layout.ndim) if axis is None or not layout.ndim else axis if isinstance(axis, (tuple, list)) else (axis,)
+    )
+    return not any(is_cut(layout, dim) for dim in dims)
+
+
 @lru_cache(maxsize=10_000)
 def pencil(layout: ArrayLayout, dim: int, busy: Collection[int] = ()) -> ArrayLayout | None:
     """Return the layout in which the axes that cut `dim` cut another dimension instead; None if there is none.

@@ -1,16 +1,17 @@
-"""Averages and deviations: mean, var, std, average, median. A mean is a pending sum; a deviation computes it first."""
+"""Averages, deviations and covariances. A mean is a pending sum; a deviation computes it first."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 from warnings import warn
 
 import numpy as np
 
-from meshdist.tensor.array_reductions import NOT_GIVEN, nansum, reduce, reduced_dims, without_dims
-from meshdist.tensor.dispatch import implements
+from meshdist.tensor.array_layout import ArrayLayout
+from meshdist.tensor.array_reductions import NOT_GIVEN, nansum, reduce, reduced_dims
+from meshdist.tensor.dispatch import implements, refuse
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, wrap
 from meshdist.tensor.index_space import trailing
@@ -200,31 +201,85 @@ def average(a: Any, axis: Any = None, weights: Any = None, returned: bool = Fals
     return (result, scale) if returned else result
 
 
-def on_lines(name: str, function: Callable[..., Any], a: DTensor, axis: Any, keepdims: bool) -> DTensor:
-    """Return what `function(block, axis=, keepdims=)` makes of dimensions that no axis cuts."""
-    dims = reduced_dims(a.ndim, axis)
-    source = a.layout.resolved().uncut(dims)
-    block = require(name, a, source, "the dimensions that it reduces must not be cut")
-    return wrap(
-        function(block, axis=dims if a.ndim else None, keepdims=keepdims), without_dims(source, dims, keepdims), a.mesh
-    )
+def _of_numbers(name: str, of_all: Any) -> Any:
+    """Return a deviation that leaves NaN out: they are masked."""
 
-
-def _median(function: Callable[..., Any]) -> Callable[..., Any]:
-    name = f"np.{function.__name__}"
-
-    def median(a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, keepdims: Any = False) -> Any:
-        del overwrite_input
-        out = checked_out(name, out)
+    def function(
+        a: Any,
+        axis: Any = None,
+        dtype: Any = None,
+        out: Any = None,
+        ddof: Any = 0,
+        keepdims: Any = False,
+        **kwargs: Any,
+    ) -> Any:
         a = as_operand(name, a, mesh_of(name, (a, out)))
-        axis = tuple(axis) if isinstance(axis, list) else axis
-        result = on_lines(name, function, a, axis, bool(_given(keepdims, False)))
-        if out is not None:
-            checked_out(name, out, result.shape)
-        return written(name, result, out)
+        if a.dtype.kind in "fc":
+            where = kwargs.pop("where", True)
+            kwargs["where"] = ~np.isnan(a) if where is True or where is NOT_GIVEN else ~np.isnan(a) & where
+        return of_all(a, axis, dtype, out, ddof, keepdims, **kwargs)
 
-    return median
+    return function
 
 
-implements(np.median)(_median(np.median))
-implements(np.nanmedian)(_median(np.nanmedian))
+implements(np.nanvar)(_of_numbers("np.nanvar", np.var))
+implements(np.nanstd)(_of_numbers("np.nanstd", np.std))
+
+
+@implements(np.cov)
+def cov(
+    m: Any,
+    y: Any = None,
+    rowvar: bool = True,
+    bias: bool = False,
+    ddof: int | None = None,
+    fweights: Any = None,
+    aweights: Any = None,
+    *,
+    dtype: Any = None,
+) -> DTensor:
+    """Return the covariances of variables, a pending sum where the observations are cut; see `numpy.cov`."""
+    if fweights is not None or aweights is not None:
+        refuse("np.cov(fweights=, aweights=)")
+    if ddof is not None and ddof != int(ddof):
+        raise ValueError("ddof must be integer")
+    mesh = mesh_of("np.cov", (m, y))
+    arrays = [as_operand("np.cov", x, mesh) for x in (m, y) if x is not None]
+    if any(x.ndim > 2 for x in arrays):
+        raise ValueError(f"{'m' if arrays[0].ndim > 2 else 'y'} has more than 2 dimensions")
+    dtype = np.result_type(*arrays, np.float64) if dtype is None else dtype
+    rows: list[Any] = []
+    for x in arrays:
+        made: Any = np.atleast_2d(resolved(x).astype(dtype))
+        rows.append(made.T if not rowvar and made.shape[0] != 1 and (x.ndim > 1 or x is not arrays[0]) else made)
+    observed: Any = rows[0] if len(rows) == 1 else np.concatenate(rows, 0)
+    if observed.shape[0] == 0:
+        return wrap(array_module(mesh).zeros((0, 0)), ArrayLayout.of_cuts((0, 0), mesh.shape, (None, None), {}), mesh)
+    number = observed.shape[1] - (ddof if ddof is not None else 0 if bias else 1)
+    if number <= 0:
+        warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=2)
+    centered = observed - resolved(observed.mean(axis=1, keepdims=True))
+    product: Any = centered @ centered.T.conj()
+    scaled = product * np.true_divide(1, max(number, 0)) if number > 0 else resolved(product) / 0.0
+    return cast(DTensor, np.squeeze(scaled))
+
+
+@implements(np.corrcoef)
+def corrcoef(x: Any, y: Any = None, rowvar: bool = True, *, dtype: Any = None) -> DTensor:
+    """Return the correlation coefficients of variables; see `numpy.corrcoef`."""
+    covariances: Any = resolved(cov(x, y, rowvar, dtype=dtype))
+    if not covariances.ndim:
+        return cast(DTensor, covariances / covariances)
+    layout, mesh = covariances.layout, covariances.mesh
+    whole: Any = wrap(
+        require("np.corrcoef", covariances, layout.uncut((0, 1)), "it divides by the diagonal"),
+        layout.uncut((0, 1)),
+        mesh,
+    )
+    local = whole.to_local()
+    deviations = np.sqrt(np.diagonal(local).real)
+    made = local / deviations[:, None] / deviations[None, :]
+    np.clip(made.real, -1, 1, out=made.real)
+    if made.dtype.kind == "c":
+        np.clip(made.imag, -1, 1, out=made.imag)
+    return wrap(made, whole.layout, mesh)

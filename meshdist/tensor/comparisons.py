@@ -9,12 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.tensor.array_layout import ArrayLayout
-from meshdist.tensor.array_reductions import NOT_GIVEN, hashable_axis, identity_of, joined, reduce, without_dims
+from meshdist.tensor.array_layout import ArrayLayout, is_whole
+from meshdist.tensor.array_reductions import (
+    NOT_GIVEN,
+    hashable_axis,
+    identity_of,
+    joined,
+    reduce,
+    without_dims,
+    without_nan,
+)
 from meshdist.tensor.dispatch import NUMBERS, implements
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.index_space import trailing
+from meshdist.tensor.known_calls import localizes, on_blocks
 from meshdist.tensor.operands import aligned, as_operand, checked_out, mesh_of, resolved, written
 
 
@@ -134,3 +143,31 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 argmax = implements(np.argmax)(_index_of(np.argmax, np.maximum))
 argmin = implements(np.argmin)(_index_of(np.argmin, np.minimum))
+
+
+def _of_numbers(function: Callable[..., Any], of_all: Callable[..., Any], fill: float) -> None:
+    @implements(function)
+    def index_of(a: Any, axis: int | None = None, out: Any = None, *, keepdims: Any = False) -> Any:
+        if isinstance(a, DTensor) and a.dtype.kind in "fc":
+            none = reduce(np.logical_and, np.isnan(a), hashable_axis(axis))
+            if bool(reduce(np.logical_or, resolved(none), None)):
+                raise ValueError("All-NaN slice encountered")
+            a = without_nan(a, fill)
+        return of_all(a, axis, out, keepdims)
+
+
+_of_numbers(np.nanargmax, argmax, -np.inf)
+_of_numbers(np.nanargmin, argmin, np.inf)
+
+
+@localizes(np.argmax)
+def _argmax_alike(result: DTensor, a: DTensor, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+    return np.argmax if is_whole(a.layout, axis) else None
+
+
+@localizes(np.argmin)
+def _argmin_alike(result: DTensor, a: DTensor, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+    return np.argmin if is_whole(a.layout, axis) else None
+
+
+on_blocks(np.isclose)

@@ -15,6 +15,7 @@ from meshdist.tensor.dispatch import implements
 from meshdist.tensor.dtensor import DTensor, wrap
 from meshdist.tensor.elementwise import remember
 from meshdist.tensor.index_space import Alignment, Labels, Passes, States, align, linear_in_each
+from meshdist.tensor.known_calls import localizes, on_blocks
 from meshdist.tensor.operands import aligned, as_operand, checked_out, mesh_of, written
 
 
@@ -249,6 +250,9 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
     return _of_two("np.tensordot", a, b, labels, result, lambda x, y: np.tensordot(x, y, (left, right)))
 
 
+on_blocks(np.dot, np.inner, np.vdot, np.outer, np.tensordot)
+
+
 # ---- einsum
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -293,6 +297,15 @@ def einsum(*operands: Any, out: Any = None, optimize: Any = False, **kwargs: Any
     if out is not None:
         checked_out("np.einsum", out, made.shape)
     return written("np.einsum", made, out, kwargs.get("casting", "safe"))
+
+
+@localizes(np.einsum)
+def _einsum_alike(result: Any, subscripts: Any, *operands: Any, **kwargs: Any) -> Any:
+    # Of one operand the result may be a view; and of a diagonal the ranks have different parts.
+    if type(subscripts) is not str or len(operands) < 2:
+        return None
+    terms = subscripts.replace(" ", "").partition("->")[0].replace("...", "").split(",")
+    return np.einsum if all(len(set(term)) == len(term) for term in terms) else None
 
 
 def _arguments(operands: tuple[Any, ...]) -> tuple[Any, list[Any]]:

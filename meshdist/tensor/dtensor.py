@@ -11,89 +11,23 @@ from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.runtime.plan_cache import remember
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.array_methods import ArrayMethods
-from meshdist.tensor.dispatch import (
-    NUMBERS,
-    deferring,
-    implementation_of,
-    implementation_of_ufunc,
-    implements,
-    method,
-    refuse,
-)
+from meshdist.tensor.array_operators import ArrayOperators
+from meshdist.tensor.array_protocols import ArrayProtocols
+from meshdist.tensor.dispatch import implements, method
 from meshdist.tensor.moves import gather_to, move
 from meshdist.tensor.placements import (
     Placement,
-    PlacementError,
     Placements,
     placements_in_order,
     placements_text,
 )
 from meshdist.tensor.redistribution import plan
 
-# The result of a ufunc that runs on the blocks as they are, by the ufunc and the operands' layouts.
-_direct: dict[tuple[Any, ...], ArrayLayout] = {}
-_unknown = object()
+# The layouts that `redistribute` was asked for: by layout, names of axes and placements.
+_targets: dict[Any, ArrayLayout] = {}
 
 
-def remember_direct(ufunc: Any, layouts: Sequence[ArrayLayout | None], result: ArrayLayout) -> None:
-    """Let operators call `ufunc` on the blocks as they are for operands of these layouts (None: a Python number)."""
-    remember(_direct, (ufunc, *layouts), result)
-
-
-def _binary(ufunc: np.ufunc) -> Callable[[DTensor, Any], Any]:
-    # The result of operands that lie right is known from the first time; the rest is for the implementation.
-    def operator(self: DTensor, other: Any) -> Any:
-        kind = type(other)
-        if kind is DTensor and other._mesh is self._mesh:
-            layout = _direct.get((ufunc, self._layout, other._layout))
-            if layout is not None:
-                return wrap(ufunc(self._local, other._local), layout, self._mesh)
-        elif kind in NUMBERS:
-            layout = _direct.get((ufunc, self._layout, None))
-            if layout is not None:
-                return wrap(ufunc(self._local, other), layout, self._mesh)
-        return ufunc(self, other)
-
-    return operator
-
-
-def _reflected(ufunc: np.ufunc) -> Callable[[DTensor, Any], Any]:
-    return lambda self, other: ufunc(other, self)
-
-
-def _in_place(ufunc: np.ufunc) -> Callable[[DTensor, Any], DTensor]:
-    def operator(self: DTensor, other: Any) -> DTensor:
-        layout, kind = self._layout, type(other)
-        if kind in NUMBERS:
-            if _direct.get((ufunc, layout, None)) is layout:
-                ufunc(self._local, other, out=self._local)
-                return self
-        elif kind is DTensor and other._mesh is self._mesh and _direct.get((ufunc, layout, other._layout)) is layout:
-            ufunc(self._local, other._local, out=self._local)
-            return self
-        ufunc(self, other, out=(self,))
-        return self
-
-    return operator
-
-
-def _unary(ufunc: np.ufunc) -> Callable[[DTensor], Any]:
-    return lambda self: ufunc(self)
-
-
-def wrap(local: Any, layout: ArrayLayout, mesh: DeviceMesh) -> DTensor:
-    """Return the DTensor of this rank's block `local`, whose shape must be that of the layout's block."""
-    array = _new(DTensor)
-    array._local = np.asarray(local) if isinstance(local, np.generic) else local  # ufuncs of 0-d arrays return scalars
-    array._layout = layout
-    array._mesh = mesh
-    return array
-
-
-_new = object.__new__
-
-
-class DTensor(ArrayMethods):
+class DTensor(ArrayProtocols, ArrayOperators, ArrayMethods):
     """An array over the ranks of a mesh. Each rank holds its block; operations run on the blocks.
 
     Every axis of the mesh has a placement: `Shard(dim)` cuts a dimension into consecutive blocks, `Replicate()` repeats
@@ -126,8 +60,6 @@ class DTensor(ArrayMethods):
     _local: Any
     _layout: ArrayLayout
     _mesh: DeviceMesh
-
-    __array_priority__ = 1000
 
     def __init__(self) -> None:
         raise TypeError("DTensor: use distribute_tensor, DTensor.from_local, DTensor.from_callback, zeros, ...")
@@ -352,83 +284,25 @@ class DTensor(ArrayMethods):
         return plan(self._layout, self._target(placements)).describe(self._mesh.mesh_dim_names, self.itemsize)
 
     def _target(self, placements: Placements | None) -> ArrayLayout:
-        ordered = placements_in_order(placements, self._mesh.shape, self._mesh.mesh_dim_names)
-        return ArrayLayout.of(self._layout.shape, self._layout.mesh_shape, ordered)
+        layout, names = self._layout, self._mesh.mesh_dim_names
+        listed = type(placements) is list or type(placements) is tuple
+        # The types keep True apart from the axis 1; what cannot be hashed is no placement, which is an error below.
+        key = (layout, names, *cast(Any, placements)) if listed else None
+        target = None
+        try:
+            if type(placements) is dict:
+                key = (layout, names, *map(type, placements), *placements.items())
+            target = _targets.get(key)
+        except TypeError:
+            key = None
+        if target is None:
+            ordered = placements_in_order(placements, layout.mesh_shape, names)
+            target = ArrayLayout.of(layout.shape, layout.mesh_shape, ordered)
+            if key is not None:
+                remember(_targets, key, target)
+        return target
 
-    # ---- NumPy's protocols
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if method == "__call__" and not kwargs:
-            layouts = [x._layout if type(x) is DTensor else None if type(x) in NUMBERS else _unknown for x in inputs]
-            result = _direct.get((ufunc, *layouts))
-            if result is not None and all(x._mesh is self._mesh for x in inputs if type(x) is DTensor):
-                return wrap(ufunc(*[x._local if type(x) is DTensor else x for x in inputs]), result, self._mesh)
-        if deferring and any(type(x) in deferring for x in inputs):
-            return NotImplemented
-        implementation = implementation_of_ufunc(ufunc, method)
-        if implementation is None:
-            refuse(f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}"))
-        return implementation(ufunc, *inputs, **kwargs)
-
-    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if not deferring.isdisjoint(types):
-            return NotImplemented
-        implementation = implementation_of(func)
-        if implementation is None:
-            refuse(f"{func.__module__.replace('numpy', 'np', 1)}.{func.__name__}")
-        return implementation(*args, **kwargs)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        self._whole("np.asarray")
-        return np.array(self._local, dtype=dtype, copy=True) if copy or dtype else np.asarray(self._local)
-
-    def _whole(self, what: str) -> Any:
-        """Return this rank's array, which must be the whole one."""
-        if not self._layout.is_replicated:
-            described = self._layout.describe(self._mesh.mesh_dim_names)
-            raise PlacementError(
-                f"{what}: the array is {described}, so that no rank has all of it; write x.full() for the whole array,"
-                " x.full(root=0) for one rank, or x.to_local() for this rank's block"
-            )
-        return self._local
-
-    def tolist(self) -> Any:
-        """Return the array as nested lists; every axis must replicate."""
-        return self._whole("tolist").tolist()
-
-    def item(self, *args: Any) -> Any:
-        """Return the only element as a Python number, on every rank; a pending reduction is computed."""
-        return self.full().item(*args)
-
-    def __bool__(self) -> bool:
-        return bool(self.full())
-
-    def __float__(self) -> float:
-        return float(self.full())
-
-    def __int__(self) -> int:
-        return int(self.full())
-
-    def __complex__(self) -> complex:
-        return complex(self.full())
-
-    def __index__(self) -> int:
-        return cast("int", self.full().__index__())
-
-    def __format__(self, spec: str) -> str:
-        return format(self._number("format"), spec) if spec else str(self)
-
-    def __round__(self, ndigits: int | None = None) -> Any:
-        return round(self._number("round"), ndigits)
-
-    def _number(self, what: str) -> Any:
-        """Return the only element, where this sends nothing: what is printed is often printed by one rank alone."""
-        if self.shape or not self._layout.is_replicated:
-            raise TypeError(
-                f"{what}: the array is {self._layout.describe(self._mesh.mesh_dim_names)}, and no number on this rank;"
-                f" write value = float(x) on all ranks, and {what} that"
-            )
-        return self._local.item()
+    # ---- Parts and copies
 
     def __copy__(self) -> DTensor:
         return wrap(self._local.copy(), self._layout, self._mesh)
@@ -445,38 +319,8 @@ class DTensor(ArrayMethods):
     def __setitem__(self, key: Any, value: Any) -> None:
         method("__setitem__")(self, key, value)
 
-    # ---- Operators
 
-    __hash__ = None  # type: ignore[assignment]
-
-    __add__, __radd__, __iadd__ = _binary(np.add), _reflected(np.add), _in_place(np.add)
-    __sub__, __rsub__, __isub__ = _binary(np.subtract), _reflected(np.subtract), _in_place(np.subtract)
-    __mul__, __rmul__, __imul__ = _binary(np.multiply), _reflected(np.multiply), _in_place(np.multiply)
-    __truediv__, __rtruediv__ = _binary(np.true_divide), _reflected(np.true_divide)
-    __itruediv__ = _in_place(np.true_divide)
-    __floordiv__, __rfloordiv__ = _binary(np.floor_divide), _reflected(np.floor_divide)
-    __ifloordiv__ = _in_place(np.floor_divide)
-    __mod__, __rmod__, __imod__ = _binary(np.remainder), _reflected(np.remainder), _in_place(np.remainder)
-    __pow__, __rpow__, __ipow__ = _binary(np.power), _reflected(np.power), _in_place(np.power)
-    __matmul__, __rmatmul__ = _binary(np.matmul), _reflected(np.matmul)
-    __imatmul__ = _in_place(np.matmul)
-    __and__, __rand__, __iand__ = _binary(np.bitwise_and), _reflected(np.bitwise_and), _in_place(np.bitwise_and)
-    __or__, __ror__, __ior__ = _binary(np.bitwise_or), _reflected(np.bitwise_or), _in_place(np.bitwise_or)
-    __xor__, __rxor__, __ixor__ = _binary(np.bitwise_xor), _reflected(np.bitwise_xor), _in_place(np.bitwise_xor)
-    __lshift__, __rlshift__, __ilshift__ = _binary(np.left_shift), _reflected(np.left_shift), _in_place(np.left_shift)
-    __rshift__, __rrshift__ = _binary(np.right_shift), _reflected(np.right_shift)
-    __irshift__ = _in_place(np.right_shift)
-    __lt__, __le__ = _binary(np.less), _binary(np.less_equal)
-    __gt__, __ge__ = _binary(np.greater), _binary(np.greater_equal)
-    __eq__, __ne__ = _binary(np.equal), _binary(np.not_equal)
-    __neg__, __pos__, __abs__ = _unary(np.negative), _unary(np.positive), _unary(np.absolute)
-    __invert__ = _unary(np.invert)
-
-    def __divmod__(self, other: Any) -> Any:
-        return np.divmod(cast(Any, self), other)
-
-    def __rdivmod__(self, other: Any) -> Any:
-        return np.divmod(other, cast(Any, self))
+wrap: Callable[[Any, ArrayLayout, DeviceMesh], DTensor] = DTensor._wrapped
 
 
 def coordinate_in(mesh: DeviceMesh) -> tuple[int, ...]:

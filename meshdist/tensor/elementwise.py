@@ -10,7 +10,7 @@ import numpy as np
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.dispatch import NUMBERS, implements, refuse
-from meshdist.tensor.dtensor import DTensor, remember_direct, wrap
+from meshdist.tensor.dtensor import DTensor, wrap
 from meshdist.tensor.index_space import (
     Passes,
     additive,
@@ -19,6 +19,7 @@ from meshdist.tensor.index_space import (
     linear_in_first,
     trailing,
 )
+from meshdist.tensor.known_calls import remember_ufunc
 from meshdist.tensor.operands import NO_DTENSOR_OUT, aligned, as_operand, may_pass, mesh_of, require
 
 _PASSES: dict[np.ufunc, Passes] = {
@@ -135,7 +136,7 @@ def remember(ufunc: np.ufunc, operands: tuple[Any, ...], layout: ArrayLayout, ta
         else:
             return
     if ufunc.nout == 1:
-        remember_direct(ufunc, layouts, layout)
+        remember_ufunc(ufunc, layouts, layout)
 
 
 def _wrapped(results: Any, layout: ArrayLayout, mesh: DeviceMesh) -> Any:

@@ -7,8 +7,8 @@ import operator
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, cast
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,8 @@ from meshdist.tensor.array_layout import ArrayLayout, Cut
 from meshdist.tensor.dispatch import implements, refuse_deferring
 from meshdist.tensor.distribution import array_module, as_block
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
-from meshdist.tensor.index_keys import normalized
 from meshdist.tensor.moves import group_of
-from meshdist.tensor.operands import require, resolved
+from meshdist.tensor.operands import resolved
 
 _TAG = 0x68616C6F  # apart from the messages of users
 
@@ -274,106 +273,3 @@ def _messages(
 
 
 # ---- NumPy's functions
-
-
-def _along(x: DTensor, dim: int, before: int, after: int) -> Any:
-    ahead, behind = ([width if other == dim else 0 for other in range(x.ndim)] for width in (before, after))
-    return with_ghosts(x.to_local(), x.layout, x.mesh, ahead, behind, (False,) * x.ndim)
-
-
-@implements(np.diff)
-def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = np._NoValue, append: Any = np._NoValue) -> DTensor:
-    """Compute differences on the blocks with the rows that follow them; the last blocks get fewer rows."""
-    if n < 0:
-        raise ValueError(f"order must be non-negative but got {n!r}")
-    if np.ndim(a) == 0:
-        raise ValueError("diff requires input that is at least one dimensional")
-    dim = normalized(axis, np.ndim(a))
-    if n == 0:
-        return cast(DTensor, a)  # as NumPy
-    if prepend is not np._NoValue or append is not np._NoValue:
-        row = (*np.shape(a)[:dim], 1, *np.shape(a)[dim + 1 :])
-        ends = [
-            np.broadcast_to(end, row) if end is not np._NoValue and np.ndim(end) == 0 else end
-            for end in (prepend, append)
-        ]
-        parts = [part for part in (ends[0], a, ends[1]) if part is not np._NoValue]
-        return diff(np.concatenate(parts, axis=dim), n, dim)
-    if a.dtype == np.bool_ or not set(a.layout.pending.values()) <= {"sum", "avg"}:
-        a = resolved(a)
-    layout = _shortened(a.layout, dim, n)
-    rows = layout.local_shape(coordinate_in(a.mesh))[dim]
-    block = np.diff(_along(a, dim, 0, n), n, dim)
-    return wrap(block[(slice(None),) * dim + (slice(0, rows),)], layout, a.mesh)
-
-
-@lru_cache(maxsize=10_000)
-def _shortened(layout: ArrayLayout, dim: int, by: int) -> ArrayLayout:
-    """Return the layout of what lacks the last rows."""
-    shape, cuts = list(layout.shape), list(layout.cuts)
-    shape[dim] = rows = max(0, shape[dim] - by)
-    cut = cuts[dim]
-    if cut is not None:
-        starts = [min(start, rows) for start in accumulate(cut.sizes, initial=0)]
-        cuts[dim] = Cut(cut.axes, tuple(b - a for a, b in pairwise(starts)))
-    return ArrayLayout.of_cuts(shape, layout.mesh_shape, cuts, layout.pending)
-
-
-@implements(np.gradient)
-def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int = 1) -> Any:
-    """Compute central differences on the blocks with two rows around them."""
-    if not isinstance(f, DTensor):
-        raise TypeError("np.gradient: a spacing is a DTensor, but the array is not; pass spacing.full()")
-    ndim = f.ndim
-    axes = tuple(range(ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-    dims = tuple(normalized(each, ndim) for each in axes)
-    if len(set(dims)) != len(dims):
-        raise ValueError("repeated axis")
-    spacings = _spacings(f, varargs, dims)
-    if edge_order > 2:
-        raise ValueError("'edge_order' greater than 2 not supported")
-    for dim in dims:
-        if f.shape[dim] < edge_order + 1:
-            raise ValueError(
-                "Shape of array too small to calculate a numerical gradient, at least (edge_order + 1) elements are"
-                " required."
-            )
-    f = resolved(f)
-    results = tuple(_gradient(f, dim, spacing, edge_order) for dim, spacing in zip(dims, spacings, strict=True))
-    return results[0] if len(dims) == 1 else results
-
-
-def _spacings(f: DTensor, varargs: tuple[Any, ...], dims: tuple[int, ...]) -> list[Any]:
-    """Return a number, or an array of coordinates, for each dimension."""
-    if not varargs:
-        return [1.0] * len(dims)
-    if len(varargs) == 1 and np.ndim(varargs[0]) == 0:
-        varargs = varargs * len(dims)
-    if len(varargs) != len(dims):
-        raise TypeError("invalid number of arguments")
-    spacings = []
-    for dim, spacing in zip(dims, varargs, strict=True):
-        if np.ndim(spacing) > 1:
-            raise ValueError("distances must be either scalars or 1d")
-        if np.ndim(spacing) and np.shape(spacing)[0] != f.shape[dim]:
-            raise ValueError("when 1d, distances must match the length of the corresponding dimension")
-        if isinstance(spacing, DTensor):
-            whole = ArrayLayout.of_cuts(spacing.shape, spacing.mesh.shape, (None,) * spacing.ndim, {})
-            spacing = require("np.gradient", spacing, whole, "every rank needs all coordinates")
-        spacings.append(spacing if np.ndim(spacing) == 0 else np.asarray(spacing))
-    return spacings
-
-
-def _gradient(f: DTensor, dim: int, spacing: Any, edge_order: int) -> DTensor:
-    block = _along(f, dim, 2, 2)
-    held = f.layout.index(coordinate_in(f.mesh))[dim]
-    first = max(held.start - 2, 0)
-    rows = (slice(None),) * dim + (slice(held.start - first, held.stop - first),)
-    if held.start == held.stop:  # the rows around may be too few; what counts is the dtype
-        module = array_module(f.mesh)
-        dtype = np.gradient(np.ones(3, f.dtype), spacing if np.ndim(spacing) == 0 else np.arange(3)).dtype
-        return wrap(module.empty(f.to_local().shape, dtype), f.layout, f.mesh)
-    if np.ndim(spacing):
-        spacing = spacing[first : first + block.shape[dim]]
-    result = np.gradient(block, spacing, axis=dim, edge_order=cast(Any, edge_order))
-    return wrap(result[rows], f.layout, f.mesh)

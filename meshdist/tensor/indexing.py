@@ -9,11 +9,12 @@ import numpy as np
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.dispatch import implements
 from meshdist.tensor.distribution import array_module
-from meshdist.tensor.dtensor import DTensor, wrap
+from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.index_arrays import gathered, masked, without_masks
 from meshdist.tensor.index_keys import FULL, Entry, along, fancy, is_array, is_mask, normalized, parsed, remembered_key
 from meshdist.tensor.index_parts import taken, taken_before, uncut, view_layout
 from meshdist.tensor.index_space import moved_by_others
+from meshdist.tensor.known_calls import localizes
 from meshdist.tensor.operands import aligned, checked_out, layout_of, written
 
 _numpy: Any = np  # whose stubs do not know of DTensors
@@ -70,11 +71,30 @@ def take(a: Any, indices: Any, axis: int | None = None, out: Any = None, mode: s
         indices = indices.astype(np.intp)
     if mode != "raise":
         indices = indices % rows if mode == "wrap" else np.clip(indices, 0, rows - 1)
-    taken = getitem(a, along(axis, indices))
+    others = (*a.shape[:axis], *a.shape[axis + 1 :])
+    if 0 not in a.shape[:axis]:
+        taken = getitem(a, along(axis, indices))
+    else:  # NumPy takes any index where the dimensions before leave no elements
+        indices = np.asarray(indices)
+        cuts = a.layout.cuts
+        layout = ArrayLayout.of_cuts(
+            (*others[:axis], *indices.shape, *others[axis:]),
+            a.mesh.shape,
+            (*cuts[:axis], *(None,) * indices.ndim, *cuts[axis + 1 :]),
+            {},
+        )
+        taken = wrap(array_module(a.mesh).empty(layout.local_shape(coordinate_in(a.mesh)), a.dtype), layout, a.mesh)
     out = checked_out("np.take", out, taken.shape)
     if out is not None and not np.can_cast(out.dtype, taken.dtype, "safe"):  # NumPy asks for this direction
         raise TypeError(f"np.take: cannot cast the {out.dtype} of out= to {taken.dtype} according to the rule 'safe'")
     return written("np.take", taken, out, "unsafe")
+
+
+@localizes(np.take)
+def _taken_alike(result: DTensor, a: Any, indices: Any, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
+    if not isinstance(a, DTensor) or axis is None or not a.ndim or a.layout.cuts[axis] is not None:
+        return None
+    return None if isinstance(indices, DTensor) else np.take
 
 
 @implements(np.take_along_axis)

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.tensor.array_layout import ArrayLayout, Cut, number_in
+from meshdist.tensor.array_layout import ArrayLayout, Cut, is_whole, number_in
 from meshdist.tensor.dispatch import implements, may_redistribute
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.index_keys import along, normalized
 from meshdist.tensor.index_parts import uncut
 from meshdist.tensor.index_space import Alignment, together
+from meshdist.tensor.known_calls import localizes, on_blocks
 from meshdist.tensor.moves import move
 from meshdist.tensor.operands import (
     aligned,
@@ -327,3 +328,30 @@ def _rolled(a: DTensor, by: int, dim: int) -> DTensor:
         cuts = [Cut(cut.axes, tuple(sizes)) if at == dim else known for at, known in enumerate(piece.layout.cuts)]
         blocks.append(move(piece.to_local(), piece.layout, piece.layout.with_cuts(cuts), a.mesh))
     return wrap(array_module(a.mesh).concatenate(blocks, dim), a.layout, a.mesh)
+
+
+# ---- Again, on the blocks
+
+on_blocks(np.concatenate, np.stack, np.vstack, np.hstack, np.dstack, np.column_stack)
+on_blocks(np.flip, np.flipud, np.fliplr, np.tile)
+
+
+@localizes(np.append)
+def _appended_alike(result: DTensor, arr: Any, values: Any, axis: Any = None) -> Any:
+    return None if axis is None else np.append
+
+
+@localizes(np.roll)
+def _rolled_alike(result: DTensor, a: DTensor, shift: Any, axis: Any = None) -> Any:
+    return np.roll if axis is not None and is_whole(a.layout, axis) else None
+
+
+@localizes(np.repeat)
+def _repeated_alike(result: DTensor, a: DTensor, repeats: Any, axis: Any = None) -> Any:
+    return np.repeat if axis is not None and is_whole(a.layout, axis) else None
+
+
+@localizes(np.pad)
+def _padded_alike(result: DTensor, array: DTensor, *args: Any, **kwargs: Any) -> Any:
+    padded = tuple(dim for dim in range(array.ndim) if array.shape[dim] != result.shape[dim])
+    return np.pad if is_whole(array.layout, padded) else None

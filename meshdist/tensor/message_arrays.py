@@ -96,6 +96,22 @@ class Stack:
         long = [place for place, extent in zip(order, split, strict=True) if extent != 1]
         self.is_view = long == sorted(long)
 
+    def stack(self, array: Any) -> Any:
+        """Return the blocks of `array` stacked and contiguous: a view where that is possible."""
+        if self.is_view:
+            return contiguous(array).reshape(self.stacked)
+        nested = new_empty(self._nested, array)
+        nested[...] = array.reshape(self._split).transpose(self._first)
+        return nested.reshape(self.stacked)
+
+    def unstack(self, stacked: Any) -> Any:
+        """Return the array of the blocks: a view where that is possible."""
+        if self.is_view:
+            return stacked.reshape(self.shape)
+        array = new_empty(self.shape, stacked)
+        array.reshape(self._split)[...] = stacked.reshape(self._nested).transpose(self._back)
+        return array
+
     def sent(self, array: Any) -> AbstractContextManager[Any]:
         """Return the blocks of `array` stacked and contiguous, for use inside `with`: a view where that is possible."""
         if self.is_view:
@@ -113,6 +129,4 @@ class Stack:
             return stacked.reshape(self.shape)
         with Scratch(self.stacked, like) as stacked:
             receive(stacked)
-            array = new_empty(self.shape, like)
-            array.reshape(self._split)[...] = stacked.reshape(self._nested).transpose(self._back)
-        return array
+            return self.unstack(stacked)

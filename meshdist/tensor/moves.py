@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,6 +15,7 @@ from meshdist.arrays.reduce_op import ReduceOp
 from meshdist.collectives.all_gather import all_gather
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.all_reduce import all_reduce
+from meshdist.collectives.all_to_all import all_to_all
 from meshdist.collectives.all_to_all_single import all_to_all_single
 from meshdist.collectives.gather import gather
 from meshdist.collectives.reduce_scatter import reduce_scatter
@@ -21,6 +23,7 @@ from meshdist.collectives.reduce_scatter_tensor import reduce_scatter_tensor
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor.array_layout import ArrayLayout, number_in
+from meshdist.tensor.known_calls import changes
 from meshdist.tensor.message_arrays import Scratch, Shape, Stack, contiguous
 from meshdist.tensor.redistribution import Redistribution, plan
 from meshdist.tensor.redistribution_steps import (
@@ -45,6 +48,8 @@ Program: TypeAlias = "Callable[[Any, DeviceMesh], Any]"
 # The program of a step, None for none; and whether its result is neither the caller's array nor a view of it. Given are
 # the step, this rank's coordinate, and whether that holds of the block before.
 Made: TypeAlias = "tuple[Program | None, bool]"
+# Smaller blocks are sent as one array: the copies take less time than a view for each peer.
+_LEAST_IN_PARTS = 1 << 16
 Part: TypeAlias = "tuple[int, Block]"  # the number of a rank, and what it sends or gets
 
 
@@ -70,6 +75,7 @@ def move(local: Any, source: ArrayLayout, target: ArrayLayout, mesh: DeviceMesh)
     """
     if source is target:
         return local
+    changes.count += 1
     redistribution = plan(source, target)
     coordinate = mesh.get_coordinate()
     assert coordinate is not None, "a rank outside a mesh has no block"
@@ -268,84 +274,90 @@ def _all_to_all(step: Any, coordinate: Coordinate, is_new: bool) -> Made:
         return _pairwise(step, coordinate, is_new)
     give = Stack(step.source.local_shape(coordinate), mesh_shape, {step.to_dim: axes})
     take = Stack(step.target.local_shape(coordinate), mesh_shape, {step.from_dim: axes})
+    in_parts = cache(lambda: _in_parts(step, coordinate))
 
     def program(local: Any, mesh: DeviceMesh) -> Any:
-        group = group_of(mesh, axes)
-        with give.sent(local) as sent:
-            return take.received(local, lambda stacked: all_to_all_single(stacked, sent, None, None, group))
+        if local.nbytes >= _LEAST_IN_PARTS:
+            return in_parts()(local, mesh)
+        stacked = new_empty(take.stacked, local)
+        all_to_all_single(stacked, give.stack(local), group=group_of(mesh, axes))
+        return take.unstack(stacked)
 
     return program, True
 
 
 def _pairwise(step: Pairwise, coordinate: Coordinate, is_new: bool) -> Made:
+    return _in_parts(step, coordinate), True
+
+
+def _in_parts(step: Pairwise, coordinate: Coordinate) -> Program:
+    """Return what sends and receives a part of the block for each peer, without copies of parts that are contiguous.
+
+    What the rank keeps is copied once.
+    """
     axes, num_ranks = step.axes, step.num_ranks
     old, new = step.source.index(coordinate), step.target.index(coordinate)
     shape = step.target.local_shape(coordinate)
-    give, take = step.parts_to(coordinate), step.parts_from(coordinate)
     kept = overlap(old, new)
-    me = number_in(axes, coordinate, step.source.mesh_shape)
-    own = [] if kept is None else [(me, kept)]
-    if _follow(sorted([*give, *own], key=_peer), old) and _follow(sorted([*take, *own], key=_peer), new):
-        # The blocks themselves are the messages, with what the rank keeps.
-        to, come = _counts([*give, *own], num_ranks), _counts([*take, *own], num_ranks)
-
-        def whole(local: Any, mesh: DeviceMesh) -> Any:
-            block = new_empty((math.prod(shape),), local)
-            all_to_all_single(block, contiguous(local).reshape(-1), come, to, group_of(mesh, axes))
-            return block.reshape(shape)
-
-        return whole, True
-    to, come = _counts(give, num_ranks), _counts(take, num_ranks)
-    num_sent, num_received = sum(to), sum(come)
-    given, taken = _in_message(give, old), _in_message(take, new)
     keep = None if kept is None else (relative_to(kept, new), relative_to(kept, old))
+    given, num_sent = _in_message(step.parts_to(coordinate), old)
+    taken, num_received = _in_message(step.parts_from(coordinate), new)
+    has_views = any(place is None for _, _, place in given)
 
-    def packed(local: Any, mesh: DeviceMesh) -> Any:
+    def program(local: Any, mesh: DeviceMesh) -> Any:
+        block = new_empty(shape, local)
+        nothing = new_empty((0,), local)
+        if has_views:
+            local = contiguous(local)
+        to, come = [nothing] * num_ranks, [nothing] * num_ranks
         with Scratch((num_sent,), local) as send, Scratch((num_received,), local) as received:
-            for begin, end, part_shape, part in given:
-                send[begin:end].reshape(part_shape)[...] = local[part]
-            all_to_all_single(received, send, come, to, group_of(mesh, axes))
-            block = new_empty(shape, local)
+            for peer, part, place in given:
+                to[peer] = local[part]
+                if place is not None:
+                    to[peer] = _packed(to[peer], send[place])
+            for peer, part, place in taken:
+                come[peer] = block[part]
+                if place is not None:
+                    come[peer] = received[place].reshape(come[peer].shape)
+            all_to_all(come, to, group_of(mesh, axes))
             if keep is not None:
                 block[keep[0]] = local[keep[1]]
-            for begin, end, part_shape, part in taken:
-                block[part] = received[begin:end].reshape(part_shape)
+            for peer, part, place in taken:
+                if place is not None:
+                    block[part] = come[peer]
         return block
 
-    return packed, True
+    return program
 
 
-def _peer(part: Part) -> int:
-    return part[0]
+def _packed(part: Any, memory: Any) -> Any:
+    packed = memory.reshape(part.shape)
+    packed[...] = part
+    return packed
 
 
-def _counts(parts: list[Part], num_ranks: int) -> tuple[int, ...]:
-    """Return the number of elements for each rank."""
-    counts = [0] * num_ranks
-    for peer, part in parts:
-        counts[peer] = num_elements(part)
-    return tuple(counts)
+def _in_message(parts: list[Part], block: Block) -> tuple[list[tuple[int, Block, slice | None]], int]:
+    """Return for each part the peer, where it is in the block, and where in the message: None if it needs no copy.
 
-
-def _follow(parts: list[Part], block: Block) -> bool:
-    """Return whether the parts are consecutive in the memory of the block, and make it up."""
-    dim = next((dim for dim, rows in enumerate(block) if rows.stop - rows.start > 1), 0)
-    begin = block[dim].start
-    for _, part in parts:
-        if part[dim].start != begin or part[:dim] + part[dim + 1 :] != block[:dim] + block[dim + 1 :]:
-            return False
-        begin = part[dim].stop
-    return begin == block[dim].stop or num_elements(block) == 0
-
-
-def _in_message(parts: list[Part], block: Block) -> list[tuple[int, int, Shape, Block]]:
-    """Return for each part where it begins and ends in the message, its shape, and where it is in the block."""
+    And the number of elements of the message.
+    """
     places, begin = [], 0
-    for _, part in parts:
-        end = begin + num_elements(part)
-        places.append((begin, end, tuple(rows.stop - rows.start for rows in part), relative_to(part, block)))
-        begin = end
-    return places
+    shape = [rows.stop - rows.start for rows in block]
+    for peer, part in parts:
+        within = relative_to(part, block)
+        place = None
+        if not _is_contiguous(within, shape):
+            place = slice(begin, begin + num_elements(part))
+            begin = place.stop
+        places.append((peer, within, place))
+    return places, begin
+
+
+def _is_contiguous(part: Block, shape: Sequence[int]) -> bool:
+    """Return whether a part of a C-contiguous block of this shape is contiguous."""
+    extents = [rows.stop - rows.start for rows in part]
+    first = next((dim for dim, rows in enumerate(extents) if rows > 1), 0)
+    return extents[first + 1 :] == list(shape[first + 1 :])
 
 
 def _sizes_along(layout: ArrayLayout, dim: int, axes: tuple[int, ...], coordinate: Coordinate) -> tuple[int, ...]:

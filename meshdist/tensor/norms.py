@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from meshdist.tensor.array_reductions import reduce, reduced_dims
-from meshdist.tensor.averages import on_lines
+from meshdist.tensor.array_reductions import reduce, reduced_dims, without_dims
 from meshdist.tensor.dispatch import implements
 from meshdist.tensor.dtensor import DTensor, wrap
-from meshdist.tensor.operands import resolved
+from meshdist.tensor.operands import require, resolved
 
 _OF_SINGULAR_VALUES = (2, -2, "nuc")
 
@@ -74,7 +74,7 @@ def _of_matrices(x: DTensor, ord: Any, axis: tuple[int, ...], keepdims: bool) ->
         return _euclidean(x, axis, keepdims)
     if ord in _OF_SINGULAR_VALUES:
         function = partial(_local_norm, ord=ord)
-        return on_lines(f"np.linalg.norm(ord={ord!r})", function, x, axis, keepdims)
+        return _on_lines(f"np.linalg.norm(ord={ord!r})", function, x, axis, keepdims)
     if ord not in (1, -1, np.inf, -np.inf):
         raise ValueError("Invalid norm order for matrices.")
     summed = axis[0] if abs(ord) == 1 else axis[1]
@@ -86,3 +86,13 @@ def _of_matrices(x: DTensor, ord: Any, axis: tuple[int, ...], keepdims: bool) ->
 
 def _local_norm(block: Any, axis: Any, keepdims: bool, ord: Any) -> Any:
     return np.linalg.norm(block, ord, axis, keepdims)
+
+
+def _on_lines(name: str, function: Callable[..., Any], a: DTensor, axis: Any, keepdims: bool) -> DTensor:
+    """Return what `function(block, axis=, keepdims=)` makes of dimensions that no axis cuts."""
+    dims = reduced_dims(a.ndim, axis)
+    source = a.layout.resolved().uncut(dims)
+    block = require(name, a, source, "the dimensions that it reduces must not be cut")
+    return wrap(
+        function(block, axis=dims if a.ndim else None, keepdims=keepdims), without_dims(source, dims, keepdims), a.mesh
+    )

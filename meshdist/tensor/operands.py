@@ -14,6 +14,7 @@ from meshdist.tensor.dispatch import NUMBERS, may_redistribute
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, wrap
 from meshdist.tensor.index_space import Alignment, Labels, Passes, align
+from meshdist.tensor.known_calls import changes
 from meshdist.tensor.moves import move
 from meshdist.tensor.placements import PlacementError, placements_text
 from meshdist.tensor.redistribution import plan
@@ -58,6 +59,7 @@ def local_of(operand: Any, target: ArrayLayout, mesh: DeviceMesh) -> Any:
     if isinstance(operand, NUMBERS):  # keeps its weak dtype
         alone = [(axis, op) for axis, op in target.pending.items() if op in ("sum", "product")]
         kept = all(mesh.get_local_rank(axis) == 0 for axis, _ in alone)
+        changes.count += not kept
         return operand if kept else type(operand)(alone[0][1] == "product")
     return move(np.asarray(operand), layout_of(operand, mesh), target, mesh)
 

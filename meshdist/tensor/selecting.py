@@ -12,6 +12,7 @@ from meshdist.tensor.dispatch import NUMBERS, implements
 from meshdist.tensor.dtensor import DTensor, wrap
 from meshdist.tensor.elementwise import call
 from meshdist.tensor.index_space import Passes, States, anything, linear_in_first, together
+from meshdist.tensor.known_calls import localizes, on_blocks
 from meshdist.tensor.operands import aligned, checked_out, local_of, may_pass, written
 
 
@@ -70,9 +71,13 @@ def _passing(function: Any, passes: Passes | None) -> None:
     @implements(function)
     def computed(a: DTensor, *args: Any, **kwargs: Any) -> DTensor:
         out = kwargs.pop("out", None)
+        if args and isinstance(args[-1], DTensor):
+            *args, out = args  # type: ignore[assignment]
         rule = anything if function is np.real and a.dtype.kind != "c" else passes
         result = _by_element(name, [a], rule, lambda block: function(block, *args, **kwargs))
         return written(name, result, checked_out(name, out, result.shape))
+
+    on_blocks(function)
 
 
 for _function, _rule in (
@@ -81,8 +86,35 @@ for _function, _rule in (
     (np.angle, None),
     (np.round, None),
     (np.around, None),
+    (np.fix, None),
+    (np.sinc, None),
+    (np.i0, None),
+    (np.isreal, None),
+    (np.iscomplex, None),
+    (np.isposinf, None),
+    (np.isneginf, None),
 ):
     _passing(_function, _rule)
+
+
+def _with_tables(function: Any, position: int) -> None:
+    """Register a function of an array and of plain arrays, which are the same on all ranks."""
+    name = f"np.{function.__name__}"
+
+    @implements(function)
+    def computed(*args: Any, **kwargs: Any) -> DTensor:
+        x = args[position]
+        if any(isinstance(given, DTensor) for given in (*args[:position], *args[position + 1 :], *kwargs.values())):
+            raise TypeError(f"{name}: only the array x may be a DTensor; write table.full() for the others")
+        compute = lambda block: function(*args[:position], block, *args[position + 1 :], **kwargs)  # noqa: E731
+        return _by_element(name, [x], None, compute)
+
+    on_blocks(function)
+
+
+_with_tables(np.interp, 0)
+_with_tables(np.digitize, 0)
+_with_tables(np.polyval, 1)
 
 
 @implements(np.nan_to_num)
@@ -179,6 +211,20 @@ def _triangle(function: Any) -> None:
         rows, columns = m.index[-2:]
         return wrap(function(block, k + rows.start - columns.start), layout, m.mesh)
 
+    @localizes(function)
+    def alike(result: DTensor, m: Any, *args: Any, **kwargs: Any) -> Any:
+        if m.ndim < 2 or m.layout is not result.layout:
+            return None
+        rows, columns = m.index[-2:]
+        return lambda block, k=0: function(block, k + rows.start - columns.start)
+
 
 _triangle(np.tril)
 _triangle(np.triu)
+
+on_blocks(np.copy, np.clip, np.where, np.select)
+
+
+@localizes(np.nan_to_num)
+def _copied_numbers(result: DTensor, x: Any, copy: bool = True, *args: Any, **kwargs: Any) -> Any:
+    return np.nan_to_num if copy else None

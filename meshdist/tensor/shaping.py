@@ -10,29 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from meshdist.runtime.plan_cache import remember
 from meshdist.tensor.array_layout import ArrayLayout, Cut
 from meshdist.tensor.dispatch import implements
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.index_keys import FULL, normalized
 from meshdist.tensor.index_parts import uncut
+from meshdist.tensor.known_calls import localizes, on_blocks
 from meshdist.tensor.operands import require
-
-# The layouts of results, by function, layout and arguments.
-_layouts: dict[tuple[Any, ...], ArrayLayout] = {}
-
-
-def _remembered(key: tuple[Any, ...], make: Callable[[], ArrayLayout]) -> ArrayLayout:
-    """Return the layout of a result, made once; arguments that cannot be hashed are not remembered."""
-    try:
-        layout = _layouts.get(key)
-    except TypeError:
-        return make()
-    if layout is None:
-        layout = make()
-        remember(_layouts, key, layout)
-    return layout
-
 
 # ---- Dimensions in another order, and new ones
 
@@ -55,9 +39,9 @@ def _with_dims(layout: ArrayLayout, function: Any, args: tuple[Any, ...], kwargs
 def _rearranging(function: Any) -> None:
     @implements(function)
     def rearranged(a: DTensor, *args: Any, **kwargs: Any) -> DTensor:
-        key = (function, a._layout, args, tuple(kwargs.items()) if kwargs else ())
-        layout = _remembered(key, lambda: _with_dims(a.layout, function, args, kwargs))
-        return wrap(function(a._local, *args, **kwargs), layout, a._mesh)
+        return wrap(function(a.to_local(), *args, **kwargs), _with_dims(a.layout, function, args, kwargs), a.mesh)
+
+    on_blocks(function)
 
 
 _function: Any
@@ -76,8 +60,9 @@ def _at_least(function: Any) -> None:
         return results[0] if len(results) == 1 else type(function(0, 0))(results)
 
     def _one(a: DTensor) -> DTensor:
-        layout = _remembered((function, a.layout), lambda: _with_dims(a.layout, function, (), {}))
-        return wrap(function(a.to_local()), layout, a.mesh)
+        return wrap(function(a.to_local()), _with_dims(a.layout, function, (), {}), a.mesh)
+
+    on_blocks(function)
 
 
 for _function in (np.atleast_1d, np.atleast_2d, np.atleast_3d):
@@ -112,6 +97,12 @@ def broadcast_to(array: Any, shape: Any, subok: bool = False) -> DTensor:
     cuts = (None,) * added + layout.cuts
     target = ArrayLayout.of_cuts(shape, layout.mesh_shape, cuts, layout.pending)
     return wrap(np.broadcast_to(block, target.local_shape(coordinate_in(array.mesh))), target, array.mesh)
+
+
+@localizes(np.broadcast_to)
+def _broadcast_alike(result: DTensor, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+    shape = result.to_local().shape
+    return lambda block, *_, **__: np.broadcast_to(block, shape)
 
 
 @implements(np.broadcast_arrays)
@@ -150,22 +141,21 @@ def reshape(
     if order == "F":
         turned: Any = np.transpose(a)
         return np.transpose(np.reshape(turned, shape[::-1], copy=copy))  # type: ignore[return-value]
-    key = (np.reshape, a._layout, shape)
-    layout = _layouts.get(key)
-    if layout is None:
-        cuts, lying = _cuts_of_shape(a.layout, whole := _whole_shape(a.shape, shape))
-        block = a.to_local()
-        if lying is not a.layout:
-            why = f"to reshape {a.shape} to {whole} would move elements between ranks"
-            block = require("np.reshape", a, lying, why)
-            cuts, _ = _cuts_of_shape(lying, whole)
-        layout = ArrayLayout.of_cuts(whole, a.layout.mesh_shape, cuts, a.layout.pending)
-        if lying is a.layout:
-            _remembered(key, lambda: layout)
-    else:
-        block = a._local
-    local = block.reshape(layout.local_shape(coordinate_in(a._mesh)))
+    cuts, lying = _cuts_of_shape(a.layout, whole := _whole_shape(a.shape, shape))
+    block = a.to_local()
+    if lying is not a.layout:
+        why = f"to reshape {a.shape} to {whole} would move elements between ranks"
+        block = require("np.reshape", a, lying, why)
+        cuts, _ = _cuts_of_shape(lying, whole)
+    layout = ArrayLayout.of_cuts(whole, a.layout.mesh_shape, cuts, a.layout.pending)
+    local = block.reshape(layout.local_shape(coordinate_in(a.mesh)))
     return wrap(local.copy() if copy else local, layout, a._mesh)
+
+
+@localizes(np.reshape, np.ravel)
+def _reshaped_alike(result: DTensor, a: Any, *args: Any, **kwargs: Any) -> Callable[..., Any] | None:
+    shape = result.to_local().shape
+    return None if kwargs or args[1:] or args[:1] == ("F",) else lambda block, *_: block.reshape(shape)
 
 
 @implements(np.ravel)

@@ -1,8 +1,7 @@
-"""sort, argsort, unique and searchsorted: local along what is not cut, by sample sort along what is."""
+"""sort, argsort and searchsorted: local along what is not cut, by sample sort along what is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple, cast
@@ -13,8 +12,8 @@ from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.all_to_all_single import all_to_all_single
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.mesh.device_mesh import DeviceMesh
-from meshdist.tensor.array_layout import ArrayLayout, Cut, is_cut, pencil
-from meshdist.tensor.dispatch import implements, refuse
+from meshdist.tensor.array_layout import ArrayLayout, is_cut, pencil
+from meshdist.tensor.dispatch import implements
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, wrap
 from meshdist.tensor.index_keys import normalized
@@ -67,7 +66,7 @@ def sample_sort(
     mine = values[module.asarray(positions[blocks == rank])]
     given = module.zeros(parts, values.dtype)
     given[: len(mine)] = mine
-    taken = _gathered(given, group).reshape(parts, parts)
+    taken = gathered_rows(given, group).reshape(parts, parts)
     samples = taken[np.arange(parts) < np.minimum(sizes, parts)[:, None]]
     by_value = samples.argsort(kind="stable")  # equal ones by block and position, since they come in that order
     reached = np.cumsum(weights[by_value])
@@ -75,27 +74,27 @@ def sample_sort(
     chosen = by_value[np.minimum(np.searchsorted(reached, starts[1:-1], "left"), len(by_value) - 1)]
 
     pivots = module.asarray(samples[chosen])
-    left, right = (_host(values.searchsorted(pivots, side)) for side in ("left", "right"))
+    left, right = (on_host(values.searchsorted(pivots, side)) for side in ("left", "right"))
     ends = np.where(rank < blocks[chosen], right, np.where(rank > blocks[chosen], left, positions[chosen]))
     to = np.diff([0, *ends, len(values)]).astype(np.int64)
     come = module.empty(parts, np.int64)
     all_to_all_single(come, module.asarray(to), group=group)
-    values, places = (_sent(rows, _host(come), to, group) for rows in (values, places))
+    values, places = (sent_rows(rows, on_host(come), to, group) for rows in (values, places))
     order = values.argsort(kind="stable")  # of runs that are sorted already
     values, places = values[order], None if places is None else places[order]
 
-    now = np.array([0, *np.cumsum(_gathered(module.asarray([len(values)]), group))])
+    now = np.array([0, *np.cumsum(gathered_rows(module.asarray([len(values)]), group))])
     if (now == starts).all():
         return Sorted(values, places)
     to, come = _overlaps(now[rank : rank + 2], starts), _overlaps(starts[rank : rank + 2], now)
-    return Sorted(*(_sent(rows, come, to, group) for rows in (values, places)))
+    return Sorted(*(sent_rows(rows, come, to, group) for rows in (values, places)))
 
 
-def _gathered(rows: Any, group: ProcessGroup) -> Any:
+def gathered_rows(rows: Any, group: ProcessGroup) -> Any:
     """Return the rows of all ranks, as many of each, as an array of NumPy."""
     taken = type(rows)((group.size() * len(rows), *rows.shape[1:]), rows.dtype)
     all_gather_into_tensor(taken, rows, group)
-    return _host(taken)
+    return on_host(taken)
 
 
 def _overlaps(held: Any, starts: Any) -> Any:
@@ -103,7 +102,7 @@ def _overlaps(held: Any, starts: Any) -> Any:
     return np.maximum(np.minimum(held[1], starts[1:]) - np.maximum(held[0], starts[:-1]), 0)
 
 
-def _sent(rows: Any, come: Any, to: Any, group: ProcessGroup) -> Any:
+def sent_rows(rows: Any, come: Any, to: Any, group: ProcessGroup) -> Any:
     """Return what the ranks send to this one, one after the other."""
     if rows is None:
         return None
@@ -112,7 +111,7 @@ def _sent(rows: Any, come: Any, to: Any, group: ProcessGroup) -> Any:
     return taken
 
 
-def _host(array: Any) -> Any:
+def on_host(array: Any) -> Any:
     return array.get() if hasattr(array, "get") else array
 
 
@@ -162,91 +161,6 @@ def sort(a: DTensor, axis: Any = -1, kind: Any = None, order: Any = None, *, sta
 def argsort(a: DTensor, axis: Any = -1, kind: Any = None, order: Any = None, *, stable: bool | None = None) -> DTensor:
     """Return the indices that sort along a dimension: those of a stable sort, whatever `kind` says."""
     return _sorted("argsort", a, axis, kind, order, stable)
-
-
-@implements(np.unique)
-def unique(
-    ar: DTensor,
-    return_index: bool = False,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-    axis: int | None = None,
-    *,
-    equal_nan: bool = True,
-    sorted: bool = True,
-) -> Any:
-    """Return the distinct values, sorted; of an array that is cut, in as many blocks, of sizes as they come."""
-    layout, mesh = ar.layout.resolved(), ar.mesh
-    local = local_of(ar, layout, mesh)
-    if not any(is_cut(layout, dim) for dim in range(layout.ndim)):
-        options: dict[str, Any] = {
-            "return_index": return_index,
-            "return_inverse": return_inverse,
-            "return_counts": return_counts,
-        }
-        found = cast(Any, np.unique)(local, axis=axis, equal_nan=equal_nan, **options)
-        blocks = found if isinstance(found, tuple) else (found,)
-        wrapped = [
-            wrap(block, ArrayLayout.of_cuts(block.shape, mesh.shape, (None,) * block.ndim, {}), mesh)
-            for block in blocks
-        ]
-        return tuple(wrapped) if isinstance(found, tuple) else wrapped[0]
-    if axis is not None and ar.ndim == 1:
-        normalized(axis, 1)
-        axis = None
-    if return_inverse or axis is not None or (return_index and ar.ndim != 1):
-        refuse(
-            f"np.unique({'return_inverse' if return_inverse else 'axis' if axis is not None else 'return_index'}=)"
-            f" of cut arrays"
-        )
-    axes, sizes = _all_cuts(layout)
-    group = group_of(mesh, axes)
-    values, places = sample_sort(local.reshape(-1), sizes, group, mesh, return_index)
-    starts = np.array([0, *accumulate(sizes)])
-    keeps = _is_first(values, sizes, group, equal_nan)
-    first = np.flatnonzero(_host(keeps)) + starts[group.rank()]
-    told = _gathered(array_module(mesh).asarray([[len(first), first[0] if len(first) else starts[-1]]]), group)
-    result = ArrayLayout.of_cuts((int(told[:, 0].sum()),), mesh.shape, (Cut(axes, tuple(map(int, told[:, 0]))),), {})
-    results = [values[keeps]]
-    if return_index:
-        results.append(places[keeps])
-    if return_counts:
-        end = told[group.rank() + 1 :, 1].min(initial=starts[-1])
-        results.append(array_module(mesh).asarray(np.diff([*first, end]).astype(np.intp)[: len(first)]))
-    wrapped = [wrap(block, result, mesh) for block in results]
-    return tuple(wrapped) if len(wrapped) > 1 else wrapped[0]
-
-
-@lru_cache(maxsize=1_000)
-def _all_cuts(layout: ArrayLayout) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the axes that cut any dimension, and the elements of the blocks by coordinates along them."""
-    axes = tuple(sorted(axis for dim in range(layout.ndim) for axis in layout.axes_of(dim)))
-    sizes = []
-    for at in np.ndindex(*(layout.mesh_shape[axis] for axis in axes)):
-        coordinate = [0] * len(layout.mesh_shape)
-        for axis, place in zip(axes, at, strict=True):
-            coordinate[axis] = place
-        sizes.append(int(np.prod(layout.local_shape(coordinate), dtype=np.int64)))
-    return axes, tuple(sizes)
-
-
-def _is_first(values: Any, sizes: Sequence[int], group: ProcessGroup, equal_nan: bool) -> Any:
-    """Return for each sorted value of this rank whether the one before it, here or on the ranks before, is another."""
-    rank = group.rank()
-    last = type(values)((1,), values.dtype)
-    last[:] = values[-1:] if len(values) else 0
-    lasts = _gathered(last, group)
-    before = [at for at in range(rank) if sizes[at]][-1:]
-    if not len(values):
-        return values.astype(bool)
-    keeps = values == values
-    keeps[1:] = values[1:] != values[:-1]
-    keeps[0] = not before or bool(values[0] != lasts[before[0]])
-    if equal_nan and values.dtype.kind in "fc":
-        nan = np.isnan(values)
-        keeps[1:] &= ~(nan[1:] & nan[:-1])
-        keeps[0] &= not before or not (bool(nan[0]) and bool(np.isnan(lasts[before[0]])))
-    return keeps
 
 
 @implements(np.searchsorted)

@@ -28,6 +28,7 @@ CASES = {
     "heat_2d_arrays": (r"bit for bit what one process computes: True$", ["--steps", "20"]),
     "kmeans_arrays": (r"bit for bit what one process finds: True$", ["--steps", "5"]),
     "poisson_fft": (r"largest difference from the known solution: \d\.\de-1\d$", ["--cells", "50"]),
+    "fft_pencils": (r"largest difference .* of the inverse: \d\.\de-1\d$", ["--cells", "15"]),
     "classic": (r"as one process: True$", []),
 }
 

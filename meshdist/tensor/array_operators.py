@@ -1,0 +1,93 @@
+"""The operators that a DTensor has as NumPy's arrays have them; each calls its ufunc."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+
+from meshdist.tensor.dispatch import NUMBERS
+from meshdist.tensor.known_calls import known_ufuncs
+
+
+def _binary(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
+    # The result of operands that lie right is known from the first time; the rest is for the implementation.
+    def operator(self: Any, other: Any) -> Any:
+        kind = type(other)
+        if kind is type(self) and other._mesh is self._mesh:
+            layout = known_ufuncs.get((ufunc, self._layout, other._layout))
+            if layout is not None:
+                return self._wrapped(ufunc(self._local, other._local), layout, self._mesh)
+        elif kind in NUMBERS:
+            layout = known_ufuncs.get((ufunc, self._layout, None))
+            if layout is not None:
+                return self._wrapped(ufunc(self._local, other), layout, self._mesh)
+        return ufunc(self, other)
+
+    return operator
+
+
+def _reflected(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
+    return lambda self, other: ufunc(other, self)
+
+
+def _in_place(ufunc: np.ufunc) -> Callable[[Any, Any], Any]:
+    def operator(self: Any, other: Any) -> Any:
+        layout, kind = self._layout, type(other)
+        if kind in NUMBERS:
+            if known_ufuncs.get((ufunc, layout, None)) is layout:
+                ufunc(self._local, other, out=self._local)
+                return self
+        elif (
+            kind is type(self)
+            and other._mesh is self._mesh
+            and known_ufuncs.get((ufunc, layout, other._layout)) is layout
+        ):
+            ufunc(self._local, other._local, out=self._local)
+            return self
+        ufunc(self, other, out=(self,))
+        return self
+
+    return operator
+
+
+def _unary(ufunc: np.ufunc) -> Callable[[Any], Any]:
+    return lambda self: ufunc(self)
+
+
+class ArrayOperators:
+    """Operators of `numpy.ndarray`, by ufuncs; in place too."""
+
+    __slots__ = ()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    __add__, __radd__, __iadd__ = _binary(np.add), _reflected(np.add), _in_place(np.add)
+    __sub__, __rsub__, __isub__ = _binary(np.subtract), _reflected(np.subtract), _in_place(np.subtract)
+    __mul__, __rmul__, __imul__ = _binary(np.multiply), _reflected(np.multiply), _in_place(np.multiply)
+    __truediv__, __rtruediv__ = _binary(np.true_divide), _reflected(np.true_divide)
+    __itruediv__ = _in_place(np.true_divide)
+    __floordiv__, __rfloordiv__ = _binary(np.floor_divide), _reflected(np.floor_divide)
+    __ifloordiv__ = _in_place(np.floor_divide)
+    __mod__, __rmod__, __imod__ = _binary(np.remainder), _reflected(np.remainder), _in_place(np.remainder)
+    __pow__, __rpow__, __ipow__ = _binary(np.power), _reflected(np.power), _in_place(np.power)
+    __matmul__, __rmatmul__ = _binary(np.matmul), _reflected(np.matmul)
+    __imatmul__ = _in_place(np.matmul)
+    __and__, __rand__, __iand__ = _binary(np.bitwise_and), _reflected(np.bitwise_and), _in_place(np.bitwise_and)
+    __or__, __ror__, __ior__ = _binary(np.bitwise_or), _reflected(np.bitwise_or), _in_place(np.bitwise_or)
+    __xor__, __rxor__, __ixor__ = _binary(np.bitwise_xor), _reflected(np.bitwise_xor), _in_place(np.bitwise_xor)
+    __lshift__, __rlshift__, __ilshift__ = _binary(np.left_shift), _reflected(np.left_shift), _in_place(np.left_shift)
+    __rshift__, __rrshift__ = _binary(np.right_shift), _reflected(np.right_shift)
+    __irshift__ = _in_place(np.right_shift)
+    __lt__, __le__ = _binary(np.less), _binary(np.less_equal)
+    __gt__, __ge__ = _binary(np.greater), _binary(np.greater_equal)
+    __eq__, __ne__ = _binary(np.equal), _binary(np.not_equal)
+    __neg__, __pos__, __abs__ = _unary(np.negative), _unary(np.positive), _unary(np.absolute)
+    __invert__ = _unary(np.invert)
+
+    def __divmod__(self, other: Any) -> Any:
+        return np.divmod(cast(Any, self), other)
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return np.divmod(other, cast(Any, self))

@@ -1,0 +1,113 @@
+"""The protocols by which NumPy's functions take a DTensor, and its conversions to Python's numbers and lists."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+
+from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.tensor.array_layout import ArrayLayout
+from meshdist.tensor.dispatch import NUMBERS, deferring, implementation_of, implementation_of_ufunc, refuse
+from meshdist.tensor.known_calls import called, known_ufuncs
+from meshdist.tensor.placements import PlacementError
+
+_unknown = object()
+
+
+class ArrayProtocols:
+    """`__array_ufunc__`, `__array_function__` and `__array__`, and what makes Python's values of an array."""
+
+    __slots__ = ()
+
+    _local: Any
+    _layout: ArrayLayout
+    _mesh: DeviceMesh
+
+    __array_priority__ = 1000
+
+    @classmethod
+    def _wrapped(cls, local: Any, layout: ArrayLayout, mesh: DeviceMesh) -> Any:
+        """Return the array of this rank's block `local`, whose shape must be that of the layout's block."""
+        array: Any = _new(cls)
+        array._local = np.asarray(local) if isinstance(local, np.generic) else local  # ufuncs of 0-d arrays: scalars
+        array._layout = layout
+        array._mesh = mesh
+        return array
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if method == "__call__" and not kwargs:
+            kind = type(self)
+            layouts = [x._layout if type(x) is kind else None if type(x) in NUMBERS else _unknown for x in inputs]
+            result = known_ufuncs.get((ufunc, *layouts))
+            if result is not None and all(x._mesh is self._mesh for x in inputs if type(x) is kind):
+                return self._wrapped(ufunc(*[x._local if type(x) is kind else x for x in inputs]), result, self._mesh)
+        if deferring and any(type(x) in deferring for x in inputs):
+            return NotImplemented
+        implementation = implementation_of_ufunc(ufunc, method)
+        if implementation is None:
+            refuse(f"np.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}"))
+        return implementation(ufunc, *inputs, **kwargs)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if not deferring.isdisjoint(types):
+            return NotImplemented
+        implementation = implementation_of(func)
+        if implementation is None:
+            refuse(f"{func.__module__.replace('numpy', 'np', 1)}.{func.__name__}")
+        return called(func, implementation, args, kwargs, self)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        self._whole("np.asarray")
+        return np.array(self._local, dtype=dtype, copy=True) if copy or dtype else np.asarray(self._local)
+
+    def _whole(self, what: str) -> Any:
+        """Return this rank's array, which must be the whole one."""
+        if not self._layout.is_replicated:
+            described = self._layout.describe(self._mesh.mesh_dim_names)
+            raise PlacementError(
+                f"{what}: the array is {described}, so that no rank has all of it; write x.full() for the whole array,"
+                " x.full(root=0) for one rank, or x.to_local() for this rank's block"
+            )
+        return self._local
+
+    def tolist(self) -> Any:
+        """Return the array as nested lists; every axis must replicate."""
+        return self._whole("tolist").tolist()
+
+    def item(self, *args: Any) -> Any:
+        """Return the only element as a Python number, on every rank; a pending reduction is computed."""
+        return cast(Any, self).full().item(*args)
+
+    def __bool__(self) -> bool:
+        return bool(cast(Any, self).full())
+
+    def __float__(self) -> float:
+        return float(cast(Any, self).full())
+
+    def __int__(self) -> int:
+        return int(cast(Any, self).full())
+
+    def __complex__(self) -> complex:
+        return complex(cast(Any, self).full())
+
+    def __index__(self) -> int:
+        return cast("int", cast(Any, self).full().__index__())
+
+    def __format__(self, spec: str) -> str:
+        return format(self._number("format"), spec) if spec else str(self)
+
+    def __round__(self, ndigits: int | None = None) -> Any:
+        return round(self._number("round"), ndigits)
+
+    def _number(self, what: str) -> Any:
+        """Return the only element, where this sends nothing: what is printed is often printed by one rank alone."""
+        if self._layout.shape or not self._layout.is_replicated:
+            raise TypeError(
+                f"{what}: the array is {self._layout.describe(self._mesh.mesh_dim_names)}, and no number on this rank;"
+                f" write value = float(x) on all ranks, and {what} that"
+            )
+        return self._local.item()
+
+
+_new = object.__new__

@@ -1,0 +1,108 @@
+"""Counts of values: bincount and histogram. Each rank counts its elements; along a cut the counts are a pending sum."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from meshdist.tensor.array_layout import ArrayLayout
+from meshdist.tensor.array_reductions import identity_of, joined
+from meshdist.tensor.dispatch import implements, refuse
+from meshdist.tensor.distribution import array_module
+from meshdist.tensor.dtensor import DTensor, wrap
+from meshdist.tensor.operands import aligned, as_operand, mesh_of, resolved
+
+
+def _with_weights(name: str, x: Any, weights: Any) -> tuple[Any, Any, ArrayLayout, Any]:
+    """Return the blocks of the elements and of their weights, cut alike; the elements' layout, and the mesh."""
+    mesh = mesh_of(name, (x, weights))
+    x = resolved(as_operand(name, x, mesh))
+    if weights is None:
+        return x.to_local(), None, x.layout, mesh
+    weights = resolved(as_operand(name, weights, mesh))
+    labels = tuple(range(x.ndim))
+    (block, of_block), alignment, _ = aligned(name, (x, weights), (labels, labels))
+    return block, of_block, alignment.targets[0], mesh
+
+
+def _cutting(layout: ArrayLayout) -> tuple[int, ...]:
+    return tuple(sorted(axis for dim in range(layout.ndim) for axis in layout.axes_of(dim)))
+
+
+def _extrema(block: Any, layout: ArrayLayout, mesh: Any) -> tuple[Any, Any]:
+    """Return the least and the greatest element of all ranks' blocks, not all of which are empty."""
+    found = []
+    for ufunc in (np.minimum, np.maximum):
+        own = ufunc.reduce(block, axis=None) if block.size else identity_of(ufunc, block.dtype)
+        whole = joined(array_module(mesh).asarray(own, block.dtype).reshape(1), ufunc, _cutting(layout), mesh)
+        found.append((whole.get() if hasattr(whole, "get") else whole)[0])
+    return found[0], found[1]
+
+
+def _counts(local: Any, layout: ArrayLayout, mesh: Any) -> DTensor:
+    pending = dict.fromkeys(_cutting(layout), "sum")
+    return wrap(local, ArrayLayout.of_cuts(local.shape, mesh.shape, (None,), pending), mesh)
+
+
+@implements(np.bincount)
+def bincount(x: Any, /, weights: Any = None, minlength: int = 0) -> DTensor:
+    """Count the occurrences of each integer, as a pending sum where `x` is cut; see `numpy.bincount`.
+
+    The ranks agree on the greatest integer, which is the length of the result.
+    """
+    if np.ndim(x) != 1:
+        raise ValueError("object of too small depth for desired array" if np.ndim(x) == 0 else "object too deep")
+    np.bincount(np.zeros(1, getattr(x, "dtype", np.intp)), minlength=minlength)  # raises what NumPy does
+    if weights is not None and np.shape(weights) != np.shape(x):
+        raise ValueError("The weights and list don't have the same length.")
+    block, of_block, layout, mesh = _with_weights("np.bincount", x, weights)
+    length = operator.index(minlength)
+    if layout.shape[0]:
+        least, most = _extrema(block, layout, mesh)
+        if least < 0:
+            raise ValueError("'list' argument must have no negative elements")
+        length = max(length, int(most) + 1)
+    counts = array_module(mesh).bincount(block, of_block, length)
+    if of_block is not None and layout.shape[0]:
+        counts = counts.astype(np.float64, copy=False)  # of an empty block they are integers
+    return _counts(counts, layout, mesh)
+
+
+def _range_of(a: Any, bins: Any, limits: Any, layout: ArrayLayout, mesh: Any) -> Any:
+    """Return `range=` of a histogram as all ranks must have it: the extrema of the array where none is given."""
+    if isinstance(bins, str):
+        refuse("np.histogram(bins=) as the name of an estimator")
+    if limits is not None or np.ndim(bins):
+        return limits
+    return _extrema(a, layout, mesh) if 0 not in layout.shape else (0, 1)
+
+
+@implements(np.histogram)
+def histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None) -> Any:
+    """Return the counts of elements in bins, a pending sum where `a` is cut, and the edges; see `numpy.histogram`."""
+    if isinstance(bins, DTensor):
+        bins = bins.full()
+    np.histogram(np.zeros(0), bins if not isinstance(bins, str) else 1, range)  # raises what NumPy does
+    if weights is not None and np.shape(weights) != np.shape(a):
+        raise ValueError("weights should have the same shape as a.")
+    block, of_block, layout, mesh = _with_weights("np.histogram", a, weights)
+    block = block.astype(np.uint8) if block.dtype == bool else block
+    limits = _range_of(block, bins, range, layout, mesh)
+    counts, edges = array_module(mesh).histogram(block, bins, limits, weights=of_block)
+    made = _counts(counts, layout, mesh)
+    held = wrap(edges, ArrayLayout.of_cuts(edges.shape, mesh.shape, (None,), {}), mesh)
+    if density:
+        whole = resolved(made)
+        counts = whole.to_local()
+        widths = array_module(mesh).asarray(np.diff(edges), float)
+        made = wrap(counts / widths / counts.sum(), whole.layout, mesh)
+    return made, held
+
+
+@implements(np.histogram_bin_edges)
+def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> DTensor:
+    """Return the edges of the bins of a histogram, the same on all ranks; see `numpy.histogram_bin_edges`."""
+    edges: DTensor = histogram(a, bins, range, None, weights)[1]
+    return edges
