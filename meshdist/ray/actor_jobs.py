@@ -5,13 +5,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from operator import index
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from meshdist.errors import DistTimeoutError
+from meshdist.errors import DistError, DistTimeoutError
 from meshdist.launch.spawn_context import ProcessException, ProcessRaisedException
 from meshdist.ray.meeting import DEFAULT_JOIN_TIMEOUT_S, remove_entry
 from meshdist.ray.placement import bundle_of, placed
@@ -71,6 +71,7 @@ def run(
         ProcessRaisedException: A rank raised. It is the first failure that does not follow from another rank's; the
             rank is `error_index`, and its exception, if it can be unpickled here, the `__cause__`.
         ProcessException: An actor died, or its node; what Ray says is the `__cause__`.
+        DistError: An actor did not start, as where meshdist is not installed on a node.
 
     Example:
         ::
@@ -139,8 +140,8 @@ def _start(actors: Sequence[Any], deadline: Deadline) -> list[_Started]:
             f" {len(missing)} did not; is a node overloaded, or a runtime_env being installed? Pass a longer"
             " start_timeout"
         ) from None
-    except RayActorError as error:
-        raise _ended("meshdist.ray.run: an actor did not start", -1, -1, error) from error
+    except RayError as error:
+        raise DistError(f"meshdist.ray.run: an actor did not start: {error}") from error
     started = [_Started(actor, seat) for actor, seat in zip(actors, found, strict=True)]
     nodes = list(dict.fromkeys(each.seat.node_id for each in started))
     return sorted(started, key=lambda each: nodes.index(each.seat.node_id))
@@ -150,37 +151,46 @@ def _results(running: Mapping[Any, _Started]) -> list[Any]:
     """Wait for the ranks, given in order; raise the first failure that does not follow from another."""
     refs, waiting = list(running), list(running)
     results: dict[Any, Any] = {}
-    echo: tuple[int, Raised] | None = None
+    echo: _Failure | None = None
     grace: Deadline | None = None
     while waiting and not (grace is not None and grace.expired()):
         done, waiting = ray.wait(waiting, timeout=_POLL_S if grace is None else grace.slice_s(_POLL_S))
-        raised: dict[int, Raised] = {}
+        failures = []
         for ref in done:
             rank, seat = refs.index(ref), running[ref].seat
-            try:
-                results[ref] = ray.get(ref)
-            except RayActorError as error:
-                raise _ended(f"rank {rank} of {len(refs)} ({seat}) ended", rank, seat.pid, error) from error
-            except RayError as error:  # its result cannot be pickled, or does not fit
-                raise _ended(f"rank {rank} of {len(refs)} ({seat}): no result", rank, seat.pid, error) from error
+            results[ref] = _result(ref, f"rank {rank} of {len(refs)} ({seat})", rank, seat.pid)
             if isinstance(results[ref], Raised):
-                raised[rank] = results[ref]
-        if not raised:
-            continue
-        rank, first = min(raised.items(), key=lambda item: (item[1].secondary, item[1].time_s))
-        if not first.secondary:
-            _raise(rank, first, running[refs[rank]].seat, len(refs))
-        if echo is None:
-            echo, grace = (rank, first), Deadline(_ECHO_S)
+                failures.append(_Failure(rank, len(refs), seat, results[ref]))
+        first = min(failures, key=lambda failure: failure.order, default=None)
+        if first is not None and not first.raised.secondary:
+            raise first.exception() from first.raised.cause()
+        if first is not None and echo is None:
+            echo, grace = first, Deadline(_ECHO_S)
     if echo is not None:
-        _raise(*echo, running[refs[echo[0]]].seat, len(refs))
+        raise echo.exception() from echo.raised.cause()
     return [results[ref] for ref in refs]
 
 
-def _raise(rank: int, raised: Raised, seat: Seat, size: int) -> NoReturn:
-    words = f"rank {rank} of {size} ({seat}) raised:\n{raised.traceback}"
-    raise ProcessRaisedException(words, error_index=rank, error_pid=seat.pid) from raised.cause()
+class _Failure(NamedTuple):
+    rank: int
+    size: int
+    seat: Seat
+    raised: Raised
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        return self.raised.secondary, self.raised.time_s
+
+    def exception(self) -> ProcessRaisedException:
+        words = f"rank {self.rank} of {self.size} ({self.seat}) raised:\n{self.raised.traceback}"
+        return ProcessRaisedException(words, error_index=self.rank, error_pid=self.seat.pid)
 
 
-def _ended(what: str, rank: int, pid: int, error: RayError) -> ProcessException:
-    return ProcessException(f"{what}: {str(error).strip()}", error_index=rank, error_pid=pid)
+def _result(ref: Any, who: str, rank: int, pid: int) -> Any:
+    """Return what a rank has returned, or how it failed; raise if its actor died."""
+    try:
+        return ray.get(ref)
+    except RayTaskError as error:  # its result cannot be pickled
+        raise ProcessException(f"{who} has no result: {error}", error_index=rank, error_pid=pid) from error
+    except RayError as error:
+        raise ProcessException(f"{who} ended: {str(error).strip()}", error_index=rank, error_pid=pid) from error

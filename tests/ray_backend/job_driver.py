@@ -20,7 +20,6 @@ import numpy as np
 import ray
 from clusters_of_drivers import drive, outcome, run_page
 from ray.experimental.internal_kv import _internal_kv_list
-from ray.util import list_named_actors
 from ray.util.placement_group import placement_group_table
 from until import until
 
@@ -120,7 +119,7 @@ def left() -> dict[str, Any]:
 
     until(lambda: groups() == {"REMOVED"}, "Ray removes the placement groups", 30)
     until(lambda: ray.available_resources().get("CPU") == 4, "Ray ends the actors", 30)
-    return {"entries": _internal_kv_list("", namespace="meshdist"), "named actors": list_named_actors(True)}
+    return {"entries": _internal_kv_list("", namespace="meshdist")}
 
 
 def main(program: str, train_program: str) -> dict[str, Any]:

@@ -50,6 +50,7 @@ def driven(driver: str, *words: str, limit_s: float, **variables: str) -> Iterat
                 "OMP_NUM_THREADS": "1",
                 "RAY_AUTH_TOKEN": secrets.token_hex(32),
                 "RAY_USAGE_STATS_ENABLED": "0",
+                "RAY_memory_monitor_refresh_ms": "0",  # it kills actors where others use the memory of the machine
                 _MARK: mark,
                 **variables,
             },

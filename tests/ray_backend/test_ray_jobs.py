@@ -77,7 +77,7 @@ def test_the_program_of_the_page_with_ray_train(said: dict[str, Any]) -> None:
 
 
 def test_no_job_leaves_anything_in_the_cluster(said: dict[str, Any]) -> None:
-    assert said["left"] == {"entries": [], "named actors": []}
+    assert said["left"] == {"entries": []}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A job of `meshdist.ray.run` on two nodes of Ray, both on this machine: the order of its ranks, and a node that is lost."""
+"""A job of `meshdist.ray.run` on two nodes of Ray, both on this machine: its order of ranks, and the loss of a node."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A driver of Ray: a job on two nodes, of which one is lost.
 
-    python two_nodes_driver.py DIRECTORY
+python two_nodes_driver.py DIRECTORY
 """
 
 from __future__ import annotations
