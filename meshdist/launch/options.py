@@ -13,20 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DEFAULT_MEETING_PORT = 29400
-_OPTIONS_OF_VARIABLES = (
-    "nnodes",
-    "nproc_per_node",
-    "node_rank",
-    "master_addr",
-    "master_port",
-    "rdzv_endpoint",
-    "rdzv_id",
-)
+_OPTIONS_OF_VARIABLES = ("nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "rdzv_endpoint")
 _BACKENDS = ("c10d", "static")
 
 
 def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the options for which torchrun's variables stand, such as PET_NNODES, as text. Kubeflow Trainer sets them."""
+    """Return the options for which variables of torchrun stand, as text: PET_NNODES and others, of Kubeflow Trainer."""
     found = {option: environ.get(f"PET_{option.upper()}") for option in _OPTIONS_OF_VARIABLES}
     return {option: text for option, text in found.items() if text}
 

@@ -1,7 +1,7 @@
 """The job files for Kubernetes: their fields are those of the APIs, and their commands make a world of the pods.
 
-`kubernetes_fields.json` has the fields, reduced from the definitions in kubernetes-sigs/jobset 08dfbdfd, kubeflow/trainer
-8c0f5059 and kubeflow/mpi-operator caa3c47. There is no cluster: each pod is a process here.
+`kubernetes_fields.json` has the fields, reduced from the definitions in kubernetes-sigs/jobset 08dfbdfd,
+kubeflow/trainer 8c0f5059 and kubeflow/mpi-operator caa3c47. There is no cluster: each pod is a process here.
 """
 
 import json

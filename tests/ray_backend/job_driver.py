@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -63,6 +64,19 @@ def wait_for_ctrl_c(began: str) -> None:
     if dist.get_rank() == 0:
         dist.barrier()
     threading.Event().wait(60)
+
+
+def collectives() -> list[float]:
+    """Make a group of Ray's among the actors of a job; meshdist.ray was imported before ray.util.collective."""
+    before = "ray.util.collective" in sys.modules
+    from ray.util import collective
+
+    collective.init_collective_group(2, dist.get_rank(), backend="MESHDIST", group_name="data")
+    x = np.full(2, collective.get_rank("data") + 1.0)
+    collective.allreduce(x, "data")
+    with meshdist.ray.use_world("data"):
+        same = dist.all_reduce(np.array(1.0)).item()
+    return [before, *x.tolist(), same]
 
 
 def failure(job: Callable[[], Any]) -> dict[str, Any]:
@@ -125,6 +139,7 @@ def left() -> dict[str, Any]:
 def main(program: str, train_program: str) -> dict[str, Any]:
     said: dict[str, Any] = {"page": run_page(program)}
     said["jobs"] = [meshdist.ray.run(where, 3, args=(1,), kwargs={"times": n}, num_cpus=0.5) for n in (1, 2)]
+    said["collectives"] = meshdist.ray.run(collectives, 2)
     said["raised"] = failure(lambda: meshdist.ray.run(raise_on_1, 2, args=(False,)))
     said["odd"] = failure(lambda: meshdist.ray.run(raise_on_1, 2, args=(True,)))
     said["killed"] = failure(lambda: meshdist.ray.run(kill_1, 2))

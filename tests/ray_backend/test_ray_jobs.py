@@ -1,4 +1,4 @@
-"""`meshdist.ray.run` and the backend of Ray Train, on one cluster: what jobs return, how they fail, what they leave."""
+"""`meshdist.ray.run`, the backend of Ray Train and a group of Ray, on one cluster: results, failures, what is left."""
 
 from __future__ import annotations
 
@@ -33,6 +33,10 @@ def test_ranks_have_a_world_and_their_results_are_in_order(said: dict[str, Any])
         ]
         assert len({each["pid"] for each in results}) == 3
         assert [each["secrets"] for each in results] == [[]] * 3
+
+
+def test_actors_of_a_job_make_a_group_of_rays_collectives(said: dict[str, Any]) -> None:
+    assert said["collectives"] == [[False, 3.0, 3.0, 2.0]] * 2
 
 
 def test_the_first_cause_is_raised_with_rank_and_node(said: dict[str, Any]) -> None:
