@@ -14,8 +14,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.launch.spawn_context import ProcessException, ProcessRaisedException
 from meshdist.ray.meeting import DEFAULT_JOIN_TIMEOUT_S, remove_entry
-from meshdist.ray.rank_bundles import bundle_of, placed
 from meshdist.ray.rank_actor import Place, Raised, RankActor, Seat, local_ranks
+from meshdist.ray.rank_bundles import bundle_of, placed
 from meshdist.system.deadline import DEFAULT_TIMEOUT_S, Deadline, Timeout, seconds
 
 T = TypeVar("T")
