@@ -211,3 +211,6 @@ def _ray_group(group_name: str) -> RayGroup:
             f"group {group_name!r} of Ray has backend {found.backend()}, not {NAME}; make it with backend={NAME!r}"
         )
     return found
+
+
+register()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -32,9 +33,8 @@ def _register() -> None:
     from meshdist.ray.supported_versions import check_collectives
 
     check_collectives()
-    from meshdist.ray.ray_group import register
-
-    register()
+    # This registers the backend, at the end of the import if that is under way.
+    import_module("meshdist.ray.ray_group")
 
 
 class _Finder(MetaPathFinder):
