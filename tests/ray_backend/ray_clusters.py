@@ -37,7 +37,7 @@ def program(heading: str) -> str:
 
 @contextmanager
 def driven(driver: str, *words: str, limit_s: float, **variables: str) -> Iterator[Any]:
-    """Run a driver of this folder with `words`, and yield what it says as JSON in its last line."""
+    """Run a driver of this folder with `words`, and yield what it says as JSON in a line."""
     mark = secrets.token_hex(8)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MESHDIST_SECRET", "RAY_"))}
     # Ray's sockets are in the directory, and have short names; its token would be a file in the home directory.
@@ -63,7 +63,8 @@ def driven(driver: str, *words: str, limit_s: float, **variables: str) -> Iterat
             if process.returncode == NO_CLUSTER:
                 pytest.skip(f"Ray could not start a cluster here: {output.strip()}")
             assert process.returncode == 0, errors
-            yield json.loads(output.splitlines()[-1])
+            # Ray itself may print lines after it.
+            yield json.loads([line for line in output.splitlines() if line.startswith("{")][-1])
             until(lambda: not _left_behind(mark), "Ray ends its processes", 60)
         finally:
             for pid in [*_left_behind(mark), process.pid] if process.poll() is None else _left_behind(mark):
