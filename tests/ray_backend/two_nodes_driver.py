@@ -53,9 +53,12 @@ def lose_a_node(cluster: Cluster, node: Any) -> dict[str, Any]:
 
 
 def main(cluster: Cluster, node: Any) -> dict[str, Any]:
+    spread = meshdist.ray.run(place, 4, num_cpus=0.5, strategy="SPREAD")
+    lost = lose_a_node(cluster, node)
+    until(lambda: sum(each["Alive"] for each in ray.nodes()) == 1, "Ray counts the lost node no more", 60)
     return {
-        "spread": meshdist.ray.run(place, 4, num_cpus=0.5, strategy="SPREAD"),
-        "lost": lose_a_node(cluster, node),
+        "spread": spread,
+        "lost": lost,
         "no place": str(_error(lambda: meshdist.ray.run(place, 2, strategy="STRICT_SPREAD", start_timeout=0.5))),
     }
 
