@@ -92,7 +92,7 @@ EXHAUSTIVE = re.compile(
     r"|test_benchmarks.*::(test_arrays_are_compared|test_data_parallel_training|test_compare_measures_every_collective\[openmpi)"
     r"|test_classic_script_prints_the_same_with_torch_arrays"
     r"|test_scans.*\[gloo-hosts"
-    r"|ray_backend/|test_libraries"
+    r"|ray_backend/(?!test_ray_jobs)|test_libraries"
     r"|conformance/(?!test_(reductions|movement|messages|groups)).*\[gloo-hosts"
     r"|conformance/test_(movement|messages).*\[mpi-"
     r"|test_same_as_torch.*\[programs_reductions.(reduce|reduce_scatter)-"

@@ -17,6 +17,7 @@ from meshdist.launch.options import (
     rendezvous_backend,
     rendezvous_of,
     seconds,
+    torchrun_variables,
     truth,
     whole_number,
 )
@@ -84,6 +85,7 @@ def main(arguments: list[str] | None = None, *, passes_local_rank: bool = False)
                 f"{name} is an option of torchrun that meshrun does not have: {_TORCHRUN_OPTIONS[name]}; leave it out"
             )
     parser = _parser()
+    parser.set_defaults(**torchrun_variables(os.environ))
     parsed = parser.parse_args(options)
     kind = "module" if parsed.module else "program" if parsed.no_python else "script"
     problem = _problem_with(parsed, kind, command)

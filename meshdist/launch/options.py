@@ -10,9 +10,17 @@ from meshdist.launch.worker_env import LOOPBACK
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Mapping
 
 DEFAULT_MEETING_PORT = 29400
+_OPTIONS_OF_VARIABLES = ("nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "rdzv_endpoint")
 _BACKENDS = ("c10d", "static")
+
+
+def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the options for which variables of torchrun stand, as text: PET_NNODES and others, of Kubeflow Trainer."""
+    found = {option: environ.get(f"PET_{option.upper()}") for option in _OPTIONS_OF_VARIABLES}
+    return {option: text for option, text in found.items() if text}
 
 
 def number_of_nodes(text: str) -> int:

@@ -1,25 +1,48 @@
-"""Backend `MESHDIST` of ray.util.collective: its collectives of NumPy arrays, by meshdist.
+"""meshdist on a Ray cluster: jobs, a backend of Ray Train, and a backend of Ray's collectives.
 
     import meshdist.ray
 
-    collective.init_collective_group(world_size, rank, backend="MESHDIST", group_name="data")  # in each actor
-    collective.allreduce(x, "data")
+    meshdist.ray.run(train, 4)  # `train` in four actors, which are the ranks of a world
+    DataParallelTrainer(train, backend_config=meshdist.ray.MeshdistConfig(), ...)  # the same by Ray Train
+    collective.init_collective_group(size, rank, backend="MESHDIST")  # in each actor; ray.util.collective
 
-Importing this module registers the backend in this process. Ray needs it in the driver and in all actors:
-`ray.init(runtime_env={"worker_process_setup_hook": "meshdist.ray.register"})` sees to the actors.
+Importing this module registers backend `MESHDIST` of ray.util.collective in this process. Ray needs it in the driver
+and in all actors: `ray.init(runtime_env={"worker_process_setup_hook": "meshdist.ray.register"})` sees to the actors.
 
 Raises:
-    ImportError: Ray is missing, or too old for backends of other packages.
+    ImportError: Ray is missing, or too old.
 """
 
 from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from meshdist.ray.supported_versions import check_ray
 
 check_ray()
 
-from meshdist.ray.ray_group import get_group, register, use_world  # noqa: E402 - needs a Ray that was checked
+from meshdist.ray.actor_jobs import run  # noqa: E402 - needs a Ray that was checked
+from meshdist.ray.registration import register_when_imported  # noqa: E402
 
-register()
+register_when_imported()
 
-__all__ = ["get_group", "register", "use_world"]
+if TYPE_CHECKING:
+    from meshdist.ray.ray_group import get_group, register, use_world
+    from meshdist.ray.train_backend import MeshdistConfig
+
+# What imports ray.util.collective or ray.train, which take seconds, is imported when it is asked for.
+_LATER = {
+    "MeshdistConfig": "meshdist.ray.train_backend",
+    "get_group": "meshdist.ray.ray_group",
+    "register": "meshdist.ray.ray_group",
+    "use_world": "meshdist.ray.ray_group",
+}
+
+__all__ = ["MeshdistConfig", "get_group", "register", "run", "use_world"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'meshdist.ray' has no attribute {name!r}")
+    return getattr(import_module(_LATER[name]), name)

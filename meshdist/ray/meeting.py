@@ -1,4 +1,4 @@
-"""How the actors of a group find each other: through the key-value store of the Ray cluster.
+"""How the actors of a group or a job find each other: through the key-value store of the Ray cluster.
 
 Rank 0 hosts a store of meshdist and puts its address, with a secret made for this group alone, under the group's name.
 The others take it from there. Before anyone goes on, rank 0 has seen all of them and removed the entry, so that a group
@@ -18,10 +18,14 @@ from ray.util import get_node_ip_address
 
 from meshdist.backends.device_backends import backend_name
 from meshdist.errors import DistError, DistNetworkError, DistStoreError, DistTimeoutError
+from meshdist.groups.world import World
+from meshdist.lifecycle import check_environment, enter_owned_world
+from meshdist.runtime.context import WorldSlot
 from meshdist.runtime.rank_text import ranks_text
 from meshdist.store import TCPStore
 from meshdist.system.deadline import Deadline
 
+DEFAULT_JOIN_TIMEOUT_S = 180.0
 _NAMESPACE = "meshdist"  # of the cluster's key-value store
 _BY_ALL = "gloo"
 _REFUSED = "refused "
@@ -32,23 +36,48 @@ _CONNECT_S = 1.0
 _LAST_WORDS_S = 5.0
 
 
+def entry_key(name: str) -> str:
+    """Return the key of the entry of a group or job, which is unique in the namespace of the Ray job."""
+    return json.dumps([ray.get_runtime_context().namespace, name])
+
+
+def remove_entry(name: str) -> None:
+    """Remove the entry that a rank 0 may have left which was killed."""
+    _internal_kv_del(entry_key(name), namespace=_NAMESPACE)
+
+
 class Meeting:
-    """The ranks of a new group.
+    """The ranks of a new world.
 
     Args:
-        group_name: Its name, unique in the namespace of the Ray job.
+        name: Of the group or job, unique in the namespace of the Ray job.
         rank: This rank.
         size: The number of ranks.
         deadline: Of the meeting.
+        call: The call in which the ranks meet, for errors.
+        advice: What to look at if a rank does not come.
     """
 
-    def __init__(self, group_name: str, rank: int, size: int, deadline: Deadline) -> None:
-        self._group_name = group_name
+    def __init__(self, name: str, rank: int, size: int, deadline: Deadline, call: str, advice: str) -> None:
         self._rank = rank
         self._size = size
         self.deadline = deadline
-        self._job = ray.get_runtime_context().namespace
-        self._key = json.dumps([self._job, group_name])
+        self._key = entry_key(name)
+        self._advice = advice
+        self._where = f"{call} (rank {rank} of {size})"
+
+    def enter_world(self, slot: WorldSlot, timeout_s: float) -> World:
+        """Meet the other ranks, and put their world into `slot`, with `timeout_s` for its calls.
+
+        Raises:
+            DistError: The ranks did not meet.
+            ValueError: A variable of the environment has a wrong value.
+        """
+        check_environment()
+        store, backend = self.meet()
+        world = enter_owned_world(slot, store, self._rank, self._size, backend, self.deadline)
+        world.timeout_s = world.default_group.timeout_s = timeout_s
+        return world
 
     def meet(self) -> tuple[TCPStore, str]:
         """Return the store of the group, and the name of the backend that all ranks have.
@@ -150,19 +179,12 @@ class Meeting:
         if failure is not None:
             return DistNetworkError(f"{self._where}: the store of rank 0 does not answer: {failure}", peer_failed=True)
         return DistTimeoutError(
-            f"{self._where}: rank 0 did not make group {self._group_name!r} within {self.deadline.timeout_s:g} s; each"
-            " actor of the group calls init_collective_group with the same group_name, and rank 0 is in Ray's"
-            f" namespace {self._job!r} too"
+            f"{self._where}: rank 0 did not come within {self.deadline.timeout_s:g} s; {self._advice}"
         )
 
     def _shortfall(self, store: TCPStore) -> str:
         missing = [rank for rank in range(self._size) if not store.check([f"came/{rank}"])]
         return (
             f"{self._size - len(missing)} of {self._size} ranks came within {self.deadline.timeout_s:g} s;"
-            f" {ranks_text(missing)} did not make group {self._group_name!r}: do the actors run, and call"
-            " init_collective_group with the same group_name and world_size?"
+            f" {ranks_text(missing)} did not come: {self._advice}"
         )
-
-    @property
-    def _where(self) -> str:
-        return f"init_collective_group of {self._group_name!r} (rank {self._rank} of {self._size})"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import ray
 from ray.util import collective
 from ray.util.collective.collective_group.base_collective_group import BaseGroup
 from ray.util.collective.types import Backend as RayBackend
@@ -18,8 +19,7 @@ from ray.util.collective.types import ReduceOp as RayReduceOp
 from meshdist.arrays.reduce_op import Op, ReduceOp
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import world_in
-from meshdist.lifecycle import check_environment, enter_owned_world
-from meshdist.ray.meeting import Meeting
+from meshdist.ray.meeting import DEFAULT_JOIN_TIMEOUT_S, Meeting
 from meshdist.runtime.context import WorldSlot, current_slot, use_slot
 from meshdist.system.deadline import DEFAULT_TIMEOUT_S, Deadline, Timeout, seconds
 from meshdist.system.platform import why_no_processes
@@ -40,17 +40,18 @@ class RayGroup(BaseGroup):  # type: ignore[misc]
     """
 
     timeout_s = DEFAULT_TIMEOUT_S
-    join_timeout_s = 180.0
+    join_timeout_s = DEFAULT_JOIN_TIMEOUT_S
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
-        check_environment()
         self.slot = WorldSlot()
-        meeting = Meeting(group_name, rank, world_size, Deadline(self.join_timeout_s))
-        store, backend = meeting.meet()
-        world = enter_owned_world(self.slot, store, rank, world_size, backend, meeting.deadline)
-        self._group = world.default_group
-        world.timeout_s = self._group.timeout_s = self.timeout_s
+        advice = (
+            "all actors of the group call init_collective_group with the same group_name and world_size, in Ray's"
+            f" namespace {ray.get_runtime_context().namespace!r}"
+        )
+        call = f"init_collective_group of {group_name!r}"
+        meeting = Meeting(group_name, rank, world_size, Deadline(self.join_timeout_s), call, advice)
+        self._group = meeting.enter_world(self.slot, self.timeout_s).default_group
         self._group.relabel(group_name)
 
     @property
@@ -133,7 +134,8 @@ def _root(options: Any) -> int:
 def register(timeout: Timeout | None = None, join_timeout: Timeout | None = None) -> None:
     """Make `MESHDIST` a backend of ray.util.collective in this process, or change its timeouts.
 
-    `import meshdist.ray` calls it. With arguments, call it before the groups are made that they are for.
+    `import meshdist.ray` calls it, as soon as `ray.util.collective` is imported. With arguments, call it before the
+    groups are made that they are for.
 
     Args:
         timeout: How long a call waits for the other ranks: a timedelta or seconds. 30 minutes by default.
@@ -209,3 +211,6 @@ def _ray_group(group_name: str) -> RayGroup:
             f"group {group_name!r} of Ray has backend {found.backend()}, not {NAME}; make it with backend={NAME!r}"
         )
     return found
+
+
+register()

@@ -1,10 +1,11 @@
 """Stands for srun: starts the tasks of a step on this machine, with the variables that Slurm sets.
 
 It takes them from the #SBATCH lines that it is told of by STUB_TASKS_PER_NODE, on nodes called as STUB_NODES says, and
-writes its own options to the file STUB_OPTIONS.
+writes its own options to the file STUB_OPTIONS. As srun does, it passes SIGUSR2 on to the tasks.
 """
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ def main():
     nodes, per_node = os.environ["STUB_NODES"], int(os.environ["STUB_TASKS_PER_NODE"])
     num_tasks = per_node * len(nodes.split(","))
     tasks = []
+    signal.signal(signal.SIGUSR2, lambda number, frame: [task.send_signal(number) for task in tasks])
     for rank in range(num_tasks):
         variables = {
             "SLURM_STEP_ID": "0",

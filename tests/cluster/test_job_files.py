@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from two_hosts import ROOT, clean_environment
+from until import until
 
 pytestmark = pytest.mark.timeout(90)
 FOLDER = ROOT / "examples" / "cluster"
@@ -67,7 +69,8 @@ def test_scripts_are_bash_and_can_be_run(path):
 
 
 def test_every_job_file_is_tested():
-    here = Path(__file__).read_text() + (Path(__file__).parent / "test_two_hosts.py").read_text()
+    files = ("test_job_files.py", "test_kubernetes_files.py", "test_two_hosts.py")
+    here = "".join((Path(__file__).parent / name).read_text() for name in files)
     assert [path.name for path in FOLDER.iterdir() if path.is_file() and path.name not in here] == []
 
 
@@ -104,10 +107,75 @@ def test_slurm_starts_a_script_of_ones_own(tools, tmp_path, name):
     assert sorted(out.splitlines()) == [f"{rank} 2 {rank} 1" for rank in range(2)]
 
 
+# Runs requeued_training.py; both ranks are at step 5 when the time is up.
+TRAINING = """
+import os, sys, threading
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import requeued_training as training
+
+batch, time_up = training.batch, training.TimeUp()
+waits = sys.argv[3:] == ["--time-up"]
+
+def batch_at_the_end_of_the_time(step):
+    rank = os.environ["SLURM_PROCID"]
+    if step == 5 and waits:
+        Path(f"at-5-{rank}").touch()
+        while not time_up.came:
+            threading.Event().wait(0.01)
+    return batch(step)
+
+training.batch = batch_at_the_end_of_the_time
+training.TimeUp = lambda: time_up
+sys.argv[1:] = ["--steps", "12", "--save-every", "3", "--checkpoint", sys.argv[2]]
+training.main()
+"""
+
+
+def test_slurm_requeue_goes_on_as_if_it_had_not_been_interrupted(tools, tmp_path):
+    (tmp_path / "training.py").write_text(TRAINING)
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.write_text('#!/bin/sh\necho "$@" >> "$STUB_REQUEUED"\n')
+    scontrol.chmod(0o755)
+    variables = {**tools, **job(1, 2), "STUB_REQUEUED": str(tmp_path / "requeued")}
+    script = ["bash", str(FOLDER / "slurm_requeue.sbatch"), "training.py", str(FOLDER)]
+    first = subprocess.Popen(
+        [*script, "runs", "--time-up"],
+        cwd=tmp_path,
+        env=clean_environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        until(lambda: len(list(tmp_path.glob("at-5-*"))) == 2, "both ranks are at step 5", 60)
+        first.send_signal(signal.SIGUSR1)
+        out, err = first.communicate(timeout=60)
+    finally:
+        first.kill()
+    assert (first.returncode, err) == (0, "")
+    assert out.splitlines()[1] == "start 0: the time is up, back into the queue"
+    assert (tmp_path / "requeued").read_text() == f"requeue {variables['SLURM_JOB_ID']}\n"
+    assert out.startswith("6 of 12 steps:")
+    second = run([*script, "runs"], tmp_path, **variables, SLURM_RESTART_COUNT="1")
+    whole = run([*script, "whole"], tmp_path, **variables)
+    assert second[1].startswith("12 of 12 steps:")
+    assert second == whole == (0, whole[1], "")
+    assert whole[1].startswith(out.splitlines()[0].removeprefix("6 of 12 steps:"), len("12 of 12 steps:"))
+    assert (tmp_path / "requeued").read_text().count("requeue") == 1
+
+
+def test_slurm_requeue_has_the_status_of_a_failed_step(tools, tmp_path):
+    (tmp_path / "fails.py").write_text("raise SystemExit(7)")
+    status, out, err = run(["bash", str(FOLDER / "slurm_requeue.sbatch"), "fails.py"], tmp_path, **tools, **job(1, 2))
+    assert (status, out, err) == (7, "", "")
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
         ("slurm.sbatch", set()),
+        ("slurm_requeue.sbatch", set()),
         ("slurm_meshrun.sbatch", {"--cpus-per-task=6"}),
         ("slurm_gpus.sbatch", {"--cpus-per-task=6"}),
         ("slurm_mpi.sbatch", {"--mpi=pmix"}),
@@ -205,16 +273,3 @@ def test_mpirun_sh_without_a_script(tools, tmp_path, fake_mpirun, options, said)
 def test_mpirun_sh_without_mpirun(tools, tmp_path):
     status, _, err = run([str(FOLDER / "mpirun.sh"), "-n", "2", "x.py"], tmp_path, **tools, MPIRUN="no-such-mpirun")
     assert (status, err) == (2, "mpirun.sh: no mpirun on PATH; set MPIRUN\n")
-
-
-def test_indexed_job_yaml():
-    yaml = pytest.importorskip("yaml", reason="needs PyYAML to read the job file")
-    service, job = yaml.safe_load_all((FOLDER / "indexed_job.yaml").read_text())
-    pod = job["spec"]["template"]["spec"]
-    assert (service["apiVersion"], service["kind"], service["spec"]["clusterIP"]) == ("v1", "Service", "None")
-    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
-    assert pod["subdomain"] == service["metadata"]["name"]
-    assert (job["apiVersion"], job["kind"], job["spec"]["completionMode"]) == ("batch/v1", "Job", "Indexed")
-    command = pod["containers"][0]["command"]
-    assert command[command.index("--nnodes") + 1] == str(job["spec"]["completions"]) == str(job["spec"]["parallelism"])
-    assert [variable["name"] for variable in pod["containers"][0]["env"]] == ["MESHDIST_SECRET"]

@@ -17,10 +17,11 @@ def test_table_of_options_is_that_of_meshrun():
     assert set(re.findall(r"`(--[a-z-]+)`", table)) == known
 
 
-def test_every_job_file_is_on_the_page():
+def test_every_job_file_is_on_a_page():
+    clusters = (ROOT / "docs" / "clusters.md").read_text()
     for path in (ROOT / "examples" / "cluster").iterdir():
         if path.is_file():
-            assert f"(../examples/cluster/{path.name})" in PAGE
+            assert f"(../examples/cluster/{path.name})" in PAGE + clusters
 
 
 def test_every_command_of_the_page_is_understood(tmp_path):

@@ -2,22 +2,21 @@
 
     python ray_driver.py DIRECTORY PROGRAM
 
-The directory is for Ray's own files; a short name, since its sockets are in it. The program, that of docs/ray.md, runs
-first.
+The directory is for Ray's own files; a short name, since its sockets are in it. The program of docs/ray.md runs first.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import ray
+from clusters_of_drivers import drive, outcome, run_page
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_list, _internal_kv_put
 from ray.util import collective
 from ray.util.collective.collective_group.base_collective_group import BaseGroup
@@ -26,15 +25,7 @@ import meshdist
 import meshdist.ray
 
 TIMEOUT_S = 60.0
-NO_CLUSTER = 3  # the exit status if Ray could not start, for which it has 30 s
 DTYPES = ("bool", "int8", "int32", "int64", "uint64", "float16", "float32", "float64", "complex128")
-
-
-def outcome(function: Callable[[], Any]) -> Any:
-    try:
-        return function()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
 
 
 def array(rank: int, dtype: str = "float64") -> Any:
@@ -198,17 +189,6 @@ def make(actors: Sequence[Any], name: str, *args: Any) -> list[Any]:
     return ray.get(made, timeout=TIMEOUT_S)
 
 
-def run_page(program: str) -> list[Any]:
-    """Run the program of the page on this cluster; return what it prints."""
-    printed: list[Any] = []
-    began, ray.init = ray.init, lambda **_: None
-    try:
-        exec(program, {"__name__": "__main__", "print": printed.append})
-    finally:
-        ray.init = began
-    return printed
-
-
 def main(program: str) -> dict[str, Any]:
     said: dict[str, Any] = {"page": run_page(program)}
     a, b, c, d = actors = [Rank.remote() for _ in range(4)]
@@ -295,18 +275,4 @@ def _killed(others: Sequence[Any], victim: Any) -> Any:
 
 
 if __name__ == "__main__":
-    try:
-        ray.init(
-            num_cpus=4,
-            include_dashboard=False,
-            log_to_driver=False,
-            runtime_env={"worker_process_setup_hook": "meshdist.ray.register"},
-            _temp_dir=sys.argv[1],
-        )
-    except Exception as error:
-        print(error)
-        sys.exit(NO_CLUSTER)
-    try:
-        print(json.dumps(main(sys.argv[2]), default=repr))
-    finally:
-        ray.shutdown()
+    drive(main, runtime_env={"worker_process_setup_hook": "meshdist.ray.register"})

@@ -2,82 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import secrets
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
-from until import loaded, until
-from worlds import needs_linux
+from ray_clusters import driven, marks, program
+from until import loaded
 
-pytestmark = [
-    needs_linux,
-    pytest.mark.slow,
-    pytest.mark.timeout(260),
-    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed, as in CI; pip install 'meshdist[ray]'"),
-]
-
-ROOT = Path(__file__).parents[2]
-DRIVER = Path(__file__).parent / "ray_driver.py"
-PROGRAM = (ROOT / "docs" / "ray.md").read_text().split("``` py\n")[1].split("```")[0]
-CLUSTER_S = 150
-NO_CLUSTER = 3  # of ray_driver.py
-MARK = "MESHDIST_TEST_CLUSTER"
+pytestmark = [*marks, pytest.mark.timeout(320)]
 
 
 @pytest.fixture(scope="module")
 def said() -> Iterator[dict[str, Any]]:
     """What the driver says; the cluster starts and ends once for all tests of this file."""
-    mark = secrets.token_hex(8)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MESHDIST_SECRET", "RAY_"))}
-    # Ray's sockets are in the directory, and have short names; its token would be a file in the home directory.
-    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as directory:
-        driver = subprocess.Popen(
-            [sys.executable, str(DRIVER), directory, PROGRAM],
-            env={
-                **kept,
-                "PYTHONPATH": str(ROOT),
-                "OMP_NUM_THREADS": "1",
-                "RAY_AUTH_TOKEN": secrets.token_hex(32),
-                "RAY_USAGE_STATS_ENABLED": "0",
-                MARK: mark,
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            output, errors = driver.communicate(timeout=CLUSTER_S)
-            if driver.returncode == NO_CLUSTER:
-                pytest.skip(f"Ray could not start a cluster here: {output.strip()}")
-            assert driver.returncode == 0, errors
-            yield json.loads(output.splitlines()[-1])
-            until(lambda: not left_behind(mark), "Ray ends its processes", 60)
-        finally:
-            for pid in [*left_behind(mark), driver.pid] if driver.poll() is None else left_behind(mark):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            driver.wait(timeout=10)
-
-
-def left_behind(mark: str) -> list[int]:
-    """Return the processes that have inherited the mark."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return found
+    with driven("ray_driver.py", program("As a backend of Ray's collectives"), limit_s=230) as said:
+        yield said
 
 
 def test_the_program_of_the_page(said: dict[str, Any]) -> None:
@@ -170,9 +110,9 @@ def test_calls_that_differ_name_both_and_the_line_of_the_user(said: dict[str, An
 def test_ranks_that_do_not_come_are_named(said: dict[str, Any]) -> None:
     late, later, two = said["missing"]
     assert re.match(r"DistTimeoutError: .*'late' \(rank 0 of 2\): 1 of 2 ranks came within 0.5 s; rank 1 did not", late)
-    assert re.match(r"DistTimeoutError: .*'later' \(rank 1 of 2\): rank 0 did not make group 'later'", later)
+    assert re.match(r"DistTimeoutError: .*'later' \(rank 1 of 2\): rank 0 did not come within", later)
     for text in two:
-        assert re.search(r"2 of 3 ranks came within 0.5 s; rank 2 did not make group 'two of three'", text)
+        assert re.search(r"2 of 3 ranks came within 0.5 s; rank 2 did not come: all actors of the group call", text)
 
 
 def test_an_actor_that_leaves_the_group_is_named(said: dict[str, Any]) -> None:

@@ -1,0 +1,136 @@
+"""A rank that is an actor of Ray: it enters a world, runs a function, and says how that ended."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import ray
+import ray.cloudpickle
+from ray.util import get_node_ip_address
+
+from meshdist.errors import DistError
+from meshdist.launch.worker import follows_from_peer, write_whole_lines
+from meshdist.lifecycle import abort_process_group, destroy_process_group
+from meshdist.ray.meeting import Meeting
+from meshdist.runtime.context import current_slot, is_initialized
+from meshdist.system.deadline import Deadline
+
+
+class Seat(NamedTuple):
+    """Where a rank runs."""
+
+    node_id: str  # Ray's
+    pid: int
+    host: str
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} on {self.host}"
+
+
+class Place(NamedTuple):
+    """Which rank of which job an actor is, and how long its calls may wait."""
+
+    job: str  # its name, of this start alone
+    rank: int
+    size: int
+    local_rank: int
+    join_timeout_s: float
+    timeout_s: float
+
+
+class Raised(NamedTuple):
+    """The failure of a rank, whose exception may be of a type that only its process can unpickle."""
+
+    time_s: float  # since the epoch
+    secondary: bool  # it follows from the failure of another rank
+    traceback: str
+    exception: bytes | None  # pickled, if that is possible
+
+    def cause(self) -> BaseException | None:
+        """Return the exception, or None where it cannot be unpickled."""
+        try:
+            found = ray.cloudpickle.loads(self.exception) if self.exception is not None else None
+        except Exception:  # whatever an exception's own code raises
+            return None
+        return found if isinstance(found, BaseException) else None
+
+
+def my_seat() -> Seat:
+    """Return where this process runs."""
+    context = ray.get_runtime_context()
+    return Seat(context.get_node_id(), os.getpid(), f"{socket.gethostname()}, {get_node_ip_address()}")
+
+
+def local_ranks(seats: Sequence[Seat]) -> list[int]:
+    """Return the number of each rank among those of its node."""
+    nodes = [seat.node_id for seat in seats]
+    return [nodes[:rank].count(node) for rank, node in enumerate(nodes)]
+
+
+def enter(place: Place, call: str) -> None:
+    """Enter the world of the job, which becomes that of this process; `call` is for errors.
+
+    Raises:
+        DistError: The ranks did not meet.
+    """
+    os.environ["LOCAL_RANK"] = str(place.local_rank)
+    advice = "did its actor end? Ray's log of the actor says why"
+    meeting = Meeting(place.job, place.rank, place.size, Deadline(place.join_timeout_s), call, advice)
+    meeting.enter_world(current_slot(), place.timeout_s)
+
+
+def leave() -> None:
+    """Leave the world, if the function has not done it."""
+    if is_initialized():
+        destroy_process_group()
+
+
+class RankActor:
+    """The actor: one rank of `meshdist.ray.run`."""
+
+    def seat(self) -> Seat:
+        return my_seat()
+
+    def run(self, place: Place, job: tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]) -> Any:
+        """Return what the function of the job returns, or how it failed."""
+        fn, args, kwargs = job
+        write_whole_lines()
+        try:
+            enter(place, "meshdist.ray.run")
+            result = _returned(fn, args, kwargs)
+            leave()
+        except BaseException as error:  # handed to the caller of run
+            raised = _raised(error)
+            if is_initialized():
+                with suppress(DistError):
+                    abort_process_group()
+            return raised
+        return result
+
+
+def _returned(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    try:
+        return fn(*args, **kwargs)
+    except SystemExit as error:
+        if error.code in (None, 0):
+            return None  # as a script would end
+        raise
+
+
+def _raised(error: BaseException) -> Raised:
+    time_s = time.time()
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next  # the user did not write these
+    try:
+        pickled = ray.cloudpickle.dumps(error)
+    except Exception:  # whatever an exception's own code raises
+        pickled = None
+    lines = traceback.format_exception(type(error), error, frames)
+    return Raised(time_s, follows_from_peer(error), "".join(lines), pickled)

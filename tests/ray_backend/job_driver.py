@@ -1,0 +1,156 @@
+"""A driver of Ray: runs jobs by `meshdist.ray.run` and a trainer of Ray Train on one cluster.
+
+    python job_driver.py DIRECTORY PROGRAM TRAIN_PROGRAM
+
+The programs are those of docs/ray.md.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+from clusters_of_drivers import drive, outcome, run_page
+from ray.experimental.internal_kv import _internal_kv_list
+from ray.util.placement_group import placement_group_table
+from until import until
+
+import meshdist as dist
+import meshdist.ray
+
+
+def where(offset: int, times: int = 1) -> dict[str, Any]:
+    total = dist.all_reduce(np.array(dist.get_rank() + offset)).item() * times
+    return {
+        "rank": dist.get_rank(),
+        "total": total,
+        "local rank": dist.get_node_local_rank(),
+        "pid": os.getpid(),
+        "secrets": [name for name in os.environ if "MESHDIST_SECRET" in name],
+    }
+
+
+class OddError(Exception):
+    """An exception that can be pickled, and not unpickled."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+def raise_on_1(odd: bool) -> None:
+    if dist.get_rank() == 1:
+        raise OddError(1, 2) if odd else KeyError("weights")
+    dist.barrier()
+
+
+def kill_1() -> None:
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def wait_for_ctrl_c(began: str) -> None:
+    Path(began, str(dist.get_rank())).touch()
+    if dist.get_rank() == 0:
+        dist.barrier()
+    threading.Event().wait(60)
+
+
+def collectives() -> list[float]:
+    """Make a group of Ray's among the actors of a job; meshdist.ray was imported before ray.util.collective."""
+    before = "ray.util.collective" in sys.modules
+    from ray.util import collective
+
+    collective.init_collective_group(2, dist.get_rank(), backend="MESHDIST", group_name="data")
+    x = np.full(2, collective.get_rank("data") + 1.0)
+    collective.allreduce(x, "data")
+    with meshdist.ray.use_world("data"):
+        same = dist.all_reduce(np.array(1.0)).item()
+    return [before, *x.tolist(), same]
+
+
+def failure(job: Callable[[], Any]) -> dict[str, Any]:
+    began = time.monotonic()
+    try:
+        job()
+    except dist.DistError as error:
+        return {
+            "type": type(error).__name__,
+            "text": str(error),
+            "rank": getattr(error, "error_index", None),
+            "cause": repr(error.__cause__),
+            "seconds": time.monotonic() - began,
+        }
+    raise AssertionError("the job did not fail")
+
+
+def ctrl_c() -> str:
+    """Send Ctrl-C to this process when both ranks run; return what came of it."""
+    with tempfile.TemporaryDirectory() as began:
+
+        def send() -> None:
+            until(lambda: len(os.listdir(began)) == 2, "both ranks run", 60)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=send, daemon=True).start()
+        try:
+            meshdist.ray.run(wait_for_ctrl_c, 2, args=(began,))
+        except KeyboardInterrupt:
+            return "interrupted"
+    return "not interrupted"
+
+
+def wrong_calls() -> dict[str, Any]:
+    run = meshdist.ray.run
+    return {
+        "fn": outcome(lambda: run(3, 2)),
+        "ranks": outcome(lambda: run(kill_1, 0)),
+        "half a rank": outcome(lambda: run(kill_1, 1.5)),
+        "strategy": outcome(lambda: run(kill_1, 1, strategy="NEAR")),
+        "resources": outcome(lambda: run(kill_1, 1, resources={"GPU": 1})),
+        "amount": outcome(lambda: run(kill_1, 1, num_cpus=-1)),
+        "nothing": outcome(lambda: run(kill_1, 1, num_cpus=0)),
+        "timeout": outcome(lambda: run(kill_1, 1, timeout=-1)),
+        "lock": outcome(lambda: run(kill_1, 1, args=(threading.Lock(),))),
+    }
+
+
+def left() -> dict[str, Any]:
+    """Return what is left of the jobs in the cluster, when Ray has removed what it was told to."""
+
+    def groups() -> set[str]:
+        return {group["state"] for group in placement_group_table().values()}
+
+    until(lambda: groups() == {"REMOVED"}, "Ray removes the placement groups", 30)
+    until(lambda: ray.available_resources().get("CPU") == 4, "Ray ends the actors", 30)
+    return {"entries": _internal_kv_list("", namespace="meshdist")}
+
+
+def main(program: str, train_program: str) -> dict[str, Any]:
+    said: dict[str, Any] = {"page": run_page(program)}
+    said["job"] = meshdist.ray.run(where, 3, args=(1,), kwargs={"times": 2}, num_cpus=0.5)
+    said["collectives"] = meshdist.ray.run(collectives, 2)
+    said["raised"] = failure(lambda: meshdist.ray.run(raise_on_1, 2, args=(False,)))
+    said["odd"] = failure(lambda: meshdist.ray.run(raise_on_1, 2, args=(True,)))
+    said["killed"] = failure(lambda: meshdist.ray.run(kill_1, 2))
+    said["no place"] = failure(lambda: meshdist.ray.run(where, 5, start_timeout=0.5))
+    said["no gpu"] = failure(lambda: meshdist.ray.run(where, 2, num_gpus=1, start_timeout=0.5))
+    said["ctrl-c"] = ctrl_c()
+    said["wrong"] = wrong_calls()
+    with tempfile.TemporaryDirectory() as storage:
+        said["train"] = run_page(train_program.replace("=storage", f"={storage!r}"))
+    said["left"] = left()
+    return said
+
+
+if __name__ == "__main__":
+    drive(main)

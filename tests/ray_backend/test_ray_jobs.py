@@ -1,0 +1,100 @@
+"""`meshdist.ray.run`, the backend of Ray Train and a group of Ray, on one cluster: results, failures, what is left."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+from ray_clusters import driven, marks, program
+from until import loaded
+
+pytestmark = [*marks, pytest.mark.timeout(320)]
+
+
+@pytest.fixture(scope="module")
+def said() -> Iterator[dict[str, Any]]:
+    """What the driver says; the cluster starts and ends once for all tests of this file."""
+    train = program("A backend of Ray Train") if find_spec("pyarrow") and find_spec("pandas") else ""
+    with driven("job_driver.py", program("A job"), train, limit_s=230) as said:
+        yield said
+
+
+def test_the_program_of_the_page(said: dict[str, Any]) -> None:
+    assert said["page"] == [[[0, 1.5], [1, 1.5]]]
+
+
+def test_ranks_have_a_world_and_their_results_are_in_order(said: dict[str, Any]) -> None:
+    results = said["job"]
+    assert [(each["rank"], each["total"], each["local rank"]) for each in results] == [(i, 12, i) for i in range(3)]
+    assert len({each["pid"] for each in results}) == 3
+    assert [each["secrets"] for each in results] == [[]] * 3
+
+
+def test_actors_of_a_job_make_a_group_of_rays_collectives(said: dict[str, Any]) -> None:
+    assert said["collectives"] == [[False, 3.0, 3.0, 2.0]] * 2
+
+
+def test_the_first_cause_is_raised_with_rank_and_node(said: dict[str, Any]) -> None:
+    raised = said["raised"]
+    assert (raised["type"], raised["rank"], raised["cause"]) == ("ProcessRaisedException", 1, "KeyError('weights')")
+    assert re.match(r"rank 1 of 2 \(pid \d+ on [^)]+, [\d.]+\) raised:\nTraceback", raised["text"])
+    assert "rank_actor.py" not in raised["text"]
+    assert raised["text"].endswith("KeyError: 'weights'\n")
+
+
+def test_an_exception_that_cannot_be_unpickled_is_told_in_words(said: dict[str, Any]) -> None:
+    assert (said["odd"]["type"], said["odd"]["cause"]) == ("ProcessRaisedException", "None")
+    assert "OddError: 1 and 2" in said["odd"]["text"]
+
+
+def test_an_actor_that_is_killed_is_named_within_seconds(said: dict[str, Any]) -> None:
+    killed = said["killed"]
+    assert (killed["type"], killed["rank"]) == ("ProcessException", 1)
+    assert re.match(r"rank 1 of 2 \(pid \d+ on [^)]+\) ended: .*", killed["text"])
+    assert killed["seconds"] < loaded(10.0)
+
+
+def test_a_cluster_that_is_too_small_is_told_and_nothing_is_left(said: dict[str, Any]) -> None:
+    assert re.match(
+        r"meshdist\.ray\.run: 5 ranks with 1 CPU each \(strategy PACK\) found no place within 0\.5 s; the cluster has 4"
+        r" CPU on 1 node, of which [\d.]+ CPU are free\. Ask for less",
+        said["no place"]["text"],
+    )
+    assert "2 ranks with 1 CPU, 1 GPU each" in said["no gpu"]["text"]
+    assert "the cluster has 4 CPU, 0 GPU on 1 node" in said["no gpu"]["text"]
+    assert said["no place"]["type"] == said["no gpu"]["type"] == "DistTimeoutError"
+
+
+def test_ctrl_c_ends_the_job(said: dict[str, Any]) -> None:
+    assert said["ctrl-c"] == "interrupted"
+
+
+def test_the_program_of_the_page_with_ray_train(said: dict[str, Any]) -> None:
+    if find_spec("pyarrow") is None or find_spec("pandas") is None:
+        pytest.skip("Ray Train needs pyarrow and pandas; pip install 'ray[train]'")
+    assert said["train"] == [3.0]
+
+
+def test_no_job_leaves_anything_in_the_cluster(said: dict[str, Any]) -> None:
+    assert said["left"] == {"entries": []}
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("fn", r"TypeError: meshdist\.ray\.run: fn must be callable, as in run\(main, 4\), got int"),
+        ("ranks", r"ValueError: .*ranks must be at least 1, got 0"),
+        ("half a rank", r"TypeError: .*ranks must be an integer, got 1\.5"),
+        ("strategy", r"ValueError: .*unknown strategy 'NEAR'; known are PACK, SPREAD, STRICT_PACK, STRICT_SPREAD"),
+        ("resources", r"ValueError: .*GPU in resources; pass num_gpus"),
+        ("amount", r"ValueError: .*at least 0 of CPU, got -1"),
+        ("nothing", r"ValueError: .*ask for num_cpus, num_gpus or resources"),
+        ("timeout", r"ValueError: timeout must not be negative"),
+        ("lock", r"TypeError: .*lock"),
+    ],
+)
+def test_wrong_calls(case: str, words: str, said: dict[str, Any]) -> None:
+    assert re.search(words, said["wrong"][case], re.DOTALL), said["wrong"][case]
