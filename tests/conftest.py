@@ -40,6 +40,7 @@ SLOW = (
     "faults/test_missing_ranks.py",
     "fuzz/test_calls.py",
     "fuzz/test_wrong_types.py",
+    "launch/test_elastic_nodes.py",
     "launch/test_error_files.py",
     "launch/test_meshrun_command.py",
     "launch/test_meshrun_failures.py",

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from meshdist.launch.agent import Settings, launch
 from meshdist.launch.options import (
+    DEFAULT_LAST_CALL_S,
     DEFAULT_MEETING_PORT,
+    Count,
     address_of_store,
     host_and_port,
     number_of_nodes,
+    number_of_ranks,
     port_number,
     rendezvous_backend,
     rendezvous_of,
@@ -23,7 +26,7 @@ from meshdist.launch.options import (
 from meshdist.launch.outputs import STDERR, STDOUT, Routing, Streams, parse_streams
 from meshdist.launch.supervisor import DEFAULT_GRACE_S, DEFAULT_INTERVAL_S
 from meshdist.launch.worker_env import LOOPBACK
-from meshdist.system.platform import parse_num_ranks, why_no_processes
+from meshdist.system.platform import why_no_processes
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -92,10 +95,10 @@ def main(arguments: list[str] | None = None, *, passes_local_rank: bool = False)
     if parsed.launcher == "mpi":
         from meshdist.launch.mpirun import exec_mpirun, refusal
 
-        refused = refusal(options, parsed.nnodes)
+        refused = refusal(options, parsed.nnodes.most)
         if refused is not None:
             _complain(refused)
-        return exec_mpirun(kind, command, parsed.nproc_per_node)
+        return exec_mpirun(kind, command, parsed.nproc_per_node.most)
     try:
         settings = _settings(parsed, kind, command, passes_local_rank and not parsed.use_env)
     except ValueError as error:
@@ -116,7 +119,8 @@ def _settings(parsed: Namespace, kind: str, command: list[str], passes_local_ran
     return Settings(
         kind=kind,
         command=command,
-        num_ranks=parsed.nproc_per_node,
+        num_ranks=parsed.nproc_per_node.most,
+        least_ranks=parsed.nproc_per_node.least,
         master_addr=address,
         master_port=port,
         grace_s=parsed.grace,
@@ -167,11 +171,12 @@ def _parser() -> ArgumentParser:
     add(
         "-n",
         "--nproc-per-node",
-        type=_as_argument(parse_num_ranks),
-        default=1,
+        type=_as_argument(number_of_ranks),
+        default=Count(1, 1),
         metavar="N",
         help="how many ranks: a number, cpu (one per processor), gpu (one per GPU) or auto (gpu if there are any, "
-        "else cpu); default 1",
+        "else cpu); default 1. With 2:4, a job of 4 that restarts does without ranks that a signal has killed, down to "
+        "2",
     )
     add(
         "--launcher",
@@ -202,7 +207,14 @@ def _add_hosts(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("hosts and how they meet")
     add = group.add_argument
     add("--standalone", action="store_true", help="run on this host alone, as it does without --nnodes")
-    add("--nnodes", type=_as_argument(number_of_nodes), default=1, metavar="N", help="the number of hosts; default 1")
+    add(
+        "--nnodes",
+        type=_as_argument(number_of_nodes),
+        default=Count(1, 1),
+        metavar="N",
+        help="the number of hosts, default 1; or the fewest and the most, as in 2:4: the job restarts without "
+        "hosts that are lost, and with hosts that come",
+    )
     add(
         "--node-rank",
         type=_as_argument(whole_number),
@@ -229,6 +241,14 @@ def _add_hosts(parser: ArgumentParser) -> None:
         default=600.0,
         metavar="SECONDS",
         help="how long to wait for the other launchers; default 600",
+    )
+    add(
+        "--rdzv-last-call",
+        type=_as_argument(seconds),
+        default=DEFAULT_LAST_CALL_S,
+        metavar="SECONDS",
+        help="with --nnodes 2:4, how long to wait for more hosts once the fewest are there, and before a restart "
+        f"for new ones; default {DEFAULT_LAST_CALL_S:g}",
     )
     add(
         "--master-addr",

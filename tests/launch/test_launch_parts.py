@@ -16,7 +16,7 @@ from meshdist.launch.failures import Failure, first_cause, read_error_file
 from meshdist.launch.meshrun import split_command
 from meshdist.launch.node_rendezvous import NodeRendezvous
 from meshdist.launch.node_rendezvous import _open as open_store
-from meshdist.launch.options import rendezvous_of
+from meshdist.launch.options import Count, rendezvous_of
 from meshdist.launch.reaper import Reaper
 from meshdist.launch.worker_env import is_torchelastic_launched, new_job, worker_environment
 from meshdist.launch.worker_set import Member, WorkerSet
@@ -169,7 +169,7 @@ def test_launchers_of_two_jobs_on_one_host_meet_at_two_ports(monkeypatch):
     meetings = []
     for job in ("1001", "1002", "1002"):
         monkeypatch.setenv("SLURM_JOB_ID", job)
-        meetings.append(rendezvous_of(Namespace(**{**unset, "nnodes": 2})))
+        meetings.append(rendezvous_of(Namespace(**{**unset, "nnodes": Count(2, 2)})))
     first, second, again = meetings
     assert (first.host, first.node) == ("node1", 1)
     assert first.port != second.port == again.port
