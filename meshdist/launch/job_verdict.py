@@ -21,7 +21,7 @@ class Stop(NamedTuple):
     failure: Failure | None = None  # the rank that failed there, if one did
     signal: int = 0  # the number of the signal to its launcher, 0 for none
     problem: str = ""  # the problem of the launcher itself, empty if none
-    newcomers: Sequence[str] = []  # noqa: RUF012 - never changed; hosts that have come to an elastic job, and begin with the next start
+    newcomers: Sequence[str] = []
 
     def encode(self) -> str:
         return json.dumps({**self._asdict(), "failure": self.failure and self.failure._asdict()})
