@@ -6,10 +6,11 @@ import contextlib
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from meshdist.errors import DistError
 from meshdist.launch import worker
@@ -20,6 +21,7 @@ from meshdist.launch.job_verdict import Nodes, OneNode, Report, Stop, Verdict
 from meshdist.launch.launchers_store import SignalledError
 from meshdist.launch.node_rendezvous import JobEndedError, NodeRendezvous, meet
 from meshdist.launch.outputs import STDERR, STDOUT, Outputs, Routing
+from meshdist.launch.rank_board import RankBoard
 from meshdist.launch.several_nodes import SeveralNodes
 from meshdist.launch.supervisor import DEFAULT_GRACE_S, DEFAULT_INTERVAL_S, Supervisor
 from meshdist.launch.worker_env import LOOPBACK, Job, worker_environment
@@ -28,6 +30,9 @@ from meshdist.runtime.rank_text import ranks_text, without_own_rank
 from meshdist.store.address import endpoint
 from meshdist.system.deadline import Deadline
 from meshdist.system.processes import INTERRUPT_BASE
+
+if TYPE_CHECKING:
+    from meshdist.launch.dashboard import Dashboard
 
 
 class Settings(NamedTuple):
@@ -46,6 +51,7 @@ class Settings(NamedTuple):
     rendezvous: NodeRendezvous | None = None  # where the launchers of several hosts meet; None on a single host
     run_id: str | None = None  # name of the job on a single host; random if None
     error_dir: str | None = None  # directory of the ranks' error files; None for none
+    dashboard: bool = False  # show the ranks on the terminal, by rich
     passes_local_rank: bool = False  # pass --local-rank to the command, before its arguments
 
 
@@ -62,9 +68,10 @@ def launch(settings: Settings) -> int:
         try:
             nodes = _nodes(settings, interrupts)
             stack.callback(nodes.close)
+            dashboard = stack.enter_context(_dashboard()) if settings.dashboard else None
             num_restarts, num_counted = nodes.first_start, 0
             while True:
-                verdict = _run(settings, nodes, interrupts, num_restarts)
+                verdict = _run(settings, nodes, interrupts, num_restarts, dashboard)
                 if not verdict.is_restart:
                     return verdict.status
                 num_restarts += 1
@@ -96,7 +103,15 @@ def _nodes(settings: Settings, interrupts: Interrupts) -> Nodes:
     return SeveralNodes(met, interrupts, settings.master_port, settings.grace_s)
 
 
-def _run(settings: Settings, nodes: Nodes, interrupts: Interrupts, num_restarts: int) -> Verdict:
+def _dashboard() -> Dashboard:
+    from meshdist.launch.dashboard import Dashboard  # with all that asks ranks what they do
+
+    return Dashboard()
+
+
+def _run(
+    settings: Settings, nodes: Nodes, interrupts: Interrupts, num_restarts: int, dashboard: Dashboard | None
+) -> Verdict:
     """Run the ranks of this host to their end, report how it went, and return what to do next."""
     job = nodes.begin(num_restarts)
     is_elastic = settings.rendezvous is not None and settings.rendezvous.least_nodes is not None
@@ -105,10 +120,26 @@ def _run(settings: Settings, nodes: Nodes, interrupts: Interrupts, num_restarts:
     if settings.error_dir is not None and num_restarts == nodes.first_start:
         ErrorFiles(settings.error_dir).begin(job)
     supervisor = Supervisor(job, interrupts, settings.interval_s)
-    with contextlib.closing(supervisor), Outputs(settings.routing, num_restarts) as outputs:
+    screen = dashboard.take if dashboard is not None else None
+    with (
+        contextlib.closing(supervisor),
+        Outputs(settings.routing, num_restarts, screen) as outputs,
+        contextlib.ExitStack() as stack,
+    ):
+        pids = {}
         for rank in job.local_ranks:
-            supervisor.add(_start(settings, job, rank, outputs))
+            member = _start(settings, job, rank, outputs)
+            supervisor.add(member)
+            pids[rank] = member.pid
         outputs.start()
+        met = settings.rendezvous
+        where = endpoint(met.host, met.port) if met is not None else ""
+        board = RankBoard(nodes.ranks_store, job, socket.gethostname(), settings.command, where)
+        board.start(pids, settings.routing, job.first_rank)
+        supervisor.on_exit = board.note_exit
+        if dashboard is not None:
+            dashboard.begin(nodes.ranks_store, endpoint(job.master_addr, job.master_port))
+            stack.callback(dashboard.end)
         supervisor.watch(Deadline(math.inf), nodes.stopped)
         return _conclude(settings, nodes, supervisor, interrupts)
 

@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
 USAGE_STATUS = 2
+STATUS = "status"
+"""The first word that shows running jobs, unless a script of this name is in the current directory."""
 
-_FLAGS = ("-h", "--help", "-m", "--module", "--no-python", "--standalone", "--use-env")
+_FLAGS = ("-h", "--help", "-m", "--module", "--no-python", "--standalone", "--use-env", "--dashboard")
 """Options that take no value, or one after `=`."""
 
 _TORCHRUN_OPTIONS = {
@@ -44,7 +46,8 @@ _TORCHRUN_OPTIONS = {
 
 _USAGE = """meshrun [options] script.py [argument ...]
        meshrun [options] -m module [argument ...]
-       meshrun [options] --no-python program [argument ...]"""
+       meshrun [options] --no-python program [argument ...]
+       meshrun status [JOB] [--watch]"""
 
 _DESCRIPTION = """\
 Start the ranks of a job, monitor them, and exit with the job's status. For several hosts, start meshrun on each.
@@ -79,7 +82,12 @@ def main(arguments: list[str] | None = None, *, passes_local_rank: bool = False)
     why_not = why_no_processes()
     if why_not is not None:
         _complain(why_not)
-    options, command = split_command(sys.argv[1:] if arguments is None else arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == [STATUS] and not os.path.isfile(STATUS):
+        from meshdist.launch.status_command import main as show_status
+
+        return show_status(arguments[1:])
+    options, command = split_command(arguments)
     for option in options:
         name = option.partition("=")[0]
         if name in _TORCHRUN_OPTIONS:
@@ -108,6 +116,15 @@ def main(arguments: list[str] | None = None, *, passes_local_rank: bool = False)
 
 def _settings(parsed: Namespace, kind: str, command: list[str], passes_local_rank: bool) -> Settings:
     everything = Streams(STDOUT | STDERR)
+    dashboard = parsed.dashboard and sys.stdout.isatty()
+    if parsed.dashboard:
+        from meshdist.launch.dashboard import why_no_dashboard
+
+        why_not = why_no_dashboard()
+        if why_not is not None:
+            raise ValueError(why_not)
+        if not dashboard:  # plain lines instead
+            parsed.tee = everything
     # A directory alone sends all output into files, unless --tee passes some on.
     redirects = parsed.redirects or (
         everything if parsed.log_dir is not None and parsed.tee == Streams() else Streams()
@@ -130,6 +147,7 @@ def _settings(parsed: Namespace, kind: str, command: list[str], passes_local_ran
         rendezvous=rendezvous,
         run_id=parsed.rdzv_id,
         error_dir=parsed.error_dir or parsed.log_dir,
+        dashboard=dashboard,
         passes_local_rank=passes_local_rank,
     )
 
@@ -321,6 +339,12 @@ def _add_output(parser: ArgumentParser) -> None:
         default=Streams(),
         metavar="WHAT",
         help="what is shown with [rankN] before each line, and goes to these files too; as --redirects",
+    )
+    add(
+        "--dashboard",
+        action="store_true",
+        help="show the ranks, their states, their last calls and their last lines of output, live; needs rich. Without "
+        "a terminal: as --tee 3",
     )
 
 
