@@ -42,6 +42,7 @@ SLOW = (
     "fuzz/test_wrong_types.py",
     "launch/test_elastic_nodes.py",
     "launch/test_error_files.py",
+    "launch/test_job_status.py",
     "launch/test_meshrun_command.py",
     "launch/test_meshrun_failures.py",
     "launch/test_meshrun_signals.py",

@@ -84,11 +84,12 @@ class Dashboard:
 
 def render(status: JobStatus, tails: Mapping[int, Sequence[str]]) -> Any:
     """Return the state of a job, and the last lines of output of its ranks, for a console of rich."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    ranks = Table(title=Text(status.headline()), title_justify="left", title_style="bold", expand=True)
+    ranks = Table(title=Text(status.headline()), title_justify="left", title_style="bold", box=SIMPLE_HEAD, expand=True)
     ranks.add_column("rank", justify="right", no_wrap=True)
     for name, ratio in (("host", None), ("pid", None), ("state", 3)):
         ranks.add_column(name, ratio=ratio, no_wrap=ratio is None)
