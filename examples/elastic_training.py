@@ -4,11 +4,11 @@
     meshrun --nnodes 1:4 --rdzv-endpoint node1:29400 examples/elastic_training.py --checkpoint /shared/runs
     python examples/elastic_training.py
 
-In the first command a rank is killed three times. meshrun starts the ranks again, the first time without the killed one:
-four ranks on a mesh of 2x2 become three on 3x1, which go on from the newest checkpoint. The second is for several hosts,
-any of which may go and come. Without --mesh, `meshdist.plan` proposes the shape for the ranks that there are. The losses
-are those of the third command, one rank that nothing happens to: batches follow from the number of the step, and first
-values from a seed.
+In the first command a rank is killed three times. meshrun starts the ranks again, the first time without the killed
+one: four ranks on a mesh of 2x2 become three on 3x1, which continue from the newest checkpoint. The second command is for
+several hosts, which may leave and come. Without --mesh, `meshdist.plan` proposes the shape for the number of ranks. The
+losses are those of the third command, one rank that nothing happens to: batches follow from the number of the step, and
+first values from a seed.
 """
 
 import argparse

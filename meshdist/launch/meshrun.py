@@ -39,7 +39,7 @@ _FLAGS = ("-h", "--help", "-m", "--module", "--no-python", "--standalone", "--us
 """Options that take no value, or one after `=`."""
 
 _TORCHRUN_OPTIONS = {
-    "--rdzv-conf": "--rdzv-timeout says how long the launchers wait for each other",
+    "--rdzv-conf": "--rdzv-timeout and --rdzv-last-call say how long the launchers wait for each other",
     "--start-method": "every rank is a new process",
 }
 """Options of torchrun that meshrun does not have, and why."""
@@ -65,6 +65,8 @@ examples:
   meshrun --launcher mpi --nproc-per-node 4 train.py --backend mpi
   meshrun --nproc-per-node 2 --log-dir logs --no-python ./solver input.dat
   meshrun --nnodes 2 --rdzv-endpoint node1:29400 --nproc-per-node 8 train.py      (on both hosts)
+  meshrun --nnodes 2:4 --rdzv-endpoint node1:29400 --max-restarts 3 train.py      (on two to four hosts)
+  meshrun status                                                                  (what the ranks of your jobs do)
   srun --nodes 2 --ntasks-per-node 1 meshrun --nnodes 2 --nproc-per-node 8 train.py
 
 Options come before the script; what follows it is passed on. They may be spelled with _ for - as well."""
@@ -104,6 +106,8 @@ def main(arguments: list[str] | None = None, *, passes_local_rank: bool = False)
         from meshdist.launch.mpirun import exec_mpirun, refusal
 
         refused = refusal(options, parsed.nnodes.most)
+        if refused is None and parsed.nproc_per_node.least != parsed.nproc_per_node.most:
+            refused = f"--nproc-per-node {parsed.nproc_per_node}: MPI cannot restart with fewer ranks; give one number"
         if refused is not None:
             _complain(refused)
         return exec_mpirun(kind, command, parsed.nproc_per_node.most)
@@ -292,7 +296,7 @@ def _add_watching(parser: ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="how often to start all ranks again, on all hosts, after one has failed; default 0. RESTART_COUNT tells "
-        "the ranks",
+        "the ranks how often they were started again",
     )
     add(
         "--monitor-interval",

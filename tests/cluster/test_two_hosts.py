@@ -81,7 +81,8 @@ def test_cut_cable_ends_both_hosts_in_seconds(two_hosts, tmp_path):
 
 
 def test_elastic_job_goes_on_without_a_host_that_has_vanished(two_hosts, tmp_path):
-    body = "start = os.environ['RESTART_COUNT']\nopen(f'there{start}.{rank}', 'w').close()\nif start == '0': time.sleep(120)"
+    body = "start = os.environ['RESTART_COUNT']\nopen(f'there{start}.{rank}', 'w').close()\n"
+    body += "if start == '0': time.sleep(120)"
     (tmp_path / "script.py").write_text(MEET + body)
     options = ["--nnodes", "1:2", "--rdzv-last-call", "30", "script.py"]
     both = start_both(two_hosts, tmp_path, *options)

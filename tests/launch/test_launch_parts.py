@@ -200,3 +200,14 @@ def test_launchers_wait_for_a_store_on_a_busy_host(monkeypatch):
         store.close()
         thread.join(10)
         master.close()
+
+
+def test_elastic_job_takes_as_many_hosts_as_slurm_has_started(monkeypatch):
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "2", "SLURM_STEP_NODELIST": "node[1-3]"}
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    unset = dict.fromkeys(["standalone", "node_rank", "rdzv_endpoint", "master_addr", "rdzv_id", "rdzv_timeout"])
+    met = rendezvous_of(Namespace(**unset, nnodes=Count(2, 4), rdzv_last_call=7.0))
+    assert (met.host, met.node, met.least_nodes, met.num_nodes, met.last_call_s) == ("node1", 2, 2, 4, 7.0)
+    with pytest.raises(ValueError, match="--nnodes 4:5, but srun .* has started 3 processes"):
+        rendezvous_of(Namespace(**unset, nnodes=Count(4, 5), rdzv_last_call=7.0))
