@@ -5,7 +5,7 @@
     python examples/elastic_training.py
 
 In the first command a rank is killed three times. meshrun starts the ranks again, the first time without the killed
-one: four ranks on a mesh of 2x2 become three on 3x1, which continue from the newest checkpoint. The second command is for
+one: four ranks on a mesh of 2x2 become three on 3x1, which continue from the newest checkpoint. The second is for
 several hosts, which may leave and come. Without --mesh, `meshdist.plan` proposes the shape for the number of ranks. The
 losses are those of the third command, one rank that nothing happens to: batches follow from the number of the step, and
 first values from a seed.

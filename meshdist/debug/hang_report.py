@@ -134,7 +134,7 @@ def activity(waits: Waits, state: RankSnapshot, now_s: float) -> Activity:
     seconds = max(0.0, now_s - _since_s(state))
     call = _waiting(state)
     if call is None:
-        place = f"running, at {_short(state.place)}" if state.place else "running"
+        place = f"running, at {_short(state.place).removesuffix(' in <module>')}" if state.place else "running"
         return Activity(place, seconds, state.calls[-1] if state.calls else None)
     awaited = sorted(waits.graph.successors(state.rank)) if state.rank in waits.graph else []
     return Activity(f"waiting for {ranks_text(awaited)}" if awaited else "in a call", seconds, call)

@@ -134,9 +134,9 @@ def _lines_at(address: str, host: str, port: int) -> list[str]:
             return status_of(store, address).lines()
         started, waiting = _last_start(store), _hosts_there(store)
         if started is None:
-            return [
-                f"job at {address}: waits for hosts; there are {counted(len(waiting), 'host')}: {', '.join(waiting)}"
-            ]
+            verb = "is" if len(waiting) == 1 else "are"
+            there = f"there {verb} {counted(len(waiting), 'host')}: {', '.join(waiting)}"
+            return [f"job at {address}: waits for hosts; {there}"]
         start, plan, ranks_port = started
         secret = ranks_secret(secret_from_environment(), plan.nonce, start)
         with TCPStore(host, ranks_port, wait_for_workers=False, timeout=_CONNECT_S, secret=secret.encode()) as ranks:

@@ -9,9 +9,12 @@ from launching import finish, reported, start_meshrun, write_script
 from test_several_nodes import listens
 from until import until
 
+from meshdist._version import __version__
 from meshdist.launch.failures import Failure
 from meshdist.launch.job_verdict import Report, judge_elastic
+from meshdist.launch.launchers_store import seat_key, sign_off
 from meshdist.launch.plan import NodeCard, order_launchers
+from meshdist.store import TCPStore
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -123,28 +126,48 @@ def test_two_hosts_that_come_at_once_are_taken_in_by_one_restart(job):
     assert [status for status, _ in job.end()] == [0, 0, 0]
 
 
-def test_host_that_is_terminated_leaves_and_a_spare_takes_its_place(job):
+def test_spares_wait_for_the_place_of_a_host_that_is_terminated_or_for_the_end(job):
     first, second = job.start_two()
-    spare = job.start(nnodes="1:2")
-    assert "waiting for a place in it" in spare.stderr.readline()
-    second.send_signal(signal.SIGTERM)
-    assert job.launchers_of(1) == [first, spare]
-    (status, said), (left, left_said), (spare_status, _) = job.end()
-    assert (status, left, spare_status) == (0, 143, 0)
-    assert f"meshrun: node 1 ({socket.gethostname()}) was stopped by SIGTERM\n" in said
-    assert left_said.splitlines()[-1] == "meshrun: stopped by SIGTERM"
-
-
-def test_spare_ends_with_the_job_and_a_launcher_of_another_job_is_refused(job):
-    job.start_two()
     other = job.start(nnodes="1:3")
     assert "the hosts disagree on --nnodes: " in finish(other)
     job.launchers.remove(other)
     spare = job.start(nnodes="1:2")
     assert "waiting for a place in it" in spare.stderr.readline()
-    *ended, (status, said) = job.end()
-    assert [each for each, _ in ended] == [0, 0]
-    assert (status, said) == (0, "meshrun: the job has ended before this host got a place in it\n")
+    second.send_signal(signal.SIGTERM)
+    assert job.launchers_of(1) == [first, spare]
+    last = job.start(nnodes="1:2")
+    assert "waiting for a place in it" in last.stderr.readline()
+    (status, said), (left, left_said), (spare_status, _), (last_status, last_said) = job.end()
+    assert (status, left, spare_status, last_status) == (0, 143, 0, 0)
+    assert f"meshrun: node 1 ({socket.gethostname()}) was stopped by SIGTERM\n" in said
+    assert left_said.splitlines()[-1] == "meshrun: stopped by SIGTERM"
+    assert last_said == "meshrun: the job has ended before this host got a place in it\n"
+
+
+def test_launcher_that_is_lost_before_its_first_ranks_start_costs_one_restart(job):
+    job.start()
+    assert job.sizes(0) == (1, 1)
+    with TCPStore("127.0.0.1", job.port, wait_for_workers=False, timeout=30) as store:
+        number = store.add("num_launchers", 1) - 1
+        store.set(f"card/{number}", NodeCard("lost", 1, 3, version=f"meshdist {__version__}", least_nodes=1).encode())
+        store.get(seat_key(number))
+        sign_off(store, number)
+    assert job.sizes(2) == (1, 1)
+    ((status, said),) = job.end()
+    assert status == 0
+    assert "meshrun: come: lost\n" in said
+    assert "meshrun: node 1 (lost) was killed, or the network to it is cut\n" in said
+
+
+def test_too_few_hosts_wait_for_others(job):
+    first, second = job.start(nnodes="2:3"), job.start(nnodes="2:3")
+    assert job.sizes(0) == (2, 2)
+    second.kill()
+    second.communicate()
+    job.launchers.remove(second)
+    third = job.start(nnodes="2:3")
+    assert job.launchers_of(1) == [first, third]
+    assert [status for status, _ in job.end()] == [0, 0]
 
 
 def test_fewer_hosts_than_the_fewest_are_waited_for(job):

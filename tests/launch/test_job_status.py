@@ -11,9 +11,11 @@ from launching import environment, finish, meshrun, reported, start_meshrun, wri
 from test_several_nodes import port  # noqa: F401 - a fixture
 from until import until
 
+from meshdist.debug.attach import jobs_here
 from meshdist.launch.dashboard import render, why_no_dashboard
 from meshdist.launch.job_status import JobStatus, RankStatus, duration
 from meshdist.launch.rank_board import NodeEntry, RankEntry
+from meshdist.launch.status_command import main
 
 pytestmark = [
     pytest.mark.timeout(90),
@@ -37,23 +39,28 @@ dist.destroy_process_group()
 """
 
 
-def status(directory, *arguments, **variables):
-    """Return the exit status, stdout and stderr of `meshrun status`."""
-    command = [sys.executable, "-m", "meshdist.launch.meshrun", "status", *arguments]
-    done = subprocess.run(
-        command, cwd=directory, env=environment(**variables), capture_output=True, text=True, timeout=40
-    )
-    return done.returncode, done.stdout, done.stderr
+@pytest.fixture
+def status(capsys, monkeypatch):
+    """Return a function that runs `meshrun status` and returns its exit status, stdout and stderr."""
+
+    def run(*arguments, secret=None):
+        if secret is not None:
+            monkeypatch.setenv("MESHDIST_SECRET", secret)
+        code = main(arguments)
+        return (code, *capsys.readouterr())
+
+    monkeypatch.delenv("MESHDIST_SECRET", raising=False)
+    return run
 
 
-def test_status_shows_who_waits_for_whom_who_has_ended_and_where_the_output_is(tmp_path):
+def test_status_shows_who_waits_for_whom_who_has_ended_and_where_the_output_is(tmp_path, status):
     write_script(tmp_path, HANG)
     name = f"job-{uuid.uuid4().hex[:8]}"
     job = start_meshrun(tmp_path, "-n", "3", "--rdzv-id", name, "--log-dir", "logs", "script.py")
     for rank in range(3):
         reported(tmp_path, f"there{rank}")
-    until(lambda: "succeeded" in status(tmp_path, name)[1], "rank 1 has ended", 30)
-    code, out, err = status(tmp_path, name)
+    until(lambda: "succeeded" in status(name)[1], "rank 1 has ended", 30)
+    code, out, err = status(name)
     assert (code, err) == (0, "")
     headline, head, *rows, logs = out.splitlines()
     assert re.fullmatch(rf"job {name}: 3 ranks on 1 host, no restart, for [0-9.]+ s: script.py", headline)
@@ -74,29 +81,33 @@ def test_status_shows_who_waits_for_whom_who_has_ended_and_where_the_output_is(t
     (tmp_path / "go on").touch()
     assert finish(job) == ""
     assert watching.communicate(timeout=40)[0].splitlines()[-1] == f"{name} has ended"
-    code, _, err = status(tmp_path, name)
+    code, _, err = status(name)
     assert code == 1
     assert f"no job '{name}' of this user on this host" in err
 
 
-def test_status_where_launchers_meet_needs_their_secret_and_shows_all_hosts(tmp_path, port):  # noqa: F811
+def test_status_where_launchers_meet_needs_their_secret_and_shows_all_hosts(tmp_path, port, status, monkeypatch):  # noqa: F811
     write_script(tmp_path, "tell(f'there{rank}.' + os.environ['RESTART_COUNT'])\nhear('go on')")
     where = ["--nnodes", "2:3", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-last-call", "0", "script.py"]
     first = start_meshrun(tmp_path, *where, variables={"MESHDIST_SECRET": "a"})
-    until(lambda: status(tmp_path, f"127.0.0.1:{port}", MESHDIST_SECRET="a")[0] == 0, "the launcher waits", 30)
-    _, out, _ = status(tmp_path, f"127.0.0.1:{port}", MESHDIST_SECRET="a")
-    assert out.startswith(f"job at 127.0.0.1:{port}: waits for hosts; there are 1 host: ")
-    code, _, err = status(tmp_path, f"127.0.0.1:{port}", MESHDIST_SECRET="b")
+    there, needs_rank = f"127.0.0.1:{port}", jobs_here
+    monkeypatch.setattr("meshdist.launch.status_command.jobs_here", list)  # as on a host without ranks of the job
+    until(lambda: status(there, secret="a")[0] == 0, "the launcher waits", 30)
+    _, out, _ = status(there)
+    assert out.startswith(f"job at {there}: waits for hosts; there is 1 host: ")
+    code, _, err = status(there, secret="b")
     assert code == 1
-    assert f"the store at 127.0.0.1:{port} requires the job's secret: set MESHDIST_SECRET" in err
+    assert f"the store at {there} requires the job's secret: set MESHDIST_SECRET" in err
     second = start_meshrun(tmp_path, *where, variables={"MESHDIST_SECRET": "a"})
     for rank in range(2):
         reported(tmp_path, f"there{rank}.0")
-    _, out, _ = status(tmp_path, f"127.0.0.1:{port}")  # the same user, on a host with ranks
-    headline, _, *rows = out.splitlines()
-    assert "2 ranks on 2 hosts" in headline
-    assert [row.split()[0] for row in rows] == ["0", "1"]
-    assert all("running, before init_process_group" in row for row in rows)
+    by_secret = status(there, secret="a")[1].splitlines()
+    monkeypatch.setattr("meshdist.launch.status_command.jobs_here", needs_rank)
+    by_user = status(there, secret="")[1].splitlines()  # the same user, on a host with ranks
+    for headline, _, *rows in (by_secret, by_user):
+        assert "2 ranks on 2 hosts" in headline
+        assert [row.split()[0] for row in rows] == ["0", "1"]
+        assert all("running, before init_process_group" in row for row in rows)
     (tmp_path / "go on").touch()
     finish(first), finish(second)
     assert (first.returncode, second.returncode) == (0, 0)
