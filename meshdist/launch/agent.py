@@ -218,7 +218,7 @@ def _report_end(settings: Settings, nodes: Nodes, supervisor: Supervisor, verdic
     if cause is None and verdict.problem:
         report(f"{nodes.describe(verdict.launcher)} {verdict.problem}")
     elif cause is None and stop is not None and stop.newcomers:
-        report(f"come: {', '.join(stop.newcomers)}")
+        report(f"new host{'s' if len(stop.newcomers) > 1 else ''}: {', '.join(stop.newcomers)}")
     elif cause is not None and verdict.launcher != nodes.launcher:
         report(f"first failure: {nodes.describe(verdict.launcher)}, {cause.headline()}")
     elif cause is not None and shown is None:
