@@ -123,8 +123,8 @@ def _run(
     screen = dashboard.take if dashboard is not None else None
     with (
         contextlib.closing(supervisor),
+        contextlib.ExitStack() as at_the_end,  # of the output, too
         Outputs(settings.routing, num_restarts, screen) as outputs,
-        contextlib.ExitStack() as stack,
     ):
         pids = {}
         for rank in job.local_ranks:
@@ -139,7 +139,7 @@ def _run(
         supervisor.on_exit = board.note_exit
         if dashboard is not None:
             dashboard.begin(nodes.ranks_store, endpoint(job.master_addr, job.master_port))
-            stack.callback(dashboard.end)
+            at_the_end.callback(dashboard.end)
         supervisor.watch(Deadline(math.inf), nodes.stopped)
         return _conclude(settings, nodes, supervisor, interrupts)
 

@@ -50,8 +50,6 @@ class Dashboard:
         """Show a start of the ranks, whose store this is, from now on."""
         self._store, self._address = store, address
         self._end.clear()
-        with self._lock:
-            self._tails.clear()
         self._thread = threading.Thread(target=self._refresh, name="meshrun-dashboard", daemon=True)
         self._thread.start()
 
@@ -61,6 +59,8 @@ class Dashboard:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        with self._lock:
+            self._tails.clear()
 
     def take(self, rank: int, lines: Sequence[bytes]) -> None:
         """Note lines of a rank's output."""

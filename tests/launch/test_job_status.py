@@ -132,11 +132,11 @@ def test_dashboard_shows_a_live_table_on_a_terminal(tmp_path):
     os.close(theirs)
     shown = ""
     while "hello from 1" not in shown or "running" not in shown:
-        shown += os.read(ours, 1 << 16).decode()
+        shown += os.read(ours, 1 << 16).decode(errors="replace")
     (tmp_path / "go on").touch()
     try:
         while True:
-            shown += os.read(ours, 1 << 16).decode()
+            shown += os.read(ours, 1 << 16).decode(errors="replace")
     except OSError:  # the terminal has no process any more
         os.close(ours)
     assert job.wait(20) == 0
