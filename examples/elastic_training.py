@@ -1,12 +1,14 @@
 """Train on, after ranks have died, from the last checkpoint: on the same mesh, or on another.
 
-    meshrun -n 4 --max-restarts 3 examples/elastic_training.py --mesh 2x2 --checkpoint runs --die-at 3,5,8
-    meshrun -n 3 examples/elastic_training.py --mesh 3x1 --checkpoint runs --steps 20
-    python examples/elastic_training.py --steps 20
+    meshrun -n 3:4 --max-restarts 3 examples/elastic_training.py --checkpoint runs --mesh 2x2,3x1 --die-at 3,5,8
+    meshrun --nnodes 1:4 --rdzv-endpoint node1:29400 examples/elastic_training.py --checkpoint /shared/runs
+    python examples/elastic_training.py
 
-The first command loses a rank three times; meshrun starts all of them again, and they go on from the newest checkpoint.
-The second goes on with three ranks. The losses are those of the third, one rank that nothing happens to: batches follow
-from the number of the step, and first values from a seed.
+In the first command a rank is killed three times. meshrun starts the ranks again, the first time without the killed
+one: four ranks on a mesh of 2x2 become three on 3x1, which continue from the newest checkpoint. The second is for
+several hosts, which may leave and come. Without --mesh, `meshdist.plan` proposes the shape for the number of ranks. The
+losses are those of the third command, one rank that nothing happens to: batches follow from the number of the step, and
+first values from a seed.
 """
 
 import argparse
@@ -58,6 +60,20 @@ def train_step(mesh: dist.DeviceMesh, w: dict[str, DTensor], step: int) -> float
     return float(np.mean(error * error))
 
 
+def shape_for(num_ranks: int, meshes: str) -> tuple[int, ...]:
+    """Return the shape of the mesh over all ranks: the one in `meshes` that has as many, or that of the best plan."""
+    shapes = [tuple(map(int, mesh.split("x"))) for mesh in meshes.split(",") if mesh]
+    if shapes:
+        fitting = [shape for shape in shapes if np.prod(shape) == num_ranks]
+        assert fitting, f"no mesh of --mesh {meshes} has {num_ranks} ranks"
+        return fitting[0]
+    traffic = {
+        "dp": lambda size: {"all_reduce": 8 * (INPUTS + OUTPUTS) * HIDDEN / size["tp"]},  # gradients
+        "tp": lambda size: {"all_reduce": 8 * ROWS * OUTPUTS / size["dp"]},  # activations
+    }
+    return dist.plan(traffic, num_ranks).best.shape
+
+
 def train(mesh: dist.DeviceMesh, args: argparse.Namespace) -> list[float]:
     """Train up to `args.steps` from the newest checkpoint, if there is one; return the losses of all steps."""
     folder = Path(args.checkpoint)
@@ -84,7 +100,7 @@ def death_in_this_start(args: argparse.Namespace) -> int | None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train on from the last checkpoint after ranks have died.")
-    parser.add_argument("--mesh", default="1x1", metavar="DPxTP", help="(default: %(default)s)")
+    parser.add_argument("--mesh", default="", metavar="DPxTP,...", help="shapes of the mesh (default: that of a plan)")
     parser.add_argument("--steps", type=int, default=12, help="(default: %(default)s)")
     parser.add_argument("--checkpoint", metavar="DIR", help="a folder that all ranks share (default: a temporary one)")
     parser.add_argument("--die-at", default="", metavar="STEPS", help="after which steps a rank kills itself")
@@ -92,11 +108,11 @@ def main() -> None:
     dist.init_process_group()
     with tempfile.TemporaryDirectory() as temporary:
         args.checkpoint = args.checkpoint or temporary
-        dp, tp = map(int, args.mesh.split("x"))
-        losses = train(dist.init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp")), args)
+        shape = shape_for(dist.get_world_size(), args.mesh)
+        losses = train(dist.init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp")), args)
         dist.destroy_process_group()  # the last save has ended when this returns
     if os.environ.get("RANK", "0") == "0":
-        print(f"mesh {args.mesh}:", *(f"{loss:.12f}" for loss in losses))
+        print(f"mesh {'x'.join(map(str, shape))}:", *(f"{loss:.12f}" for loss in losses))
 
 
 if __name__ == "__main__":

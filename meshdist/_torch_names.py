@@ -134,7 +134,7 @@ REASONS = {
     "BuiltinCommHookType": "of DistributedDataParallel; `meshdist.parallel.communication_hooks`",
     "nn": "`meshdist.functional` has the collectives, the modules need torch",
     "launcher": "`spawn`",
-    "elastic": "`meshrun` runs jobs of a fixed size, and restarts all ranks after a failure (`--max-restarts`); it"
+    "elastic": "`meshrun` restarts jobs, also with other hosts (`--max-restarts`, `--nnodes 2:4`, as torchrun); it"
     " writes error files (`--error-dir`) without a decorator",
     "argparse_util": "of torch's launcher",
     "c10d_logger": '`logging.getLogger("meshdist")`',

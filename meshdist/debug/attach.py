@@ -27,6 +27,7 @@ from meshdist.security.handshake import OtherJobError
 from meshdist.store import PrefixStore, Store, TCPStore
 from meshdist.store.address import endpoint
 from meshdist.system.env_flags import INSECURE
+from meshdist.system.platform import user_id
 
 _CARD = re.compile(r"(?P<world>(?:.*/)?world/\d+)/card/0")
 CONNECT_S = 10.0
@@ -82,8 +83,14 @@ def attach(
     except OtherJobError:
         raise _no_secret(address) from None
     with store:
-        world = _latest_world(store, address)
-        *before, (last, peers) = worlds_in(world, my_card(""))
+        return found_in(store, address, budget_s)
+
+
+def found_in(store: Store, address: str, budget_s: float = _ANSWER_S) -> Found:
+    """Return what the ranks do whose store this is, as `attach` does, which has the arguments."""
+    worlds = worlds_in(_latest_world(store, address), my_card(""))
+    try:
+        *before, (last, peers) = worlds
         states, gone = StoreStateExchange(last, peers, None).gather(budget_s)
         joined_as = [peers.joined_as(rank) for rank in range(peers.num_ranks)] if before else []
         known = [
@@ -93,6 +100,9 @@ def attach(
             late = sorted({*range(peers.num_ranks)} - {*known})
             gone = {**gone, **_not_yet_there(before[-1], peers, late, budget_s)}
         return Found(states, gone, peers.num_ranks, joined_as)
+    finally:
+        for _, peers in worlds:
+            peers.close()
 
 
 _LONG_S = 2.0
@@ -148,6 +158,34 @@ def _latest_world(store: Store, address: str) -> Store:
     return PrefixStore(names[-1], store)
 
 
+class JobHere(NamedTuple):
+    """A job with ranks on this host."""
+
+    address: str  # of the ranks' store
+    run_id: str  # its name; empty if no launcher gave one
+    access: Mapping[str, str]  # the variables that give access to the store
+
+
+def jobs_here() -> list[JobHere]:
+    """Return the jobs of this user with ranks on this host, or with processes that their ranks have left behind.
+
+    Only its own user, and root, may read the environment of a process.
+    """
+    found: dict[str, JobHere] = {}
+    for place in sorted(Path("/proc").glob("[0-9]*"), key=lambda place: int(place.name)):
+        try:
+            variables = _parsed((place / "environ").read_bytes()) if place.stat().st_uid == user_id() else {}
+            directory = os.readlink(place / "cwd")
+        except OSError:
+            continue  # it has just ended
+        host, port = variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", "")
+        if variables.get("RANK") and host and port.isdecimal():
+            address = endpoint(host, int(port))
+            run_id = variables.get("TORCHELASTIC_RUN_ID", "")
+            found.setdefault(address, JobHere(address, run_id, access_of(variables, directory)))
+    return list(found.values())
+
+
 _NAMED = 8
 _PATHS = (SECRET_FILE_VARIABLE, TLS_CERT_VARIABLE, TLS_KEY_VARIABLE, TLS_CA_VARIABLE)
 _TAKEN = (SECRET_VARIABLE, INSECURE, *_PATHS)
@@ -176,10 +214,15 @@ def store_of(pid: int) -> tuple[str, dict[str, str]]:
             f" {_ranks_below(pid) or 'give the pid of a rank that meshrun has started'},"
             f" or --store HOST:PORT and {SECRET_VARIABLE}"
         )
-    taken = {name: found.get(name, "") for name in _TAKEN}
+    return endpoint(host, int(port)) if port.isdecimal() else f"{host}:{port}", access_of(found, directory)
+
+
+def access_of(variables: Mapping[str, str], directory: str) -> dict[str, str]:
+    """Return the variables that give access to the store of a process, which runs in `directory`."""
+    taken = {name: variables.get(name, "") for name in _TAKEN}
     # Relative paths refer to the directory of that process.
     taken.update({name: os.path.join(directory, taken[name]) for name in _PATHS if taken[name]})
-    return endpoint(host, int(port)) if port.isdecimal() else f"{host}:{port}", taken
+    return taken
 
 
 def _ranks_below(pid: int) -> str:

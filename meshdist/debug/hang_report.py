@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import PurePath
+from typing import NamedTuple
 
 from meshdist.debug.states import CallSeen, RankSnapshot
 from meshdist.debug.waits import Waits, first_difference, who_waits
@@ -118,6 +119,25 @@ def in_words(state: RankSnapshot) -> list[str]:
     """Describe one rank, as lines: its call or place, and its stack."""
     doing = _doing(who_waits({state.rank: state}), state)
     return [f"it is {doing[0]}{_age([state])}{doing[1]}", *state.stack]
+
+
+class Activity(NamedTuple):
+    """What one rank does: in words, for how long, and its call, or its last one where it is in none."""
+
+    words: str
+    seconds: float
+    call: CallSeen | None
+
+
+def activity(waits: Waits, state: RankSnapshot, now_s: float) -> Activity:
+    """Return what a rank of `waits` does, for a table; `now_s` is in seconds since 1970."""
+    seconds = max(0.0, now_s - _since_s(state))
+    call = _waiting(state)
+    if call is None:
+        place = f"running, at {_short(state.place).removesuffix(' in <module>')}" if state.place else "running"
+        return Activity(place, seconds, state.calls[-1] if state.calls else None)
+    awaited = sorted(waits.graph.successors(state.rank)) if state.rank in waits.graph else []
+    return Activity(f"waiting for {ranks_text(awaited)}" if awaited else "in a call", seconds, call)
 
 
 def _doing(waits: Waits, state: RankSnapshot) -> tuple[str, str]:

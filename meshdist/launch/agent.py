@@ -6,10 +6,11 @@ import contextlib
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from meshdist.errors import DistError
 from meshdist.launch import worker
@@ -17,8 +18,10 @@ from meshdist.launch.error_files import ErrorFiles, endings_of
 from meshdist.launch.failures import Failure
 from meshdist.launch.interrupts import Interrupts, without_ctrl_c
 from meshdist.launch.job_verdict import Nodes, OneNode, Report, Stop, Verdict
-from meshdist.launch.node_rendezvous import NodeRendezvous, SignalledError, meet
+from meshdist.launch.launchers_store import SignalledError
+from meshdist.launch.node_rendezvous import JobEndedError, NodeRendezvous, meet
 from meshdist.launch.outputs import STDERR, STDOUT, Outputs, Routing
+from meshdist.launch.rank_board import RankBoard
 from meshdist.launch.several_nodes import SeveralNodes
 from meshdist.launch.supervisor import DEFAULT_GRACE_S, DEFAULT_INTERVAL_S, Supervisor
 from meshdist.launch.worker_env import LOOPBACK, Job, worker_environment
@@ -28,6 +31,9 @@ from meshdist.store.address import endpoint
 from meshdist.system.deadline import Deadline
 from meshdist.system.processes import INTERRUPT_BASE
 
+if TYPE_CHECKING:
+    from meshdist.launch.dashboard import Dashboard
+
 
 class Settings(NamedTuple):
     """What to launch, and how."""
@@ -35,6 +41,7 @@ class Settings(NamedTuple):
     kind: str  # what the first word of `command` is: "script", "module" or "program"
     command: list[str]
     num_ranks: int  # number of ranks on this host
+    least_ranks: int | None = None  # how many a restart still has if ranks were killed; `num_ranks` if None
     master_addr: str = LOOPBACK  # of the store on a single host
     master_port: int = 0
     grace_s: float = DEFAULT_GRACE_S
@@ -44,6 +51,7 @@ class Settings(NamedTuple):
     rendezvous: NodeRendezvous | None = None  # where the launchers of several hosts meet; None on a single host
     run_id: str | None = None  # name of the job on a single host; random if None
     error_dir: str | None = None  # directory of the ranks' error files; None for none
+    dashboard: bool = False  # show the ranks on the terminal, by rich
     passes_local_rank: bool = False  # pass --local-rank to the command, before its arguments
 
 
@@ -60,22 +68,28 @@ def launch(settings: Settings) -> int:
         try:
             nodes = _nodes(settings, interrupts)
             stack.callback(nodes.close)
-            num_restarts = 0
+            dashboard = stack.enter_context(_dashboard()) if settings.dashboard else None
+            num_restarts, num_counted = nodes.first_start, 0
             while True:
-                verdict = _run(settings, nodes, interrupts, num_restarts)
+                verdict = _run(settings, nodes, interrupts, num_restarts, dashboard)
                 if not verdict.is_restart:
                     return verdict.status
                 num_restarts += 1
-                report(f"starting all ranks again, restart {num_restarts} of at most {settings.max_restarts}")
+                num_counted += verdict.is_counted
+                count = f", restart {num_counted} of at most {settings.max_restarts}" if verdict.is_counted else ""
+                report(f"starting all ranks again{count}")
         except SignalledError:
             number = interrupts.take()[0]
             if nodes is not None:
-                nodes.stop(Stop(nodes.node, signal=number))
+                nodes.stop(Stop(nodes.launcher, signal=number))
             report(f"stopped by {number.name}")
             return INTERRUPT_BASE + number
+        except JobEndedError as error:
+            report(str(error))
+            return error.status
         except (DistError, OSError, ValueError) as error:
             if nodes is not None:
-                nodes.stop(Stop(nodes.node, problem=f"cannot start its ranks: {error}"))
+                nodes.stop(Stop(nodes.launcher, problem=f"cannot start its ranks: {error}"))
             report(f"cannot start the job: {error}")
             return 1
 
@@ -85,22 +99,56 @@ def _nodes(settings: Settings, interrupts: Interrupts) -> Nodes:
         return OneNode(
             settings.num_ranks, settings.master_addr, settings.master_port, settings.max_restarts, settings.run_id
         )
-    met = meet(settings.rendezvous, settings.num_ranks, settings.max_restarts, interrupts)
+    met = meet(settings.rendezvous, settings.num_ranks, settings.max_restarts, interrupts, report)
     return SeveralNodes(met, interrupts, settings.master_port, settings.grace_s)
 
 
-def _run(settings: Settings, nodes: Nodes, interrupts: Interrupts, num_restarts: int) -> Verdict:
+def _dashboard() -> Dashboard:
+    from meshdist.launch.dashboard import Dashboard  # with all that asks ranks what they do
+
+    return Dashboard()
+
+
+def _run(
+    settings: Settings, nodes: Nodes, interrupts: Interrupts, num_restarts: int, dashboard: Dashboard | None
+) -> Verdict:
     """Run the ranks of this host to their end, report how it went, and return what to do next."""
     job = nodes.begin(num_restarts)
-    if settings.error_dir is not None and num_restarts == 0:
+    is_elastic = settings.rendezvous is not None and settings.rendezvous.least_nodes is not None
+    if is_elastic or len(job.local_ranks) != settings.num_ranks:
+        report(_who_starts(job))
+    if settings.error_dir is not None and num_restarts == nodes.first_start:
         ErrorFiles(settings.error_dir).begin(job)
     supervisor = Supervisor(job, interrupts, settings.interval_s)
-    with contextlib.closing(supervisor), Outputs(settings.routing, num_restarts) as outputs:
+    screen = dashboard.take if dashboard is not None else None
+    with (
+        contextlib.closing(supervisor),
+        contextlib.ExitStack() as at_the_end,  # of the output, too
+        Outputs(settings.routing, num_restarts, screen) as outputs,
+    ):
+        pids = {}
         for rank in job.local_ranks:
-            supervisor.add(_start(settings, job, rank, outputs))
+            member = _start(settings, job, rank, outputs)
+            supervisor.add(member)
+            pids[rank] = member.pid
         outputs.start()
+        met = settings.rendezvous
+        where = endpoint(met.host, met.port) if met is not None else ""
+        board = RankBoard(nodes.ranks_store, job, socket.gethostname(), settings.command, where)
+        board.start(pids, settings.routing, job.first_rank)
+        supervisor.on_exit = board.note_exit
+        if dashboard is not None:
+            dashboard.begin(nodes.ranks_store, endpoint(job.master_addr, job.master_port))
+            at_the_end.callback(dashboard.end)
         supervisor.watch(Deadline(math.inf), nodes.stopped)
         return _conclude(settings, nodes, supervisor, interrupts)
+
+
+def _who_starts(job: Job) -> str:
+    """Return the ranks of a start whose number may differ from that of the start before."""
+    ranks = f"{job.world_size} rank{'s' if job.world_size > 1 else ''}"
+    nodes = f" on {job.num_nodes} nodes; this one, node {job.node}, has {len(job.local_ranks)}"
+    return f"start {job.num_restarts} has {ranks}{nodes if job.num_nodes > 1 else ''}"
 
 
 def _start(settings: Settings, job: Job, rank: int, outputs: Outputs) -> Member:
@@ -126,22 +174,33 @@ def _conclude(settings: Settings, nodes: Nodes, supervisor: Supervisor, interrup
     if signals:
         if signals[0] == signal.SIGINT and nodes.node == 0:
             _report_hang(supervisor.job)
-        nodes.stop(Stop(nodes.node, signal=signals[0]))
+        nodes.stop(Stop(nodes.launcher, signal=signals[0]))
         supervisor.end(signals[0], settings.grace_s)
         report(f"stopped by {signals[0].name}{_how_others_ended(supervisor)}")
-        return nodes.conclude(Report(nodes.node, signal=signals[0]))
+        verdict = nodes.conclude(Report(nodes.launcher, signal=signals[0]))
+        return verdict._replace(status=INTERRUPT_BASE + signals[0])
     shown: int | None = None
     if supervisor.failures:
         cause = supervisor.failures[0]
-        first = nodes.stop(Stop(nodes.node, failure=cause))
+        first = nodes.stop(Stop(nodes.launcher, failure=cause))
         # A secondary failure is not shown yet: its cause may still arrive from this or another host.
         if not cause.secondary and (first.failure in (None, cause) or first.failure.secondary):
             _report_cause(settings, nodes, supervisor, cause)
             shown = cause.rank
     supervisor.end(signal.SIGTERM, settings.grace_s)
-    verdict = nodes.conclude(Report(nodes.node, supervisor.failures))
+    num_ranks = _num_ranks_next(settings, supervisor)
+    verdict = nodes.conclude(Report(nodes.launcher, supervisor.failures, num_ranks=num_ranks))
     _report_end(settings, nodes, supervisor, verdict, shown)
     return verdict
+
+
+def _num_ranks_next(settings: Settings, supervisor: Supervisor) -> int:
+    """Return how many ranks a restart has here: a rank that a signal has killed is lost, if the user allows fewer."""
+    num_ranks = len(supervisor.job.local_ranks)
+    if settings.least_ranks is None:
+        return num_ranks
+    num_killed = sum(failure.status < 0 for failure in supervisor.failures)
+    return max(settings.least_ranks, num_ranks - num_killed)
 
 
 def _report_hang(job: Job) -> None:
@@ -155,10 +214,13 @@ def _report_hang(job: Job) -> None:
 def _report_end(settings: Settings, nodes: Nodes, supervisor: Supervisor, verdict: Verdict, shown: int | None) -> None:
     """Report why the ranks have ended, unless that is shown already, and how."""
     cause = verdict.cause
+    stop = nodes.stopped()
     if cause is None and verdict.problem:
-        report(f"{nodes.describe(verdict.node)} {verdict.problem}")
-    elif cause is not None and verdict.node != nodes.node:
-        report(f"first failure: {nodes.describe(verdict.node)}, {cause.headline()}")
+        report(f"{nodes.describe(verdict.launcher)} {verdict.problem}")
+    elif cause is None and stop is not None and stop.newcomers:
+        report(f"new host{'s' if len(stop.newcomers) > 1 else ''}: {', '.join(stop.newcomers)}")
+    elif cause is not None and verdict.launcher != nodes.launcher:
+        report(f"first failure: {nodes.describe(verdict.launcher)}, {cause.headline()}")
     elif cause is not None and shown is None:
         _report_cause(settings, nodes, supervisor, cause)
         shown = cause.rank
@@ -167,8 +229,10 @@ def _report_end(settings: Settings, nodes: Nodes, supervisor: Supervisor, verdic
     if supervisor.ended or supervisor.running:
         after = " after the first failure" if cause is not None else ""
         report(f"terminated {ranks_text(sorted(supervisor.ended))}{after}{_how_others_ended(supervisor)}")
+    if cause is not None and nodes.launcher in verdict.leaving:
+        report("no restart is left: the job goes on without this host")
     if settings.error_dir is not None:
-        _write_error_files(settings, supervisor, verdict)
+        _write_error_files(settings, nodes, supervisor, verdict)
 
 
 def _other_failures(failures: Iterable[Failure], shown: int | None) -> list[str]:
@@ -186,15 +250,16 @@ def _other_failures(failures: Iterable[Failure], shown: int | None) -> list[str]
     return lines
 
 
-def _write_error_files(settings: Settings, supervisor: Supervisor, verdict: Verdict) -> None:
+def _write_error_files(settings: Settings, nodes: Nodes, supervisor: Supervisor, verdict: Verdict) -> None:
     """Write an error file for each rank that failed or was terminated, and print the path of the most telling one."""
     endings, num_restarts = endings_of(supervisor, settings.routing), supervisor.job.num_restarts
     is_by_signal = verdict.cause is None and verdict.status >= INTERRUPT_BASE  # sent to a launcher: no rank has failed
-    if not endings or is_by_signal or settings.error_dir is None:
+    is_planned = verdict.cause is None and not verdict.problem
+    if not endings or is_by_signal or is_planned or settings.error_dir is None:
         return
     files = ErrorFiles(settings.error_dir)
     try:
-        files.write(supervisor.job, endings, verdict)
+        files.write(supervisor.job, endings, verdict, nodes.node_of(verdict.launcher))
     except OSError as error:
         report(f"cannot write the ranks' error files: {error}")
         return
@@ -208,7 +273,7 @@ def _write_error_files(settings: Settings, supervisor: Supervisor, verdict: Verd
 
 def _report_cause(settings: Settings, nodes: Nodes, supervisor: Supervisor, cause: Failure) -> None:
     job = supervisor.job
-    where = f"{nodes.describe(nodes.node)}, " if nodes.num_nodes > 1 else ""
+    where = f"{nodes.describe(nodes.launcher)}, " if nodes.num_nodes > 1 else ""
     log = ""
     if settings.routing.is_in_file(cause.rank - job.first_rank, STDERR):
         log = f"\nIts output is in {settings.routing.path(cause.rank, STDERR, job.num_restarts)}"

@@ -80,8 +80,10 @@ class ErrorFiles:
             if found and (job.num_nodes == 1 or int(found[1]) in job.local_ranks):
                 os.unlink(os.path.join(self.directory, name))
 
-    def write(self, job: Job, endings: Iterable[Ending], verdict: Verdict) -> None:
+    def write(self, job: Job, endings: Iterable[Ending], verdict: Verdict, node: int | None) -> None:
         """Write the file of each rank, readable by its owner alone: messages may quote secrets.
+
+        `node` is the number of the host of the cause; None if it has none.
 
         Raises:
             OSError: A file cannot be written.
@@ -89,12 +91,12 @@ class ErrorFiles:
         for ending in endings:
             path = self.path(ending.rank, job.num_restarts)
             with open(path + ".part", "w", encoding="utf-8", opener=_private) as file:
-                json.dump(_describe(job, ending, verdict), file, indent=1)
+                json.dump(_describe(job, ending, verdict, node), file, indent=1)
                 file.write("\n")
             os.replace(path + ".part", path)  # readers never see a partial file
 
 
-def _describe(job: Job, ending: Ending, verdict: Verdict) -> dict[str, object]:
+def _describe(job: Job, ending: Ending, verdict: Verdict, node: int | None) -> dict[str, object]:
     failure, exit, cause = ending.failure, ending.exit, verdict.cause
     known = failure or exit
     status = known.status if known else None
@@ -120,17 +122,17 @@ def _describe(job: Job, ending: Ending, verdict: Verdict) -> dict[str, object]:
         "message": (failure.message or None) if failure else None,
         "traceback": (failure.traceback or None) if failure else None,
         "stderr": ending.log,
-        "first_failure": None if is_first else _first(verdict),
+        "first_failure": None if is_first else _first(verdict, node),
     }
 
 
-def _first(verdict: Verdict) -> dict[str, object]:
+def _first(verdict: Verdict, node: int | None) -> dict[str, object]:
     """Describe another rank's failure, or the other reason why the job ended."""
     cause = verdict.cause
     if cause is None:
-        return {"node": verdict.node, "rank": None, "host": None, "how": verdict.problem, "time_s": None}
+        return {"node": node, "rank": None, "host": None, "how": verdict.problem, "time_s": None}
     return {
-        "node": verdict.node,
+        "node": node,
         "rank": cause.rank,
         "host": cause.host,
         "how": cause.headline(),

@@ -5,27 +5,23 @@ from __future__ import annotations
 import json
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from meshdist.launch.failures import Failure, first_cause
 from meshdist.launch.worker_env import Job, job_secret, new_job
-from meshdist.store import TCPStore
+from meshdist.store import Store, TCPStore
 from meshdist.system.processes import INTERRUPT_BASE, shell_status
 
 
 class Stop(NamedTuple):
     """Why the ranks of all hosts must end."""
 
-    node: int  # the host of the problem
+    launcher: int  # the launcher of the host of the problem
     failure: Failure | None = None  # the rank that failed there, if one did
     signal: int = 0  # the number of the signal to its launcher, 0 for none
     problem: str = ""  # the problem of the launcher itself, empty if none
-
-    @property
-    def is_success(self) -> bool:
-        """True if all ranks of all hosts have succeeded."""
-        return self.failure is None and not self.signal and not self.problem
+    newcomers: Sequence[str] = []
 
     def encode(self) -> str:
         return json.dumps({**self._asdict(), "failure": self.failure and self.failure._asdict()})
@@ -39,10 +35,11 @@ class Stop(NamedTuple):
 class Report(NamedTuple):
     """How one start of the ranks ended on one host."""
 
-    node: int
+    launcher: int
     failures: list[Failure] = []  # noqa: RUF012 - never changed
     signal: int = 0  # the signal that ended the launcher there, 0 for none
     problem: str = ""  # the problem of the launcher there, empty if none
+    num_ranks: int = 0  # how many ranks it would start next
 
     def encode(self) -> str:
         return json.dumps({**self._asdict(), "failures": [failure._asdict() for failure in self.failures]})
@@ -58,9 +55,11 @@ class Verdict(NamedTuple):
 
     is_restart: bool  # start all ranks again
     status: int  # the exit status of the launchers otherwise
-    node: int = 0  # the host of the cause
+    launcher: int = 0  # that of the host of the cause
     cause: Failure | None = None  # the rank that failed first, if one did
-    problem: str = ""  # why the job cannot go on, other than a failed rank
+    problem: str = ""  # why the job cannot go on, or not with this host, other than a failed rank
+    leaving: list[int] = []  # noqa: RUF012 - never changed; the launchers without which an elastic job goes on
+    is_counted: bool = False  # the restart is one of those that --max-restarts allows
 
     def encode(self) -> str:
         return json.dumps({**self._asdict(), "cause": self.cause and self.cause._asdict()})
@@ -77,25 +76,68 @@ def judge(reports: Iterable[Report], may_restart: bool) -> Verdict:
     A signal or a problem of a launcher ends the job; failed ranks do so unless `may_restart`.
     """
     reports = list(reports)
-    for report in reports:
-        if report.signal:
-            name = signal.Signals(report.signal).name
-            return Verdict(False, INTERRUPT_BASE + report.signal, report.node, problem=f"was stopped by {name}")
-    for report in reports:
-        if report.problem:
-            return Verdict(False, 1, report.node, problem=report.problem)
-    by_node = [(failure, report.node) for report in reports for failure in report.failures]
-    if not by_node:
+    for report in sorted(reports, key=lambda report: not report.signal):
+        if report.signal or report.problem:
+            return Verdict(False, _status(report), report.launcher, problem=_problem(report))
+    found = _first_failure(reports)
+    if found is None:
         return Verdict(False, 0)
-    cause = first_cause(failure for failure, _ in by_node)
-    return Verdict(may_restart, shell_status(cause.status), dict(by_node)[cause], cause)
+    launcher, cause = found
+    return Verdict(may_restart, shell_status(cause.status), launcher, cause, is_counted=may_restart)
+
+
+def judge_elastic(
+    reports: Iterable[Report], may_restart: bool, leader: int, least_nodes: int, has_newcomers: bool
+) -> Verdict:
+    """Return what an elastic job does next, which goes on without a host whose launcher has a problem.
+
+    Only the launcher that leads cannot be missed. Ctrl-C ends the job. If no restart is left, a host leaves on which a
+    rank was killed by a signal; other failures end the job, since they would happen again.
+    """
+    reports = list(reports)
+    leaving = [report for report in reports if report.signal or report.problem]
+    for report in leaving:
+        if report.signal == signal.SIGINT or report.launcher == leader:
+            return Verdict(False, _status(report), report.launcher, problem=_problem(report))
+    without = [report.launcher for report in leaving]
+    found = _first_failure(reports)
+    if found is not None and not leaving:
+        launcher, cause = found
+        status = shell_status(cause.status)
+        if may_restart:
+            return Verdict(True, status, launcher, cause, is_counted=True)
+        may_leave = cause.status < 0 and launcher != leader and len(reports) > least_nodes
+        return Verdict(may_leave, status, launcher, cause, leaving=[launcher] if may_leave else [])
+    if leaving:
+        first = leaving[0]
+        return Verdict(True, _status(first), first.launcher, problem=_problem(first), leaving=without)
+    return Verdict(has_newcomers, 0)
+
+
+def _status(report: Report) -> int:
+    return INTERRUPT_BASE + report.signal if report.signal else 1
+
+
+def _problem(report: Report) -> str:
+    return f"was stopped by {signal.Signals(report.signal).name}" if report.signal else report.problem
+
+
+def _first_failure(reports: Iterable[Report]) -> tuple[int, Failure] | None:
+    """Return the failure that caused the others, with the launcher of its host; None without any."""
+    by_launcher = [(failure, report.launcher) for report in reports for failure in report.failures]
+    if not by_launcher:
+        return None
+    cause = first_cause(failure for failure, _ in by_launcher)
+    return next(launcher for failure, launcher in by_launcher if failure is cause), cause
 
 
 class Nodes(ABC):
-    """The hosts of a job; this one is number `node` of `num_nodes`."""
+    """The hosts of a job; this one is number `node` of `num_nodes`. Both may change from start to start."""
 
     node = 0
     num_nodes = 1
+    launcher = 0  # how many launchers came before this one
+    first_start = 0  # the start of the ranks with which this launcher began
 
     @abstractmethod
     def begin(self, num_restarts: int) -> Job:
@@ -104,6 +146,11 @@ class Nodes(ABC):
         Raises:
             DistError: The store cannot be opened or reached.
         """
+
+    @property
+    @abstractmethod
+    def ranks_store(self) -> Store:
+        """The store of the ranks of this start."""
 
     @abstractmethod
     def stopped(self) -> Stop | None:
@@ -125,9 +172,13 @@ class Nodes(ABC):
     def close(self) -> None:
         """Close the stores."""
 
-    def describe(self, node: int) -> str:
-        """Return the name of a host for messages."""
-        return f"node {node}"
+    def node_of(self, launcher: int) -> int | None:
+        """Return the number of a launcher's host, None if it has none in this start."""
+        return self.node
+
+    def describe(self, launcher: int) -> str:
+        """Return the name of a launcher's host for messages."""
+        return f"node {self.node_of(launcher)}"
 
 
 class OneNode(Nodes):
@@ -154,6 +205,11 @@ class OneNode(Nodes):
         self._run_id = job.run_id
         return job._replace(num_restarts=num_restarts, max_restarts=self._max_restarts)
 
+    @property
+    def ranks_store(self) -> Store:
+        assert self._store is not None
+        return self._store
+
     def stopped(self) -> Stop | None:
         return self._stop
 
@@ -165,6 +221,7 @@ class OneNode(Nodes):
         self._stop = Stop(self.node)
 
     def conclude(self, report: Report) -> Verdict:
+        self._num_ranks = report.num_ranks or self._num_ranks
         return judge([report], self._num_restarts < self._max_restarts)
 
     def close(self) -> None:

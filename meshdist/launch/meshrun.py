@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from meshdist.launch.agent import Settings, launch
 from meshdist.launch.options import (
+    DEFAULT_LAST_CALL_S,
     DEFAULT_MEETING_PORT,
+    Count,
     address_of_store,
     host_and_port,
     number_of_nodes,
+    number_of_ranks,
     port_number,
     rendezvous_backend,
     rendezvous_of,
@@ -24,25 +27,28 @@ from meshdist.launch.options import (
 from meshdist.launch.outputs import STDERR, STDOUT, Routing, Streams, parse_streams
 from meshdist.launch.supervisor import DEFAULT_GRACE_S, DEFAULT_INTERVAL_S
 from meshdist.launch.worker_env import LOOPBACK
-from meshdist.system.platform import parse_num_ranks, why_no_processes
+from meshdist.system.platform import why_no_processes
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
 USAGE_STATUS = 2
+STATUS = "status"
+"""The first word that shows running jobs, unless a script of this name is in the current directory."""
 
-_FLAGS = ("-h", "--help", "-m", "--module", "--no-python", "--standalone", "--use-env")
+_FLAGS = ("-h", "--help", "-m", "--module", "--no-python", "--standalone", "--use-env", "--dashboard")
 """Options that take no value, or one after `=`."""
 
 _TORCHRUN_OPTIONS = {
-    "--rdzv-conf": "--rdzv-timeout says how long the launchers wait for each other",
+    "--rdzv-conf": "--rdzv-timeout and --rdzv-last-call say how long the launchers wait for each other",
     "--start-method": "every rank is a new process",
 }
 """Options of torchrun that meshrun does not have, and why."""
 
 _USAGE = """meshrun [options] script.py [argument ...]
        meshrun [options] -m module [argument ...]
-       meshrun [options] --no-python program [argument ...]"""
+       meshrun [options] --no-python program [argument ...]
+       meshrun status [JOB] [--watch]"""
 
 _DESCRIPTION = """\
 Start the ranks of a job, monitor them, and exit with the job's status. For several hosts, start meshrun on each.
@@ -60,6 +66,8 @@ examples:
   meshrun --launcher mpi --nproc-per-node 4 train.py --backend mpi
   meshrun --nproc-per-node 2 --log-dir logs --no-python ./solver input.dat
   meshrun --nnodes 2 --rdzv-endpoint node1:29400 --nproc-per-node 8 train.py      (on both hosts)
+  meshrun --nnodes 2:4 --rdzv-endpoint node1:29400 --max-restarts 3 train.py      (on two to four hosts)
+  meshrun status                                                                  (what the ranks of your jobs do)
   srun --nodes 2 --ntasks-per-node 1 meshrun --nnodes 2 --nproc-per-node 8 train.py
 
 Options come before the script; what follows it is passed on. They may be spelled with _ for - as well."""
@@ -77,7 +85,12 @@ def main(arguments: list[str] | None = None, *, passes_local_rank: bool = False)
     why_not = why_no_processes()
     if why_not is not None:
         _complain(why_not)
-    options, command = split_command(sys.argv[1:] if arguments is None else arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == [STATUS] and not os.path.isfile(STATUS):
+        from meshdist.launch.status_command import main as show_status
+
+        return show_status(arguments[1:])
+    options, command = split_command(arguments)
     for option in options:
         name = option.partition("=")[0]
         if name in _TORCHRUN_OPTIONS:
@@ -94,10 +107,12 @@ def main(arguments: list[str] | None = None, *, passes_local_rank: bool = False)
     if parsed.launcher == "mpi":
         from meshdist.launch.mpirun import exec_mpirun, refusal
 
-        refused = refusal(options, parsed.nnodes)
+        refused = refusal(options, parsed.nnodes.most)
+        if refused is None and parsed.nproc_per_node.least != parsed.nproc_per_node.most:
+            refused = f"--nproc-per-node {parsed.nproc_per_node}: MPI cannot restart with fewer ranks; give one number"
         if refused is not None:
             _complain(refused)
-        return exec_mpirun(kind, command, parsed.nproc_per_node)
+        return exec_mpirun(kind, command, parsed.nproc_per_node.most)
     try:
         settings = _settings(parsed, kind, command, passes_local_rank and not parsed.use_env)
     except ValueError as error:
@@ -107,6 +122,15 @@ def main(arguments: list[str] | None = None, *, passes_local_rank: bool = False)
 
 def _settings(parsed: Namespace, kind: str, command: list[str], passes_local_rank: bool) -> Settings:
     everything = Streams(STDOUT | STDERR)
+    dashboard = parsed.dashboard and sys.stdout.isatty()
+    if parsed.dashboard:
+        from meshdist.launch.dashboard import why_no_dashboard
+
+        why_not = why_no_dashboard()
+        if why_not is not None:
+            raise ValueError(why_not)
+        if not dashboard:  # plain lines instead
+            parsed.tee = everything
     # A directory alone sends all output into files, unless --tee passes some on.
     redirects = parsed.redirects or (
         everything if parsed.log_dir is not None and parsed.tee == Streams() else Streams()
@@ -118,7 +142,8 @@ def _settings(parsed: Namespace, kind: str, command: list[str], passes_local_ran
     return Settings(
         kind=kind,
         command=command,
-        num_ranks=parsed.nproc_per_node,
+        num_ranks=parsed.nproc_per_node.most,
+        least_ranks=parsed.nproc_per_node.least,
         master_addr=address,
         master_port=port,
         grace_s=parsed.grace,
@@ -128,6 +153,7 @@ def _settings(parsed: Namespace, kind: str, command: list[str], passes_local_ran
         rendezvous=rendezvous,
         run_id=parsed.rdzv_id,
         error_dir=parsed.error_dir or parsed.log_dir,
+        dashboard=dashboard,
         passes_local_rank=passes_local_rank,
     )
 
@@ -169,11 +195,12 @@ def _parser() -> ArgumentParser:
     add(
         "-n",
         "--nproc-per-node",
-        type=_as_argument(parse_num_ranks),
-        default=1,
+        type=_as_argument(number_of_ranks),
+        default=Count(1, 1),
         metavar="N",
         help="how many ranks: a number, cpu (one per processor), gpu (one per GPU) or auto (gpu if there are any, "
-        "else cpu); default 1",
+        "else cpu); default 1. With 2:4, a job of 4 that restarts does without ranks that a signal has killed, down to "
+        "2",
     )
     add(
         "--launcher",
@@ -204,7 +231,14 @@ def _add_hosts(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("hosts and how they meet")
     add = group.add_argument
     add("--standalone", action="store_true", help="run on this host alone, as it does without --nnodes")
-    add("--nnodes", type=_as_argument(number_of_nodes), default=1, metavar="N", help="the number of hosts; default 1")
+    add(
+        "--nnodes",
+        type=_as_argument(number_of_nodes),
+        default=Count(1, 1),
+        metavar="N",
+        help="the number of hosts, default 1; or the fewest and the most, as in 2:4: the job restarts without "
+        "hosts that are lost, and with hosts that come",
+    )
     add(
         "--node-rank",
         type=_as_argument(whole_number),
@@ -233,6 +267,14 @@ def _add_hosts(parser: ArgumentParser) -> None:
         help="how long to wait for the other launchers; default 600",
     )
     add(
+        "--rdzv-last-call",
+        type=_as_argument(seconds),
+        default=DEFAULT_LAST_CALL_S,
+        metavar="SECONDS",
+        help="with --nnodes 2:4, how long to wait for more hosts once the fewest are there, and before a restart "
+        f"for new ones; default {DEFAULT_LAST_CALL_S:g}",
+    )
+    add(
         "--master-addr",
         metavar="HOST",
         help=f"one host: where the store of the ranks listens, default {LOOPBACK}; several: as --rdzv-endpoint",
@@ -256,7 +298,7 @@ def _add_watching(parser: ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="how often to start all ranks again, on all hosts, after one has failed; default 0. RESTART_COUNT tells "
-        "the ranks",
+        "the ranks how often they were started again",
     )
     add(
         "--monitor-interval",
@@ -303,6 +345,12 @@ def _add_output(parser: ArgumentParser) -> None:
         default=Streams(),
         metavar="WHAT",
         help="what is shown with [rankN] before each line, and goes to these files too; as --redirects",
+    )
+    add(
+        "--dashboard",
+        action="store_true",
+        help="show the ranks, their states, their last calls and their last lines of output, live; needs rich. Without "
+        "a terminal: as --tee 3",
     )
 
 

@@ -34,6 +34,7 @@ _INSTEAD = {
     "--rdzv-id": _NO_ADDRESS,
     "--rdzv-backend": _NO_ADDRESS,
     "--rdzv-timeout": _NO_ADDRESS,
+    "--rdzv-last-call": _NO_ADDRESS,
     "--master-addr": _NO_ADDRESS,
     "--master-port": _NO_ADDRESS,
     "--max-restarts": "MPI cannot start ranks again: start the job again, or use meshrun's own ranks and backend gloo",
@@ -43,6 +44,7 @@ _INSTEAD = {
     "--error-dir": "mpirun shows the ranks' errors, and writes none to files; leave it out",
     "--redirects": _OUTPUT,
     "--tee": _OUTPUT,
+    "--dashboard": _OUTPUT,
 }
 
 

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import secrets
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from meshdist._version import __version__
 from meshdist.errors import DistError, DistNetworkError, DistStoreError, DistTimeoutError
+from meshdist.launch.arrivals_of_nodes import Arrivals
 from meshdist.launch.interrupts import Interrupts
+from meshdist.launch.launchers_store import (
+    SignalledError,
+    arrived,
+    await_key,
+    await_sign_offs,
+    last_will,
+    seat_key,
+    sign_off,
+)
 from meshdist.launch.plan import NodeCard, Plan, check_card, number_nodes
 from meshdist.security.credentials import secret_from_environment
 from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, HandshakeUnanswered
@@ -35,6 +47,8 @@ class NodeRendezvous(NamedTuple):
     node: int | None = None  # the number of this host, None for any
     run_id: str | None = None  # the name of the job, None for any
     timeout_s: float = 600.0  # how long to wait for the others
+    least_nodes: int | None = None  # an elastic job has that many hosts up to `num_nodes`; None for another job
+    last_call_s: float = 0.0  # how long to wait for more once `least_nodes` are there
 
 
 class Met(NamedTuple):
@@ -42,23 +56,35 @@ class Met(NamedTuple):
 
     rendezvous: NodeRendezvous
     plan: Plan
-    node: int  # the number of this host
     number: int  # how many launchers came before this one
     store: TCPStore  # the store of the launchers; it runs in the launcher that leads
     lifeline: TCPStore  # a connection whose end shows the others that this launcher is gone
     secret: bytes  # that of the launchers' store
     leads: bool  # True for the launcher that keeps the store
+    start: int = 0  # the start of the ranks with which this launcher begins
+    arrivals: Arrivals | None = None  # in the launcher that leads an elastic job
 
 
-class SignalledError(Exception):
-    """A signal to the launcher ended a wait."""
+class JobEndedError(Exception):
+    """The job has ended before this launcher got a place in it; `status` is that of the job."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__("the job has ended before this host got a place in it")
+        self.status = status
 
 
-def meet(rendezvous: NodeRendezvous, num_ranks: int, max_restarts: int, interrupts: Interrupts) -> Met:
-    """Meet the launchers on the other hosts, and agree with them on a plan.
+def meet(
+    rendezvous: NodeRendezvous,
+    num_ranks: int,
+    max_restarts: int,
+    interrupts: Interrupts,
+    report: Callable[[str], None] = lambda text: None,
+) -> Met:
+    """Meet the launchers on the other hosts, and agree with them on a plan; `report` shows why this takes long.
 
     Raises:
         SignalledError: A signal came.
+        JobEndedError: An elastic job had no place for this host up to its end.
         DistError: The store cannot be reached or refuses this launcher, or some launchers did not come.
         ValueError: The launchers' options contradict each other.
     """
@@ -71,66 +97,67 @@ def meet(rendezvous: NodeRendezvous, num_ranks: int, max_restarts: int, interrup
         rendezvous.node,
         rendezvous.run_id,
         f"meshdist {__version__}",
+        rendezvous.least_nodes,
     )
+    arrivals, start = None, 0
     with contextlib.ExitStack() as on_failure:
         store, lifeline, number = _enter(rendezvous, mine, secret, interrupts, deadline)
         on_failure.callback(store.close)
         on_failure.callback(lifeline.close)
         store.set(f"card/{number}", mine.encode())
         if store.is_master:
-            plan = _lead(store, mine, number, max_restarts, interrupts, deadline)
+            if rendezvous.least_nodes is not None:
+                arrivals = Arrivals(store, mine, number, rendezvous.last_call_s)
+            plan = _lead(store, mine, number, arrivals, max_restarts, interrupts, deadline)
         else:
-            await_key(store, "plan", interrupts, Deadline(deadline.remaining_s() + _SIGN_OFF_S))
-            plan = Plan.decode(store.get("plan"))
-        if plan.problem or number >= len(plan.nodes):
-            sign_off(store, number)
-            raise DistError(plan.problem or _too_many(rendezvous, plan.hosts))
-        on_failure.pop_all()
-    return Met(rendezvous, plan, plan.nodes[number], number, store, lifeline, secret, store.is_master)
-
-
-def await_key(store: Store, key: str, interrupts: Interrupts, deadline: Deadline) -> None:
-    await_all(store, [key], interrupts, deadline)
-
-
-def await_all(store: Store, keys: Sequence[str], interrupts: Interrupts, deadline: Deadline) -> None:
-    """Wait until all `keys` are in the store.
-
-    Raises:
-        SignalledError: A signal came.
-        DistStoreError: Some keys were missing at the deadline.
-        DistNetworkError: The store is gone.
-    """
-    while True:
-        try:
-            store.wait(keys, deadline.slice_s(_SLICE_S))
-            return
-        except DistStoreError:
-            if interrupts.pending():
-                raise SignalledError from None
-            if deadline.expired():
+            if rendezvous.least_nodes is not None and store.check(["plan/0"]):
+                report("the job runs already: waiting for a place in it")
+            try:
+                # An elastic job that runs may have a place only later; the launcher that leads tells when it has ended.
+                is_elastic = rendezvous.least_nodes is not None
+                wait_s = math.inf if is_elastic else deadline.remaining_s() + _SIGN_OFF_S
+                await_key(store, seat_key(number), interrupts, Deadline(wait_s))
+                start, problem = _seat(store.get(seat_key(number)))
+            except JobEndedError:
+                sign_off(store, number)
                 raise
+            plan = Plan(problem=problem) if problem else Plan.decode(store.get(f"plan/{start}"))
+        if plan.problem:
+            sign_off(store, number)
+            raise DistError(plan.problem)
+        on_failure.pop_all()
+    return Met(rendezvous, plan, number, store, lifeline, secret, store.is_master, start, arrivals)
+
+
+def _seat(text: bytes) -> tuple[int, str]:
+    """Return the start with which a launcher begins, and the problem if it is refused."""
+    seat = json.loads(text)
+    if "ended" in seat:
+        raise JobEndedError(seat["ended"])
+    return seat.get("start", 0), seat.get("problem", "")
 
 
 def _enter(
     rendezvous: NodeRendezvous, mine: NodeCard, secret: bytes, interrupts: Interrupts, deadline: Deadline
 ) -> tuple[TCPStore, TCPStore, int]:
     """Return the store, hosted here or by another launcher, the lifeline, and how many launchers came before."""
-    gone = f"the launcher on {mine.host} left before the job began"
+    is_elastic = rendezvous.least_nodes is not None
+    # An elastic job goes on without it.
+    gone = {} if is_elastic else {"lost": f"the launcher on {mine.host} left before the job began"}
     while True:
         store = _open(rendezvous, secret, deadline)
         if store is not None:
             lifeline = TCPStore(rendezvous.host, store.port, timeout=_STORE_TIMEOUT_S, secret=secret)
-            lifeline.set_last_will({"lost": gone})
+            lifeline.set_last_will(gone)
             number = store.add("num_launchers", 1) - 1
-            if number < rendezvous.num_nodes:
-                lifeline.set_last_will({"lost": gone, **last_will(number)})
+            if number < rendezvous.num_nodes or (is_elastic and not store.check(["over"])):
+                lifeline.set_last_will({**gone, **last_will(number)})
                 return store, lifeline, number
             lifeline.set_last_will({})
             lifeline.close()
             # An earlier run with the same secret and address may still be ending: wait for its end.
             is_over = store.check(["over"])
-            hosts = [card.host for card in _present(store, rendezvous.num_nodes)]
+            hosts = [card.host for card in _present(store)[: rendezvous.num_nodes]]
             store.close()
             if not is_over:
                 raise DistError(_too_many(rendezvous, hosts))
@@ -199,40 +226,58 @@ def _is_this_host(host: str) -> bool:
 
 
 def _lead(
-    store: TCPStore, mine: NodeCard, number: int, max_restarts: int, interrupts: Interrupts, deadline: Deadline
+    store: TCPStore,
+    mine: NodeCard,
+    number: int,
+    arrivals: Arrivals | None,
+    max_restarts: int,
+    interrupts: Interrupts,
+    deadline: Deadline,
 ) -> Plan:
-    """Wait for all launchers, and send them the plan, or the reason why there is none."""
+    """Wait for all launchers, or for the fewest of an elastic job; send them the plan, or why there is none."""
     try:
-        cards = _gather(store, mine, interrupts, deadline)
-        nodes = number_nodes(cards, number)
+        if arrivals is not None:
+            launchers = arrivals.gather((), interrupts, deadline)
+            cards = arrivals.cards
+        else:
+            cards = dict(enumerate(_gather(store, mine, interrupts, deadline)))
+            nodes = number_nodes(list(cards.values()), number)
+            launchers = sorted(cards, key=lambda launcher: nodes[launcher])
     except SignalledError:
-        store.set("plan", Plan(problem=f"the launcher on {mine.host} was stopped").encode())
+        _refuse_all(store, f"the launcher on {mine.host} was stopped", number)
         raise
     except (DistError, ValueError) as error:
-        plan = Plan(problem=str(error))
-    else:
-        by_node = sorted(zip(nodes, cards, strict=True), key=lambda pair: pair[0])
-        plan = Plan(
-            nodes=nodes,
-            num_ranks=[card.num_ranks for _, card in by_node],
-            hosts=[card.host for _, card in by_node],
-            run_id=mine.run_id or secrets.token_hex(8),
-            nonce=secrets.token_hex(16),
-            max_restarts=max_restarts,
-            leader=nodes[number],
-        )
-    store.set("plan", plan.encode())
-    if plan.problem:
-        await_sign_offs(store, [other for other in _numbers(store, mine.num_nodes) if other != number], _SIGN_OFF_S)
+        _refuse_all(store, str(error), number)
+        return Plan(problem=str(error))
+    plan = Plan(
+        launchers=launchers,
+        num_ranks=[cards[launcher].num_ranks for launcher in launchers],
+        hosts=[cards[launcher].host for launcher in launchers],
+        run_id=mine.run_id or secrets.token_hex(8),
+        nonce=secrets.token_hex(16),
+        max_restarts=max_restarts,
+        leader=number,
+    )
+    publish(store, 0, plan, launchers)
     return plan
 
 
-def _present(store: Store, num_nodes: int) -> list[NodeCard]:
-    return [NodeCard.decode(store.get(f"card/{number}")) for number in _numbers(store, num_nodes)]
+def publish(store: Store, start: int, plan: Plan, newcomers: Iterable[int]) -> None:
+    """Send the plan of a start to the launchers; `newcomers` begin with it."""
+    store.set(f"plan/{start}", plan.encode())
+    for launcher in newcomers:
+        store.set(seat_key(launcher), json.dumps({"start": start}))
 
 
-def _numbers(store: Store, num_nodes: int) -> list[int]:
-    return [number for number in range(num_nodes) if store.check([f"card/{number}"])]
+def _refuse_all(store: Store, problem: str, leader: int) -> None:
+    others = [launcher for launcher in arrived(store) if launcher != leader]
+    for launcher in others:
+        store.set(seat_key(launcher), json.dumps({"problem": problem}))
+    await_sign_offs(store, others, _SIGN_OFF_S)
+
+
+def _present(store: Store) -> list[NodeCard]:
+    return [NodeCard.decode(store.get(f"card/{number}")) for number in arrived(store)]
 
 
 def _gather(store: TCPStore, mine: NodeCard, interrupts: Interrupts, deadline: Deadline) -> list[NodeCard]:
@@ -245,7 +290,7 @@ def _gather(store: TCPStore, mine: NodeCard, interrupts: Interrupts, deadline: D
             if store.check(["lost"]):
                 raise DistNetworkError(store.get("lost").decode()) from None
             if deadline.expired():
-                there = ", ".join(card.host for card in _present(store, mine.num_nodes))
+                there = ", ".join(card.host for card in _present(store))
                 raise DistTimeoutError(
                     f"{len(cards)} of {mine.num_nodes} hosts (--nnodes) joined within {deadline.timeout_s:g} s: {there}"
                     "; start meshrun on the others too, with the same --rdzv-endpoint"
@@ -254,23 +299,3 @@ def _gather(store: TCPStore, mine: NodeCard, interrupts: Interrupts, deadline: D
             cards.append(NodeCard.decode(store.get(f"card/{len(cards)}")))
             check_card(cards[-1], mine)
     return cards
-
-
-def sign_off(store: Store, number: int) -> None:
-    """Report that launcher `number` needs the store no longer."""
-    store.set(_done_key(number), "")
-
-
-def last_will(number: int) -> dict[str, str]:
-    """Return the keys to set in the store if launcher `number` disconnects before `sign_off`."""
-    return {_done_key(number): ""}
-
-
-def await_sign_offs(store: Store, numbers: Sequence[int], timeout_s: float) -> None:
-    """Keep the store until these launchers have signed off or disconnected, or until the deadline."""
-    with contextlib.suppress(DistStoreError):
-        store.wait([_done_key(number) for number in numbers], timeout_s)
-
-
-def _done_key(number: int) -> str:
-    return f"done/{number}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from meshdist.cluster.place import DEFAULT_PORT, find_place
 from meshdist.launch.node_rendezvous import NodeRendezvous
 from meshdist.launch.worker_env import LOOPBACK
+from meshdist.system.platform import parse_num_ranks
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -14,25 +15,44 @@ if TYPE_CHECKING:
 
 DEFAULT_MEETING_PORT = 29400
 _OPTIONS_OF_VARIABLES = ("nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "rdzv_endpoint")
+DEFAULT_LAST_CALL_S = 10.0
 _BACKENDS = ("c10d", "static")
+
+
+class Count(NamedTuple):
+    """A number of hosts or of ranks, or the fewest and the most of them."""
+
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        return str(self.most) if self.least == self.most else f"{self.least}:{self.most}"
+
+
+def number_of_nodes(text: str) -> Count:
+    """Return the numbers of hosts of "4", or of "2:4"."""
+    least, colon, most = text.partition(":")
+    most = most if colon else least
+    if not (least.isdecimal() and most.isdecimal() and 0 < int(least) <= int(most)):
+        raise ValueError(f"expected the number of hosts, or the fewest and the most of them as in 2:4, got {text!r}")
+    return Count(int(least), int(most))
+
+
+def number_of_ranks(text: str) -> Count:
+    """Return the numbers of ranks of "4", "gpu" and so on, or of "2:4"."""
+    least, colon, most = text.partition(":")
+    if not colon:
+        num_ranks = parse_num_ranks(text)
+        return Count(num_ranks, num_ranks)
+    if not (least.isdecimal() and 0 < int(least) <= (num_ranks := parse_num_ranks(most))):
+        raise ValueError(f"expected the fewest and the most ranks, as in 2:4, got {text!r}")
+    return Count(int(least), num_ranks)
 
 
 def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the options for which variables of torchrun stand, as text: PET_NNODES and others, of Kubeflow Trainer."""
     found = {option: environ.get(f"PET_{option.upper()}") for option in _OPTIONS_OF_VARIABLES}
     return {option: text for option, text in found.items() if text}
-
-
-def number_of_nodes(text: str) -> int:
-    """Return the number of hosts; "4:4" is 4 as well."""
-    least, _, most = text.partition(":")
-    if not (least.isdecimal() and int(least) > 0 and (most or least).isdecimal()):
-        raise ValueError(f"expected the number of hosts, got {text!r}")
-    if most and int(most) != int(least):
-        raise ValueError(
-            f"a job cannot grow and shrink between {least} and {most} hosts: give one number, not {text!r}"
-        )
-    return int(least)
 
 
 def whole_number(text: str) -> int:
@@ -87,7 +107,8 @@ def rendezvous_backend(text: str) -> str:
 
 def rendezvous_of(parsed: Namespace) -> NodeRendezvous | None:
     """Return where the launchers of several hosts meet; None on a single host."""
-    if parsed.nnodes == 1:
+    least, most = parsed.nnodes
+    if most == 1:
         if parsed.node_rank not in (None, 0):
             raise ValueError(f"--node-rank {parsed.node_rank}: with one host (--nnodes 1) it must be 0")
         return None
@@ -98,23 +119,24 @@ def rendezvous_of(parsed: Namespace) -> NodeRendezvous | None:
         port = parsed.master_port
     if host is None:
         host, port, node = _from_launcher(parsed.nnodes, node)
-    if node is not None and node >= parsed.nnodes:
-        raise ValueError(f"--node-rank must be 0 to {parsed.nnodes - 1}, got {node}")
-    return NodeRendezvous(host, port or DEFAULT_MEETING_PORT, parsed.nnodes, node, parsed.rdzv_id, parsed.rdzv_timeout)
+    if node is not None and node >= most:
+        raise ValueError(f"--node-rank must be 0 to {most - 1}, got {node}")
+    met = NodeRendezvous(host, port or DEFAULT_MEETING_PORT, most, node, parsed.rdzv_id, parsed.rdzv_timeout)
+    return met if least == most else met._replace(least_nodes=least, last_call_s=parsed.rdzv_last_call)
 
 
-def _from_launcher(num_nodes: int, node: int | None) -> tuple[str, int | None, int]:
+def _from_launcher(num_nodes: Count, node: int | None) -> tuple[str, int | None, int]:
     """Return the first host, a port of this start, and the number of this host, where a launcher started meshrun.
 
     The port is None where the launcher does not distinguish one start from another.
     """
-    place = find_place(world_size=num_nodes)
+    place = find_place(world_size=num_nodes.most)
     if place is None or place.address is None:
         raise ValueError(
             f"--nnodes {num_nodes}: the launchers need a meeting point: give all of them the same --rdzv-endpoint "
             f"HOST:PORT, with the name of one of the hosts{'' if place is None else f' ({place.no_address})'}"
         )
-    if place.world_size != num_nodes:
+    if not num_nodes.least <= place.world_size <= num_nodes.most:
         raise ValueError(
             f"--nnodes {num_nodes}, but {place.launcher.name} has started {place.world_size} processes: start one "
             "meshrun on each host, or give --rdzv-endpoint HOST:PORT"
@@ -127,7 +149,7 @@ def _from_launcher(num_nodes: int, node: int | None) -> tuple[str, int | None, i
 
 def address_of_store(parsed: Namespace) -> tuple[str, int]:
     """Return the address of the ranks' store; with several hosts, only its port is used."""
-    if parsed.nnodes > 1:  # the endpoint's port, or --master-port without an endpoint, belongs to the launchers
+    if parsed.nnodes.most > 1:  # the endpoint's port, or --master-port without an endpoint, belongs to the launchers
         return "", parsed.master_port if parsed.rdzv_endpoint is not None else 0
     host, port = (None, None) if parsed.standalone or parsed.rdzv_endpoint is None else parsed.rdzv_endpoint
     return parsed.master_addr or host or LOOPBACK, parsed.master_port or port or 0

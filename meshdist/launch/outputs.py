@@ -7,6 +7,8 @@ import os
 import selectors
 import sys
 import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import IO, NamedTuple
 
@@ -60,11 +62,19 @@ class Routing(NamedTuple):
         return self.directory is not None and bool((self.redirects.of(local_rank) | self.tee.of(local_rank)) & stream)
 
 
-class Outputs:
-    """The files and pipes of one start of the ranks; a thread forwards the output from pipes."""
+Screen = Callable[[int, Sequence[bytes]], None]
+"""Shows lines of a rank."""
 
-    def __init__(self, routing: Routing, num_restarts: int) -> None:
+
+class Outputs:
+    """The files and pipes of one start of the ranks; a thread forwards the output from pipes.
+
+    A `screen` takes all output of all ranks, instead of stdout and stderr.
+    """
+
+    def __init__(self, routing: Routing, num_restarts: int, screen: Screen | None = None) -> None:
         self._routing = routing
+        self._screen = screen
         self._num_restarts = num_restarts
         self._selector = selectors.DefaultSelector()
         self._thread: threading.Thread | None = None
@@ -78,11 +88,12 @@ class Outputs:
         file: IO[bytes] | None = None
         if self._routing.is_in_file(local_rank, stream):
             file = open(self._routing.path(rank, stream, self._num_restarts), "wb", buffering=0)  # noqa: SIM115
-        if not self._routing.tee.of(local_rank) & stream:
+        if self._screen is None and not self._routing.tee.of(local_rank) & stream:
             return file if file is None else stack.enter_context(file)
         read_fd, write_fd = os.pipe()
         stack.callback(os.close, write_fd)
-        self._selector.register(read_fd, selectors.EVENT_READ, _Tee(f"[rank{rank}] ".encode(), stream, file))
+        show = partial(_print, rank, stream) if self._screen is None else partial(self._screen, rank)
+        self._selector.register(read_fd, selectors.EVENT_READ, _Tee(show, file))
         return write_fd
 
     def start(self) -> None:
@@ -137,9 +148,8 @@ class Outputs:
 class _Tee:
     """Forwards one stream of one rank in whole lines."""
 
-    def __init__(self, prefix: bytes, stream: int, file: IO[bytes] | None) -> None:
-        self._prefix = prefix
-        self._console_fd = (sys.stdout if stream == STDOUT else sys.stderr).fileno()
+    def __init__(self, show: Callable[[Sequence[bytes]], None], file: IO[bytes] | None) -> None:
+        self._show = show
         self._file = file
         self._part = b""
 
@@ -163,8 +173,11 @@ class _Tee:
         if self._file is not None:
             self._file.close()
 
-    def _show(self, lines: list[bytes]) -> None:
-        text = b"".join(self._prefix + line + b"\n" for line in lines)
-        with contextlib.suppress(OSError):  # stdout or stderr may be closed; the ranks continue
-            while text:
-                text = text[os.write(self._console_fd, text) :]
+
+def _print(rank: int, stream: int, lines: Sequence[bytes]) -> None:
+    """Print lines with the rank before each, to the launcher's own stdout or stderr."""
+    text = b"".join(b"[rank%d] %s\n" % (rank, line) for line in lines)
+    console_fd = (sys.stdout if stream == STDOUT else sys.stderr).fileno()
+    with contextlib.suppress(OSError):  # stdout or stderr may be closed; the ranks continue
+        while text:
+            text = text[os.write(console_fd, text) :]

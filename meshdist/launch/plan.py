@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -17,6 +17,12 @@ class NodeCard(NamedTuple):
     node: int | None = None
     run_id: str | None = None
     version: str = ""  # its version of meshdist
+    least_nodes: int | None = None  # the fewest hosts of an elastic job, of which `num_nodes` is the most
+
+    @property
+    def nnodes(self) -> str:
+        """The numbers of hosts as --nnodes has them."""
+        return str(self.num_nodes) if self.least_nodes is None else f"{self.least_nodes}:{self.num_nodes}"
 
     def encode(self) -> str:
         return json.dumps(self._asdict())
@@ -27,15 +33,15 @@ class NodeCard(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The agreement of the launchers."""
+    """The agreement of the launchers on one start of the ranks. A launcher is known by how many came before it."""
 
-    nodes: Sequence[int] = ()  # the number of each host, in order of arrival of the launchers
+    launchers: Sequence[int] = ()  # the launcher of each host, by the number of the host
     num_ranks: Sequence[int] = ()  # number of ranks on each host, by its number
     hosts: Sequence[str] = ()  # the names of the hosts, by number
     run_id: str = ""
     nonce: str = ""  # tells this run from others with the same secret
     max_restarts: int = 0  # how often all ranks are restarted after a failure
-    leader: int = 0  # the number of the host whose launcher keeps the stores
+    leader: int = 0  # the launcher that keeps the stores
     problem: str = ""  # why there is no job, empty if there is one
 
     @property
@@ -60,12 +66,29 @@ def check_card(card: NodeCard, mine: NodeCard) -> None:
     Raises:
         ValueError: They were not; the message names the difference.
     """
-    for name, option in (("num_nodes", "--nnodes"), ("run_id", "--rdzv-id"), ("version", "the version of meshdist")):
+    for name, option in (("nnodes", "--nnodes"), ("run_id", "--rdzv-id"), ("version", "the version of meshdist")):
         theirs, ours = getattr(card, name), getattr(mine, name)
         if theirs != ours:
             raise ValueError(f"the hosts disagree on {option}: {mine.host} has {ours}, {card.host} has {theirs}")
     if card.node is not None and not 0 <= card.node < mine.num_nodes:
         raise ValueError(f"--node-rank on {card.host} must be 0 to {mine.num_nodes - 1}, got {card.node}")
+
+
+def order_launchers(cards: Mapping[int, NodeCard], before: Sequence[int], leader: int, most: int) -> list[int]:
+    """Return the launchers of at most `most` hosts of an elastic job, in the order of the hosts' numbers.
+
+    Those of the start `before` have precedence, then those that came first. Hosts are ordered by the numbers that the
+    user gave, which need not be without gaps; hosts without one keep their order, and new ones follow.
+    """
+    place = {launcher: number for number, launcher in enumerate(before)}
+    known = [leader, *(launcher for launcher in before if launcher != leader and launcher in cards)]
+    chosen = [*known, *sorted(set(cards) - set(known))][:most]
+
+    def order(launcher: int) -> tuple[float, int, bool, int]:
+        given = cards[launcher].node
+        return float("inf") if given is None else given, place.get(launcher, most), launcher != leader, launcher
+
+    return sorted(chosen, key=order)
 
 
 def number_nodes(cards: Sequence[NodeCard], leader: int) -> list[int]:

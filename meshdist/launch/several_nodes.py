@@ -3,21 +3,34 @@
 In each start of the ranks, the first launcher with a problem sets the key `stop`, and all others wait for it. All end
 their ranks, report how these ended, and follow the verdict of the launcher that keeps the store. If a launcher is
 killed or disconnected, the store sets its keys (`TCPStore.set_last_will`).
+
+In an elastic job the launcher that keeps the store makes a new plan for each start, from the launchers that are there.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 import threading
+from collections.abc import Callable
 
-from meshdist.errors import DistError, DistNetworkError, DistStoreError
+from meshdist.errors import DistError, DistNetworkError, DistStoreError, DistTimeoutError
 from meshdist.launch.interrupts import Interrupts
-from meshdist.launch.job_verdict import Nodes, Report, Stop, Verdict, judge
-from meshdist.launch.node_rendezvous import Met, await_all, await_key, await_sign_offs, last_will, sign_off
+from meshdist.launch.job_verdict import Nodes, Report, Stop, Verdict, judge, judge_elastic
+from meshdist.launch.launchers_store import (
+    arrived,
+    await_key,
+    await_sign_offs,
+    has_left,
+    last_will,
+    ranks_secret,
+    seat_key,
+    sign_off,
+)
+from meshdist.launch.node_rendezvous import Met, publish
+from meshdist.launch.plan import Plan
 from meshdist.launch.worker_env import Job, new_job
-from meshdist.store import TCPStore
+from meshdist.store import Store, TCPStore
 from meshdist.system.deadline import Deadline
 
 _SLICE_S = 0.25
@@ -25,6 +38,7 @@ _LISTEN_S = 3600.0
 _REPORTS_S = 30.0
 _SIGN_OFF_S = 5.0
 _JOIN_S = 2.0
+_GONE = "was killed, or the network to it is cut"
 
 
 class SeveralNodes(Nodes):
@@ -34,44 +48,57 @@ class SeveralNodes(Nodes):
     """
 
     def __init__(self, met: Met, interrupts: Interrupts, master_port: int, grace_s: float) -> None:
-        self.node = met.node
-        self.num_nodes = len(met.plan.nodes)
+        self.launcher = met.number
+        self.first_start = met.start
         self._met = met
         self._store = met.store
         self._interrupts = interrupts
         self._master_port = master_port
         self._timeout_s = 2 * grace_s + _REPORTS_S
-        self._num_restarts = 0
+        self._num_restarts = met.start
+        self._num_failed_starts = 0  # in the launcher that leads
         self._ranks_store: TCPStore | None = None
         self._stop: Stop | None = None
         self._is_stopped = threading.Event()
         self._lock = threading.Lock()
-        self._is_concluded = False
+        self._verdict: Verdict | None = None
+        self._num_ranks: dict[int, int] = {}  # how many ranks each launcher would start next
         self._is_closed = False
-        self._listener: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._names: dict[int, str] = {}
+        self._follow(met.plan)
+
+    def _follow(self, plan: Plan) -> None:
+        self._plan = plan
+        self._names.update((launcher, plan.hosts[node]) for node, launcher in enumerate(plan.launchers))
+        self.node, self.num_nodes = plan.launchers.index(self.launcher), len(plan.launchers)
 
     def begin(self, num_restarts: int) -> Job:
         """Return the ranks to start here, with a new store and a new secret at each start."""
+        self._join_threads()
+        if num_restarts > self.first_start:
+            self._follow(self._next_plan(num_restarts))
         with self._lock:
             self._num_restarts = num_restarts
             self._stop = None
             self._is_stopped.clear()
-        self._is_concluded = False
+        self._verdict = None
         self._set_last_will(num_restarts)
-        self._store.set(f"ready/{self.node}", "")
-        plan, host = self._met.plan, self._met.rendezvous.host
-        secret = self._ranks_secret()
+        self._store.set(f"ready/{num_restarts}/{self.launcher}", "")
+        plan, host = self._plan, self._met.rendezvous.host
+        secret = ranks_secret(self._met.secret, plan.nonce, num_restarts)
         if self._met.leads:
-            self._open_ranks_store(secret, "" if num_restarts else self._await_ready())
+            self._open_ranks_store(secret, self._await_ready())
         else:
             self._await(f"port/{num_restarts}")
         port, problem = json.loads(self._store.get(f"port/{num_restarts}"))
         if problem:
             raise DistError(problem)
-        self._listener = threading.Thread(
-            target=self._listen, args=(num_restarts,), name="meshrun-listener", daemon=True
-        )
-        self._listener.start()
+        if not self._met.leads:
+            self._join_ranks_store(host, port, secret)
+        self._start_thread(self._listen)
+        if self._met.arrivals is not None:
+            self._start_thread(self._watch_for_newcomers)
         return new_job(plan.world_size, secret, host, port, plan.run_id)._replace(
             first_rank=plan.first_rank(self.node),
             num_local=plan.num_ranks[self.node],
@@ -80,6 +107,42 @@ class SeveralNodes(Nodes):
             num_restarts=num_restarts,
             max_restarts=plan.max_restarts,
         )
+
+    def _next_plan(self, start: int) -> Plan:
+        """Return the plan of a restart: that of the launcher that leads."""
+        before, arrivals = self._plan, self._met.arrivals
+        if not self._met.leads:
+            limit = Deadline(self._met.rendezvous.timeout_s + 1.5 * self._timeout_s)
+            await_key(self._store, f"plan/{start}", self._interrupts, limit)
+            plan = Plan.decode(self._store.get(f"plan/{start}"))
+        else:
+            launchers, problem = before.launchers, ""
+            if arrivals is not None:
+                arrivals.dismiss(self._verdict.leaving if self._verdict is not None else ())
+                staying = [launcher for launcher in launchers if launcher in arrivals.there()]
+                try:
+                    launchers = arrivals.gather(staying, self._interrupts, Deadline(self._met.rendezvous.timeout_s))
+                except DistTimeoutError as error:
+                    problem = str(error)
+            hosts = dict(zip(before.launchers, before.hosts, strict=True))
+            cards = arrivals.cards if arrivals is not None else {}
+            plan = before._replace(
+                launchers=launchers,
+                num_ranks=[self._num_ranks.get(each) or cards[each].num_ranks for each in launchers],
+                hosts=[cards[each].host if each in cards else hosts[each] for each in launchers],
+                problem=problem,
+            )
+            publish(self._store, start, plan, sorted(set(launchers) - set(before.launchers)))
+        if plan.problem:
+            raise DistError(plan.problem)
+        if self.launcher not in plan.launchers:
+            raise DistError("the job goes on without this host, which did not report in time that its ranks had ended")
+        return plan
+
+    @property
+    def ranks_store(self) -> Store:
+        assert self._ranks_store is not None
+        return self._ranks_store
 
     def stopped(self) -> Stop | None:
         """Return the first stop of this start, from any launcher."""
@@ -96,77 +159,94 @@ class SeveralNodes(Nodes):
         """Report that all ranks here have succeeded, and wait for the other hosts, or a signal."""
         with contextlib.suppress(DistNetworkError):  # the listener reports it
             if self._store.add(f"well/{self._num_restarts}", 1) == self.num_nodes:
-                self.stop(Stop(self.node))
+                self.stop(Stop(self.launcher))
         while not self._is_stopped.wait(_SLICE_S) and not self._interrupts.pending():
             pass
 
     def conclude(self, report: Report) -> Verdict:
         """Report to the launcher that leads, and return its verdict on all reports."""
-        if self._stop is not None and self._stop.problem and not report.problem:
-            report = report._replace(node=self._stop.node, problem=self._stop.problem)
         verdict_key = f"verdict/{self._num_restarts}"
         try:
-            self._store.set(f"report/{self._num_restarts}/{self.node}", report.encode())
+            self._store.set(f"report/{self._num_restarts}/{self.launcher}", report.encode())
             if self._met.leads:
                 self._store.set(verdict_key, self._judge().encode())
             else:
                 self._await(verdict_key)
             verdict = Verdict.decode(self._store.get(verdict_key))
         except DistNetworkError as error:
-            return Verdict(False, 1, self._met.plan.leader, problem=report.problem or self._store_lost(error))
-        self._is_concluded = True
-        return verdict
+            return Verdict(False, 1, self._plan.leader, problem=report.problem or self._store_lost(error))
+        self._verdict = verdict
+        return verdict._replace(is_restart=verdict.is_restart and self.launcher not in verdict.leaving)
 
     def close(self) -> None:
         """Leave the other launchers; the one that leads first waits until they have read the verdict."""
         self._is_closed = True
         with contextlib.suppress(DistError):  # the one that leads may be gone
             if self._met.leads:
-                self._store.set("over", "")
-                stop = self._stop or Stop(self.node, problem="has given up")
-                verdict = judge([Report(stop.node, signal=stop.signal, problem=stop.problem)], may_restart=False)
-                self._store.compare_set(f"verdict/{self._num_restarts}", "", verdict.encode())
-                others = [number for number in range(self.num_nodes) if number != self._met.number]
-                await_sign_offs(self._store, others, _SIGN_OFF_S)
-            elif self._is_concluded:
-                sign_off(self._store, self._met.number)
+                self._end_job()
+            elif self._verdict is not None:
+                sign_off(self._store, self.launcher)
                 self._met.lifeline.set_last_will({})
+        self._is_stopped.set()
         for store in (self._met.lifeline, self._store, self._ranks_store):
             if store is not None:
                 store.close()
-        if self._listener is not None:
-            self._listener.join(_JOIN_S)
+        self._join_threads()
 
-    def describe(self, node: int) -> str:
-        return f"node {node} ({self._met.plan.hosts[node]})"
+    def _end_job(self) -> None:
+        """Tell all launchers, those that wait for a place too, that the job has ended; wait until they know."""
+        self._store.set("over", "")
+        stop = self._stop or Stop(self.launcher, problem="has given up")
+        verdict = judge([Report(stop.launcher, signal=stop.signal, problem=stop.problem)], may_restart=False)
+        verdict = Verdict.decode(self._store.compare_set(f"verdict/{self._num_restarts}", "", verdict.encode()))
+        others = [number for number in arrived(self._store) if number != self.launcher]
+        for number in others:
+            self._store.compare_set(seat_key(number), "", json.dumps({"ended": verdict.status}))
+        await_sign_offs(self._store, others, _SIGN_OFF_S)
+
+    def node_of(self, launcher: int) -> int | None:
+        return self._plan.launchers.index(launcher) if launcher in self._plan.launchers else None
+
+    def describe(self, launcher: int) -> str:
+        return f"node {self.node_of(launcher)} ({self._names.get(launcher, '?')})"
 
     def _set_last_will(self, num_restarts: int) -> None:
-        """Let the store set these keys if this launcher disconnects in this start or before the next."""
-        problem = "was killed, or the network to it is cut"
-        stop, report = Stop(self.node, problem=problem).encode(), Report(self.node, problem=problem).encode()
-        keys = {}
-        for start in (num_restarts, num_restarts + 1):
-            keys.update({f"stop/{start}": stop, f"report/{start}/{self.node}": report})
-        self._met.lifeline.set_last_will({**keys, **last_will(self._met.number)})
-
-    def _ranks_secret(self) -> str:
-        """Return the secret of this start of the ranks, derived from the launchers' own, so that it is not sent."""
-        about = f"ranks of {self._met.plan.nonce}, start {self._num_restarts}"
-        return hmac.digest(self._met.secret, about.encode(), "sha256").hex()
+        """Let the store set these keys if this launcher disconnects in this start."""
+        stop, report = (kind(self.launcher, problem=_GONE).encode() for kind in (Stop, Report))
+        keys = {f"stop/{num_restarts}": stop, f"report/{num_restarts}/{self.launcher}": report}
+        self._met.lifeline.set_last_will({**keys, **last_will(self.launcher)})
 
     def _await_ready(self) -> str:
-        """Wait until all launchers have set their last will; return the problem if one disconnected before."""
+        """Wait until all launchers have set their last will; return the problem if one left before the job began."""
         deadline = Deadline(self._timeout_s)
-        keys = [f"ready/{node}" for node in range(self.num_nodes)]
-        while not self._store.check(["lost"]):
-            try:
-                await_all(self._store, keys, self._interrupts, Deadline(deadline.slice_s(_SLICE_S)))
-            except DistStoreError:
+        for launcher in self._plan.launchers:
+            key = f"ready/{self._num_restarts}/{launcher}"
+            while not self._store.check([key]):
+                if self._store.check(["lost"]):
+                    return self._store.get("lost").decode()
+                if has_left(self._store, launcher):
+                    self._speak_for(launcher)
+                    break
                 if deadline.expired():
-                    raise
-            else:
-                return ""
-        return self._store.get("lost").decode()
+                    host = self._names[launcher]
+                    return f"the launcher on {host} did not begin within {deadline.timeout_s:g} s"
+                with contextlib.suppress(DistStoreError):
+                    await_key(self._store, key, self._interrupts, Deadline(deadline.slice_s(_SLICE_S)))
+        return ""
+
+    def _speak_for(self, launcher: int) -> None:
+        """Set what a launcher would have left if it had set its last will before it was lost."""
+        start = self._num_restarts
+        self._store.set(f"report/{start}/{launcher}", Report(launcher, problem=_GONE).encode())
+        self._store.compare_set(f"stop/{start}", "", Stop(launcher, problem=_GONE).encode())
+
+    def _join_ranks_store(self, host: str, port: int, secret: str) -> None:
+        """Connect to the ranks' store, which shows what the launchers know of the ranks to `meshrun status`."""
+        if self._ranks_store is not None:
+            self._ranks_store.close()
+        self._ranks_store = TCPStore(
+            host, port, wait_for_workers=False, timeout=self._timeout_s, secret=secret.encode()
+        )
 
     def _open_ranks_store(self, secret: str, problem: str) -> None:
         """Open a new store for the ranks, and publish its port, or the problem."""
@@ -179,11 +259,22 @@ class SeveralNodes(Nodes):
             )
             port = self._ranks_store.port
         except DistError as error:
-            problem = f"the ranks' store on {self._met.plan.hosts[self.node]}: {error}"
+            problem = f"the ranks' store on {self._plan.hosts[self.node]}: {error}"
         self._store.set(f"port/{self._num_restarts}", json.dumps([port, problem]))
 
     def _await(self, key: str) -> None:
         await_key(self._store, key, self._interrupts, Deadline(1.5 * self._timeout_s))
+
+    def _start_thread(self, target: Callable[[int], None]) -> None:
+        thread = threading.Thread(
+            target=target, args=(self._num_restarts,), name=f"meshrun{target.__name__}", daemon=True
+        )
+        self._threads.append(thread)
+        thread.start()
+
+    def _join_threads(self) -> None:
+        while self._threads:
+            self._threads.pop().join(_JOIN_S)
 
     def _listen(self, num_restarts: int) -> None:
         """Wait for the stop of this start of the ranks."""
@@ -196,11 +287,19 @@ class SeveralNodes(Nodes):
             except DistNetworkError as error:
                 if self._is_closed:
                     return
-                stop = Stop(self._met.plan.leader, problem=self._store_lost(error))
+                stop = Stop(self._plan.leader, problem=self._store_lost(error))
             except DistStoreError:  # no stop yet, or this launcher has closed the store
                 if self._is_closed:
                     return
         self._note_stop(num_restarts, stop)
+
+    def _watch_for_newcomers(self, num_restarts: int) -> None:
+        """In the launcher that leads an elastic job: end this start for hosts that have come, unless it ends."""
+        assert self._met.arrivals is not None
+        with contextlib.suppress(DistStoreError, DistNetworkError):  # this launcher has closed the store
+            hosts = self._met.arrivals.newcomers(self._plan.launchers, self._is_stopped)
+            if hosts and not self._store.check([f"well/{num_restarts}"]):
+                self.stop(Stop(self.launcher, newcomers=hosts))
 
     def _note_stop(self, num_restarts: int, stop: Stop) -> None:
         with self._lock:  # a stop of the start before may arrive late
@@ -213,15 +312,26 @@ class SeveralNodes(Nodes):
 
     def _judge(self) -> Verdict:
         """Wait for the reports of all hosts, and return the verdict."""
-        plan, reports = self._met.plan, list[Report]()
+        plan, reports = self._plan, list[Report]()
         deadline = Deadline(self._timeout_s)
-        for node in range(self.num_nodes):
-            key = f"report/{self._num_restarts}/{node}"
+        for launcher in plan.launchers:
+            key = f"report/{self._num_restarts}/{launcher}"
             try:
                 await_key(self._store, key, self._interrupts, deadline)
                 reports.append(Report.decode(self._store.get(key)))
             except DistStoreError:
                 reports.append(
-                    Report(node, problem=f"did not report within {deadline.timeout_s:g} s that its ranks had ended")
+                    Report(launcher, problem=f"did not report within {deadline.timeout_s:g} s that its ranks had ended")
                 )
-        return judge(reports, self._num_restarts < plan.max_restarts)
+            if self._stop is not None and self._stop.problem and self._stop.launcher == launcher:
+                reports[-1] = reports[-1]._replace(problem=self._stop.problem)  # in its own words
+        self._num_ranks = {report.launcher: report.num_ranks for report in reports}
+        may_restart = self._num_failed_starts < plan.max_restarts
+        if self._met.arrivals is None:
+            verdict = judge(reports, may_restart)
+        else:
+            least = self._met.rendezvous.least_nodes or 1
+            has_newcomers = bool(self._stop is not None and self._stop.newcomers)
+            verdict = judge_elastic(reports, may_restart, self.launcher, least, has_newcomers)
+        self._num_failed_starts += verdict.is_counted
+        return verdict

@@ -39,6 +39,7 @@ class Supervisor:
 
     def __init__(self, job: Job, interrupts: Interrupts | None = None, interval_s: float = DEFAULT_INTERVAL_S) -> None:
         self.job = job
+        self.on_exit: Callable[[Exit], object] = lambda exit: None  # called for each process that has ended
         self._interval_s = interval_s
         self._interrupts = interrupts
         self.reaper = Reaper(job.error_directory)
@@ -131,6 +132,7 @@ class Supervisor:
 
     def _note_exit(self, exit: Exit) -> None:
         self.exits[exit.rank] = exit
+        self.on_exit(exit)
         self._note_error_file(exit.rank)
         failure = self._failures.get(exit.rank)
         if self._ending_since_s is not None:

@@ -80,6 +80,21 @@ def test_cut_cable_ends_both_hosts_in_seconds(two_hosts, tmp_path):
     assert "node 0" in ended[1][2]
 
 
+def test_elastic_job_goes_on_without_a_host_that_has_vanished(two_hosts, tmp_path):
+    body = "start = os.environ['RESTART_COUNT']\nopen(f'there{start}.{rank}', 'w').close()\n"
+    body += "if start == '0': time.sleep(120)"
+    (tmp_path / "script.py").write_text(MEET + body)
+    options = ["--nnodes", "1:2", "--rdzv-last-call", "30", "script.py"]
+    both = start_both(two_hosts, tmp_path, *options)
+    until(lambda: all((tmp_path / f"there0.{rank}").exists() for rank in range(2)), "both are there", 30)
+    two_hosts.cut()
+    (status, _, said), (other, _, _) = [finish(process) for process in both]
+    assert (status, other) == (0, 1)
+    assert "was killed, or the network to it is cut" in said
+    assert "meshrun: start 1 has 1 rank\n" in said
+    assert (tmp_path / "there1.0").exists()
+
+
 def test_ranks_of_srun_meet_between_hosts(two_hosts, tmp_path):
     hosts_file = tmp_path / "hosts"
     hosts_file.write_text(f"127.0.0.1 localhost\n{two_hosts.addresses[0]} a1\n{two_hosts.addresses[1]} a2\n")

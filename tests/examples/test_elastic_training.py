@@ -20,18 +20,28 @@ def run(*command):
     environment = {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr
-    return [float(loss) for loss in done.stdout.partition(": ")[2].split()]
+    mesh, _, losses = done.stdout.partition(": ")
+    return mesh, [float(loss) for loss in losses.split()], done.stderr
 
 
 @needs_linux
 def test_three_kills_and_another_mesh_change_no_loss(tmp_path):
-    runs = ["--checkpoint", str(tmp_path)]
-    meshrun = ["-m", "meshdist.launch.meshrun"]
-    alone = run(SCRIPT, "--steps", "14")
-    first = run(*meshrun, "-n", "4", "--max-restarts", "3", SCRIPT, "--mesh", "2x2", "--die-at", "3,5,8", *runs)
-    assert first == pytest.approx(alone[:12], abs=1e-10)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-11", "step-12"]
-    second = run(*meshrun, "-n", "3", SCRIPT, "--mesh", "3x1", "--steps", "14", *runs)
-    assert len(second) == 14
-    assert second == pytest.approx(alone, abs=1e-10)
+    meshrun = ["-m", "meshdist.launch.meshrun", "-n", "3:4", "--max-restarts", "3"]
+    _, alone, _ = run(SCRIPT)
+    arguments = ["--checkpoint", str(tmp_path), "--mesh", "2x2,3x1", "--die-at", "3,5,8"]
+    mesh, losses, said = run(*meshrun, SCRIPT, *arguments)
+    assert mesh == "mesh 3x1"
+    assert losses == pytest.approx(alone, abs=1e-10)
     assert alone[-1] < alone[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-11", "step-12"]
+    assert said.count("was killed by SIGKILL") == 3
+    assert [line for line in said.splitlines() if " has " in line] == [
+        f"meshrun: start {start} has 3 ranks" for start in (1, 2, 3)
+    ]
+
+
+@needs_linux
+def test_plan_proposes_the_mesh_for_the_ranks_that_are_left(tmp_path):
+    meshrun = ["-m", "meshdist.launch.meshrun", "-n", "1:2", "--max-restarts", "1"]
+    mesh, losses, _ = run(*meshrun, SCRIPT, "--checkpoint", str(tmp_path), "--steps", "4", "--die-at", "2")
+    assert (mesh, len(losses)) == ("mesh 1x1", 4)

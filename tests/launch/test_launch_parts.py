@@ -16,7 +16,7 @@ from meshdist.launch.failures import Failure, first_cause, read_error_file
 from meshdist.launch.meshrun import split_command
 from meshdist.launch.node_rendezvous import NodeRendezvous
 from meshdist.launch.node_rendezvous import _open as open_store
-from meshdist.launch.options import rendezvous_of
+from meshdist.launch.options import Count, rendezvous_of
 from meshdist.launch.reaper import Reaper
 from meshdist.launch.worker_env import is_torchelastic_launched, new_job, worker_environment
 from meshdist.launch.worker_set import Member, WorkerSet
@@ -169,7 +169,7 @@ def test_launchers_of_two_jobs_on_one_host_meet_at_two_ports(monkeypatch):
     meetings = []
     for job in ("1001", "1002", "1002"):
         monkeypatch.setenv("SLURM_JOB_ID", job)
-        meetings.append(rendezvous_of(Namespace(**{**unset, "nnodes": 2})))
+        meetings.append(rendezvous_of(Namespace(**{**unset, "nnodes": Count(2, 2)})))
     first, second, again = meetings
     assert (first.host, first.node) == ("node1", 1)
     assert first.port != second.port == again.port
@@ -200,3 +200,14 @@ def test_launchers_wait_for_a_store_on_a_busy_host(monkeypatch):
         store.close()
         thread.join(10)
         master.close()
+
+
+def test_elastic_job_takes_as_many_hosts_as_slurm_has_started(monkeypatch):
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "2", "SLURM_STEP_NODELIST": "node[1-3]"}
+    for name, value in step.items():
+        monkeypatch.setenv(name, value)
+    unset = dict.fromkeys(["standalone", "node_rank", "rdzv_endpoint", "master_addr", "rdzv_id", "rdzv_timeout"])
+    met = rendezvous_of(Namespace(**unset, nnodes=Count(2, 4), rdzv_last_call=7.0))
+    assert (met.host, met.node, met.least_nodes, met.num_nodes, met.last_call_s) == ("node1", 2, 2, 4, 7.0)
+    with pytest.raises(ValueError, match="--nnodes 4:5, but srun .* has started 3 processes"):
+        rendezvous_of(Namespace(**unset, nnodes=Count(4, 5), rdzv_last_call=7.0))

@@ -28,17 +28,17 @@ def a_job(world_size=1):
 
 
 def test_launchers_decode_the_messages_of_each_other():
-    stop = Stop(node=1, problem="no more processes")
+    stop = Stop(launcher=1, problem="no more processes")
     assert Stop.decode(stop.encode()) == stop
-    assert Report.decode(Report(node=0).encode()).failures == []
+    assert Report.decode(Report(launcher=0).encode()).failures == []
     assert NodeCard.decode(NodeCard("node1", num_ranks=8, num_nodes=2).encode()).host == "node1"
-    verdict = judge([Report(node=0), Report(node=1)], may_restart=True)
-    assert verdict == Verdict(is_restart=False, status=0, node=0, cause=None, problem="")
+    verdict = judge([Report(launcher=0), Report(launcher=1)], may_restart=True)
+    assert verdict == Verdict(is_restart=False, status=0, launcher=0, cause=None, problem="")
     assert Verdict.decode(verdict.encode()) == verdict
 
 
 def test_plan_numbers_hosts_and_ranks():
-    plan = Plan(nodes=[1, 0], num_ranks=[4, 2], hosts=["b", "a"], run_id="x", nonce="n", max_restarts=0)
+    plan = Plan(launchers=[1, 0], num_ranks=[4, 2], hosts=["a", "b"], run_id="x", nonce="n", max_restarts=0)
     assert (plan.first_rank(1), plan.world_size) == (4, 6)
     cards = [NodeCard("a", 1, 3), NodeCard("b", 1, 3), NodeCard("c", 1, 3, node=1)]
     assert number_nodes(cards, leader=1) == [2, 0, 1]

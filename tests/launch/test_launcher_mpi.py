@@ -34,10 +34,11 @@ def options_of_meshrun(capsys):
 
 def test_every_option_that_would_be_dropped_is_refused(refused, capsys):
     dropped = options_of_meshrun(capsys) - KEPT
-    assert len(dropped) == 14, dropped
+    assert len(dropped) == 16, dropped
     for option in sorted(dropped):
         values = [VALUES.get(option, "static" if option == "--rdzv-backend" else "1")]
-        for words in ([option, *values], [f"{option.replace('-', '_').replace('__', '--', 1)}={values[0]}"]):
+        spellings = [[option, *values], [f"{option.replace('-', '_').replace('__', '--', 1)}={values[0]}"]]
+        for words in [[option]] if option == "--dashboard" else spellings:
             said = refused(*words)
             assert said.startswith(f"meshrun: {option} does not work with --launcher mpi: "), said
             # What to do, and not only that it does not work.
@@ -49,3 +50,4 @@ def test_several_hosts_are_those_of_mpiruns_host_file(refused):
     assert "--nnodes 2 does not work" in said
     assert "mpirun -n RANKS --hostfile FILE" in said
     assert "--rdzv-id does not work" in refused("--nnodes", "1", "--rdzv-id", "x")
+    assert "--nproc-per-node 2:4: MPI cannot restart with fewer ranks" in refused("--nproc-per-node", "2:4")

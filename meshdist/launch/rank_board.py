@@ -1,0 +1,102 @@
+"""What each launcher knows of its ranks, kept in the ranks' store for `meshrun status` and the dashboard."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from meshdist.errors import DistError
+from meshdist.launch.outputs import STDERR, STDOUT, Routing
+from meshdist.launch.worker_env import Job
+from meshdist.launch.worker_set import Exit
+from meshdist.store import Store
+from meshdist.system.processes import describe_status
+
+PREFIX = "meshrun/node/"
+
+
+class RankEntry(NamedTuple):
+    """One rank, as its launcher sees it."""
+
+    rank: int
+    pid: int
+    ended: str = ""  # how its process ended, empty while it runs
+    logs: Sequence[str] = ()  # the files of its output
+
+
+class NodeEntry(NamedTuple):
+    """One start of the ranks of one host."""
+
+    node: int
+    num_nodes: int
+    host: str
+    run_id: str
+    command: str
+    world_size: int
+    num_restarts: int
+    max_restarts: int
+    started_s: float  # seconds since 1970
+    endpoint: str  # where the launchers meet; empty for one host
+    ranks: Mapping[int, RankEntry]
+
+    def encode(self) -> str:
+        return json.dumps({**self._asdict(), "ranks": [rank._asdict() for rank in self.ranks.values()]})
+
+    @classmethod
+    def decode(cls, text: bytes) -> NodeEntry:
+        fields = json.loads(text)
+        ranks = [RankEntry(**rank) for rank in fields["ranks"]]
+        return cls(**{**fields, "ranks": {rank.rank: rank for rank in ranks}})
+
+
+class RankBoard:
+    """Shows one start of the ranks of this host in their store."""
+
+    def __init__(self, store: Store, job: Job, host: str, command: Sequence[str], endpoint: str) -> None:
+        self._store: Store | None = store
+        self._entry = NodeEntry(
+            job.node,
+            job.num_nodes,
+            host,
+            job.run_id,
+            " ".join(command),
+            job.world_size,
+            job.num_restarts,
+            job.max_restarts,
+            time.time(),
+            endpoint,
+            {},
+        )
+
+    def start(self, pids: Mapping[int, int], routing: Routing, first_rank: int) -> None:
+        """Show the ranks that have been started, with these pids."""
+        ranks = {}
+        for rank, pid in pids.items():
+            streams = [stream for stream in (STDOUT, STDERR) if routing.is_in_file(rank - first_rank, stream)]
+            paths = [os.path.abspath(routing.path(rank, each, self._entry.num_restarts)) for each in streams]
+            ranks[rank] = RankEntry(rank, pid, logs=paths)
+        self._show(ranks)
+
+    def note_exit(self, exit: Exit) -> None:
+        """Show that a rank has ended."""
+        ended = "succeeded" if exit.status == 0 else describe_status(exit.status)
+        self._show({**self._entry.ranks, exit.rank: self._entry.ranks[exit.rank]._replace(ended=ended)})
+
+    def _show(self, ranks: Mapping[int, RankEntry]) -> None:
+        self._entry = self._entry._replace(ranks=ranks)
+        if self._store is None:
+            return
+        try:
+            self._store.set(f"{PREFIX}{self._entry.node}", self._entry.encode())
+        except DistError:
+            self._store = None  # the store has ended, which ends the job as well
+
+
+def entries(store: Store) -> list[NodeEntry]:
+    """Return what the launchers show in a store, by host; empty for ranks without meshrun."""
+    keys = [key for key in store.list_keys() if key.startswith(PREFIX)]
+    found = [NodeEntry.decode(text) for text in (store.multi_get(keys) if keys else [])]
+    return sorted(found, key=lambda entry: entry.node)

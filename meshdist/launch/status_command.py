@@ -1,0 +1,159 @@
+"""`meshrun status`: list the ranks of running jobs, where they are and what they do."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+
+from meshdist.debug.attach import JobHere, jobs_here
+from meshdist.errors import DistError
+from meshdist.launch.job_status import JobStatus, counted, status_of
+from meshdist.launch.launchers_store import arrived, has_left, ranks_secret
+from meshdist.launch.plan import NodeCard, Plan
+from meshdist.security.credentials import SECRET_FILE_VARIABLE, SECRET_VARIABLE, secret_from_environment
+from meshdist.security.handshake import OtherJobError
+from meshdist.store import Store, TCPStore
+
+_CONNECT_S = 2.0
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command line; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="meshrun status",
+        description="List the ranks of a running job: where they are, what they do, and for how long.",
+        epilog="Other users' jobs, and jobs of which no rank is on this host, need the job's secret in MESHDIST_SECRET "
+        "or MESHDIST_SECRET_FILE. A script of the name `status` is run by `meshrun ./status`.",
+    )
+    parser.add_argument(
+        "job",
+        nargs="?",
+        metavar="JOB",
+        help="where its launchers meet (--rdzv-endpoint), its name (--rdzv-id, or as shown here), or the address of "
+        "the ranks' store; default: all jobs of this user on this host",
+    )
+    parser.add_argument("--watch", action="store_true", help="show it again and again, until Ctrl-C or the job's end")
+    parser.add_argument(
+        "--interval", type=float, default=2.0, metavar="SECONDS", help="pause of --watch (default: %(default)g)"
+    )
+    given = parser.parse_args(arguments)
+    try:
+        return _watch(given.job, given.interval) if given.watch else _show(given.job)
+    except KeyboardInterrupt:
+        return 130
+    except (DistError, ValueError, OSError) as error:
+        print(f"meshrun status: {error}", file=sys.stderr)
+        return 1
+
+
+def _show(job: str | None) -> int:
+    blocks = text_of(job)
+    print("\n\n".join(blocks) if blocks else "no job of this user runs on this host")
+    return 0
+
+
+def _watch(job: str | None, interval_s: float) -> int:
+    """Show the state again and again: in place on a terminal, one below the other elsewhere."""
+    begin, end = (_CLEAR, "") if sys.stdout.isatty() else ("", "\n")
+    blocks = text_of(job)
+    while blocks:
+        print(begin + "\n\n".join(blocks) + end, flush=True)
+        threading.Event().wait(interval_s)
+        try:
+            blocks = text_of(job)
+        except DistError:
+            break  # it was there before: it has ended
+    print("no job of this user runs on this host" if job is None else f"{job} has ended")
+    return 0
+
+
+def text_of(job: str | None) -> list[str]:
+    """Return a job as text, or all jobs of this user on this host if `job` is None.
+
+    Raises:
+        DistError: There is no such job, or it has another secret.
+    """
+    jobs = jobs_here()
+    if job is None:
+        return ["\n".join(status.lines()) for each in jobs if (status := _status_here(each)) is not None]
+    named = [each for each in jobs if job in (each.address, each.run_id)]
+    for each in named or jobs:
+        status = _status_here(each)
+        if status is not None and job in status.names():
+            return ["\n".join(status.lines())]
+    host, _, port = job.rpartition(":")
+    if host and port.isdecimal():
+        return ["\n".join(_lines_at(job, host.strip("[]"), int(port)))]
+    known = ", ".join(each.run_id or each.address for each in jobs) or "none"
+    raise DistError(f"no job {job!r} of this user on this host, which has these: {known}; give HOST:PORT for another")
+
+
+def _status_here(job: JobHere) -> JobStatus | None:
+    """Return the state of a job with ranks on this host; None if it has ended, or no rank has been at its store."""
+    host, _, port = job.address.rpartition(":")
+    with _environment(job.access), suppress(DistError, OSError):
+        # A process that a job has left behind still names its store, which nobody keeps.
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+        with TCPStore(host.strip("[]"), int(port), wait_for_workers=False, timeout=_CONNECT_S) as store:
+            return status_of(store, job.address)
+    return None
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Have these variables in the environment, which give access to a job."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _lines_at(address: str, host: str, port: int) -> list[str]:
+    """Return the job whose launchers meet at an address, or whose ranks have their store there."""
+    try:
+        store = TCPStore(host, port, wait_for_workers=False, timeout=_CONNECT_S)
+    except OtherJobError:
+        raise DistError(
+            f"the store at {address} requires the job's secret: set {SECRET_VARIABLE} or {SECRET_FILE_VARIABLE} as its "
+            "launchers have it, or ask as the user who started it, on a host with a rank"
+        ) from None
+    with store:
+        if not store.check(["num_launchers"]):
+            return status_of(store, address).lines()
+        started, waiting = _last_start(store), _hosts_there(store)
+        if started is None:
+            verb = "is" if len(waiting) == 1 else "are"
+            there = f"there {verb} {counted(len(waiting), 'host')}: {', '.join(waiting)}"
+            return [f"job at {address}: waits for hosts; {there}"]
+        start, plan, ranks_port = started
+        secret = ranks_secret(secret_from_environment(), plan.nonce, start)
+        with TCPStore(host, ranks_port, wait_for_workers=False, timeout=_CONNECT_S, secret=secret.encode()) as ranks:
+            return status_of(ranks, address).lines()
+
+
+def _last_start(store: Store) -> tuple[int, Plan, int] | None:
+    """Return the latest start of the ranks, its plan, and the port of its store, from the launchers' store."""
+    starts = [int(key.partition("/")[2]) for key in store.list_keys() if key.startswith("port/")]
+    if not starts:
+        return None
+    start = max(starts)
+    port, problem = json.loads(store.get(f"port/{start}"))
+    return None if problem else (start, Plan.decode(store.get(f"plan/{start}")), port)
+
+
+def _hosts_there(store: Store) -> list[str]:
+    """Return the hosts of the launchers that are there."""
+    there = [number for number in arrived(store) if not has_left(store, number)]
+    return [NodeCard.decode(store.get(f"card/{number}")).host for number in there]
