@@ -11,7 +11,7 @@ import pytest
 from trying import attempt, on_threads
 
 import meshdist as dist
-from meshdist.debug.deadlock import BlockedRank, describe, endless_wait
+from meshdist.debug.blocked_rank import BlockedRank, describe, endless_wait
 
 TIMEOUT_S = 300.0
 linux = pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only")
@@ -119,7 +119,7 @@ WORDS = {
 
 @linux
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("backend", ["threads", "gloo"])
+@pytest.mark.parametrize("backend", ["threads", "gloo", "gloo-tcp", "gloo-hosts"])
 def test_every_rank_of_a_circle_raises_it(new_workers, backend):
     for rank, failure in enumerate(outcomes_of(new_workers, in_pairs, 6, backend)):
         first, second = rank & ~1, rank | 1
@@ -179,6 +179,6 @@ def without_a_circle():
 @linux
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("backend", ["threads", "gloo"])
+@pytest.mark.parametrize("backend", ["threads", "gloo", "gloo-tcp", "gloo-hosts"])
 def test_what_may_still_come_is_no_circle(new_workers, backend):
     assert outcomes_of(new_workers, without_a_circle, 5, backend) == [7.0] * 5
