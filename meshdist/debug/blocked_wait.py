@@ -61,11 +61,12 @@ class _Seen(NamedTuple):
 class BlockedWait:
     """One wait of a blocked rank. Its thread reads and publishes; the waiting thread confirms, and raises.
 
-    `has_left` says whether an awaited rank has left the group of the call.
+    `group` is the name of the group of the call, and `has_left` says whether an awaited rank has left it.
     """
 
-    def __init__(self, blocked: BlockedRank, around: Surroundings, has_left: Callable[[int], bool]) -> None:
+    def __init__(self, blocked: BlockedRank, around: Surroundings, group: str, has_left: Callable[[int], bool]) -> None:
         self._blocked = blocked
+        self._group = group
         self._around = around
         self._store = around.store
         self._has_left = has_left
@@ -102,7 +103,7 @@ class BlockedWait:
         quiet = {
             rank: one.number
             for rank, one in seen.items()
-            if self._confirmed.get(rank) == one.number or all_quiet(between(traffic, rank), one.traffic)
+            if self._confirmed.get(rank) == one.number or all_quiet(between(traffic, rank, self._group), one.traffic)
         }
         if quiet != self._confirmed:
             awaits = set(waitable.awaits())
@@ -215,7 +216,7 @@ class BlockedWait:
             counted = json.loads(self._store.get(_traffic_key(other.rank)))
             if counted["number"] != other.number:
                 return None
-            traffic = between(decode(counted["traffic"]), self._blocked.rank)
+            traffic = between(decode(counted["traffic"]), self._blocked.rank, self._group)
         return _Seen(other.number, other.num_counts, traffic)
 
     def _mark(self, blocked: BlockedRank, word: bytes) -> bytes:

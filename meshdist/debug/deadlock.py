@@ -109,7 +109,7 @@ class DeadlockDetector:
             members=group.ranks,
             phase=self._phase,
         )
-        self._wait = BlockedWait(blocked, self._surroundings(), group.has_left)
+        self._wait = BlockedWait(blocked, self._surroundings(), group.name, group.has_left)
         return self._wait
 
     def close(self, longest_s: float) -> None:

@@ -21,13 +21,22 @@ class Carried(NamedTuple):
 
     sent: int = 0  # counts all that has been handed to the transport, also what it has not written yet
     received: int = 0  # counts, in the same unit, what has been read and handled to the end
-    is_held: bool = False  # what arrives from the other is not handled until this rank makes a call that needs it
+    is_held: bool = False  # what arrives from the other is not answered until this rank makes a call that needs it
 
 
-# By name of the transport and global rank. A rank is left out if nothing was carried.
+# By name of the transport, see `Peers.carriers`, and global rank. A rank is left out if nothing was carried.
 Traffic: TypeAlias = "Mapping[str, Mapping[int, Carried]]"
 
 _NOTHING = Carried()
+_GROUP = "group "
+
+
+def name_of_group(group: str) -> str:
+    """Return the name of a transport whose messages end no waits but those in calls of one group.
+
+    `group` is the name of the group, or begins with it.
+    """
+    return f"{_GROUP}{group}"
 
 
 class Carrier(Protocol):
@@ -44,14 +53,18 @@ def is_quiet(mine: Carried, theirs: Carried) -> bool:
     """Return whether nothing was under way between two ranks, of which this one counted after the other.
 
     All that the other had sent has been handled here; and the other had handled all that this rank has sent, or does
-    not handle it while it waits.
+    not answer it while it waits.
     """
     return mine.received == theirs.sent and (theirs.is_held or mine.sent == theirs.received)
 
 
-def between(traffic: Traffic, rank: int) -> dict[str, Carried]:
-    """Return the part of `traffic` with one rank, by transport."""
-    return {name: carried[rank] for name, carried in traffic.items() if rank in carried}
+def between(traffic: Traffic, rank: int, group: str) -> dict[str, Carried]:
+    """Return the part of `traffic` with one rank, by transport, that may end a wait in a call of a group."""
+    return {
+        name: carried[rank]
+        for name, carried in traffic.items()
+        if rank in carried and (not name.startswith(_GROUP) or name.startswith(name_of_group(group)))
+    }
 
 
 def all_quiet(mine: Mapping[str, Carried], theirs: Mapping[str, Carried]) -> bool:
