@@ -72,7 +72,8 @@ def test_an_early_end_is_told_with_the_numbers_of_the_calls(run):
 
 
 CIRCLES = """
-    groups = [dist.new_group([0, 1], group_desc=name) for name in ("pair", "rows", "columns", "new rows", "new columns")]
+    names = ("pair", "rows", "columns", "new rows", "new columns")
+    groups = [dist.new_group([0, 1], group_desc=name) for name in names]
     for group in groups[:3]:
         group.barrier()
 
