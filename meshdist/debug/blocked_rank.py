@@ -22,7 +22,7 @@ class BlockedRank:
         members: The ranks of the group of the call, in its order.
         phase: The number of its phase.
         has_ended: It is in no call: it has ended the phase.
-        num_counts: How often it has published its traffic in this wait; see `runtime.traffic`.
+        num_counts: How often it has published its traffic in this wait; see `runtime.message_counts`.
     """
 
     rank: int

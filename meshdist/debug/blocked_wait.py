@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from meshdist.debug.blocked_rank import BlockedRank, describe, endless_wait
 from meshdist.errors import DistBackendError, DistError
-from meshdist.runtime.traffic import Carried, Traffic, all_quiet, between, decode, encode
+from meshdist.runtime.message_counts import Carried, Traffic, all_quiet, between, decode, encode
 from meshdist.system.platform import start_thread
 
 if TYPE_CHECKING:

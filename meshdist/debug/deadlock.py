@@ -10,7 +10,7 @@ nothing, and its wait has not ended. What y did before it published its wait was
 looked again, and was not enough. So none of these waits ends. For that, a `Waitable` names in `awaits` only ranks that
 must do something in a call of theirs. What they do is seen at once, as in shared memory, or is counted on both sides:
 over TCP and MPI, y publishes with its wait what it has sent and received, and x confirms the wait only if nothing was
-under way between the two in either direction; `runtime.traffic` says why nothing follows. Besides, y must not have left
+under way between the two in either direction; `runtime.message_counts` says why nothing follows. Besides, y must not have left
 the group of x's call, which x might learn later.
 
 A wait may also end by its timeout or by the failure of a rank outside of the circle. So a circle must be claimed: the

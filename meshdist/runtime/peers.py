@@ -27,7 +27,7 @@ from typing import Any, Protocol
 from meshdist.errors import DistError
 from meshdist.runtime.departure import Departure, PeerExit
 from meshdist.runtime.log import RankLog
-from meshdist.runtime.traffic import Carrier, Traffic
+from meshdist.runtime.message_counts import Carrier, Traffic
 from meshdist.store import PrefixStore, Store, TCPStore
 from meshdist.store.tcp import secret_of
 from meshdist.system.env_flags import DISABLE_SHM, switch

@@ -8,7 +8,7 @@ from collections import Counter, deque
 import pytest
 
 from meshdist.debug.blocked_rank import BlockedRank, endless_wait
-from meshdist.runtime.traffic import Carried, all_quiet, between, decode, encode
+from meshdist.runtime.message_counts import Carried, all_quiet, between, decode, encode
 
 SIZE = 3
 

@@ -17,8 +17,8 @@ import numpy as np
 from meshdist.arrays.host import Array
 from meshdist.backends.mpi.arithmetic import Arithmetic
 from meshdist.backends.mpi.library import Requests, Session
+from meshdist.runtime.message_counts import Carried
 from meshdist.runtime.peers import Peers
-from meshdist.runtime.traffic import Carried
 
 # Token of the group, kind, tag, bytes, number, name of the dtype.
 _HEADER = struct.Struct("=Qqqqq16s")
@@ -205,7 +205,7 @@ class Dispatcher:
 
 
 class Packets:
-    """The packets exchanged with the ranks of a world; see `runtime.traffic`."""
+    """The packets exchanged with the ranks of a world; see `runtime.message_counts`."""
 
     def __init__(self, dispatcher: Dispatcher, peers: Peers) -> None:
         self._dispatcher = dispatcher

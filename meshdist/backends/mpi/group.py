@@ -26,7 +26,7 @@ from meshdist.backends.p2p.own_messages import OwnMessages
 from meshdist.errors import DistBackendError, DistError
 from meshdist.runtime.call import Signature
 from meshdist.runtime.departure import Departure, LeftOut, gave_up
-from meshdist.runtime.traffic import name_of_group
+from meshdist.runtime.message_counts import name_of_group
 from meshdist.runtime.waiting import Incoming, Probe, Waitable, spin
 from meshdist.system.deadline import Deadline
 

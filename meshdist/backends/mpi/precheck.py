@@ -16,8 +16,8 @@ from meshdist.backends.mpi.library import Member, Polled, Session
 from meshdist.errors import DistStoreError
 from meshdist.runtime.call import Signature
 from meshdist.runtime.call_check import CallCheck
+from meshdist.runtime.message_counts import Carried
 from meshdist.runtime.peers import PeerMonitor
-from meshdist.runtime.traffic import Carried
 from meshdist.system.deadline import Deadline
 
 TAG = 1
@@ -127,7 +127,7 @@ class Precheck:
         return self._compare(together, signature)
 
     def carried(self) -> dict[int, Carried]:
-        """Return the number of messages exchanged with each rank, by global rank; see `runtime.traffic`.
+        """Return the number of messages exchanged with each rank, by global rank; see `runtime.message_counts`.
 
         They end no waits but those in calls of this group, and nothing answers them.
         """

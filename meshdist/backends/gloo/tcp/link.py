@@ -14,8 +14,8 @@ from meshdist.backends.gloo.tcp.frames import BYE, COLLECTIVE, CTS, DATA, EAGER,
 from meshdist.backends.gloo.tcp.group_receive_state import AnnouncedMessage, GroupReceiveState
 from meshdist.backends.p2p.requests import arrive
 from meshdist.runtime.departure import Departure, PeerExit
+from meshdist.runtime.message_counts import Carried
 from meshdist.runtime.rank_text import call_process
-from meshdist.runtime.traffic import Carried
 
 # After the end of one of several connections, how long the frames left in the others may take to be read.
 _LAST_WORDS_S = 0.5

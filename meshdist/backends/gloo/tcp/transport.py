@@ -21,7 +21,7 @@ from meshdist.backends.gloo.tcp.link import Link
 from meshdist.backends.gloo.tcp.listen_addresses import listen_addresses
 from meshdist.backends.gloo.tcp.poller import new_poller
 from meshdist.runtime.departure import Departure
-from meshdist.runtime.traffic import Carried
+from meshdist.runtime.message_counts import Carried
 from meshdist.security.encryption import encryption_from_environment
 from meshdist.store.tcp import secret_of
 from meshdist.system.deadline import Deadline
@@ -71,7 +71,7 @@ class TcpTransport:
                     connection.read()
 
     def carried(self) -> dict[int, Carried]:
-        """Read what has arrived, and return the bytes exchanged with each rank; see `runtime.traffic`."""
+        """Read what has arrived, and return the bytes exchanged with each rank; see `runtime.message_counts`."""
         self.progress()
         with self.lock:
             found = {rank: link.carried() for rank, link in self._links.items()}
