@@ -147,7 +147,9 @@ class BlockedWait:
             else:
                 self._store.set(_key(self._blocked.rank), "")
         except Exception as error:  # the wait goes on until its timeout; if it needs the store, it notices its loss
-            self._around.log.debug("a circle of ranks cannot be looked for: %s: %s", type(error).__name__, error)
+            self._around.log.debug(
+                "cannot look for ranks that wait for each other: %s: %s", type(error).__name__, error
+            )
         finally:
             self._answered.set()
 

@@ -9,9 +9,9 @@ end, and that the wait of x is the first. It ends by something that the next ran
 nothing, and its wait has not ended. What y did before it published its wait was there when x, having read of that wait,
 looked again, and was not enough. So none of these waits ends. For that, a `Waitable` names in `awaits` only ranks that
 must do something in a call of theirs. What they do is seen at once, as in shared memory, or is counted on both sides:
-over TCP and MPI, y publishes with its wait what it has sent and received, and x confirms the wait only if nothing was
-under way between the two in either direction; `runtime.message_counts` says why nothing follows. Besides, y must not have left
-the group of x's call, which x might learn later.
+over TCP and MPI, y publishes with its wait how much it has sent and received, and x confirms the wait only if nothing
+was under way between the two in either direction; `runtime.message_counts` says why nothing follows. Besides, y must
+not have left the group of x's call, which x might learn later.
 
 A wait may also end by its timeout or by the failure of a rank outside of the circle. So a circle must be claimed: the
 rank that finds it marks every wait of it in the store, in one step each, and a rank whose wait fails marks that wait as

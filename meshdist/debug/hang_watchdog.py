@@ -201,7 +201,7 @@ class HangWatchdog:
                     start_thread(self._thread)
                 except DistError as error:  # the calls go on without an explanation
                     self._thread = None
-                    self._log.warning("who waits for whom cannot be found out: %s", error)
+                    self._log.warning("cannot determine which rank waits for which: %s", error)
 
     @cached_property
     def exchange(self) -> StateExchange:
@@ -282,7 +282,7 @@ class HangWatchdog:
         except Exception as error:  # the calls go on even if their explanation fails
             # A lost store is not worth a warning: waiting calls that need it notice it themselves.
             level = logging.DEBUG if isinstance(error, DistError) else logging.WARNING
-            self._log.log(level, "who waits for whom cannot be found out: %s: %s", type(error).__name__, error)
+            self._log.log(level, "cannot determine which rank waits for which: %s: %s", type(error).__name__, error)
             with self._lock:
                 self._thread = None
             self._answered.set()

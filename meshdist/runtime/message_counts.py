@@ -1,4 +1,4 @@
-"""Counts of messages: how much a rank has sent to each other rank and received from it, to prove that nothing is under way.
+"""Counts of what a rank has sent to each other rank and received from it, to prove that nothing is under way.
 
 In shared memory, a rank sees at once what another has written. Over a network it may be under way for any time. Two
 ranks compare their counts instead, as algorithms that detect the termination of a distributed computation do

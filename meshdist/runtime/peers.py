@@ -253,7 +253,7 @@ def leave_will(peers: Peers, store: Store, rank: int) -> None:
         client = TCPStore(store.host, store.port, timeout=_TIMEOUT_S, secret=secret_of(store))
         client.set_last_will({key: Departure(PeerExit.CUT_OFF).encode()})
     except DistError as error:
-        _log.warning("ranks on other hosts may learn late of the end of this one: %s", error)
+        _log.warning("ranks on other hosts may notice late that this rank has ended: %s", error)
         return
     peers.once("last will", lambda: client)
 
