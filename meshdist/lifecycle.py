@@ -154,6 +154,11 @@ def _meet(
             from meshdist.bootstrap.mpi import finish_setup
 
             world.endings.append(finish_setup())
+        if has_launcher():
+            from meshdist.backends.mpi.aborting import report_once
+            from meshdist.backends.mpi.shared_report import SharedReport
+
+            world.endings.append(report_once(SharedReport(world.store, world.rank)))
         return world
 
 

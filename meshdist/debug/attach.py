@@ -238,7 +238,7 @@ def _ranks_below(pid: int) -> str:
             found[int(variables["RANK"])] = int(place.name)
     ranks = [f"{process} (rank {rank})" for rank, process in sorted(found.items())]
     more = ", ..." if len(ranks) > _NAMED else ""
-    return f"it has started ranks: give --pid {', '.join(ranks[:_NAMED])}{more}" if ranks else ""
+    return f"it has started ranks: pass --pid {', '.join(ranks[:_NAMED])}{more}" if ranks else ""
 
 
 def _parsed(environment: bytes) -> Mapping[str, str]:

@@ -40,7 +40,7 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: Timeout | None = 3600.0)
     site = call_site()
     world.passes[site] += 1
     if world.passes[site] <= index(skip):
-        RankLog(world.rank).info("breakpoint at %s passed for the %d. time of %d", site, world.passes[site], skip)
+        RankLog(world.rank).info("breakpoint at %s skipped, %d of %d times", site, world.passes[site], skip)
         return
     missing = None
     if world.rank == rank:

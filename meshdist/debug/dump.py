@@ -103,7 +103,7 @@ def dump_fault(world: World, reason: str) -> None:
     try:
         path = write_state(rank_state(world, reason), Path(directory))
     except OSError as error:
-        world.log.warning("the flight recorder's file cannot be written to %s: %s", directory, error)
+        world.log.warning("cannot write the flight recorder's file to %s: %s", directory, error)
     else:
         world.log.info("the flight recorder's last calls are in %s", path)
 

@@ -59,7 +59,7 @@ def causes(waits: Waits) -> list[str]:
     if found:
         return found
     if any(state.open_calls for state in waits.states.values()):
-        return ["all ranks have reached the calls that are waited for; they are in progress"]
+        return ["all ranks have reached the calls that others wait for; these calls are in progress"]
     return ["no rank waits for another"]
 
 

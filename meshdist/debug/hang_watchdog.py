@@ -18,14 +18,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from meshdist.debug.dump import GAVE_UP, RECORDS_SENT, rank_state
-from meshdist.errors import DistError
+from meshdist.errors import DistError, DistTimeoutError
 from meshdist.runtime.flight_recorder import COMPLETED, SEQUENCE, facts_in
 from meshdist.runtime.waiting import grace_s
 from meshdist.system.deadline import Deadline
 from meshdist.system.platform import start_thread
 
 if TYPE_CHECKING:
-    from meshdist.debug.deadlock import BlockedWait, DeadlockDetector
+    from meshdist.debug.blocked_wait import BlockedWait
+    from meshdist.debug.deadlock import DeadlockDetector
     from meshdist.debug.states import RankSnapshot
     from meshdist.groups.world import World
     from meshdist.runtime.waiting import Waitable, Watch
@@ -112,12 +113,12 @@ class LongWait:
     def give_up(self, error: DistError) -> DistError | None:
         """Publish the last state of this rank for ranks that ask later, as the wait ends with `error`.
 
-        A rank in a cycle may first notice that the next one has given up and gone: its error describes the cycle too,
-        or, if it is a deadlock, is that of the others, which is returned.
+        A rank in a cycle may first notice that the next one has given up and gone: its error describes the cycle too.
+        In a proven deadlock, which the others raise, that error is returned.
         """
         deadlock = None
-        if self.blocked is not None and error.peer_failed:
-            deadlock = self.blocked.proven(_LONGEST_BUDGET_S)
+        if self.blocked is not None and (error.peer_failed or isinstance(error, DistTimeoutError)):
+            deadlock = self.blocked.proven(_LONGEST_BUDGET_S if error.peer_failed else self._budget_s)
         if not self.is_long:
             return deadlock
         if deadlock is None and error.peer_failed and not error.hang_report and self._watchdog.latest.has_cycle:
@@ -200,7 +201,7 @@ class HangWatchdog:
                     start_thread(self._thread)
                 except DistError as error:  # the calls go on without an explanation
                     self._thread = None
-                    self._log.warning("who waits for whom cannot be found out: %s", error)
+                    self._log.warning("cannot determine which rank waits for which: %s", error)
 
     @cached_property
     def exchange(self) -> StateExchange:
@@ -281,7 +282,7 @@ class HangWatchdog:
         except Exception as error:  # the calls go on even if their explanation fails
             # A lost store is not worth a warning: waiting calls that need it notice it themselves.
             level = logging.DEBUG if isinstance(error, DistError) else logging.WARNING
-            self._log.log(level, "who waits for whom cannot be found out: %s: %s", type(error).__name__, error)
+            self._log.log(level, "cannot determine which rank waits for which: %s: %s", type(error).__name__, error)
             with self._lock:
                 self._thread = None
             self._answered.set()

@@ -34,7 +34,7 @@ def read_dumps(directory: Path) -> dict[int, RankSnapshot]:
 def report_on(states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None = None) -> str:
     """Return a report on what went wrong, from the states of some ranks and what became of others."""
     if not states:
-        return "No rank has answered, and there are no records.\n" + "".join(
+        return "No rank answered, and there are no records.\n" + "".join(
             f"  rank {rank} {state}\n" for rank, state in sorted((gone or {}).items())
         )
     size = next(iter(states.values())).world_size

@@ -114,7 +114,9 @@ def parse_state(data: Any, source: str) -> RankSnapshot:
     """
     try:
         if data["format"] != FORMAT:
-            raise ValueError(f"{source}: expected format {FORMAT}, got {data['format']}; read it with its own meshdist")
+            raise ValueError(
+                f"{source}: expected format {FORMAT}, got {data['format']}; read it with the meshdist that wrote it"
+            )
         groups = {
             name: GroupSeen(group["label"], tuple(map(int, group["ranks"])), int(group["calls"]))
             for name, group in data["groups"].items()
@@ -184,5 +186,5 @@ def read_states(paths: Iterable[Path]) -> dict[int, RankSnapshot]:
             states[state.rank] = state
     sizes = {state.world_size for state in states.values()}
     if len(sizes) > 1:
-        raise ValueError(f"the files are of worlds of different sizes, {sorted(sizes)}: give the files of one job")
+        raise ValueError(f"the files are of worlds of different sizes, {sorted(sizes)}: pass the files of one job")
     return states

@@ -45,6 +45,10 @@ class GroupBackends:
     def any_made(self) -> bool:
         return bool(self._made)
 
+    def has_left(self, rank: int) -> bool:
+        """Return whether a rank of the group has left it, as far as the store tells."""
+        return any(backend.departure_of(rank) is not None for backend in list(self._made.values()))
+
     def check_precondition(self, precondition: Callable[[], str | None]) -> None:
         """Call `precondition` before the next call; it returns what is broken, or None.
 

@@ -274,6 +274,10 @@ class ProcessGroup(CollectiveMethods, Membership):
         """Whether a backend was made; it has a connection to the peers."""
         return self._backends.any_made
 
+    def has_left(self, rank: int) -> bool:
+        """Return whether a global rank of the group has left it, as far as the store tells."""
+        return self._backends.has_left(self.ranks.index(rank))
+
     @property
     def outstanding(self) -> int:
         """The number of async calls that are not done."""

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 from meshdist.errors import DistError
 from meshdist.runtime.departure import Departure, PeerExit
 from meshdist.runtime.log import RankLog
+from meshdist.runtime.message_counts import Carrier, Traffic
 from meshdist.store import PrefixStore, Store, TCPStore
 from meshdist.store.tcp import secret_of
 from meshdist.system.env_flags import DISABLE_SHM, switch
@@ -96,6 +97,7 @@ class Peers:
         # The record that this rank leaves in the groups that it closes.
         self.departure = Departure(PeerExit.DESTROYED_GROUP)
         self.num_ranks = num_ranks
+        self.carriers: dict[str, Carrier] = {}  # the transports whose messages may be under way, by name
         self._store = store
         self._cards: dict[int, Card] = {}
         self._watches: dict[int, ProcessWatch] = {}
@@ -155,6 +157,10 @@ class Peers:
                 if shared is None:
                     shared = self._shared[name] = make()
         return shared
+
+    def traffic(self) -> Traffic:
+        """Read what has arrived for this rank, and return what its transports have carried."""
+        return {name: carrier.carried() for name, carrier in list(self.carriers.items())}
 
     def first_time(self, what: str) -> bool:
         """Return True at the first call for `what` in this world, for messages that are logged once."""
@@ -247,7 +253,7 @@ def leave_will(peers: Peers, store: Store, rank: int) -> None:
         client = TCPStore(store.host, store.port, timeout=_TIMEOUT_S, secret=secret_of(store))
         client.set_last_will({key: Departure(PeerExit.CUT_OFF).encode()})
     except DistError as error:
-        _log.warning("ranks on other hosts may learn late of the end of this one: %s", error)
+        _log.warning("ranks on other hosts may notice late that this rank has ended: %s", error)
         return
     peers.once("last will", lambda: client)
 

@@ -89,8 +89,8 @@ class Waitable(ABC):
     def awaits(self) -> Collection[int]:
         """Return the global ranks that all have to do something, in a call of theirs, before it can be ready.
 
-        It returns none if that is unknown, if something that they have done may still be under way, or if something may
-        go on in the background. What they do must be seen by the next `ready`. See `debug.deadlock`.
+        It returns none if that is unknown, or if something may go on in the background. What the ranks do must be seen
+        by the next `ready`, or, as long as it may be under way, be counted in `Peers.traffic`. See `debug.deadlock`.
         """
         return ()
 

@@ -162,7 +162,7 @@ class Future(Completion):
             BaseException: The exception that was set instead of a value.
         """
         if not self._is_done:
-            raise RuntimeError("Future.value: there is no value yet; wait() for it, or ask done() first")
+            raise RuntimeError("Future.value: there is no value yet; call wait(), or check done() first")
         if self._error is not None:
             raise self._error
         return self._value
@@ -226,7 +226,7 @@ class Future(Completion):
 
     def _refuse_second(self, name: str) -> None:
         if self._is_done:
-            raise RuntimeError(f"Future.{name}: the future is done already; a future is set once")
+            raise RuntimeError(f"Future.{name}: the future is done already; it can be set only once")
 
 
 class WorkQueue(Protocol):

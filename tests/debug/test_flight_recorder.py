@@ -166,7 +166,7 @@ def test_a_directory_that_cannot_be_made_does_not_hide_the_fault(tmp_path, monke
 
     with pytest.raises(dist.DistBackendError, match="the ranks disagree"):
         dist.run(main, 2)
-    assert "the flight recorder's file cannot be written to" in caplog.text
+    assert "cannot write the flight recorder's file to" in caplog.text
 
 
 def test_without_a_world_it_says_so():

@@ -11,9 +11,10 @@ import pytest
 from trying import attempt, on_threads
 
 import meshdist as dist
-from meshdist.debug.deadlock import BlockedRank, describe, endless_wait
+from meshdist.debug.blocked_rank import BlockedRank, describe, endless_wait
 
 TIMEOUT_S = 300.0
+over_tcp = [pytest.param(name, marks=pytest.mark.slow) for name in ("gloo-tcp", "gloo-hosts")]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only")
 
 
@@ -119,7 +120,7 @@ WORDS = {
 
 @linux
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("backend", ["threads", "gloo"])
+@pytest.mark.parametrize("backend", ["threads", "gloo", *over_tcp])
 def test_every_rank_of_a_circle_raises_it(new_workers, backend):
     for rank, failure in enumerate(outcomes_of(new_workers, in_pairs, 6, backend)):
         first, second = rank & ~1, rank | 1
@@ -133,6 +134,31 @@ def test_every_rank_of_a_circle_raises_it(new_workers, backend):
         words = f"{begin}: the ranks wait for each other, and none can go on: {'; '.join(steps)}"
         assert failure.kind is dist.DistBackendError
         assert re.fullmatch(words, failure.message), failure.message
+
+
+def around_a_mesh():
+    """Each of four ranks waits for the next, to which others have sent more than it reads now; two more send."""
+    rank, pair = dist.get_rank(), dist.get_rank() & ~1
+    rows = dist.new_group([pair, pair + 1], group_desc="row")
+    columns = dist.new_group([rank & 1, (rank & 1) + 2], group_desc="column")
+    dist.barrier()
+    if rank > 3:
+        return attempt(lambda: dist.send(np.ones(100_000), dst=rank ^ 1))
+    rows.barrier()
+    columns.barrier()
+    first = rows if rank in (0, 3) else columns
+    return attempt(lambda: first.all_reduce(np.ones(100_000)))
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("backend", ["gloo-tcp", "gloo-hosts"])
+def test_circles_beside_long_messages(new_workers, backend):
+    failures = outcomes_of(new_workers, around_a_mesh, 6, backend)
+    steps = [re.findall(r"rank (\d) waits for rank (\d) in (\w+)", failure.message) for failure in failures]
+    around = [(*step, "all_reduce") for step in ("01", "13", "32", "20")]
+    assert steps == [around] * 4 + [[("4", "5", "send"), ("5", "4", "send")]] * 2, failures
 
 
 # Longer than it takes to prove a circle.
@@ -179,6 +205,6 @@ def without_a_circle():
 @linux
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("backend", ["threads", "gloo"])
+@pytest.mark.parametrize("backend", ["threads", "gloo", "gloo-tcp", "gloo-hosts"])
 def test_what_may_still_come_is_no_circle(new_workers, backend):
     assert outcomes_of(new_workers, without_a_circle, 5, backend) == [7.0] * 5

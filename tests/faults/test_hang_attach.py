@@ -193,7 +193,7 @@ def test_attach_to_the_parent_of_the_ranks_names_them(capsys):
         assert main(["attach", "--pid", str(parent.pid)]) == 1
         parent.communicate("end\n", timeout=30)
     assert f"process {parent.pid} is not a rank" in (words := capsys.readouterr().err)
-    assert f"it has started ranks: give --pid {child} (rank 3), or --store" in words
+    assert f"it has started ranks: pass --pid {child} (rank 3), or --store" in words
 
 
 @pytest.mark.parametrize(

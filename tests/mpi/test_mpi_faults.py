@@ -71,6 +71,41 @@ def test_an_early_end_is_told_with_the_numbers_of_the_calls(run):
     assert re.search(words, done.stdout), (done.stdout, done.stderr)
 
 
+CIRCLES = """
+    names = ("pair", "rows", "columns", "new rows", "new columns")
+    groups = [dist.new_group([0, 1], group_desc=name) for name in names]
+    for group in groups[:3]:
+        group.barrier()
+
+    def receives():
+        groups[0].recv(np.ones(4), 1 - rank)
+
+    def two_orders(rows, columns):
+        first, second = (rows, columns) if rank == 0 else (columns, rows)
+        first.all_reduce(np.ones(3))
+        second.all_reduce(np.ones(3))
+
+    for circle in (receives, lambda: two_orders(*groups[1:3]), lambda: two_orders(*groups[3:])):
+        try:
+            circle()
+        except dist.DistBackendError as error:
+            say(rank, str(error).partition(": ")[2])
+"""
+
+
+@pytest.mark.slow
+def test_every_rank_of_a_circle_raises_it(run):
+    done, _ = run(CIRCLES)
+    words = "the ranks wait for each other, and none can go on: rank 0 waits for rank 1 in "
+    lines = done.stdout.splitlines()
+    assert len(lines) == 6, done.stderr
+    for rank in ("0", "1"):
+        told = [line[2:] for line in lines if line[0] == rank]
+        assert [line.startswith(words) for line in told] == [True] * 3, told
+        starts = [re.match(r"\w+.*?'", line.removeprefix(words)) for line in told]
+        assert [start[0].partition("(")[0] for start in starts] == ["recv", "all_reduce", "all_reduce"]
+
+
 INTERRUPTED = """
     def late_s(call, to_main):
         pressed = []

@@ -123,6 +123,20 @@ def test_a_rank_that_raises_ends_the_job(library, script, how):
     assert "Traceback" in done.stderr
 
 
+ALL_RAISE = """
+    dist.init_process_group("mpi", timeout=600)
+    dist.barrier()
+    raise RuntimeError("the cat sat on the cable")
+"""
+
+
+def test_an_error_of_all_ranks_is_told_once(library, script):
+    done = job(library, 3, script(ALL_RAISE))
+    assert done.returncode != 0
+    assert done.stderr.count("RuntimeError: the cat sat on the cable") == 1, done.stderr
+    assert re.search(r"meshdist: ranks \d, \d: the same", done.stderr), done.stderr
+
+
 EXITS = """
     import sys
     dist.init_process_group("mpi", timeout=600)

@@ -59,7 +59,8 @@ class Receiver(Protocol):
         description: The rank in error messages.
         spin_s: How long to poll before sleeping.
         connect_error: Why there is no connection, appended to errors; empty if there is one or none is needed.
-        awaited: The global rank that must send, if the next `move` finds all that it has sent; otherwise None.
+        awaited: The global rank that must send, if it is one; what it has sent is found by the next `move`, or counted
+            in `Peers.traffic`. Otherwise None.
     """
 
     description: str

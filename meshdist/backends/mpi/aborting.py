@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from meshdist.backends.mpi.library import Session
+from meshdist.backends.mpi.shared_report import SharedReport
 
 
 class WatchedExit:
@@ -81,13 +82,26 @@ _PMI_DESCRIPTOR, _SIGN_OF_MPICH = "PMI_FD", "HYDI_CONTROL_FD"
 
 
 class Aborting:
-    """An exception hook that calls the previous hook and then aborts the job."""
+    """An exception hook that calls the previous hook and then aborts the job.
+
+    Attributes:
+        shown: The previous hook.
+        report: Has one rank call it for an error that several have; None before this rank has joined a world.
+    """
 
     def __init__(self, shown: Callable[..., Any]) -> None:
         self.shown = shown
+        self.report: SharedReport | None = None
 
     def __call__(self, *error: Any) -> None:
-        self.shown(*error)
+        self.end(error[1], *error)
+
+    def end(self, exception: BaseException, *error: Any) -> None:
+        """Show an uncaught exception by the previous hook, which takes it as `error`, and abort the job."""
+        if self.report is None:
+            self.shown(*error)
+        else:
+            self.report.tell(partial(self.shown, *error), exception)
         abort_job(1)
 
 
@@ -95,9 +109,10 @@ class AbortingThreads(Aborting):
     """The same for `threading.excepthook`; a thread may end by SystemExit."""
 
     def __call__(self, *error: Any) -> None:
-        self.shown(*error)
-        if error[0].exc_type is not SystemExit:
-            abort_job(1)
+        if error[0].exc_type is SystemExit:
+            self.shown(*error)
+        else:
+            self.end(error[0].exc_value, *error)
 
 
 def abort_job(status: int) -> None:
@@ -120,6 +135,19 @@ def abort_on_early_exceptions() -> None:
     """Install the exception hook that aborts the job, also before `init_process_group`."""
     if not isinstance(sys.excepthook, Aborting):
         sys.excepthook = Aborting(sys.excepthook)
+
+
+def report_once(report: SharedReport) -> Callable[[], None]:
+    """Have uncaught exceptions shown by one of the ranks that have them; return a function to undo it."""
+    hooks = [hook for hook in (sys.excepthook, threading.excepthook) if isinstance(hook, Aborting)]
+    for hook in hooks:
+        hook.report = report
+
+    def undo() -> None:
+        for hook in hooks:
+            hook.report = None
+
+    return undo
 
 
 def abort_on_exceptions(session: Session) -> Callable[[], None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import atexit
 import struct
-from collections import deque
+from collections import Counter, deque
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +17,8 @@ import numpy as np
 from meshdist.arrays.host import Array
 from meshdist.backends.mpi.arithmetic import Arithmetic
 from meshdist.backends.mpi.library import Requests, Session
+from meshdist.runtime.message_counts import Carried
+from meshdist.runtime.peers import Peers
 
 # Token of the group, kind, tag, bytes, number, name of the dtype.
 _HEADER = struct.Struct("=Qqqqq16s")
@@ -71,6 +73,9 @@ class Dispatcher:
         self._copies: deque[tuple[int, Any, bytes]] = deque()
         self._copied_bytes = 0
         self._numbered = 0
+        # Packets, by rank of the communicator.
+        self.num_sent: Counter[int] = Counter()
+        self.num_received: Counter[int] = Counter()
         self._coming: Any = None
         self._listen()
         atexit.register(self._close)
@@ -108,6 +113,7 @@ class Dispatcher:
             self._take()
             return False
         into[...] = self._room[HEADER_BYTES:end]
+        self.num_received[source] += 1
         self._listen()
         return True
 
@@ -156,6 +162,7 @@ class Dispatcher:
 
     def _post(self, token: int, dst: int, packet: bytes) -> None:
         # MPI buffers small messages at once; the copy of any other must stay alive.
+        self.num_sent[dst] += 1
         request = self._comm.Isend([packet, self._byte], dst, _PACKET_TAG)
         if not request.Test():
             self._copies.append((token, request, packet))
@@ -165,6 +172,7 @@ class Dispatcher:
         source, length = self._status.Get_source(), self._status.Get_count(self._byte)
         header = _HEADER.unpack_from(self._room.data)
         self._dispatch(header[0], Packet(source, header, self._room[HEADER_BYTES:length]))
+        self.num_received[source] += 1
         self._listen()
 
     def _tag(self, number: int) -> int:
@@ -194,6 +202,21 @@ class Dispatcher:
             coming, self._coming = self._coming, None
             coming.Cancel()
             coming.Wait()
+
+
+class Packets:
+    """The packets exchanged with the ranks of a world; see `runtime.message_counts`."""
+
+    def __init__(self, dispatcher: Dispatcher, peers: Peers) -> None:
+        self._dispatcher = dispatcher
+        self._addresses = [peers.joined_as(rank) for rank in range(peers.num_ranks)]
+
+    def carried(self) -> dict[int, Carried]:
+        dispatcher = self._dispatcher
+        dispatcher.poll()
+        sent, received = dispatcher.num_sent, dispatcher.num_received
+        found = {rank: Carried(sent[address], received[address]) for rank, address in enumerate(self._addresses)}
+        return {rank: carried for rank, carried in found.items() if any(carried)}
 
 
 class ProcessResources:

@@ -17,7 +17,7 @@ from meshdist.backends.base import Backend, FastPath
 from meshdist.backends.group_setup import check_there
 from meshdist.backends.mpi.arithmetic import Arithmetic
 from meshdist.backends.mpi.communicator import new_communicator
-from meshdist.backends.mpi.dispatcher import resources_of
+from meshdist.backends.mpi.dispatcher import Packets, resources_of
 from meshdist.backends.mpi.environment import is_launched, not_launched
 from meshdist.backends.mpi.library import Session, session
 from meshdist.backends.mpi.p2p import P2P
@@ -26,6 +26,7 @@ from meshdist.backends.p2p.own_messages import OwnMessages
 from meshdist.errors import DistBackendError, DistError
 from meshdist.runtime.call import Signature
 from meshdist.runtime.departure import Departure, LeftOut, gave_up
+from meshdist.runtime.message_counts import name_of_group
 from meshdist.runtime.waiting import Incoming, Probe, Waitable, spin
 from meshdist.system.deadline import Deadline
 
@@ -65,6 +66,7 @@ class MpiGroup(Backend):
             self.p2p()
             self.comm = yield from new_communicator(self)
             self._precheck = Precheck(self, self.session, self.comm)
+            self.options.peers.carriers[name_of_group(self.options.name)] = self._precheck
 
     def check_in(self, signature: Signature) -> Iterator[Waitable]:
         if self.size > 1:
@@ -124,6 +126,7 @@ class MpiGroup(Backend):
             self._p2p.close()
             self._p2p = None
         precheck, self._precheck = self._precheck, None
+        self.options.peers.carriers.pop(name_of_group(self.options.name), None)
         # After a failed call, its messages may still arrive on the communicator: do not free it.
         if precheck is not None and not self._is_broken and not self.session.mpi.Is_finalized():
             with self.session.lock:
@@ -140,7 +143,9 @@ class MpiGroup(Backend):
             if self._p2p is None:
                 self._check_numbers()
                 places = {address: place for place, address in enumerate(self.addresses)}
-                self._p2p = P2P(self, resources_of(self.session).dispatcher, self._token(), places)
+                dispatcher, peers = resources_of(self.session).dispatcher, self.options.peers
+                peers.carriers.setdefault("mpi", Packets(dispatcher, peers))
+                self._p2p = P2P(self, dispatcher, self._token(), places)
             return self._p2p
 
     def _withdraw(self, departure: Departure) -> None:

@@ -136,6 +136,9 @@ class P2P:
         if None not in gone and gone[0] is not None:
             raise peer_gone(self.queue.describe(places[0]), gone[0])
 
+    def global_rank(self, place: int) -> int:
+        return self._backend.options.ranks[place]
+
     def others(self) -> list[int]:
         return [place for place in range(len(self._addresses)) if place != self._backend.rank]
 
@@ -220,6 +223,9 @@ class _RecvRequest(_Watched, RecvRequest):
             self.p2p.dispatcher.poll()
         if self.message is not None:
             self.message.progress()
+
+    def awaits(self) -> list[int]:
+        return [] if self.wanted is None or self.message is not None else [self.p2p.global_rank(self.wanted)]
 
 
 class _Probe(Probing, _RecvRequest):

@@ -8,6 +8,7 @@ itself completes unless a rank fails within it.
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Generator
 from typing import Any
 
@@ -15,6 +16,7 @@ from meshdist.backends.mpi.library import Member, Polled, Session
 from meshdist.errors import DistStoreError
 from meshdist.runtime.call import Signature
 from meshdist.runtime.call_check import CallCheck
+from meshdist.runtime.message_counts import Carried
 from meshdist.runtime.peers import PeerMonitor
 from meshdist.system.deadline import Deadline
 
@@ -40,7 +42,7 @@ class Round:
     """A round of the precheck: a message to one rank and one from another, by persistent requests."""
 
     def __init__(self, session: Session, comm: Any, dst: int, src: int) -> None:
-        self.src = src
+        self.dst, self.src = dst, src
         self.heard = bytearray(_WORD.size)  # the word received
         self.said = bytearray(_WORD.size)  # the word to send
         self._lock = session.lock
@@ -61,6 +63,10 @@ class Round:
         with self._lock:
             return bool(self._receipt.Test() and self._sending.Test())
 
+    def has_heard(self) -> bool:
+        with self._lock:
+            return bool(self._receipt.Test())
+
     def close(self) -> None:
         self._receipt.Free()
         self._sending.Free()
@@ -73,6 +79,7 @@ class Precheck:
         self._backend = backend
         self._spins = range(session.spins)
         self.number = 0
+        self.waits_in: Round | None = None  # the round that a wait is for, or has failed in
         rank, size = backend.rank, backend.size
         # Dissemination: in round k, exchange all that is known so far with the ranks at distance 2 ** k. After the last
         # round every rank knows the combination of all words.
@@ -100,6 +107,7 @@ class Precheck:
                     break
             else:
                 self._backend.wait(Coming(self._backend, self, each), error_prefix)
+                self.waits_in = None
             if heard != together:
                 together = merged(together, bytes(heard))
         return together == word or self._compare(together, signature)
@@ -113,9 +121,26 @@ class Precheck:
             coming = Coming(self._backend, self, each)
             if not coming.ready():
                 yield coming
+            self.waits_in = None
             if each.heard != together:
                 together = merged(together, bytes(each.heard))
         return self._compare(together, signature)
+
+    def carried(self) -> dict[int, Carried]:
+        """Return the number of messages exchanged with each rank, by global rank; see `runtime.message_counts`.
+
+        They end no waits but those in calls of this group, and nothing answers them.
+        """
+        ranks, current = self._backend.options.ranks, self.waits_in
+        sent: Counter[int] = Counter()
+        received: Counter[int] = Counter()
+        is_begun = True
+        for each in self._rounds:
+            sent[ranks[each.dst]] += self.number if is_begun else self.number - 1
+            is_begun &= each is not current
+            is_heard = is_begun or (each is current and each.has_heard())
+            received[ranks[each.src]] += self.number if is_heard else self.number - 1
+        return {rank: Carried(sent[rank], received[rank], is_held=True) for rank in {*sent, *received}}
 
     def close(self) -> None:
         for each in self._rounds:
@@ -152,6 +177,7 @@ class Coming(Polled):
         self._patience_s = min(_PATIENCE_S, backend.options.timeout_s / 4)
         self._has_said = False
         self._has_come = False
+        precheck.waits_in = each
 
     def limit(self, timeout_s: float) -> None:
         """Adapt to the timeout of the wait: report well before it ends."""
@@ -169,6 +195,9 @@ class Coming(Polled):
             self._has_said = True
         if self._monitor.is_due():
             self._backend.check_there(self._round.src)
+
+    def awaits(self) -> list[int]:
+        return [] if self._round.has_heard() else [self._backend.options.ranks[self._round.src]]
 
     def missing(self) -> str:
         """Return the ranks that have not reported that they wait as well."""

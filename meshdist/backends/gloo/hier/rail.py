@@ -94,6 +94,11 @@ class Rail:
             check_rank(self._receive_state, link, self.ranks[place], LeftOut.CALL)
         self._tracker.check_store()
 
+    def awaited(self, places: Sequence[int]) -> list[int]:
+        """Return the global ranks at places whose frames are missing; none if this rank will raise."""
+        links = [] if self._receive_state.collectives.has_mismatch() else [self._links[place] for place in places]
+        return [link.rank for link in links if link is not None]
+
     def describe(self, place: int) -> str:
         link = self._links[place]
         assert link is not None
@@ -122,6 +127,9 @@ class FramesWait(TcpWait):
 
     def missing(self) -> str:
         return ", ".join(map(self._rail.describe, self._absent()))
+
+    def awaits(self) -> list[int]:
+        return self._rail.awaited(self._absent())
 
     def _absent(self) -> list[int]:
         return sorted({self._rail.ranks.index(slot.src) for slot in self._slots if not slot.done})

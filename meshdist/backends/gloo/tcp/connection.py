@@ -50,10 +50,11 @@ class Sink(Protocol):
 class Outgoing:
     """Bytes being sent; `on_done` is called when the kernel has them all, by whichever thread writes."""
 
-    __slots__ = ("_pieces", "done", "on_done")
+    __slots__ = ("_pieces", "done", "num_bytes", "on_done")
 
     def __init__(self, header: bytes, data: memoryview) -> None:
         self.done = False
+        self.num_bytes = len(header) + len(data)
         self.on_done: Callable[[], None] | None = None
         self._pieces = [memoryview(header), data] if len(data) else [memoryview(header)]
 
@@ -103,12 +104,20 @@ class Connection:
         self._write_failure: Departure | None = None
         self._silence = SilenceMonitor(sock)
         self._out: deque[Outgoing] = deque()
+        self.num_sent = 0  # bytes handed to `send`, written or not
+        self._num_read = 0
+
+    @property
+    def num_handled(self) -> int:
+        """How many bytes have been read and handled, or copied to the place of their frame."""
+        return self._num_read - (self._end - self._begin)
 
     @property
     def has_unsent(self) -> bool:
         return bool(self._out)
 
     def send(self, outgoing: Outgoing) -> None:
+        self.num_sent += outgoing.num_bytes
         self._out.append(outgoing)
         if len(self._out) == 1:
             self.write()
@@ -126,6 +135,7 @@ class Connection:
         except OSError as error:  # reading reports the end
             self._write_failure = self._write_failure or _departure_of(error)
             return False
+        self.num_sent += len(frame)
         if sent < len(frame):
             self._out.append(Outgoing(frame[sent:], _NOTHING))
             self._watch(not self.is_held, True)
@@ -189,6 +199,7 @@ class Connection:
         if not count:
             self.end(_CLOSED)
             return None
+        self._num_read += count
         frame = None
         if count >= end and composition[:HEADER_BYTES] == header:
             frame = composition[HEADER_BYTES:end]
@@ -258,6 +269,7 @@ class Connection:
             if not count:
                 self.end(_CLOSED)
                 return False
+            self._num_read += count
             self._left = left[count:]
             if not self._left and self._then is not None:
                 self._then()
@@ -266,6 +278,7 @@ class Connection:
         if not count:
             self.end(_CLOSED)
             return False
+        self._num_read += count
         self._end += count
         is_full = self._end == STAGING_BYTES
         self._take_frames()

@@ -14,6 +14,7 @@ from meshdist.backends.gloo.tcp.frames import BYE, COLLECTIVE, CTS, DATA, EAGER,
 from meshdist.backends.gloo.tcp.group_receive_state import AnnouncedMessage, GroupReceiveState
 from meshdist.backends.p2p.requests import arrive
 from meshdist.runtime.departure import Departure, PeerExit
+from meshdist.runtime.message_counts import Carried
 from meshdist.runtime.rank_text import call_process
 
 # After the end of one of several connections, how long the frames left in the others may take to be read.
@@ -70,6 +71,7 @@ class Link:
         self._got_bye = False
         self._end: Departure | None = None
         self._since_s = 0.0
+        self._num_sent = self._num_handled = 0  # bytes on connections that have ended
 
     def describe(self, receive_state: GroupReceiveState) -> str:
         return call_process(receive_state.ranks.index(self.rank), receive_state.ranks, self._process)
@@ -123,6 +125,16 @@ class Link:
             self._pending.append(outgoing)
             if self._end is None:
                 self._transport.connect(self)
+
+    def carried(self) -> Carried:
+        """Return the bytes of frames in both directions; needs the lock."""
+        connections = self._connections
+        waiting = sum(outgoing.num_bytes for outgoing in self._pending)
+        return Carried(
+            self._num_sent + waiting + sum(connection.num_sent for connection in connections),
+            self._num_handled + sum(connection.num_handled for connection in connections),
+            any(connection.is_held for connection in connections),
+        )
 
     def send_frame(self, header: bytes, data: bytes = b"") -> None:
         """Send without a wait for completion."""
@@ -209,6 +221,8 @@ class Link:
 
     def on_closed(self, connection: Connection) -> None:
         self._connections.remove(connection)
+        self._num_sent += connection.num_sent
+        self._num_handled += connection.num_handled
         if self._end is None:
             self._since_s = time.monotonic()
             if self._got_bye:

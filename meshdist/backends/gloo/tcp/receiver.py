@@ -14,14 +14,13 @@ from meshdist.runtime.waiting import Doorbell
 
 
 class TcpReceiver:
-    awaited = None  # what the rank has sent may be under way
-
     def __init__(self, backend: Backend, src: int, transport: TcpTransport, receive_state: GroupReceiveState) -> None:
         self.link = transport.link(backend.options.ranks[src])
         self.description = self.link.describe(receive_state)
         self.spin_s = SPIN_S
         self._store_monitor = StoreMonitor(backend.options, LeftOut.SEND)
         self.src = src
+        self.awaited: int | None = self.link.rank
         self._transport = transport
         self.receive_state = receive_state
 

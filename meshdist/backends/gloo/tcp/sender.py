@@ -88,6 +88,10 @@ class LongSendRequest(TcpSendRequest):
     def is_done(self) -> bool:
         return self._is_requested and self.outgoing.done
 
+    def awaits(self) -> list[int]:
+        queue = self._sender.receive_state.queue
+        return [] if self._is_requested or queue.arriving or queue.pending else [self._sender.link.rank]
+
     def send_data(self) -> None:
         self.outgoing = Outgoing(self._header, self._data)
         self.outgoing.on_done = self.ring

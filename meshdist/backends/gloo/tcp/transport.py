@@ -21,6 +21,7 @@ from meshdist.backends.gloo.tcp.link import Link
 from meshdist.backends.gloo.tcp.listen_addresses import listen_addresses
 from meshdist.backends.gloo.tcp.poller import new_poller
 from meshdist.runtime.departure import Departure
+from meshdist.runtime.message_counts import Carried
 from meshdist.security.encryption import encryption_from_environment
 from meshdist.store.tcp import secret_of
 from meshdist.system.deadline import Deadline
@@ -68,6 +69,13 @@ class TcpTransport:
                     connection.write()
                 if reads:
                     connection.read()
+
+    def carried(self) -> dict[int, Carried]:
+        """Read what has arrived, and return the bytes exchanged with each rank; see `runtime.message_counts`."""
+        self.progress()
+        with self.lock:
+            found = {rank: link.carried() for rank, link in self._links.items()}
+        return {rank: carried for rank, carried in found.items() if any(carried)}
 
     def link(self, rank: int) -> Link:
         link = self._links.get(rank)
@@ -189,4 +197,5 @@ class TcpTransport:
 
 def tcp_transport(options: BackendOptions) -> TcpTransport:
     transport: TcpTransport = options.peers.once("wire", partial(TcpTransport, options))
+    options.peers.carriers["tcp"] = transport
     return transport
