@@ -12,12 +12,11 @@ import shutil
 import socket
 import sys
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from meshdist.checkpoint.manifest import MANIFEST
+from meshdist.checkpoint.manifest import MANIFEST, UNREADABLE
 from meshdist.checkpoint.rank_agreement import CheckpointError
 from meshdist.store.file_members import Member
 
@@ -106,13 +105,9 @@ class Claim:
             found = json.loads(text)
             host, pid = found["host"], found["pid"]
             member = Member.parse([part.encode() for part in found["member"]])
-        except (ValueError, KeyError, TypeError):
+        except UNREADABLE:
             host, pid, member = "an unknown host", "?", None
-        # By the clock of the file server.
-        probe = directory / f"{CLAIM}-{secrets.token_hex(8)}"
-        probe.touch()
-        age_s = probe.stat().st_mtime - changed
-        probe.unlink()
+        age_s = _now_s(directory) - changed
         if age_s < VOID_S and not (member is not None and member.is_dead()):
             raise CheckpointError(
                 f"process {pid} on {host} is saving into {directory}; give each job a folder of its own, or if that"
@@ -157,10 +152,20 @@ def remove_remains(directory: Path) -> None:
     for path in directory.iterdir():
         if _REMAINS.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
+    now_s = _now_s(directory)
     for path in directory.glob(f"{CLAIM}-*"):
         with suppress(FileNotFoundError):  # that of a process that asks for the claim right now
-            if time.time() - path.stat().st_mtime > VOID_S:
+            if now_s - path.stat().st_mtime > VOID_S:
                 path.unlink()
+
+
+def _now_s(directory: Path) -> float:
+    """Return the time by the clock of the file server; that of this host may differ, and jump."""
+    probe = directory / f"{CLAIM}-{secrets.token_hex(8)}"
+    probe.touch()
+    now_s = probe.stat().st_mtime
+    probe.unlink()
+    return now_s
 
 
 def new_folder(directory: Path, final: Path) -> Path:

@@ -14,9 +14,9 @@ from meshdist.checkpoint import safetensors_files
 from meshdist.checkpoint.byte_runs import BINARY, Index, is_inside, read_block, whole, within
 from meshdist.checkpoint.checksum import Checksum, checksum_of
 from meshdist.checkpoint.commit import steps_of
-from meshdist.checkpoint.manifest import MANIFEST, Manifest, StoredArray
+from meshdist.checkpoint.manifest import MANIFEST, UNREADABLE, Manifest, StoredArray, check_file_name
 from meshdist.checkpoint.rank_agreement import CheckpointError
-from meshdist.checkpoint.stored_types import dtype_of
+from meshdist.checkpoint.stored_types import dtype_of, is_known
 
 
 def latest(directory: str | Path) -> Path | None:
@@ -74,8 +74,18 @@ class Opened:
             if path.stat().st_size != nbytes:
                 raise CheckpointError(f"{path} is damaged: it has {path.stat().st_size} bytes, {nbytes} were written")
             with path.open("rb") as file:
-                if zlib.crc32(file.read(num_first)) != crc:
+                if zlib.crc32(file.read(min(num_first, nbytes))) != crc:
                     raise CheckpointError(f"{path} is damaged: the checksum of its header does not match")
+        if self.manifest.format == "zarr":
+            return
+        for name, stored in self.manifest.arrays.items():
+            size = self.manifest.files.get(stored.file, (0, 0, 0))[0]
+            end = (stored.offset or 0) + (stored.nbytes if is_known(stored.dtype) else 0)
+            if end > size:
+                raise CheckpointError(
+                    f"{self.folder / MANIFEST} is damaged, or was not written by meshdist: array {name!r} is not in"
+                    f" {stored.file}, which has {size} bytes"
+                )
 
     def read(self, name: str, index: Index | None = None, into: Any = None) -> Any:
         """Return an array, or a block of it.
@@ -152,10 +162,15 @@ class Opened:
 def _of_index(path: Path) -> Manifest:
     """Return the arrays of Hugging Face's index of files."""
     try:
-        by_name = json.loads(path.read_text())["weight_map"]
+        by_name = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         files = sorted(set(by_name.values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except UNREADABLE:
         raise CheckpointError(f"{path} is damaged, or no index: it has no weight_map") from None
+    try:
+        for file in files:
+            check_file_name(file)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged, or no index: {error}") from None
     missing = [file for file in files if not (path.parent / file).is_file()]
     if missing:
         raise CheckpointError(f"{path.parent / missing[0]} is missing: {path.name} names it")

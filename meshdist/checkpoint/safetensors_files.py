@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshdist.checkpoint.manifest import StoredArray
+from meshdist.checkpoint.manifest import UNREADABLE, StoredArray
 from meshdist.checkpoint.rank_agreement import CheckpointError
-from meshdist.checkpoint.stored_types import CODES, code_of, dtype_of, in_safetensors
+from meshdist.checkpoint.stored_types import CODES, MOST_SHOWN, checked_shape, code_of, dtype_of, in_safetensors
 
 # Data begins at a page, so that pages of the file are those of the arrays.
 PAGE_BYTES = 4096
@@ -106,8 +106,9 @@ def read_header(path: Path) -> dict[str, StoredArray]:
     try:
         entries = json.loads(text.decode())
         entries.pop("__metadata__", None)
+        "".join(entries).encode()  # text that can be printed
         spans = {name: _span(*entry["data_offsets"]) for name, entry in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except UNREADABLE:
         raise CheckpointError(f"{path} is not of safetensors, or is damaged: its header is no JSON of arrays") from None
     arrays, expected = {}, 0
     for name in sorted(spans, key=lambda name: spans[name]):
@@ -126,17 +127,17 @@ def _span(begin: int, end: int) -> tuple[int, int]:
 def _stored(path: Path, name: str, entry: dict[str, Any], expected: int, most: int) -> StoredArray:
     begin, end = entry["data_offsets"]
     code, shape = entry.get("dtype"), entry.get("shape")
-    if code not in CODES:
-        raise CheckpointError(f"{path}: array {name!r} has dtype {code}; known are {', '.join(CODES)}")
-    if not isinstance(shape, list):
-        shape = [-1]
-    is_shape = all(isinstance(rows, int) and rows >= 0 for rows in shape)
+    if not isinstance(code, str) or code not in CODES:
+        raise CheckpointError(f"{path}: array {name!r} has dtype {code!s:.80}; known are {', '.join(CODES)}")
     try:
-        nbytes = _nbytes(tuple(shape), CODES[code]) if is_shape else -1
+        nbytes = _nbytes(checked_shape(shape, CODES[code]), CODES[code])
+    except ValueError:
+        nbytes = -1
     except TypeError as error:
         raise CheckpointError(f"{path}: array {name!r}: {error}") from None
     if begin != expected or end - begin != nbytes or end > most:
         raise CheckpointError(
-            f"{path} is damaged: array {name!r} of {code} and shape {shape} is said to lie at bytes {begin} to {end}"
+            f"{path} is damaged: array {name!r} of {code} and shape {str(shape)[:MOST_SHOWN]} is said to lie at bytes"
+            f" {begin} to {end}"
         )
     return StoredArray(tuple(shape), CODES[code], path.name)

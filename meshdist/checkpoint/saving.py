@@ -16,11 +16,11 @@ import numpy as np
 from meshdist.checkpoint.block_owners import Held, Mine, assign_pieces, check_alike, index_at, written_layout
 from meshdist.checkpoint.byte_runs import whole, within
 from meshdist.checkpoint.commit import step_folder, steps_of
-from meshdist.checkpoint.manifest import MANIFEST
+from meshdist.checkpoint.manifest import FORMATS, MANIFEST
 from meshdist.checkpoint.rank_agreement import Peers
 from meshdist.checkpoint.stored_types import name_of
 from meshdist.checkpoint.tree_names import Named, PerRank, merged, per_rank_name
-from meshdist.checkpoint.writing import FORMATS, Plan, Target, make_plan, write
+from meshdist.checkpoint.writing import Plan, Target, make_plan, write
 from meshdist.groups.api import new_group
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import current_world, resolve

@@ -55,7 +55,7 @@ def own_arrays(stored_names: Iterable[str]) -> dict[str, dict[int, str]]:
     """Return the stored names of the ranks' own arrays, by name and rank."""
     found: dict[str, dict[int, str]] = {}
     for stored in stored_names:
-        if match := re.fullmatch(r"(.*)\.rank(\d{5,})", stored, re.DOTALL):
+        if match := re.fullmatch(r"(.*)\.rank(\d{5,7})", stored, re.DOTALL):
             found.setdefault(match[1], {})[int(match[2])] = stored
     return found
 
@@ -157,6 +157,25 @@ def rebuilt(structure: list[Any], array: Callable[[str, str], Any]) -> Any:
         parts = [rebuilt(part, array) for part in content]
         return parts if kind == "list" else tuple(parts)
     return decoded(content) if kind == "value" else array(kind, content)
+
+
+def check_structure(structure: Any, arrays: Iterable[str]) -> None:
+    """Raise ValueError unless `structure` is that of a tree with these arrays; or TypeError, KeyError."""
+    names, own = set(arrays), own_arrays(arrays)
+    parts = [structure]
+    while parts:
+        kind, content = parts.pop()
+        if kind == "dict":
+            for key, part in content:
+                joined("", key, "tree")
+                parts.append(part)
+        elif kind in ("list", "tuple"):
+            parts.extend(content)
+        elif kind == "value":
+            if encoded(decoded(content), "tree") != content:
+                raise ValueError(f"{content!r:.80} is no value")
+        elif kind not in ("array", "scalar", "per_rank") or content not in (own if kind == "per_rank" else names):
+            raise ValueError(f"the tree has {content!r:.80} of kind {kind!r:.80}, which is no array")
 
 
 def has_arrays(tree: Any) -> bool:
