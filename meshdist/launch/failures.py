@@ -59,5 +59,5 @@ def read_error_file(path: str, rank: int) -> Failure | None:
             message=str(record["message"]),
             traceback=str(record["traceback"]),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None  # the exit status still shows the failure
