@@ -17,6 +17,9 @@ from meshdist.checkpoint.commit import steps_of
 from meshdist.checkpoint.manifest import MANIFEST, UNREADABLE, Manifest, StoredArray, check_file_name
 from meshdist.checkpoint.rank_agreement import CheckpointError
 from meshdist.checkpoint.stored_types import dtype_of, is_known
+from meshdist.runtime.log import RankLog
+
+_log = RankLog()
 
 
 def latest(directory: str | Path) -> Path | None:
@@ -186,7 +189,19 @@ def _of_index(path: Path) -> Manifest:
 
 
 def _foreign(folder: Path) -> Manifest:
-    """Return the arrays of all files of safetensors in a folder."""
+    """Return the arrays of all files of safetensors in a folder; warn where they are those of `save`."""
+    found = _all_files(folder)
+    files = sorted({array.file for array in found.arrays.values()})
+    if any(safetensors_files.is_of_checkpoint(folder / file) for file in files):
+        _log.warning(
+            "%s was written by meshdist.checkpoint.save, and its %s is missing: its arrays are read by name, without"
+            " the tree, small values and checksums, and with the dtypes of safetensors; copy that file as well",
+            *(folder, MANIFEST),
+        )
+    return found
+
+
+def _all_files(folder: Path) -> Manifest:
     indices = sorted(folder.glob("*.safetensors.index.json"))
     if indices:
         return _of_index(indices[0])

@@ -18,6 +18,8 @@ PAGE_BYTES = 4096
 # As the reference implementation has it.
 MOST_HEADER_BYTES = 100_000_000
 INDEX = "model.safetensors.index.json"
+# Tells a file of a checkpoint, whose manifest may be lost, from those of others.
+_WRITER = "meshdist.checkpoint"
 
 
 class FilePlan(NamedTuple):
@@ -67,7 +69,7 @@ def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
 
 def _header(arrays: Mapping[str, tuple[tuple[int, ...], str]]) -> tuple[bytes, int]:
     # Transformers opens files of format "pt" only; the files of all frameworks are alike.
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt", "writer": _WRITER}}
     begin = 0
     for name, (shape, dtype) in arrays.items():
         end, in_file = begin + _nbytes(shape, dtype), in_safetensors(dtype)
@@ -118,6 +120,13 @@ def read_header(path: Path) -> dict[str, StoredArray]:
     if expected != size - 8 - length:
         raise CheckpointError(f"{path} is cut short or damaged: {expected} bytes of arrays, {size - 8 - length} found")
     return {name: arrays[name] for name in entries}
+
+
+def is_of_checkpoint(path: Path) -> bool:
+    """Return whether `save` has written this file, which `read_header` has read."""
+    with path.open("rb") as file:
+        about = json.loads(file.read(int.from_bytes(file.read(8), "little"))).get("__metadata__")
+    return isinstance(about, dict) and about.get("writer") == _WRITER
 
 
 def _span(begin: int, end: int) -> tuple[int, int]:

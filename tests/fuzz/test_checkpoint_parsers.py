@@ -168,15 +168,33 @@ def npy_of(header, version=1):
 
 
 HEADER = {"descr": "<f8", "fortran_order": False, "shape": (2, 3)}
-WORDS = [b"{", b"'descr'", b":", b"(", b"'<f8'", b",", b"2", b")", b"}", b"0x", b"'''", b"\n", b"L", b"lambda", b"-", b"~"]
+WORDS = [
+    b"{",
+    b"'descr'",
+    b":",
+    b"(",
+    b"'<f8'",
+    b",",
+    b"2",
+    b")",
+    b"}",
+    b"0x",
+    b"'''",
+    b"\n",
+    b"L",
+    b"lambda",
+    b"-",
+    b"~",
+]
 
 
 @given(
     st.one_of(
         changed(npy_of(HEADER)),
         st.lists(st.sampled_from(WORDS)).map(b"".join).map(npy_of),
-        st.fixed_dictionaries({name: st.sampled_from(["<f8", False, (2, 3), [("a", "<i4")], 1, "|O"]) for name in HEADER})
-        .map(npy_of),
+        st.fixed_dictionaries(
+            {name: st.sampled_from(["<f8", False, (2, 3), [("a", "<i4")], 1, "|O"]) for name in HEADER}
+        ).map(npy_of),
         st.integers(0, 4).map(lambda version: npy_of(HEADER, version)),
     )
 )
@@ -236,5 +254,7 @@ CLAIM = {"host": "node1", "pid": 7, "member": ["0" * 16, "", "node1", "7", "99"]
 @fuzz
 def test_a_claim_is_respected_or_dropped(tmp_path, content):
     (tmp_path / ".saving").write_bytes(content)
-    found, message = outcome(lambda: meshdist.run(save_tree, 1, args=(tmp_path / "", "npy")), (CheckpointError, FileExistsError))
+    found, message = outcome(
+        lambda: meshdist.run(save_tree, 1, args=(tmp_path / "", "npy")), (CheckpointError, FileExistsError)
+    )
     assert found is not None or str(tmp_path) in message

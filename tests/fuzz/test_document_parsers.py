@@ -156,7 +156,17 @@ def test_remembered_choices_are_read_or_ignored(tmp_path, monkeypatch, data):
 
 # ---- Schedules and URLs
 
-CELLS = ["0F0", "1B0", "0F0SEND_F", "0RECV_F1", "(0F0;1B0)OVERLAP_F_B", "0UNSHARD", "", "9" * 30 + "F0", "0F" + "9" * 30]
+CELLS = [
+    "0F0",
+    "1B0",
+    "0F0SEND_F",
+    "0RECV_F1",
+    "(0F0;1B0)OVERLAP_F_B",
+    "0UNSHARD",
+    "",
+    "9" * 30 + "F0",
+    "0F" + "9" * 30,
+]
 CELLS += ["0I0", "0W0", "\0", '"', "²F0", "x" * 40]
 
 
@@ -173,7 +183,23 @@ def test_a_schedule_is_read_or_refused(tmp_path, content):
     outcome(lambda: repr(Schedule.from_csv(path)))
 
 
-PARTS = ["tcp://", "env://", "file://", "[", "]", "::1", "127.0.0.1", ":", "29500", "99999", "/", "?", "rank=", "=", "&"]
+PARTS = [
+    "tcp://",
+    "env://",
+    "file://",
+    "[",
+    "]",
+    "::1",
+    "127.0.0.1",
+    ":",
+    "29500",
+    "99999",
+    "/",
+    "?",
+    "rank=",
+    "=",
+    "&",
+]
 PARTS += ["world_size=", "-1", "3", "²", "group_name=", "a", "%", "#", "@", "\n", "9" * 5000]
 
 
