@@ -104,6 +104,10 @@ class Opened:
         stored = self.manifest.arrays[name]
         index = whole(stored.shape) if index is None else index
         path = self.folder / stored.file
+        try:
+            dtype_of(stored.dtype)
+        except TypeError as error:
+            raise CheckpointError(f"{path}: array {name!r}: {error}") from None
         checksum = None
         if self.manifest.format == "zarr":
             from meshdist.checkpoint import zarr_files
@@ -136,9 +140,9 @@ class Opened:
     def mapped(self, name: str) -> Any:
         """Return an array of format npy or safetensors as a map of its file, whose changes are not written."""
         stored = self.manifest.arrays[name]
-        dtype = dtype_of(stored.dtype).newbyteorder("<")
-        if 0 in stored.shape or self.manifest.format == "zarr":
+        if 0 in stored.shape or self.manifest.format == "zarr" or not is_known(stored.dtype):
             return self.read(name)
+        dtype = dtype_of(stored.dtype).newbyteorder("<")
         return np.memmap(self.folder / stored.file, dtype, "c", stored.offset or 0, stored.shape)
 
     def _check(self, name: str, array: Any, index: Index, found: str | None) -> None:

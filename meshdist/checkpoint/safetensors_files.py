@@ -139,9 +139,10 @@ def _stored(path: Path, name: str, entry: dict[str, Any], expected: int, most: i
     if not isinstance(code, str) or code not in CODES:
         raise CheckpointError(f"{path}: array {name!r} has dtype {code!s:.80}; known are {', '.join(CODES)}")
     try:
-        nbytes = _nbytes(checked_shape(shape, CODES[code]), CODES[code])
+        checked = checked_shape(shape, CODES[code])
+        nbytes = _nbytes(checked, CODES[code])
     except ValueError:
-        nbytes = -1
+        checked, nbytes = (), -1
     except TypeError as error:
         raise CheckpointError(f"{path}: array {name!r}: {error}") from None
     if begin != expected or end - begin != nbytes or end > most:
@@ -149,4 +150,4 @@ def _stored(path: Path, name: str, entry: dict[str, Any], expected: int, most: i
             f"{path} is damaged: array {name!r} of {code} and shape {str(shape)[:MOST_SHOWN]} is said to lie at bytes"
             f" {begin} to {end}"
         )
-    return StoredArray(tuple(shape), CODES[code], path.name)
+    return StoredArray(checked, CODES[code], path.name)

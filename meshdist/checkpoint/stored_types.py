@@ -42,6 +42,8 @@ def checked_shape(shape: Any, dtype: str) -> tuple[int, ...]:
     """
     if not isinstance(shape, list) or not all(type(rows) is int and rows >= 0 for rows in shape):
         raise ValueError(f"{str(shape)[:MOST_SHOWN]} is no shape")
+    if not isinstance(dtype, str):
+        raise ValueError(f"{dtype!r:.80} is no dtype")
     found = dtype_of(dtype if is_known(dtype) else "uint8")  # where an array is read, it is told what is lacking
     if found.hasobject or found.itemsize == 0 or not found.isbuiltin or found.kind not in "biufcV":
         raise ValueError(f"{dtype!r} is no dtype of a number")

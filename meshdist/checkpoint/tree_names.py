@@ -84,11 +84,8 @@ class Named:
         if is_array(x):
             return self._named(x, name or ONLY, place)
         if is_record(x):
-            parts = record_fields(x).items()
-            return [
-                "dict",
-                [[key, self._taken(part, joined(name, key, place), f"{place}.{key}")] for key, part in parts],
-            ]
+            named = record_fields(x)
+            return ["dict", [[k, self._taken(named[k], joined(name, k, place), f"{place}.{k}")] for k in named]]
         return ["value", encoded(x, place)]
 
     def _named(self, x: Any, name: str, place: str) -> list[Any]:

@@ -71,10 +71,11 @@ class Verdict(NamedTuple):
         return cls(**{**fields, "cause": fields["cause"] and Failure(**fields["cause"])})
 
 
-def judge(reports: Iterable[Report], may_restart: bool) -> Verdict:
+def judge(reports: Iterable[Report], may_restart: bool, first_node: int | None = None) -> Verdict:
     """Return what to do next, given one report from each host.
 
-    A signal or a problem of a launcher ends the job; failed ranks do so unless `may_restart`.
+    A signal or a problem of a launcher ends the job; failed ranks do so unless `may_restart`. The clocks of hosts may
+    differ: where ranks have failed on several hosts, the cause is on `first_node`, whose stop came first.
     """
     reports = list(reports)
     for report in reports:
@@ -84,11 +85,11 @@ def judge(reports: Iterable[Report], may_restart: bool) -> Verdict:
     for report in reports:
         if report.problem:
             return Verdict(False, 1, report.node, problem=report.problem)
-    by_node = [(failure, report.node) for report in reports for failure in report.failures]
-    if not by_node:
+    causes = [(first_cause(report.failures), report.node) for report in reports if report.failures]
+    if not causes:
         return Verdict(False, 0)
-    cause = first_cause(failure for failure, _ in by_node)
-    return Verdict(may_restart, shell_status(cause.status), dict(by_node)[cause], cause)
+    cause, node = min(causes, key=lambda one: (one[0].secondary, one[1] != first_node, one[0].time_s))
+    return Verdict(may_restart, shell_status(cause.status), node, cause)
 
 
 class Nodes(ABC):

@@ -224,4 +224,5 @@ class SeveralNodes(Nodes):
                 reports.append(
                     Report(node, problem=f"did not report within {deadline.timeout_s:g} s that its ranks had ended")
                 )
-        return judge(reports, self._num_restarts < plan.max_restarts)
+        first_node = None if self._stop is None else self._stop.node
+        return judge(reports, self._num_restarts < plan.max_restarts, first_node)

@@ -128,6 +128,7 @@ def test_a_manifest_is_read_or_refused(saved, capsys, data, format):
         (lambda m: m["arrays"]["w"].update(shape=[2**40, 2**40]), "array is too big"),
         (lambda m: m["arrays"]["w"].update(shape=[2**30, 2**20], pieces=[]), "array 'w' is not in w.npy"),
         (lambda m: m["arrays"]["w"].update(dtype="object"), "'object' is no dtype of a number"),
+        (lambda m: m["arrays"]["w"].update(dtype=0), "0 is no dtype"),
         (lambda m: m["arrays"].pop("w"), "the tree has 'w' of kind 'array', which is no array"),
         (lambda m: m.update(format="pickle"), "format 'pickle' is not one of safetensors, npy, zarr"),
         (lambda m: m.update(structure=["value", ["bytes", "?"]]), "checkpoint.json is damaged, or was not written by"),
