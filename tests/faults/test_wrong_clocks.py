@@ -54,7 +54,7 @@ def calls_and_a_timeout(jumps_s, size, enough):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["gloo", "gloo-tcp"])
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("gloo-tcp", marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize(
     "jumps_s",
     [
