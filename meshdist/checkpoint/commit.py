@@ -74,8 +74,8 @@ class Claim:
     def _created(self) -> bool:
         # Complete from the start: others never see a claim that says nothing.
         draft = self.path.with_name(f"{CLAIM}-{secrets.token_hex(8)}")
-        draft.write_bytes(self._text)
         try:
+            draft.write_bytes(self._text)
             os.link(draft, self.path)
         except FileExistsError:
             return False
@@ -84,7 +84,7 @@ class Claim:
                 raise
             return self._created_without_links()
         finally:
-            draft.unlink()
+            draft.unlink(missing_ok=True)
         return True
 
     def _created_without_links(self) -> bool:
@@ -92,8 +92,12 @@ class Claim:
             fd = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         except FileExistsError:
             return False
-        with open(fd, "wb") as file:
-            file.write(self._text)
+        try:
+            with open(fd, "wb") as file:
+                file.write(self._text)
+        except BaseException:
+            self.path.unlink()
+            raise
         return True
 
     def _drop_if_void(self, directory: Path) -> None:

@@ -18,7 +18,7 @@ from meshdist.checkpoint.block_owners import Held, Mine, Piece, Progress
 from meshdist.checkpoint.byte_runs import BINARY, write_all, write_block
 from meshdist.checkpoint.checksum import Checksum
 from meshdist.checkpoint.commit import Claim, new_folder, prune, publish, remove_remains, steps_of, write_file
-from meshdist.checkpoint.manifest import FORMATS, MANIFEST, Manifest, StoredArray
+from meshdist.checkpoint.manifest import MANIFEST, Manifest, StoredArray
 from meshdist.checkpoint.rank_agreement import CheckpointError, Peers
 
 

@@ -2,7 +2,6 @@
 
 import re
 import signal
-import sys
 import time
 
 import pytest
