@@ -138,8 +138,8 @@ def encoded(x: Any, place: str) -> Any:
     if isinstance(x, bytes):
         return ["bytes", base64.b64encode(x).decode()]
     raise TypeError(
-        f"{place}: expected arrays, numbers, strings, bytes, None, and dicts, lists, tuples and dataclasses of them, got"
-        f" {type(x).__name__}; nothing is pickled: save what it consists of"
+        f"{place}: expected arrays, numbers, strings, bytes, None, and dicts, lists, tuples and dataclasses of them,"
+        f" got {type(x).__name__}; nothing is pickled: save what it consists of"
     )
 
 

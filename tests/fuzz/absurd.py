@@ -1,4 +1,4 @@
-"""Settings of the tests of parsers, and what they are given: bytes and documents that were right, with something wrong."""
+"""Settings of the tests of parsers, and what those get: bytes and documents that were right, with something wrong."""
 
 import copy
 import os
