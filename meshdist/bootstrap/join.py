@@ -15,11 +15,12 @@ from contextlib import suppress
 from meshdist.bootstrap.spawned import exceeds_spawn
 from meshdist.errors import DistError, DistStoreError, DistTimeoutError
 from meshdist.runtime.departure import Departure, PeerExit
-from meshdist.runtime.peers import Card, Peers
+from meshdist.runtime.peers import Card, Peers, host_id
 from meshdist.runtime.rank_text import ranks_text
 from meshdist.security.credentials import SECRET_VARIABLE
 from meshdist.store import FileStore, PrefixStore, Store, TCPStore
 from meshdist.system.deadline import Deadline, Reminder
+from meshdist.system.processes import ProcessWatch
 
 _log = logging.getLogger("meshdist")
 
@@ -180,7 +181,26 @@ def _missing(world: Store, rank: int, world_size: int, deadline: Deadline) -> Di
 
 
 def _who_came(world: Store, world_size: int, when: str) -> str:
-    return shortfall(world, world_size, [n for n in range(world_size) if not world.check([f"card/{n}"])], when)
+    came = [n for n in range(world_size) if world.check([f"card/{n}"])]
+    words = shortfall(world, world_size, [n for n in range(world_size) if n not in came], when)
+    dead = [
+        f"rank {n} (pid {card.pid} on {card.host_name}) came, and has ended"
+        for n in came
+        if (card := _card_of_dead(world, n))
+    ]
+    return "; ".join(dead if len(came) == world_size and dead else [words, *dead])
+
+
+def _card_of_dead(world: Store, rank: int) -> Card | None:
+    """Return the card of a rank whose process on this host has ended; None if it lives or that is not known."""
+    card = Card.decode(world.get(f"card/{rank}"))
+    if card.host != host_id():
+        return None
+    watch = ProcessWatch(card.pid, card.started)
+    try:
+        return card if watch.ended() else None
+    finally:
+        watch.close()
 
 
 def _refused(world: Store) -> str:

@@ -16,10 +16,11 @@ from typing import Any
 
 from meshdist.checkpoint.block_owners import Held, Mine, Piece
 from meshdist.checkpoint.byte_runs import whole
+from meshdist.checkpoint.manifest import FORMATS
 from meshdist.checkpoint.opening import Opened
 from meshdist.checkpoint.rank_agreement import CheckpointError, Peers
 from meshdist.checkpoint.verification import check_checkpoint, progressing, rows, summary
-from meshdist.checkpoint.writing import FORMATS, Target, make_plan, write
+from meshdist.checkpoint.writing import Target, make_plan, write
 from meshdist.profiler.tables import text_table
 
 

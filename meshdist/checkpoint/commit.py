@@ -12,12 +12,11 @@ import shutil
 import socket
 import sys
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from meshdist.checkpoint.manifest import MANIFEST
+from meshdist.checkpoint.manifest import MANIFEST, UNREADABLE
 from meshdist.checkpoint.rank_agreement import CheckpointError
 from meshdist.store.file_members import Member
 
@@ -75,8 +74,8 @@ class Claim:
     def _created(self) -> bool:
         # Complete from the start: others never see a claim that says nothing.
         draft = self.path.with_name(f"{CLAIM}-{secrets.token_hex(8)}")
-        draft.write_bytes(self._text)
         try:
+            draft.write_bytes(self._text)
             os.link(draft, self.path)
         except FileExistsError:
             return False
@@ -85,7 +84,7 @@ class Claim:
                 raise
             return self._created_without_links()
         finally:
-            draft.unlink()
+            draft.unlink(missing_ok=True)
         return True
 
     def _created_without_links(self) -> bool:
@@ -93,8 +92,12 @@ class Claim:
             fd = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         except FileExistsError:
             return False
-        with open(fd, "wb") as file:
-            file.write(self._text)
+        try:
+            with open(fd, "wb") as file:
+                file.write(self._text)
+        except BaseException:
+            self.path.unlink()
+            raise
         return True
 
     def _drop_if_void(self, directory: Path) -> None:
@@ -106,13 +109,9 @@ class Claim:
             found = json.loads(text)
             host, pid = found["host"], found["pid"]
             member = Member.parse([part.encode() for part in found["member"]])
-        except (ValueError, KeyError, TypeError):
+        except UNREADABLE:
             host, pid, member = "an unknown host", "?", None
-        # By the clock of the file server.
-        probe = directory / f"{CLAIM}-{secrets.token_hex(8)}"
-        probe.touch()
-        age_s = probe.stat().st_mtime - changed
-        probe.unlink()
+        age_s = _now_s(directory) - changed
         if age_s < VOID_S and not (member is not None and member.is_dead()):
             raise CheckpointError(
                 f"process {pid} on {host} is saving into {directory}; give each job a folder of its own, or if that"
@@ -157,10 +156,20 @@ def remove_remains(directory: Path) -> None:
     for path in directory.iterdir():
         if _REMAINS.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
+    now_s = _now_s(directory)
     for path in directory.glob(f"{CLAIM}-*"):
         with suppress(FileNotFoundError):  # that of a process that asks for the claim right now
-            if time.time() - path.stat().st_mtime > VOID_S:
+            if now_s - path.stat().st_mtime > VOID_S:
                 path.unlink()
+
+
+def _now_s(directory: Path) -> float:
+    """Return the time by the clock of the file server; that of this host may differ, and jump."""
+    probe = directory / f"{CLAIM}-{secrets.token_hex(8)}"
+    probe.touch()
+    now_s = probe.stat().st_mtime
+    probe.unlink()
+    return now_s
 
 
 def new_folder(directory: Path, final: Path) -> Path:

@@ -21,6 +21,7 @@ from meshdist.checkpoint.tree_names import (
     per_rank_name,
     rebuilt,
     values_of,
+    visit,
 )
 from meshdist.runtime.context import GroupLike
 from meshdist.tensor.distribution import as_block
@@ -43,7 +44,8 @@ def load(
             placements, whatever those of the checkpoint were, and a rank reads the bytes of its block. In place of
             arrays and NumPy scalars there are new ones of the same shape and dtype, in place of `per_rank(array)` this
             rank's own array, and in place of small values those of the checkpoint; lists and dicts without arrays are
-            taken as they are there. Names count, not the kinds of containers. It is not changed, unless `in_place`.
+            taken as they are there. Names count, not the kinds of containers; dataclasses and named tuples are made of
+            what was saved. It is not changed, unless `in_place`.
             None: all that is there, on each rank, as whole NumPy arrays, and for `per_rank` lists
             whose index is the rank, with None for a rank that had none; arrays of format "npy" are mapped from their
             files, without those that are changed being written. From files of others: a dict by name.
@@ -57,7 +59,8 @@ def load(
     Raises:
         FileNotFoundError: There is no checkpoint.
         CheckpointError: It is damaged, or does not fit `like`: other names, shapes or dtypes. All ranks raise the same.
-        ValueError: `in_place` with a read-only array, or with a DTensor that has Partial placements.
+        ValueError: `in_place` with a read-only array, or with a DTensor that has Partial placements; a dry run, which
+            has no other ranks.
 
     Example:
         >>> import tempfile, meshdist
@@ -124,7 +127,7 @@ class _Wanted:
         self._check_names(like)
         names: list[str] = []
         note = lambda name, leaf: names.extend({name, self._stored_name(name, leaf)})  # noqa: E731
-        filled(like, note, note, self._values.__contains__)
+        visit(like, note, note, self._values.__contains__)
         return names
 
     def _stored_name(self, name: str, leaf: Any) -> str:
@@ -136,7 +139,7 @@ class _Wanted:
         others: dict[str, Any] = {}
         values, folder = self._values, self._opened.folder
         arrays_there = self._arrays.keys() | self._own.keys()
-        filled(like, arrays.__setitem__, others.__setitem__, values.__contains__)
+        visit(like, arrays.__setitem__, others.__setitem__, values.__contains__)
         for name in others:
             if name in arrays_there and others[name] is not None:
                 raise CheckpointError(f"{name!r} is an array in {folder}, and {type(others[name]).__name__} in like")
@@ -234,7 +237,7 @@ def _listed(names: list[str]) -> str:
 def _with_pending(tree: Any, like: Any) -> Any:
     """Return a tree with those of its DTensors pending that are in `like`: a sum is the array on the first rank."""
     placements: dict[str, Any] = {}
-    filled(like, placements.__setitem__, lambda name, leaf: None, lambda name: False)
+    visit(like, placements.__setitem__, lambda name, leaf: None, lambda name: False)
 
     def array(name: str, leaf: Any) -> Any:
         wanted = placements[name]

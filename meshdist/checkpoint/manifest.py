@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,10 +13,14 @@ import numpy as np
 
 from meshdist.checkpoint.byte_runs import Index
 from meshdist.checkpoint.rank_agreement import CheckpointError
-from meshdist.checkpoint.stored_types import dtype_of
+from meshdist.checkpoint.stored_types import MOST_SHOWN, checked_shape, dtype_of
+from meshdist.checkpoint.tree_names import check_structure
 
 MANIFEST = "checkpoint.json"
 VERSION = 1
+FORMATS = ("safetensors", "npy", "zarr")
+# What reading JSON of others, and what should be in it, may raise.
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass
@@ -46,7 +51,7 @@ class Manifest:
     """What is in a checkpoint.
 
     Attributes:
-        format: "safetensors", "npy" or "zarr".
+        format: One of FORMATS.
         arrays: The arrays by name.
         structure: The tree, as `tree_names.Named` has it; None for the files of others.
         step: The training step; None for the files of others.
@@ -72,25 +77,72 @@ class Manifest:
         """Return the manifest in a file.
 
         Raises:
-            CheckpointError: It is damaged, or of a later version.
+            CheckpointError: It is damaged, of a later version, or says what no save writes.
         """
         text = path.read_bytes()
         first, _, body = text.partition(b"\n")
         try:
             found = json.loads(text)
             is_whole = first == b'{"crc32": %d,' % zlib.crc32(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             is_whole = False
         if not is_whole:
             raise CheckpointError(f"{path} is damaged: its checksum does not match; load another checkpoint")
-        version = found.pop("version")
-        del found["crc32"]
-        if version > VERSION:
-            raise CheckpointError(f"{path} is of version {version}; this meshdist reads up to {VERSION}: update it")
-        arrays = {name: _stored(**item) for name, item in found.pop("arrays").items()}
-        return cls(arrays=arrays, **found)
+        try:
+            version = found.pop("version")
+            del found["crc32"]
+            if version > VERSION:
+                raise CheckpointError(f"{path} is of version {version}; this meshdist reads up to {VERSION}: update it")
+            return cls._checked(**found)
+        except UNREADABLE as error:
+            what = f"{type(error).__name__} {error}"[: 2 * MOST_SHOWN].encode(errors="backslashreplace").decode()
+            raise CheckpointError(f"{path} is damaged, or was not written by meshdist: {what}") from None
+
+    @classmethod
+    def _checked(cls, arrays: dict[str, Any], **others: Any) -> Manifest:
+        stored = {name: _stored(name, **item) for name, item in arrays.items()}
+        found = cls(arrays=stored, **others)
+        json.dumps([*stored, found.writer], ensure_ascii=False).encode()  # text that can be printed
+        if found.format not in FORMATS:
+            raise ValueError(f"format {found.format!r:.80} is not one of {', '.join(FORMATS)}")
+        if found.structure is not None:
+            check_structure(found.structure, stored)
+        for name, numbers in found.files.items():
+            check_file_name(name)
+            if len(numbers) != 3 or not all(map(_is_count, numbers)):
+                raise ValueError(f"{name!r}: {numbers!r:.80} is not its size, that of its header, and a checksum")
+        if not (found.step is None or _is_count(found.step)):
+            raise ValueError(f"step {found.step!r:.80}")
+        if found.writer and not (_is_count(found.writer["ranks"]) and {"pid", "host"} <= found.writer.keys()):
+            raise ValueError(f"writer {found.writer!r:.80}")
+        return found
 
 
-def _stored(shape: list[int], pieces: list[Any], **others: Any) -> StoredArray:
-    listed = [(tuple((start, stop) for start, stop in index), text) for index, text in pieces]
-    return StoredArray(shape=tuple(shape), pieces=listed, **others)
+def _stored(name: str, shape: list[int], pieces: list[Any], dtype: str, file: str, offset: int | None) -> StoredArray:
+    check_file_name(file)
+    if not (offset is None or _is_count(offset)):
+        raise ValueError(f"array {name!r} begins at {offset!r:.80}")
+    stored = StoredArray(checked_shape(shape, dtype), dtype, file, offset)
+    for index, text in pieces:
+        block = tuple((start, stop) for start, stop in index)
+        spans = zip(block, stored.shape, strict=True)
+        if not isinstance(text, str) or not all(_is_count(a) and 0 <= a <= b <= rows for (a, b), rows in spans):
+            raise ValueError(f"array {name!r} of shape {stored.shape} has no block {str(index)[:MOST_SHOWN]}")
+        stored.pieces.append((block, text))
+    return stored
+
+
+def _is_count(x: Any) -> bool:
+    return type(x) is int and x >= 0
+
+
+def check_file_name(name: Any) -> None:
+    """Raise ValueError unless `name` is that of a file in the same folder, or in one below it."""
+    try:
+        path = Path(name)
+        os.fsencode(path)
+        is_inside = not path.is_absolute() and not path.drive and ".." not in path.parts and "\0" not in name
+    except (TypeError, ValueError):
+        is_inside = False
+    if not is_inside or not path.parts:
+        raise ValueError(f"{name!r:.80} is not the name of a file in this folder")

@@ -7,11 +7,12 @@ import io
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from tokenize import TokenError
 from urllib.parse import quote
 
 import numpy as np
 
-from meshdist.checkpoint.manifest import StoredArray
+from meshdist.checkpoint.manifest import UNREADABLE, StoredArray
 from meshdist.checkpoint.rank_agreement import CheckpointError
 from meshdist.checkpoint.safetensors_files import FilePlan
 from meshdist.checkpoint.stored_types import dtype_of, in_numpy
@@ -51,8 +52,8 @@ def check_header(path: Path, stored: StoredArray) -> None:
             reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, in_fortran_order, dtype = reader(file)
             begin = file.tell()
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from None
+    except (*UNREADABLE, EOFError, MemoryError, SyntaxError, TokenError) as error:
+        raise CheckpointError(f"{path} is damaged: {str(error).splitlines()[0] if str(error) else error!r}") from None
     expected = np.dtype(in_numpy(stored.dtype).name).newbyteorder("<")
     if (shape, in_fortran_order, dtype, begin) != (stored.shape, False, expected, stored.offset):
         raise CheckpointError(f"{path} is damaged: its header says {dtype} of shape {shape}, the manifest another")

@@ -14,9 +14,12 @@ from meshdist.checkpoint import safetensors_files
 from meshdist.checkpoint.byte_runs import BINARY, Index, is_inside, read_block, whole, within
 from meshdist.checkpoint.checksum import Checksum, checksum_of
 from meshdist.checkpoint.commit import steps_of
-from meshdist.checkpoint.manifest import MANIFEST, Manifest, StoredArray
+from meshdist.checkpoint.manifest import MANIFEST, UNREADABLE, Manifest, StoredArray, check_file_name
 from meshdist.checkpoint.rank_agreement import CheckpointError
-from meshdist.checkpoint.stored_types import dtype_of
+from meshdist.checkpoint.stored_types import dtype_of, is_known
+from meshdist.runtime.log import RankLog
+
+_log = RankLog()
 
 
 def latest(directory: str | Path) -> Path | None:
@@ -74,8 +77,18 @@ class Opened:
             if path.stat().st_size != nbytes:
                 raise CheckpointError(f"{path} is damaged: it has {path.stat().st_size} bytes, {nbytes} were written")
             with path.open("rb") as file:
-                if zlib.crc32(file.read(num_first)) != crc:
+                if zlib.crc32(file.read(min(num_first, nbytes))) != crc:
                     raise CheckpointError(f"{path} is damaged: the checksum of its header does not match")
+        if self.manifest.format == "zarr":
+            return
+        for name, stored in self.manifest.arrays.items():
+            size = self.manifest.files.get(stored.file, (0, 0, 0))[0]
+            end = (stored.offset or 0) + (stored.nbytes if is_known(stored.dtype) else 0)
+            if end > size:
+                raise CheckpointError(
+                    f"{self.folder / MANIFEST} is damaged, or was not written by meshdist: array {name!r} is not in"
+                    f" {stored.file}, which has {size} bytes"
+                )
 
     def read(self, name: str, index: Index | None = None, into: Any = None) -> Any:
         """Return an array, or a block of it.
@@ -91,6 +104,10 @@ class Opened:
         stored = self.manifest.arrays[name]
         index = whole(stored.shape) if index is None else index
         path = self.folder / stored.file
+        try:
+            dtype_of(stored.dtype)
+        except TypeError as error:
+            raise CheckpointError(f"{path}: array {name!r}: {error}") from None
         checksum = None
         if self.manifest.format == "zarr":
             from meshdist.checkpoint import zarr_files
@@ -123,9 +140,9 @@ class Opened:
     def mapped(self, name: str) -> Any:
         """Return an array of format npy or safetensors as a map of its file, whose changes are not written."""
         stored = self.manifest.arrays[name]
-        dtype = dtype_of(stored.dtype).newbyteorder("<")
-        if 0 in stored.shape or self.manifest.format == "zarr":
+        if 0 in stored.shape or self.manifest.format == "zarr" or not is_known(stored.dtype):
             return self.read(name)
+        dtype = dtype_of(stored.dtype).newbyteorder("<")
         return np.memmap(self.folder / stored.file, dtype, "c", stored.offset or 0, stored.shape)
 
     def _check(self, name: str, array: Any, index: Index, found: str | None) -> None:
@@ -152,10 +169,15 @@ class Opened:
 def _of_index(path: Path) -> Manifest:
     """Return the arrays of Hugging Face's index of files."""
     try:
-        by_name = json.loads(path.read_text())["weight_map"]
+        by_name = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         files = sorted(set(by_name.values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except UNREADABLE:
         raise CheckpointError(f"{path} is damaged, or no index: it has no weight_map") from None
+    try:
+        for file in files:
+            check_file_name(file)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged, or no index: {error}") from None
     missing = [file for file in files if not (path.parent / file).is_file()]
     if missing:
         raise CheckpointError(f"{path.parent / missing[0]} is missing: {path.name} names it")
@@ -171,7 +193,19 @@ def _of_index(path: Path) -> Manifest:
 
 
 def _foreign(folder: Path) -> Manifest:
-    """Return the arrays of all files of safetensors in a folder."""
+    """Return the arrays of all files of safetensors in a folder; warn where they are those of `save`."""
+    found = _all_files(folder)
+    files = sorted({array.file for array in found.arrays.values()})
+    if any(safetensors_files.is_of_checkpoint(folder / file) for file in files):
+        _log.warning(
+            "%s was written by meshdist.checkpoint.save, and its %s is missing: its arrays are read by name, without"
+            " the tree, small values and checksums, and with the dtypes of safetensors; copy that file as well",
+            *(folder, MANIFEST),
+        )
+    return found
+
+
+def _all_files(folder: Path) -> Manifest:
     indices = sorted(folder.glob("*.safetensors.index.json"))
     if indices:
         return _of_index(indices[0])

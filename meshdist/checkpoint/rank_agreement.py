@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from meshdist.errors import DistError
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import resolve
-from meshdist.runtime.context import GroupLike, is_initialized
+from meshdist.runtime.context import GroupLike, current_slot, is_initialized
 
 T = TypeVar("T")
 
@@ -54,6 +54,11 @@ class Peers:
     """
 
     def __init__(self, group: ProcessGroup | None, what: str, options: Mapping[str, Any] | None = None) -> None:
+        if group is not None and current_slot().dry is not None:
+            raise ValueError(
+                f"{what}: this is a dry run of rank {group.rank()} of {group.size()}, and the other ranks do not exist;"
+                " leave checkpoints out of dry runs, as by `if not dry`"
+            )
         self.group = group
         self.what = what
         self._options = dict(options or {})

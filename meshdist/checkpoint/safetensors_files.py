@@ -9,15 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from meshdist.checkpoint.manifest import StoredArray
+from meshdist.checkpoint.manifest import UNREADABLE, StoredArray
 from meshdist.checkpoint.rank_agreement import CheckpointError
-from meshdist.checkpoint.stored_types import CODES, code_of, dtype_of, in_safetensors
+from meshdist.checkpoint.stored_types import CODES, MOST_SHOWN, checked_shape, code_of, dtype_of, in_safetensors
 
 # Data begins at a page, so that pages of the file are those of the arrays.
 PAGE_BYTES = 4096
 # As the reference implementation has it.
 MOST_HEADER_BYTES = 100_000_000
 INDEX = "model.safetensors.index.json"
+# Tells a file of a checkpoint, whose manifest may be lost, from those of others.
+_WRITER = "meshdist.checkpoint"
 
 
 class FilePlan(NamedTuple):
@@ -67,7 +69,7 @@ def _nbytes(shape: tuple[int, ...], dtype: str) -> int:
 
 def _header(arrays: Mapping[str, tuple[tuple[int, ...], str]]) -> tuple[bytes, int]:
     # Transformers opens files of format "pt" only; the files of all frameworks are alike.
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt", "writer": _WRITER}}
     begin = 0
     for name, (shape, dtype) in arrays.items():
         end, in_file = begin + _nbytes(shape, dtype), in_safetensors(dtype)
@@ -106,8 +108,9 @@ def read_header(path: Path) -> dict[str, StoredArray]:
     try:
         entries = json.loads(text.decode())
         entries.pop("__metadata__", None)
+        "".join(entries).encode()  # text that can be printed
         spans = {name: _span(*entry["data_offsets"]) for name, entry in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except UNREADABLE:
         raise CheckpointError(f"{path} is not of safetensors, or is damaged: its header is no JSON of arrays") from None
     arrays, expected = {}, 0
     for name in sorted(spans, key=lambda name: spans[name]):
@@ -119,6 +122,13 @@ def read_header(path: Path) -> dict[str, StoredArray]:
     return {name: arrays[name] for name in entries}
 
 
+def is_of_checkpoint(path: Path) -> bool:
+    """Return whether `save` has written this file, which `read_header` has read."""
+    with path.open("rb") as file:
+        about = json.loads(file.read(int.from_bytes(file.read(8), "little"))).get("__metadata__")
+    return isinstance(about, dict) and about.get("writer") == _WRITER
+
+
 def _span(begin: int, end: int) -> tuple[int, int]:
     return operator.index(begin), operator.index(end)
 
@@ -126,17 +136,18 @@ def _span(begin: int, end: int) -> tuple[int, int]:
 def _stored(path: Path, name: str, entry: dict[str, Any], expected: int, most: int) -> StoredArray:
     begin, end = entry["data_offsets"]
     code, shape = entry.get("dtype"), entry.get("shape")
-    if code not in CODES:
-        raise CheckpointError(f"{path}: array {name!r} has dtype {code}; known are {', '.join(CODES)}")
-    if not isinstance(shape, list):
-        shape = [-1]
-    is_shape = all(isinstance(rows, int) and rows >= 0 for rows in shape)
+    if not isinstance(code, str) or code not in CODES:
+        raise CheckpointError(f"{path}: array {name!r} has dtype {code!s:.80}; known are {', '.join(CODES)}")
     try:
-        nbytes = _nbytes(tuple(shape), CODES[code]) if is_shape else -1
+        checked = checked_shape(shape, CODES[code])
+        nbytes = _nbytes(checked, CODES[code])
+    except ValueError:
+        checked, nbytes = (), -1
     except TypeError as error:
         raise CheckpointError(f"{path}: array {name!r}: {error}") from None
     if begin != expected or end - begin != nbytes or end > most:
         raise CheckpointError(
-            f"{path} is damaged: array {name!r} of {code} and shape {shape} is said to lie at bytes {begin} to {end}"
+            f"{path} is damaged: array {name!r} of {code} and shape {str(shape)[:MOST_SHOWN]} is said to lie at bytes"
+            f" {begin} to {end}"
         )
-    return StoredArray(tuple(shape), CODES[code], path.name)
+    return StoredArray(checked, CODES[code], path.name)

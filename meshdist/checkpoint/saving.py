@@ -16,11 +16,11 @@ import numpy as np
 from meshdist.checkpoint.block_owners import Held, Mine, assign_pieces, check_alike, index_at, written_layout
 from meshdist.checkpoint.byte_runs import whole, within
 from meshdist.checkpoint.commit import step_folder, steps_of
-from meshdist.checkpoint.manifest import MANIFEST
+from meshdist.checkpoint.manifest import FORMATS, MANIFEST
 from meshdist.checkpoint.rank_agreement import Peers
 from meshdist.checkpoint.stored_types import name_of
 from meshdist.checkpoint.tree_names import Named, PerRank, merged, per_rank_name
-from meshdist.checkpoint.writing import FORMATS, Plan, Target, make_plan, write
+from meshdist.checkpoint.writing import Plan, Target, make_plan, write
 from meshdist.groups.api import new_group
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import current_world, resolve
@@ -209,9 +209,10 @@ def save(
 
     Args:
         directory: A folder that all ranks share; made if it is not there.
-        tree: DTensors, arrays, numbers, strings, bytes and None in dicts, lists and tuples. An array or value without a
-            mesh is the same on all ranks, unless it is marked as `per_rank(array)`. Dicts may have different keys on
-            different ranks, as those of pipeline stages have.
+        tree: DTensors, arrays, numbers, strings, bytes and None in dicts, lists, tuples and dataclasses. An array or
+            value without a mesh is the same on all ranks, unless it is marked as `per_rank(array)`. Dicts may have
+            different keys on different ranks, as those of pipeline stages have. A dataclass is saved as a dict and a
+            named tuple as a tuple: `load` makes them again where its `like` has them.
         step: The number in the name. None: one more than the newest there, or 0.
         asynchronous: Copy, and write while the program goes on. The next save waits for this one, and raises its error.
         keep: Remove older checkpoints in `directory` but that many, this one among them. None: keep all.
@@ -227,7 +228,8 @@ def save(
         FileExistsError: There is a checkpoint of this step.
         CheckpointError: Another job saves into the folder, or has since this one's last save.
         OSError: The disk is full, the folder cannot be written, and so on.
-        ValueError: Arrays of one name that differ in shape or dtype between ranks, or two arrays of one name.
+        ValueError: Arrays of one name that differ in shape or dtype between ranks, or two arrays of one name; a dry
+            run, which has no other ranks.
         TypeError: Something in the tree that is no array and no small value, or an unsupported dtype.
 
     Example:

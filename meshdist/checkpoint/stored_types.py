@@ -26,10 +26,29 @@ CODES = {
     "F64": "float64",
     "C64": "complex64",
 }
+# Of what is quoted in messages.
+MOST_SHOWN = 80
 _NAMES = {name: code for code, name in CODES.items()}
 # Older versions of safetensors refuse a whole file for C64, and none has 128: a pair of numbers opens everywhere.
 _PAIRS = {"complex64": "float32", "complex128": "float64"}
 _BITS = {1: "uint8", 2: "uint16", 4: "uint32"}
+
+
+def checked_shape(shape: Any, dtype: str) -> tuple[int, ...]:
+    """Return the shape that a header gives for an array of this dtype.
+
+    Raises:
+        ValueError: It is no shape, no array can have it, or arrays of the dtype are not stored.
+    """
+    if not isinstance(shape, list) or not all(type(rows) is int and rows >= 0 for rows in shape):
+        raise ValueError(f"{str(shape)[:MOST_SHOWN]} is no shape")
+    if not isinstance(dtype, str):
+        raise ValueError(f"{dtype!r:.80} is no dtype")
+    found = dtype_of(dtype if is_known(dtype) else "uint8")  # where an array is read, it is told what is lacking
+    if found.hasobject or found.itemsize == 0 or not found.isbuiltin or found.kind not in "biufcV":
+        raise ValueError(f"{dtype!r} is no dtype of a number")
+    np.ndarray(shape, found, bytes(found.itemsize), strides=(0,) * len(shape))  # takes no memory
+    return tuple(shape)
 
 
 class InFile(NamedTuple):
@@ -94,3 +113,12 @@ def dtype_of(name: str) -> np.dtype[Any]:
         raise TypeError(f"dtype {name} is unknown to this version of meshdist and ml_dtypes")
     found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
     return found
+
+
+def is_known(name: str) -> bool:
+    """Return whether `dtype_of` knows the dtype of a name."""
+    try:
+        dtype_of(name)
+    except TypeError:
+        return False
+    return True

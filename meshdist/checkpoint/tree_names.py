@@ -6,7 +6,7 @@ import base64
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,7 @@ def own_arrays(stored_names: Iterable[str]) -> dict[str, dict[int, str]]:
     """Return the stored names of the ranks' own arrays, by name and rank."""
     found: dict[str, dict[int, str]] = {}
     for stored in stored_names:
-        if match := re.fullmatch(r"(.*)\.rank(\d{5,})", stored, re.DOTALL):
+        if match := re.fullmatch(r"(.*)\.rank(\d{5,7})", stored, re.DOTALL):
             found.setdefault(match[1], {})[int(match[2])] = stored
     return found
 
@@ -83,6 +83,9 @@ class Named:
             return [kind, [self._taken(item, joined(name, n, place), f"{place}[{n}]") for n, item in parts]]
         if is_array(x):
             return self._named(x, name or ONLY, place)
+        if is_record(x):
+            named = record_fields(x)
+            return ["dict", [[k, self._taken(named[k], joined(name, k, place), f"{place}.{k}")] for k in named]]
         return ["value", encoded(x, place)]
 
     def _named(self, x: Any, name: str, place: str) -> list[Any]:
@@ -135,8 +138,8 @@ def encoded(x: Any, place: str) -> Any:
     if isinstance(x, bytes):
         return ["bytes", base64.b64encode(x).decode()]
     raise TypeError(
-        f"{place}: expected arrays, numbers, strings, bytes, None, and dicts, lists and tuples of them, got"
-        f" {type(x).__name__}; nothing is pickled: save what it consists of"
+        f"{place}: expected arrays, numbers, strings, bytes, None, and dicts, lists, tuples and dataclasses of them,"
+        f" got {type(x).__name__}; nothing is pickled: save what it consists of"
     )
 
 
@@ -159,11 +162,62 @@ def rebuilt(structure: list[Any], array: Callable[[str, str], Any]) -> Any:
     return decoded(content) if kind == "value" else array(kind, content)
 
 
+def check_structure(structure: Any, arrays: Iterable[str]) -> None:
+    """Raise ValueError unless `structure` is that of a tree with these arrays; or TypeError, KeyError."""
+    names, own = set(arrays), own_arrays(arrays)
+    parts = [structure]
+    while parts:
+        kind, content = parts.pop()
+        if kind == "dict":
+            for key, part in content:
+                joined("", key, "tree")
+                parts.append(part)
+        elif kind in ("list", "tuple"):
+            parts.extend(content)
+        elif kind == "value":
+            if encoded(decoded(content), "tree") != content:
+                raise ValueError(f"{content!r:.80} is no value")
+        elif kind not in ("array", "scalar", "per_rank") or content not in (own if kind == "per_rank" else names):
+            raise ValueError(f"the tree has {content!r:.80} of kind {kind!r:.80}, which is no array")
+
+
 def has_arrays(tree: Any) -> bool:
     """Return whether there are arrays in a tree, and not small values alone."""
     if isinstance(tree, (dict, list, tuple)):
         return any(map(has_arrays, tree.values() if isinstance(tree, dict) else tree))
-    return is_array(tree)
+    return is_array(tree) or (is_record(tree) and has_arrays(record_fields(tree)))
+
+
+def is_record(x: Any) -> bool:
+    """Return whether `x` is an object of a dataclass, which is saved as the dict of its fields."""
+    return is_dataclass(x) and not isinstance(x, type) and not is_array(x)
+
+
+def record_fields(x: Any) -> dict[str, Any]:
+    """Return the fields of an object of a dataclass that its class takes as arguments."""
+    return {field.name: getattr(x, field.name) for field in fields(x) if field.init}
+
+
+def of_types(like: Any, found: Any) -> Any:
+    """Return `found`, with the dataclasses and named tuples that `like` has in place of dicts and tuples.
+
+    Raises:
+        ValueError: The dataclass or named tuple has other fields.
+    """
+    if is_record(like) and isinstance(found, dict):
+        known = record_fields(like)
+        if unknown := found.keys() - known.keys():
+            raise ValueError(f"{type(like).__name__} has no field {min(unknown, key=str)!r}, which the checkpoint has")
+        return replace(like, **{key: of_types(known[key], part) for key, part in found.items()})
+    if isinstance(like, dict) and isinstance(found, dict):
+        return {key: of_types(like.get(key), part) for key, part in found.items()}
+    if hasattr(like, "_fields") and isinstance(found, (list, tuple)):
+        if len(found) != len(like):
+            raise ValueError(f"{type(like).__name__} has {len(like)} fields, and the checkpoint has {len(found)}")
+        return type(like)(*map(of_types, like, found))
+    if isinstance(like, (list, tuple)) and isinstance(found, (list, tuple)) and len(like) == len(found):
+        return type(found)(map(of_types, like, found))
+    return found
 
 
 def filled(
@@ -182,16 +236,36 @@ def filled(
         is_value: See there.
         name: The name of the tree.
     """
-    if not isinstance(tree, (dict, list, tuple)):
+    if is_array(tree) or not (isinstance(tree, (dict, list, tuple)) or is_record(tree)):
         return array(name or ONLY, tree) if is_array(tree) else value(name or ONLY, tree)
     if name and is_value(name) and not has_arrays(tree):
-        return value(name, tree)
+        return of_types(tree, value(name, tree))
+    if is_record(tree):
+        return replace(tree, **filled(record_fields(tree), array, value, is_value, name))
     parts = tree.items() if isinstance(tree, dict) else enumerate(tree)
     made = {key: filled(x, array, value, is_value, joined(name, key, "like")) for key, x in parts}
     if isinstance(tree, dict):
         return made
     items = list(made.values())
     return items if isinstance(tree, list) else type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)
+
+
+def visit(
+    tree: Any,
+    array: Callable[[str, Any], object],
+    value: Callable[[str, Any], object],
+    is_value: Callable[[str], bool],
+) -> None:
+    """Call `array` and `value` with the names of what `filled` replaces, and with that itself."""
+
+    def noting(note: Callable[[str, Any], object]) -> Callable[[str, Any], Any]:
+        def call(name: str, leaf: Any) -> Any:
+            note(name, leaf)
+            return leaf
+
+        return call
+
+    filled(tree, noting(array), noting(value), is_value)
 
 
 def values_of(structure: list[Any], name: str = "") -> dict[str, Any]:

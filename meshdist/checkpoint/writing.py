@@ -21,8 +21,6 @@ from meshdist.checkpoint.commit import Claim, new_folder, prune, publish, remove
 from meshdist.checkpoint.manifest import MANIFEST, Manifest, StoredArray
 from meshdist.checkpoint.rank_agreement import CheckpointError, Peers
 
-FORMATS = ("safetensors", "npy", "zarr")
-
 
 @dataclass
 class Plan:

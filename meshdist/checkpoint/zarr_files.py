@@ -12,14 +12,14 @@ import numpy as np
 from meshdist.checkpoint.block_owners import Mine, Piece, Progress
 from meshdist.checkpoint.byte_runs import Index, shape_of
 from meshdist.checkpoint.checksum import checksum_of
-from meshdist.checkpoint.manifest import StoredArray
+from meshdist.checkpoint.manifest import UNREADABLE, StoredArray
 from meshdist.checkpoint.rank_agreement import CheckpointError
 from meshdist.checkpoint.stored_types import dtype_of, in_numpy
 
 _METADATA = "zarr.json"
 
 # What zarr raises where metadata are wrong.
-_WRONG = (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError)
+_WRONG = (*UNREADABLE, FileNotFoundError, IndexError, NotImplementedError)
 
 
 def zarr_module() -> Any:
@@ -113,9 +113,9 @@ def read(path: Path, stored: StoredArray, index: Index) -> Any:
     try:
         array = zarr.open_array(str(path), mode="r")
         is_same = (array.shape, array.dtype) == (stored.shape, np.dtype(in_numpy(stored.dtype).name))
+        if not is_same:
+            raise CheckpointError(f"{path} is damaged: it is not {stored.dtype} of shape {stored.shape}")
         block = np.asarray(array[tuple(slice(*span) for span in index)])
     except _WRONG as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
-    if not is_same:
-        raise CheckpointError(f"{path} is damaged: it is not {stored.dtype} of shape {stored.shape}")
     return block.view(dtype_of(stored.dtype)) if block.dtype != dtype_of(stored.dtype) else block

@@ -113,8 +113,9 @@ def rank_state(world: World, reason: str, most: int | None = None) -> dict[str, 
 
     `most` limits the records to the last ones, besides those of unfinished calls; None keeps all in the ring.
     """
-    # Records have times of a monotonic clock; convert them to wall-clock time.
-    offset = time.time_ns() - clock()
+    # Records have times of a monotonic clock; convert them to wall-clock time, which may jump between two looks at it.
+    now_ns = time.time_ns()
+    offset = now_ns - clock()
     records = world.recorder.records()
     if most is not None and len(records) > most:
         records = [record for record in records[:-most] if not record[COMPLETED]] + records[-most:]
@@ -130,7 +131,7 @@ def rank_state(world: World, reason: str, most: int | None = None) -> dict[str, 
         "shrunk": world.num_shrunk,
         "host": card.host_name,
         "pid": card.pid,
-        "time_s": time.time_ns() / 1e9,
+        "time_s": now_ns / 1e9,
         "began_s": _seconds(world.recorder.began, offset),
         "groups": {
             group.name: {

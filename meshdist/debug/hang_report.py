@@ -14,12 +14,15 @@ from meshdist.runtime.rank_text import ranks_text
 _MOST_LINES = 8
 _MOST_RANKS = 8
 _MOST_STACKS, _MOST_FRAMES = 2, 5
+# Waiting ranks publish their states more often than this.
+_MOST_OLD_S = 10.0
 
 
 def hang_report(waits: Waits, world_size: int, *, now_s: float | None = None) -> list[str]:
     """Return lines that describe the cause of a hang, what the ranks do, and what they wait for.
 
-    Ages are those at `now_s`, in seconds since 1970, or at the time of each rank's state where it is None.
+    Ages are those at `now_s`, in seconds since 1970, or at the time of each rank's state where it is None. The clocks
+    of hosts differ and may jump: a state is taken to be at most 10 s old.
     """
     lines = causes(waits)
     parts: dict[tuple[str, ...], list[RankSnapshot]] = {}
@@ -183,7 +186,10 @@ def _since_s(state: RankSnapshot) -> float:
 
 def _age(states: Sequence[RankSnapshot], now_s: float | None = None) -> str:
     """Return how long ranks have done what they do, until `now_s`, or until the time of their states."""
-    ends_s = (state.time_s if now_s is None or state.is_last else now_s for state in states)
+    ends_s = (
+        state.time_s + (0.0 if now_s is None or state.is_last else min(max(0.0, now_s - state.time_s), _MOST_OLD_S))
+        for state in states
+    )
     ages_s = [end_s - _since_s(state) for end_s, state in zip(ends_s, states, strict=True)]
     least, most = max(0.0, min(ages_s)), max(0.0, max(ages_s))
     if most - least < 0.1 * most + 0.1:

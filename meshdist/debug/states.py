@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 from meshdist.debug.dump import FORMAT, GAVE_UP
+
+T = TypeVar("T")
+# Reports go through all of them.
+_MOST_RANKS = 1 << 24
+
+
+class _OtherFormatError(ValueError):
+    """Report states of another version of the format."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +122,12 @@ def parse_state(data: Any, source: str) -> RankSnapshot:
     """
     try:
         if data["format"] != FORMAT:
-            raise ValueError(
-                f"{source}: expected format {FORMAT}, got {data['format']}; read it with the meshdist that wrote it"
+            raise _OtherFormatError(
+                f"{source}: expected format {FORMAT}, got {data['format']!r:.80}; read it with the meshdist that wrote"
+                " it"
             )
+        if not 0 <= int(data["rank"]) < int(data["world_size"]) <= _MOST_RANKS:
+            raise ValueError(f"rank {data['rank']!r:.80} of {data['world_size']!r:.80}")
         groups = {
             name: GroupSeen(group["label"], tuple(map(int, group["ranks"])), int(group["calls"]))
             for name, group in data["groups"].items()
@@ -124,21 +135,23 @@ def parse_state(data: Any, source: str) -> RankSnapshot:
         return RankSnapshot(
             rank=int(data["rank"]),
             world_size=int(data["world_size"]),
-            host=data["host"],
+            host=_text(data["host"]),
             pid=int(data["pid"]),
             time_s=float(data["time_s"]),
-            reason=data["reason"],
+            reason=_text(data["reason"]),
             groups=groups,
             calls=tuple(_parse_call(record) for record in data["records"]),
-            place=data["place"],
+            place=_optional(data["place"], _text),
             in_call=bool(data["in_call"]),
             stack=tuple(map(str, data["stack"])),
             num_shrunk=int(data.get("shrunk", 0)),
-            began_s=data.get("began_s"),
+            began_s=_optional(data.get("began_s"), float),
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except _OtherFormatError as error:
+        raise ValueError(str(error)) from None
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise ValueError(
-            f"{source} is not a file of the flight recorder: {type(error).__name__} {error}; expected the"
+            f"{source} is not a file of the flight recorder: {type(error).__name__} {error!s:.200}; expected the"
             " output of meshdist.flight_recorder()"
         ) from None
 
@@ -146,20 +159,30 @@ def parse_state(data: Any, source: str) -> RankSnapshot:
 def _parse_call(record: dict[str, Any]) -> CallSeen:
     is_message = record["kind"] == "message"
     return CallSeen(
-        group=record["group"],
-        label=record["label"],
+        group=_text(record["group"]),
+        label=_text(record["label"]),
         sequence=int(record["sequence"]),
-        text=record["text"],
+        text=_text(record["text"]),
         is_message=is_message,
         is_receipt=is_message and "send" not in record["call"],
-        peer=record["root"] if is_message else None,
+        peer=_optional(record["root"], int) if is_message else None,
         created_s=float(record["created_s"]),
-        completed_s=record["completed_s"],
-        state=record["state"],
-        site=record["site"],
-        function=record["function"],
-        error=record.get("error"),
+        completed_s=_optional(record["completed_s"], float),
+        state=_text(record["state"]),
+        site=_text(record["site"]),
+        function=_text(record["function"]),
+        error=_optional(record.get("error"), _text),
     )
+
+
+def _text(x: Any) -> str:
+    if not isinstance(x, str):
+        raise TypeError(f"expected text, got {type(x).__name__}")
+    return x
+
+
+def _optional(x: Any, kind: Callable[[Any], T]) -> T | None:
+    return None if x is None else kind(x)
 
 
 def read_states(paths: Iterable[Path]) -> dict[int, RankSnapshot]:
@@ -175,7 +198,7 @@ def read_states(paths: Iterable[Path]) -> dict[int, RankSnapshot]:
     for path in paths:
         try:
             data = json.loads(path.read_text())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path} is not JSON: {error}") from None
         found.append(parse_state(data, str(path)))
     latest = max((state.num_shrunk for state in found), default=0)

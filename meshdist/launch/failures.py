@@ -16,6 +16,7 @@ class Failure(NamedTuple):
     host: str
     status: int  # its exit status, or minus the number of the signal that killed it
     time_s: float  # when it failed, in seconds since the epoch; without an error file, when the launcher noticed
+    monotonic_s: float  # the same by the monotonic clock of its host, which does not jump; for comparison on that host
     secondary: bool = False  # True if it failed only because another rank had
     kind: str = ""  # the exception's type, empty where there was none
     message: str = ""
@@ -37,8 +38,8 @@ class Failure(NamedTuple):
 
 
 def first_cause(failures: Iterable[Failure]) -> Failure:
-    """Return the earliest failure that is not secondary; the earliest of all where all are secondary."""
-    return min(failures, key=lambda failure: (failure.secondary, failure.time_s))
+    """Return the earliest failure on a host that is not secondary; the earliest of all where all are secondary."""
+    return min(failures, key=lambda failure: (failure.secondary, failure.monotonic_s))
 
 
 def read_error_file(path: str, rank: int) -> Failure | None:
@@ -54,10 +55,11 @@ def read_error_file(path: str, rank: int) -> Failure | None:
             host=str(record["host"]),
             status=int(record["status"]),
             time_s=float(record["time_s"]),
+            monotonic_s=float(record["monotonic_s"]),
             secondary=bool(record["secondary"]),
             kind=str(record["type"]),
             message=str(record["message"]),
             traceback=str(record["traceback"]),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None  # the exit status still shows the failure

@@ -70,16 +70,17 @@ class Verdict(NamedTuple):
         return cls(**{**fields, "cause": fields["cause"] and Failure(**fields["cause"])})
 
 
-def judge(reports: Iterable[Report], may_restart: bool) -> Verdict:
+def judge(reports: Iterable[Report], may_restart: bool, first: int | None = None) -> Verdict:
     """Return what to do next, given one report from each host.
 
-    A signal or a problem of a launcher ends the job; failed ranks do so unless `may_restart`.
+    A signal or a problem of a launcher ends the job; failed ranks do so unless `may_restart`. The clocks of hosts may
+    differ: where ranks have failed on several hosts, the cause is on that of launcher `first`, whose stop came first.
     """
     reports = list(reports)
     for report in sorted(reports, key=lambda report: not report.signal):
         if report.signal or report.problem:
             return Verdict(False, _status(report), report.launcher, problem=_problem(report))
-    found = _first_failure(reports)
+    found = _first_failure(reports, first)
     if found is None:
         return Verdict(False, 0)
     launcher, cause = found
@@ -87,7 +88,12 @@ def judge(reports: Iterable[Report], may_restart: bool) -> Verdict:
 
 
 def judge_elastic(
-    reports: Iterable[Report], may_restart: bool, leader: int, least_nodes: int, has_newcomers: bool
+    reports: Iterable[Report],
+    may_restart: bool,
+    leader: int,
+    least_nodes: int,
+    has_newcomers: bool,
+    first: int | None = None,
 ) -> Verdict:
     """Return what an elastic job does next, which goes on without a host whose launcher has a problem.
 
@@ -100,7 +106,7 @@ def judge_elastic(
         if report.signal == signal.SIGINT or report.launcher == leader:
             return Verdict(False, _status(report), report.launcher, problem=_problem(report))
     without = [report.launcher for report in leaving]
-    found = _first_failure(reports)
+    found = _first_failure(reports, first)
     if found is not None and not leaving:
         launcher, cause = found
         status = shell_status(cause.status)
@@ -109,8 +115,8 @@ def judge_elastic(
         may_leave = cause.status < 0 and launcher != leader and len(reports) > least_nodes
         return Verdict(may_leave, status, launcher, cause, leaving=[launcher] if may_leave else [])
     if leaving:
-        first = leaving[0]
-        return Verdict(True, _status(first), first.launcher, problem=_problem(first), leaving=without)
+        report = leaving[0]
+        return Verdict(True, _status(report), report.launcher, problem=_problem(report), leaving=without)
     return Verdict(has_newcomers, 0)
 
 
@@ -122,13 +128,11 @@ def _problem(report: Report) -> str:
     return f"was stopped by {signal.Signals(report.signal).name}" if report.signal else report.problem
 
 
-def _first_failure(reports: Iterable[Report]) -> tuple[int, Failure] | None:
+def _first_failure(reports: Iterable[Report], first: int | None) -> tuple[int, Failure] | None:
     """Return the failure that caused the others, with the launcher of its host; None without any."""
-    by_launcher = [(failure, report.launcher) for report in reports for failure in report.failures]
-    if not by_launcher:
-        return None
-    cause = first_cause(failure for failure, _ in by_launcher)
-    return next(launcher for failure, launcher in by_launcher if failure is cause), cause
+    causes = [(report.launcher, first_cause(report.failures)) for report in reports if report.failures]
+    # A launcher's own clock orders its failures; between hosts the first stop counts.
+    return min(causes, key=lambda one: (one[1].secondary, one[0] != first, one[1].time_s), default=None)
 
 
 class Nodes(ABC):

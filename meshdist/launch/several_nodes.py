@@ -326,12 +326,13 @@ class SeveralNodes(Nodes):
             if self._stop is not None and self._stop.problem and self._stop.launcher == launcher:
                 reports[-1] = reports[-1]._replace(problem=self._stop.problem)  # in its own words
         self._num_ranks = {report.launcher: report.num_ranks for report in reports}
+        first = None if self._stop is None else self._stop.launcher
         may_restart = self._num_failed_starts < plan.max_restarts
         if self._met.arrivals is None:
-            verdict = judge(reports, may_restart)
+            verdict = judge(reports, may_restart, first)
         else:
             least = self._met.rendezvous.least_nodes or 1
             has_newcomers = bool(self._stop is not None and self._stop.newcomers)
-            verdict = judge_elastic(reports, may_restart, self.launcher, least, has_newcomers)
+            verdict = judge_elastic(reports, may_restart, self.launcher, least, has_newcomers, first)
         self._num_failed_starts += verdict.is_counted
         return verdict

@@ -61,7 +61,7 @@ class Supervisor:
     @property
     def failures(self) -> list[Failure]:
         """The known failures, the cause first, the others by time."""
-        known = sorted(self._failures.values(), key=lambda failure: failure.time_s)
+        known = sorted(self._failures.values(), key=lambda failure: failure.monotonic_s)
         if known:
             cause = first_cause(known)
             known.remove(cause)
@@ -86,7 +86,7 @@ class Supervisor:
 
     def end(self, number: signal.Signals, grace_s: float) -> None:
         """Ask the remaining ranks to end; kill the rest after `grace_s`, or at the next signal to this launcher."""
-        self._ending_since_s = time.time()
+        self._ending_since_s = time.monotonic()
         self._worker_set.signal(number)
         if sys.platform != "win32":
             self._worker_set.signal(signal.SIGCONT)  # a stopped rank would not handle it
@@ -127,7 +127,7 @@ class Supervisor:
         if rank in self._failures:
             return
         failure = read_error_file(self.job.error_file(rank), rank)
-        if failure is not None and (self._ending_since_s is None or failure.time_s < self._ending_since_s):
+        if failure is not None and (self._ending_since_s is None or failure.monotonic_s < self._ending_since_s):
             self._failures[rank] = failure
 
     def _note_exit(self, exit: Exit) -> None:
@@ -143,4 +143,6 @@ class Supervisor:
         elif failure is not None:
             self._failures[exit.rank] = failure._replace(status=exit.status)
         else:
-            self._failures[exit.rank] = Failure(exit.rank, exit.pid, self._host, exit.status, exit.time_s)
+            self._failures[exit.rank] = Failure(
+                exit.rank, exit.pid, self._host, exit.status, exit.time_s, exit.monotonic_s
+            )

@@ -120,6 +120,7 @@ def _describe(error: BaseException) -> dict[str, object]:
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "time_s": time.time(),
+        "monotonic_s": time.monotonic(),
         "status": _exit_status(error),
         "type": type(error).__qualname__,
         "message": "" if quits else _text(error),

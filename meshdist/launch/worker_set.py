@@ -39,7 +39,8 @@ class Exit(NamedTuple):
     rank: int
     pid: int
     status: int
-    time_s: float
+    time_s: float  # in seconds since the epoch
+    monotonic_s: float  # by the monotonic clock of this host
 
 
 class WorkerSet:
@@ -89,7 +90,7 @@ class WorkerSet:
             status = member.poll()
             if status is not None:
                 self._remove(member)
-                exits.append(Exit(member.rank, member.pid, status, time.time()))
+                exits.append(Exit(member.rank, member.pid, status, time.time(), time.monotonic()))
         self._forget_empty_groups()
         return exits
 

@@ -30,7 +30,7 @@ WORDS = {
     RECV_B: "receive of gradients",
 }
 
-_WRITTEN = re.compile(rf"(\d+)({'|'.join((*MESSAGES, *_OF_TORCH_ALONE, *COMPUTES))})(\d*)")
+_WRITTEN = re.compile(rf"(\d{{1,6}})({'|'.join((*MESSAGES, *_OF_TORCH_ALONE, *COMPUTES))})(\d{{,6}})", re.ASCII)
 _OVERLAPPED = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
 
 

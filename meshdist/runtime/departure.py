@@ -135,7 +135,7 @@ class Departure:
             except ValueError:
                 how, texts["detail"] = PeerExit.UNKNOWN, " ".join(filter(None, (str(fields["exit"]), texts["detail"])))
             return cls(how, None if number is None else int(number), call=made, **texts)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return cls(PeerExit.UNKNOWN, detail=repr(data[:_MOST_NAME_CHARACTERS]))
 
 

@@ -142,12 +142,18 @@ class _Replica:
         for op, args in self.log.read_new():
             if self._is_one_runs is None:
                 self._is_one_runs = op is Op.JOIN
-            if op is Op.JOIN:
-                self._members.joined(Member.parse(args))
-            elif op is Op.LEAVE:
-                self._members.left(args[0], withdrawn=len(args) > 1)
-            else:
-                self._table.apply(op, args)
+            try:
+                self._replay(op, args)
+            except (ValueError, TypeError, IndexError) as error:
+                raise self.log.error(f"no store has written its {op.name} record ({error}); delete the file") from None
+
+    def _replay(self, op: Op, args: list[bytes]) -> None:
+        if op is Op.JOIN:
+            self._members.joined(Member.parse(args))
+        elif op is Op.LEAVE:
+            self._members.left(args[0], withdrawn=len(args) > 1)
+        else:
+            self._table.apply(op, args)
 
     def _record(self, op: Op, args: list[bytes]) -> None:
         try:

@@ -207,7 +207,11 @@ class RequestLog:
             body = data[body_at : body_at + size]
             if len(body) < size or zlib.crc32(body) != checksum or op not in _OPERATIONS:
                 raise self._damaged(start + at)
-            yield Op(op), unpack_fields(body)
+            try:
+                fields = unpack_fields(body)
+            except ValueError:
+                raise self._damaged(start + at) from None
+            yield Op(op), fields
             at = body_at + size
         self._read_to = start + at
 

@@ -31,6 +31,8 @@ class Member(NamedTuple):
     @classmethod
     def parse(cls, fields: list[bytes]) -> Member:
         token, job, host, pid, started = fields
+        if not 0 < int(pid) < 1 << 31:
+            raise ValueError(f"{pid!r} is no process")
         return cls(token, job, host, int(pid), started)
 
     def is_dead(self) -> bool:

@@ -81,7 +81,7 @@ class TuningCache:
             return {ranks: dict(choices) for ranks, choices in found["choices"].items()}
         except (FileNotFoundError, NotADirectoryError):
             return {}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             _tell(f"{path} is ignored; it should hold measured choices of plans: {type(error).__name__}: {error}")
             return {}
 

@@ -38,13 +38,13 @@ except dist.DistNetworkError as error:
 """
 
 
-def start_ranks(hosts, per_host, script, cwd, **variables):
+def start_ranks(hosts, per_host, script, cwd, arguments=(), **variables):
     """Start ranks on the two hosts, so many on each."""
     places = [host for host, count in enumerate(per_host) for _ in range(count)]
     return [
         hosts.start(
             host,
-            [sys.executable, str(script)],
+            [sys.executable, str(script), *arguments],
             cwd,
             **{
                 "RANK": str(rank),

@@ -5,16 +5,15 @@ MESHDIST_FUZZ_EXAMPLES sets the number of examples of each test; where it is set
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from absurd import LIMIT_S, changed, fuzz, outcome
+from hypothesis import given
 from hypothesis import strategies as st
 
 import meshdist as dist
@@ -27,35 +26,11 @@ from meshdist.store.table import REQUEST, pack_fields, unpack_fields
 from meshdist.system.deadline import Deadline
 from meshdist.topology import Topology
 
-pytestmark = pytest.mark.timeout(36_000 if "MESHDIST_FUZZ_EXAMPLES" in os.environ else 60)
-fuzz = settings(
-    max_examples=int(os.environ.get("MESHDIST_FUZZ_EXAMPLES", "100")),
-    derandomize="MESHDIST_FUZZ_EXAMPLES" not in os.environ,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-    print_blob=True,
-)
-T = TypeVar("T")
+pytestmark = pytest.mark.timeout(LIMIT_S)
 LENGTHS = st.one_of(st.integers(0, 40), st.sampled_from([2**16, 2**31 - 1, 2**31, 2**32 - 1]))
 SECRET = b"a secret"
 # What one handshake says, in the order of its messages.
 HELLO_BYTES, CHALLENGE_BYTES, VERDICT_BYTES = 92, 92, 12
-
-
-@st.composite
-def changed(draw: st.DrawFn, whole: bytes) -> bytes:
-    """Return bytes that were right, with some replaced, cut off or added."""
-    data = bytearray(whole)
-    for place in draw(st.lists(st.integers(0, len(data) - 1), max_size=4)):
-        data[place] = draw(st.integers(0, 255))
-    return bytes(data[: draw(st.integers(0, len(data)))]) + draw(st.binary(max_size=20))
-
-
-def outcome(parse: Callable[[], T]) -> tuple[T | None, str]:
-    """Return what was read, or None and what is said to be wrong; any other error is the test's."""
-    try:
-        return parse(), ""
-    except ValueError as error:
-        return None, str(error)
 
 
 # ---- The store

@@ -27,7 +27,7 @@ from meshdist.system.processes import describe_status, shell_status
 
 
 def failure(rank, time_s, secondary=False, **more):
-    return Failure(rank, 100 + rank, "node", 1, time_s, secondary, **more)
+    return Failure(rank, 100 + rank, "node", 1, time_s, time_s, secondary, **more)
 
 
 @pytest.mark.parametrize(

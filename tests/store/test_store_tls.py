@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from authorities import TLS_VARIABLES, Authority
+from handshakes import begin_tls
 from until import loaded, until
 
 from meshdist.errors import DistError, DistNetworkError
@@ -46,6 +47,25 @@ def master(resources, with_tls, authority):
 
 def client(port, **more):
     return TCPStore(LOOPBACK, port, timeout=30, **{"secret": b"secret", **more})
+
+
+@pytest.mark.slow
+def test_300_strangers_that_begin_tls_and_are_silent_delay_nobody(master, resources):
+    strangers = [resources.enter_context(socket.create_connection((LOOPBACK, master.port), 30)) for _ in range(300)]
+    began_s, took_s = time.monotonic(), []
+    begin_tls(strangers)
+    with client(master.port) as member:
+        while time.monotonic() - began_s < 1.0:
+            before_s = time.monotonic()
+            member.add("count", 1)
+            took_s.append(time.monotonic() - before_s)
+    assert max(took_s) < loaded(1.0)
+    assert sorted(took_s)[len(took_s) * 9 // 10] < loaded(0.1)
+    for stranger in strangers:
+        with suppress(ConnectionError):
+            while stranger.recv(4096):
+                pass
+    assert time.monotonic() - began_s < loaded(10.0)
 
 
 def num_open_files():
