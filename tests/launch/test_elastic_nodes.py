@@ -220,7 +220,7 @@ while start < 3:
 
 
 def failed(rank, status):
-    return Failure(rank, 100, "h", status, 1.0)
+    return Failure(rank, 100, "h", status, 1.0, 1.0)
 
 
 def test_what_an_elastic_job_does_next():
