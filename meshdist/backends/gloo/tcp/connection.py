@@ -1,4 +1,9 @@
-"""Connection: sends and receives frames over one socket, without blocking."""
+"""Connection: sends and receives frames, without blocking, over a socket that may be replaced by another.
+
+The bytes of each direction are numbered, from the first frame on. If the socket is reset, both ends tell each other on
+a new one how many bytes they have received, and send from there on: first, from their `Retention`, what the kernel may
+have lost. A frame that was half read goes on into the same place.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +17,11 @@ from contextlib import suppress
 from typing import Protocol, TypeAlias
 
 from meshdist.backends.gloo.tcp.frames import HEADER_BYTES, FrameError, Header, follows, unpack
+from meshdist.backends.gloo.tcp.retention import RECORD_BYTES, Retention
 from meshdist.runtime.departure import Departure, PeerExit
 from meshdist.security.credentials import TlsError
-from meshdist.store.keepalive import SilenceMonitor, silence
+from meshdist.store import keepalive
+from meshdist.store.keepalive import SilenceMonitor, probe_often, silence
 from meshdist.system.platform import ioctl, tcp_info
 
 # Size of the staging buffer for headers: a small message arrives with its header in one read.
@@ -50,49 +57,83 @@ class Sink(Protocol):
 class Outgoing:
     """Bytes being sent; `on_done` is called when the kernel has them all, by whichever thread writes."""
 
-    __slots__ = ("_pieces", "done", "on_done")
+    __slots__ = ("_data", "_header", "_sent", "done", "on_done")
 
-    def __init__(self, header: bytes, data: memoryview) -> None:
+    def __init__(self, header: bytes, data: memoryview, sent: int = 0) -> None:
         self.done = False
         self.on_done: Callable[[], None] | None = None
-        self._pieces = [memoryview(header), data] if len(data) else [memoryview(header)]
+        self._header = header
+        self._data = data
+        self._sent = sent
 
-    def write(self, sock: socket.socket) -> bool:
+    def write(self, sock: socket.socket, retention: Retention) -> bool:
         """Write as much as the kernel takes; return True when all is written; raise OSError if it takes nothing."""
-        pieces = self._pieces
-        if len(pieces) == 1:
-            sent = sock.send(pieces[0])
-        elif sys.platform == "win32" or len(pieces[1]) <= _JOINED_BYTES:
-            pieces[:] = [memoryview(b"".join(pieces))]
-            sent = sock.send(pieces[0])
-        else:
-            sent = sock.sendmsg(pieces)
-        while pieces and sent >= len(pieces[0]):
-            sent -= len(pieces.pop(0))
-        if pieces:
-            pieces[0] = pieces[0][sent:]
+        header, data, sent = self._header, self._data, self._sent
+        if len(data) and (sys.platform == "win32" or len(data) <= _JOINED_BYTES):
+            self._header, self._data = header, data = b"".join((header, data)), _NOTHING
+        size = len(header)
+        if not len(data):
+            sent += sock.send(memoryview(header)[sent:] if sent else header)
+        elif sent >= size:
+            sent += sock.send(data[sent - size :])
+        elif sys.platform != "win32":
+            sent += sock.sendmsg([memoryview(header)[sent:], data])
+        self._sent = sent
+        if sent < size + len(data):
             return False
+        self._keep(retention)
         self.done = True
         if self.on_done is not None:
             self.on_done()
         return True
 
+    def rewind(self, sent: int) -> None:
+        """Send again what is behind the first `sent` bytes."""
+        self._sent = sent
+
+    @property
+    def sent(self) -> int:
+        return self._sent
+
+    def _keep(self, retention: Retention) -> None:
+        if len(self._data):
+            retention.keep_copy(self._header, self._data)
+        else:
+            retention.keep(self._header)
+
+
+class _Repetition(Outgoing):
+    """What is sent again, and is kept already."""
+
+    __slots__ = ()
+
+    def _keep(self, retention: Retention) -> None:
+        return
+
 
 class Connection:
     """One authenticated, non-blocking socket; its frames go to `sink`.
 
-    `watch` is called with (reads, writes) when the events to poll the socket for change.
+    `watch` is called with (reads, writes) when the events to poll the socket for change. With `on_broken`, a reset does
+    not end the connection: that is called, and then `resume_on` with a new socket, or `end`.
     """
 
-    def __init__(self, sock: socket.socket, sink: Sink, watch: Callable[[bool, bool], None]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        sink: Sink,
+        watch: Callable[[bool, bool], None],
+        on_broken: Callable[[Connection, Departure], None] | None = None,
+        *,
+        has_other_ways: bool = False,
+    ) -> None:
         self.ended: Departure | None = None  # how the connection has ended; None while it is open
+        self.is_open = True  # False once it has ended, or while it has no socket
         self.is_closed = False  # the peer has closed the socket, but not all frames are parsed: it cannot be held
-        self.sock = sock
+        self.num_received = 0
         self._sink = sink
-        self._watch = watch
-        self._recv_into: Callable[[memoryview], int] = sock.recv_into
-        # Of a TLS socket: takes what has been read and is not yet decrypted, which polling does not report.
-        self._take_into: Callable[[memoryview], int] | None = getattr(sock, "take_into", None)
+        self._on_broken = on_broken
+        self._has_other_ways = has_other_ways  # to the peer's host, on other networks
         self._composition = memoryview(bytearray(STAGING_BYTES))
         self._begin = self._end = 0
         # Of the frame being read: the rest of its place, its group, and what to call at its end.
@@ -100,9 +141,20 @@ class Connection:
         self._group = 0
         self._then: Callable[[], None] | None = None
         self.is_held = False  # no frames are parsed for now; see `hold`
-        self._write_failure: Departure | None = None
-        self._silence = SilenceMonitor(sock)
+        self._retention = Retention(self._num_unacknowledged)
         self._out: deque[Outgoing] = deque()
+        self._use(sock, watch)
+
+    def _use(self, sock: socket.socket, watch: Callable[[bool, bool], None]) -> None:
+        self.sock = sock
+        self._watch = watch
+        self._recv_into: Callable[[memoryview], int] = sock.recv_into
+        # Of a TLS socket: takes what has been read and is not yet decrypted, which polling does not report.
+        self._take_into: Callable[[memoryview], int] | None = getattr(sock, "take_into", None)
+        self._write_failure: Departure | None = None
+        self._silence = SilenceMonitor(sock, is_brief=self._has_other_ways)
+        if self._has_other_ways:
+            probe_often(sock)
 
     @property
     def has_unsent(self) -> bool:
@@ -115,7 +167,7 @@ class Connection:
 
     def send_at_once(self, frame: bytes) -> bool:
         """Send unless something waits for room or there is none; return whether it was sent or queued."""
-        if self._out or self.ended is not None:
+        if self._out or not self.is_open:
             return False
         try:
             sent = self.sock.send(frame)
@@ -127,26 +179,31 @@ class Connection:
             self._write_failure = self._write_failure or _departure_of(error)
             return False
         if sent < len(frame):
-            self._out.append(Outgoing(frame[sent:], _NOTHING))
+            self._out.append(Outgoing(frame, _NOTHING, sent))
             self._watch(not self.is_held, True)
+        else:
+            self._retention.keep(frame)
         return True
 
     def write(self) -> None:
-        out, steps = self._out, _MOST_STEPS
+        if not self.is_open:
+            return
+        out, steps, retention = self._out, _MOST_STEPS, self._retention
         try:
-            while out and steps and out[0].write(self.sock):
+            while out and steps and out[0].write(self.sock, retention):
                 out.popleft()
                 steps -= 1
         except BlockingIOError:
             pass  # the socket is polled for room
         except OSError as error:
             # Frames that the peer sent before are still readable; reading reports the end.
-            out.clear()
             self._write_failure = self._write_failure or _departure_of(error)
-        self._watch(not self.is_held, bool(out))
+            if self._on_broken is None:
+                out.clear()
+        self._watch(not self.is_held, bool(out) and self._write_failure is None)
 
     def read(self) -> None:
-        if self.ended is not None:
+        if not self.is_open:
             return
         if self.is_held:
             # A held socket is polled only for its end. What is left is little, and tells how the peer ended.
@@ -167,7 +224,7 @@ class Connection:
         if self._take_into is None:
             return
         try:
-            while not self.is_held and self.ended is None:
+            while not self.is_held and self.is_open and self._take_into is not None:
                 self._read_some(self._take_into)
         except BlockingIOError:
             return
@@ -176,7 +233,7 @@ class Connection:
 
     def read_frame(self, header: bytes, num_bytes: int) -> memoryview | None:
         """Read once; return the bytes behind `header` if just that frame came; raise BlockingIOError if nothing did."""
-        if self._end or self._left or self.is_held or self.ended is not None:
+        if self._end or self._left or self.is_held or not self.is_open:
             return None
         composition, end = self._composition, HEADER_BYTES + num_bytes
         try:
@@ -187,8 +244,9 @@ class Connection:
             self._fail(error)
             return None
         if not count:
-            self.end(_CLOSED)
+            self._close(_CLOSED)
             return None
+        self.num_received += count
         frame = None
         if count >= end and composition[:HEADER_BYTES] == header:
             frame = composition[HEADER_BYTES:end]
@@ -204,12 +262,14 @@ class Connection:
     def hold(self) -> None:
         """Stop parsing: the current frame and those behind it wait."""
         self.is_held = True
-        self._watch(False, bool(self._out))
+        if self.is_open:
+            self._watch(False, bool(self._out))
 
     def resume(self) -> None:
         if self.is_held and self.ended is None:
             self.is_held = False
-            self._watch(True, bool(self._out))
+            if self.is_open:
+                self._watch(True, bool(self._out))
             self._take_frames()
             self.drain()
 
@@ -218,7 +278,37 @@ class Connection:
             self._left, self._then = memoryview(bytearray(len(self._left))), None
 
     def all_arrived(self) -> bool:
-        return not self._out and not any(ioctl(self.sock.fileno(), _TIOCOUTQ, bytes(4)))
+        return self.is_open and not self._out and not any(ioctl(self.sock.fileno(), _TIOCOUTQ, bytes(4)))
+
+    def give_up_socket(self) -> None:
+        """Give up the socket for another: read what it has, and reset it, since the process goes on."""
+        if self.is_open:
+            self._empty()
+        if self.is_open:
+            reset_on_close(self.sock)
+            self._close_socket()
+
+    def can_resume_at(self, offset: int) -> bool:
+        """Return whether the peer, which has received so many bytes, can be sent the rest."""
+        last = self._retention.end + (self._out[0].sent if self._out and not self._is_repeating() else 0)
+        return offset <= last and (offset > self._retention.end or self._retention.since(offset) is not None)
+
+    def resume_on(self, sock: socket.socket, watch: Callable[[bool, bool], None], offset: int) -> None:
+        """Go on over a new socket; the peer has received the bytes before `offset`."""
+        assert self.ended is None
+        assert not self.is_open
+        if self._is_repeating():
+            self._out.popleft()
+        if self._out:
+            self._out[0].rewind(max(offset - self._retention.end, 0))
+        lost = self._retention.since(offset) if offset < self._retention.end else b""
+        assert lost is not None
+        if lost:
+            self._out.appendleft(_Repetition(lost, _NOTHING))
+        self._use(sock, watch)
+        self.is_open, self.is_closed = True, False
+        self.write()
+        self.drain()
 
     def shut(self) -> None:
         with suppress(OSError):  # shut down explicitly, as a forked child may hold a copy; the peer may be gone
@@ -229,47 +319,103 @@ class Connection:
         """Return True if the peer's host has not answered for too long; asked by threads that wait, and read."""
         if self.is_held:
             self._silence.restart()
-        return not self.is_held and self._silence.is_silent()
+        return not self.is_held and self.is_open and self._silence.is_silent()
+
+    def leave_silent(self) -> None:
+        """Give up the socket because the peer's host is silent: for one on another network, if there is one."""
+        if self._on_broken is not None and self._has_other_ways:
+            self.give_up_socket()
+            if self.ended is None:
+                self._on_broken(self, silent())
+        else:
+            self.give_up(silent())
+
+    def silent_s(self, how: Departure) -> float:
+        """Return for how long the peer's host had been silent when the socket broke."""
+        if how.exit is PeerExit.SILENT and not self._has_other_ways:
+            return keepalive.KEEP_ALIVE.silence_s
+        return self._silence.silent_s
 
     def give_up(self, how: Departure) -> None:
         """End the connection with a reset: the peer must not take it for the end of this process."""
-        if self.ended is None:
+        if self.is_open:
             reset_on_close(self.sock)
-            self.end(how)
+        self.end(how)
 
     def end(self, how: Departure) -> None:
         if self.ended is None:
-            self.ended = (how == _CLOSED and self._write_failure) or how
+            self.ended = how
             self._out.clear()
-            self._watch(False, False)
-            self.sock.close()
+            if self.is_open:
+                self._close_socket()
             self._sink.on_closed(self)
+
+    def _close_socket(self) -> None:
+        self.is_open = False
+        self._watch(False, False)
+        self.sock.close()
+
+    def _close(self, how: Departure) -> None:
+        """End the connection as the kernel has reported, or what is left of it without its socket."""
+        if how == _CLOSED and self._write_failure is not None:
+            how = self._write_failure
+        if how == _CLOSED or self._on_broken is None:
+            self.end(how)
+        else:
+            self._break(how)
+
+    def _break(self, how: Departure) -> None:
+        assert self._on_broken is not None
+        reset_on_close(self.sock)
+        self._close_socket()
+        self._on_broken(self, how)
+
+    def _empty(self) -> None:
+        """Read all that the socket has."""
+        self.is_closed = True
+        self.resume()
+        try:
+            while self.is_open:
+                self._read_some(self._recv_into)
+        except TlsError as error:
+            self._fail(error)
+        except OSError:  # also that there is no more
+            return
+
+    def _is_repeating(self) -> bool:
+        return bool(self._out) and isinstance(self._out[0], _Repetition)
+
+    def _num_unacknowledged(self) -> int:
+        count = int.from_bytes(ioctl(self.sock.fileno(), _TIOCOUTQ, bytes(4)), sys.byteorder)
+        return count if self._take_into is None else count + RECORD_BYTES
 
     def _fail(self, error: OSError) -> None:
         if isinstance(error, TlsError):
             self.give_up(Departure(PeerExit.LOST, detail=str(error)))
         else:
-            self.end(_departure_of(error))
+            self._close(_departure_of(error))
 
     def _read_some(self, recv_into: Callable[[memoryview], int]) -> bool:
         left = self._left
         if left:
             count = recv_into(left)
             if not count:
-                self.end(_CLOSED)
+                self._close(_CLOSED)
                 return False
+            self.num_received += count
             self._left = left[count:]
             if not self._left and self._then is not None:
                 self._then()
             return True
         count = recv_into(self._composition[self._end :])
         if not count:
-            self.end(_CLOSED)
+            self._close(_CLOSED)
             return False
+        self.num_received += count
         self._end += count
         is_full = self._end == STAGING_BYTES
         self._take_frames()
-        return self.ended is None and (is_full or bool(self._left))
+        return self.is_open and (is_full or bool(self._left))
 
     def _take_frames(self) -> None:
         try:
