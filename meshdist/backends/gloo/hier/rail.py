@@ -62,7 +62,7 @@ class Rail:
         header = self._header(data)
         outgoing = Outgoing(header if before is None else self._header(before) + before + header, data)
         link.send(outgoing)
-        if not outgoing.done:
+        if not outgoing.is_settled:
             self._unsent.append((place, outgoing))
 
     def _header(self, data: memoryview | bytes) -> bytes:

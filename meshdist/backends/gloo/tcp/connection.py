@@ -11,6 +11,7 @@ import errno
 import socket
 import struct
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,7 +23,7 @@ from meshdist.runtime.departure import Departure, PeerExit
 from meshdist.security.credentials import TlsError
 from meshdist.store import keepalive
 from meshdist.store.keepalive import SilenceMonitor, probe_often, silence
-from meshdist.system.platform import ioctl, tcp_info
+from meshdist.system.platform import counter_of_unacknowledged, tcp_info
 
 # Size of the staging buffer for headers: a small message arrives with its header in one read.
 STAGING_BYTES = 64 << 10
@@ -33,8 +34,6 @@ _MOST_STEPS = 16
 _NOTHING = memoryview(b"")
 # SO_LINGER: on, for no time.
 _LINGER_NOT = struct.pack("ii", 1, 0)
-# Linux: the number of bytes that the peer's kernel has not acknowledged.
-_TIOCOUTQ = 0x5411
 
 
 # Where the bytes of a frame go (None: discard them), and what to call when they have arrived.
@@ -57,14 +56,27 @@ class Sink(Protocol):
 class Outgoing:
     """Bytes being sent; `on_done` is called when the kernel has them all, by whichever thread writes."""
 
-    __slots__ = ("_data", "_header", "_sent", "done", "on_done")
+    __slots__ = ("_data", "_header", "_retention", "_sent", "end", "is_settled", "on_done", "size")
 
     def __init__(self, header: bytes, data: memoryview, sent: int = 0) -> None:
-        self.done = False
         self.on_done: Callable[[], None] | None = None
+        self.is_settled = False  # nothing here needs `data` any more
         self._header = header
         self._data = data
+        self.size = len(header) + len(data)
+        self.end = 0
         self._sent = sent
+        self._retention: Retention | None = None  # which has this frame, written and not settled
+
+    @property
+    def done(self) -> bool:
+        """Whether the kernel has all bytes; if so, from then on the memory is the sender's again."""
+        retention = self._retention
+        if retention is not None:
+            with retention.lock:
+                if not self.is_settled:
+                    retention.settle(self)
+        return self.is_settled
 
     def write(self, sock: socket.socket, retention: Retention) -> bool:
         """Write as much as the kernel takes; return True when all is written; raise OSError if it takes nothing."""
@@ -79,10 +91,10 @@ class Outgoing:
         elif sys.platform != "win32":
             sent += sock.sendmsg([memoryview(header)[sent:], data])
         self._sent = sent
-        if sent < size + len(data):
+        if sent < self.size:
             return False
-        self._keep(retention)
-        self.done = True
+        self._sent = 0
+        self._give(retention)
         if self.on_done is not None:
             self.on_done()
         return True
@@ -95,11 +107,22 @@ class Outgoing:
     def sent(self) -> int:
         return self._sent
 
-    def _keep(self, retention: Retention) -> None:
+    def last_bytes(self, count: int) -> bytes:
+        num_data = len(self._data)
+        if count <= num_data:
+            return bytes(self._data[num_data - count :])
+        return self._header[len(self._header) - (count - num_data) :] + bytes(self._data)
+
+    def release(self) -> None:
+        self._retention, self.is_settled = None, True
+
+    def _give(self, retention: Retention) -> None:
         if len(self._data):
-            retention.keep_copy(self._header, self._data)
+            self._retention = retention
+            retention.keep_long(self)
         else:
             retention.keep(self._header)
+            self.is_settled = True
 
 
 class _Repetition(Outgoing):
@@ -107,15 +130,16 @@ class _Repetition(Outgoing):
 
     __slots__ = ()
 
-    def _keep(self, retention: Retention) -> None:
-        return
+    def _give(self, retention: Retention) -> None:
+        self.is_settled = True
 
 
 class Connection:
     """One authenticated, non-blocking socket; its frames go to `sink`.
 
-    `watch` is called with (reads, writes) when the events to poll the socket for change. With `on_broken`, a reset does
-    not end the connection: that is called, and then `resume_on` with a new socket, or `end`.
+    `lock` is held during all calls. `watch` is called with (reads, writes) when the events to poll the socket for
+    change. With `on_broken`, a reset does not end the connection: that is called, and then `resume_on` with a new
+    socket, or `end`.
     """
 
     def __init__(
@@ -124,6 +148,7 @@ class Connection:
         sink: Sink,
         watch: Callable[[bool, bool], None],
         on_broken: Callable[[Connection, Departure], None] | None = None,
+        lock: threading.RLock | None = None,
         *,
         has_other_ways: bool = False,
     ) -> None:
@@ -141,7 +166,8 @@ class Connection:
         self._group = 0
         self._then: Callable[[], None] | None = None
         self.is_held = False  # no frames are parsed for now; see `hold`
-        self._retention = Retention(self._num_unacknowledged)
+        self._num_lost = 0  # while there is no socket, what the last one may not have delivered
+        self._retention = Retention(lock or threading.RLock(), self._num_unacknowledged)
         self._out: deque[Outgoing] = deque()
         self._use(sock, watch)
 
@@ -151,6 +177,7 @@ class Connection:
         self._recv_into: Callable[[memoryview], int] = sock.recv_into
         # Of a TLS socket: takes what has been read and is not yet decrypted, which polling does not report.
         self._take_into: Callable[[memoryview], int] | None = getattr(sock, "take_into", None)
+        self._num_in_kernel = counter_of_unacknowledged(sock)
         self._write_failure: Departure | None = None
         self._silence = SilenceMonitor(sock, is_brief=self._has_other_ways)
         if self._has_other_ways:
@@ -278,7 +305,7 @@ class Connection:
             self._left, self._then = memoryview(bytearray(len(self._left))), None
 
     def all_arrived(self) -> bool:
-        return self.is_open and not self._out and not any(ioctl(self.sock.fileno(), _TIOCOUTQ, bytes(4)))
+        return self.is_open and not self._out and not self._num_in_kernel()
 
     def give_up_socket(self) -> None:
         """Give up the socket for another: read what it has, and reset it, since the process goes on."""
@@ -351,6 +378,7 @@ class Connection:
             self._sink.on_closed(self)
 
     def _close_socket(self) -> None:
+        self._num_lost = self._num_unacknowledged()
         self.is_open = False
         self._watch(False, False)
         self.sock.close()
@@ -386,8 +414,16 @@ class Connection:
         return bool(self._out) and isinstance(self._out[0], _Repetition)
 
     def _num_unacknowledged(self) -> int:
-        count = int.from_bytes(ioctl(self.sock.fileno(), _TIOCOUTQ, bytes(4)), sys.byteorder)
-        return count if self._take_into is None else count + RECORD_BYTES
+        """Return how many bytes of the completed frames the peer may not have, at most."""
+        if not self.is_open:
+            return self._num_lost
+        count = self._num_in_kernel()
+        if self._take_into is not None:
+            count += RECORD_BYTES
+        if self._out:
+            first = self._out[0]
+            count = count + first.size - first.sent if self._is_repeating() else max(count - first.sent, 0)
+        return count
 
     def _fail(self, error: OSError) -> None:
         if isinstance(error, TlsError):

@@ -218,7 +218,7 @@ class TcpTransport:
                 return
             tune_send_buffer(sock)
             watch = partial(self._watch, sock.fileno())
-            connection = Connection(sock, link, watch, link.on_broken, has_other_ways=self._has_other_ways)
+            connection = Connection(sock, link, watch, link.on_broken, self.lock, has_other_ways=self._has_other_ways)
             self._register(sock, connection)
             link.adopt(connection, identity)
             connection.drain()
