@@ -1,12 +1,16 @@
 """Connections between two hosts that are reset at any moment: they are made again, and every byte comes once."""
 
 import random
+import re
+import signal
 import subprocess
 import threading
+import time
 
 import pytest
-from test_faulty_links import CALLS, Rounds
+from test_faulty_links import CALLS, WAIT, Rounds
 from test_gloo_between_hosts import PORT, finish, start_ranks
+from until import until
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 exhaustive = pytest.mark.exhaustive
@@ -54,3 +58,74 @@ def test_calls_go_on_over_connections_that_are_reset_at_any_moment(two_hosts, ca
         threading.Event().wait(choice.random() * 2 * PAUSE_S)  # the moments are what is tried
     rounds.wait_for_more(1)
     assert count > NUM_RESETS / 2
+
+
+@pytest.mark.parametrize(
+    "at", [(), pytest.param((0,), marks=exhaustive), pytest.param((1,), marks=exhaustive)], ids=str
+)
+def test_calls_go_on_over_connections_that_something_on_the_way_resets(faulty_hosts, calls, at):
+    """At both ends, or at one: the other learns of it from the next claim, or its next packet."""
+    link, choice = faulty_hosts.link, random.Random(6)
+    rounds = calls(faulty_hosts)
+    link.spared_ports = {int(PORT)}
+    for _ in range(NUM_RESETS):
+        link.reset(*at)
+        threading.Event().wait(choice.random() * 2 * PAUSE_S)
+    rounds.wait_for_more(1)
+    assert link.num_resets > NUM_RESETS / 2
+
+
+@pytest.mark.parametrize("cut_s", [1.0, pytest.param(5.0, marks=exhaustive)])
+def test_calls_go_on_after_resets_and_a_short_cut(faulty_hosts, calls, cut_s):
+    link, rounds = faulty_hosts.link, calls(faulty_hosts)
+    link.spared_ports = {int(PORT)}
+    resets = link.num_resets
+    link.reset()
+    until(lambda: link.num_resets > resets, "a connection is reset")
+    link.cut()
+    threading.Event().wait(cut_s)  # the fault itself
+    link.mend()
+    rounds.wait_for_more(1)
+
+
+def start_waiting(hosts, folder, **variables):
+    script = folder / "wait.py"
+    script.write_text(WAIT)
+    processes = start_ranks(hosts, (1, 1), script, folder, **variables)
+    for process in processes:
+        assert process.stdout.readline() == "there\n"
+    return processes
+
+
+def test_a_cut_that_lasts_after_a_reset_is_an_error_on_both_sides(faulty_hosts, tmp_path):
+    processes = start_waiting(faulty_hosts, tmp_path)
+    link = faulty_hosts.link
+    link.spared_ports = {int(PORT)}
+    began_s = time.monotonic()
+    link.reset()
+    until(lambda: link.num_resets, "the connection is reset")
+    link.cut()
+    lines = [process.stdout.readline() for process in processes]
+    assert time.monotonic() - began_s < 10.5
+    for rank, line in enumerate(lines):
+        assert re.match(
+            rf"(Dist(Backend|Network)|PeerConnection)Error all_reduce on group 'world' \(rank {rank} of 2\)", line
+        )
+    assert all(re.search(r"was reset \d|cut off|nothing has come", line) for line in lines), lines
+    link.mend()
+    assert [finish(process)[0] for process in processes] == [0, 0]
+
+
+def test_a_rank_that_is_killed_while_its_link_is_made_again_is_named_within_a_second(faulty_hosts, tmp_path):
+    processes = start_waiting(faulty_hosts, tmp_path)
+    link = faulty_hosts.link
+    link.spared_ports = {int(PORT)}
+    link.delay_s = 0.1  # so that it takes some tenths of a second to make it again
+    link.reset()
+    until(lambda: link.num_resets, "the connection is reset")
+    processes[1].send_signal(signal.SIGKILL)
+    killed_s = time.monotonic()
+    line = processes[0].stdout.readline()
+    assert time.monotonic() - killed_s < 2.0
+    assert re.search(r"all_reduce on group 'world' \(rank 0 of 2\): .*rank 1 \(pid \d+ on .*has died", line), line
+    assert finish(processes[0])[0] == 0
