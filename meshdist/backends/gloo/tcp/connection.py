@@ -350,12 +350,13 @@ class Connection:
 
     def leave_silent(self) -> None:
         """Give up the socket because the peer's host is silent: for one on another network, if there is one."""
+        how = Departure(PeerExit.SILENT, detail=silence() + _between(self.sock))
         if self._on_broken is not None and self._has_other_ways:
             self.give_up_socket()
             if self.ended is None:
-                self._on_broken(self, silent())
+                self._on_broken(self, how)
         else:
-            self.give_up(silent())
+            self.give_up(how)
 
     def silent_s(self, how: Departure) -> float:
         """Return for how long the peer's host had been silent when the socket broke."""
@@ -501,12 +502,16 @@ def _departure_of(error: OSError) -> Departure:
     if isinstance(error, ConnectionError):
         return Departure(PeerExit.RESET)
     if error.errno == errno.ETIMEDOUT:
-        return silent()
+        return Departure(PeerExit.SILENT, detail=silence())
     return Departure(PeerExit.LOST, detail=error.strerror or str(error))
 
 
-def silent() -> Departure:
-    return Departure(PeerExit.SILENT, detail=silence())
+def _between(sock: socket.socket) -> str:
+    """Return the addresses of both ends, for messages."""
+    try:
+        return f", on the link from {sock.getsockname()[0]} to {sock.getpeername()[0]}"
+    except OSError:  # it has ended
+        return ""
 
 
 def reset_on_close(sock: socket.socket) -> None:
