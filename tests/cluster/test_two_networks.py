@@ -120,7 +120,8 @@ def test_an_error_on_both_sides_names_the_link_when_both_networks_have_failed(ho
     lines = [drain(process) for process in processes]
     assert time.monotonic() - failed_s < 11.0
     for rank, line in enumerate(lines):
-        assert re.match(rf"(DistBackend|PeerConnection)Error \w+ on group 'world' \(rank {rank} of 2\): rank {1 - rank} ", line), line
+        words = rf"(DistBackend|PeerConnection)Error \w+ on group 'world' \(rank {rank} of 2\): rank {1 - rank} "
+        assert re.match(words, line), line
         assert re.search(r"does not answer: nothing has come from its host|its connection with \S+ was reset", line), (
             line
         )
