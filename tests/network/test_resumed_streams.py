@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshdist.backends.gloo.tcp import connection as module
-from meshdist.backends.gloo.tcp.connection import Connection, Outgoing
+from meshdist.backends.gloo.tcp.connection import Connection
 from meshdist.backends.gloo.tcp.frames import EAGER, HEADER_BYTES, pack
+from meshdist.backends.gloo.tcp.outgoing import Outgoing
 from meshdist.runtime.departure import Departure, PeerExit
 
 ROOM_BYTES = 30_000

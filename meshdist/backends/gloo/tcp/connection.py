@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import socket
 import struct
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from contextlib import suppress
 from typing import Protocol, TypeAlias
 
 from meshdist.backends.gloo.tcp.frames import HEADER_BYTES, FrameError, Header, follows, unpack
+from meshdist.backends.gloo.tcp.outgoing import Outgoing, Repetition
 from meshdist.backends.gloo.tcp.retention import RECORD_BYTES, Retention
 from meshdist.runtime.departure import Departure, PeerExit
 from meshdist.security.credentials import TlsError
@@ -27,8 +27,6 @@ from meshdist.system.platform import counter_of_unacknowledged, tcp_info
 
 # Size of the staging buffer for headers: a small message arrives with its header in one read.
 STAGING_BYTES = 64 << 10
-# Up to this size header and bytes are joined, which is faster than passing two buffers to the kernel.
-_JOINED_BYTES = 4 << 10
 # Reads or writes in a row before other connections are served.
 _MOST_STEPS = 16
 _NOTHING = memoryview(b"")
@@ -51,87 +49,6 @@ class Sink(Protocol):
 
     def on_closed(self, connection: Connection) -> None:
         """Called when a connection has ended."""
-
-
-class Outgoing:
-    """Bytes being sent; `on_done` is called when the kernel has them all, by whichever thread writes."""
-
-    __slots__ = ("_data", "_header", "_retention", "_sent", "end", "is_settled", "on_done", "size")
-
-    def __init__(self, header: bytes, data: memoryview, sent: int = 0) -> None:
-        self.on_done: Callable[[], None] | None = None
-        self.is_settled = False  # nothing here needs `data` any more
-        self._header = header
-        self._data = data
-        self.size = len(header) + len(data)
-        self.end = 0
-        self._sent = sent
-        self._retention: Retention | None = None  # which has this frame, written and not settled
-
-    @property
-    def done(self) -> bool:
-        """Whether the kernel has all bytes; if so, from then on the memory is the sender's again."""
-        retention = self._retention
-        if retention is not None:
-            with retention.lock:
-                if not self.is_settled:
-                    retention.settle(self)
-        return self.is_settled
-
-    def write(self, sock: socket.socket, retention: Retention) -> bool:
-        """Write as much as the kernel takes; return True when all is written; raise OSError if it takes nothing."""
-        header, data, sent = self._header, self._data, self._sent
-        if len(data) and (sys.platform == "win32" or len(data) <= _JOINED_BYTES):
-            self._header, self._data = header, data = b"".join((header, data)), _NOTHING
-        size = len(header)
-        if not len(data):
-            sent += sock.send(memoryview(header)[sent:] if sent else header)
-        elif sent >= size:
-            sent += sock.send(data[sent - size :])
-        elif sys.platform != "win32":
-            sent += sock.sendmsg([memoryview(header)[sent:], data])
-        self._sent = sent
-        if sent < self.size:
-            return False
-        self._sent = 0
-        self._give(retention)
-        if self.on_done is not None:
-            self.on_done()
-        return True
-
-    def rewind(self, sent: int) -> None:
-        """Send again what is behind the first `sent` bytes."""
-        self._sent = sent
-
-    @property
-    def sent(self) -> int:
-        return self._sent
-
-    def last_bytes(self, count: int) -> bytes:
-        num_data = len(self._data)
-        if count <= num_data:
-            return bytes(self._data[num_data - count :])
-        return self._header[len(self._header) - (count - num_data) :] + bytes(self._data)
-
-    def release(self) -> None:
-        self._retention, self.is_settled = None, True
-
-    def _give(self, retention: Retention) -> None:
-        if len(self._data):
-            self._retention = retention
-            retention.keep_long(self)
-        else:
-            retention.keep(self._header)
-            self.is_settled = True
-
-
-class _Repetition(Outgoing):
-    """What is sent again, and is kept already."""
-
-    __slots__ = ()
-
-    def _give(self, retention: Retention) -> None:
-        self.is_settled = True
 
 
 class Connection:
@@ -331,7 +248,7 @@ class Connection:
         lost = self._retention.since(offset) if offset < self._retention.end else b""
         assert lost is not None
         if lost:
-            self._out.appendleft(_Repetition(lost, _NOTHING))
+            self._out.appendleft(Repetition(lost, _NOTHING))
         self._use(sock, watch)
         self.is_open, self.is_closed = True, False
         self.write()
@@ -412,7 +329,7 @@ class Connection:
             return
 
     def _is_repeating(self) -> bool:
-        return bool(self._out) and isinstance(self._out[0], _Repetition)
+        return bool(self._out) and isinstance(self._out[0], Repetition)
 
     def _num_unacknowledged(self) -> int:
         """Return how many bytes of the completed frames the peer may not have, at most."""

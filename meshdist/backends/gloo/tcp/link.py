@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from meshdist.backends.gloo.tcp.connection import Connection, Outgoing, Place
+from meshdist.backends.gloo.tcp.connection import Connection, Place
 from meshdist.backends.gloo.tcp.frames import BYE, COLLECTIVE, CTS, DATA, EAGER, LEFT, MISMATCH, RTS, FrameError, Header
 from meshdist.backends.gloo.tcp.group_receive_state import AnnouncedMessage, GroupReceiveState
+from meshdist.backends.gloo.tcp.outgoing import Outgoing
 from meshdist.backends.gloo.tcp.resumption import Identity, Owner, Resumptions
 from meshdist.backends.p2p.requests import arrive
 from meshdist.runtime.departure import Departure, PeerExit
