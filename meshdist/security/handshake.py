@@ -1,6 +1,6 @@
 """Mutual authentication over a connected socket: both ends prove that they belong to the same job.
 
-Both ends hold the job's secret and never send it. Four messages of fixed size, 228 bytes in all:
+Both ends hold the job's secret and never send it. Four messages of fixed size, 244 bytes in all:
 
 1. client, hello: job id, purpose, claim and a fresh nonce.
 2. server, challenge: a code, its job id, its own fresh nonce, and its proof.
@@ -27,15 +27,16 @@ from meshdist.system.deadline import Deadline
 HANDSHAKE_TIMEOUT_S = 3.0
 """How long a server waits for a client's proof."""
 
-CLAIM_BYTES = 16
+CLAIM_BYTES = 32
 """Size of the claim: data about the client, such as its rank, authenticated along with the rest."""
 
 MAGIC = b"MESHDIST"
 """First bytes of either side."""
 
-PROTOCOL = 3
+PROTOCOL = 4
 """The version of all protocols between the processes of a job: raise it with any change.
 
+4: a connection between ranks that was reset is made again, by a claim that says so.
 3: connections to other hosts use TLS, and ranks publish it where they listen.
 2: ranks report how they ended by a record, `departure.Departure`; in 1 by a sentence.
 """

@@ -38,6 +38,8 @@ KEEP_ALIVE = KeepAlive(idle_s=4, interval_s=2, num_probes=2)
 # Fractions of `silence_s`: between two looks; and the longest pause between looks in which the process still counts as
 # reading.
 _LOOK, _LONGEST_PAUSE = 1 / 32, 1 / 4
+# Share of `silence_s` after which another way to the peer is tried, where there is one.
+_BRIEF = 3 / 8
 # Offsets in Linux' tcp_info: how often the oldest bytes were sent again, in a byte of the first word; bytes that were
 # acknowledged; segments received.
 STATE, NUM_ACKNOWLEDGED, NUM_SEGMENTS = 0, 120, 140
@@ -61,6 +63,13 @@ def tune(sock: socket.socket) -> None:
     if sys.platform == "linux":
         with suppress(OSError):  # of an earlier kernel, which waits for twice as long each time
             sock.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _LONGEST_RETRANSMISSION_MS)
+
+
+def probe_often(sock: socket.socket) -> None:
+    """Have the kernel probe an idle connection each second, so that a short silence says something."""
+    _set(sock, "TCP_KEEPIDLE", 1)
+    _set(sock, "TCP_KEEPINTVL", 1)
+    _set(sock, "TCP_KEEPCNT", KEEP_ALIVE.silence_s - 1)
 
 
 def limit_unacknowledged(sock: socket.socket) -> None:
@@ -90,14 +99,22 @@ class SilenceMonitor:
     Where only the way to the peer is cut, segments still arrive. So the host is silent as well if it acknowledges
     nothing while the kernel sends the same bytes again, which it does not do for a window that is closed.
 
+    With `is_brief` it does not take as long: there is another way to the peer, which `probe_often` prepares.
+
     Without Linux' count of segments no silence is noticed, and the kernel's own limits apply.
     """
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, *, is_brief: bool = False) -> None:
         self._sock = sock
+        self._is_brief = is_brief
         self._num_segments: int | None = None
         self._num_acknowledged: int | None = None
         self._since_s = self._next_s = 0.0
+
+    @property
+    def silent_s(self) -> float:
+        """How long nothing has come, as of the last look."""
+        return max(self._next_s - _LOOK * self._patience_s() - self._since_s, 0.0) if self._next_s else 0.0
 
     def restart(self) -> None:
         """Count from now on, since this process did not read."""
@@ -108,7 +125,7 @@ class SilenceMonitor:
         now_s = time.monotonic()
         if now_s < self._next_s:
             return False
-        silence_s = KEEP_ALIVE.silence_s
+        silence_s = self._patience_s()
         has_paused = now_s - self._next_s > _LONGEST_PAUSE * silence_s
         num_segments = tcp_info(self._sock, NUM_SEGMENTS)
         has_come = num_segments is None or num_segments != self._num_segments
@@ -116,6 +133,9 @@ class SilenceMonitor:
             self._num_segments, self._since_s = num_segments, now_s
         self._next_s = now_s + _LOOK * silence_s
         return now_s - self._since_s >= silence_s
+
+    def _patience_s(self) -> float:
+        return KEEP_ALIVE.silence_s * (_BRIEF if self._is_brief else 1.0)
 
     def _is_unacknowledged(self) -> bool:
         """Return True if bytes are being sent again and again, and none was acknowledged since the last look."""

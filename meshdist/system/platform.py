@@ -10,9 +10,11 @@ import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from meshdist.errors import DistBackendError, DistError
 
+_TIOCOUTQ = 0x5411  # SIOCOUTQ
 # Keeps a descriptor from programs that are started; on Windows they never inherit one.
 CLOSE_ON_EXEC: int = getattr(os, "O_CLOEXEC", 0)
 
@@ -29,6 +31,8 @@ if sys.platform == "win32":
         """Yield the processor to another thread."""
         time.sleep(0)
 else:
+    import fcntl
+
     KILL = signal.SIGKILL
     let_others_run = os.sched_yield
 
@@ -76,9 +80,20 @@ def num_preemptions() -> int:
 def ioctl(fd: int, request: int, argument: bytes) -> bytes:
     if sys.platform == "win32":
         raise OSError(errno.ENOSYS, "there is no ioctl on Windows")
-    import fcntl
-
     return fcntl.ioctl(fd, request, argument)
+
+
+def counter_of_unacknowledged(sock: socket.socket) -> Callable[[], int]:
+    """Return a function that returns how many sent bytes of a socket the peer's kernel has not acknowledged."""
+    if sys.platform == "win32":
+        return lambda: 0
+    fd, count = sock.fileno(), memoryview(bytearray(4)).cast("i")
+
+    def num_unacknowledged() -> int:
+        fcntl.ioctl(fd, _TIOCOUTQ, count)
+        return count[0]
+
+    return num_unacknowledged
 
 
 def tcp_info(sock: socket.socket, offset: int) -> int | None:

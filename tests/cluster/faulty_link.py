@@ -1,4 +1,5 @@
-"""A link between two hosts, which are network namespaces, that delays, reorders, loses or holds back packets.
+"""A link between two hosts, which are network namespaces: it delays, reorders or loses packets, resets connections, or
+holds packets back.
 
 Each namespace has a tun device, and a thread of this process carries the packets from one to the other: a link with
 faults without the kernel's traffic control, which not every kernel has.
@@ -9,6 +10,7 @@ import heapq
 import os
 import random
 import select
+import socket
 import struct
 import threading
 import time
@@ -18,6 +20,7 @@ from two_hosts import TwoHosts, ip
 
 _TUNSETIFF = 0x400454CA
 _IFF_TUN, _IFF_NO_PI = 0x0001, 0x1000
+_SYN, _RST = 0x02, 0x04
 _MTU = 60_000  # few packets, as each costs the thread some tens of microseconds
 
 
@@ -33,6 +36,10 @@ class FaultyLink:
         self.jitter_s = 0.0  # up to so much more delay for each packet, so that packets overtake each other
         self.loss = 0.0  # the share of packets that are lost
         self.cut_from = set()  # the hosts whose packets are all lost
+        # The hosts that are told, as by the next packet of a connection, that it was reset; ports of which not.
+        self.reset_at = set()
+        self.spared_ports = set()
+        self.num_resets = 0
         self.num_carried = 0
         self._fds = fds
         self._random = random.Random(7)
@@ -48,6 +55,10 @@ class FaultyLink:
     def mend(self):
         self.delay_s = self.jitter_s = self.loss = 0.0
         self.cut_from = set()
+
+    def reset(self, *hosts):
+        """Reset the connection whose packet comes next, at these hosts, or at both; see `spared_ports`."""
+        self.reset_at = set(hosts or (0, 1))
 
     def close(self):
         os.write(self._ender, b"x")
@@ -70,10 +81,42 @@ class FaultyLink:
 
     def _take(self, host, packet):
         self.num_carried += 1
+        if self.reset_at:
+            self._reset_by(host, packet)
         if host in self.cut_from or self._random.random() < self.loss:
             return
         due_s = time.monotonic() + self.delay_s + self._random.random() * self.jitter_s
         heapq.heappush(self._waiting, (due_s, self.num_carried, host, packet))
+
+    def _reset_by(self, host, packet):
+        """Inject resets as a middlebox does that sees a packet of a connection that it has forgotten."""
+        header = (packet[0] & 15) * 4
+        source, target, sequence, acknowledged, _, flags = struct.unpack_from("!HHIIBB", packet, header)
+        if packet[9] != socket.IPPROTO_TCP or flags & (_SYN | _RST) or {source, target} & self.spared_ports:
+            return
+        back = packet[16:20] + packet[12:16]
+        for at in sorted(self.reset_at):
+            if at == host:  # what its packet acknowledges is what it expects next
+                os.write(self._fds[at], _reset_packet(back, target, source, acknowledged))
+            else:
+                os.write(self._fds[at], _reset_packet(packet[12:20], source, target, sequence))
+        self.num_resets += len(self.reset_at)
+        self.reset_at = set()
+
+
+def _reset_packet(addresses, source, target, sequence):
+    tcp = struct.pack("!HHIIBBHHH", source, target, sequence, 0, 5 << 4, _RST, 0, 0, 0)
+    pseudo = addresses + struct.pack("!BBH", 0, socket.IPPROTO_TCP, len(tcp))
+    tcp = tcp[:16] + struct.pack("!H", _checksum(pseudo + tcp)) + tcp[18:]
+    ip_header = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(tcp), 0, 0, 64, socket.IPPROTO_TCP, 0) + addresses
+    return ip_header[:10] + struct.pack("!H", _checksum(ip_header)) + ip_header[12:] + tcp
+
+
+def _checksum(data):
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
 
 
 class FaultyHosts(TwoHosts):

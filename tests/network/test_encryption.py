@@ -16,8 +16,9 @@ from listening import listening_at
 from until import loaded
 
 import meshdist as dist
-from meshdist.backends.gloo.tcp.connection import Connection, Outgoing
+from meshdist.backends.gloo.tcp.connection import Connection
 from meshdist.backends.gloo.tcp.frames import EAGER, pack
+from meshdist.backends.gloo.tcp.outgoing import Outgoing
 from meshdist.errors import DistNetworkError
 from meshdist.runtime.departure import PeerExit, describe
 from meshdist.security.credentials import TlsError, TlsFiles

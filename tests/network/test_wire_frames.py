@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from until import until
 
-from meshdist.backends.gloo.tcp.connection import Connection, Outgoing
+from meshdist.backends.gloo.tcp.connection import Connection
 from meshdist.backends.gloo.tcp.frames import CTS, DATA, EAGER, HEADER_BYTES, LEFT, FrameError, pack, pack_text, unpack
+from meshdist.backends.gloo.tcp.outgoing import Outgoing
 from meshdist.runtime.departure import Departure, PeerExit, describe
 
 KINDS = st.sampled_from([(EAGER, True), (DATA, True), (CTS, False), (LEFT, True)])

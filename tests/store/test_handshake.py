@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from meshdist.errors import DistNetworkError
 from meshdist.security.credentials import secret_from_environment
 from meshdist.security.handshake import (
+    CLAIM_BYTES,
     MAGIC,
     PROTOCOL,
     HandshakeBroken,
@@ -60,7 +61,7 @@ def shake(pair: Pair, secrets: tuple[bytes, bytes], purposes: tuple[str, str] = 
 
 @pytest.mark.parametrize("secret", [b"", b"s", bytes(range(256)) * 10])
 def test_who_knows_the_secret_gets_in_with_its_claim(pair: Pair, secret: bytes) -> None:
-    assert shake(pair, (secret, secret)) == [None, b"rank 3".ljust(16, b"\0")]
+    assert shake(pair, (secret, secret)) == [None, b"rank 3".ljust(CLAIM_BYTES, b"\0")]
     pair[0].sendall(b"what follows")
     assert pair[1].recv(100) == b"what follows"
     pair[1].sendall(b"and back")
@@ -83,9 +84,9 @@ def test_another_purpose_is_refused(pair: Pair) -> None:
     assert "connected for another purpose" in str(server)
 
 
-def test_a_claim_has_at_most_16_bytes(pair: Pair) -> None:
-    with pytest.raises(ValueError, match="at most 16 bytes, got 17"):
-        connect_handshake(pair[0], b"s", "store", PEER, claim=bytes(17))
+def test_a_claim_that_is_too_long_is_refused(pair: Pair) -> None:
+    with pytest.raises(ValueError, match=f"at most {CLAIM_BYTES} bytes, got {CLAIM_BYTES + 1}"):
+        connect_handshake(pair[0], b"s", "store", PEER, claim=bytes(CLAIM_BYTES + 1))
 
 
 def test_the_job_id_tells_jobs_apart() -> None:

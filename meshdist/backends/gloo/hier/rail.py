@@ -10,8 +10,8 @@ from meshdist.arrays.host import Array, as_bytes
 from meshdist.backends.base import Backend, Plan
 from meshdist.backends.gloo.hier.call_tracker import CallTracker
 from meshdist.backends.gloo.tcp.collective_frames import ExpectedFrame
-from meshdist.backends.gloo.tcp.connection import Outgoing
 from meshdist.backends.gloo.tcp.frames import COLLECTIVE, pack
+from meshdist.backends.gloo.tcp.outgoing import Outgoing
 from meshdist.backends.gloo.tcp.waits import OutgoingWait, TcpWait, check_rank
 from meshdist.runtime.call import Call
 from meshdist.runtime.departure import LeftOut
@@ -62,7 +62,7 @@ class Rail:
         header = self._header(data)
         outgoing = Outgoing(header if before is None else self._header(before) + before + header, data)
         link.send(outgoing)
-        if not outgoing.done:
+        if not outgoing.is_settled:
             self._unsent.append((place, outgoing))
 
     def _header(self, data: memoryview | bytes) -> bytes:

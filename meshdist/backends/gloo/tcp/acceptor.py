@@ -15,7 +15,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple
 
+from meshdist.backends.gloo.tcp.connection import reset_on_close
 from meshdist.errors import DistError, DistNetworkError
 from meshdist.security.admission import Admission
 from meshdist.security.encryption import Encryption
@@ -27,16 +29,24 @@ from meshdist.system.platform import limit_of, start_thread
 PURPOSE = "rank's wire"
 TOKEN_BYTES = 8
 
-# The token of the listener, and the global rank of the client.
-_CLAIM = struct.Struct("<8sI")
+_CLAIM = struct.Struct("<8sIIQ8s")
 _MOST_CLIENTS = 256
 # Pause after accept has failed, for instance for lack of descriptors.
 _PAUSE_S = 0.1
 _log = logging.getLogger("meshdist")
 
 
-def pack_claim(token: bytes, rank: int) -> bytes:
-    return _CLAIM.pack(token, rank)
+class Claim(NamedTuple):
+    """What a client says of itself and the connection."""
+
+    token: bytes  # of the listener
+    rank: int  # of the client, global
+    attempt: int  # 0: a new connection; else one that broke is made again, for the so many-th time
+    num_received: int  # how many bytes of the connection's frames the client has
+    name: bytes  # of the connection
+
+    def pack(self) -> bytes:
+        return _CLAIM.pack(*self)
 
 
 class _Client:
@@ -47,7 +57,7 @@ class _Client:
 
 
 class Acceptor:
-    """Passes each authenticated peer's global rank and socket to `admit`; clients must send the listener's `token`."""
+    """Passes each authenticated peer's claim and socket to `admit`; clients must send the listener's `token`."""
 
     def __init__(
         self,
@@ -55,9 +65,10 @@ class Acceptor:
         secret: bytes,
         encryption: Encryption,
         num_ranks: int,
-        admit: Callable[[int, socket.socket], None],
+        admit: Callable[[Claim, socket.socket], None],
     ) -> None:
         self.token = os.urandom(TOKEN_BYTES)
+        self._is_leaving = False
         self._secret = secret
         self._encryption = encryption
         self._num_ranks = num_ranks
@@ -82,6 +93,10 @@ class Acceptor:
         except DistError:
             self._close_all()
             raise
+
+    def admit_no_more(self) -> None:
+        """Admit connections that are made again alone."""
+        self._is_leaving = True
 
     def close(self) -> None:
         self._ender.send(b"x")
@@ -138,13 +153,16 @@ class Acceptor:
             return
         if client.admission.refusal is not None:
             self._drop(client, client.admission.refusal)
+        elif self._is_leaving and client.admission.is_of_meshdist and not _claim_of(client).attempt:
+            reset_on_close(client.admission.sock)  # the process goes on for now
+            self._drop(client, "this rank leaves")
         elif client.admission.is_trusted:
             self._admit_client(client)
 
     def _admit_client(self, client: _Client) -> None:
         sock = client.admission.sock
-        token, rank = _CLAIM.unpack_from(client.admission.claim)
-        if token != self.token or rank >= self._num_ranks:
+        claim = _claim_of(client)
+        if claim.token != self.token or claim.rank >= self._num_ranks:
             self._drop(client, "looks for another rank")
             return
         try:
@@ -153,7 +171,7 @@ class Acceptor:
             self._drop(client, str(error))
             return
         self._forget(client)
-        self._admit(rank, sock)
+        self._admit(claim, sock)
 
     def _drop(self, client: _Client, why: str) -> None:
         _log.info("refused a connection from %s: %s", client.name, why)
@@ -171,6 +189,10 @@ class Acceptor:
             with suppress(OSError):
                 sock.close()
         self._selector.close()
+
+
+def _claim_of(client: _Client) -> Claim:
+    return Claim._make(_CLAIM.unpack(client.admission.claim))
 
 
 def _listen_at(address: str, secret: bytes) -> socket.socket:

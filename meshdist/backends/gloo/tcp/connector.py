@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
-from meshdist.backends.gloo.tcp.acceptor import PURPOSE, pack_claim
+from meshdist.backends.gloo.tcp.acceptor import Claim
+from meshdist.backends.gloo.tcp.dialling import Dialler
 from meshdist.errors import DistNetworkError, DistStoreError
 from meshdist.security.credentials import SET_ALIKE
 from meshdist.security.encryption import Encryption
-from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, HandshakeUnanswered, connect_handshake
+from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, HandshakeUnanswered
 from meshdist.store import Store
 from meshdist.store.address import endpoint
-from meshdist.store.keepalive import tune
-from meshdist.system.deadline import Deadline
 from meshdist.system.platform import limit_of, start_thread
 
 # How long a peer may be unreachable.
@@ -28,7 +27,7 @@ PATIENCE_S = 10.0
 _LONGEST_HANDSHAKE_S = 60.0
 
 _SLICE_S = 0.5
-_CONNECT_S = 3.0
+NAME_BYTES = 8
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
 
 
@@ -62,7 +61,10 @@ def first_interface(caller: int, peer: int) -> int:
 
 
 class Connector:
-    """Connects rank `caller` to `peer`, both global; the thread calls `connected` or `gave_up`, with the reason."""
+    """Connects rank `caller` to `peer`, both global.
+
+    The thread calls `connected`, with the name of the connection, or `gave_up`, with the reason.
+    """
 
     def __init__(
         self,
@@ -71,27 +73,24 @@ class Connector:
         encryption: Encryption,
         caller: int,
         peer: int,
-        connected: Callable[[socket.socket], None],
+        connected: Callable[[bytes, socket.socket], None],
         gave_up: Callable[[str], None],
     ) -> None:
         self._store = store
-        self._secret = secret
         self._encryption = encryption
         self._caller = caller
         self._peer = peer
         self._connected = connected
         self._gave_up = gave_up
         self._closed = threading.Event()
-        self._sock: socket.socket | None = None
+        self._name = os.urandom(NAME_BYTES)
+        self._dialler = Dialler(secret, encryption)
         self._thread = threading.Thread(target=self._run, name=f"meshdist-connector-{peer}", daemon=True)
         start_thread(self._thread)
 
     def close(self) -> None:
         self._closed.set()
-        sock = self._sock
-        if sock is not None:
-            with suppress(OSError):  # the thread is done with it
-                sock.shutdown(socket.SHUT_RDWR)
+        self._dialler.close()
         if self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -124,10 +123,11 @@ class Connector:
             )
         turn, pause_s, since_s = first_interface(self._caller, self._peer), _FIRST_PAUSE_S, time.monotonic()
         handshake_s = HANDSHAKE_TIMEOUT_S
+        said = Claim(listener.token, self._caller, 0, 0, self._name).pack()
         while not self._closed.is_set():
             host, port = listener.endpoints[turn % len(listener.endpoints)]
             try:
-                sock = self._connect_to(host, port, listener.token, handshake_s)
+                sock = self._dialler.dial(host, port, lambda: said, handshake_s)
             except HandshakeUnanswered:
                 turn, since_s = turn + 1, time.monotonic()
                 handshake_s = min(2 * handshake_s, _LONGEST_HANDSHAKE_S)
@@ -140,28 +140,5 @@ class Connector:
                 self._closed.wait(pause_s)
                 turn, pause_s = turn + 1, min(2 * pause_s, _LONGEST_PAUSE_S)
                 continue
-            self._connected(sock)
+            self._connected(self._name, sock)
             return
-
-    def _connect_to(self, host: str, port: int, token: bytes, handshake_s: float) -> socket.socket:
-        sock = socket.create_connection((host, port), _CONNECT_S)
-        try:
-            tune(sock)
-            said = pack_claim(token, self._caller)
-            self._sock = sock
-            if self._closed.is_set():  # before it could be shut down
-                raise DistNetworkError("closed in this process")
-            deadline, binding = Deadline(handshake_s), b""
-            if self._encryption.covers(sock.getpeername()[0]):
-                from meshdist.security.tls import connect_tls
-
-                sock = tls = connect_tls(sock, self._encryption.client, PURPOSE, endpoint(host, port), deadline)
-                self._sock, binding = tls, tls.binding()
-            connect_handshake(sock, self._secret, PURPOSE, endpoint(host, port), deadline, said, binding)
-            sock.setblocking(False)
-        except BaseException:
-            sock.close()
-            raise
-        finally:
-            self._sock = None
-        return sock

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from meshdist.backends.gloo.tcp.connection import Connection, Outgoing, Place, silent
+from meshdist.backends.gloo.tcp.connection import Connection, Place
 from meshdist.backends.gloo.tcp.frames import BYE, COLLECTIVE, CTS, DATA, EAGER, LEFT, MISMATCH, RTS, FrameError, Header
 from meshdist.backends.gloo.tcp.group_receive_state import AnnouncedMessage, GroupReceiveState
+from meshdist.backends.gloo.tcp.outgoing import Outgoing
+from meshdist.backends.gloo.tcp.resumption import Identity, Owner, Resumptions
 from meshdist.backends.p2p.requests import arrive
 from meshdist.runtime.departure import Departure, PeerExit
 from meshdist.runtime.message_counts import Carried
@@ -23,10 +24,8 @@ _NOWHERE: Place = (None, None)
 _EMPTY = memoryview(b"")
 
 
-class LinkOwner(Protocol):
+class LinkOwner(Owner, Protocol):
     """The transport, as its links use it."""
-
-    lock: threading.RLock
 
     def awaits(self, link: Link) -> bool: ...
 
@@ -39,6 +38,9 @@ class LinkOwner(Protocol):
     def receive_state(self, token: int) -> GroupReceiveState: ...
 
     def report_lost(self, rank: int) -> None: ...
+
+    @property
+    def is_open(self) -> bool: ...
 
 
 class AnnouncedSend(Protocol):
@@ -58,7 +60,8 @@ class Link:
         self.rank = rank
         self._process = process
         self.lock = transport.lock
-        self.connect_error = ""  # why no connection could be made; empty otherwise
+        self.resumptions = Resumptions(transport, rank)
+        self._connect_error = ""
         # The one that the peer sends messages over, once it has sent one.
         self.recv_connection: Connection | None = None
         self._transport = transport
@@ -75,6 +78,11 @@ class Link:
 
     def describe(self, receive_state: GroupReceiveState) -> str:
         return call_process(receive_state.ranks.index(self.rank), receive_state.ranks, self._process)
+
+    @property
+    def connect_error(self) -> str:
+        """Why there is no connection; empty if there is one, or one is being made for the first time."""
+        return self._connect_error or self.resumptions.describe()
 
     @property
     def is_connected(self) -> bool:
@@ -97,7 +105,7 @@ class Link:
         for connection in list(self._connections):
             if connection.is_silent():
                 with self.lock:
-                    connection.give_up(silent())
+                    connection.leave_silent()
         if self._end is None or (self._connections and self.has_just_ended):
             return None
         return self._end
@@ -129,7 +137,7 @@ class Link:
     def carried(self) -> Carried:
         """Return the bytes of frames in both directions; needs the lock."""
         connections = self._connections
-        waiting = sum(outgoing.num_bytes for outgoing in self._pending)
+        waiting = sum(outgoing.size for outgoing in self._pending)
         return Carried(
             self._num_sent + waiting + sum(connection.num_sent for connection in connections),
             self._num_handled + sum(connection.num_handled for connection in connections),
@@ -166,7 +174,8 @@ class Link:
             if other is receive_state:
                 self._expected[number] = (None, None, receive_state)
 
-    def adopt(self, connection: Connection) -> None:
+    def adopt(self, connection: Connection, identity: Identity) -> None:
+        self.resumptions.add(connection, identity)
         self._connections.append(connection)
         for header, data in self._transport.last_words(self.rank) if len(self._connections) == 1 else ():
             connection.send(Outgoing(header, memoryview(data)))
@@ -176,7 +185,7 @@ class Link:
                 connection.send(self._pending.popleft())
 
     def give_up(self, why: str) -> None:
-        self.connect_error = why
+        self._connect_error = why
         if not self._connections and self._end is None:
             self._end = Departure(PeerExit.UNREACHABLE, detail=why)
 
@@ -219,7 +228,14 @@ class Link:
             return memoryview(text), lambda: receive_state.take_text(header, bytes(text))
         return _NOWHERE
 
+    def on_broken(self, connection: Connection, how: Departure) -> None:
+        if self._got_bye or not self._transport.is_open:
+            connection.end(how)
+        else:
+            self.resumptions.begin(connection, how)
+
     def on_closed(self, connection: Connection) -> None:
+        self.resumptions.remove(connection)
         self._connections.remove(connection)
         self._num_sent += connection.num_sent
         self._num_handled += connection.num_handled

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from meshdist.arrays.host import Array, as_bytes
 from meshdist.backends.base import Backend, FastPath
-from meshdist.backends.gloo.tcp.connection import Outgoing
 from meshdist.backends.gloo.tcp.fast_path import tcp_fast_send
 from meshdist.backends.gloo.tcp.frames import DATA, EAGER, RTS, pack
 from meshdist.backends.gloo.tcp.group_receive_state import GroupReceiveState
+from meshdist.backends.gloo.tcp.outgoing import Outgoing
 from meshdist.backends.gloo.tcp.transport import TcpTransport
 from meshdist.backends.gloo.tcp.waits import OutgoingWait, StoreMonitor, check_rank
 from meshdist.backends.p2p.fast_path import MessageKind

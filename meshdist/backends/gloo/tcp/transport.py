@@ -12,14 +12,17 @@ import threading
 from functools import partial
 
 from meshdist.backends.backend_options import BackendOptions
-from meshdist.backends.gloo.tcp.acceptor import Acceptor
+from meshdist.backends.gloo.tcp.acceptor import Acceptor, Claim
 from meshdist.backends.gloo.tcp.connection import Connection, reset_on_close, tune_send_buffer
 from meshdist.backends.gloo.tcp.connector import Connector, ListenerRecord, listener_key
+from meshdist.backends.gloo.tcp.dialling import Dialler
 from meshdist.backends.gloo.tcp.frames import BYE, group_token, pack
 from meshdist.backends.gloo.tcp.group_receive_state import GroupReceiveState
 from meshdist.backends.gloo.tcp.link import Link
 from meshdist.backends.gloo.tcp.listen_addresses import listen_addresses
 from meshdist.backends.gloo.tcp.poller import new_poller
+from meshdist.backends.gloo.tcp.resumption import Identity
+from meshdist.errors import DistNetworkError
 from meshdist.runtime.departure import Departure
 from meshdist.runtime.message_counts import Carried
 from meshdist.security.encryption import encryption_from_environment
@@ -41,21 +44,24 @@ class TcpTransport:
         self.fd = self._poller.fd
         self._peers = peers
         self._store = store
-        self._rank = options.ranks[options.rank]
+        self.own_rank = options.ranks[options.rank]
+        self.own_host = peers.mine.host_name
         self._secret = secret_of(store)
         self._encryption = encryption_from_environment(self._secret)
         self._links: dict[int, Link] = {}
         self._receive_states: dict[int, GroupReceiveState] = {}
         self._connectors: dict[int, Connector] = {}
         self._by_fd: dict[int, Connection] = {}
+        self._listeners: dict[int, ListenerRecord] = {}
         self._closing = False
-        if self._rank == 0 and self._secret and not self._encryption.is_on:
+        if self.own_rank == 0 and self._secret and not self._encryption.is_on:
             _log.warning("connections between hosts are not encrypted: %s", self._encryption.mode)
         one_machine = len({card.network for card in peers.cards(range(peers.num_ranks))}) == 1
         addresses = listen_addresses(store, one_machine=one_machine)
-        self._acceptor = Acceptor(addresses, self._secret, self._encryption, peers.num_ranks, self._admit)
+        self._has_other_ways = len(addresses) > 1
+        self._acceptor = Acceptor(addresses, self._secret, self._encryption, peers.num_ranks, self._take_claim)
         record = ListenerRecord(self._acceptor.token, self._acceptor.endpoints, self._encryption.mode)
-        store.set(listener_key(self._rank), record.encode())
+        store.set(listener_key(self.own_rank), record.encode())
 
     def progress(self) -> None:
         with self.lock:
@@ -129,24 +135,54 @@ class TcpTransport:
 
     def connect(self, link: Link) -> None:
         if link.rank not in self._connectors and not self._closing:
-            connected, gave_up = partial(self._admit, link.rank), partial(self._give_up, link)
+            connected, gave_up = partial(self._connected, link.rank), partial(self._give_up, link)
             self._connectors[link.rank] = Connector(
-                self._store, self._secret, self._encryption, self._rank, link.rank, connected, gave_up
+                self._store, self._secret, self._encryption, self.own_rank, link.rank, connected, gave_up
             )
+
+    @property
+    def is_open(self) -> bool:
+        return not self._closing
+
+    def listener(self, rank: int) -> ListenerRecord | None:
+        """Return where a rank listens; None if the store is lost."""
+        if rank not in self._listeners:
+            try:
+                self._listeners[rank] = ListenerRecord.decode(self._store.get(listener_key(rank)))
+            except DistNetworkError:
+                return None
+        return self._listeners[rank]
+
+    def dialler(self) -> Dialler:
+        return Dialler(self._secret, self._encryption)
+
+    def take_socket(self, connection: Connection, sock: socket.socket, num_received: int) -> None:
+        """Have a connection go on over a new socket; the peer has received so many bytes."""
+        tune_send_buffer(sock)
+        self._register(sock, connection)
+        connection.resume_on(sock, partial(self._watch, sock.fileno()), num_received)
+
+    def ring(self) -> None:
+        self._poller.ring()
 
     def close(self) -> None:
         """Say BYE to all peers, wait for delivery, and close the connections."""
+        self._acceptor.admit_no_more()
         for connector in list(self._connectors.values()):
             connector.close()
-        self._acceptor.close()
         with self.lock:
             for link in self._links.values():
                 link.close(pack(BYE, 0, 0))
         self._deliver(Deadline(_DELIVERY_S))
+        self._acceptor.close()
         with self.lock:
+            self._closing = True
             for link in self._links.values():
                 link.shut()
-            self._closing = True
+            started = [resumption for link in self._links.values() for resumption in link.resumptions.stop()]
+        for resumption in started:
+            resumption.join()
+        with self.lock:
             self._poller.close()
 
     def disown(self) -> None:
@@ -166,7 +202,22 @@ class TcpTransport:
                 return
             pause.wait(deadline.slice_s(_PAUSE_S))
 
-    def _admit(self, rank: int, sock: socket.socket) -> None:
+    def _take_claim(self, claim: Claim, sock: socket.socket) -> None:
+        """Take the socket of a peer that has connected; called by the acceptor's thread."""
+        if not claim.attempt:
+            self._admit(claim.rank, Identity(claim.name, is_ours=False), sock)
+            return
+        link = self.link(claim.rank)
+        with self.lock:
+            if self._closing or not link.resumptions.take(claim, sock):
+                reset_on_close(sock)  # the process goes on
+                sock.close()
+        self.ring()
+
+    def _connected(self, rank: int, name: bytes, sock: socket.socket) -> None:
+        self._admit(rank, Identity(name, is_ours=True), sock)
+
+    def _admit(self, rank: int, identity: Identity, sock: socket.socket) -> None:
         link = self.link(rank)
         with self.lock:
             if self._closing:
@@ -174,21 +225,24 @@ class TcpTransport:
                 sock.close()
                 return
             tune_send_buffer(sock)
-            fd = sock.fileno()
-            connection = Connection(sock, link, partial(self._watch, fd))
-            self._by_fd[fd] = connection
-            self._watch(fd, True, False)
-            link.adopt(connection)
+            watch = partial(self._watch, sock.fileno())
+            connection = Connection(sock, link, watch, link.on_broken, self.lock, has_other_ways=self._has_other_ways)
+            self._register(sock, connection)
+            link.adopt(connection, identity)
             connection.drain()
-        self._poller.ring()
+        self.ring()
 
     def _give_up(self, link: Link, why: str) -> None:
         with self.lock:
             link.give_up(why)
         self._poller.ring()
 
+    def _register(self, sock: socket.socket, connection: Connection) -> None:
+        self._by_fd[sock.fileno()] = connection
+        self._poller.watch(sock.fileno(), True, False)
+
     def _watch(self, fd: int, reads: bool, writes: bool) -> None:
-        if self._by_fd[fd].ended is None:
+        if self._by_fd[fd].is_open:
             self._poller.watch(fd, reads, writes)
         else:
             self._poller.forget(fd)

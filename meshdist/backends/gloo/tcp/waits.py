@@ -7,9 +7,9 @@ from abc import abstractmethod
 from meshdist.backends.backend_options import BackendOptions
 from meshdist.backends.gloo.published import check_withdrawn
 from meshdist.backends.gloo.tcp.collective_frames import NUMBER
-from meshdist.backends.gloo.tcp.connection import Outgoing
 from meshdist.backends.gloo.tcp.group_receive_state import GroupReceiveState
 from meshdist.backends.gloo.tcp.link import Link
+from meshdist.backends.gloo.tcp.outgoing import Outgoing
 from meshdist.backends.gloo.tcp.transport import TcpTransport
 from meshdist.errors import DistError
 from meshdist.runtime.departure import Departure, LeftOut, PeerExit, peer_gone
