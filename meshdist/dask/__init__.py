@@ -15,8 +15,8 @@ if find_spec("distributed") is None:
         "meshdist.dask needs Dask's distributed; install it: pip install 'meshdist[dask]'", name="distributed"
     )
 
-from meshdist.dask.dask_job import run  # noqa: E402 - needs the package that was checked
-from meshdist.dask.job_errors import RankError, WorkerLostError  # noqa: E402
-from meshdist.dask.partitions import from_dask  # noqa: E402
+from meshdist.dask.dask_job import run
+from meshdist.dask.job_errors import RankError, WorkerLostError
+from meshdist.dask.partitions import from_dask
 
 __all__ = ["RankError", "WorkerLostError", "from_dask", "run"]

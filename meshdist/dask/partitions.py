@@ -1,7 +1,7 @@
 """Dask's collections as DTensors, and back: which chunks make the block of which rank.
 
-A rank's block consists of consecutive chunks. Chunks that lie so on the workers stay where they are, since the ranks are
-numbered by them; Dask moves the others as what the rank's task depends on.
+A rank's block consists of consecutive chunks. Chunks that lie so on the workers stay where they are, since the ranks
+are numbered by them; Dask moves the others as what the rank's task depends on.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -44,8 +44,8 @@ def from_dask(collection: Any, dim: int | None = None) -> Cut:
     of NumPy arrays are read-only, since Dask may use the chunks again.
 
     Args:
-        collection: An array of shape `(..., rows, ...)`, also of unknown chunks; a dataframe or a series of numbers:
-            an array of shape `(rows, columns)` or `(rows,)`, of the dtype that holds all columns.
+        collection: An array of shape `(..., rows, ...)`, also of unknown chunks; a dataframe or a series of
+            numbers: an array of shape `(rows, columns)` or `(rows,)`, of the dtype that holds all columns.
         dim: The dimension that is cut; None: the one with the most chunks, in doubt the first. Chunks along other
             dimensions are merged, and chunks fewer than ranks are split, which moves data.
 
@@ -139,7 +139,7 @@ class Partitions:
     def of(client: Client, cut: Cut, workers: Sequence[str]) -> Partitions:
         """Compute the chunks on these workers, and wait for them."""
         array, dim = cut.array, cut.dim
-        others = {each: -1 for each in range(array.ndim) if each != dim and array.numblocks[each] > 1}
+        others: dict[int, Any] = {each: -1 for each in range(array.ndim) if each != dim and array.numblocks[each] > 1}
         size = array.shape[dim]
         if array.numblocks[dim] < len(workers) <= size:  # also false for an unknown size
             others[dim] = _even(size, len(workers))
@@ -147,7 +147,7 @@ class Partitions:
         futures = futures_of(array)
         wait(futures)
         by_key = {future.key: future for future in futures}
-        chunks = [by_key[array.name, *at] for at in product(*map(range, array.numblocks))]
+        chunks = [by_key[(array.name, *at)] for at in product(*map(range, array.numblocks))]
         for chunk in chunks:
             if chunk.status == "error":
                 chunk.result()
@@ -174,7 +174,7 @@ class Partitions:
         starts = np.searchsorted(here, range(len(workers) + 1))
         moved = sum(workers[rank] not in owners for rank, owners in zip(here, self.owners, strict=True))
         _log.info("from_dask: %d of %d chunks of %r move to other workers", moved, len(here), self.cut.array)
-        return [range(int(start), int(end)) for start, end in zip(starts, starts[1:], strict=False)]
+        return [range(int(start), int(end)) for start, end in pairwise(starts)]
 
     def block_of(self, mine: range, at: int) -> BlockOf:
         array = self.cut.array

@@ -235,5 +235,3 @@ def take_block(job: str, kept: Kept) -> np.ndarray[Any, Any]:
     """Return a block that the rank on this worker kept, as a task: so it becomes one of Dask's."""
     block: np.ndarray[Any, Any] = _seats(get_worker())[job].blocks[kept.number]
     return block
-
-
