@@ -109,7 +109,7 @@ def _choose(client: Client, ranks: int | None, names: Sequence[str] | None, dead
     """Return the addresses of the workers to use, when there are enough."""
     wanted = ranks or 1
     while True:
-        infos: dict[str, Any] = client.scheduler_info()["workers"]
+        infos = _workers(client)
         if names is not None:
             infos = {address: info for address, info in infos.items() if address in names or info["name"] in names}
         found = [address for address, info in infos.items() if info["status"] in ("running", "init")]
@@ -129,6 +129,14 @@ def _choose(client: Client, ranks: int | None, names: Sequence[str] | None, dead
             " LocalCluster(processes=True), or use meshdist.run for ranks that are threads"
         )
     return sorted(found)[: ranks or len(found)]
+
+
+def _workers(client: Client) -> dict[str, Any]:
+    """Return what the scheduler knows of its workers, by address."""
+    # Client.scheduler_info may have none of them, since the client updates it in between.
+    identity: Any = client.sync(client.scheduler.identity)
+    found: dict[str, Any] = identity["workers"]
+    return found
 
 
 @contextmanager
@@ -261,7 +269,7 @@ class _Job:
                 self._lost.append(rank)
             else:
                 self._failed[rank] = outcome
-        alive = self._client.scheduler_info()["workers"] if pending else {}
+        alive = _workers(self._client) if pending else {}
         for rank in [rank for rank in pending if self._ticket.workers[rank] not in alive]:
             del pending[rank]
             self._lost.append(rank)
@@ -304,7 +312,7 @@ class _Job:
         """End the ranks that still run, wait for them, and give back the seats."""
         pending = {rank: each for rank, each in enumerate(self._futures) if not each.done() and rank not in self._lost}
         with suppress(OSError):  # the scheduler is gone
-            alive = self._client.scheduler_info()["workers"]
+            alive = _workers(self._client)
             pending = {rank: each for rank, each in pending.items() if self._ticket.workers[rank] in alive}
             if pending:
                 self._ask_to_end(pending)

@@ -65,7 +65,7 @@ class Failed:
     time_s: float = field(default_factory=time.time)
 
     @staticmethod
-    def of(error: BaseException) -> Failed:
+    def of(error: BaseException, is_consequence: bool = False) -> Failed:
         summary = traceback.format_exception_only(type(error), error)[-1].strip()
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         try:
@@ -73,7 +73,7 @@ class Failed:
             pickle.loads(pickle.dumps(error))
         except Exception:  # whatever the exception's own code raises
             pickled = None
-        return Failed(summary, text, pickled, isinstance(error, JobEndedError) or follows_from_peer(error))
+        return Failed(summary, text, pickled, is_consequence or follows_from_peer(error))
 
     @property
     def cause(self) -> BaseException | None:

@@ -39,9 +39,9 @@ class Cut:
 def from_dask(collection: Any, dim: int | None = None) -> Cut:
     """Say how a Dask array or dataframe is cut, as an argument of `meshdist.dask.run`.
 
-    `run` calls it itself for arguments that are Dask collections. In `fn` the argument is a DTensor over the 1-d mesh of
-    the job, with placement `Shard(dim)`, whose blocks consist of whole chunks and may have different sizes. The blocks
-    of NumPy arrays are read-only, since Dask may use the chunks again.
+    `run` calls it itself for arguments that are Dask collections. In `fn` the argument is a DTensor over the 1-d mesh
+    of the job, with placement `Shard(dim)`, whose blocks consist of whole chunks and may have different sizes. The
+    blocks are read-only, since Dask may use the chunks again.
 
     Args:
         collection: An array of shape `(..., rows, ...)`, also of unknown chunks; a dataframe or a series of
@@ -147,7 +147,8 @@ class Partitions:
         futures = futures_of(array)
         wait(futures)
         by_key = {future.key: future for future in futures}
-        chunks = [by_key[(array.name, *at)] for at in product(*map(range, array.numblocks))]
+        names = [(array.name, *at) for at in product(*map(range, array.numblocks))]
+        chunks = [by_key[name] for name in names]
         for chunk in chunks:
             if chunk.status == "error":
                 chunk.result()

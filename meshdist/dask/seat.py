@@ -115,7 +115,7 @@ class Seat:
                     world.abort("it raised", error)
                 raise
         except BaseException as error:  # whatever the function raises goes to the client
-            outcome = Failed.of(error)
+            outcome = Failed.of(error, is_consequence=self._ending.is_set())
         finally:
             left = world_in(slot)
             if left is not None:
@@ -131,10 +131,11 @@ class Seat:
         ticket, deadline = self.ticket, Deadline(self.ticket.start_timeout_s)
         check_environment()
         backend = usable_backend_name(ticket.backend)
-        store = self.store or TCPStore(
-            self._host, port, timeout=deadline.slice_s(_STORE_S), wait_for_workers=False, secret=ticket.secret
-        )
-        world = enter_owned_world(current_slot(), store, self.rank, ticket.size, backend, deadline)
+        if self.store is None:
+            self.store = TCPStore(
+                self._host, port, timeout=deadline.slice_s(_STORE_S), wait_for_workers=False, secret=ticket.secret
+            )
+        world = enter_owned_world(current_slot(), self.store, self.rank, ticket.size, backend, deadline)
         world.timeout_s = world.default_group.timeout_s = ticket.timeout_s
         self._world = world
         return world
@@ -166,6 +167,8 @@ class Seat:
         world = self._world
         if world is not None and not self._done.is_set():
             world.abort("the job was ended")
+        elif world is None and self.store is not None:
+            self.store.close()  # the rank waits there for the others
         while not self._done.wait(_LOOK_S):
             with self._lock:
                 _interrupt(self._thread, JobEndedError)

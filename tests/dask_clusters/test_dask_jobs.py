@@ -37,7 +37,7 @@ PROGRAM = (Path(__file__).parents[2] / "docs" / "dask.md").read_text().split("``
 @pytest.fixture(scope="module")
 def client() -> Iterator[Any]:
     with (
-        LocalCluster(n_workers=RANKS, threads_per_worker=2, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=RANKS, threads_per_worker=2, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
         yield client
@@ -161,7 +161,7 @@ def test_a_client_that_goes_away_frees_the_workers(client: Any, tmp_path: Path) 
 
 def test_threads_as_workers_are_refused() -> None:
     with (
-        LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster,
         Client(cluster, set_as_default=False) as client,
         pytest.raises(dist.DistError, match="threads of the client, and a rank is a process"),
     ):
