@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -131,10 +132,16 @@ def _choose(client: Client, ranks: int | None, names: Sequence[str] | None, dead
     return sorted(found)[: ranks or len(found)]
 
 
+def _scheduler_of(client: Client) -> Any:
+    if client.scheduler is None:
+        raise ConnectionError("run: the client was closed")
+    return client.scheduler
+
+
 def _workers(client: Client) -> dict[str, Any]:
     """Return what the scheduler knows of its workers, by address."""
     # Client.scheduler_info may have none of them, since the client updates it in between.
-    identity: Any = client.sync(client.scheduler.identity)
+    identity: Any = client.sync(_scheduler_of(client).identity)
     found: dict[str, Any] = identity["workers"]
     return found
 
@@ -162,7 +169,7 @@ def _reserved(client: Client, workers: Sequence[str], deadline: Deadline) -> Ite
 
 def _release(client: Client, lock: MultiLock) -> None:
     with suppress(OSError):  # without a scheduler there is no lock
-        client.sync(client.scheduler.multi_lock_release, id=lock.id)
+        client.sync(_scheduler_of(client).multi_lock_release, id=lock.id)
 
 
 class _Job:
@@ -253,14 +260,17 @@ class _Job:
 
     def _wait(self, pending: dict[int, Future], longest_s: float) -> None:
         """Wait until a rank has come to its end, and sort it out; look for lost workers."""
-        with suppress(TimeoutError):
+        with suppress(TimeoutError, CancelledError):
             wait(list(pending.values()), timeout=max(0.01, longest_s), return_when="FIRST_COMPLETED")
         for rank in [rank for rank, future in pending.items() if future.done()]:
             try:
                 outcome = pending[rank].result(timeout=_FETCH_S)
             except TimeoutError:
                 continue  # its worker ended before it could send the result
-            except Exception as error:  # of Dask: the task was cancelled, or its result cannot be sent
+            except (
+                Exception,
+                CancelledError,
+            ) as error:  # of Dask: it was cancelled, or cannot be sent
                 outcome = Failed.of(error)
             del pending[rank]
             if isinstance(outcome, Returned):
@@ -316,7 +326,7 @@ class _Job:
             pending = {rank: each for rank, each in pending.items() if self._ticket.workers[rank] in alive}
             if pending:
                 self._ask_to_end(pending)
-                with suppress(TimeoutError):
+                with suppress(TimeoutError, CancelledError):
                     wait(list(pending.values()), timeout=_END_S)
             workers = [worker for worker in self._ticket.workers if worker in alive]
             self._client.run(drop_seat, self._ticket.job, workers=workers, on_error="ignore")
