@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from typing import Any
 

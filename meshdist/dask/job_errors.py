@@ -36,6 +36,9 @@ class WorkerLostError(RankError):
 class JobEndedError(DistError):
     """Raised in a rank whose job was ended by the client, or because of another rank."""
 
+    def __init__(self, message: str = "the job was ended") -> None:
+        super().__init__(message, peer_failed=True)
+
 
 @dataclass(frozen=True)
 class Returned:

@@ -33,6 +33,8 @@ _SEATS = "_meshdist_seats"
 # How soon a rank notices that its client is gone, and how long its calls have to raise before its code is interrupted.
 _LOOK_S = 0.5
 _STORE_S = 30.0
+# How long a job waits for a rank of the job before, which is being ended.
+_END_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,11 @@ def _seats(worker: Worker) -> dict[str, Seat]:
 async def reserve_seat(ticket: Ticket, dask_worker: Any) -> Reserved:
     """Reserve a seat on this worker; the worker of rank 0 hosts the store."""
     process, seats = (get_address_host(dask_worker.address), os.getpid()), _seats(dask_worker)
+    deadline = Deadline(_END_S)
     for job, old in list(seats.items()):
+        old.end()
+        while old.is_running and not deadline.expired():
+            await asyncio.sleep(deadline.slice_s(0.02))
         if old.is_running:
             words = f"still runs rank {old.rank} of an earlier job, which could not be ended; restart the worker"
             return Reserved(process, None, words)

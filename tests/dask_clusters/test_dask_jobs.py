@@ -26,7 +26,7 @@ pytestmark = [
 if find_spec("distributed") is not None or TYPE_CHECKING:
     import dask.array as da
     import dask_ranks
-    from distributed import Client, LocalCluster
+    from distributed import Client, Future, LocalCluster
 
     import meshdist.dask
 
@@ -135,10 +135,8 @@ def test_a_cancelled_job_frees_the_workers(client: Any, tmp_path: Path) -> None:
     thread = threading.Thread(target=job)
     thread.start()
     until(lambda: len(list(tmp_path.iterdir())) == RANKS, "all ranks compute", 60)
-    keys = [key for key in client.who_has() if "computes_for_long" in key] or [
-        key for keys in client.processing().values() for key in keys if "computes_for_long" in key
-    ]
-    client.cancel([*keys], force=True)
+    keys = [key for keys in client.processing().values() for key in keys if "computes_for_long" in key]
+    client.cancel([Future(key, client) for key in keys])
     thread.join(30)
     assert len(failures) == 1
     assert meshdist.dask.run(client, dask_ranks.sums)[1][0] == 1
