@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -173,3 +176,19 @@ def test_a_killed_worker_is_named(client: Any) -> None:
     assert info.value.rank == 1
     assert info.value.worker in before
     assert meshdist.dask.run(client, dask_ranks.sums, ranks=RANKS, wait_for_workers=60)[1][0] == 1
+
+
+def test_the_program_of_the_documentation_runs(tmp_path: Path) -> None:
+    script = tmp_path / "centre.py"
+    script.write_text(PROGRAM)
+    root = str(Path(__file__).parents[2])
+    said = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert said.returncode == 0, said.stderr
+    assert "[0.0, 0.0]" in said.stdout
