@@ -1,0 +1,333 @@
+"""The client's side of a job on a Dask cluster: reserve the workers, start a rank on each, wait for all of them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from dask.base import is_dask_collection
+from distributed import Client, Future, MultiLock, wait
+from distributed.protocol.pickle import dumps
+
+from meshdist.dask.job_errors import Failed, RankError, Returned, WorkerLostError
+from meshdist.dask.partitions import Cut, Kept, Partitions, from_dask
+from meshdist.dask.returned_arrays import dask_arrays
+from meshdist.dask.seat import Reserved, Ticket, drop_seat, end_seat, reserve_seat, take_block, take_seat
+from meshdist.errors import DistError, DistTimeoutError
+from meshdist.system.deadline import DEFAULT_TIMEOUT_S, Deadline, Timeout, seconds
+
+# How often the client looks for workers that are gone.
+_LOOK_S = 0.5
+# How long the other ranks have to raise, after one has failed, before they are ended; and how long that may take.
+_RAISE_S = 1.0
+_END_S = 10.0
+_FETCH_S = 600.0
+_FIRST = 1000  # the priority of ranks: before the other tasks of their workers
+
+
+def run(
+    client: Client,
+    fn: Callable[..., Any],
+    *args: Any,
+    ranks: int | None = None,
+    workers: Sequence[str] | None = None,
+    backend: str | None = None,
+    timeout: Timeout | None = None,
+    start_timeout: Timeout | None = None,
+    wait_for_workers: Timeout = 0.0,
+    **kwargs: Any,
+) -> list[Any]:
+    """Run `fn(*args, **kwargs)` as one rank on each of some workers of a Dask cluster, and return the results by rank.
+
+    Every rank finds an initialised world: `meshdist.get_rank()`, `init_device_mesh` and collectives work in `fn`, and
+    the world is destroyed when it returns. The workers are reserved, all or none; jobs that want the same workers run
+    one after the other, and other tasks of Dask run beside them. Arguments that are Dask arrays or dataframes are
+    computed on the workers and arrive as DTensors, see `from_dask`. DTensors that `fn` returns, also in tuples, lists
+    and dicts, come back as Dask arrays whose chunks are the blocks, on their workers: all ranks must return them.
+
+    Args:
+        client: The client of the cluster; not an asynchronous one.
+        fn: The function, which the workers must be able to import, or which cloudpickle can send.
+        args: Its arguments, the same for all ranks.
+        ranks: How many; None: as many as there are workers.
+        workers: The addresses or names of the workers to choose from; None: all.
+        backend: As in `init_process_group`.
+        timeout: How long calls in `fn` wait for other ranks, as in `init_process_group`. 30 minutes if None.
+        start_timeout: How long to wait for the workers to be free, and for the ranks to meet. 30 minutes if None.
+        wait_for_workers: How long to wait for so many workers to be there: a timedelta or seconds.
+        kwargs: Arguments of `fn` by name; Dask collections among them are passed on as they are.
+
+    Raises:
+        RankError: A rank raised: the first failure that does not follow from another's, with rank and worker.
+        WorkerLostError: The worker of a rank ended or restarted.
+        DistTimeoutError: The workers did not become free in time.
+        DistError: There are too few workers, or they cannot be ranks; nothing was started.
+        TypeError: An argument has the wrong type, or is a Dask collection that cannot be a DTensor.
+        ValueError: `ranks` is not positive.
+        KeyboardInterrupt: The client was interrupted; the ranks are ended first.
+
+    Example:
+        ::
+
+            def total(x):
+                return float(x.sum().full_tensor())
+
+            with distributed.Client("scheduler:8786") as client:
+                sums = meshdist.dask.run(client, total, dask.array.arange(1000, chunks=100), ranks=4)
+    """
+    if not isinstance(client, Client):
+        raise TypeError(f"run: client must be a distributed.Client, got {type(client).__name__}")
+    if client.asynchronous:
+        raise TypeError("run: the client is asynchronous; call run in a thread, with a Client(..., asynchronous=False)")
+    if not callable(fn):
+        raise TypeError(f"run: fn must be callable, as in run(client, main, ranks=4), got {type(fn).__name__}")
+    if ranks is not None and (isinstance(ranks, bool) or not isinstance(ranks, int)):
+        raise TypeError(f"run: ranks must be an integer, got {ranks!r}")
+    if ranks is not None and ranks < 1:
+        raise ValueError(f"run: ranks must be at least 1, got {ranks}")
+    given = [from_dask(arg) if is_dask_collection(arg) else arg for arg in args]
+    deadline, timeout_s = Deadline(start_timeout), seconds(timeout, DEFAULT_TIMEOUT_S)
+    chosen = _choose(client, ranks, workers, Deadline(wait_for_workers))
+    with _reserved(client, chosen, deadline) as lock:
+        partitions = [Partitions.of(client, arg, chosen) if isinstance(arg, Cut) else None for arg in given]
+        first = next((each for each in partitions if each is not None), None)
+        order = tuple(chosen if first is None else first.order(chosen))
+        start_s = max(1.0, deadline.remaining_s())
+        ticket = Ticket(secrets.token_hex(8), order, secrets.token_bytes(32), backend, timeout_s, start_s, lock)
+        job = _Job(client, ticket)
+        try:
+            job.start(fn, given, kwargs, partitions)
+            return job.results()
+        finally:
+            job.leave()
+
+
+def _choose(client: Client, ranks: int | None, names: Sequence[str] | None, deadline: Deadline) -> list[str]:
+    """Return the addresses of the workers to use, when there are enough."""
+    wanted = ranks or 1
+    while True:
+        infos = _workers(client)
+        if names is not None:
+            infos = {address: info for address, info in infos.items() if address in names or info["name"] in names}
+        found = [address for address, info in infos.items() if info["status"] in ("running", "init")]
+        if len(found) >= wanted or deadline.expired():
+            break
+        time.sleep(deadline.slice_s(0.1))
+    if len(found) < wanted:
+        waited = f" after {deadline.timeout_s:g} s" if deadline.timeout_s else ""
+        raise DistError(
+            f"run: {wanted} ranks need as many workers, one each, and the cluster has {len(found)}"
+            f"{' of those named' if names is not None else ''}{waited}; start more workers of one process each, ask for"
+            " fewer ranks, or give wait_for_workers="
+        )
+    if any(address.startswith("inproc://") for address in found):
+        raise DistError(
+            "run: the workers of this cluster are threads of the client, and a rank is a process; make it with"
+            " LocalCluster(processes=True), or use meshdist.run for ranks that are threads"
+        )
+    return sorted(found)[: ranks or len(found)]
+
+
+def _scheduler_of(client: Client) -> Any:
+    if client.scheduler is None:
+        raise ConnectionError("run: the client was closed")
+    return client.scheduler
+
+
+def _workers(client: Client) -> dict[str, Any]:
+    """Return what the scheduler knows of its workers, by address."""
+    # Client.scheduler_info may have none of them, since the client updates it in between.
+    identity: Any = client.sync(_scheduler_of(client).identity)
+    found: dict[str, Any] = identity["workers"]
+    return found
+
+
+@contextmanager
+def _reserved(client: Client, workers: Sequence[str], deadline: Deadline) -> Iterator[str]:
+    """Reserve the workers, all at once, for a `with` block; yield the lock's id."""
+    lock = MultiLock([f"meshdist-{worker}" for worker in workers], client)
+    try:
+        if not lock.acquire(timeout=deadline.remaining_s()):
+            raise DistTimeoutError(
+                f"run: other jobs of meshdist had some of the {len(workers)} workers for"
+                f" {deadline.timeout_s:g} s; wait for them, or give a longer start_timeout"
+            )
+    except DistTimeoutError:
+        raise
+    except BaseException:
+        _release(client, lock)  # the request may wait at the scheduler
+        raise
+    try:
+        yield lock.id
+    finally:
+        _release(client, lock)
+
+
+def _release(client: Client, lock: MultiLock) -> None:
+    with suppress(OSError):  # without a scheduler there is no lock
+        client.sync(_scheduler_of(client).multi_lock_release, id=lock.id)
+
+
+class _Job:
+    """The ranks of a job, as tasks of Dask."""
+
+    def __init__(self, client: Client, ticket: Ticket) -> None:
+        self._client = client
+        self._ticket = ticket
+        self._futures: list[Future] = []
+        self._returned: dict[int, Any] = {}
+        self._failed: dict[int, Failed] = {}
+        self._lost: list[int] = []
+
+    def start(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        partitions: Sequence[Partitions | None],
+    ) -> None:
+        """Start one task on each worker, once all have a seat."""
+        ticket = self._ticket
+        splits = [None if each is None else each.split(ticket.workers) for each in partitions]
+        payloads: list[tuple[bytes, list[Future]]] = []
+        for rank in range(ticket.size):
+            chunks: list[Future] = []
+            mine = list(args)
+            for at, (each, split) in enumerate(zip(partitions, splits, strict=True)):
+                if each is not None and split is not None:
+                    mine[at] = each.block_of(split[rank], len(chunks))
+                    chunks += [each.chunks[chunk] for chunk in split[rank]]
+            payloads.append((dumps((fn, mine, kwargs)), chunks))
+        port = self._reserve_seats()
+        name = getattr(fn, "__name__", type(fn).__name__)
+        for rank, (worker, (payload, chunks)) in enumerate(zip(ticket.workers, payloads, strict=True)):
+            key = f"meshdist-{name}-{ticket.job}-{rank}"
+            self._futures.append(
+                self._client.submit(
+                    *(take_seat, ticket.job, key, port, payload, chunks),
+                    key=key,
+                    workers=[worker],
+                    allow_other_workers=False,
+                    pure=False,
+                    priority=_FIRST,
+                )
+            )
+
+    def _reserve_seats(self) -> int:
+        answers = self._client.run(reserve_seat, self._ticket, workers=list(self._ticket.workers), on_error="return")
+        port, processes = None, dict[tuple[str, int], str]()
+        for rank, worker in enumerate(self._ticket.workers):
+            answer = answers.get(worker)
+            if isinstance(answer, ModuleNotFoundError):
+                raise DistError(f"run: worker {worker} cannot import what the job needs: {answer}; install it there")
+            if not isinstance(answer, Reserved):
+                raise WorkerLostError(f"run: worker {worker} cannot start rank {rank}: {answer!r}", rank, worker)
+            if answer.refusal is not None:
+                raise DistError(f"run: worker {worker} cannot start rank {rank}: it {answer.refusal}")
+            if answer.process in processes:
+                raise DistError(
+                    f"run: the workers {processes[answer.process]} and {worker} are threads of one process (pid"
+                    f" {answer.process[1]}), and a rank is a process; make the cluster with processes=True"
+                )
+            processes[answer.process] = worker
+            port = answer.port if rank == 0 else port
+        assert port is not None
+        return port
+
+    def results(self) -> list[Any]:
+        """Return what the ranks returned, or raise the first failure."""
+        pending = dict(enumerate(self._futures))
+        end: Deadline | None = None
+        has_asked = False
+        while pending:
+            self._wait(pending, _LOOK_S if end is None else end.slice_s(0.1))
+            if not (self._failed or self._lost):
+                continue
+            end = end or Deadline(_RAISE_S + _END_S)
+            if pending and not has_asked and end.remaining_s() < _END_S:
+                self._ask_to_end(pending)
+                has_asked = True
+            if end.expired():
+                break
+        if self._failed or self._lost:
+            raise self._first_failure(pending)
+        results = [self._returned[rank] for rank in range(self._ticket.size)]
+        return dask_arrays(results, self._block)
+
+    def _wait(self, pending: dict[int, Future], longest_s: float) -> None:
+        """Wait until a rank has come to its end, and sort it out; look for lost workers."""
+        with suppress(TimeoutError, CancelledError):
+            wait(list(pending.values()), timeout=max(0.01, longest_s), return_when="FIRST_COMPLETED")
+        for rank in [rank for rank, future in pending.items() if future.done()]:
+            try:
+                outcome = pending[rank].result(timeout=_FETCH_S)
+            except TimeoutError:
+                continue  # its worker ended before it could send the result
+            except (
+                Exception,
+                CancelledError,
+            ) as error:  # of Dask: it was cancelled, or cannot be sent
+                outcome = Failed.of(error)
+            del pending[rank]
+            if isinstance(outcome, Returned):
+                self._returned[rank] = outcome.result
+            elif outcome.worker_is_new:
+                self._lost.append(rank)
+            else:
+                self._failed[rank] = outcome
+        alive = _workers(self._client) if pending else {}
+        for rank in [rank for rank in pending if self._ticket.workers[rank] not in alive]:
+            del pending[rank]
+            self._lost.append(rank)
+
+    def _first_failure(self, pending: dict[int, Future]) -> RankError:
+        ticket = self._ticket
+        stuck = "".join(f"; rank {rank}, on {ticket.workers[rank]}, could not be ended" for rank in pending)
+        if self._lost:
+            rank = min(self._lost)
+            return WorkerLostError(
+                f"run: the worker of rank {rank} of {ticket.size}, {ticket.workers[rank]}, ended, restarted or lost its"
+                f" connection to the scheduler; see its log, and whether it ran out of memory{stuck}",
+                rank,
+                ticket.workers[rank],
+            )
+        rank, failed = min(self._failed.items(), key=lambda pair: (pair[1].is_consequence, pair[1].time_s))
+        error = RankError(
+            f"run: rank {rank} of {ticket.size}, on worker {ticket.workers[rank]}, raised {failed.summary}{stuck}\n\n"
+            f"{failed.text}",
+            rank,
+            ticket.workers[rank],
+        )
+        error.__cause__ = failed.cause
+        return error
+
+    def _block(self, rank: int, kept: Kept) -> Future:
+        """Return a block that a rank kept as a future that stays on its worker."""
+        return self._client.submit(
+            *(take_block, self._ticket.job, kept),
+            workers=[self._ticket.workers[rank]],
+            pure=False,
+            priority=_FIRST,
+        )
+
+    def _ask_to_end(self, ranks: dict[int, Future]) -> None:
+        workers = [self._ticket.workers[rank] for rank in ranks]
+        self._client.run(end_seat, self._ticket.job, workers=workers, on_error="ignore")
+
+    def leave(self) -> None:
+        """End the ranks that still run, wait for them, and give back the seats."""
+        pending = {rank: each for rank, each in enumerate(self._futures) if not each.done() and rank not in self._lost}
+        with suppress(OSError):  # the scheduler is gone
+            alive = _workers(self._client)
+            pending = {rank: each for rank, each in pending.items() if self._ticket.workers[rank] in alive}
+            if pending:
+                self._ask_to_end(pending)
+                with suppress(TimeoutError, CancelledError):
+                    wait(list(pending.values()), timeout=_END_S)
+            workers = [worker for worker in self._ticket.workers if worker in alive]
+            self._client.run(drop_seat, self._ticket.job, workers=workers, on_error="ignore")
+            self._client.cancel(self._futures)

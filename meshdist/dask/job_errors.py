@@ -1,0 +1,90 @@
+"""How a job ends that failed: the errors of the client, and what a rank reports."""
+
+from __future__ import annotations
+
+import pickle
+import time
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshdist.errors import DistError
+from meshdist.launch.worker import follows_from_peer
+
+
+class RankError(DistError):
+    """Report a rank of a Dask job that failed; the cause is its own exception, where that can be pickled.
+
+    Attributes:
+        rank: The rank.
+        worker: The address of its worker.
+    """
+
+    def __init__(self, message: str, rank: int = -1, worker: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.worker = worker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.what, self.rank, self.worker)
+
+
+class WorkerLostError(RankError):
+    """Report that the worker of a rank ended, restarted, or lost its connection to the scheduler."""
+
+
+class JobEndedError(DistError):
+    """Raised in a rank whose job was ended by the client, or because of another rank."""
+
+    def __init__(self, message: str = "the job was ended") -> None:
+        super().__init__(message, peer_failed=True)
+
+
+@dataclass(frozen=True)
+class Returned:
+    """What a rank returns that came to its end."""
+
+    result: Any
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What a rank returns that raised.
+
+    Attributes:
+        summary: The exception in one line.
+        text: The traceback.
+        pickled: The exception; None if it cannot be pickled.
+        is_consequence: It follows from the failure of another rank.
+        worker_is_new: The worker is not the one that the job reserved, but has its address.
+        time_s: When, by the clock of the worker's host.
+    """
+
+    summary: str
+    text: str
+    pickled: bytes | None
+    is_consequence: bool
+    worker_is_new: bool = False
+    time_s: float = field(default_factory=time.time)
+
+    @staticmethod
+    def of(error: BaseException, is_consequence: bool = False) -> Failed:
+        summary = traceback.format_exception_only(type(error), error)[-1].strip()
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        try:
+            pickled: bytes | None = pickle.dumps(error)
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # whatever the exception's own code raises
+            pickled = None
+        return Failed(summary, text, pickled, is_consequence or follows_from_peer(error))
+
+    @property
+    def cause(self) -> BaseException | None:
+        """The exception, if this process can load it."""
+        if self.pickled is None:
+            return None
+        try:
+            found = pickle.loads(self.pickled)
+        except Exception:  # its module may exist on the workers alone
+            return None
+        return found if isinstance(found, BaseException) else None

@@ -1,0 +1,51 @@
+"""What the ranks of the tests run; the workers import it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import meshdist as dist
+
+LONG_S = 60.0
+
+
+def sums(offset: float = 0.0) -> tuple[int, list[float]]:
+    return dist.get_rank(), dist.all_reduce(np.full(2, dist.get_rank() + offset)).tolist()
+
+
+def one_raises() -> None:
+    if dist.get_rank() == 1:
+        raise ValueError("no such batch")
+    dist.barrier()
+
+
+def one_dies() -> None:
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def doubled(x: Any, other: Any) -> tuple[tuple[int, ...], Any, Any, float]:
+    return x.to_local().shape, x * 2, other, float(x.sum().full_tensor())
+
+
+def computes_for_long(directory: str) -> None:
+    dist.barrier()
+    Path(directory, str(dist.get_rank())).touch()
+    end = time.monotonic() + LONG_S
+    while time.monotonic() < end:
+        threading.Event().wait(0.01)
+
+
+def left_overs() -> tuple[bool, list[str], list[str]]:
+    threads = [thread.name for thread in threading.enumerate() if "meshdist" in thread.name]
+    shared = [str(path) for path in Path("/dev/shm").glob(f"*{os.getpid()}*")]
+    return dist.is_initialized(), threads, shared

@@ -1,0 +1,194 @@
+"""Jobs on the workers of a Dask cluster: results, arrays, failures, and what is left of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from until import until
+from worlds import needs_linux
+
+import meshdist as dist
+
+pytestmark = [
+    needs_linux,
+    pytest.mark.slow,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(find_spec("distributed") is None, reason="distributed is not installed: 'meshdist[dask]'"),
+]
+if find_spec("distributed") is not None or TYPE_CHECKING:
+    import dask.array as da
+    import dask_ranks
+    from distributed import Client, Future, LocalCluster
+
+    import meshdist.dask
+
+RANKS = 2
+PROGRAM = (Path(__file__).parents[2] / "docs" / "dask.md").read_text().split("``` py\n")[1].split("```")[0]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    with (
+        LocalCluster(n_workers=RANKS, threads_per_worker=2, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def test_results_come_by_rank_and_nothing_is_left(client: Any) -> None:
+    assert meshdist.dask.run(client, dask_ranks.sums, offset=1.0) == [(0, [3.0, 3.0]), (1, [3.0, 3.0])]
+    assert meshdist.dask.run(client, dask_ranks.sums, ranks=1) == [(0, [0.0, 0.0])]
+    for left in client.run(dask_ranks.left_overs).values():
+        assert left == (False, [], [])
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_arrays_come_as_dtensors_and_go_back(client: Any, dim: int) -> None:
+    whole = np.arange(70.0).reshape(10, 7)
+    x = meshdist.dask.from_dask(da.from_array(whole, chunks=(3, 4)), dim=dim)
+    results = meshdist.dask.run(client, dask_ranks.doubled, x, "other")
+    assert [other for _, _, other, _ in results] == ["other"] * RANKS
+    assert [total for *_, total in results] == [whole.sum()] * RANKS
+    shapes = [shape for shape, *_ in results]
+    assert sum(shape[dim] for shape in shapes) == whole.shape[dim]
+    back = results[0][1]
+    assert back.chunks[dim] == tuple(shape[dim] for shape in shapes)
+    np.testing.assert_array_equal(back.compute(), whole * 2)
+
+
+def test_an_array_of_one_chunk_is_split(client: Any) -> None:
+    results = meshdist.dask.run(client, dask_ranks.doubled, da.arange(5, chunks=5), None)
+    assert [shape for shape, *_ in results] == [(3,), (2,)]
+    np.testing.assert_array_equal(results[1][1].compute(), np.arange(5) * 2)
+
+
+def test_dataframes_are_their_numbers(client: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    dataframe = pytest.importorskip("dask.dataframe")
+    table = pandas.DataFrame({"n": range(7), "x": np.linspace(0, 1, 7), "name": list("abcdefg")})
+    frame = dataframe.from_pandas(table, npartitions=3)
+    with pytest.raises(TypeError, match=r"these columns are not: 'name' \("):
+        meshdist.dask.run(client, dask_ranks.doubled, frame, None)
+    results = meshdist.dask.run(client, dask_ranks.doubled, frame[["n", "x"]], None)
+    np.testing.assert_allclose(results[0][1].compute(), table[["n", "x"]].to_numpy() * 2)
+
+
+def test_what_cannot_be_a_dtensor_is_refused() -> None:
+    with pytest.raises(TypeError, match="expected a Dask array or dataframe, got ndarray"):
+        meshdist.dask.from_dask(np.ones(3))
+    with pytest.raises(TypeError, match="the array has dtype <U1"):
+        meshdist.dask.from_dask(da.from_array(np.array(["a"])))
+    with pytest.raises(ValueError, match="dim must be one of the array's 1 dimensions, got 1"):
+        meshdist.dask.from_dask(da.arange(3), dim=1)
+
+
+def test_too_few_workers_are_said_before_anything_starts(client: Any) -> None:
+    with pytest.raises(dist.DistError, match=rf"9 ranks need as many workers, one each, and the cluster has {RANKS};"):
+        meshdist.dask.run(client, dask_ranks.sums, ranks=9)
+    with pytest.raises(dist.DistError, match=r"has 0 of those named after 0\.1 s"):
+        meshdist.dask.run(client, dask_ranks.sums, workers=["tcp://127.0.0.1:1"], wait_for_workers=0.1)
+
+
+def test_wrong_arguments_are_refused(client: Any) -> None:
+    with pytest.raises(TypeError, match=r"client must be a distributed\.Client, got str"):
+        meshdist.dask.run("scheduler:8786", dask_ranks.sums)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="fn must be callable"):
+        meshdist.dask.run(client, None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="ranks must be at least 1, got 0"):
+        meshdist.dask.run(client, dask_ranks.sums, ranks=0)
+
+
+def test_the_error_is_that_of_the_first_rank_that_failed(client: Any) -> None:
+    with pytest.raises(
+        meshdist.dask.RankError, match=r"rank 1 of 2, on worker tcp:.*ValueError: no such batch"
+    ) as info:
+        meshdist.dask.run(client, dask_ranks.one_raises)
+    assert info.value.rank == 1
+    assert info.value.worker in client.scheduler_info()["workers"]
+    assert isinstance(info.value.__cause__, ValueError)
+    assert meshdist.dask.run(client, dask_ranks.sums)[1][0] == 1
+
+
+def test_two_jobs_at_once_run_one_after_the_other(client: Any) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [pool.submit(meshdist.dask.run, client, dask_ranks.sums, offset) for offset in (0.0, 1.0)]
+        assert [job.result(60)[0] for job in jobs] == [(0, [1.0, 1.0]), (0, [3.0, 3.0])]
+
+
+def test_a_cancelled_job_frees_the_workers(client: Any, tmp_path: Path) -> None:
+    failures: list[BaseException] = []
+
+    def job() -> None:
+        try:
+            meshdist.dask.run(client, dask_ranks.computes_for_long, str(tmp_path))
+        except meshdist.dask.RankError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=job)
+    thread.start()
+    until(lambda: len(list(tmp_path.iterdir())) == RANKS, "all ranks compute", 60)
+    keys = [key for keys in client.processing().values() for key in keys if "computes_for_long" in key]
+    client.cancel([Future(key, client) for key in keys])
+    thread.join(30)
+    assert len(failures) == 1
+    assert meshdist.dask.run(client, dask_ranks.sums)[1][0] == 1
+
+
+def test_a_client_that_goes_away_frees_the_workers(client: Any, tmp_path: Path) -> None:
+    other = Client(client.scheduler.address, set_as_default=False)
+
+    def job() -> None:
+        with suppress(Exception):  # of Dask: its client was closed under it
+            meshdist.dask.run(other, dask_ranks.computes_for_long, str(tmp_path))
+
+    thread = threading.Thread(target=job, daemon=True)
+    thread.start()
+    until(lambda: len(list(tmp_path.iterdir())) == RANKS, "all ranks compute", 60)
+    other.close()
+    assert meshdist.dask.run(client, dask_ranks.sums, start_timeout=40)[1][0] == 1
+    thread.join(30)
+
+
+def test_threads_as_workers_are_refused() -> None:
+    with (
+        LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+        pytest.raises(dist.DistError, match="threads of the client, and a rank is a process"),
+    ):
+        meshdist.dask.run(client, dask_ranks.sums)
+
+
+def test_a_killed_worker_is_named(client: Any) -> None:
+    before = set(client.scheduler_info()["workers"])
+    with pytest.raises(meshdist.dask.WorkerLostError, match=r"the worker of rank 1 of 2, tcp://.*, ended") as info:
+        meshdist.dask.run(client, dask_ranks.one_dies)
+    assert info.value.rank == 1
+    assert info.value.worker in before
+    assert meshdist.dask.run(client, dask_ranks.sums, ranks=RANKS, wait_for_workers=60)[1][0] == 1
+
+
+def test_the_program_of_the_documentation_runs(tmp_path: Path) -> None:
+    script = tmp_path / "centre.py"
+    script.write_text(PROGRAM)
+    root = str(Path(__file__).parents[2])
+    said = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert said.returncode == 0, said.stderr
+    assert "[0.0, 0.0]" in said.stdout
