@@ -31,8 +31,6 @@ if sys.platform == "win32":
         """Yield the processor to another thread."""
         time.sleep(0)
 else:
-    import fcntl
-
     KILL = signal.SIGKILL
     let_others_run = os.sched_yield
 
@@ -80,6 +78,8 @@ def num_preemptions() -> int:
 def ioctl(fd: int, request: int, argument: bytes) -> bytes:
     if sys.platform == "win32":
         raise OSError(errno.ENOSYS, "there is no ioctl on Windows")
+    import fcntl
+
     return fcntl.ioctl(fd, request, argument)
 
 
@@ -87,6 +87,8 @@ def counter_of_unacknowledged(sock: socket.socket) -> Callable[[], int]:
     """Return a function that returns how many sent bytes of a socket the peer's kernel has not acknowledged."""
     if sys.platform == "win32":
         return lambda: 0
+    import fcntl
+
     fd, count = sock.fileno(), memoryview(bytearray(4)).cast("i")
 
     def num_unacknowledged() -> int:
