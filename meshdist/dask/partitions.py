@@ -187,9 +187,6 @@ def _even(size: int, parts: int) -> tuple[int, ...]:
     return tuple(size // parts + (part < size % parts) for part in range(parts))
 
 
-# ---- Back
-
-
 @dataclass(frozen=True)
 class Kept:
     """A DTensor that a rank returned; its block stays on the worker.
