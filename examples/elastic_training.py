@@ -83,6 +83,12 @@ def train(mesh: dist.DeviceMesh, args: argparse.Namespace) -> list[float]:
     if found[0] is not None:
         state = load(found[0], state, group=mesh)
     losses = state.pop("losses")
+    if mesh.get_rank() == 0:
+        shape = "x".join(map(str, mesh.shape))
+        if len(losses) < args.steps:
+            print(f"mesh {shape}: trains from step {len(losses) + 1} on", flush=True)
+        else:
+            print(f"mesh {shape}: all {len(losses)} steps are done in {found[0]}", flush=True)
     for step in range(len(losses), args.steps):
         losses.append(train_step(mesh, state, step))
         save(folder, {**state, "losses": losses}, step=step + 1, keep=2, asynchronous=True, group=mesh)

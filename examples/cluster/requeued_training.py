@@ -40,29 +40,31 @@ def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
     return x[mine], y[mine]
 
 
-def train(folder: Path, num_steps: int, save_every: int, time_up: TimeUp) -> list[float]:
-    """Train up to `num_steps`, or until the time is up; return the losses of all steps so far."""
-    state: dict[str, Any] = {"w": np.zeros(WEIGHTS), "losses": []}
+def train(folder: Path, num_steps: int, save_every: int, time_up: TimeUp) -> int:
+    """Train up to `num_steps`, or until the time is up; return how many steps are done."""
+    state: dict[str, Any] = {"w": np.zeros(WEIGHTS), "step": 0}
     if latest(folder) is not None:  # before the first save, which all ranks take part in
         state = load(folder, state)
-    w, losses = state["w"], state["losses"]
-    for step in range(len(losses), num_steps):
+    w, step = state["w"], state["step"]
+    while step < num_steps:
         x, y = batch(step)
         error = x @ w - y
         # The gradient, the loss, and how many ranks have had the signal: it reaches them at different times.
         sums = dist.all_reduce(np.array([*(x.T @ error), error @ error, time_up.came]))
         w -= RATE / ROWS * sums[:WEIGHTS]
-        losses.append(float(sums[WEIGHTS] / ROWS))
-        is_last = step + 1 == num_steps or sums[-1] > 0
-        if is_last or (step + 1) % save_every == 0:
-            save(folder, {"w": w, "losses": losses}, step=step + 1, asynchronous=not is_last)
+        step += 1
+        is_last = step == num_steps or sums[-1] > 0
+        if is_last or step % save_every == 0:
+            save(folder, {"w": w, "step": step}, step=step, keep=3, asynchronous=not is_last)
+            if dist.get_rank() == 0:
+                print(f"step {step}: loss {sums[WEIGHTS] / ROWS:.12f}", flush=True)
         if is_last:
             break
-    return losses
+    return step
 
 
 def main() -> None:
-    """Train, and print the losses once all steps are done."""
+    """Train, and print the loss at each checkpoint."""
     parser = argparse.ArgumentParser(description="Train on from the last checkpoint; end early on SIGUSR2.")
     parser.add_argument("--steps", type=int, default=40, help="(default: %(default)s)")
     parser.add_argument("--save-every", type=int, default=10, help="(default: %(default)s)")
@@ -70,9 +72,9 @@ def main() -> None:
     args = parser.parse_args()
     time_up = TimeUp()
     dist.init_process_group()
-    losses = train(Path(args.checkpoint), args.steps, args.save_every, time_up)
+    step = train(Path(args.checkpoint), args.steps, args.save_every, time_up)
     if dist.get_rank() == 0:
-        print(f"{len(losses)} of {args.steps} steps:", *(f"{loss:.12f}" for loss in losses))
+        print(f"{step} of {args.steps} steps are done")
     dist.destroy_process_group()
 
 

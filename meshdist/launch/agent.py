@@ -76,8 +76,8 @@ def launch(settings: Settings) -> int:
                     return verdict.status
                 num_restarts += 1
                 num_counted += verdict.is_counted
-                count = f", restart {num_counted} of at most {settings.max_restarts}" if verdict.is_counted else ""
-                report(f"starting all ranks again{count}")
+                count = f"restart {num_counted} of at most {settings.max_restarts}" if verdict.is_counted else ""
+                report(f"starting all ranks again, {count or 'as the hosts have changed'}")
         except SignalledError:
             number = interrupts.take()[0]
             if nodes is not None:

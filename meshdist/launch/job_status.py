@@ -59,7 +59,8 @@ class JobStatus(NamedTuple):
         first = self.nodes[0]
         lasts = duration(time.time() - min(node.started_s for node in self.nodes))
         restarts = f"restart {first.num_restarts}" if first.num_restarts else "no restart"
-        most = f" (--max-restarts {first.max_restarts})" if first.max_restarts else ""
+        uncounted = ", changes of hosts not counted" if first.num_restarts > first.max_restarts else ""
+        most = f" (--max-restarts {first.max_restarts}{uncounted})" if first.max_restarts else ""
         return (
             f"job {first.run_id}: {num_ranks} on {counted(first.num_nodes, 'host')}, {restarts}{most},"
             f" for {lasts}: {first.command}"

@@ -38,7 +38,7 @@ _LISTEN_S = 3600.0
 _REPORTS_S = 30.0
 _SIGN_OFF_S = 5.0
 _JOIN_S = 2.0
-_GONE = "was killed, or the network to it is cut"
+_GONE = "is lost: its launcher was killed, or the network to it is cut"
 
 
 class SeveralNodes(Nodes):

@@ -154,14 +154,16 @@ def test_slurm_requeue_goes_on_as_if_it_had_not_been_interrupted(tools, tmp_path
     finally:
         first.kill()
     assert (first.returncode, err) == (0, "")
-    assert out.splitlines()[1] == "start 0: the time is up, back into the queue"
+    *before, last = out.splitlines()
+    assert last == "start 0: the time is up, back into the queue"
     assert (tmp_path / "requeued").read_text() == f"requeue {variables['SLURM_JOB_ID']}\n"
-    assert out.startswith("6 of 12 steps:")
+    assert before[-1] == "6 of 12 steps are done"
     second = run([*script, "runs"], tmp_path, **variables, SLURM_RESTART_COUNT="1")
     whole = run([*script, "whole"], tmp_path, **variables)
-    assert second[1].startswith("12 of 12 steps:")
-    assert second == whole == (0, whole[1], "")
-    assert whole[1].startswith(out.splitlines()[0].removeprefix("6 of 12 steps:"), len("12 of 12 steps:"))
+    assert (second[0], second[2]) == (whole[0], whole[2]) == (0, "")
+    losses = [line for line in whole[1].splitlines() if line.startswith("step ")]
+    assert [line.split(":")[0] for line in losses] == ["step 3", "step 6", "step 9", "step 12"]
+    assert [*before[:-1], *second[1].splitlines()] == [*losses, "12 of 12 steps are done"]
     assert (tmp_path / "requeued").read_text().count("requeue") == 1
 
 

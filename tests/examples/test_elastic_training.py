@@ -20,19 +20,23 @@ def run(*command):
     environment = {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=90)
     assert done.returncode == 0, done.stderr
-    mesh, _, losses = done.stdout.partition(": ")
-    return mesh, [float(loss) for loss in losses.split()], done.stderr
+    *starts, last = done.stdout.splitlines()
+    mesh, _, losses = last.partition(": ")
+    return mesh, [float(loss) for loss in losses.split()], done.stderr, starts
 
 
 @needs_linux
 def test_three_kills_and_another_mesh_change_no_loss(tmp_path):
     meshrun = ["-m", "meshdist.launch.meshrun", "-n", "3:4", "--max-restarts", "3"]
-    _, alone, _ = run(SCRIPT)
+    _, alone, _, _ = run(SCRIPT)
     arguments = ["--checkpoint", str(tmp_path), "--mesh", "2x2,3x1", "--die-at", "3,5,8"]
-    mesh, losses, said = run(*meshrun, SCRIPT, *arguments)
+    mesh, losses, said, starts = run(*meshrun, SCRIPT, *arguments)
     assert mesh == "mesh 3x1"
     assert losses == pytest.approx(alone, abs=1e-10)
     assert alone[-1] < alone[0]
+    assert [start.split(":")[0] for start in starts] == ["mesh 2x2", *["mesh 3x1"] * 3]
+    assert starts[0].endswith("trains from step 1 on")
+    assert run(SCRIPT, "--checkpoint", str(tmp_path))[3] == [f"mesh 1x1: all 12 steps are done in {tmp_path}/step-12"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-11", "step-12"]
     assert said.count("was killed by SIGKILL") == 3
     assert [line for line in said.splitlines() if " has " in line] == [
@@ -43,5 +47,5 @@ def test_three_kills_and_another_mesh_change_no_loss(tmp_path):
 @needs_linux
 def test_plan_proposes_the_mesh_for_the_ranks_that_are_left(tmp_path):
     meshrun = ["-m", "meshdist.launch.meshrun", "-n", "1:2", "--max-restarts", "1"]
-    mesh, losses, _ = run(*meshrun, SCRIPT, "--checkpoint", str(tmp_path), "--steps", "4", "--die-at", "2")
+    mesh, losses, _, _ = run(*meshrun, SCRIPT, "--checkpoint", str(tmp_path), "--steps", "4", "--die-at", "2")
     assert (mesh, len(losses)) == ("mesh 1x1", 4)

@@ -99,8 +99,8 @@ def test_job_grows_by_hosts_that_come_and_goes_on_without_one_that_is_killed(job
     (status, said), (_, _), (third_status, third_said) = job.end()
     assert (status, third_status) == (0, 0)
     host = socket.gethostname()
-    assert f"meshrun: node 1 ({host}) was killed, or the network to it is cut\n" in said
-    assert said.count("meshrun: starting all ranks again\n") == 3
+    assert f"meshrun: node 1 ({host}) is lost: its launcher was killed, or the network to it is cut\n" in said
+    assert said.count("meshrun: starting all ranks again, as the hosts have changed\n") == 3
     assert said.count(f"meshrun: new host: {host}\n") == 2
     assert "meshrun: start 3 has 2 ranks on 2 nodes; this one, node 0, has 1\n" in said
     assert third_said == (
@@ -156,7 +156,7 @@ def test_launcher_that_is_lost_before_its_first_ranks_start_costs_one_restart(jo
     ((status, said),) = job.end()
     assert status == 0
     assert "meshrun: new host: lost\n" in said
-    assert "meshrun: node 1 (lost) was killed, or the network to it is cut\n" in said
+    assert "meshrun: node 1 (lost) is lost: its launcher was killed, or the network to it is cut\n" in said
 
 
 def test_too_few_hosts_wait_for_others(job):
