@@ -17,6 +17,10 @@ def no_attribute(owner: Any, prefix: str, what: str, name: str) -> AttributeErro
     text = f"{what} has no attribute {name!r}"
     if prefix + name in REASONS:
         text += f" (torch.distributed has one): {REASONS[prefix + name]}; see docs/migration.md"
+    elif not prefix and name in _PACKAGES:
+        text += f" before it is imported: write `import meshdist.{name}`"
+    elif name in _INSTEAD:
+        text += f": {_INSTEAD[name]}"
     else:
         similar = spelt(name, [known for known in dir(owner) if not known.startswith("_")])
         text += "" if similar is None else f"; did you mean {similar!r}?"
@@ -47,14 +51,27 @@ def _plain(name: str) -> str:
 
 
 _CLOSE = 0.8
+_PACKAGES = ("autograd", "checkpoint", "dask", "parallel", "ray", "tensor", "torch")
+# Names of other libraries for which there is none.
+_INSTEAD = {
+    "ANY_SOURCE": "write `recv(x)`, without `src`",
+    "ANY_TAG": "write `tag=None`",
+    "COMM_WORLD": "the flat functions, such as `all_reduce(x)`, run on the world; `new_group` makes other groups",
+    "DistributedDataParallel": "`meshdist.parallel.GradientReducer` averages gradients",
+    "MPI": "see docs/from-mpi4py.md",
+    "PROC_NULL": "`mesh.shift` has open ends; elsewhere, leave the call out",
+    "Wtime": "write `time.perf_counter()`",
+}
 # MPI's names that differ from meshdist's by more than case and underscores: functions, then methods of groups.
 _OF_MPI = {
+    "abort": "abort_process_group abort",
     "allgatherv": "all_gather",
     "alltoallv": "all_to_all_single",
     "alltoallw": "all_to_all",
     "bcast": "broadcast",
     "bsend": "isend",
     "cartcreate": "init_device_mesh",
+    "cartshift": "shift",
     "createcart": "init_device_mesh",
     "finalize": "destroy_process_group",
     "gatherv": "gather",
@@ -69,6 +86,7 @@ _OF_MPI = {
     "mprobe": "probe",
     "reducescatterblock": "reduce_scatter_tensor",
     "scatterv": "scatter",
+    "split": "split_group split",
     "ssend": "send",
     "worldsize": "get_world_size",
 }

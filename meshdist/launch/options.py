@@ -41,6 +41,8 @@ def number_of_nodes(text: str) -> Count:
 def number_of_ranks(text: str) -> Count:
     """Return the numbers of ranks of "4", "gpu" and so on, or of "2:4"."""
     least, colon, most = text.partition(":")
+    if text == "p":
+        raise ValueError("-np is an option of mpirun: write -n")
     if not colon:
         num_ranks = parse_num_ranks(text)
         return Count(num_ranks, num_ranks)

@@ -80,7 +80,7 @@ def init_device_mesh(
             whole = "world" if universe is None else f"group {universe.label!r}"
             raise ValueError(
                 f"init_device_mesh: mesh_shape {shape} needs {product} ranks, but the {whole} has {members.size()};"
-                f" start {ranks_needed} or make the mesh smaller"
+                f" start {ranks_needed} (meshrun -n {ranks_needed}) or make the mesh smaller"
             )
         ranks = np.arange(ranks_needed) if universe is None else np.array(universe.ranks[:ranks_needed])
         placement = None

@@ -154,6 +154,19 @@ def test_the_right_spelling_is_named(name, meant):
         getattr(meshdist, name)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tensor", "write `import meshdist.tensor`"),
+        ("ANY_SOURCE", "write `recv(x)`, without `src`"),
+        ("DistributedDataParallel", "`meshdist.parallel.GradientReducer` averages gradients"),
+    ],
+)
+def test_what_to_write_instead_is_named(name, words):
+    owner = types.SimpleNamespace()  # the package itself may have been imported by other tests
+    assert words in str(no_attribute(owner, "", "module 'meshdist'", name))
+
+
 def test_the_right_spelling_is_named_for_groups_and_meshes():
     with meshdist.dry_run(4):
         mesh = meshdist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))

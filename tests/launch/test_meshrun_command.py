@@ -155,6 +155,7 @@ def test_log_dir_takes_the_output_and_is_named_at_a_failure(tmp_path):
     [
         (["--nproc-per-node", "0", "script.py"], "expected a positive number, auto, cpu or gpu, got '0'"),
         (["--nproc-per-node", "-2", "script.py"], "got '-2'"),
+        (["-np", "2", "script.py"], "-np is an option of mpirun: write -n"),
         (["--nproc-per-node", "many", "script.py"], "got 'many'"),
         (["--nproc-per-node"], "expected one argument"),
         (["--nnodes", "2", "script.py"], "the launchers need a meeting point"),

@@ -38,7 +38,7 @@ def test_switches_of_torch_that_connect_groups_at_once_are_taken():
         (
             (2, 4),
             ValueError,
-            "mesh_shape (2, 4) needs 2 x 4 = 8 ranks, but the world has 4; start 8 or make the mesh smaller",
+            "needs 2 x 4 = 8 ranks, but the world has 4; start 8 (meshrun -n 8) or make the mesh smaller",
         ),
         ((5,), ValueError, "mesh_shape (5,) needs 5 ranks, but the world has 4"),
         ((10**6, 10**6), ValueError, "needs 1000000 x 1000000 = 1000000000000 ranks, but the world has 4"),
