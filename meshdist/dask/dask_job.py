@@ -291,7 +291,8 @@ class _Job:
             rank = min(self._lost)
             return WorkerLostError(
                 f"run: the worker of rank {rank} of {ticket.size}, {ticket.workers[rank]}, ended, restarted or lost its"
-                f" connection to the scheduler; see its log, and whether it ran out of memory{stuck}",
+                f" connection to the scheduler; see its log, and whether it ran out of memory; wait_for_workers=20 in"
+                f" the next run waits for a restarted worker{stuck}",
                 rank,
                 ticket.workers[rank],
             )

@@ -65,7 +65,7 @@ def run(
         The results in rank order.
 
     Raises:
-        TypeError: `fn` is not callable or cannot be pickled, or `ranks` is not an integer.
+        TypeError: `fn` is not callable or cannot be pickled, or `ranks` is not an integer, or `args` no tuple or list.
         ValueError: `ranks` is not positive, nothing or a negative amount is asked for, or the strategy is unknown.
         DistTimeoutError: The cluster has no place for all ranks, or the actors did not start.
         ProcessRaisedException: A rank raised. It is the first failure that does not follow from another rank's; the
@@ -82,6 +82,8 @@ def run(
             print(meshdist.ray.run(main, 4))  # [6, 6, 6, 6]
     """
     ranks = _checked(fn, ranks)
+    if not isinstance(args, tuple | list):
+        raise TypeError(f"meshdist.ray.run: args must be a tuple or list, as in args=(1,), got {type(args).__name__}")
     bundle = bundle_of(num_cpus, num_gpus, resources)
     deadline, timeout_s = Deadline(start_timeout, DEFAULT_JOIN_TIMEOUT_S), seconds(timeout, DEFAULT_TIMEOUT_S)
     job = ray.put((fn, tuple(args), dict(kwargs or {})))  # once for all ranks

@@ -115,6 +115,7 @@ def wrong_calls() -> dict[str, Any]:
         "fn": outcome(lambda: run(3, 2)),
         "ranks": outcome(lambda: run(kill_1, 0)),
         "half a rank": outcome(lambda: run(kill_1, 1.5)),
+        "args": outcome(lambda: run(kill_1, 1, args=1)),
         "strategy": outcome(lambda: run(kill_1, 1, strategy="NEAR")),
         "resources": outcome(lambda: run(kill_1, 1, resources={"GPU": 1})),
         "amount": outcome(lambda: run(kill_1, 1, num_cpus=-1)),

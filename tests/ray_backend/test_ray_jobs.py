@@ -88,6 +88,7 @@ def test_no_job_leaves_anything_in_the_cluster(said: dict[str, Any]) -> None:
         ("fn", r"TypeError: meshdist\.ray\.run: fn must be callable, as in run\(main, 4\), got int"),
         ("ranks", r"ValueError: .*ranks must be at least 1, got 0"),
         ("half a rank", r"TypeError: .*ranks must be an integer, got 1\.5"),
+        ("args", r"TypeError: .*args must be a tuple or list, as in args=\(1,\), got int"),
         ("strategy", r"ValueError: .*unknown strategy 'NEAR'; known are PACK, SPREAD, STRICT_PACK, STRICT_SPREAD"),
         ("resources", r"ValueError: .*GPU in resources; pass num_gpus"),
         ("amount", r"ValueError: .*at least 0 of CPU, got -1"),
