@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from meshdist.errors import DistNetworkError, DistStoreError
-from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, HandshakeBroken, connect_handshake
+from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, HandshakeBroken, HandshakeUnanswered, connect_handshake
 from meshdist.store.address import Address
 from meshdist.store.keepalive import SilenceMonitor, tune
 from meshdist.store.session import PURPOSE
@@ -126,6 +126,11 @@ class StoreClient:
             raise self._lost(self._cut)
         try:
             sock = _connect_once(self.name, self._resolver(), self._secret, self._encryption, deadline)
+        except HandshakeUnanswered as error:  # it is a store: this client had a connection before
+            raise DistNetworkError(
+                f"the store at {self.name} does not answer on a new connection; is its process stopped, or the network"
+                " to its host cut?"
+            ) from error
         except (OSError, HandshakeBroken) as error:
             raise self._lost(error if isinstance(error, OSError) else OSError(str(error))) from error
         with self._lock:

@@ -12,8 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
+from until import until
 
 from meshdist.errors import DistNetworkError, DistStoreError
+from meshdist.security.handshake import HandshakeUnanswered
 from meshdist.store import TCPStore
 
 LOOPBACK = "127.0.0.1"
@@ -181,3 +183,21 @@ def test_a_server_without_file_descriptors_says_so_and_goes_on(resources: ExitSt
     clients.pop().close()
     with TCPStore(LOOPBACK, port, timeout=30) as client:
         assert client.add("count", 1) == 2
+
+
+def test_a_store_that_is_silent_on_another_connection_is_no_stranger(
+    master: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unanswered(*_: object) -> None:
+        raise HandshakeUnanswered("it took the connection but did not answer; choose another port")
+
+    client = TCPStore(LOOPBACK, master.port)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.wait, ["key"], 20.0)
+        until(lambda: not client._client._idle, "the only connection is taken")  # type: ignore[union-attr]
+        with monkeypatch.context() as patch:
+            patch.setattr("meshdist.store.client._connect_once", unanswered)
+            with pytest.raises(DistNetworkError, match="does not answer on a new connection; is its process stopped"):
+                client.check(["key"])
+        master.set("key", "")
+        waiting.result(20)
