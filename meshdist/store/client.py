@@ -107,7 +107,7 @@ class StoreClient:
             return DistNetworkError(f"the store at {self.name} was closed in this process during a call")
         if error.errno in (errno.EMFILE, errno.ENFILE):
             return DistNetworkError(f"no file descriptor left to connect to {self.name}: raise `ulimit -n`")
-        if error.errno in _CUT:
+        if error.errno in _CUT or isinstance(error, TimeoutError):
             if error is not self._cut:
                 self._cut, self._cut_until_s = error, time.monotonic() + _CUT_FOR_S
             return DistNetworkError(f"lost the store at {self.name}: {error}; is the network to its host cut?")

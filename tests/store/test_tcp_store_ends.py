@@ -185,11 +185,18 @@ def test_a_server_without_file_descriptors_says_so_and_goes_on(resources: ExitSt
         assert client.add("count", 1) == 2
 
 
-def test_a_store_that_is_silent_on_another_connection_is_no_stranger(
-    master: TCPStore, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (HandshakeUnanswered("no answer; choose another port"), "does not answer on a new connection; is its process"),
+        (TimeoutError("timed out"), "lost the store at .*: timed out; is the network to its host cut"),
+    ],
+)
+def test_a_store_that_takes_no_other_connection_is_no_stranger_and_has_not_ended(
+    master: TCPStore, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
 ) -> None:
     def unanswered(*_: object) -> None:
-        raise HandshakeUnanswered("it took the connection but did not answer; choose another port")
+        raise error
 
     client = TCPStore(LOOPBACK, master.port)
     with ThreadPoolExecutor(1) as pool:
@@ -197,7 +204,7 @@ def test_a_store_that_is_silent_on_another_connection_is_no_stranger(
         until(lambda: not client._client._idle, "the only connection is taken")  # type: ignore[union-attr]
         with monkeypatch.context() as patch:
             patch.setattr("meshdist.store.client._connect_once", unanswered)
-            with pytest.raises(DistNetworkError, match="does not answer on a new connection; is its process stopped"):
+            with pytest.raises(DistNetworkError, match=words):
                 client.check(["key"])
         master.set("key", "")
         waiting.result(20)
