@@ -136,7 +136,14 @@ def _rendezvous_env(text: str, rank: int, world_size: int, timeout_s: float) -> 
     _check_port(text, port, 1)
     attempt = _env_int("TORCHELASTIC_RESTART_COUNT") if "TORCHELASTIC_RESTART_COUNT" in os.environ else 0
     store = TCPStore(host, port, is_master=False, timeout=timeout_s)
-    return PrefixStore(f"worker/attempt_{attempt}", store), rank, world_size
+    return _OwnPart(f"worker/attempt_{attempt}", store), rank, world_size
+
+
+class _OwnPart(PrefixStore):
+    """A part of a store which nothing else in this process uses: the store is closed with it."""
+
+    def close(self) -> None:
+        self._store.close()
 
 
 def is_launchers_store() -> bool:

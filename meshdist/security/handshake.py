@@ -33,9 +33,10 @@ CLAIM_BYTES = 32
 MAGIC = b"MESHDIST"
 """First bytes of either side."""
 
-PROTOCOL = 4
+PROTOCOL = 5
 """The version of all protocols between the processes of a job: raise it with any change.
 
+5: so is a connection with the store; its requests are numbered.
 4: a connection between ranks that was reset is made again, by a claim that says so.
 3: connections to other hosts use TLS, and ranks publish it where they listen.
 2: ranks report how they ended by a record, `departure.Departure`; in 1 by a sentence.

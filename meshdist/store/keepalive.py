@@ -32,8 +32,8 @@ class KeepAlive(NamedTuple):
         return self.idle_s + self.num_probes * self.interval_s
 
 
-# A cut network is an error within ten seconds.
-KEEP_ALIVE = KeepAlive(idle_s=4, interval_s=2, num_probes=2)
+# A cut network is an error within ten seconds. A cut of 5 s is none: at most five of the probes are lost in it.
+KEEP_ALIVE = KeepAlive(idle_s=2, interval_s=1, num_probes=6)
 
 # Fractions of `silence_s`: between two looks; and the longest pause between looks in which the process still counts as
 # reading.

@@ -16,10 +16,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from meshdist.errors import DistError
+from meshdist.security.credentials import TlsError
 from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, busy_notice
 from meshdist.store.address import endpoint
 from meshdist.store.keepalive import limit_unacknowledged, tune
 from meshdist.store.session import Request, Session
+from meshdist.store.slots import Slot, Slots, is_reset, resumption_s
 from meshdist.store.table import BLOCKING, Op, Status, Table
 from meshdist.store.waiters import Waiter, Waiters
 from meshdist.system.platform import CLOSE_ON_EXEC
@@ -70,10 +72,11 @@ class StoreServer:
             self._spare_fd: int | None = os.open(os.devnull, os.O_RDONLY | CLOSE_ON_EXEC)
             resources.callback(self._close_spare)
             self._resources = resources.pop_all()
-        self._sessions: dict[Session, None] = {}
+        self._sessions: dict[Session, Slot | None] = {}  # a slot for those that have proven themselves
         self._strangers: dict[Session, None] = {}  # unproven clients, oldest first
-        self._timed: dict[Session, float] = {}
+        self._timed: dict[Session | Slot, float] = {}
         self._next_due_s = float("inf")
+        self._slots = Slots()
         self._table, self._waiters = Table(), Waiters()
         self._lobby, self._lobby_waiters = Table(), Waiters()  # has key n once n clients have joined
         self._joined = 0
@@ -138,11 +141,11 @@ class StoreServer:
             self._serve(session, events)
 
     def _is_over(self) -> bool:
-        return self._closing and not (self._outlives_owner and self._sessions)
+        return self._closing and not (self._outlives_owner and (self._sessions or self._slots.has_waiting()))
 
     def _release(self) -> None:
+        self._slots.revoke_wills()  # the store ends, not these clients
         for session in list(self._sessions):
-            session.last_will = []  # the store ends, not these clients
             self._drop(session, "the store was closed")
         with self._wake_lock:
             self._is_released = True
@@ -201,26 +204,39 @@ class StoreServer:
         if fd is not None:
             os.close(fd)
 
-    def _set_due(self, session: Session, timeout_s: float) -> None:
+    def _set_due(self, waiting: Session | Slot, timeout_s: float) -> None:
         due_s = time.monotonic() + timeout_s
-        self._timed[session] = due_s
+        self._timed[waiting] = due_s
         self._next_due_s = min(self._next_due_s, due_s)
 
     def _expire(self) -> None:
-        """Answer or drop every session whose time has come; find the next due time."""
+        """Answer or drop every session whose time has come, and forget such slots; find the next due time."""
         now_s = time.monotonic()
-        for session in [session for session, due_s in self._timed.items() if due_s <= now_s]:
-            del self._timed[session]
-            if session in self._strangers:
-                self._drop(session, f"did not prove itself in {HANDSHAKE_TIMEOUT_S:g} s")
+        for waiting in [waiting for waiting, due_s in self._timed.items() if due_s <= now_s]:
+            if self._timed.pop(waiting, None) is None:
+                continue  # with another one of this round
+            if isinstance(waiting, Slot):
+                self._execute(self._slots.forget(waiting))
+            elif waiting in self._strangers:
+                self._drop(waiting, f"did not prove itself in {HANDSHAKE_TIMEOUT_S:g} s")
             else:
-                self._give_up_waiting(session)
+                self._give_up_waiting(waiting)
         self._next_due_s = min(self._timed.values(), default=float("inf"))
+
+    def _lose(self, session: Session, error: Exception) -> None:
+        """Drop a session after an error; if its connection was reset, its client may make it again."""
+        slot = self._sessions.get(session)
+        if isinstance(error, TlsError) and session.is_trusted:
+            _log.warning("the store hung up on %s: %s", session.name, error)
+        if is_reset(error) and slot is not None and slot.session is session and self._slots.can_resume(slot):
+            slot.session = None
+            self._set_due(slot, resumption_s())
+        self._drop(session, str(error))
 
     def _drop(self, session: Session, reason: str) -> None:
         if session not in self._sessions:
             return
-        del self._sessions[session]
+        slot = self._sessions.pop(session)
         was_stranger = session in self._strangers
         self._strangers.pop(session, None)
         self._timed.pop(session, None)
@@ -228,7 +244,8 @@ class StoreServer:
         self._lobby_waiters.drop(session)
         self._selector.unregister(session.sock)
         session.close()
-        self._execute(session.last_will)
+        if slot is not None and slot.session is session:
+            self._execute(self._slots.forget(slot))
         if was_stranger:
             if session.is_of_meshdist and session.closing is not None:
                 self._refusals.append(f"{session.name}, which {reason}")
@@ -249,11 +266,23 @@ class StoreServer:
                 session.receive()
             self._answer_all(session)
         except (OSError, ValueError) as error:
-            self._drop(session, str(error))
+            self._lose(session, error)
+
+    def _enter(self, session: Session) -> None:
+        """Take a client that has proven itself, which may come again after a reset."""
+        del self._strangers[session], self._timed[session]
+        slot, before = self._slots.enter(session, session.claim)
+        self._sessions[session] = slot
+        if slot is not None:
+            self._timed.pop(slot, None)
+            if slot.last_will:
+                limit_unacknowledged(session.sock)
+        if before is not None:
+            self._drop(before, "its client has made the connection again")
 
     def _answer_all(self, session: Session) -> None:
         if session in self._strangers and session.is_trusted:
-            del self._strangers[session], self._timed[session]
+            self._enter(session)
         if session.is_trusted and not self._is_waiting(session):
             for request in session.requests():
                 self._answer(session, request)
@@ -274,16 +303,21 @@ class StoreServer:
         return self._waiters.of(session) is not None or self._lobby_waiters.of(session) is not None
 
     def _answer(self, session: Session, request: Request) -> None:
-        op, timeout_s, args = request
-        if op is Op.JOIN:
-            self._join(session, args, timeout_s)
+        number, op, timeout_s, args = request
+        slot = self._sessions[session]
+        if slot is None:
+            session.reply(Status.FORGOTTEN, [self._slots.server_id])
+        elif (kept := slot.reply_to(number)) is not None:
+            session.reply(*kept)
+        elif op is Op.JOIN:
+            self._join(session, slot, number, args, timeout_s)
         elif op is Op.SET_LAST_WILL:
             if len(args) % 2:  # reject it now, while the client can be told
                 raise ValueError(f"not a request: a last will of {len(args)} keys and values")
             # Its replies are few bytes, which a client that is stopped also has room for.
             limit_unacknowledged(session.sock)
-            session.last_will = args
-            session.reply(Status.OK)
+            slot.last_will = args
+            self._reply(session, Status.OK)
         elif op in BLOCKING and (missing := self._table.missing(args)):
             self._waiters.park(Waiter(session, op, args, missing))
             self._set_due(session, timeout_s)
@@ -294,10 +328,19 @@ class StoreServer:
         try:
             reply, changed = self._table.apply(op, args)
         except (ValueError, TypeError) as error:
-            session.reply(Status.INVALID, [str(error).encode()])
+            self._reply(session, Status.INVALID, [str(error).encode()])
             return
-        session.reply(Status.OK, reply)
-        self._wake(changed)
+        try:
+            self._reply(session, Status.OK, reply)
+        finally:
+            self._wake(changed)
+
+    def _reply(self, session: Session, status: Status, reply: Sequence[bytes] = ()) -> None:
+        """Answer a request that has been carried out, once and for all; raise OSError if the connection broke."""
+        slot = self._sessions[session]
+        assert slot is not None
+        slot.keep(status, list(reply))
+        session.reply(status, reply)
 
     def _execute(self, last_will: list[bytes]) -> None:
         """Set the last will of a client that is gone, except keys that exist."""
@@ -309,22 +352,24 @@ class StoreServer:
         for waiter in self._waiters.wake(changed, self._table) if changed else ():
             self._answer_late(waiter, self._table.apply(waiter.op, waiter.keys)[0])
 
-    def _join(self, session: Session, args: list[bytes], timeout_s: float) -> None:
+    def _join(self, session: Session, slot: Slot, number: int, args: list[bytes], timeout_s: float) -> None:
         """Count the client in; answer at once, or when as many have joined as it awaits."""
         world_size, awaited = (int(arg) if arg else None for arg in args)
         if world_size is not None and self._world_size not in (None, world_size):
             self._refusals.append(f"{session.name}: it says world_size={world_size}, not {self._world_size}")
             text = f"this store is for world_size={self._world_size}, not {world_size}; all ranks must say the same"
-            session.reply(Status.INVALID, [text.encode()])
+            self._reply(session, Status.INVALID, [text.encode()])
             _log.warning("the store refused %s: %s", session.name, text)
             return
         self._world_size = world_size or self._world_size
-        self._joined += 1
-        _, changed = self._lobby.apply(Op.SET, [b"%d" % self._joined, b""])
-        for waiter in self._lobby_waiters.wake(changed, self._lobby):
-            self._answer_late(waiter, [])
+        if slot.num_begun < number:
+            slot.num_begun = number
+            self._joined += 1
+            _, changed = self._lobby.apply(Op.SET, [b"%d" % self._joined, b""])
+            for waiter in self._lobby_waiters.wake(changed, self._lobby):
+                self._answer_late(waiter, [self._slots.server_id])
         if awaited is None or awaited <= self._joined:
-            session.reply(Status.OK)
+            self._reply(session, Status.OK, [self._slots.server_id])
         else:
             goal = [b"%d" % awaited]
             self._lobby_waiters.park(Waiter(session, Op.WAIT, goal, goal))
@@ -344,10 +389,10 @@ class StoreServer:
         session = waiter.session
         self._timed.pop(session, None)
         try:
-            session.reply(status, reply)
+            self._reply(session, status, reply)
             self._watch(session)
         except OSError as error:
-            self._drop(session, str(error))
+            self._lose(session, error)
 
 
 def _close_listener(listener: socket.socket) -> None:

@@ -19,20 +19,20 @@ PURPOSE = "store"
 _READ_BYTES = 1 << 16
 _OPERATIONS = frozenset(Op)
 
-Request = tuple[Op, float, list[bytes]]
+Request = tuple[int, Op, float, list[bytes]]
 
 
 class Session:
     """A client's connection: bytes in, requests out, replies back; never blocks."""
 
-    __slots__ = ("_admission", "_inbox", "_outbox", "_take", "closing", "last_will", "name", "sock")
+    __slots__ = ("_admission", "_inbox", "_outbox", "_take", "claim", "closing", "name", "sock")
 
     def __init__(self, sock: socket.socket, secret: bytes, name: str, tls: TlsContext | None = None) -> None:
         self.sock = sock
         self._take: Callable[[int], bytes] | None = None
         self.name = name  # the client's address, for the log
         self.closing: str | None = None  # the reason to close it once all replies are sent, or None
-        self.last_will: list[bytes] = []  # alternating keys and values, to be set if missing when the connection ends
+        self.claim = b""  # of a trusted client
         self._admission: Admission | None = Admission(sock, secret, PURPOSE, tls)
         self._inbox = bytearray()
         self._outbox: deque[memoryview] = deque()
@@ -66,7 +66,7 @@ class Session:
         finally:
             self.sock = admission.sock
         if admission.is_trusted:
-            self._admission = None
+            self._admission, self.claim = None, admission.claim
             self._take = getattr(self.sock, "take", None)
         self.closing = admission.refusal
         return admission.is_trusted
@@ -82,7 +82,7 @@ class Session:
         """Yield the complete requests; raise ValueError for bytes that are not a request."""
         inbox = self._inbox
         while len(inbox) >= REQUEST.size:
-            size, code, timeout_s = REQUEST.unpack_from(inbox)
+            size, code, timeout_s, number = REQUEST.unpack_from(inbox)
             if size > MAX_REQUEST_BYTES or code not in _OPERATIONS or not timeout_s >= 0:
                 raise ValueError(f"not a request: {size} bytes, operation {code}, {timeout_s} s")
             end = REQUEST.size + size
@@ -91,7 +91,7 @@ class Session:
             with memoryview(inbox) as whole, whole[REQUEST.size : end] as body:
                 args = unpack_fields(body)
             del inbox[:end]
-            yield Op(code), timeout_s, args
+            yield number, Op(code), timeout_s, args
 
     def reply(self, status: Status, fields: Sequence[bytes] = ()) -> None:
         """Send a reply, or as much of it as possible now; raise OSError if the connection broke."""

@@ -107,8 +107,8 @@ class Table:
         return [b"1" if was_there else b"0"], (key,) if was_there else ()
 
 
-REQUEST = struct.Struct("!QBd")
-"""Bytes of the body, operation, seconds to wait."""
+REQUEST = struct.Struct("!QBdQ")
+"""Bytes of the body, operation, seconds to wait, number among the requests of the slot, from 1 on."""
 
 REPLY = struct.Struct("!QB")
 """Bytes of the body, status."""
@@ -125,6 +125,7 @@ class Status(IntEnum):
     OK = 0
     MISSING = 1  # the deadline passed; the reply holds the missing keys
     INVALID = 2  # the reply holds the message of a ValueError
+    FORGOTTEN = 3  # the connection was made again too late, or to another store; the reply holds the id of the server
 
 
 def pack_fields(fields: Sequence[bytes]) -> bytes:

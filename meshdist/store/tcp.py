@@ -12,6 +12,7 @@ import numpy as np
 from meshdist.errors import DistNetworkError, DistStoreError
 from meshdist.security.credentials import require_secret, secret_from_environment
 from meshdist.security.encryption import Encryption, encryption_from_environment
+from meshdist.security.handshake import HandshakeUnanswered
 from meshdist.store.address import (
     Address,
     PortTakenError,
@@ -23,7 +24,8 @@ from meshdist.store.address import (
     reachable_from_here,
     resolve,
 )
-from meshdist.store.client import Resolver, StoreClient
+from meshdist.store.client import StoreClient
+from meshdist.store.connect import Resolver
 from meshdist.store.interface import DEFAULT_STORE_TIMEOUT_S, Store, Value, encode_key, encode_value, missing_error
 from meshdist.store.prefix import PrefixStore
 from meshdist.store.request import DryStore, RequestStore, dry_store
@@ -39,7 +41,8 @@ class TCPStore(RequestStore):
     """A store that one process, the master, hosts, and that others reach over TCP.
 
     Only processes with the job's secret can connect. Without a secret, only this host's loopback addresses can be used.
-    Connections from other hosts are encrypted by TLS, see MESHDIST_ENCRYPTION.
+    Connections from other hosts are encrypted by TLS, see MESHDIST_ENCRYPTION. A connection that is reset is made
+    again, and each request is carried out once.
 
     Args:
         host_name: The master's host.
@@ -181,7 +184,8 @@ class TCPStore(RequestStore):
     def set_last_will(self, values: Mapping[str, Value]) -> None:
         """Set the last will: keys that the server sets, if missing, when this client's connection ends in any way.
 
-        So the others learn that this process was killed or disconnected. Use a separate store for it, and make no other
+        So the others learn that this process was killed or disconnected. A connection that is reset while this process
+        lives is made again; the server waits for that for 9 seconds. Use a separate store for it, and make no other
         calls on that: other calls may drop connections. A later call replaces the values.
 
         Example:
@@ -232,6 +236,24 @@ def secret_of(store: Store) -> bytes:
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store._secret if isinstance(store, TCPStore) else secret_from_environment()
+
+
+def connect_again(store: TCPStore, timeout_s: float) -> TCPStore:
+    """Return another client of a store; where it is silent at first, its host may be stopped or cut off for a moment.
+
+    Raises:
+        DistNetworkError: It was so for the whole time, or the store has ended.
+    """
+    deadline = Deadline(timeout_s)
+    while True:
+        try:
+            return TCPStore(store.host, store.port, timeout=max(deadline.remaining_s(), 1e-3), secret=store._secret)
+        except HandshakeUnanswered as error:  # which takes some seconds
+            if deadline.expired():
+                raise DistNetworkError(
+                    f"the store at {endpoint(store.host, store.port)} does not answer on a new connection within"
+                    f" {timeout_s:g} s; is its process stopped, or the network to its host cut?"
+                ) from error
 
 
 def _close(client: StoreClient, server: StoreServer | None) -> None:

@@ -21,8 +21,8 @@ NUM_RESETS = 20
 
 
 def reset(hosts, host):
-    """Have the kernel of one host reset its connections with ranks; return how many these were."""
-    words = ["-K", "-tnH", "state", "established", f"( sport != :{PORT} and dport != :{PORT} )"]
+    """Have the kernel of one host reset its connections with ranks and the store; return how many these were."""
+    words = ["-K", "-tnH", "state", "established"]
     done = subprocess.run(
         ["ip", "netns", "exec", hosts.names[host], "ss", *words], capture_output=True, text=True, check=False
     )
@@ -67,7 +67,6 @@ def test_calls_go_on_over_connections_that_something_on_the_way_resets(faulty_ho
     """At both ends, or at one: the other learns of it from the next claim, or its next packet."""
     link, choice = faulty_hosts.link, random.Random(6)
     rounds = calls(faulty_hosts)
-    link.spared_ports = {int(PORT)}
     for _ in range(NUM_RESETS):
         link.reset(*at)
         threading.Event().wait(choice.random() * 2 * PAUSE_S)
@@ -78,7 +77,6 @@ def test_calls_go_on_over_connections_that_something_on_the_way_resets(faulty_ho
 @pytest.mark.parametrize("cut_s", [1.0, pytest.param(5.0, marks=exhaustive)])
 def test_calls_go_on_after_resets_and_a_short_cut(faulty_hosts, calls, cut_s):
     link, rounds = faulty_hosts.link, calls(faulty_hosts)
-    link.spared_ports = {int(PORT)}
     resets = link.num_resets
     link.reset()
     until(lambda: link.num_resets > resets, "a connection is reset")

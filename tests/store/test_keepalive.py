@@ -13,6 +13,7 @@ from meshdist.store import keepalive
 from meshdist.store.keepalive import KEEP_ALIVE, SilenceMonitor
 
 STEP_S = 0.1
+SHORT_CUT_S = 5.0
 
 
 class Kernel:
@@ -53,6 +54,11 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 def monitor() -> Iterator[SilenceMonitor]:
     with socket.socket() as sock:
         yield SilenceMonitor(sock)
+
+
+def test_a_short_cut_does_not_hide_all_probes_of_an_idle_connection():
+    between_the_first_and_the_last_s = (KEEP_ALIVE.num_probes - 1) * KEEP_ALIVE.interval_s
+    assert between_the_first_and_the_last_s >= SHORT_CUT_S
 
 
 def test_a_host_that_sends_nothing_is_silent_in_time(kernel: Kernel, monitor: SilenceMonitor) -> None:

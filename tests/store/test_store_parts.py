@@ -11,7 +11,8 @@ from meshdist.security.handshake import HandshakeBroken, OtherJobError, ServerHa
 from meshdist.security.tls import TlsSocket
 from meshdist.store import HashStore
 from meshdist.store.address import PortTakenError, listen, reachable_from_here, resolve
-from meshdist.store.client import NotReachedError, StoreClient
+from meshdist.store.client import StoreClient
+from meshdist.store.connect import NotReachedError
 from meshdist.store.file_log import RequestLog
 from meshdist.store.file_members import Member, Members
 from meshdist.store.request import DryStore, RequestStore

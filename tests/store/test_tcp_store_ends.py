@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from until import until
@@ -17,6 +19,8 @@ from until import until
 from meshdist.errors import DistNetworkError, DistStoreError
 from meshdist.security.handshake import HandshakeUnanswered
 from meshdist.store import TCPStore
+from meshdist.store import connect as connect_module
+from meshdist.store.tcp import connect_again
 
 LOOPBACK = "127.0.0.1"
 
@@ -203,8 +207,31 @@ def test_a_store_that_takes_no_other_connection_is_no_stranger_and_has_not_ended
         waiting = pool.submit(client.wait, ["key"], 20.0)
         until(lambda: not client._client._idle, "the only connection is taken")  # type: ignore[union-attr]
         with monkeypatch.context() as patch:
-            patch.setattr("meshdist.store.client._connect_once", unanswered)
+            patch.setattr("meshdist.store.client.connect_once", unanswered)
             with pytest.raises(DistNetworkError, match=words):
                 client.check(["key"])
         master.set("key", "")
         waiting.result(20)
+
+
+def test_another_client_of_a_store_waits_while_its_host_is_silent(
+    master: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect, attempts = connect_module.connect_once, []
+
+    def answers_at_the_third(*args: Any) -> socket.socket:
+        attempts.append(args)
+        if len(attempts) < 3:
+            raise HandshakeUnanswered("it took the connection but did not answer; choose another port")
+        return connect(*args)
+
+    monkeypatch.setattr(connect_module, "connect_once", answers_at_the_third)
+    with connect_again(master, 20.0) as client:
+        client.set("key", "there")
+    assert master.get("key") == b"there"
+    assert len(attempts) == 3
+    attempts.clear()
+    with pytest.raises(
+        DistNetworkError, match="does not answer on a new connection within 0 s; is its process stopped"
+    ):
+        connect_again(master, 0.0)
