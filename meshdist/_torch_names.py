@@ -55,11 +55,16 @@ _PACKAGES = ("autograd", "checkpoint", "dask", "parallel", "ray", "tensor", "tor
 # Names of other libraries for which there is none.
 _INSTEAD = {
     "ANY_SOURCE": "write `recv(x)`, without `src`",
-    "ANY_TAG": "write `tag=None`",
+    "ANY_TAG": "`probe(src)` tells the tag of a message; then receive that one",
     "COMM_WORLD": "the flat functions, such as `all_reduce(x)`, run on the world; `new_group` makes other groups",
     "DistributedDataParallel": "`meshdist.parallel.GradientReducer` averages gradients",
     "MPI": "see docs/from-mpi4py.md",
+    "Cart_shift": "`mesh.shift(x)` sends to the next rank and receives from the one before",
     "PROC_NULL": "`mesh.shift` has open ends; elsewhere, leave the call out",
+    "Request": "`isend` and `irecv` return a Work; see its `wait` and `is_completed`",
+    "Sendrecv_replace": "write `sendrecv(x.copy(), x, dst, src)`",
+    "Status": "`recv` returns the source, `probe` the source, the tag and the size",
+    "Waitall": "write `for work in works: work.wait()`",
     "Wtime": "write `time.perf_counter()`",
 }
 # MPI's names that differ from meshdist's by more than case and underscores: functions, then methods of groups.

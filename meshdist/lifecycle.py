@@ -29,7 +29,7 @@ from meshdist.runtime.doorbells import SocketDoorbells
 from meshdist.runtime.peers import Peers, leave_will, my_card
 from meshdist.runtime.waiting import Doorbells
 from meshdist.store import Store, TCPStore
-from meshdist.store.client import NotReachedError
+from meshdist.store.connect import NotReachedError
 from meshdist.system.deadline import Deadline, Timeout
 from meshdist.system.env_flags import check_switches
 from meshdist.system.platform import check_processes
@@ -137,7 +137,7 @@ def _meet(
             if lost is not None:
                 raise lost from None  # the store ended, and no other one has come
             add_hint(error, url)
-            raise
+            raise error.with_traceback(None) from None
         try:
             world = enter_owned_world(slot, own, my_rank, size, backend, deadline)
         except DistNetworkError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import warnings
 from collections.abc import Callable
-from enum import Enum
+from enum import Enum, EnumMeta
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -88,8 +88,22 @@ def _level(dtype: np.dtype[Any]) -> int:
     return {"b": 0, "i": 1, "u": 1, "c": 3, "W": 3}.get(dtype.kind, 2)
 
 
+class _NamingMembers(EnumMeta):
+    """Names the members where one is misspelt, or has its name from another library."""
+
+    def __getattr__(cls, name: str) -> Any:
+        members = vars(cls).get("_member_map_", {})
+        if name in members:  # Python 3.10 finds the members here
+            return members[name]
+        if name.startswith("_"):
+            raise AttributeError(name)
+        meant = _meant(name)
+        hint = "" if meant is None else f"; did you mean ReduceOp.{meant.upper()}?"
+        raise AttributeError(f"ReduceOp has no {name}; it has {', '.join(members)} and PREMUL_SUM{hint}")
+
+
 @core.compare_by_identity
-class ReduceOp(Enum):
+class ReduceOp(Enum, metaclass=_NamingMembers):
     """The reductions.
 
     Every function that takes a ReduceOp takes its name in lower case as well: `op="max"`.
@@ -200,10 +214,12 @@ def _meant(name: str) -> str | None:
     other_names = {
         "sum": ("add", "plus", "+"),
         "avg": ("mean", "average"),
-        "product": ("prod", "mul", "multiply", "*"),
-        "band": ("and", "&"),
-        "bor": ("or", "|"),
-        "bxor": ("xor", "^"),
+        "product": ("prod", "mul", "multiply", "times", "*"),
+        "band": ("and", "&", "land", "bitwise_and", "logical_and", "all"),
+        "bor": ("or", "|", "lor", "bitwise_or", "logical_or", "any"),
+        "bxor": ("xor", "^", "lxor", "bitwise_xor", "logical_xor"),
+        "max": ("maximum", "amax", "fmax"),
+        "min": ("minimum", "amin", "fmin"),
     }
     lowered = name.strip().lower()
     near = get_close_matches(lowered, [member.value for member in ReduceOp], 1)

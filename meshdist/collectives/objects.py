@@ -59,6 +59,8 @@ def _pickled(of: str, objects: Sequence[Any]) -> list[Array]:
 def _bytes_of(of: str, item: Any) -> bytes:
     try:
         return pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
+    except MemoryError as error:
+        raise MemoryError(f"{of}: no memory is left to pickle an object of type {type(item).__name__}") from error
     except Exception as error:  # the object's own code may raise anything
         raise TypeError(
             f"{of}: an object of type {type(item).__name__} cannot be pickled: {error}; pass data, or functions and"

@@ -240,7 +240,10 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     ops = list(p2p_op_list) if isinstance(p2p_op_list, Sequence) else [p2p_op_list]
     for number, op in enumerate(ops):
         if not isinstance(op, P2POp):
-            raise TypeError(f"batch_isend_irecv: p2p_op_list[{number}] must be a P2POp, got {type(op).__name__}")
+            raise TypeError(
+                f"batch_isend_irecv: p2p_op_list[{number}] must be a P2POp, got {type(op).__name__};"
+                " write meshdist.P2POp(meshdist.isend, x, peer)"
+            )
     with ExitStack() as batches:
         # On a GPU, messages that are not posted together may deadlock.
         groups = [op.group for op in ops if type(op.tensor) is not np.ndarray and device_type_of(op.tensor) != "cpu"]
@@ -267,7 +270,7 @@ def sendrecv(
 
     Both messages are under way at once, so ranks that exchange arrays of any size, in pairs or around a ring, never
     deadlock. The other sides may call `sendrecv`, `send` and `recv`, or `isend` and `irecv`; on backend nccl, only
-    `sendrecv` or `batch_isend_irecv`. Accounts and profiles show an `isend` and an `irecv`.
+    `sendrecv` or `batch_isend_irecv`. Accounts show an `isend` and an `irecv`.
 
     Args:
         send: The array to send.

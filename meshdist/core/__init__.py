@@ -19,7 +19,7 @@ VARIABLE = "MESHDIST_CORE"
 
 _CHOICES = ("auto", "python", "require")
 # What this package and the module expect of each other; the same number stands in module.c.
-_INTERFACE = 5
+_INTERFACE = 6
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ class PlainCalls:
 
     note: Callable[..., None] | None = None
 
-    def __init__(self, queue: Any, deferral: Any, keep: Any, fail: Any, make_job: Any) -> None:
+    def __init__(self, queue: Any, deferral: Any, announcing: Any, keep: Any, fail: Any, make_job: Any) -> None:
         self.num_calls = self.num_messages = 0
         self.is_open = True
 

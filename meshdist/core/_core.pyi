@@ -22,6 +22,7 @@ class Calls:
         self,
         queue: Any,
         deferral: Any,
+        announcing: Any,
         keep: Callable[[Any], None],
         fail: Callable[..., None],
         make_job: Callable[[Any], Any],
@@ -92,12 +93,13 @@ class Stream:
     def drain(self, target: Any, there: int, polls: bool) -> int: ...
 
 class Ring:
+    follow: Any
     def __init__(
         self,
         receives: bool,
         memory: memoryview,
         ring: tuple[int, int],
-        words: tuple[int, int, int, int, int, int, int],
+        words: tuple[int, int, int, int, int, int, int, int],
         sizes: tuple[int, int, int],
         start: bytes,
         locked: Callable[[], bool],
@@ -106,6 +108,9 @@ class Ring:
         nones: tuple[str, ...],
         wake: Callable[[], object],
         rest: Callable[[Any, int, str], None] | None,
+        announced: set[Any],
+        follow: Callable[[Any, int], Any] | None,
+        pid: int,
     ) -> None: ...
     def __call__(self, array: Any) -> bool: ...
 
@@ -113,6 +118,7 @@ def configure(array: Any, users: Callable[..., Any]) -> None: ...
 def handles(
     planned: type,
     deferred: type,
+    announced: type,
     done: type,
     wait: Callable[..., bool],
     most_deferred: int,

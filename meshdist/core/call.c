@@ -412,6 +412,22 @@ static int run_message(const Memo *memo, const Buffers *buffers, PyObject *array
     return moved == 2 ? ring_rest((Ring *)memo->run, array, number, memo->prefix) : moved;
 }
 
+/* Begin a send whose receiver copies the message. */
+static int run_announced(const Memo *memo, PyObject *array, PyObject *code, int instruction, PyObject **record,
+                         PyObject **work)
+{
+    Calls *calls = memo->calls;
+    uint64_t number;
+    char *data = ((Array *)array)->data;
+    int announced = may_announce(calls, memo->run) ? ring_announce((Ring *)memo->run, data, &number) : 0;
+    if (announced <= 0)
+        return announced;
+    *record = begin_record(calls, memo->facts, ++calls->num_messages, true, code, instruction);
+    if (*record != NULL)
+        *work = announced_send(calls, memo->run, memo->kind, memo->prefix, array, *record, number);
+    return *work == NULL ? -1 : 1;
+}
+
 static int run_call(const Memo *memo, const Buffers *sent, const Buffers *received, PyObject *send, PyObject *recv,
                     PyObject *code, int instruction, PyObject **record)
 {
@@ -458,11 +474,15 @@ static PyObject *run_memo(Function *self, Memo *memo, PyObject *const *args)
         return NULL;
     memo->num_users++; /* it may be dropped while this waits */
     PyObject *result = NULL, *record = NULL;
-    int status = is_later     ? run_later(memo, send, recv, code, instruction, &record, &result)
+    int status = 0;
+    if (is_async && is_message && sent.count)
+        status = run_announced(memo, send, code, instruction, &record, &result);
+    if (status == 0)
+        status = is_later     ? run_later(memo, send, recv, code, instruction, &record, &result)
                  : is_message ? run_message(memo, sent.count ? &sent : &received, sent.count ? send : recv, code,
                                             instruction, &record)
                               : run_call(memo, &sent, &received, send, recv, code, instruction, &record);
-    if (status > 0 && !is_later) {
+    if (status > 0 && result == NULL) {
         PyList_SetItem(record, COMPLETED, PyLong_FromLongLong(now_ns()));
         result = is_async             ? sent_at_once(memo->prefix)
                  : memo->returned < 0 ? Py_NewRef(memo->result)
@@ -594,17 +614,18 @@ PyType_Spec function_spec = {
 
 static PyObject *calls_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    PyObject *queue, *deferral, *keep, *fail, *make_job;
-    if (!PyArg_ParseTuple(args, "OOOOO", &queue, &deferral, &keep, &fail, &make_job))
+    PyObject *queue, *deferral, *announcing, *keep, *fail, *make_job;
+    if (!PyArg_ParseTuple(args, "OOOOOO", &queue, &deferral, &announcing, &keep, &fail, &make_job))
         return NULL;
     Calls *self = (Calls *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
     self->is_open = 1;
-    self->queue = Py_NewRef(queue), self->deferral = Py_NewRef(deferral);
+    self->queue = Py_NewRef(queue), self->deferral = Py_NewRef(deferral), self->announcing = Py_NewRef(announcing);
     self->keep = Py_NewRef(keep), self->fail = Py_NewRef(fail), self->make_job = Py_NewRef(make_job);
     self->outstanding = PyObject_GetAttrString(queue, "jobs");
     self->deferred = PyObject_GetAttrString(deferral, "works");
+    self->announced = PyObject_GetAttrString(announcing, "works");
     self->carrier = (TryLock *)PyObject_GetAttrString(queue, "carrier");
     self->taking = (TryLock *)PyObject_GetAttrString(deferral, "taking");
     if (PyErr_Occurred() || Py_TYPE(self->carrier) != try_lock_type || Py_TYPE(self->taking) != try_lock_type) {
@@ -649,8 +670,10 @@ static int calls_traverse(Calls *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(self->queue);
     Py_VISIT(self->deferral);
+    Py_VISIT(self->announcing);
     Py_VISIT(self->outstanding);
     Py_VISIT(self->deferred);
+    Py_VISIT(self->announced);
     Py_VISIT(self->carrier);
     Py_VISIT(self->taking);
     Py_VISIT(self->make_job);
@@ -664,8 +687,10 @@ static int calls_clear(Calls *self)
     self->is_open = 0;
     Py_CLEAR(self->queue);
     Py_CLEAR(self->deferral);
+    Py_CLEAR(self->announcing);
     Py_CLEAR(self->outstanding);
     Py_CLEAR(self->deferred);
+    Py_CLEAR(self->announced);
     Py_CLEAR(self->carrier);
     Py_CLEAR(self->taking);
     Py_CLEAR(self->make_job);
@@ -701,7 +726,9 @@ static PyMemberDef calls_members[] = {
 static PyType_Slot calls_slots[] = {
     {Py_tp_new, calls_new}, {Py_tp_dealloc, calls_dealloc}, {Py_tp_traverse, calls_traverse},
     {Py_tp_clear, calls_clear}, {Py_tp_methods, calls_methods}, {Py_tp_members, calls_members},
-    {Py_tp_doc, "Calls(queue, deferral, keep, fail, make_job): the known calls of one group, and their numbers."}, {0, NULL},
+    {Py_tp_doc, "Calls(queue, deferral, announcing, keep, fail, make_job): the known calls of one group, and their "
+                "numbers."},
+    {0, NULL},
 };
 
 PyType_Spec calls_spec = {

@@ -172,6 +172,11 @@ typedef struct {
     PyObject *locked, *empties, *owner, *nones;        /* what `is_free` looks at */
     PyObject *wake;
     PyObject *rest; /* None if the sender does not wait */
+    /* Of messages that their receiver copies from the sender's array: the announced sends of this rank; where the
+       receiver says whether it can; its process; and, of an isend, what goes on with the wait, or None. */
+    PyObject *announced, *follow;
+    Py_ssize_t mode;
+    long pid;
 } Ring;
 
 extern PyTypeObject *ring_type;
@@ -181,7 +186,14 @@ int ring_move(Ring *ring, char *data, uint64_t *number);
 int ring_rest(Ring *ring, PyObject *array, uint64_t number, PyObject *prefix);
 /* Whether senders wait until a message is taken. */
 bool ring_waits(const Ring *ring);
-/* Receive in three parts: wait for a message, for a moment; take it if it is of this kind; wake the sender. */
+/* Whether sends are announced if this rank receives as well; announce one, and return 1, or as above. */
+bool ring_announces(const Ring *ring);
+int ring_announce(Ring *ring, char *data, uint64_t *number);
+bool ring_is_taken(const Ring *ring, uint64_t number);
+/* Whether the next message, of any kind, has come. */
+bool ring_has_come(const Ring *ring);
+/* Receive in three parts: wait for a message, for a moment; take it if it is of this kind, during which other threads may
+   run if it is announced; wake the sender. */
 bool ring_await(Ring *ring);
 int ring_take(Ring *ring, char *data);
 int ring_wake(Ring *ring);
@@ -201,8 +213,8 @@ typedef struct {
     unsigned long long num_calls, num_messages;
     char is_open;               /* no hooks */
     unsigned long long changes; /* how often its known calls were forgotten */
-    PyObject *queue, *deferral; /* of async calls, and of receives that are not posted */
-    PyObject *outstanding, *deferred; /* their deques */
+    PyObject *queue, *deferral, *announcing; /* of async calls, receives that are not posted, and announced sends */
+    PyObject *outstanding, *deferred, *announced; /* their deques */
     TryLock *carrier, *taking;  /* taken by the thread that carries out calls, and by one that receives */
     PyObject *keep;             /* of the flight recorder */
     PyObject *fail;             /* called with the error, its prefix and the record: raises */
@@ -229,14 +241,17 @@ typedef struct {
 
 extern PyTypeObject *handle_type;
 /* Begin a known call that takes its place in the queue, or a receive that is deferred; or return the handle of a send
-   that is done. The result is a new reference; NULL with an error set. */
+   that is announced, or done. The result is a new reference; NULL with an error set. */
 PyObject *begin_call(Calls *calls, PyObject *run, PyObject *kind, PyObject *prefix, PyObject *sent, PyObject *received,
                      PyObject *record);
 PyObject *defer_receive(Calls *calls, PyObject *run, PyObject *kind, PyObject *prefix, PyObject *received,
                         PyObject *record, long source);
+PyObject *announced_send(Calls *calls, PyObject *run, PyObject *kind, PyObject *prefix, PyObject *sent, PyObject *record,
+                         uint64_t number);
 PyObject *sent_at_once(PyObject *prefix);
-/* Whether one more receive of so many bytes may be deferred. */
+/* Whether one more receive of so many bytes may be deferred; and one more send by a ring is to be announced. */
 bool may_defer(const Calls *calls, Py_ssize_t num_bytes);
+bool may_announce(const Calls *calls, PyObject *run);
 extern PyMethodDef work_functions[];
 
 extern PyType_Spec barrier_spec, step_spec, ring_spec, function_spec, calls_spec, try_lock_spec, handle_spec,

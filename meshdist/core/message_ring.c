@@ -1,16 +1,27 @@
-/* Ring: sends or receives messages of one kind. The reference is `shm.fast_path`; see `channel` too. */
+/* Ring: sends or receives messages of one kind. The reference is `shm.fast_path`; see `channel` too.
+
+   In an exchange, both ranks are busy with what they receive. So a long message is only announced: its receiver copies it
+   from the sender's array, once instead of twice, and the sender has nothing to do but to wait. */
+#define _GNU_SOURCE
 #include "core.h"
 
 #include <structmember.h>
+#ifdef __linux__
+#include <sys/uio.h>
+#endif
 
 PyTypeObject *ring_type;
 
 /* How often a receiver polls before it yields; some microseconds. */
 enum { SPINS = 300 };
 /* Kinds of entries, and the place in a header of what is a message's own: address and number. As in `channel`. */
-enum { EAGER = 1, RTS = 2, OWN = 40 };
+enum { EAGER = 1, RTS = 2, RTS_CMA = 3, OWN = 40 };
+/* A receiver that can read the sender's memory. */
+enum { READS = 1 };
 /* Up to here the receiver need not begin before all is written. */
 enum { SHORT = 8 << 10 };
+/* Longer messages of an exchange are announced; shorter ones have room in the ring, so that their sends need not wait. */
+enum { LONGEST_BUFFERED = 1 << 20 };
 
 /* Whether nobody is in the middle of anything: the lock is free, the containers are empty, the attributes None. The GIL
    is held from here to the end of the message, so that it stays so. */
@@ -80,6 +91,33 @@ static uint64_t next_number(Ring *self)
     return status < 0 ? 0 : number;
 }
 
+bool ring_announces(const Ring *self) { return self->follow != Py_None && self->num_bytes > LONGEST_BUFFERED; }
+
+int ring_announce(Ring *self, char *data, uint64_t *number)
+{
+    int free = is_free(self);
+    if (free <= 0)
+        return free;
+    uint64_t head = load(self->pipe.head);
+    if (load(&self->words[self->mode]) != READS || load(&self->words[self->others_state])
+        || head + self->unit - load(self->pipe.tail) > (uint64_t)self->pipe.num_bytes)
+        return 0;
+    if ((*number = next_number(self)) == 0)
+        return -1;
+    const int64_t kind = RTS_CMA;
+    const uint64_t own[] = {(uintptr_t)data, *number};
+    char *entry = self->pipe.ring + head % self->pipe.num_bytes;
+    memcpy(entry, PyBytes_AS_STRING(self->start), PyBytes_GET_SIZE(self->start));
+    memcpy(entry, &kind, sizeof kind);
+    memcpy(entry + OWN, own, sizeof own);
+    store(self->pipe.head, head + self->unit);
+    return ring_wake(self);
+}
+
+bool ring_is_taken(const Ring *self, uint64_t number) { return load(&self->words[self->taken]) >= number; }
+
+bool ring_has_come(const Ring *self) { return load(self->pipe.head) != load(self->pipe.tail); }
+
 /* Only a message that has room as a whole goes this way. */
 static int send_message(Ring *self, const char *data, uint64_t *number)
 {
@@ -113,8 +151,17 @@ static bool is_taken(Ring *self, uint64_t number)
     return is;
 }
 
+/* A message that has no room in the ring can be taken only if it is announced, as in an exchange: else its receive is
+   posted at once. */
+static bool is_in_vain(const Ring *self)
+{
+    return self->length > self->pipe.num_bytes && PySet_GET_SIZE(self->announced) == 0 && !ring_has_come(self);
+}
+
 bool ring_await(Ring *self)
 {
+    if (is_in_vain(self))
+        return false;
     Word *head = self->pipe.head;
     uint64_t tail = load(self->pipe.tail);
     for (int spins = SPINS; spins > 0; spins--) {
@@ -137,8 +184,44 @@ static bool is_mine(const Ring *self, const char *entry)
     const char *start = PyBytes_AS_STRING(self->start);
     int64_t kind;
     memcpy(&kind, entry, sizeof kind);
-    return (kind == EAGER || kind == RTS)
+    return (kind == EAGER || kind == RTS || kind == RTS_CMA)
            && memcmp(entry + sizeof kind, start + sizeof kind, PyBytes_GET_SIZE(self->start) - sizeof kind) == 0;
+}
+
+/* Copy from another process; return whether all of it was. */
+static bool read_memory(long pid, uint64_t address, char *data, Py_ssize_t size)
+{
+#ifdef __linux__
+    Py_ssize_t copied = 0;
+    for (Py_ssize_t done = 0; done < size; done += copied) {
+        struct iovec to = {data + done, size - done}, from = {(void *)(uintptr_t)(address + done), size - done};
+        if ((copied = process_vm_readv((pid_t)pid, &to, 1, &from, 1, 0)) <= 0)
+            return false;
+    }
+    return true;
+#else
+    return false;
+#endif
+}
+
+/* Copy an announced message. Other threads run meanwhile: `moving` keeps them from the ring. If the copy fails, it is
+   left to a request. */
+static int copy_announced(Ring *self, char *data, uint64_t address)
+{
+    PyObject *moving = PyObject_GetAttrString(self->owner, "moving");
+    PyObject *is_mine = moving == NULL ? NULL : PyObject_CallMethod(moving, "acquire", "O", Py_False);
+    int status = is_mine == NULL ? -1 : is_mine == Py_True;
+    if (status > 0) {
+        Py_BEGIN_ALLOW_THREADS
+        status = read_memory(self->pid, address, data, self->num_bytes);
+        Py_END_ALLOW_THREADS
+        PyObject *released = PyObject_CallMethod(moving, "release", NULL);
+        Py_XDECREF(released);
+        status = released == NULL ? -1 : status;
+    }
+    Py_XDECREF(is_mine);
+    Py_XDECREF(moving);
+    return status;
 }
 
 /* The message is taken as a whole: if its rest does not come, what has come stays for a request. */
@@ -149,14 +232,21 @@ int ring_take(Ring *self, char *data)
         return free;
     uint64_t tail = load(self->pipe.tail), own[2];
     const char *entry = self->pipe.ring + tail % self->pipe.num_bytes;
-    if (load(self->pipe.head) == tail || !is_mine(self, entry)
-        || stream_look(&self->pipe, tail + self->unit, data, self->num_bytes) < self->num_bytes)
+    if (load(self->pipe.head) == tail || !is_mine(self, entry))
         return 0;
     int64_t kind;
     memcpy(&kind, entry, sizeof kind);
     memcpy(own, entry + OWN, sizeof own);
-    store(self->pipe.tail, tail + self->length);
-    if (kind == RTS)
+    if (kind == RTS_CMA) {
+        int copied = copy_announced(self, data, own[0]);
+        if (copied <= 0)
+            return copied;
+    } else if (self->length > self->pipe.num_bytes
+               || stream_look(&self->pipe, tail + self->unit, data, self->num_bytes) < self->num_bytes) {
+        return 0;
+    }
+    store(self->pipe.tail, tail + (kind == RTS_CMA ? self->unit : self->length));
+    if (kind != EAGER)
         store(&self->words[self->taken], own[1]);
     return 1;
 }
@@ -201,14 +291,15 @@ static PyObject *ring_call(PyObject *object, PyObject *const *args, size_t nargs
 
 static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    PyObject *memory, *start, *locked, *empties, *owner, *nones, *wake_up, *rest;
+    PyObject *memory, *start, *locked, *empties, *owner, *nones, *wake_up, *rest, *announced, *follow;
     int receives;
     Py_ssize_t ring_begin, ring_bytes, unit, num_bytes, length, others_state, others_bells, head, tail;
-    Py_ssize_t pace, taken, written;
-    if (!PyArg_ParseTuple(args, "pO(nn)(nnnnnnn)(nnn)O!OO!OO!OO", &receives, &memory, &ring_begin, &ring_bytes, &head,
-                          &tail, &pace, &others_state, &others_bells, &taken, &written, &unit, &num_bytes, &length,
-                          &PyBytes_Type, &start, &locked, &PyTuple_Type, &empties, &owner, &PyTuple_Type, &nones,
-                          &wake_up, &rest))
+    Py_ssize_t pace, taken, written, mode;
+    long pid;
+    if (!PyArg_ParseTuple(args, "pO(nn)(nnnnnnnn)(nnn)O!OO!OO!OOO!Ol", &receives, &memory, &ring_begin, &ring_bytes,
+                          &head, &tail, &pace, &others_state, &others_bells, &taken, &written, &mode, &unit, &num_bytes,
+                          &length, &PyBytes_Type, &start, &locked, &PyTuple_Type, &empties, &owner, &PyTuple_Type,
+                          &nones, &wake_up, &rest, &PySet_Type, &announced, &follow, &pid))
         return NULL;
     Ring *self = (Ring *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -217,6 +308,7 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     self->receives = receives;
     self->start = Py_NewRef(start), self->locked = Py_NewRef(locked), self->empties = Py_NewRef(empties);
     self->owner = Py_NewRef(owner), self->nones = Py_NewRef(nones), self->wake = Py_NewRef(wake_up);
+    self->announced = Py_NewRef(announced), self->follow = Py_NewRef(follow), self->mode = mode, self->pid = pid;
     self->rest = Py_NewRef(rest), self->taken = taken, self->written = written;
     self->unit = unit, self->num_bytes = num_bytes, self->length = length;
     self->others_state = others_state, self->others_bells = others_bells;
@@ -238,6 +330,8 @@ static int ring_traverse(Ring *self, visitproc visit, void *arg)
     Py_VISIT(self->owner);
     Py_VISIT(self->wake);
     Py_VISIT(self->rest);
+    Py_VISIT(self->announced);
+    Py_VISIT(self->follow);
     return 0;
 }
 
@@ -254,22 +348,25 @@ static void ring_dealloc(Ring *self)
     Py_XDECREF(self->nones);
     Py_XDECREF(self->wake);
     Py_XDECREF(self->rest);
+    Py_XDECREF(self->announced);
+    Py_XDECREF(self->follow);
     type->tp_free(self);
     Py_DECREF(type);
 }
 
 static PyMemberDef members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Ring, call), READONLY, NULL},
+    {"follow", T_OBJECT, offsetof(Ring, follow), READONLY, "Makes the request that waits for an announced send."},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot slots[] = {
     {Py_tp_new, ring_new}, {Py_tp_dealloc, ring_dealloc}, {Py_tp_traverse, ring_traverse},
     {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, members},
-    {Py_tp_doc, "Ring(receives, memory, (ring_begin, ring_bytes), (head, tail, pace, others_state, others_bells, taken, written), "
-                "(unit, num_bytes, length), start, locked, empties, owner, nones, wake, rest): called with an array, it "
-                "moves a message and returns True, or False if it needs a request. With `rest`, the sender waits until "
-                "a message is taken, in the end by `rest(array, number, prefix)`."},
+    {Py_tp_doc, "Ring(receives, memory, (ring_begin, ring_bytes), (head, tail, pace, others_state, others_bells, "
+                "taken, written, mode), (unit, num_bytes, length), start, locked, empties, owner, nones, wake, rest, "
+                "announced, follow, pid): called with an array, it moves a message and returns True, or False if it needs "
+                "a request. With `rest`, the sender waits until a message is taken, in the end by `rest(array, number, prefix)`."},
     {0, NULL},
 };
 

@@ -3,8 +3,8 @@
    A known call is begun here, and waits in the queue of its group. A thread that waits for it carries out the calls of
    the queue in their order, each as a sync call would be. What takes longer than a moment is Python's: it gets a Job,
    which goes on where this has stopped, and so does what the progress thread takes up, what has callbacks, and the
-   calls of a group that has changed since. A receive of few bytes that is known is deferred, and takes its message while
-   it is waited for. */
+   calls of a group that has changed since. A receive that is known is deferred, and takes its message while it is waited
+   for. A long send that is known is announced; its receiver does the rest. */
 #include "core.h"
 
 #include <structmember.h>
@@ -13,12 +13,14 @@ PyTypeObject *handle_type;
 
 /* As many receives may be deferred, and as many bytes; set by `handles`, as `DeferredReceives` has them. */
 static Py_ssize_t most_deferred, most_deferred_bytes, long_bytes;
-/* The classes of known calls, of receives and of sends that are done; and `Work.wait`. */
-static PyTypeObject *planned_type, *deferred_type, *done_type;
+/* The classes of known calls, of receives, of sends that are announced and of those that are done; and `Work.wait`. */
+static PyTypeObject *planned_type, *deferred_type, *announced_type, *done_type;
 static PyObject *wait_in_python;
 
 /* How many calls to carry out between two looks for signals. */
 enum { CALLS_AT_ONCE = 64 };
+/* How long to wait until an announced message is taken, before Python goes on with that. */
+enum { TAKEN_NS = 1000000 };
 
 /* ---- beginning a call */
 
@@ -101,7 +103,15 @@ PyObject *begin_call(Calls *calls, PyObject *run, PyObject *kind, PyObject *pref
 bool may_defer(const Calls *calls, Py_ssize_t num_bytes)
 {
     Py_ssize_t size = PyObject_Size(calls->deferred);
-    return size < most_deferred && num_bytes * (size + 1) <= most_deferred_bytes;
+    /* Longer ones have no room in the buffers anyway. */
+    return size < most_deferred
+           && (num_bytes > most_deferred_bytes || num_bytes * (size + 1) <= most_deferred_bytes);
+}
+
+bool may_announce(const Calls *calls, PyObject *run)
+{
+    return ring_announces((Ring *)run) && PyObject_Size(calls->deferred) > 0
+           && PyObject_Size(calls->announced) < most_deferred;
 }
 
 PyObject *defer_receive(Calls *calls, PyObject *run, PyObject *kind, PyObject *prefix, PyObject *received,
@@ -122,6 +132,18 @@ PyObject *defer_receive(Calls *calls, PyObject *run, PyObject *kind, PyObject *p
     return (PyObject *)self;
 }
 
+PyObject *announced_send(Calls *calls, PyObject *run, PyObject *kind, PyObject *prefix, PyObject *sent, PyObject *record,
+                         uint64_t number)
+{
+    Handle *self = new_call(announced_type, calls, run, kind, prefix, sent, Py_None, record, calls->announcing);
+    if (self == NULL)
+        return NULL;
+    self->word = number;
+    if (append(calls->announced, (PyObject *)self) < 0 || PySet_Add(((Ring *)run)->announced, (PyObject *)self) < 0)
+        Py_CLEAR(self);
+    return (PyObject *)self;
+}
+
 PyObject *sent_at_once(PyObject *prefix)
 {
     Handle *self = new_handle(done_type, prefix);
@@ -138,9 +160,12 @@ static bool has_callbacks(const Handle *self) { return self->callbacks != NULL &
 static void release(Handle *self)
 {
     Calls *calls = self->calls;
-    self->calls = NULL;
+    PyObject *run = self->run;
+    self->calls = NULL, self->run = NULL;
+    if (run != NULL && Py_TYPE(self) == announced_type && PySet_Discard(((Ring *)run)->announced, (PyObject *)self) < 0)
+        PyErr_Clear();
+    Py_XDECREF(run);
     Py_CLEAR(self->sent);
-    Py_CLEAR(self->run);
     Py_CLEAR(self->kind);
     Py_CLEAR(self->job);
     Py_XDECREF(calls);
@@ -153,14 +178,11 @@ static void note_time(Handle *self, int place)
         PyErr_Clear(); /* the time is lost, not the call */
 }
 
-/* Leave the queue: the call is done. What was asked for meanwhile, by another thread, is called by `call_back`. */
-static int finish(Handle *self, PyObject *deque)
+/* The call is done. What was asked for meanwhile, by another thread, is called by `call_back`. */
+static void mark_done(Handle *self)
 {
     note_time(self, COMPLETED);
-    if (drop_first(deque) < 0)
-        return -1;
     self->is_done = 1;
-    return 1;
 }
 
 static int call_back(Handle *self)
@@ -206,7 +228,8 @@ static int advance(Handle *self, PyObject *deque)
         status = 0;
     } else if (barrier_poll(step->barrier, self->word)) {
         step_finish(step, self->phase, &received);
-        status = finish(self, deque);
+        status = drop_first(deque) < 0 ? -1 : 1;
+        mark_done(self);
     }
     Py_DECREF(step);
     return status;
@@ -235,30 +258,103 @@ static int carry_some(Calls *calls, Handle *until)
     return status;
 }
 
-/* Take the messages of the receives of a group in their order, as `DeferredReceives.carry` does. */
+/* Put a receive back whose message has not been taken. */
+static int put_back(Handle *self, PyObject *deque)
+{
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyObject *back = PyObject_CallMethod(deque, "appendleft", "O", self);
+    Py_XDECREF(back);
+    if (type != NULL)
+        PyErr_Restore(type, error, trace);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* Take the message of the first receive, which is not in the deque meanwhile: other threads may run. */
+static int take(Handle *self, Ring *ring, PyObject *deque)
+{
+    char *data = NULL;
+    if (!data_of(self->value, CARRAY, &data))
+        return 0;
+    if (drop_first(deque) < 0)
+        return -1;
+    if (ring_take(ring, data) <= 0)
+        return put_back(self, deque);
+    mark_done(self);
+    release(self);
+    Py_CLEAR(self->queue);
+    return ring_wake(ring) < 0 ? -1 : call_back(self);
+}
+
+/* Wait for a moment for the message of the first receive of a group, and take it, as `DeferredReceives.carry` does. */
+static int take_first(Calls *calls)
+{
+    int status = 0;
+    Handle *head = (Handle *)first_of(calls->deferred);
+    if (head != NULL && Py_TYPE(head) == deferred_type && head->run != NULL && !calls->taking->is_taken) {
+        Ring *ring = (Ring *)Py_NewRef(head->run);
+        bool has_come = ring_await(ring); /* another thread may take, or post, this receive meanwhile */
+        PyObject *first = has_come ? first_of(calls->deferred) : NULL;
+        if (first == (PyObject *)head && !calls->taking->is_taken)
+            status = take(head, ring, calls->deferred);
+        Py_XDECREF(first);
+        Py_DECREF(ring);
+    }
+    Py_XDECREF(head);
+    return status;
+}
+
 static int take_some(Calls *calls, Handle *until)
 {
     int status = 1;
-    for (int left = CALLS_AT_ONCE; status > 0 && left > 0 && !until->is_done; left--) {
-        Handle *head = (Handle *)first_of(calls->deferred);
-        status = 0;
-        if (head != NULL && Py_TYPE(head) == deferred_type && head->run != NULL && !calls->taking->is_taken) {
-            Ring *ring = (Ring *)Py_NewRef(head->run);
-            bool has_come = ring_await(ring); /* another thread may take, or post, this receive meanwhile */
-            PyObject *first = has_come ? first_of(calls->deferred) : NULL;
-            char *data = NULL;
-            if (first == (PyObject *)head && !calls->taking->is_taken && data_of(head->value, CARRAY, &data))
-                status = ring_take(ring, data);
-            Py_XDECREF(first);
-            if (status > 0 && (status = finish(head, calls->deferred)) > 0) {
-                release(head);
-                Py_CLEAR(head->queue);
-                status = ring_wake(ring) < 0 ? -1 : call_back(head);
-            }
-            Py_DECREF(ring);
-        }
-        Py_XDECREF(head);
+    for (int left = CALLS_AT_ONCE; status > 0 && left > 0 && !until->is_done; left--)
+        status = take_first(calls);
+    return status;
+}
+
+/* Whether the message of the first receive has come. */
+static bool has_arrival(const Calls *calls)
+{
+    Handle *head = (Handle *)first_of(calls->deferred);
+    bool has = head != NULL && Py_TYPE(head) == deferred_type && head->run != NULL && ring_has_come((Ring *)head->run);
+    Py_XDECREF(head);
+    return has;
+}
+
+/* An announced message is taken. Returns 0 if another thread has posted its send. */
+static int finish_announced(Calls *calls, Handle *self)
+{
+    PyObject *removed = PyObject_CallMethod(calls->announced, "remove", "O", self);
+    if (removed == NULL) {
+        PyErr_Clear();
+        return 0;
     }
+    Py_DECREF(removed);
+    mark_done(self);
+    release(self);
+    Py_CLEAR(self->queue);
+    return call_back(self);
+}
+
+/* Wait for a moment until an announced message is taken; take those that come, whose senders may wait as well. */
+static int await_taken(Calls *calls, Handle *self)
+{
+    Ring *ring = (Ring *)Py_NewRef(self->run);
+    int status = 1;
+    for (int64_t until = now_ns() + TAKEN_NS; status > 0 && self->run != NULL && !self->is_done;) {
+        if (ring_is_taken(ring, self->word)) {
+            status = finish_announced(calls, self);
+        } else if (has_arrival(calls)) {
+            status = take_first(calls);
+        } else if (now_ns() > until) {
+            status = 0;
+        } else {
+            Py_BEGIN_ALLOW_THREADS
+            sched_yield();
+            Py_END_ALLOW_THREADS
+        }
+    }
+    Py_DECREF(ring);
     return status;
 }
 
@@ -268,7 +364,9 @@ static int carry(Handle *self)
     Calls *calls = (Calls *)Py_NewRef(self->calls);
     int status = 1;
     while (status > 0 && !self->is_done && self->run != NULL) {
-        status = Py_TYPE(self->run) == step_type ? carry_some(calls, self) : take_some(calls, self);
+        status = Py_TYPE(self->run) == step_type   ? carry_some(calls, self)
+                 : Py_TYPE(self) == announced_type ? await_taken(calls, self)
+                                                   : take_some(calls, self);
         if (status >= 0 && PyErr_CheckSignals() < 0)
             status = -1;
     }
@@ -374,18 +472,19 @@ static void handle_dealloc(Handle *self)
 
 static PyObject *handles(PyObject *module, PyObject *args)
 {
-    PyTypeObject *planned, *deferred, *done;
+    PyTypeObject *planned, *deferred, *announced, *done;
     PyObject *wait;
-    if (!PyArg_ParseTuple(args, "O!O!O!Onnn", &PyType_Type, &planned, &PyType_Type, &deferred, &PyType_Type, &done, &wait,
-                          &most_deferred, &most_deferred_bytes, &long_bytes))
+    if (!PyArg_ParseTuple(args, "O!O!O!O!Onnn", &PyType_Type, &planned, &PyType_Type, &deferred, &PyType_Type, &announced,
+                          &PyType_Type, &done, &wait, &most_deferred, &most_deferred_bytes, &long_bytes))
         return NULL;
     if (!PyType_IsSubtype(planned, handle_type) || !PyType_IsSubtype(deferred, handle_type)
-        || !PyType_IsSubtype(done, handle_type)) {
+        || !PyType_IsSubtype(announced, handle_type) || !PyType_IsSubtype(done, handle_type)) {
         PyErr_SetString(PyExc_TypeError, "handles: the classes must be derived from Handle");
         return NULL;
     }
     Py_XSETREF(planned_type, (PyTypeObject *)Py_NewRef(planned));
     Py_XSETREF(deferred_type, (PyTypeObject *)Py_NewRef(deferred));
+    Py_XSETREF(announced_type, (PyTypeObject *)Py_NewRef(announced));
     Py_XSETREF(done_type, (PyTypeObject *)Py_NewRef(done));
     Py_XSETREF(wait_in_python, Py_NewRef(wait));
     Py_RETURN_NONE;
@@ -393,7 +492,7 @@ static PyObject *handles(PyObject *module, PyObject *args)
 
 PyMethodDef work_functions[] = {
     {"handles", handles, METH_VARARGS,
-     "handles(planned, deferred, done, wait, most_deferred, most_deferred_bytes, long_bytes): the classes of the works "
+     "handles(planned, deferred, announced, done, wait, most_deferred, most_deferred_bytes, long_bytes): the classes of the works "
      "that are made here, `Work.wait`, how much may be deferred, and from how much on `watch` is to know."},
     {NULL, NULL, 0, NULL},
 };

@@ -30,7 +30,7 @@ from meshdist.system.env_flags import INSECURE
 from meshdist.system.platform import user_id
 
 _CARD = re.compile(r"(?P<world>(?:.*/)?world/\d+)/card/0")
-CONNECT_S = 10.0
+_CONNECT_S = 10.0
 _ANSWER_S = 5.0  # enough for a busy machine; ranks that answer at once cost no more
 
 
@@ -52,7 +52,7 @@ class Found(NamedTuple):
 
 
 def attach(
-    address: str, budget_s: float = _ANSWER_S, *, secret: bytes | None = None, connect_s: float = CONNECT_S
+    address: str, budget_s: float = _ANSWER_S, *, secret: bytes | None = None, connect_s: float = _CONNECT_S
 ) -> Found:
     """Return what the ranks of a job do, without disturbing it.
 
@@ -109,10 +109,14 @@ _LONG_S = 2.0
 _AT_THE_END_S = 1.0
 
 
-def hang_at_the_end(address: str, secret: bytes) -> list[str]:
-    """Return who waits for whom in a job that is being interrupted; empty unless a rank has waited for some seconds."""
+def hang_at_the_end(store: Store, address: str) -> list[str]:
+    """Return who waits for whom in a job that is being interrupted; empty unless a rank has waited for some seconds.
+
+    `store` is that of the ranks, to which the caller is connected: on a busy host a new connection may take longer than
+    the user wants to wait.
+    """
     try:
-        found = attach(address, _AT_THE_END_S, secret=secret, connect_s=_AT_THE_END_S)
+        found = found_in(store, address, _AT_THE_END_S)
     except DistError:  # no world has begun, or its store is gone
         return []
     waits = who_waits(found.states, found.gone)

@@ -23,6 +23,8 @@ class BlockedRank:
         phase: The number of its phase.
         has_ended: It is in no call: it has ended the phase.
         num_counts: How often it has published its traffic in this wait; see `runtime.message_counts`.
+        sends_in: The group in which the awaited rank has to read its messages; see `runtime.waiting`.
+        reads_in: The group in which it reads all messages of the awaited rank.
     """
 
     rank: int
@@ -34,6 +36,12 @@ class BlockedRank:
     phase: int = 0
     has_ended: bool = False
     num_counts: int = 0
+    sends_in: str = ""
+    reads_in: str = ""
+
+    def may_end(self, other: BlockedRank) -> bool:
+        """Return whether the wait of `other` may end by what this rank does while it waits."""
+        return bool(other.sends_in) and self.reads_in == other.sends_in and other.rank in self.awaits
 
     def encode(self) -> str:
         return json.dumps({**asdict(self), "confirmed": sorted(self.confirmed.items())})
@@ -94,4 +102,6 @@ def _describe_circle(circle: list[BlockedRank]) -> str:
     orders = {one.members for one in circle}
     are_reordered = len({tuple(sorted(members)) for members in orders}) < len(orders)
     advice = "; groups whose ranks are in a different order are different groups" if are_reordered else ""
+    if all(one.call.startswith("send(") for one in circle):
+        advice = "; post an irecv before the send, or call sendrecv, which does both at once"
     return f"the ranks wait for each other, and none can go on: {'; '.join(steps)}{advice}"

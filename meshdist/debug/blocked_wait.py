@@ -205,7 +205,9 @@ class BlockedWait:
         return {rank: BlockedRank.decode(text) for rank, text in zip(there, texts, strict=True) if text}
 
     def _see(self, other: BlockedRank) -> _Seen | None:
-        """Return the wait of an awaited rank; None if it has left the group, or now begins another wait."""
+        """Return the wait of an awaited rank; None if it may end that of this rank, has left, or begins another."""
+        if other.may_end(self._blocked):
+            return None
         last = self._seen.get(other.rank)
         if last is not None and (last.number, last.num_counts) == (other.number, other.num_counts):
             return last

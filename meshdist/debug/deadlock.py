@@ -6,12 +6,21 @@ published. If its wait then still goes on, it publishes the numbers of their wai
 
 Ranks of which each has confirmed the wait of the next, in a circle, wait for ever. Suppose that some of these waits
 end, and that the wait of x is the first. It ends by something that the next rank, y, does. While y waits, it does
-nothing, and its wait has not ended. What y did before it published its wait was there when x, having read of that wait,
-looked again, and was not enough. So none of these waits ends. For that, a `Waitable` names in `awaits` only ranks that
-must do something in a call of theirs. What they do is seen at once, as in shared memory, or is counted on both sides:
-over TCP and MPI, y publishes with its wait how much it has sent and received, and x confirms the wait only if nothing
-was under way between the two in either direction; `runtime.message_counts` says why nothing follows. Besides, y must
-not have left the group of x's call, which x might learn later.
+nothing that ends the wait of x (see below), and its wait has not ended. What y did before it published its wait was
+there when x, having read of that wait, looked again, and was not enough. So none of these waits ends. For that, a
+`Waitable` names in `awaits` only ranks that must do something in a call of theirs. What they do is seen at once, as in
+shared memory, or is counted on both sides: over TCP and MPI, y publishes with its wait how much it has sent and
+received, and x confirms the wait only if nothing was under way between the two in either direction;
+`runtime.message_counts` says why nothing follows. Besides, y must not have left the group of x's call, which x might
+learn later.
+
+What a rank does while it waits: over shared memory, a recv or a probe reads all that its source sends in the group,
+whatever the tag, which ends sends of that source (`Waitable.reads_in`). Nothing else reads there: a recv from any
+source does, but is not blocked, nor is a rank with an `irecv`; a collective, a send, a recv from another rank or in
+another group, and a rank that has ended its phase leave the messages of x where they are. So the send of x to y, if it
+waits until y reads, waits for y unless y waits for a message of x in the same group. A rank that waits in a send writes
+that message and no other, or it is not blocked; it ends only waits of the receiver for this rank, and of such a
+receiver the send does not wait. On threads, a message is taken as it is sent or as its recv is posted, never in a wait.
 
 A wait may also end by its timeout or by the failure of a rank outside of the circle. So a circle must be claimed: the
 rank that finds it marks every wait of it in the store, in one step each, and a rank whose wait fails marks that wait as
@@ -105,9 +114,11 @@ class DeadlockDetector:
             self._world.rank,
             next(self._numbers),
             awaits[:_MOST_AWAITED],
-            _words(record),
+            _words(record) + (f" ({instead})" if (instead := waitable.instead()) else ""),
             members=group.ranks,
             phase=self._phase,
+            sends_in=waitable.sends_in(),
+            reads_in=waitable.reads_in(),
         )
         self._wait = BlockedWait(blocked, self._surroundings(), group.name, group.has_left)
         return self._wait

@@ -48,7 +48,7 @@ def report_on(states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None
         ["What went wrong", *_faults(states)],
         ["First call in which the ranks disagree", *_first_disagreement(states, waits)],
         ["Who waits for whom", *hang_report(waits, size)],
-        ["Stragglers", *_latecomers(states)],
+        ["Stragglers", *_latecomers(states, waits)],
     ]
     if silent:
         words = (
@@ -119,7 +119,21 @@ def _order_of_groups(waits: Waits) -> list[str]:
     return []
 
 
-def _latecomers(states: Mapping[int, RankSnapshot]) -> list[str]:
+def _latecomers(states: Mapping[int, RankSnapshot], waits: Waits) -> list[str]:
+    missing = []
+    for rank in waits.absent[:_MOST_SHOWN]:
+        # Since the first rank has waited for it.
+        edges = [(other, call) for other, _, call in waits.graph.in_edges(rank, data="call") if other in states]
+        if edges:
+            first, call = max(edges, key=lambda edge: states[edge[0]].time_s - edge[1].created_s)
+            late_s = states[first].time_s - call.created_s
+            waiting = ranks_text(sorted(other for other, _ in edges))
+            verb = "waits" if len(edges) == 1 else "wait"
+            missing.append(f"rank {rank} is late: {waiting} {verb} for it, for {late_s:.1f} s by now")
+    return missing + _last_of_calls(states, are_any_late=bool(missing))
+
+
+def _last_of_calls(states: Mapping[int, RankSnapshot], *, are_any_late: bool) -> list[str]:
     made: dict[tuple[str, int], dict[int, float]] = {}
     for rank, state in states.items():
         for call in state.calls:
@@ -133,10 +147,13 @@ def _latecomers(states: Mapping[int, RankSnapshot]) -> list[str]:
             late[last] += 1
             lost_s[last] = lost_s.get(last, 0.0) + times[last] - min(times.values())
     num_calls = sum(late.values())
+    if not num_calls:
+        return [] if are_any_late else ["unknown: the records have no collective that several ranks have completed"]
     order = sorted(lost_s, key=lambda rank: -lost_s[rank])
     worst = [rank for rank in order[:_MOST_SHOWN] if lost_s[rank] / late[rank] > _LATE_S]
     if not worst:
-        return ["none: the ranks enter their calls within a millisecond of each other"]
+        before = "before, the ranks entered" if are_any_late else "none: the ranks enter"
+        return [f"{before} their calls within a millisecond of each other"]
     return [
         f"rank {rank} was the last to enter {late[rank]} of {num_calls} calls,"
         f" {1e3 * lost_s[rank] / late[rank]:.1f} ms after the first on average"

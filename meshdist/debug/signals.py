@@ -23,11 +23,14 @@ from meshdist.debug.dump import RECORDS_SENT, rank_state, write_state
 from meshdist.debug.native_stack import StackFile
 from meshdist.errors import DistError
 from meshdist.runtime.flight_recorder import DIRECTORY_VARIABLE
+from meshdist.runtime.log import RankLog
+from meshdist.system.platform import start_thread
 
 if TYPE_CHECKING:
     from meshdist.groups.world import World
     from meshdist.runtime.context import WorldSlot
 
+_log = RankLog()
 _LAST_S = 1.0
 
 
@@ -75,8 +78,12 @@ class SignalWatch:
             if world is None or os.getpid() != self._pid or (busy is not None and busy.is_alive()):
                 return
             thread = threading.Thread(target=answer, args=(world,), name=f"meshdist-answer-{world.rank}", daemon=True)
-            self._threads[number] = thread
-            thread.start()
+            try:
+                start_thread(thread)
+            except DistError as error:  # not the fault of the call that the signal interrupts
+                _log.warning("cannot answer signal %d: %s", number, error)
+            else:
+                self._threads[number] = thread
 
         return handle
 

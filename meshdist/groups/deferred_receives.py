@@ -19,7 +19,7 @@ from meshdist.backends.base import FastPath
 from meshdist.runtime.flight_recorder import CREATED, Record, clock
 from meshdist.runtime.progress import NAP_S, Job, JobQueue, Progress
 from meshdist.runtime.waiting import Doorbell, Waitable
-from meshdist.runtime.work import PlannedWork, ReceiptWork, Work
+from meshdist.runtime.work import ReceiptWork, Work
 
 # The facts of a message in the flight recorder: function, group name and label, dtype, shape, peer, tag and timeout.
 Facts: TypeAlias = "tuple[str, str, str, np.dtype[Any], tuple[int, ...], int | None, int, float]"
@@ -135,6 +135,8 @@ class DeferredReceives:
     def takes(self, request: PersistentRequest, tensor: Array) -> bool:
         """Return whether a receive may be deferred; the core has more room for messages than other transports."""
         in_core = core.module is not None and isinstance(request.fast_path, core.Ring)
+        if in_core and tensor.nbytes > self.MOST_BYTES:  # it has no room in the buffers anyway
+            return len(self.works) < self.MOST
         most_bytes = self.MOST_BYTES if in_core else self.LONG_BYTES
         return len(self.works) < self.MOST and tensor.nbytes * (len(self.works) + 1) <= most_bytes
 
@@ -209,15 +211,3 @@ class DeferredReceives:
 
     def wait_for(self, work: Work, error_prefix: str, limit_s: float) -> None:
         raise AssertionError("`carry` comes before, which posts the receive")
-
-
-if core.module is not None:
-    core.module.handles(
-        PlannedWork,
-        DeferredWork,
-        PlannedWork,
-        Work.wait,
-        DeferredReceives.MOST,
-        DeferredReceives.MOST_BYTES,
-        DeferredReceives.LONG_BYTES,
-    )

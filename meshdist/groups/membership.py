@@ -10,6 +10,9 @@ from operator import index
 from meshdist import core
 from meshdist.runtime.rank_text import numbers_differ
 
+# The functions in which the source may be left out.
+_FROM_ANY = ("recv", "irecv", "sendrecv", "probe", "iprobe", "recv_object_list")
+
 
 @core.compare_by_identity
 class Membership:
@@ -70,8 +73,9 @@ class Membership:
             given = repr(rank if group_rank is None else group_rank)
             raise TypeError(f"{self.error_prefix(of)}: {name} must be an integer, got {given}") from None
         if place is None:
+            hint = "; leave src out to receive from any rank" if name == "src" and of in _FROM_ANY else ""
             raise ValueError(
-                f"{self.error_prefix(of)}: {name} must be a member, one of {listed(self.ranks)}, got {rank}"
+                f"{self.error_prefix(of)}: {name} must be a member, one of {listed(self.ranks)}, got {rank}{hint}"
             )
         if not 0 <= place < len(self.ranks):
             raise ValueError(

@@ -110,7 +110,8 @@ class Probes(ABC):
 
     def _check_tag(self, error_prefix: str, tag: int) -> None:
         if type(tag) is not int and not isinstance(tag, (int, np.integer)):
-            raise TypeError(f"{error_prefix}: tag must be an integer, got {tag!r}")
+            hint = "; probe tells the tag of a message, whatever it is" if tag is None else ""
+            raise TypeError(f"{error_prefix}: tag must be an integer, got {tag!r}{hint}")
         if tag < 0:
             raise ValueError(f"{error_prefix}: tag must not be negative, got {tag}")
         if tag >= _TAGS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from sys import _getframe
@@ -15,11 +15,12 @@ from meshdist import core
 from meshdist.arrays.device_types import device_type_of
 from meshdist.arrays.host import Array, as_array, check_dtype, check_writable, pack
 from meshdist.errors import DistError, DistTimeoutError
+from meshdist.groups.announced_sends import AnnouncedSends, AnnouncedWork
 from meshdist.groups.deferred_receives import DeferredReceives, DeferredWork, PersistentRequest
 from meshdist.groups.message_probes import MessageGroup, Probes
 from meshdist.runtime.device_calls import DeviceCalls, Parcel
 from meshdist.runtime.flight_recorder import COMPLETED, Record, clock, users
-from meshdist.runtime.hooks import CallInfo, CallObserver, notify_around
+from meshdist.runtime.hooks import EXCHANGE_CALLS, CallInfo, CallObserver, notify_around
 from meshdist.runtime.plan_cache import remember
 from meshdist.runtime.progress import Job, JobQueue, Progress
 from meshdist.runtime.waiting import Incoming, Waitable, Wrapped
@@ -51,6 +52,7 @@ class PointToPoint(Probes):
         self._ireceives: dict[Any, PersistentRequest] = {}
         self.deferral = DeferredReceives(self._take_deferred, self._post_deferred, progress)
         self.deferred = self.deferral.works
+        self.announcing = AnnouncedSends(self._post_announced, self.deferral)
         # The DeviceCalls that hold back messages until the end of a block; None outside of a block.
         self._batches: list[DeviceCalls] | None = None
         # Checked peers: global rank -> rank in the group.
@@ -58,9 +60,12 @@ class PointToPoint(Probes):
 
     @property
     def outstanding(self) -> int:
-        return len(self.deferred) + sum(len(queue.jobs) for queue in list(self._queues.values()))
+        unposted = len(self.deferred) + len(self.announcing.works)
+        return unposted + sum(len(queue.jobs) for queue in list(self._queues.values()))
 
     def watch(self, *observers: CallObserver) -> None:
+        for name in EXCHANGE_CALLS:
+            self.__dict__.pop(name, None)  # set by a recorder
         for name in ("send", "recv", "isend", "irecv"):
             # An instance attribute hides the method of the class: messages without observers pay nothing.
             self.__dict__.pop(name, None)
@@ -167,7 +172,9 @@ class PointToPoint(Probes):
         record = self.begin_record("isend", array, dst, tag)
         post = partial(self._post_send, backend, packed, dst, tag)
         self._begin(work, error_prefix, ("to", dst), post, None, record)
-        if request is None and array is tensor and dst != self._rank:
+        if request is not None:
+            self._note(request, tensor)
+        elif array is tensor and dst != self._rank:
             self._keep_request(requests, "isend", tensor, dst, tag, backend.fast_isend)
         return work
 
@@ -204,7 +211,7 @@ class PointToPoint(Probes):
         return work
 
     def sendrecv(self, send: Any, recv: Any, dst: int, src: int | None, tags: tuple[int, int]) -> int:
-        """Send a message and receive one; return the sender. The hooks see them as an isend and an irecv."""
+        """Send a message and receive one; return the sender. Observers see an isend and an irecv."""
         error_prefix = self._group.error_prefix("sendrecv")
         # Arrays of kinds that were sent and received before are plain, and recv can be written.
         is_known = (
@@ -221,10 +228,22 @@ class PointToPoint(Probes):
         taken.wait()
         return self._group.ranks.index(taken.source_rank()) if src is None else src
 
+    def exchange(
+        self, of: str, receives: Sequence[tuple[Any, int]], sends: Sequence[tuple[Any, int]], tag: int
+    ) -> None:
+        """Receive and send arrays, each from or to a rank, and wait for all; the user called the function `of`."""
+        arrays = [array for array, _ in (*receives, *sends)]
+        on_cpu = all(type(array) is np.ndarray or device_type_of(array) == "cpu" for array in arrays)
+        with nullcontext() if on_cpu else self.batched(of):
+            works = [self.irecv(array, src, tag) for array, src in receives]
+            works += [self.isend(array, dst, tag) for array, dst in sends]
+        for work in works:
+            work.wait()
+
     def forget_requests(self) -> None:
         """Make the next message of each kind check the group and choose its backend again."""
         self._sends, self._receives, self._isends, self._ireceives = {}, {}, {}, {}
-        self.deferral.post_all()
+        self.post_deferred()
 
     @contextmanager
     def batched(self, of: str) -> Iterator[None]:
@@ -244,10 +263,11 @@ class PointToPoint(Probes):
 
     def post_deferred(self) -> None:
         self.deferral.post_all()
+        self.announcing.post_all()
 
     def drain(self) -> None:
         """Wait for the messages in progress; receives that get no message in time fail."""
-        self.deferral.post_all()
+        self.post_deferred()
         works = self._progress.works(list(self._queues.values()))
         try:
             for work in works:
@@ -296,6 +316,17 @@ class PointToPoint(Probes):
 
         post = partial(self._post_recv, backend, work.tensor, src, tag)
         self._begin(work, error_prefix, ("from", src, tag), post, arrive, work.record)
+
+    def _post_announced(self, work: AnnouncedWork) -> None:
+        _, _, _, _, _, dst, _, _ = work.request.facts
+        ring: core.Ring = work.request.fast_path  # type: ignore[assignment]
+
+        def post() -> Waitable:
+            request: Waitable = ring.follow(work.sent, work.word)
+            work._release()
+            return request
+
+        self._begin(work, self._group.error_prefix("isend"), ("to", dst), post, None, work.record)
 
     def _try_fast_path(self, request: PersistentRequest, tensor: Array) -> bool:
         # Send or receive by the fast path if possible, with the same record as `begin_record` makes.

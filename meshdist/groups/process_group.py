@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from copy import copy
 from functools import partial
 from sys import _getframe
@@ -17,7 +18,7 @@ from meshdist.arrays.host import as_buffers, check_apart
 from meshdist.arrays.reduce_op import Op, PremulSum, as_reduce_op
 from meshdist.backends.base import Backend, Plan
 from meshdist.collectives.methods import CollectiveMethods
-from meshdist.errors import DistBackendError, DistError, DistTimeoutError
+from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistTimeoutError
 from meshdist.groups.group_backends import GroupBackends
 from meshdist.groups.membership import Membership, listed
 from meshdist.groups.point_to_point import PointToPoint
@@ -42,7 +43,11 @@ from meshdist.runtime.plan_cache import plan_key, remember, simple_key
 from meshdist.runtime.progress import Job, JobQueue, Progress
 from meshdist.runtime.waiting import Waitable
 from meshdist.runtime.work import PlannedWork, Work
+from meshdist.store.brevity import brief
 from meshdist.system.deadline import Deadline
+
+# How long a rank may take to say in the store that it gives up, since a peer has ended or cannot be reached.
+_LAST_WORDS_S = 1.5
 
 _T = TypeVar("_T")
 
@@ -121,7 +126,9 @@ class ProcessGroup(CollectiveMethods, Membership):
         self._broken: DistError | None = None
         self._closed: str | None = None
         self.messages = PointToPoint(self, world.progress)
-        self.calls = core.Calls(self._queue, self.messages.deferral, self._keep, self._raise_failed, self._job_of)
+        self.calls = core.Calls(
+            self._queue, self.messages.deferral, self.messages.announcing, self._keep, self._raise_failed, self._job_of
+        )
         self.hooks = CallHooks(self)
 
     def __repr__(self) -> str:
@@ -465,8 +472,10 @@ class ProcessGroup(CollectiveMethods, Membership):
         error, cause = located(error, error_prefix, record)
         if record is not None:
             self.recorder.end(record, cause)
-        self._break(cause)
-        self._world.note_fault(cause)
+        # After the end of a peer, the store may be cut off as well.
+        with brief(_LAST_WORDS_S) if cause.peer_failed or isinstance(cause, DistNetworkError) else nullcontext():
+            self._break(cause)
+            self._world.note_fault(cause)
         return error
 
     def _break(self, cause: DistError) -> None:

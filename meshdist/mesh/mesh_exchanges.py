@@ -10,7 +10,6 @@ import numpy as np
 
 from meshdist.arrays.device_types import new_empty, taken
 from meshdist.arrays.host import Array, check_dtype, check_writable, describe_array
-from meshdist.collectives.send_recv import P2POp, batch_isend_irecv, irecv, isend
 from meshdist.mesh.mesh_slices import MeshSlices
 
 if TYPE_CHECKING:
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 # A value for all axes, one for each in order, or those of some axes by name or index.
 PerAxis: TypeAlias = "V | Sequence[V] | Mapping[int | str, V]"
+# Arrays, each with the rank of the group that it is from or for, or None.
+_Messages: TypeAlias = "Sequence[tuple[Any, int | None]]"
 
 
 class MeshExchanges(MeshSlices):
@@ -82,7 +83,7 @@ class MeshExchanges(MeshSlices):
         if before == me:
             room[...] = array
         else:
-            _exchange(group, [(irecv, room, before), (isend, array, after)], tag)
+            _exchange(group, "shift", [(room, before)], [(array, after)], tag)
         result: Array | None = None if before is None else room if out is None else out
         return result
 
@@ -223,15 +224,15 @@ def _exchange_edges(group: ProcessGroup, array: Any, dim: int, width: int, perio
         return
     # Between two ranks of a periodic axis there are two messages each way. The first sent is that of the low edge, so
     # the first received is that of the high ghost cells.
-    received = [(irecv, high_ghost, above), (irecv, low_ghost, below)]
-    _exchange(group, [*received, (isend, low_edge, below), (isend, high_edge, above)], tag)
+    receives, sends = [(high_ghost, above), (low_ghost, below)], [(low_edge, below), (high_edge, above)]
+    _exchange(group, "halo_exchange", receives, sends, tag)
 
 
-def _exchange(group: ProcessGroup, messages: Sequence[tuple[Any, Any, int | None]], tag: int) -> None:
-    """Begin the messages that have another side together, receives first, and wait for them."""
-    ops = [P2POp(op, array, None, group, tag, peer) for op, array, peer in messages if peer is not None]
-    for work in batch_isend_irecv(ops):
-        work.wait()
+def _exchange(group: ProcessGroup, of: str, receives: _Messages, sends: _Messages, tag: int) -> None:
+    """Make the messages that have another side, and wait for them."""
+    received, sent = ([(array, peer) for array, peer in side if peer is not None] for side in (receives, sends))
+    if received or sent:
+        group.messages.exchange(of, received, sent, tag)
 
 
 def _neighbour(me: int, step: int, size: int, periodic: bool) -> int | None:

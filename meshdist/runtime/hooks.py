@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from meshdist.runtime.call import CollectiveSpec, Splits
 
 MESSAGE_CALLS = ("send", "recv", "isend", "irecv")
+EXCHANGE_CALLS = ("sendrecv", "exchange")
+"""Calls that consist of several messages, each of which observers see."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,9 @@ class CallRecorder(Protocol):
 
     def around_message(self, group: Group, name: str, begin: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function that replaces `begin`, the function `name` of a group's messages."""
+
+    def around_exchange(self, group: Group, name: str, exchange: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function that replaces `exchange`, one of `EXCHANGE_CALLS` of a group's messages."""
 
 
 class HookedMessages(Messages, Protocol):
@@ -132,6 +137,8 @@ class CallHooks:
         for recorder in self._recorders:
             for name in MESSAGE_CALLS:
                 setattr(messages, name, recorder.around_message(group, name, getattr(messages, name)))
+            for name in EXCHANGE_CALLS:
+                setattr(messages, name, recorder.around_exchange(group, name, getattr(messages, name)))
         if self._message_taker is not None:
             for name in MESSAGE_CALLS:
                 setattr(messages, name, self._message_taker(name, getattr(messages, name)))

@@ -51,6 +51,11 @@ class Messages(Protocol):
     def sendrecv(self, send: object, recv: object, dst: int, src: int | None, tags: tuple[int, int]) -> int:
         """Send a message and receive one; return the sender, as a rank of the group."""
 
+    def exchange(
+        self, of: str, receives: Sequence[tuple[object, int]], sends: Sequence[tuple[object, int]], tag: int
+    ) -> None:
+        """Receive and send arrays, each from or to a rank of the group, and wait for all of them."""
+
     def probe(self, src: int | None, tag: int | None) -> Found:
         """Wait for a message, and return what it is."""
 

@@ -29,7 +29,7 @@ from meshdist.runtime.departure import Departure, PeerExit
 from meshdist.runtime.log import RankLog
 from meshdist.runtime.message_counts import Carrier, Traffic
 from meshdist.store import PrefixStore, Store, TCPStore
-from meshdist.store.tcp import secret_of
+from meshdist.store.tcp import connect_again
 from meshdist.system.env_flags import DISABLE_SHM, switch
 from meshdist.system.processes import ProcessWatch, fields_of, started_at
 
@@ -250,7 +250,7 @@ def leave_will(peers: Peers, store: Store, rank: int) -> None:
         return
     try:
         # A connection for this purpose alone, since other store connections are closed and reopened.
-        client = TCPStore(store.host, store.port, timeout=_TIMEOUT_S, secret=secret_of(store))
+        client = connect_again(store, _TIMEOUT_S)
         client.set_last_will({key: Departure(PeerExit.CUT_OFF).encode()})
     except DistError as error:
         _log.warning("ranks on other hosts may notice late that this rank has ended: %s", error)

@@ -86,6 +86,10 @@ class Waitable(ABC):
     def missing(self) -> str:
         """Return the missing ranks, or what else is waited for, for the message of a timeout."""
 
+    def instead(self) -> str:
+        """Return what has come instead of what is waited for, for messages; empty if nothing has, or it is unknown."""
+        return ""
+
     def awaits(self) -> Collection[int]:
         """Return the global ranks that all have to do something, in a call of theirs, before it can be ready.
 
@@ -93,6 +97,17 @@ class Waitable(ABC):
         by the next `ready`, or, as long as it may be under way, be counted in `Peers.traffic`. See `debug.deadlock`.
         """
         return ()
+
+    def sends_in(self) -> str:
+        """Return the name of the group in which the awaited rank has to read messages of this one; empty if none."""
+        return ""
+
+    def reads_in(self) -> str:
+        """Return the name of the group in which this wait reads all messages of the awaited rank; empty if none.
+
+        A send to this rank ends by that, whatever its tag. What both sides count in `Peers.traffic` is not meant.
+        """
+        return ""
 
     def poll_interval_s(self) -> float:
         """Return the longest time to sleep between two checks; short if no peer rings."""
@@ -147,8 +162,17 @@ class Wrapped(Waitable):
     def missing(self) -> str:
         return self.waitable.missing()
 
+    def instead(self) -> str:
+        return self.waitable.instead()
+
     def awaits(self) -> Collection[int]:
         return self.waitable.awaits()
+
+    def sends_in(self) -> str:
+        return self.waitable.sends_in()
+
+    def reads_in(self) -> str:
+        return self.waitable.reads_in()
 
     def poll_interval_s(self) -> float:
         return self.waitable.poll_interval_s()

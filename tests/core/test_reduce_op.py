@@ -95,3 +95,12 @@ def test_only_the_mean_divides():
         op.finish(total, 3)
         assert total.tolist() == ([2.0, -3.0] if op is ReduceOp.AVG else [6.0, -9.0])
         assert total.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("PROD", "PRODUCT"), ("MEAN", "AVG"), ("LAND", "BAND"), ("MAXIMUM", "MAX"), ("sum", "SUM")]
+)
+def test_a_member_with_another_name_is_pointed_out(name, meant):
+    with pytest.raises(AttributeError, match=rf"^ReduceOp has no {name}; .*; did you mean ReduceOp\.{meant}\?$"):
+        getattr(ReduceOp, name)
+    assert not hasattr(ReduceOp, "NOTHING_LIKE_IT")

@@ -87,6 +87,17 @@ def test_the_page_names_who_comes_last(tmp_path, capsys):
     assert "rank 2 was the last to enter 4 of 4 calls, 250.0 ms after the first on average" in page
 
 
+def test_the_page_names_who_is_late_now(tmp_path, capsys):
+    states = [data(rank, [waiting("world", 1, 5.0 + rank)], WORLD, size=3) for rank in (0, 2)]
+    page = page_of(tmp_path, capsys, *states, data(1, [], WORLD, in_call=False, size=3))
+    assert page.endswith("Stragglers\n  rank 1 is late: ranks 0, 2 wait for it, for 7.0 s by now\n")
+
+
+def test_the_page_says_where_it_does_not_know_who_comes_last(tmp_path, capsys):
+    page = page_of(tmp_path, capsys, *(data(rank, [], WORLD, in_call=False, size=3) for rank in range(3)))
+    assert "Stragglers\n  unknown: the records have no collective that several ranks have completed\n" in page
+
+
 def test_a_page_of_real_ranks(tmp_path):
     def program():
         dist.barrier()

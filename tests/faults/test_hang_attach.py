@@ -8,16 +8,19 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
 from by_hand import KILLED
 from trying import attempt
+from until import until
 from worlds import report
 
 import meshdist as dist
-from meshdist.debug.attach import attach
+from meshdist.debug.attach import attach, hang_at_the_end
 from meshdist.debug.hang_report import hang_report
 from meshdist.debug.waits import who_waits
 
@@ -36,6 +39,32 @@ def wait_and_answer():
         while time.monotonic() < end and not os.environ.get("NEVER"):
             sum(range(1000))
     group.all_reduce(np.ones(4))
+
+
+def wait_until_ended():
+    dist.barrier()
+    if dist.get_rank() == 0:
+        dist.recv(np.ones(4), src=1, tag=2)
+    report("waits")
+    threading.Event().wait(60)
+
+
+def refuse(*args):
+    raise AssertionError("a new connection")
+
+
+@pytest.mark.slow
+def test_ctrl_c_asks_the_ranks_without_another_connection(new_workers, monkeypatch):
+    workers = new_workers(2, timeout_s=60.0)
+    host, _, port = workers.address.rpartition(":")
+    with dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False) as store:
+        workers.start(wait_until_ended)
+        workers.reported(1)
+        monkeypatch.setattr(socket.socket, "connect", refuse)  # on a busy host, the store may take long to accept one
+        lines = until(lambda: hang_at_the_end(store, workers.address), "rank 0 has waited for long")
+    assert lines[0].startswith("rank 1 has not sent what rank 0 waits for in recv(float64[4] from rank 1, tag=2)"), (
+        lines
+    )
 
 
 def test_attach_asks_a_running_job(new_workers):
@@ -218,7 +247,7 @@ def test_attach_without_the_secret_says_so(monkeypatch, capsys, secret, words):
 def test_attach_to_no_store(capsys, monkeypatch, address, message):
     from meshdist.debug.__main__ import main
 
-    monkeypatch.setattr("meshdist.debug.attach.CONNECT_S", 0.5)
+    monkeypatch.setattr("meshdist.debug.attach.attach", partial(attach, connect_s=0.5))
     assert main(["attach", "--store", address]) == 1
     assert message in capsys.readouterr().err
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import sys
@@ -12,6 +13,7 @@ import pytest
 from worlds import worker_rank
 
 import meshdist as dist
+from meshdist.launch.spawn import spawn
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -52,6 +54,24 @@ def test_50_worlds_one_after_the_other(new_workers, tmp_path, backend):
     workers.start(worlds_one_after_the_other, f"file://{tmp_path}/meet")
     for counts in workers.gather():
         assert counts[-1] == counts[0]
+
+
+def worlds_in_the_launchers_store(rank, folder):
+    gc.disable()  # which would close in the end what was forgotten
+    counts = []
+    for step in range(6):
+        dist.init_process_group("gloo", timeout=30)
+        assert int(dist.all_reduce(np.array(step))) == 2 * step
+        dist.destroy_process_group()
+        counts.append(held())
+    (folder / f"{rank}").write_text(f"{counts[1] == counts[-1]} {counts}")
+
+
+def test_worlds_in_the_store_of_a_launcher_leave_no_connection(tmp_path):
+    spawn(worlds_in_the_launchers_store, args=(tmp_path,), nprocs=2)
+    for rank in range(2):
+        text = (tmp_path / f"{rank}").read_text()
+        assert text.startswith("True"), text
 
 
 def many_groups():

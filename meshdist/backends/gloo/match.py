@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from meshdist.arrays.host import Array
@@ -11,7 +11,7 @@ from meshdist.backends.p2p.match_queue import MatchQueue
 from meshdist.backends.p2p.requests import NO_ARRAY, NO_TAG, Probing, RecvRequest, UnexpectedMessage
 from meshdist.errors import DistBackendError
 from meshdist.runtime.departure import failure_of
-from meshdist.runtime.waiting import Doorbell, Waitable
+from meshdist.runtime.waiting import Doorbell
 
 
 class Sleepable(Protocol):
@@ -38,9 +38,11 @@ class GlooMatchQueue(MatchQueue[UnexpectedMessage, "GlooRecvRequest"]):
         # This rank's sends that wait for room: every wait advances them, as the peer may need them first.
         self.pending: set[PendingSends] = set()
         # This rank's sends whose receivers copy them, or have not begun to.
-        self.announced: set[Waitable] = set()
+        self.announced: set[object] = set()
         self.arriving: set[Receiver] = set()  # the receivers that have read a part of a message
         self.probed: list[int | None] = []  # the sources of the probes that are looking now, None for any
+        # Returns the source and the tag of the next message of each rank, and reads none.
+        self.look_around: Callable[[], Collection[tuple[int, int]]] = tuple
 
     @property
     def awaits_messages(self) -> bool:
@@ -61,6 +63,7 @@ class Receiver(Protocol):
         connect_error: Why there is no connection, appended to errors; empty if there is one or none is needed.
         awaited: The global rank that must send, if it is one; what it has sent is found by the next `move`, or counted
             in `Peers.traffic`. Otherwise None.
+        reads_in: As of a Waitable.
     """
 
     description: str
@@ -71,6 +74,9 @@ class Receiver(Protocol):
 
     @property
     def awaited(self) -> int | None: ...
+
+    @property
+    def reads_in(self) -> str: ...
 
     def move(self, request: GlooRecvRequest) -> None:
         """Read until `request` has its message, or nothing more is available."""
@@ -110,7 +116,7 @@ class GlooRecvRequest(RecvRequest):
             if self.done:
                 return
             failure, tags = failure_of(error), self.other_tags()
-            if failure is not None and failure.departure.exit.is_orderly and tags not in ("", f" with tag {self.tag}"):
+            if failure is not None and failure.departure.exit.is_orderly and self.instead():
                 error.add(tags)
             raise
 
@@ -135,6 +141,12 @@ class GlooRecvRequest(RecvRequest):
         awaited, queue = self._receiver.awaited, self.queue
         is_moving = self.message is not None or queue.arriving or queue.pending
         return [] if awaited is None or is_moving else [awaited]
+
+    def reads_in(self) -> str:
+        return self._receiver.reads_in
+
+    def arrived(self) -> Collection[tuple[int, int]]:
+        return self.queue.look_around()
 
     def other_tags(self) -> str:
         return f"{super().other_tags()}{self._receiver.connect_error}"

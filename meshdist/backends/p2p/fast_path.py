@@ -34,6 +34,7 @@ class MessageKind(NamedTuple):
     dtype_name: bytes
     num_bytes: int
     is_eager: bool = True  # its sender does not wait
+    may_be_announced: bool = False  # its receiver may copy it from the sender's array, which an `isend` leaves alone
 
 
 class MessageKinds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Collection, Sized
 from contextlib import AbstractContextManager
 from itertools import count
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 EAGER_VARIABLE = "MESHDIST_EAGER_LIMIT"
 DEFAULT_EAGER_BYTES = 64 << 10
-_MOST_TAGS = 8
+_MOST_NAMED = 8
 
 _Key: TypeAlias = "tuple[int | None, int]"
 
@@ -26,7 +26,7 @@ class MatchQueue(Generic[M, R]):
     """The posted receives and the unexpected messages of one rank in one group.
 
     A receive takes the first message from its source with its tag; a message goes to the receive posted first among
-    those for its sender and those for any source. Callers hold `lock`, except for `other_tags`. `describe` returns a
+    those for its sender and those for any source. Callers hold `lock`, except for `instead`. `describe` returns a
     rank's description in errors.
     """
 
@@ -98,16 +98,24 @@ class MatchQueue(Generic[M, R]):
         queues = [queue for (src, _), queue in self._unexpected.items() if source in (src, None)]
         return [message for queue in queues for _, message in queue]
 
-    def other_tags(self, source: int | None, tag: int) -> str:
-        """Return the end of an error: the awaited tag and those of unexpected messages; empty in collectives."""
-        if tag < 0:
-            return ""
+    def instead(self, source: int | None, tag: int, arrived: Collection[tuple[int, int]] = ()) -> str:
+        """Return which messages are there instead of an awaited one; empty if none are.
+
+        `arrived` has the source and the tag of further ones.
+        """
         with self.lock:
-            tags = sorted({tag for src, tag in self._unexpected if source in (src, None) and tag >= 0})
-        if not tags:
-            return f" with tag {tag}"
-        named = ", ".join(map(str, tags[:_MOST_TAGS])) + (", ..." if len(tags) > _MOST_TAGS else "")
-        return f" with tag {tag}; there {'is one with tag' if len(tags) == 1 else 'are some with tags'} {named}"
+            unexpected = {(src, other) for src, other in (*self._unexpected, *arrived) if src is not None}
+        tags = sorted({other for src, other in unexpected if source in (src, None) and 0 <= other != tag})
+        sources = sorted(src for src, other in unexpected if source not in (src, None) and other == tag)
+        parts = []
+        if tags:
+            named = ", ".join(map(str, tags[:_MOST_NAMED])) + (", ..." if len(tags) > _MOST_NAMED else "")
+            parts.append(f"there {'is one with tag' if len(tags) == 1 else 'are some with tags'} {named}")
+        if sources:
+            named = ", ".join(map(self.describe, sources[:_MOST_NAMED]))
+            more = ", ..." if len(sources) > _MOST_NAMED else ""
+            parts.append(f"there is one with {'this tag' if tags else f'tag {tag}'} from {named}{more}")
+        return "; ".join(parts)
 
 
 class DtypeNames(dict["np.dtype[Any]", bytes]):

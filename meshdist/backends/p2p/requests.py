@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,8 +64,17 @@ class RecvRequest(Incoming):
     def source_words(self) -> str:
         return "any rank" if self.wanted is None else self.queue.describe(self.wanted)
 
+    def instead(self) -> str:
+        return "" if self.tag < 0 else self.queue.instead(self.wanted, self.tag, self.arrived())
+
+    def arrived(self) -> Collection[tuple[int, int]]:
+        """Return the source and the tag of messages that are there, and which this receive does not read."""
+        return ()
+
     def other_tags(self) -> str:
-        return self.queue.other_tags(self.wanted, self.tag)
+        """Return the end of an error: the awaited tag, and the messages that are there; empty in collectives."""
+        instead = self.instead()
+        return "" if self.tag < 0 else f" with tag {self.tag}{'; ' if instead else ''}{instead}"
 
     def missing(self) -> str:
         return f"a message from {self.source_words()}{self.other_tags()}"

@@ -23,6 +23,7 @@ class AnySource:
     spin_s = Incoming.spin_s
     connect_error = ""
     awaited = None  # any of several
+    reads_in = ""
 
     def __init__(
         self,
@@ -53,6 +54,11 @@ class AnySource:
                 with self._queue.lock:
                     self._receivers[request.source] = self._receivers.pop(request.source)
                 return
+
+    def new_senders(self) -> list[int]:
+        """Return the ranks that have begun to send to this one since the last call."""
+        self._senders.poll_now()
+        return self._senders.find()
 
     def check(self) -> None:
         unknown = []

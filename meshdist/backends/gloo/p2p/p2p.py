@@ -3,12 +3,14 @@
 A message of up to the eager limit is copied into the channel's ring, and its send is done. A longer one goes through
 the ring in pieces, and is done when it is received; an `isend` by the core, when it is in the ring, if that has room
 for all of it. A still longer one is only announced in the ring: both sides copy it between the arrays, if the receiver
-can read the sender's memory (`READS`).
+can read the sender's memory (`READS`). If a rank that sends by `isend` receives as well, the core announces messages
+of up to `LONGEST_ANNOUNCED`, and their receivers copy them alone.
 """
 
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,11 +21,13 @@ from meshdist.backends.base import Backend, FastPath
 from meshdist.backends.gloo.match import GlooMatchQueue, GlooProbe, GlooRecvRequest, Receiver
 from meshdist.backends.gloo.p2p.any_source import AnySource
 from meshdist.backends.gloo.shm.channel import LONGEST_WHOLE
+from meshdist.backends.gloo.shm.fast_path import LONGEST_ANNOUNCED
 from meshdist.backends.gloo.shm.receiver import ShmReceiver
 from meshdist.backends.gloo.shm.sender import ShmSender
 from meshdist.backends.p2p.fast_path import MessageKinds
 from meshdist.backends.p2p.own_messages import OwnMessages
 from meshdist.backends.p2p.requests import post
+from meshdist.errors import DistError
 from meshdist.runtime.departure import Departure
 from meshdist.runtime.waiting import Incoming, Probe, Waitable
 from meshdist.system.deadline import Deadline
@@ -43,7 +47,7 @@ class P2P:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._kinds = MessageKinds(_LARGEST_ENTRY, LONGEST_WHOLE)
+        self._kinds = MessageKinds(_LARGEST_ENTRY, LONGEST_ANNOUNCED)
         self._senders: dict[int, ShmSender | TcpSender] = {}
         self._opening = threading.Lock()
         self._receivers: dict[int, ShmReceiver | TcpReceiver] = {}
@@ -57,6 +61,7 @@ class P2P:
         self._queue.describe = backend.options.describe
         self.own = OwnMessages(backend.rank, self._queue)
         self._any_source = AnySource(backend, self._receivers, self._receiver, self._queue)
+        self._queue.look_around = self._next_messages
         for rank in () if self.remote is None else self.remote.ranks:
             self._receiver(rank)
 
@@ -87,7 +92,9 @@ class P2P:
         if sender is None or kind is None:
             return None
         if buffers and core.module is not None and isinstance(sender, ShmSender):
-            kind = kind._replace(is_eager=True)
+            kind = kind._replace(is_eager=True, may_be_announced=True)
+        elif kind.num_bytes > LONGEST_WHOLE:
+            return None
         return sender.fast_path(kind)
 
     def fast_recv(self, src: int, tag: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> FastPath | None:
@@ -134,6 +141,17 @@ class P2P:
                 receiver = remote.receiver(src) if remote else ShmReceiver(self._backend, src, self._queue)
                 self._receivers[src] = receiver
         return receiver
+
+    def _next_messages(self) -> list[tuple[int, int]]:
+        found = []
+        with suppress(DistError):  # a rank or the store is gone, which the call reports otherwise
+            for src in self._any_source.new_senders():
+                self._receiver(src)
+            for src, receiver in list(self._receivers.items()):
+                tag = receiver.next_tag() if isinstance(receiver, ShmReceiver) else None
+                if tag is not None:
+                    found.append((src, tag))
+        return found
 
     def _remote_of(self, rank: int) -> RemoteP2P | None:
         return self.remote if self.remote is not None and rank in self.remote.ranks else None

@@ -24,6 +24,7 @@ from meshdist.backends.gloo.shm.channel import (
     EAGER,
     FIRST_PIECE,
     HEAD,
+    MODE,
     PACE,
     RING,
     RTS,
@@ -38,9 +39,12 @@ from meshdist.backends.gloo.shm.channel import (
     kind_of,
 )
 from meshdist.backends.p2p.fast_path import MessageKind, fast_recv
+from meshdist.runtime.waiting import Waitable
 
 # Up to here a message is copied in one go, else in pieces, as with a request.
 _SHORT_BYTES = FIRST_PIECE
+# The longest message that the core announces in an exchange. For longer ones the copies take nearly all of the time.
+LONGEST_ANNOUNCED = 4 << 20
 # How often a receiver polls, and then for how long it polls and yields.
 _SPINS, _SPIN_S = 60, 0.0002
 
@@ -50,9 +54,11 @@ class RingWriter(Protocol):
     channel: Channel
     lock: threading.Lock
     numbered: int
+    queue: GlooMatchQueue
 
     @property
     def waiting(self) -> Sized: ...
+    def follow(self, kind: MessageKind, array: Array, number: int) -> Waitable: ...
     def finish(self, kind: MessageKind, array: Array, number: int, error_prefix: str) -> None: ...
 
 
@@ -79,7 +85,8 @@ def shm_fast_send(sender: RingWriter, kind: MessageKind) -> FastPath | None:
     if core.module is not None:
         nothing: tuple[str, ...] = ()
         rest = None if kind.is_eager else partial(sender.finish, kind)
-        return _compiled(False, channel, kind, lock.locked, (waiting,), sender, nothing, partial(wake, channel), rest)
+        follow = partial(sender.follow, kind) if kind.may_be_announced else None
+        return _compiled(False, channel, kind, lock.locked, (waiting,), sender, nothing, rest, follow)
 
     def send(array: Array) -> bool:
         with lock:
@@ -117,7 +124,7 @@ def shm_fast_recv(receiver: RingReader, kind: MessageKind) -> FastPath | None:
     if core.module is not None:
         busy = ("coming", "left_over")
         empty = queue.containers
-        return _compiled(True, channel, kind, moving.locked, empty, receiver, busy, partial(wake, channel), None)
+        return _compiled(True, channel, kind, moving.locked, empty, receiver, busy)
 
     def take(array: Array) -> bool | None:
         tail = words[TAIL]
@@ -155,16 +162,33 @@ def _compiled(
     kind: MessageKind,
     locked: Callable[[], bool],
     empties: tuple[Sized, ...],
-    owner: object,
+    owner: RingWriter | RingReader,
     nones: tuple[str, ...],
-    wake: Callable[[], None],
-    rest: Callable[[Array, int, str], None] | None,
+    rest: Callable[[Array, int, str], None] | None = None,
+    follow: Callable[[Array, int], Waitable] | None = None,
 ) -> FastPath:
     _, start, length, _ = _entry(kind, channel.ring_bytes)
-    words = HEAD, TAIL, PACE, channel.others_state, channel.others_bells, TAKEN, WRITTEN
+    words = HEAD, TAIL, PACE, channel.others_state, channel.others_bells, TAKEN, WRITTEN, MODE
     sizes = UNIT, kind.num_bytes, length
     ring = RING, channel.ring_bytes
-    return core.Ring(receives, channel.memory, ring, words, sizes, start, locked, empties, owner, nones, wake, rest)
+    wake, announced, pid = partial(owner.peer.wake, channel), owner.queue.announced, owner.peer.card.pid
+    return core.Ring(
+        receives,
+        channel.memory,
+        ring,
+        words,
+        sizes,
+        start,
+        locked,
+        empties,
+        owner,
+        nones,
+        wake,
+        rest,
+        announced,
+        follow,
+        pid,
+    )
 
 
 def _is_aligned(dtype: np.dtype[Any]) -> bool:

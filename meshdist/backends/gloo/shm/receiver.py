@@ -79,6 +79,19 @@ class ShmReceiver:
         finally:
             self.moving.release()
 
+    def next_tag(self) -> int | None:
+        """Return the tag of the next message, which stays where it is; None if there is none, or one is being read."""
+        if not self.moving.acquire(False):
+            return None
+        try:
+            self._place.poll_now()
+            if (self.channel is None and not self._connect()) or self.coming is not None or self.left_over is not None:
+                return None
+            header = self.channel.peek() if self.channel is not None else None
+            return None if header is None else header.tag
+        finally:
+            self.moving.release()
+
     def check(self) -> None:
         if self.channel is not None:
             self.peer.check(self.channel, LeftOut.SEND)
@@ -103,6 +116,10 @@ class ShmReceiver:
     @property
     def awaited(self) -> int | None:
         return self._options.ranks[self._src]
+
+    @property
+    def reads_in(self) -> str:
+        return self._options.name
 
     def fast_path(self, kind: MessageKind) -> FastPath | None:
         return shm_fast_recv(self, kind)

@@ -89,6 +89,11 @@ class ShmSender:
         header = Header(RTS, kind.tag, kind.num_bytes, kind.dtype_name, address_of(array), number)
         self._backend.wait(LongSendRequest(self, array, header, is_written=True), error_prefix)
 
+    def follow(self, kind: MessageKind, array: Array, number: int) -> LongSendRequest:
+        """Return the request of a message that the core has announced, to be copied between the arrays."""
+        header = Header(RTS_CMA, kind.tag, kind.num_bytes, kind.dtype_name, address_of(array), number)
+        return LongSendRequest(self, array, header, is_written=True)
+
     def check(self) -> None:
         if self.channel.words[MODE] == UNKNOWN:
             # The receiver has not opened the channel, so it can only leave through the store.
@@ -114,6 +119,17 @@ class ShmSender:
             pause.wait(deadline.slice_s(pause_s))
             pause_s = min(2 * pause_s, 0.016)
         self.channel.segment.seal()
+
+    def awaited(self, request: ShmSendRequest) -> list[int]:
+        """Return the global rank that has to read before a send ends; none while this rank writes other messages."""
+        writes_others = any(sends is not self for sends in tuple(self.queue.pending)) or any(
+            other is not request for other in tuple(self.waiting)
+        )
+        return [] if writes_others or self.queue.arriving else [self.peer.global_rank]
+
+    @property
+    def group_name(self) -> str:
+        return self._options.name
 
     def _is_awaited(self) -> bool:
         """Return whether the receiver still may open the channel."""
@@ -184,6 +200,12 @@ class ShmSendRequest(SendRequest):
     def receiver_words(self) -> str:
         return self.sender.peer.description
 
+    def awaits(self) -> list[int]:
+        return [] if self.done else self.sender.awaited(self)
+
+    def sends_in(self) -> str:
+        return self.sender.group_name
+
 
 class LongSendRequest(ShmSendRequest):
     """A message that is done once it is received: through the ring, or copied by both sides between the arrays."""
@@ -193,6 +215,8 @@ class LongSendRequest(ShmSendRequest):
         self._is_announced = self._is_written = is_written
         self._written = 0
         self._split: SplitWrite | None = None
+        if header.kind == RTS_CMA:
+            self._begin_split()
 
     def write(self, channel: Channel) -> bool:
         if not self._is_announced and not self._announce(channel):
@@ -241,7 +265,10 @@ class LongSendRequest(ShmSendRequest):
                 return False
             if mode == READS:
                 self.header = self.header._replace(kind=RTS_CMA)
-                self._split = SplitWrite(channel, self.sender.memory, self.header, self.data)
-                queue.announced.add(self)
+                self._begin_split()
         self._is_announced = channel.announce(self.header)
         return self._is_announced
+
+    def _begin_split(self) -> None:
+        self._split = SplitWrite(self.sender.channel, self.sender.memory, self.header, self.data)
+        self.sender.queue.announced.add(self)

@@ -14,6 +14,8 @@ from meshdist.runtime.waiting import Doorbell
 
 
 class TcpReceiver:
+    reads_in = ""  # both sides count
+
     def __init__(self, backend: Backend, src: int, transport: TcpTransport, receive_state: GroupReceiveState) -> None:
         self.link = transport.link(backend.options.ranks[src])
         self.description = self.link.describe(receive_state)
@@ -74,7 +76,7 @@ class CollectiveReceiver:
         self.move = receiver.move
         self.poll_now = receiver.poll_now
         self.receivers = receiver.receivers
-        self.awaited = receiver.awaited
+        self.awaited, self.reads_in = receiver.awaited, receiver.reads_in
 
     @property
     def connect_error(self) -> str:

@@ -1,0 +1,92 @@
+"""Circles of sends over shared memory, where a rank that waits in a recv reads other messages of its source as well."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import numpy as np
+import pytest
+from trying import attempt
+
+import meshdist as dist
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only"),
+]
+LONG = 100_000
+
+
+def send_around(ranks):
+    return attempt(lambda: dist.send(np.ones(LONG), dst=ranks[(ranks.index(dist.get_rank()) + 1) % len(ranks)]))
+
+
+def two_and_three():
+    dist.barrier()
+    return send_around([0, 1] if dist.get_rank() < 2 else [2, 3, 4])
+
+
+def beside_a_collective(pair):
+    if dist.get_rank() == 0:
+        return attempt(lambda: dist.send(np.ones(LONG), dst=1))
+    return attempt(pair.barrier)
+
+
+def around_receives():
+    """Rank 2 sends to rank 3, which receives from rank 4, which receives from rank 2."""
+    rank = dist.get_rank()
+    if rank == 2:
+        return attempt(lambda: dist.send(np.ones(LONG), dst=3))
+    return attempt(lambda: dist.recv(np.ones(1), src=4 if rank == 3 else 2))
+
+
+def unread():
+    pair = dist.new_group([0, 1], group_desc="pair")
+    if dist.get_rank() < 2:
+        pair.barrier()
+    dist.barrier()
+    return beside_a_collective(pair) if dist.get_rank() < 2 else around_receives()
+
+
+def read_meanwhile():
+    """The long message is read by the recv of another one, so the ranks wait for each other only in their receives."""
+    rank, x = dist.get_rank(), np.ones(1)
+    dist.barrier()
+    if rank == 0:
+        dist.send(np.ones(LONG), dst=1, tag=7)
+    return attempt(lambda: dist.recv(x, src=1 - rank, tag=3))
+
+
+def steps(failure):
+    assert failure.kind is dist.DistBackendError, failure
+    return re.findall(r"rank (\d) waits for rank (\d) in (\w+)", failure.message)
+
+
+def test_sends_in_a_circle_are_proven(new_workers):
+    workers = new_workers(5, timeout_s=300.0)
+    workers.start(two_and_three)
+    failures = [workers.outcome(rank) for rank in range(5)]
+    two = [("0", "1", "send"), ("1", "0", "send")]
+    three = [("2", "3", "send"), ("3", "4", "send"), ("4", "2", "send")]
+    assert list(map(steps, failures)) == [two] * 2 + [three] * 3
+    assert all(failure.message.endswith("or call sendrecv, which does both at once") for failure in failures)
+
+
+@pytest.mark.slow
+def test_a_send_waits_for_a_rank_that_does_not_read_meanwhile(new_workers):
+    workers = new_workers(5, timeout_s=300.0)
+    workers.start(unread)
+    failures = [workers.outcome(rank) for rank in range(5)]
+    two = [("0", "1", "send"), ("1", "0", "barrier")]
+    three = [("2", "3", "send"), ("3", "4", "recv"), ("4", "2", "recv")]
+    assert list(map(steps, failures)) == [two] * 2 + [three] * 3
+
+
+def test_a_send_that_the_other_reads_meanwhile_is_in_no_circle(new_workers):
+    workers = new_workers(2, timeout_s=300.0)
+    workers.start(read_meanwhile)
+    for failure in (workers.outcome(0), workers.outcome(1)):
+        assert steps(failure) == [("0", "1", "recv"), ("1", "0", "recv")]
+        assert "tag=3), message 1 on 'world', at test_send_circles.py" in failure.message
+        assert failure.message.endswith(" (there is one with tag 7)")
