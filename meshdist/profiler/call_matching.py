@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from operator import itemgetter
 
 from meshdist.profiler.event import Event, Track
 
 
 def shifted(track: Track, offset_ns: int) -> Track:
-    events = [
-        replace(event, begin_ns=event.begin_ns + offset_ns, end_ns=event.end_ns + offset_ns) for event in track.events
-    ]
+    events = [_moved(event, offset_ns) for event in track.events]
     return replace(track, begin_ns=track.begin_ns + offset_ns, end_ns=track.end_ns + offset_ns, events=events)
+
+
+def _moved(event: Event, offset_ns: int) -> Event:
+    parts = tuple(_moved(part, offset_ns) for part in event.parts)
+    return replace(event, begin_ns=event.begin_ns + offset_ns, end_ns=event.end_ns + offset_ns, parts=parts)
 
 
 def with_waits(tracks: Sequence[Track]) -> list[Track]:
@@ -21,8 +25,9 @@ def with_waits(tracks: Sequence[Track]) -> list[Track]:
     A collective ends only after the last rank has begun it; until then the other ranks wait for that rank. A receiver
     waits until the message is sent, and an unbuffered sender waits until the receiver calls.
     """
-    last = last_of_collectives(tracks)
-    partners = {**{id(one): other for one, other in pairs(tracks)}, **{id(other): one for one, other in pairs(tracks)}}
+    last, partners = last_of_collectives(tracks), {}
+    for one, other in pairs(tracks):
+        partners[id(one)], partners[id(other)] = other, one
     return [
         replace(track, events=[_waited(event, track.rank, last, partners) for event in track.events])
         for track in tracks
@@ -33,13 +38,13 @@ def last_of_collectives(tracks: Sequence[Track]) -> dict[tuple[str, int], tuple[
     last: dict[tuple[str, int], tuple[int, int]] = {}
     for track in tracks:
         for event in track.events:
-            if not event.is_message:
+            if event.is_collective:
                 last[event.key] = max(last.get(event.key, (event.begin_ns, track.rank)), (event.begin_ns, track.rank))
     return last
 
 
 def pairs(tracks: Sequence[Track]) -> list[tuple[Event, Event]]:
-    """Return the send and receive events of each message that both sides recorded.
+    """Return the send and receive events of each message that both sides recorded, parts of exchanges included.
 
     Messages of one sender, receiver, group and tag arrive in order.
     """
@@ -51,7 +56,7 @@ def pairs(tracks: Sequence[Track]) -> list[tuple[Event, Event]]:
 def _lines(tracks: Iterable[Track], sends: bool) -> dict[tuple[str, int, int | None, int], list[Event]]:
     lines: dict[tuple[str, int, int | None, int], list[Event]] = {}
     for track in tracks:
-        for event in track.events:
+        for event in (message for call in track.events for message in call.parts or (call,)):
             if event.is_message and event.is_send == sends and not event.failed:
                 sides = (track.rank, event.peer) if sends else (event.peer, track.rank)
                 lines.setdefault((event.key[0], *sides, event.tag), []).append(event)
@@ -61,7 +66,14 @@ def _lines(tracks: Iterable[Track], sends: bool) -> dict[tuple[str, int, int | N
 def _waited(event: Event, rank: int, last: dict[tuple[str, int], tuple[int, int]], partners: dict[int, Event]) -> Event:
     if event.is_async:
         return event
-    if event.is_message:
+    if event.parts:
+        # The call ends only after all messages to this rank have been sent.
+        others = [(partners[id(part)], part.peer) for part in event.parts if id(part) in partners]
+        came = [(other.begin_ns, peer) for other, peer in others if other.begin_ns <= event.end_ns]
+        if not came:
+            return event
+        came_ns, who = max(came, key=itemgetter(0))
+    elif event.is_message:
         partner = partners.get(id(event))
         if partner is None:
             return event

@@ -32,6 +32,7 @@ def chrome_trace(tracks: Sequence[Track]) -> dict[str, Any]:
         first = apart * (1 + track.rank)
         for event in track.events:
             lines[id(event)] += first
+            lines.update((id(part), lines[id(event)]) for part in event.parts)
         shown += _names(track, range(first, first + max(count, 1)), len(hosts) > 1)
         for event in track.events:
             shown += _slices(event, lines[id(event)], zero_ns)
@@ -69,6 +70,8 @@ def _slices(event: Event, line: int, zero_ns: int) -> Iterator[dict[str, Any]]:
     about: dict[str, Any] = {"group": event.group, "ranks": list(event.ranks), "bytes": event.nbytes, "at": event.site}
     if event.is_message:
         about |= {"to" if event.is_send else "from": event.peer, "tag": event.tag}
+    for part in event.parts:
+        about.setdefault("to" if part.is_send else "from", []).append(part.peer)
     if event.wait_ns is not None:
         about["waited_us"] = event.wait_ns / 1e3
     if event.failed:

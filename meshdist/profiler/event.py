@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from types import CodeType
 from typing import Any
@@ -27,10 +27,11 @@ class Event:
         site: File and line of the call, separated by a colon.
         is_async: The call had `async_op=True`, or was isend or irecv.
         failed: The call raised.
-        peer: For a message, the global rank of the other side, -1 if none has matched; None for a collective.
+        peer: For a message, the global rank of the other side, -1 if none has matched; None for other calls.
         tag: The tag of a message.
         key: The name of the group, and the index of the call on it; equal on all ranks of a collective.
         waits_for: The global rank that this call waited for.
+        parts: The messages of `sendrecv`, `shift` and `halo_exchange`, with the times of the whole call.
     """
 
     name: str
@@ -48,11 +49,17 @@ class Event:
     tag: int
     key: tuple[str, int]
     waits_for: int | None = None
+    parts: tuple[Event, ...] = ()
 
     @property
     def is_message(self) -> bool:
-        """Whether this is a message rather than a collective."""
+        """Whether this is a message; `sendrecv`, `shift` and `halo_exchange` have some as `parts`."""
         return self.peer is not None
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether all ranks of the group make this call together."""
+        return self.peer is None and not self.parts
 
     @property
     def is_send(self) -> bool:
@@ -94,7 +101,7 @@ def events_of(group: GroupRecording, now_ns: int) -> list[Event]:
     events, num_collectives = [], 0
     for recorded in list(group.calls):
         event = _event(group, recorded, num_collectives, now_ns)
-        num_collectives += not event.is_message
+        num_collectives += event.is_collective
         events.append(event)
     return events
 
@@ -112,7 +119,7 @@ def _event(group: GroupRecording, recorded: Any, number: int, now_ns: int) -> Ev
         wait_ns, held_ns = recorded.blocked_ns, held_ns + recorded.blocked_ns
         failed = recorded.failed
         other = other if recorded.source is None else recorded.source
-    return Event(
+    whole = Event(
         name=call.name,
         group=group.label,
         ranks=group.ranks,
@@ -126,8 +133,19 @@ def _event(group: GroupRecording, recorded: Any, number: int, now_ns: int) -> Ev
         failed=failed,
         peer=other,
         tag=call.tag,
-        key=(group.name, number if peer is None else -1),
+        key=(group.name, number if peer is None and not call.parts else -1),
     )
+    parts = tuple(
+        replace(
+            whole,
+            name="isend" if part.is_send else "irecv",
+            peer=group.ranks[part.peer] if part.peer >= 0 else part.peer,
+            tag=part.tag,
+            nbytes=part.nbytes,
+        )
+        for part in call.parts
+    )
+    return replace(whole, parts=parts) if parts else whole
 
 
 def _line(code: CodeType, instruction: int) -> str:

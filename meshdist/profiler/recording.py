@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from sys import _getframe
+from threading import get_ident
 from time import perf_counter_ns
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import ref
 
 import numpy as np
 
 from meshdist.arrays.host import as_array
 from meshdist.errors import DistError
+from meshdist.groups.deferred_receives import DeferredWork
 from meshdist.runtime.flight_recorder import place_of, users
 from meshdist.runtime.work import ReceiptWork, Work
 
@@ -41,8 +43,17 @@ def nvtx_ranges() -> Ranges | None:
 # The peer of an unmatched receive from any rank.
 _ANY = -1
 # The kinds of Work that report completion.
-_SETTLED = (Work, ReceiptWork)
+_SETTLED = (Work, ReceiptWork, DeferredWork)
 _NBYTES = attrgetter("nbytes")
+
+
+class Part(NamedTuple):
+    """A message of a call that consists of several."""
+
+    is_send: bool
+    peer: int  # as a rank of the group, -1 for any
+    tag: int
+    nbytes: int
 
 
 class SyncCall(NamedTuple):
@@ -58,6 +69,7 @@ class SyncCall(NamedTuple):
     tag: int = 0
     failed: bool = False  # the call raised a DistError
     was_async: bool = False  # the call was async, and complete on return
+    parts: tuple[Part, ...] = ()  # the messages of an exchange
 
 
 class AsyncCall:
@@ -81,7 +93,7 @@ class AsyncCall:
         work, self._work = self._work, None  # releases the arrays
         if work is not None and work.exception() is not None:
             self.failed = True
-        elif type(work) is ReceiptWork:
+        elif isinstance(work, ReceiptWork):
             self.source = work.source
 
 
@@ -95,6 +107,7 @@ class GroupRecording:
         self.ranks = group.ranks  # global ranks
         self.calls: list[Any] = []  # the calls in order of their start; sync calls in order of their end
         self.num_dropped = 0  # the number of calls beyond the limit
+        self.exchanging: set[int] = set()  # the threads in an exchange, whose messages are parts of it
 
     @property
     def label(self) -> str:
@@ -119,6 +132,9 @@ class Recording:
 
     def around_message(self, group: Group, name: str, begin: Callable[..., Any]) -> Callable[..., Any]:
         return _recorded_message(self._of(group), name, begin, self._limit)
+
+    def around_exchange(self, group: Group, name: str, exchange: Callable[..., Any]) -> Callable[..., Any]:
+        return _recorded_exchange(self._of(group), _PARTS_OF[name], exchange, self._limit)
 
     def _of(self, group: Group) -> GroupRecording:
         found = self.groups.get(group.name)
@@ -182,10 +198,12 @@ def _recorded_message(
     recording: GroupRecording, name: str, begin: Callable[..., Any], limit: int
 ) -> Callable[..., Any]:
     calls, keep, now, array = recording.calls, recording.calls.append, perf_counter_ns, np.ndarray
-    caller: CodeType | None = None
+    exchanging, caller = recording.exchanging, cast("CodeType | None", None)
 
     def recorded(tensor: Any, peer: int | None, tag: int, of: str = name, *, is_size_exchange: bool = False) -> Any:
         nonlocal caller
+        if exchanging and get_ident() in exchanging:
+            return begin(tensor, peer, tag)
         shown = f"{of} (sizes)" if is_size_exchange else of
         other = _ANY if peer is None else peer
         begin_ns = now()
@@ -215,6 +233,60 @@ def _recorded_message(
         return result
 
     return recorded
+
+
+def _recorded_exchange(
+    recording: GroupRecording, parts_of: Callable[..., tuple[str, list[Part]]], exchange: Callable[..., Any], limit: int
+) -> Callable[..., Any]:
+    """Record a call that consists of messages as one call, under the name of the function that the user called."""
+    calls, keep, now, exchanging = recording.calls, recording.calls.append, perf_counter_ns, recording.exchanging
+
+    def recorded(*args: Any) -> Any:
+        thread, begin_ns = get_ident(), now()
+        exchanging.add(thread)
+        try:
+            result = exchange(*args)
+        except DistError:
+            name, parts = parts_of(*args)
+            keep(_failed_call(name, begin_ns, _larger_side(parts))._replace(parts=tuple(parts)))
+            raise
+        finally:
+            exchanging.discard(thread)
+        end_ns = now()
+        if len(calls) >= limit:
+            recording.num_dropped += 1
+            return result
+        name, parts = parts_of(*args)
+        found = tuple(part if part.peer != _ANY else part._replace(peer=result) for part in parts)
+        place = place_of(users(_getframe(1)))
+        keep(SyncCall(name, begin_ns, end_ns, _larger_side(parts), *place, parts=found))
+        return result
+
+    return recorded
+
+
+def _larger_side(parts: Sequence[Part]) -> int:
+    return max(sum(part.nbytes for part in parts if part.is_send == is_send) for is_send in (True, False))
+
+
+def _parts_of_sendrecv(
+    send: Any, recv: Any, dst: int, src: int | None, tags: tuple[int, int]
+) -> tuple[str, list[Part]]:
+    source = _ANY if src is None else src
+    return "sendrecv", [Part(True, dst, tags[0], _size(send)), Part(False, source, tags[1], _size(recv))]
+
+
+def _parts_of_exchange(
+    of: str, receives: Sequence[tuple[Any, int]], sends: Sequence[tuple[Any, int]], tag: int
+) -> tuple[str, list[Part]]:
+    sent = [Part(True, peer, tag, _size(array)) for array, peer in sends]
+    return of, [*sent, *(Part(False, peer, tag, _size(array)) for array, peer in receives)]
+
+
+_PARTS_OF: dict[str, Callable[..., tuple[str, list[Part]]]] = {
+    "sendrecv": _parts_of_sendrecv,
+    "exchange": _parts_of_exchange,
+}
 
 
 def _users_frame(last: CodeType | None) -> FrameType:

@@ -83,11 +83,14 @@ class Timeline:
         with open(path, "w", encoding="utf-8") as file:
             json.dump(self.chrome_trace(), file)
 
-    def plot(self, ax: Any = None) -> Any:
+    def plot(self, ax: Any = None, *, arrows: int = 40) -> Any:
         """Draw a bar for each call of each rank over time with matplotlib, hatched while it waited.
+
+        Calls of one name and group have one colour. Async calls are below the sync calls, with an outline.
 
         Args:
             ax: The matplotlib Axes to draw in. None: those of a new figure.
+            arrows: The number of messages, those that took longest, that get an arrow from sender to receiver.
 
         Returns:
             The Axes.
@@ -97,7 +100,7 @@ class Timeline:
         """
         from meshdist.profiler.timeline_plot import plot_timeline
 
-        return plot_timeline(self.tracks, ax)
+        return plot_timeline(self.tracks, ax, arrows)
 
     def show(self) -> None:
         """Print the table and a summary; in colour if rich is installed (extra `rich`).
@@ -107,14 +110,16 @@ class Timeline:
         try:
             from rich.console import Console
         except ImportError:
+            console = None
+        else:
+            console = Console()
+        if console is None or not (console.is_terminal or console.is_jupyter):  # a file has room for wide tables
             width = get_terminal_size((0, 0)).columns
             tables = fitting(rows(self.tracks, self.totals()), width, text_width)
             text = "\n\n".join(map(text_table, tables))
             print(text, *sentences(self.tracks, self.slowest()), sep="\n" if len(tables) == 1 else "\n\n")
             return
-        console = Console()
-        console.width = max(console.width, _NARROWEST)
-        width = console.width if console.is_terminal else 0
+        console.width = width = max(console.width, _NARROWEST)
         tables = fitting(rows(self.tracks, self.totals()), width, _rich_width)
         for table in tables:
             console.print(_rich_table(table, framed=len(tables) == 1))

@@ -1,65 +1,227 @@
-"""Draw a timeline: a band for each rank, a bar for each call."""
+"""Draw a timeline: a band for each rank, a bar for each call, arrows from senders to receivers.
+
+Sync calls fill the upper part of a band. Async calls overlap them: they have an outline, and lanes of their own below.
+A bar has the colour of its call and group, or of its call alone where these are too many, and its name where it fits.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from meshdist.profiler.call_matching import pairs
-from meshdist.profiler.event import Track
-from meshdist.system.palette import fill
+from meshdist.profiler.event import Event, Track
+from meshdist.profiler.summary import duration_text
+from meshdist.system.palette import NUM_COLOURS, fill
 
-_WAITING = "#ffffff"
-_BAND = 0.8
+_WAITING: dict[str, Any] = {"facecolor": "#ffffffb0", "edgecolor": "#808080", "hatch": "/////", "linewidth": 0.0}
+_OUTLINE = "#333333"
+_ARROW: dict[str, Any] = {"color": "#333333", "alpha": 0.55, "linewidth": 0.7}
+_OTHERS = "other calls"
+# The last colour is that of the calls beyond this number, the quickest ones.
+_MOST_KINDS = NUM_COLOURS - 1
+
+# Of the height of a rank, 1.
+_BAND = 0.84
+_ASYNC_PART = 0.4  # of the band, where the rank has async calls
+_MOST_LANES = 4
+
+_WIDTH_IN = 10.0
+_FONT_PT = 8.0
+_SMALLEST_PT = 6.0
+_LETTER = 0.62  # the mean width of a letter, in font sizes
+_LINE = 1.25  # the height of a line of text, in font sizes
 
 
-def plot_timeline(tracks: Sequence[Track], ax: Any = None) -> Any:
+def plot_timeline(tracks: Sequence[Track], ax: Any = None, arrows: int = 40) -> Any:
     try:
         from matplotlib import pyplot
-        from matplotlib.patches import Patch
     except ImportError as error:
         raise ImportError("Timeline.plot draws with matplotlib; pip install matplotlib") from error
 
-    if ax is None:
-        ax = pyplot.subplots(figsize=(9.0, 1.2 + 0.5 * len(tracks)), layout="constrained")[1]
-    zero_ns = min(track.begin_ns for track in tracks)
-    unit_ns, unit = _unit(max(track.end_ns for track in tracks) - zero_ns)
-    groups = {event.group: None for track in tracks for event in track.events}
-    colours = {group: fill(number, None) for number, group in enumerate(groups)}
-    for row, track in enumerate(tracks):
-        _draw_rank(ax, row, track, zero_ns, unit_ns, colours)
-    rows = {track.rank: row for row, track in enumerate(tracks)}
-    for sent, received in pairs(tracks):
-        begin, end = (sent.begin_ns - zero_ns) / unit_ns, (received.end_ns - zero_ns) / unit_ns
-        ax.annotate(
-            "",
-            (end, rows[sent.peer] if sent.peer is not None else 0),
-            (begin, rows[received.peer] if received.peer is not None else 0),
-            arrowprops={"arrowstyle": "->", "color": "#444444", "shrinkA": 0, "shrinkB": 0},
-        )
-    ax.set_yticks(range(len(tracks)), [f"rank {track.rank}" for track in tracks])
-    ax.set_ylim(len(tracks) - 0.4, -0.6)  # rank 0 above
-    ax.set_xlabel(unit)
-    handles = [Patch(facecolor=colour, label=group) for group, colour in colours.items()]
-    handles.append(Patch(facecolor=_WAITING, edgecolor="#888888", hatch="////", label="waiting"))
-    ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    is_own = ax is None
+    if is_own:
+        height_in = 1.5 + min(max(0.62, 0.2 + 2.4 / len(tracks)), 0.9) * len(tracks)
+        ax = pyplot.subplots(figsize=(_WIDTH_IN, height_in), layout="constrained")[1]
+    _Plot(tracks, ax).draw(max(arrows, 0), legend_below=is_own)
     return ax
 
 
-def _draw_rank(ax: Any, row: int, track: Track, zero_ns: int, unit_ns: float, colours: dict[str, str]) -> None:
-    for is_async in (False, True):
-        # Async calls are half as high, below the sync calls.
-        place = (row, _BAND / 2) if is_async else (row - _BAND / 2, _BAND)
-        events = [event for event in track.events if event.is_async == is_async]
-        spans = [((event.begin_ns - zero_ns) / unit_ns, (event.end_ns - event.begin_ns) / unit_ns) for event in events]
-        ax.broken_barh(spans, place, facecolors=[colours[event.group] for event in events], edgecolor="none")
-    waits = [
-        ((event.begin_ns - zero_ns) / unit_ns, event.wait_ns / unit_ns)
-        for event in track.events
-        if event.waits_for is not None and event.wait_ns
-    ]
-    hatched = {"facecolors": _WAITING, "edgecolor": "#888888", "hatch": "////", "linewidth": 0.0}
-    ax.broken_barh(waits, (row - _BAND / 2, _BAND), **hatched)
+@dataclass
+class _Bar:
+    event: Event
+    row: int
+    begin: float  # in the unit of the axis, like `width`
+    width: float
+    top: float
+    height: float
+
+
+class _Plot:
+    def __init__(self, tracks: Sequence[Track], ax: Any) -> None:
+        self._tracks = tracks
+        self._ax = ax
+        self._zero_ns = min(track.begin_ns for track in tracks)
+        self._duration_ns = max(max(track.end_ns for track in tracks) - self._zero_ns, 1)
+        self._unit_ns, self._unit = _unit(self._duration_ns)
+        events = [event for track in tracks for event in track.events]
+        self._has_groups = len({event.group for event in events}) > 1
+        self._colours_groups = len({self._name(event) for event in events}) <= _MOST_KINDS
+        self._colours = self._colours_of_kinds()
+        self._bars = [bar for row, track in enumerate(tracks) for bar in self._laid_out(row, track)]
+
+    def draw(self, arrows: int, legend_below: bool) -> None:
+        ax, tracks = self._ax, self._tracks
+        ax.set_xlim(0, self._duration_ns / self._unit_ns)
+        ax.set_ylim(len(tracks) - 0.5, -0.5)  # rank 0 above
+        ax.set_yticks(range(len(tracks)), [f"rank {track.rank}" for track in tracks])
+        ax.tick_params(axis="y", length=0)
+        ax.set_xlabel(f"time ({self._unit})")
+        share = sum(track.share for track in tracks) / len(tracks)
+        ranks = "1 rank" if len(tracks) == 1 else f"{len(tracks)} ranks"
+        ax.set_title(
+            f"{ranks}, {duration_text(self._duration_ns / 1e9)}; {share:.0%} of the time in communication",
+            fontsize="medium",
+            loc="left",
+        )
+        for side in ("top", "right", "left"):
+            ax.spines[side].set_visible(False)
+        for row in range(len(tracks)):
+            ax.axhspan(row - _BAND / 2, row + _BAND / 2, color="#f5f5f5", linewidth=0, zorder=0)
+        for bar in self._bars:
+            self._draw_bar(bar)
+        shown, num_messages = self._draw_arrows(arrows)
+        self._draw_legend(shown, num_messages, legend_below)
+        self._draw_names()
+
+    def _name(self, event: Event) -> str:
+        return f"{event.name} ({event.group})" if self._has_groups else event.name
+
+    def _kind(self, event: Event) -> str:
+        """Return what has a colour of its own."""
+        return self._name(event) if self._colours_groups else event.name
+
+    def _colours_of_kinds(self) -> dict[str, str]:
+        """Return the colour of each kind of call; if there are too many, the quickest kinds have none."""
+        seconds: dict[str, int] = {}
+        for track in self._tracks:
+            for event in track.events:
+                kind = self._kind(event)
+                seconds[kind] = seconds.get(kind, 0) + event.end_ns - event.begin_ns
+        longest = sorted(seconds, key=lambda kind: -seconds[kind])[:_MOST_KINDS]
+        shown = [kind for kind in seconds if kind in longest]  # as they came
+        return {kind: fill(number, None) for number, kind in enumerate(shown)}
+
+    def _colour(self, event: Event) -> str:
+        return self._colours.get(self._kind(event), fill(_MOST_KINDS, None))
+
+    def _laid_out(self, row: int, track: Track) -> list[_Bar]:
+        lanes = _lanes(track.events)
+        num_lanes = min(max(lanes, default=0), _MOST_LANES)
+        sync_height = _BAND * (1 - _ASYNC_PART) if num_lanes else _BAND
+        lane_height = (_BAND - sync_height) / max(num_lanes, 1)
+        bars = []
+        for event, lane in zip(track.events, lanes, strict=True):
+            top, height = row - _BAND / 2, sync_height
+            if lane:
+                top, height = top + sync_height + (lane - 1) % _MOST_LANES * lane_height, 0.88 * lane_height
+            begin, width = (event.begin_ns - self._zero_ns), event.end_ns - event.begin_ns
+            bars.append(_Bar(event, row, begin / self._unit_ns, width / self._unit_ns, top, height))
+        return bars
+
+    def _draw_bar(self, bar: _Bar) -> None:
+        from matplotlib.patches import Rectangle
+
+        event = bar.event
+        # An outline would hide short calls.
+        is_wide = bar.width > 0.004 * self._duration_ns / self._unit_ns
+        edge = (_OUTLINE if event.is_async else "#ffffff") if is_wide else "none"
+        colours: dict[str, Any] = {"facecolor": self._colour(event), "edgecolor": edge, "linewidth": 0.6}
+        self._ax.add_patch(Rectangle((bar.begin, bar.top), bar.width, bar.height, zorder=2, **colours))
+        if event.waits_for is not None and event.wait_ns:
+            waited = event.wait_ns / self._unit_ns
+            self._ax.add_patch(Rectangle((bar.begin, bar.top), waited, bar.height, zorder=3, **_WAITING))
+
+    def _draw_arrows(self, most: int) -> tuple[int, int]:
+        """Draw the messages that took longest, behind the bars; return how many of how many."""
+        place = {id(message): bar for bar in self._bars for message in bar.event.parts or (bar.event,)}
+        between = [
+            (place[id(sent)], place[id(received)])
+            for sent, received in pairs(self._tracks)
+            if id(sent) in place and id(received) in place
+        ]
+        between = [(sent, received) for sent, received in between if sent.row != received.row]
+        between.sort(key=lambda ends: ends[0].begin - ends[1].begin - ends[1].width)
+        for sent, received in between[:most]:
+            is_down = sent.row < received.row
+            begin = (sent.begin, sent.top + (sent.height if is_down else 0))
+            end = (received.begin + received.width, received.top + (0 if is_down else received.height))
+            look = {"arrowstyle": "->", "mutation_scale": 7, "shrinkA": 0, "shrinkB": 0, **_ARROW}
+            self._ax.annotate("", end, begin, arrowprops=look, zorder=1)
+        return min(most, len(between)), len(between)
+
+    def _draw_legend(self, shown: int, num_messages: int, below: bool) -> None:
+        from matplotlib.lines import Line2D
+        from matplotlib.patches import Patch
+
+        handles: list[Any] = [Patch(facecolor=colour, label=kind) for kind, colour in self._colours.items()]
+        events = [bar.event for bar in self._bars]
+        if any(self._kind(event) not in self._colours for event in events):
+            handles.append(Patch(facecolor=fill(_MOST_KINDS, None), label=_OTHERS))
+        if any(event.waits_for is not None for event in events):
+            handles.append(Patch(label="waiting for another rank", **_WAITING))
+        if any(event.is_async for event in events):
+            handles.append(Patch(facecolor="none", edgecolor=_OUTLINE, label="outlined, in the lower part: async"))
+        if shown:
+            which = "message" if shown == num_messages else f"message (the longest {shown} of {num_messages})"
+            handles.append(Line2D([], [], marker=">", markersize=4, markevery=[1], label=which, **_ARROW))
+            handles[-1].set_data([0, 1], [0, 0])
+        if not handles:
+            return
+        if below:
+            columns = min(len(handles), 4)
+            where = {"loc": "outside lower left", "ncols": columns}
+            self._ax.figure.legend(handles=handles, frameon=False, fontsize="small", **where)
+        else:
+            self._ax.legend(
+                handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize="small"
+            )
+
+    def _draw_names(self) -> None:
+        """Write into each bar the longest form of its name that fits."""
+        from matplotlib.patheffects import withStroke
+
+        ax = self._ax
+        on_hatching = [withStroke(linewidth=2.0, foreground="#ffffffcc")]
+        ax.figure.draw_without_rendering()  # the layout decides the size of the axes
+        window, points = ax.get_window_extent(), 72.0 / ax.figure.dpi
+        points_x = window.width * points / (self._duration_ns / self._unit_ns)
+        points_y = window.height * points / len(self._tracks)
+        for bar in self._bars:
+            largest = min(_FONT_PT, bar.height * points_y / _LINE)
+            forms = (self._name(bar.event), largest), (bar.event.name, largest), (bar.event.name, _SMALLEST_PT)
+            for text, size in forms:
+                if _SMALLEST_PT <= size <= largest and len(text) * _LETTER * size <= bar.width * points_x - 2:
+                    middle = bar.begin + bar.width / 2, bar.top + bar.height / 2
+                    stroke = None if bar.event.waits_for is None else on_hatching
+                    where = {"ha": "center", "va": "center_baseline", "clip_on": True, "zorder": 4}
+                    ax.text(*middle, text, fontsize=size, color="#111111", path_effects=stroke, **where)
+                    break
+
+
+def _lanes(events: Sequence[Event]) -> list[int]:
+    """Return the lane of each event: 0 for sync calls; the first one that is free, from 1 on, for async calls."""
+    ends: list[int] = []
+    lanes = []
+    for event in events:
+        if not event.is_async:
+            lanes.append(0)
+            continue
+        lane = next((number for number, end in enumerate(ends) if end <= event.begin_ns), len(ends))
+        ends[lane : lane + 1] = [event.end_ns]
+        lanes.append(lane + 1)
+    return lanes
 
 
 def _unit(duration_ns: int) -> tuple[float, str]:

@@ -13,7 +13,7 @@ import numpy as np
 from meshdist.groups.world import current_world
 from meshdist.topology.cost_model import CostModel
 from meshdist.topology.curve import Curve, monotone
-from meshdist.topology.link_fit import fitted
+from meshdist.topology.estimate import fitted
 from meshdist.topology.topology import Topology
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ import numpy as np
 from meshdist.mesh.layout.layout import Layout
 from meshdist.topology.algorithms import collective_name
 from meshdist.topology.curve import Curve, nearest
-from meshdist.topology.estimate import Estimate, Measured, by_links
-from meshdist.topology.link_fit import fitted
+from meshdist.topology.estimate import Estimate, Measured, by_links, fitted
 from meshdist.topology.part import MEMORY, NETWORK, Part, parts_of_hosts
 from meshdist.topology.topology import Topology
 

@@ -11,13 +11,14 @@ import sys
 import threading
 import types
 import weakref
+from dataclasses import replace
 from time import perf_counter_ns
 
 import numpy as np
 import pytest
 
 import meshdist as dist
-from meshdist.profiler.call_matching import with_waits
+from meshdist.profiler.call_matching import pairs, with_waits
 from meshdist.profiler.event import Event, Track
 from meshdist.profiler.summary import rows
 from meshdist.profiler.timeline import Timeline, clock_offset_ns
@@ -394,8 +395,92 @@ def test_the_picture():
 
     ax = timeline().plot(Figure().subplots())
     assert [label.get_text() for label in ax.get_yticklabels()] == ["rank 0", "rank 1", "rank 2"]
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["tp", "waiting"]
-    assert ax.get_xlabel() == "ms"
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == [
+        "all_reduce",
+        "recv",
+        "isend",
+        "waiting for another rank",
+        "outlined, in the lower part: async",
+        "message",
+    ]
+    assert ax.get_xlabel() == "time (ms)"
+    assert len([arrow for arrow in ax.texts if not arrow.get_text()]) == 2
+    written = [text.get_text() for text in ax.texts if text.get_text()]
+    assert written[:2] == ["all_reduce", "recv"]  # of rank 0
+    assert len(written) < len(list(timeline()))  # a recv of 1 ms has no room
+
+
+@pytest.mark.parametrize(("arrows", "told"), [(0, []), (1, ["message (the longest 1 of 2)"]), (2, ["message"])])
+def test_the_longest_messages_have_arrows(arrows, told):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from matplotlib.figure import Figure
+
+    ax = timeline().plot(Figure().subplots(), arrows=arrows)
+    assert len([arrow for arrow in ax.texts if not arrow.get_text()]) == arrows
+    texts = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert [text for text in texts if text.startswith("message")] == told
+
+
+def test_many_kinds_of_calls_share_colours_by_name():
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    from matplotlib.figure import Figure
+
+    calls = [made_up(f"call{k % 10}", k, k + 1 + k / 100, k, group=f"axis{k // 10}") for k in range(20)]
+    ax = Timeline([Track(0, "here", 0, 22 * MS, calls)]).plot(Figure().subplots())
+    *names, others = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert (names, others) == ([f"call{k}" for k in range(2, 10)], "other calls")
+
+
+def exchanges():
+    size, rank = dist.get_world_size(), dist.get_rank()
+    mesh = dist.init_device_mesh("cpu", (size,), mesh_dim_names=("x",))
+    given, taken, block = np.zeros(10), np.zeros(10), np.zeros((3, 5))
+    with dist.profile() as p:
+        mesh.shift(given)
+        mesh.halo_exchange(block)
+        source = mesh.sendrecv(given, taken, (rank + 1) % size, None, tag=2)
+        dist.barrier()
+    return source, p.merged()
+
+
+def test_an_exchange_is_one_call_by_the_name_that_the_user_called():
+    results = dist.run(exchanges, 3)
+    assert [source for source, _ in results] == [2, 0, 1]
+    timeline = results[0][1]
+    calls = [[(event.name, event.nbytes) for event in track.events] for track in timeline.tracks]
+    assert calls[1] == [("shift", 80), ("halo_exchange", 80), ("sendrecv", 80), ("barrier", 0)]
+    assert [name for name, _ in calls[0]] == [name for name, _ in calls[2]] == [name for name, _ in calls[1]]
+    parts = [[(part.name, part.peer) for part in event.parts] for event in timeline.tracks[1].events]
+    passed_on = [("isend", 2), ("irecv", 0)]
+    assert parts == [passed_on, [("isend", 0), ("isend", 2), ("irecv", 2), ("irecv", 0)], passed_on, []]
+    assert len(pairs(timeline.tracks)) == 3 + 4 + 3
+    assert all(event.wait_ns is not None and not event.is_async for event in timeline)
+    assert {len(row) for row in timeline.totals().values()} == {4}
+    check_trace(timeline.chrome_trace(), num_messages=10)
+
+
+def receive_twice():
+    with dist.profile() as p:
+        for _ in range(2):
+            work = dist.irecv(np.zeros(10), src=0)
+            dist.isend(np.zeros(10), dst=0)
+            work.wait()
+    return [(event.name, event.is_async) for event in p.events]
+
+
+def test_an_irecv_that_is_posted_later_is_async_too():
+    assert dist.run(receive_twice, 1) == [[("irecv", True), ("isend", True)] * 2]
+
+
+def test_an_exchange_waits_for_the_last_sender():
+    def exchange(rank, begin_ms, end_ms):
+        whole = made_up("shift", begin_ms, end_ms, -1)
+        sent, received = (replace(whole, name="isend", peer=1 - rank), replace(whole, name="irecv", peer=1 - rank))
+        return Track(rank, "here", 0, 100 * MS, [replace(whole, parts=(sent, received))])
+
+    first, last = with_waits([exchange(0, 10, 31), exchange(1, 30, 31)])
+    assert (first.events[0].wait_ns, first.events[0].waits_for) == (20 * MS, 1)
+    assert (last.events[0].wait_ns, last.events[0].waits_for) == (0, None)
 
 
 def test_a_notebook_shows_a_table():

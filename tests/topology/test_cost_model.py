@@ -14,7 +14,7 @@ from meshdist import CostModel, Topology, plan
 from meshdist.topology import Curve, Link, Part
 from meshdist.topology.calibration import spread_note
 from meshdist.topology.curve import monotone
-from meshdist.topology.link_fit import fitted
+from meshdist.topology.estimate import fitted
 
 ALPHA, BETA = 1e-5, 1e-9  # of every link; a message crosses two
 STAR_NAMES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all")

@@ -7,8 +7,7 @@ from meshdist.topology.calibration import sizes_for, spread_note
 from meshdist.topology.curve import Curve, monotone
 from meshdist.topology.discovery import cores_in, unique
 from meshdist.topology.drawing import families_of, folded, label
-from meshdist.topology.estimate import by_links
-from meshdist.topology.link_fit import _in_memory, fit_link
+from meshdist.topology.estimate import _in_memory, by_links, fit_link
 from meshdist.topology.part import Link, Part
 from meshdist.topology.planning import shapes
 from meshdist.topology.toml_file import MOST_PARTS, check_number
