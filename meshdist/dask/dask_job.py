@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
+import cloudpickle
 from dask.base import is_dask_collection
 from distributed import Client, Future, MultiLock, wait
-from distributed.protocol.pickle import dumps
 
-from meshdist.dask.job_errors import Failed, RankError, Returned, WorkerLostError
-from meshdist.dask.partitions import Cut, Kept, Partitions, from_dask
+from meshdist.dask.chosen_workers import checked_names, choose_workers, known_workers, scheduler_of
+from meshdist.dask.job_errors import Failed, RankError, WorkerLostError
+from meshdist.dask.nested_values import exchanged, values_in
+from meshdist.dask.partitions import BlockOf, Cut, Kept, Partitions, from_dask
 from meshdist.dask.returned_arrays import dask_arrays
 from meshdist.dask.seat import Reserved, Ticket, drop_seat, end_seat, reserve_seat, take_block, take_seat
 from meshdist.errors import DistError, DistTimeoutError
+from meshdist.launch.rank_results import RankResult, in_words
 from meshdist.system.deadline import DEFAULT_TIMEOUT_S, Deadline, Timeout, seconds
 
 # How often the client looks for workers that are gone.
@@ -34,7 +37,7 @@ def run(
     fn: Callable[..., Any],
     *args: Any,
     ranks: int | None = None,
-    workers: Sequence[str] | None = None,
+    workers: Iterable[str | int] | None = None,
     backend: str | None = None,
     timeout: Timeout | None = None,
     start_timeout: Timeout | None = None,
@@ -45,29 +48,32 @@ def run(
 
     Every rank finds an initialised world: `meshdist.get_rank()`, `init_device_mesh` and collectives work in `fn`, and
     the world is destroyed when it returns. The workers are reserved, all or none; jobs that want the same workers run
-    one after the other, and other tasks of Dask run beside them. Arguments that are Dask arrays or dataframes are
-    computed on the workers and arrive as DTensors, see `from_dask`. DTensors that `fn` returns, also in tuples, lists
-    and dicts, come back as Dask arrays whose chunks are the blocks, on their workers: all ranks must return them.
+    one after the other, and other tasks of Dask run beside them. Dask arrays and dataframes among the arguments, also
+    in tuples, lists and dicts, are computed on the workers and arrive as DTensors, see `from_dask`. DTensors that `fn`
+    returns, also in such containers, come back as Dask arrays whose chunks are the blocks, on their workers: all ranks
+    must return them.
 
     Args:
         client: The client of the cluster; not an asynchronous one.
         fn: The function, which the workers must be able to import, or which cloudpickle can send.
         args: Its arguments, the same for all ranks.
         ranks: How many; None: as many as there are workers.
-        workers: The addresses or names of the workers to choose from; None: all.
+        workers: The addresses or names of the workers to choose from, each once; None: all.
         backend: As in `init_process_group`.
         timeout: How long calls in `fn` wait for other ranks, as in `init_process_group`. 30 minutes if None.
         start_timeout: How long to wait for the workers to be free, and for the ranks to meet. 30 minutes if None.
         wait_for_workers: How long to wait for so many workers to be there: a timedelta or seconds.
-        kwargs: Arguments of `fn` by name; Dask collections among them are passed on as they are.
+        kwargs: Arguments of `fn` by name.
 
     Raises:
-        RankError: A rank raised: the first failure that does not follow from another's, with rank and worker.
+        RankError: A rank raised, or its result cannot be pickled: the first failure that does not follow from
+            another's, with rank and worker.
         WorkerLostError: The worker of a rank ended or restarted.
         DistTimeoutError: The workers did not become free in time.
-        DistError: There are too few workers, or they cannot be ranks; nothing was started.
-        TypeError: An argument has the wrong type, or is a Dask collection that cannot be a DTensor.
-        ValueError: `ranks` is not positive.
+        DistError: There are too few workers or not those named, or they cannot be ranks; nothing was started.
+        TypeError: An argument has the wrong type or cannot be pickled, or is a Dask collection that cannot be a
+            DTensor.
+        ValueError: `ranks` is not positive, or `workers` names one twice, or fewer than `ranks`.
         KeyboardInterrupt: The client was interrupted; the ranks are ended first.
 
     Example:
@@ -85,65 +91,22 @@ def run(
         raise TypeError("run: the client is asynchronous; call run in a thread, with a Client(..., asynchronous=False)")
     if not callable(fn):
         raise TypeError(f"run: fn must be callable, as in run(client, main, ranks=4), got {type(fn).__name__}")
-    if ranks is not None and (isinstance(ranks, bool) or not isinstance(ranks, int)):
-        raise TypeError(f"run: ranks must be an integer, got {ranks!r}")
-    if ranks is not None and ranks < 1:
-        raise ValueError(f"run: ranks must be at least 1, got {ranks}")
-    given = [from_dask(arg) if is_dask_collection(arg) else arg for arg in args]
+    named = checked_names(ranks, workers)
+    given = exchanged((args, kwargs), lambda value: from_dask(value) if is_dask_collection(value) else value)
     deadline, timeout_s = Deadline(start_timeout), seconds(timeout, DEFAULT_TIMEOUT_S)
-    chosen = _choose(client, ranks, workers, Deadline(wait_for_workers))
+    chosen = choose_workers(client, ranks, named, Deadline(wait_for_workers))
     with _reserved(client, chosen, deadline) as lock:
-        partitions = [Partitions.of(client, arg, chosen) if isinstance(arg, Cut) else None for arg in given]
-        first = next((each for each in partitions if each is not None), None)
+        partitions = {cut: Partitions.of(client, cut, chosen) for cut in values_in(given) if isinstance(cut, Cut)}
+        first = next(iter(partitions.values()), None)
         order = tuple(chosen if first is None else first.order(chosen))
         start_s = max(1.0, deadline.remaining_s())
         ticket = Ticket(secrets.token_hex(8), order, secrets.token_bytes(32), backend, timeout_s, start_s, lock)
         job = _Job(client, ticket)
         try:
-            job.start(fn, given, kwargs, partitions)
+            job.start(fn, given, partitions)
             return job.results()
         finally:
             job.leave()
-
-
-def _choose(client: Client, ranks: int | None, names: Sequence[str] | None, deadline: Deadline) -> list[str]:
-    """Return the addresses of the workers to use, when there are enough."""
-    wanted = ranks or 1
-    while True:
-        infos = _workers(client)
-        if names is not None:
-            infos = {address: info for address, info in infos.items() if address in names or info["name"] in names}
-        found = [address for address, info in infos.items() if info["status"] in ("running", "init")]
-        if len(found) >= wanted or deadline.expired():
-            break
-        time.sleep(deadline.slice_s(0.1))
-    if len(found) < wanted:
-        waited = f" after {deadline.timeout_s:g} s" if deadline.timeout_s else ""
-        raise DistError(
-            f"run: {wanted} ranks need as many workers, one each, and the cluster has {len(found)}"
-            f"{' of those named' if names is not None else ''}{waited}; start more workers of one process each, ask for"
-            " fewer ranks, or give wait_for_workers="
-        )
-    if any(address.startswith("inproc://") for address in found):
-        raise DistError(
-            "run: the workers of this cluster are threads of the client, and a rank is a process; make it with"
-            " LocalCluster(processes=True), or use meshdist.run for ranks that are threads"
-        )
-    return sorted(found)[: ranks or len(found)]
-
-
-def _scheduler_of(client: Client) -> Any:
-    if client.scheduler is None:
-        raise ConnectionError("run: the client was closed")
-    return client.scheduler
-
-
-def _workers(client: Client) -> dict[str, Any]:
-    """Return what the scheduler knows of its workers, by address."""
-    # Client.scheduler_info may have none of them, since the client updates it in between.
-    identity: Any = client.sync(_scheduler_of(client).identity)
-    found: dict[str, Any] = identity["workers"]
-    return found
 
 
 @contextmanager
@@ -169,7 +132,22 @@ def _reserved(client: Client, workers: Sequence[str], deadline: Deadline) -> Ite
 
 def _release(client: Client, lock: MultiLock) -> None:
     with suppress(OSError):  # without a scheduler there is no lock
-        client.sync(_scheduler_of(client).multi_lock_release, id=lock.id)
+        client.sync(scheduler_of(client).multi_lock_release, id=lock.id)
+
+
+def _block_instead(blocks: dict[Cut, BlockOf], value: Any) -> Any:
+    return blocks[value] if isinstance(value, Cut) else value
+
+
+def _pickled(fn: Callable[..., Any], args: Any, kwargs: Any) -> bytes:
+    try:
+        pickled: bytes = cloudpickle.dumps((fn, args, kwargs))
+    except Exception as error:  # whatever an object's own code raises
+        raise TypeError(
+            f"run: {getattr(fn, '__name__', fn)} or its arguments cannot be pickled: {in_words(error)}; make locks,"
+            " open files and connections in the function"
+        ) from None
+    return pickled
 
 
 class _Job:
@@ -183,25 +161,19 @@ class _Job:
         self._failed: dict[int, Failed] = {}
         self._lost: list[int] = []
 
-    def start(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        partitions: Sequence[Partitions | None],
-    ) -> None:
-        """Start one task on each worker, once all have a seat."""
+    def start(self, fn: Callable[..., Any], given: tuple[Any, Any], partitions: dict[Cut, Partitions]) -> None:
+        """Start one task on each worker, once all have a seat; `given` are the function's args and kwargs."""
         ticket = self._ticket
-        splits = [None if each is None else each.split(ticket.workers) for each in partitions]
+        splits = {cut: each.split(ticket.workers) for cut, each in partitions.items()}
         payloads: list[tuple[bytes, list[Future]]] = []
         for rank in range(ticket.size):
             chunks: list[Future] = []
-            mine = list(args)
-            for at, (each, split) in enumerate(zip(partitions, splits, strict=True)):
-                if each is not None and split is not None:
-                    mine[at] = each.block_of(split[rank], len(chunks))
-                    chunks += [each.chunks[chunk] for chunk in split[rank]]
-            payloads.append((dumps((fn, mine, kwargs)), chunks))
+            blocks: dict[Cut, BlockOf] = {}
+            for cut, each in partitions.items():
+                blocks[cut] = each.block_of(splits[cut][rank], len(chunks))
+                chunks += [each.chunks[chunk] for chunk in splits[cut][rank]]
+            args, kwargs = exchanged(given, partial(_block_instead, blocks))
+            payloads.append((_pickled(fn, args, kwargs), chunks))
         port = self._reserve_seats()
         name = getattr(fn, "__name__", type(fn).__name__)
         for rank, (worker, (payload, chunks)) in enumerate(zip(ticket.workers, payloads, strict=True)):
@@ -273,13 +245,16 @@ class _Job:
             ) as error:  # of Dask: it was cancelled, or cannot be sent
                 outcome = Failed.of(error)
             del pending[rank]
-            if isinstance(outcome, Returned):
-                self._returned[rank] = outcome.result
+            if isinstance(outcome, RankResult):
+                try:
+                    self._returned[rank] = outcome.unpickled(rank)
+                except TypeError as error:
+                    self._failed[rank] = Failed.of(error)
             elif outcome.worker_is_new:
                 self._lost.append(rank)
             else:
                 self._failed[rank] = outcome
-        alive = _workers(self._client) if pending else {}
+        alive = known_workers(self._client) if pending else {}
         for rank in [rank for rank in pending if self._ticket.workers[rank] not in alive]:
             del pending[rank]
             self._lost.append(rank)
@@ -298,8 +273,8 @@ class _Job:
             )
         rank, failed = min(self._failed.items(), key=lambda pair: (pair[1].is_consequence, pair[1].time_s))
         error = RankError(
-            f"run: rank {rank} of {ticket.size}, on worker {ticket.workers[rank]}, raised {failed.summary}{stuck}\n\n"
-            f"{failed.text}",
+            f"run: rank {rank} of {ticket.size}, on worker {ticket.workers[rank]}, raised {failed.summary}{stuck}"
+            + (f"\n\n{failed.text}" if failed.text else ""),
             rank,
             ticket.workers[rank],
         )
@@ -323,7 +298,7 @@ class _Job:
         """End the ranks that still run, wait for them, and give back the seats."""
         pending = {rank: each for rank, each in enumerate(self._futures) if not each.done() and rank not in self._lost}
         with suppress(OSError):  # the scheduler is gone
-            alive = _workers(self._client)
+            alive = known_workers(self._client)
             pending = {rank: each for rank, each in pending.items() if self._ticket.workers[rank] in alive}
             if pending:
                 self._ask_to_end(pending)

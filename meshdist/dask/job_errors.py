@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshdist.errors import DistError
+from meshdist.launch.rank_results import frames_of_user
 from meshdist.launch.worker import follows_from_peer
 
 
@@ -41,19 +42,12 @@ class JobEndedError(DistError):
 
 
 @dataclass(frozen=True)
-class Returned:
-    """What a rank returns that came to its end."""
-
-    result: Any
-
-
-@dataclass(frozen=True)
 class Failed:
     """What a rank returns that raised.
 
     Attributes:
         summary: The exception in one line.
-        text: The traceback.
+        text: The traceback, from the function of the user on; empty if the error is not from there.
         pickled: The exception; None if it cannot be pickled.
         is_consequence: It follows from the failure of another rank.
         worker_is_new: The worker is not the one that the job reserved, but has its address.
@@ -70,7 +64,8 @@ class Failed:
     @staticmethod
     def of(error: BaseException, is_consequence: bool = False) -> Failed:
         summary = traceback.format_exception_only(type(error), error)[-1].strip()
-        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        frames = frames_of_user(error)
+        text = "" if frames is None else "".join(traceback.format_exception(type(error), error, frames))
         try:
             pickled: bytes | None = pickle.dumps(error)
             pickle.loads(pickle.dumps(error))

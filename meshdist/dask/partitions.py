@@ -16,6 +16,7 @@ import numpy as np
 from dask.base import is_dask_collection
 from distributed import Client, Future, futures_of, wait
 
+from meshdist.dask.nested_values import exchanged
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor import DTensor, Partial, Shard
 
@@ -210,19 +211,19 @@ def keep_blocks(result: Any, blocks: list[Any]) -> Any:
     Raises:
         TypeError: A DTensor is a pending reduction.
     """
-    if isinstance(result, DTensor):
-        if any(isinstance(placement, Partial) for placement in result.placements):
+
+    def keep(value: Any) -> Any:
+        if not isinstance(value, DTensor):
+            return value
+        if any(isinstance(placement, Partial) for placement in value.placements):
             raise TypeError(
-                f"run: a DTensor with placements {list(result.placements)} cannot become a Dask array; redistribute it"
+                f"run: a DTensor with placements {list(value.placements)} cannot become a Dask array; redistribute it"
                 " to Shard or Replicate first"
             )
-        coordinate = result.mesh.get_coordinate()
+        coordinate = value.mesh.get_coordinate()
         assert coordinate is not None
-        blocks.append(np.array(result.to_local()))
-        index = tuple((part.start, part.stop) for part in result.layout.index(coordinate))
-        return Kept(len(blocks) - 1, index, result.shape, result.dtype.str)
-    if type(result) in (tuple, list):
-        return type(result)(keep_blocks(each, blocks) for each in result)
-    if type(result) is dict:
-        return {name: keep_blocks(each, blocks) for name, each in result.items()}
-    return result
+        blocks.append(np.array(value.to_local()))
+        index = tuple((part.start, part.stop) for part in value.layout.index(coordinate))
+        return Kept(len(blocks) - 1, index, value.shape, value.dtype.str)
+
+    return exchanged(result, keep)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -12,6 +12,7 @@ import dask.array
 import numpy as np
 from distributed import Future, wait
 
+from meshdist.dask.nested_values import exchanged, values_in
 from meshdist.dask.partitions import Kept
 from meshdist.errors import DistError
 
@@ -30,28 +31,13 @@ def dask_arrays(results: Sequence[Any], block: Callable[[int, Kept], Future]) ->
     """
     found: dict[int, list[tuple[int, Kept]]] = defaultdict(list)
     for rank, result in enumerate(results):
-        for kept in _kept_in(result):
-            found[kept.number].append((rank, kept))
+        for kept in values_in(result):
+            if isinstance(kept, Kept):
+                found[kept.number].append((rank, kept))
     arrays = {number: _array(number, pieces, block) for number, pieces in found.items()}
-    return [_replaced(result, arrays) for result in results]
-
-
-def _kept_in(result: Any) -> Iterator[Kept]:
-    if isinstance(result, Kept):
-        yield result
-    elif type(result) in (tuple, list, dict):
-        for each in result.values() if isinstance(result, dict) else result:
-            yield from _kept_in(each)
-
-
-def _replaced(result: Any, arrays: dict[int, Any]) -> Any:
-    if isinstance(result, Kept):
-        return arrays[result.number]
-    if type(result) in (tuple, list):
-        return type(result)(_replaced(each, arrays) for each in result)
-    if type(result) is dict:
-        return {name: _replaced(each, arrays) for name, each in result.items()}
-    return result
+    return [
+        exchanged(each, lambda value: arrays[value.number] if isinstance(value, Kept) else value) for each in results
+    ]
 
 
 def _array(number: int, pieces: list[tuple[int, Kept]], block: Callable[[int, Kept], Future]) -> Any:

@@ -9,21 +9,24 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import pickle
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import cloudpickle
 import numpy as np
 from distributed import Worker, get_worker
 from distributed.comm import get_address_host
-from distributed.protocol.pickle import loads
 
 from meshdist.backends.device_backends import usable_backend_name
-from meshdist.dask.job_errors import Failed, JobEndedError, Returned
+from meshdist.dask.job_errors import Failed, JobEndedError
+from meshdist.dask.nested_values import exchanged, values_in
 from meshdist.dask.partitions import BlockOf, Kept, keep_blocks
 from meshdist.device_mesh import init_device_mesh
 from meshdist.groups.world import World, world_in
+from meshdist.launch.rank_results import RankResult
 from meshdist.lifecycle import check_environment, enter_owned_world
 from meshdist.runtime.context import current_slot
 from meshdist.store import TCPStore
@@ -96,7 +99,7 @@ class Seat:
         """Have the rank end soon: its calls raise, and then its code."""
         self._ending.set()
 
-    def run(self, key: str, port: int, payload: bytes, chunks: Sequence[Any]) -> Returned | Failed:
+    def run(self, key: str, port: int, payload: bytes, chunks: Sequence[Any]) -> RankResult | Failed:
         """Join the world, call the function, leave the world."""
         slot = current_slot()
         if slot.world is not None:
@@ -106,11 +109,12 @@ class Seat:
         self.is_running = True
         watcher = threading.Thread(target=self._watch, args=(key,), name="meshdist-dask-seat", daemon=True)
         watcher.start()
-        outcome: Returned | Failed
+        outcome: RankResult | Failed
         try:
             world = self._join(port)
             try:
-                outcome = Returned(keep_blocks(self._call(world, payload, chunks), self.blocks))
+                result = keep_blocks(self._call(world, payload, chunks), self.blocks)
+                outcome = RankResult.of(result, self.rank, cloudpickle.dumps)
                 world.finish()
             except BaseException as error:
                 if world_in(slot) is world:
@@ -143,9 +147,12 @@ class Seat:
         return world
 
     def _call(self, world: World, payload: bytes, chunks: Sequence[Any]) -> Any:
-        fn, args, kwargs = loads(payload)
-        mesh = init_device_mesh("cpu", (world.size,)) if any(isinstance(arg, BlockOf) for arg in args) else None
-        args = [arg.to_dtensor(mesh, chunks) if isinstance(arg, BlockOf) else arg for arg in args]
+        fn, args, kwargs = pickle.loads(payload)
+        has_blocks = any(isinstance(value, BlockOf) for value in values_in((args, kwargs)))
+        mesh = init_device_mesh("cpu", (world.size,)) if has_blocks else None
+        args, kwargs = exchanged(
+            (args, kwargs), lambda value: value.to_dtensor(mesh, chunks) if isinstance(value, BlockOf) else value
+        )
         with self._lock:
             if self._ending.is_set():
                 raise JobEndedError("the job was ended before this rank began")
@@ -232,7 +239,7 @@ def drop_seat(job: str, dask_worker: Any) -> None:
             _seats(dask_worker).pop(job).discard()
 
 
-def take_seat(job: str, key: str, port: int, payload: bytes, chunks: Sequence[Any]) -> Returned | Failed:
+def take_seat(job: str, key: str, port: int, payload: bytes, chunks: Sequence[Any]) -> RankResult | Failed:
     """Run the rank of a job on this worker, as a task."""
     seat = _seats(get_worker()).get(job)
     if seat is None:

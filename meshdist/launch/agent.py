@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from meshdist.errors import DistError
 from meshdist.launch import worker
-from meshdist.launch.error_files import ErrorFiles, endings_of
+from meshdist.launch.error_files import ErrorFiles, endings_of, in_short
 from meshdist.launch.failures import Failure
 from meshdist.launch.interrupts import Interrupts, without_ctrl_c
 from meshdist.launch.job_verdict import Nodes, OneNode, Report, Stop, Verdict
@@ -33,6 +33,7 @@ from meshdist.system.processes import INTERRUPT_BASE
 
 if TYPE_CHECKING:
     from meshdist.launch.dashboard import Dashboard
+    from meshdist.store import Store
 
 
 class Settings(NamedTuple):
@@ -173,7 +174,7 @@ def _conclude(settings: Settings, nodes: Nodes, supervisor: Supervisor, interrup
     signals = interrupts.take()
     if signals:
         if signals[0] == signal.SIGINT and nodes.node == 0:
-            _report_hang(supervisor.job)
+            _report_hang(nodes.ranks_store, supervisor.job)
         nodes.stop(Stop(nodes.launcher, signal=signals[0]))
         supervisor.end(signals[0], settings.grace_s)
         report(f"stopped by {signals[0].name}{_how_others_ended(supervisor)}")
@@ -203,11 +204,11 @@ def _num_ranks_next(settings: Settings, supervisor: Supervisor) -> int:
     return max(settings.least_ranks, num_ranks - num_killed)
 
 
-def _report_hang(job: Job) -> None:
+def _report_hang(store: Store, job: Job) -> None:
     """After Ctrl-C on a job that hangs, show who waits for whom."""
     from meshdist.debug.attach import hang_at_the_end  # most jobs do not hang
 
-    for line in hang_at_the_end(endpoint(job.master_addr, job.master_port), job.secret.encode()):
+    for line in hang_at_the_end(store, endpoint(job.master_addr, job.master_port)):
         report(line)
 
 
@@ -268,7 +269,10 @@ def _write_error_files(settings: Settings, nodes: Nodes, supervisor: Supervisor,
     chosen = first if first in ranks else ranks[0]
     others = [rank for rank in ranks if rank != chosen]
     beside = f" ({ranks_text(sorted(others))}: same directory)" if others else ""
-    report(f"error file of rank {chosen}: {files.path(chosen, num_restarts)}{beside}")
+    whose = f"error file of rank {chosen}"
+    if verdict.cause is None:  # the files of these ranks do not tell why the job ended
+        whose = f"{ranks_text(ranks)} ended because {nodes.describe(verdict.launcher)} {in_short(verdict)}; how"
+    report(f"{whose}: {files.path(chosen, num_restarts)}{beside}")
 
 
 def _report_cause(settings: Settings, nodes: Nodes, supervisor: Supervisor, cause: Failure) -> None:

@@ -26,19 +26,19 @@ class Ending(NamedTuple):
     """How a rank ended that failed or was terminated."""
 
     rank: int
-    failure: Failure | None = None  # its failure; None if it was terminated because another rank had failed
+    failure: Failure | None = None  # its failure; None if it was terminated because of another rank or host
     exit: Exit | None = None  # the exit of its process, None while it runs
     was_killed: bool = False  # it did not end within the grace period after it was asked to
     log: str | None = None  # the file of its stderr, None where stderr is shown
 
-    def how(self) -> str:
+    def how(self, why_terminated: str) -> str:
         if self.failure is not None:
             return describe_status(self.failure.status)
         if self.exit is None:
             return "runs on: it cannot be killed"
         if self.was_killed:
-            return "was killed after the first failure, as it did not end when asked to"
-        return "was terminated after the first failure"
+            return f"was killed {why_terminated}, as it did not end when asked to"
+        return f"was terminated {why_terminated}"
 
 
 def endings_of(supervisor: Supervisor, routing: Routing) -> list[Ending]:
@@ -101,6 +101,7 @@ def _describe(job: Job, ending: Ending, verdict: Verdict, node: int | None) -> d
     known = failure or exit
     status = known.status if known else None
     time_s = known.time_s if known else time.time()
+    why_terminated = "after the first failure" if cause is not None else f"because node {node} {in_short(verdict)}"
     is_first = failure is not None and cause is not None and failure.rank == cause.rank
     return {
         "rank": ending.rank,
@@ -110,7 +111,7 @@ def _describe(job: Job, ending: Ending, verdict: Verdict, node: int | None) -> d
         "pid": known.pid if known else None,
         "run_id": job.run_id,
         "restart": job.num_restarts,
-        "how": ending.how(),
+        "how": ending.how(why_terminated),
         "failed": failure is not None,
         "is_first": is_first,
         "follows_from_peer": failure is not None and failure.secondary,
@@ -124,6 +125,11 @@ def _describe(job: Job, ending: Ending, verdict: Verdict, node: int | None) -> d
         "stderr": ending.log,
         "first_failure": None if is_first else _first(verdict, node),
     }
+
+
+def in_short(verdict: Verdict) -> str:
+    """Return the problem of a host in a few words, without its details."""
+    return verdict.problem.partition(":")[0]
 
 
 def _first(verdict: Verdict, node: int | None) -> dict[str, object]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, NoReturn
 
 from meshdist.launch.agent import Settings, launch
 from meshdist.launch.options import (
@@ -13,6 +12,7 @@ from meshdist.launch.options import (
     DEFAULT_MEETING_PORT,
     Count,
     address_of_store,
+    as_argument,
     host_and_port,
     number_of_nodes,
     number_of_ranks,
@@ -71,8 +71,6 @@ examples:
   srun --nodes 2 --ntasks-per-node 1 meshrun --nnodes 2 --nproc-per-node 8 train.py
 
 Options come before the script; what follows it is passed on. They may be spelled with _ for - as well."""
-
-_T = TypeVar("_T")
 
 
 def main(arguments: list[str] | None = None, *, passes_local_rank: bool = False) -> int:
@@ -195,7 +193,7 @@ def _parser() -> ArgumentParser:
     add(
         "-n",
         "--nproc-per-node",
-        type=_as_argument(number_of_ranks),
+        type=as_argument(number_of_ranks),
         default=Count(1, 1),
         metavar="N",
         help="how many ranks: a number, cpu (one per processor), gpu (one per GPU) or auto (gpu if there are any, "
@@ -213,7 +211,7 @@ def _parser() -> ArgumentParser:
     add("--no-python", action="store_true", help="run a program instead of a Python script")
     add(
         "--use-env",
-        type=_as_argument(truth),
+        type=as_argument(truth),
         nargs="?",
         const=True,
         default=False,
@@ -233,7 +231,7 @@ def _add_hosts(parser: ArgumentParser) -> None:
     add("--standalone", action="store_true", help="run on this host alone, as it does without --nnodes")
     add(
         "--nnodes",
-        type=_as_argument(number_of_nodes),
+        type=as_argument(number_of_nodes),
         default=Count(1, 1),
         metavar="N",
         help="the number of hosts, default 1; or the fewest and the most, as in 2:4: the job restarts without "
@@ -241,13 +239,13 @@ def _add_hosts(parser: ArgumentParser) -> None:
     )
     add(
         "--node-rank",
-        type=_as_argument(whole_number),
+        type=as_argument(whole_number),
         metavar="N",
         help="the number of this host, from 0; assigned where it is not given",
     )
     add(
         "--rdzv-endpoint",
-        type=_as_argument(host_and_port),
+        type=as_argument(host_and_port),
         metavar="HOST:PORT",
         help="where the launchers meet: the name of one of the hosts, which keeps a store there, and a free port; "
         f"default port {DEFAULT_MEETING_PORT}. Found under srun (port of the job), mpirun and Kubernetes",
@@ -255,20 +253,20 @@ def _add_hosts(parser: ArgumentParser) -> None:
     add("--rdzv-id", metavar="NAME", help="names the job; launchers with another name are refused")
     add(
         "--rdzv-backend",
-        type=_as_argument(rendezvous_backend),
+        type=as_argument(rendezvous_backend),
         metavar="NAME",
         help="c10d or static; accepted for compatibility with torchrun, and ignored",
     )
     add(
         "--rdzv-timeout",
-        type=_as_argument(seconds),
+        type=as_argument(seconds),
         default=600.0,
         metavar="SECONDS",
         help="how long to wait for the other launchers; default 600",
     )
     add(
         "--rdzv-last-call",
-        type=_as_argument(seconds),
+        type=as_argument(seconds),
         default=DEFAULT_LAST_CALL_S,
         metavar="SECONDS",
         help="with --nnodes 2:4, how long to wait for more hosts once the fewest are there, and before a restart "
@@ -281,7 +279,7 @@ def _add_hosts(parser: ArgumentParser) -> None:
     )
     add(
         "--master-port",
-        type=_as_argument(port_number),
+        type=as_argument(port_number),
         default=0,
         metavar="PORT",
         help="the port of the ranks' store, default 0: any free one; with --nnodes and --master-addr, where the "
@@ -294,7 +292,7 @@ def _add_watching(parser: ArgumentParser) -> None:
     add = group.add_argument
     add(
         "--max-restarts",
-        type=_as_argument(whole_number),
+        type=as_argument(whole_number),
         default=0,
         metavar="N",
         help="how often to start all ranks again, on all hosts, after one has failed; default 0. RESTART_COUNT tells "
@@ -302,7 +300,7 @@ def _add_watching(parser: ArgumentParser) -> None:
     )
     add(
         "--monitor-interval",
-        type=_as_argument(seconds),
+        type=as_argument(seconds),
         default=DEFAULT_INTERVAL_S,
         metavar="SECONDS",
         help="polling interval in seconds for the ranks' error files and similar checks; the exit of a rank is noticed "
@@ -311,7 +309,7 @@ def _add_watching(parser: ArgumentParser) -> None:
     )
     add(
         "--grace",
-        type=_as_argument(seconds),
+        type=as_argument(seconds),
         default=DEFAULT_GRACE_S,
         metavar="SECONDS",
         help=f"how long a rank that is asked to end may take until it is killed; default {DEFAULT_GRACE_S:g}",
@@ -334,14 +332,14 @@ def _add_output(parser: ArgumentParser) -> None:
     )
     add(
         "--redirects",
-        type=_as_argument(parse_streams),
+        type=as_argument(parse_streams),
         metavar="WHAT",
         help="what goes to these files alone: 0 (nothing), 1 (stdout), 2 (stderr), 3 (both, the default with "
         "--log-dir), or for some ranks of this host: 0:3,1:2",
     )
     add(
         "--tee",
-        type=_as_argument(parse_streams),
+        type=as_argument(parse_streams),
         default=Streams(),
         metavar="WHAT",
         help="what is shown with [rankN] before each line, and goes to these files too; as --redirects",
@@ -352,19 +350,6 @@ def _add_output(parser: ArgumentParser) -> None:
         help="show the ranks, their states, their last calls and their last lines of output, live; needs rich. Without "
         "a terminal: as --tee 3",
     )
-
-
-def _as_argument(convert: Callable[[str], _T]) -> Callable[[str], _T]:
-    """Let argparse show the message of a ValueError from `convert`."""
-    from argparse import ArgumentTypeError
-
-    def converted(text: str) -> _T:
-        try:
-            return convert(text)
-        except ValueError as error:
-            raise ArgumentTypeError(str(error)) from None
-
-    return converted
 
 
 def _problem_with(parsed: Namespace, kind: str, command: list[str]) -> str | None:

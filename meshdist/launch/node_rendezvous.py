@@ -29,7 +29,7 @@ from meshdist.security.credentials import secret_from_environment
 from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, HandshakeUnanswered
 from meshdist.store import Store, TCPStore
 from meshdist.store.address import PortTakenError, endpoint, resolve
-from meshdist.store.client import NotReachedError
+from meshdist.store.connect import NotReachedError
 from meshdist.system.deadline import Deadline
 
 _SLICE_S = 0.25

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from meshdist.cluster.place import DEFAULT_PORT, find_place
 from meshdist.launch.node_rendezvous import NodeRendezvous
@@ -11,12 +11,13 @@ from meshdist.system.platform import parse_num_ranks
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 DEFAULT_MEETING_PORT = 29400
 _OPTIONS_OF_VARIABLES = ("nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "rdzv_endpoint")
 DEFAULT_LAST_CALL_S = 10.0
 _BACKENDS = ("c10d", "static")
+_T = TypeVar("_T")
 
 
 class Count(NamedTuple):
@@ -27,6 +28,19 @@ class Count(NamedTuple):
 
     def __str__(self) -> str:
         return str(self.most) if self.least == self.most else f"{self.least}:{self.most}"
+
+
+def as_argument(convert: Callable[[str], _T]) -> Callable[[str], _T]:
+    """Let argparse show the message of a ValueError from `convert`."""
+    from argparse import ArgumentTypeError
+
+    def converted(text: str) -> _T:
+        try:
+            return convert(text)
+        except ValueError as error:
+            raise ArgumentTypeError(str(error)) from None
+
+    return converted
 
 
 def number_of_nodes(text: str) -> Count:

@@ -15,6 +15,7 @@ from meshdist.debug.attach import JobHere, jobs_here
 from meshdist.errors import DistError
 from meshdist.launch.job_status import JobStatus, counted, status_of
 from meshdist.launch.launchers_store import arrived, has_left, ranks_secret
+from meshdist.launch.options import as_argument, seconds
 from meshdist.launch.plan import NodeCard, Plan
 from meshdist.security.credentials import SECRET_FILE_VARIABLE, SECRET_VARIABLE, secret_from_environment
 from meshdist.security.handshake import OtherJobError
@@ -41,7 +42,11 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--watch", action="store_true", help="show it again and again, until Ctrl-C or the job's end")
     parser.add_argument(
-        "--interval", type=float, default=2.0, metavar="SECONDS", help="pause of --watch (default: %(default)g)"
+        "--interval",
+        type=as_argument(seconds),
+        default=2.0,
+        metavar="SECONDS",
+        help="pause of --watch (default: %(default)g)",
     )
     given = parser.parse_args(arguments)
     try:

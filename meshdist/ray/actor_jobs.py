@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from operator import index
@@ -12,10 +13,11 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from meshdist.errors import DistError, DistTimeoutError
+from meshdist.launch.rank_results import RankResult, in_words
 from meshdist.launch.spawn_context import ProcessException, ProcessRaisedException
 from meshdist.ray.meeting import DEFAULT_JOIN_TIMEOUT_S, remove_entry
 from meshdist.ray.rank_actor import Place, Raised, RankActor, Seat, local_ranks
-from meshdist.ray.rank_bundles import bundle_of, placed
+from meshdist.ray.rank_bundles import await_places, bundle_of, bundles
 from meshdist.system.deadline import DEFAULT_TIMEOUT_S, Deadline, Timeout, seconds
 
 T = TypeVar("T")
@@ -24,6 +26,7 @@ T = TypeVar("T")
 _ECHO_S = 5.0
 # No wait for Ray is longer; Ctrl-C ends it at once.
 _POLL_S = 5.0
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def run(
@@ -70,7 +73,8 @@ def run(
         DistTimeoutError: The cluster has no place for all ranks, or the actors did not start.
         ProcessRaisedException: A rank raised. It is the first failure that does not follow from another rank's; the
             rank is `error_index`, and its exception, if it can be unpickled here, the `__cause__`.
-        ProcessException: An actor died, or its node; what Ray says is the `__cause__`.
+        ProcessException: An actor died, or its node; what Ray says is the `__cause__`. Or a result cannot be unpickled
+            here.
         DistError: An actor did not start, as where meshdist is not installed on a node.
 
     Example:
@@ -86,12 +90,14 @@ def run(
         raise TypeError(f"meshdist.ray.run: args must be a tuple or list, as in args=(1,), got {type(args).__name__}")
     bundle = bundle_of(num_cpus, num_gpus, resources)
     deadline, timeout_s = Deadline(start_timeout, DEFAULT_JOIN_TIMEOUT_S), seconds(timeout, DEFAULT_TIMEOUT_S)
-    job = ray.put((fn, tuple(args), dict(kwargs or {})))  # once for all ranks
+    job = _put(fn, tuple(args), dict(kwargs or {}))
     name = f"run {secrets.token_hex(8)}"
-    with placed(ranks, bundle, strategy, deadline) as group:
+    with bundles(ranks, bundle, strategy) as group:
         actors = _actors(group, bundle, runtime_env)
         try:
-            started = _start(actors, deadline)
+            seats = [actor.seat.remote() for actor in actors]  # while Ray looks for places
+            await_places(group, bundle, strategy, deadline)
+            started = _start(actors, seats, deadline)
             running = {}
             for rank, local_rank in enumerate(local_ranks([each.seat for each in started])):
                 place = Place(name, rank, ranks, local_rank, deadline.remaining_s(), timeout_s)
@@ -120,6 +126,17 @@ def _checked(fn: object, ranks: object) -> int:
     return number
 
 
+def _put(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Ship what the ranks call, once for all of them."""
+    try:
+        return ray.put((fn, args, kwargs))
+    except TypeError as error:
+        raise TypeError(
+            f"meshdist.ray.run: {getattr(fn, '__name__', fn)} or its arguments cannot be pickled:"
+            f" {error.__cause__ or error}; make locks, open files and connections in the function"
+        ) from None
+
+
 def _actors(group: Any, bundle: Mapping[str, float], runtime_env: Mapping[str, Any] | None) -> list[Any]:
     """Create an actor in each bundle of a placement group."""
     others = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU", "memory")}
@@ -130,20 +147,19 @@ def _actors(group: Any, bundle: Mapping[str, float], runtime_env: Mapping[str, A
     return [actor.options(scheduling_strategy=place).remote() for place in places]
 
 
-def _start(actors: Sequence[Any], deadline: Deadline) -> list[_Started]:
+def _start(actors: Sequence[Any], seats: list[Any], deadline: Deadline) -> list[_Started]:
     """Wait until all actors run; return them in rank order, those of a node one after the other."""
-    seats = {actor.seat.remote(): actor for actor in actors}
     try:
-        found = ray.get(list(seats), timeout=deadline.remaining_s())
+        found = ray.get(seats, timeout=deadline.remaining_s())
     except GetTimeoutError:
-        ready, missing = ray.wait(list(seats), num_returns=len(seats), timeout=0)
+        ready, missing = ray.wait(seats, num_returns=len(seats), timeout=0)
         raise DistTimeoutError(
             f"meshdist.ray.run: {len(ready)} of {len(seats)} actors started within {deadline.timeout_s:g} s,"
             f" {len(missing)} did not; is a node overloaded, or a runtime_env being installed? Pass a longer"
             " start_timeout"
         ) from None
     except RayError as error:
-        raise DistError(f"meshdist.ray.run: an actor did not start: {error}") from error
+        raise DistError(f"meshdist.ray.run: an actor did not start: {_words(error)}") from error
     started = [_Started(actor, seat) for actor, seat in zip(actors, found, strict=True)]
     nodes = list(dict.fromkeys(each.seat.node_id for each in started))
     return sorted(started, key=lambda each: nodes.index(each.seat.node_id))
@@ -191,8 +207,21 @@ class _Failure(NamedTuple):
 def _result(ref: Any, who: str, rank: int, pid: int) -> Any:
     """Return what a rank has returned, or how it failed; raise if its actor died."""
     try:
-        return ray.get(ref)
-    except RayTaskError as error:  # its result cannot be pickled
-        raise ProcessException(f"{who} has no result: {error}", error_index=rank, error_pid=pid) from error
+        found = ray.get(ref)
+    except RayTaskError as error:  # what it shall call cannot be unpickled there
+        words = f"{who} could not call the function: {_words(error)}"
+        raise ProcessException(words, error_index=rank, error_pid=pid) from error.cause
     except RayError as error:
-        raise ProcessException(f"{who} ended: {str(error).strip()}", error_index=rank, error_pid=pid) from error
+        raise ProcessException(f"{who} ended: {_words(error)}", error_index=rank, error_pid=pid) from error
+    if not isinstance(found, RankResult):
+        return found
+    try:
+        return found.unpickled(rank)
+    except TypeError as error:
+        raise ProcessException(f"{who}: {error}", error_index=rank, error_pid=pid) from None
+
+
+def _words(error: RayError) -> str:
+    """Return what Ray says, without its colours, and without its own traceback where the cause is known."""
+    cause = error.cause if isinstance(error, RayTaskError) else None
+    return in_words(cause) if isinstance(cause, Exception) else _COLOURS.sub("", str(error)).strip()

@@ -15,6 +15,7 @@ import ray.cloudpickle
 from ray.util import get_node_ip_address
 
 from meshdist.errors import DistError
+from meshdist.launch.rank_results import RankResult, frames_of_user
 from meshdist.launch.worker import follows_from_peer, write_whole_lines
 from meshdist.lifecycle import abort_process_group, destroy_process_group
 from meshdist.ray.meeting import Meeting
@@ -97,13 +98,13 @@ class RankActor:
     def seat(self) -> Seat:
         return my_seat()
 
-    def run(self, place: Place, job: tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]) -> Any:
+    def run(self, place: Place, job: tuple[Callable[..., Any], Sequence[Any], dict[str, Any]]) -> RankResult | Raised:
         """Return what the function of the job returns, or how it failed."""
         fn, args, kwargs = job
         write_whole_lines()
         try:
             enter(place, "meshdist.ray.run")
-            result = _returned(fn, args, kwargs)
+            result = RankResult.of(_returned(fn, args, kwargs), place.rank, ray.cloudpickle.dumps)
             leave()
         except BaseException as error:  # handed to the caller of run
             raised = _raised(error)
@@ -125,12 +126,9 @@ def _returned(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any
 
 def _raised(error: BaseException) -> Raised:
     time_s = time.time()
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
-        frames = frames.tb_next  # the user did not write these
     try:
         pickled = ray.cloudpickle.dumps(error)
     except Exception:  # whatever an exception's own code raises
         pickled = None
-    lines = traceback.format_exception(type(error), error, frames)
+    lines = traceback.format_exception(type(error), error, frames_of_user(error))
     return Raised(time_s, follows_from_peer(error), "".join(lines), pickled)

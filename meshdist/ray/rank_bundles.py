@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,8 @@ from meshdist.errors import DistTimeoutError
 from meshdist.system.deadline import Deadline
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+_SLICE_S = 1.0
+_PAUSE_S = 0.02
 _OWN_ARGUMENTS = {"CPU": "num_cpus", "GPU": "num_gpus"}
 
 
@@ -38,22 +41,33 @@ def bundle_of(num_cpus: float, num_gpus: float, resources: Mapping[str, float] |
 
 
 @contextmanager
-def placed(ranks: int, bundle: Mapping[str, float], strategy: str, deadline: Deadline) -> Iterator[Any]:
-    """Yield a placement group of equal bundles; remove it, with the actors in it, at the end of the block.
+def bundles(ranks: int, bundle: Mapping[str, float], strategy: str) -> Iterator[Any]:
+    """Yield a placement group of equal bundles, which Ray may still be placing; remove it at the end of the block.
 
     Raises:
         ValueError: The strategy is unknown.
-        DistTimeoutError: The bundles did not find places in time; says what was asked for, and what the cluster has.
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"meshdist.ray.run: unknown strategy {strategy!r}; known are {', '.join(STRATEGIES)}")
     group = placement_group([dict(bundle)] * ranks, strategy=strategy)
     try:
-        if not group.wait(deadline.remaining_s()):
-            raise DistTimeoutError(_no_place(ranks, bundle, strategy, deadline.timeout_s))
         yield group
     finally:
         remove_placement_group(group)
+
+
+def await_places(group: Any, bundle: Mapping[str, float], strategy: str, deadline: Deadline) -> None:
+    """Wait until the bundles of a group have places.
+
+    Raises:
+        DistTimeoutError: They did not find them in time; says what was asked for, and what the cluster has.
+    """
+    # Ray waits for whole seconds, and drops the rest of a second.
+    while not group.wait(int(deadline.slice_s(_SLICE_S))):
+        if deadline.expired():
+            raise DistTimeoutError(_no_place(group.bundle_count, bundle, strategy, deadline.timeout_s))
+        if deadline.remaining_s() < _SLICE_S:
+            time.sleep(deadline.slice_s(_PAUSE_S))
 
 
 def _no_place(ranks: int, bundle: Mapping[str, float], strategy: str, timeout_s: float) -> str:

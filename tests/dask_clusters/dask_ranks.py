@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,3 +49,32 @@ def left_overs() -> tuple[bool, list[str], list[str]]:
     threads = [thread.name for thread in threading.enumerate() if "meshdist" in thread.name]
     shared = [str(path) for path in Path("/dev/shm").glob(f"*{os.getpid()}*")]
     return dist.is_initialized(), threads, shared
+
+
+def one_returns_a_lock() -> Any:
+    return {"lock": threading.Lock() if dist.get_rank() == 1 else None}
+
+
+class WorkersOnly:
+    """What the workers can pickle, and no client can unpickle."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.getpid, (1, 2)
+
+
+def returns_workers_only() -> WorkersOnly:
+    return WorkersOnly()
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def nested_sums(pair: Pair, *, more: dict[str, list[Any]]) -> list[tuple[str, float]]:
+    values = [*pair, *more["more"]]
+    return [(type(value).__name__, float(value.sum().full_tensor())) for value in values]
+
+
+def big(num_bytes: int) -> dict[str, Any]:
+    return {"array": np.full(num_bytes, dist.get_rank(), np.uint8), "strided": np.arange(12).reshape(3, 4)[:, ::2]}

@@ -67,6 +67,13 @@ def test_arrays_come_as_dtensors_and_go_back(client: Any, dim: int) -> None:
     np.testing.assert_array_equal(back.compute(), whole * 2)
 
 
+def test_collections_may_be_anywhere_in_the_arguments(client: Any) -> None:
+    x, ones = da.arange(6, chunks=2), da.ones(5, chunks=1)
+    pair = dask_ranks.Pair(x, meshdist.dask.from_dask(ones))
+    results = meshdist.dask.run(client, dask_ranks.nested_sums, pair, more={"more": [x * 2]})
+    assert results == [[("DTensor", 15.0), ("DTensor", 5.0), ("DTensor", 30.0)]] * RANKS
+
+
 def test_an_array_of_one_chunk_is_split(client: Any) -> None:
     results = meshdist.dask.run(client, dask_ranks.doubled, da.arange(5, chunks=5), None)
     assert [shape for shape, *_ in results] == [(3,), (2,)]
@@ -96,8 +103,46 @@ def test_what_cannot_be_a_dtensor_is_refused() -> None:
 def test_too_few_workers_are_said_before_anything_starts(client: Any) -> None:
     with pytest.raises(dist.DistError, match=rf"9 ranks need as many workers, one each, and the cluster has {RANKS};"):
         meshdist.dask.run(client, dask_ranks.sums, ranks=9)
-    with pytest.raises(dist.DistError, match=r"has 0 of those named after 0\.1 s"):
-        meshdist.dask.run(client, dask_ranks.sums, workers=["tcp://127.0.0.1:1"], wait_for_workers=0.1)
+    with pytest.raises(
+        dist.DistError, match=r"no worker 'tcp://127\.0\.0\.1:1' after 0\.1 s; it has tcp:.* \(name 0\)"
+    ):
+        meshdist.dask.run(client, dask_ranks.sums, workers=["tcp://127.0.0.1:1", 0], wait_for_workers=0.1)
+
+
+def test_wrong_names_of_workers_are_refused(client: Any) -> None:
+    run, address = meshdist.dask.run, min(client.scheduler_info()["workers"])
+    with pytest.raises(TypeError, match=r"write workers=\['w1'\]"):
+        run(client, dask_ranks.sums, workers="w1")
+    with pytest.raises(TypeError, match=r"workers must be a list of addresses or names, such as \[0, 1\], got 1"):
+        run(client, dask_ranks.sums, workers=1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"workers has 'w1' twice, and a worker is one rank"):
+        run(client, dask_ranks.sums, workers=["w1", "w2", "w1"])
+    with pytest.raises(ValueError, match=r"3 ranks need as many workers, one each, and workers names 1; name more"):
+        run(client, dask_ranks.sums, ranks=3, workers=["w1"])
+    name = client.scheduler_info()["workers"][address]["name"]
+    with pytest.raises(ValueError, match=f"{address!r} and {name!r} of workers are the same one"):
+        run(client, dask_ranks.sums, workers=[address, name])
+    assert run(client, dask_ranks.sums, workers=[name]) == [(0, [0.0, 0.0])]
+
+
+def test_what_cannot_be_pickled_is_told_in_a_sentence(client: Any) -> None:
+    with pytest.raises(meshdist.dask.RankError) as info:
+        meshdist.dask.run(client, dask_ranks.one_returns_a_lock)
+    assert str(info.value) == (
+        f"run: rank 1 of 2, on worker {info.value.worker}, raised TypeError: the result of rank 1, of type dict, cannot"
+        " be pickled: TypeError: cannot pickle '_thread.lock' object; return arrays, numbers and other plain values"
+    )
+    with pytest.raises(meshdist.dask.RankError, match=r"^run: rank 0 .* cannot be unpickled here: TypeError: "):
+        meshdist.dask.run(client, dask_ranks.returns_workers_only)
+    with pytest.raises(TypeError, match=r"^run: sums or its arguments cannot be pickled: TypeError: "):
+        meshdist.dask.run(client, dask_ranks.sums, threading.Lock())
+
+
+def test_arrays_of_a_result_belong_to_the_client(client: Any) -> None:
+    for rank, result in enumerate(meshdist.dask.run(client, dask_ranks.big, 1 << 20)):
+        assert result["array"].sum() == rank << 20
+        assert result["array"].flags.writeable
+        assert result["strided"].tolist() == [[0, 2], [4, 6], [8, 10]]
 
 
 def test_wrong_arguments_are_refused(client: Any) -> None:

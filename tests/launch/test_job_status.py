@@ -86,6 +86,13 @@ def test_status_shows_who_waits_for_whom_who_has_ended_and_where_the_output_is(t
     assert f"no job '{name}' of this user on this host" in err
 
 
+@pytest.mark.parametrize("interval", ["-1", "inf", "soon"])
+def test_status_refuses_a_pause_that_is_none(interval, capsys):
+    with pytest.raises(SystemExit):
+        main(["--watch", "--interval", interval])
+    assert f"--interval: expected a number of seconds, at least 0, got '{interval}'" in capsys.readouterr().err
+
+
 def test_status_where_launchers_meet_needs_their_secret_and_shows_all_hosts(tmp_path, port, status, monkeypatch):  # noqa: F811
     write_script(tmp_path, "tell(f'there{rank}.' + os.environ['RESTART_COUNT'])\nhear('go on')")
     where = ["--nnodes", "2:3", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-last-call", "0", "script.py"]

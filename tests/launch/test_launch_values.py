@@ -57,7 +57,7 @@ def test_paths_and_streams():
 def test_defaults_and_words():
     settings = Settings(kind="script", command=["train.py", "--steps", "100"], num_ranks=4)
     assert settings.master_addr == "127.0.0.1"
-    assert Ending(rank=3).how() == "runs on: it cannot be killed"
+    assert Ending(rank=3).how("after the first failure") == "runs on: it cannot be killed"
     killed = Failure(rank=2, pid=77, host="node", status=-9, time_s=0.0, monotonic_s=0.0)
     assert killed.headline() == "rank 2 (pid 77 on node) was killed by SIGKILL"
     assert worker_environment(a_job(2), rank=1)["RANK"] == "1"

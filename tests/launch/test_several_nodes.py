@@ -218,7 +218,8 @@ def test_signal_to_one_launcher_ends_all_hosts(job, tmp_path, victim):
 def test_killed_launcher_ends_all_hosts_within_seconds(job, tmp_path, victim):
     write_script(tmp_path, WAIT)
     for node in ("0", "1"):
-        job.start("--node-rank", node, "--nproc-per-node", "2", "--max-restarts", "5", "script.py")
+        here = ("--node-rank", node, "--nproc-per-node", "2", "--max-restarts", "5", "--error-dir", "errors")
+        job.start(*here, "script.py")
     pids = [int(reported(tmp_path, f"pid{rank}")) for rank in range(4)]
     job.launchers[victim].kill()
     began = time.monotonic()
@@ -229,6 +230,14 @@ def test_killed_launcher_ends_all_hosts_within_seconds(job, tmp_path, victim):
     assert status == 1
     assert f"meshrun: node {victim} ({socket.gethostname()}) " in err
     assert ("keeps the store of the launchers" if victim == 0 else "was killed, or the network to it is cut") in err
+    first = 2 - 2 * victim
+    why = "keeps the store of the launchers, which is gone" if victim == 0 else "is lost"
+    assert err.splitlines()[-1] == (
+        f"meshrun: ranks {first}, {first + 1} ended because node {victim} ({socket.gethostname()}) {why};"
+        f" how: errors/rank{first}.error.json (rank {first + 1}: same directory)"
+    )
+    how = json.loads((tmp_path / f"errors/rank{first}.error.json").read_text())["how"]
+    assert how == f"was terminated because node {victim} {why}"
 
 
 def test_stopped_launcher_is_not_taken_for_a_dead_one(job, tmp_path):

@@ -26,6 +26,7 @@ from until import until
 
 import meshdist as dist
 import meshdist.ray
+from meshdist.ray.rank_actor import Raised
 
 
 def where(offset: int, times: int = 1) -> dict[str, Any]:
@@ -46,10 +47,14 @@ class OddError(Exception):
         super().__init__(f"{first} and {second}")
 
 
-def raise_on_1(odd: bool) -> None:
+def raise_on_1() -> None:
     if dist.get_rank() == 1:
-        raise OddError(1, 2) if odd else KeyError("weights")
+        raise KeyError("weights")
     dist.barrier()
+
+
+def return_a_lock_on_1() -> Any:
+    return threading.Lock() if dist.get_rank() == 1 else None
 
 
 def kill_1() -> None:
@@ -63,6 +68,11 @@ def wait_for_ctrl_c(began: str) -> None:
     if dist.get_rank() == 0:
         dist.barrier()
     threading.Event().wait(60)
+
+
+def where_and_collectives(offset: int, times: int = 1) -> dict[str, Any]:
+    """Say where the rank is, and then make a group of Ray's: actors are costly to start."""
+    return {**where(offset, times), "collectives": collectives()}
 
 
 def collectives() -> list[float]:
@@ -138,10 +148,10 @@ def left() -> dict[str, Any]:
 
 def main(program: str, train_program: str) -> dict[str, Any]:
     said: dict[str, Any] = {"page": run_page(program)}
-    said["job"] = meshdist.ray.run(where, 3, args=(1,), kwargs={"times": 2}, num_cpus=0.5)
-    said["collectives"] = meshdist.ray.run(collectives, 2)
-    said["raised"] = failure(lambda: meshdist.ray.run(raise_on_1, 2, args=(False,)))
-    said["odd"] = failure(lambda: meshdist.ray.run(raise_on_1, 2, args=(True,)))
+    said["job"] = meshdist.ray.run(where_and_collectives, 2, args=(1,), kwargs={"times": 2}, num_cpus=0.5)
+    said["raised"] = failure(lambda: meshdist.ray.run(raise_on_1, 2))
+    said["odd"] = repr(Raised(0.0, False, "", ray.cloudpickle.dumps(OddError(1, 2))).cause())
+    said["no result"] = failure(lambda: meshdist.ray.run(return_a_lock_on_1, 2))
     said["killed"] = failure(lambda: meshdist.ray.run(kill_1, 2))
     said["no place"] = failure(lambda: meshdist.ray.run(where, 5, start_timeout=0.5))
     said["no gpu"] = failure(lambda: meshdist.ray.run(where, 2, num_gpus=1, start_timeout=0.5))
