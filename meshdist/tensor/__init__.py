@@ -5,12 +5,14 @@ from __future__ import annotations
 # Each registers what it computes.
 from meshdist.tensor import (
     accumulations,
+    along_lines,
     array_drawing,
     array_reductions,
     assignment,
     averages,
     comparisons,
     contractions,
+    convolutions,
     diagonals,
     differences,
     distinct_values,
@@ -19,15 +21,17 @@ from meshdist.tensor import (
     histograms,
     indexing,
     joining,
+    least_squares,
     linear_algebra,
     nonzeros,
     norms,
     order_statistics,
     selecting,
+    set_operations,
     shaping,
     sorting,
 )
-from meshdist.tensor.array_creation import arange, empty, full, ones, zeros
+from meshdist.tensor.array_creation import arange, empty, full, linspace, ones, zeros
 from meshdist.tensor.dispatch import implicit_redistribution
 from meshdist.tensor.distribution import distribute_tensor
 from meshdist.tensor.dtensor import DTensor
@@ -51,6 +55,7 @@ __all__ = [
     "full",
     "halo",
     "implicit_redistribution",
+    "linspace",
     "local_map",
     "map_overlap",
     "ones",

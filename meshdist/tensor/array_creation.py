@@ -77,6 +77,52 @@ def arange(
     return wrap(array_module(mesh).asarray(values.astype(dtype)), layout, mesh)
 
 
+def linspace(
+    start: Any,
+    stop: Any,
+    num: int = 50,
+    endpoint: bool = True,
+    *,
+    dtype: Any = None,
+    mesh: DeviceMesh,
+    placements: Placements | None = None,
+) -> DTensor:
+    """Return evenly spaced numbers from `start` to `stop`, the same as `numpy.linspace` makes.
+
+    Args:
+        start: The first number.
+        stop: The last number, or with `endpoint=False` the one that would follow.
+        num: How many.
+        endpoint: Whether `stop` is among them.
+        dtype: Of the result; None: float64, or complex128.
+        mesh: Where the array is placed.
+        placements: See `distribute_tensor`.
+
+    Raises:
+        ValueError: `num` is negative, or `start` or `stop` is an array.
+        PlacementError: A placement is Partial.
+    """
+    if np.ndim(start) or np.ndim(stop):
+        raise ValueError("linspace: start and stop must be numbers; for arrays of them, compute with arange")
+    few = np.linspace(start, stop, min(num, 2), endpoint, dtype=dtype)
+    layout = layout_on(mesh, (num,), placements)
+    if layout.pending:
+        raise PlacementError(f"linspace: placements must not be Partial, got {list(layout.placements)}")
+    (held,) = layout.index(coordinate_in(mesh))
+    places, kind = np.arange(held.start, held.stop), np.result_type(start, stop, 1.0)
+    parts = num - 1 if endpoint else num
+    # As numpy.linspace computes.
+    delta = np.asarray(stop, kind) - np.asarray(start, kind)
+    step = delta / parts if parts > 0 else delta
+    values = places * step if step != 0 or parts <= 0 else places / parts * delta
+    values = values + start
+    if endpoint and num > 1 and held.start < held.stop == num:
+        values[-1] = stop
+    if few.dtype.kind in "iu":
+        np.floor(values, out=values)
+    return wrap(array_module(mesh).asarray(values.astype(few.dtype)), layout, mesh)
+
+
 def _like(name: str, prototype: Any, dtype: Any, shape: Any, device: Any) -> tuple[tuple[int, ...], Any, ArrayLayout]:
     """Return the block's shape, the dtype and the layout of an array like another one."""
     if device not in (None, "cpu") or (device and prototype.mesh.device_type != "cpu"):

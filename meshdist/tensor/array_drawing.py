@@ -285,6 +285,7 @@ def _colour(block: Block) -> str:
 
 _INCH = 0.8  # of a block of the average size
 _LEAST = 0.45  # the least side of a block, of this unit
+_LEGEND = "in the blocks: their ranks; framed: this rank's"
 
 
 def as_plot(picture: Picture, ax: Any = None) -> Any:
@@ -340,7 +341,7 @@ def as_plot(picture: Picture, ax: Any = None) -> Any:
     ax.set_ylim(top[-1] + 0.25, -0.45)
     ax.set_aspect("equal")
     ax.set_axis_off()
-    ax.set_title("\n".join([*picture.title, *picture.notes]), fontsize="small")
+    ax.set_title("\n".join([*picture.title, *picture.notes, _LEGEND]), fontsize="small")
     return ax
 
 

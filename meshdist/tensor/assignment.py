@@ -91,7 +91,8 @@ def _block_of(value: Any, layout: ArrayLayout, x: DTensor) -> Any:
     fitting = [cut if rows == whole else None for cut, rows, whole in zip(cuts, shape, trailing, strict=True)]
     target = ArrayLayout.of_cuts(shape, layout.mesh_shape, fitting, {})
     if isinstance(value, DTensor):
-        return require(_NAME, value, target, f"the part that it sets is {layout.describe(x.mesh.mesh_dim_names)}")
+        why = f"the part that it sets is {layout.describe(x.mesh.mesh_dim_names)}"
+        return require(_NAME, value, target, why, may_be_shifted=True)
     return value if target.is_replicated else value[target.index(coordinate_in(x.mesh))]
 
 
@@ -200,3 +201,33 @@ def _in_place(value: Any, ndim: int, width: int, place: int) -> Any:
         return value
     whole = np.reshape(value, (1,) * (ndim - np.ndim(value)) + tuple(value.shape))
     return np.moveaxis(whole, range(width), range(place, place + width))
+
+
+# ---- NumPy's functions that assign
+
+
+@implements(np.copyto)
+def copyto(dst: DTensor, src: Any, casting: str = "same_kind", where: Any = True) -> None:
+    """Assign `src` to an array, where a mask is true; see `numpy.copyto`."""
+    if not isinstance(dst, DTensor):
+        raise TypeError("np.copyto: the destination must be a DTensor where the source or the mask is one")
+    dtype = (
+        src.dtype if hasattr(src, "dtype") else np.min_scalar_type(src) if np.ndim(src) == 0 else np.asarray(src).dtype
+    )
+    if not np.can_cast(dtype, dst.dtype, casting):  # type: ignore[arg-type]
+        raise TypeError(f"Cannot cast from {dtype!r} to {dst.dtype!r} according to the rule {casting!r}")
+    setitem(dst, ..., src if where is True else np.where(where, src, dst).astype(dst.dtype))
+
+
+@implements(np.putmask)
+def putmask(a: DTensor, mask: Any, values: Any) -> None:
+    """Assign values to the elements where a mask of the same shape is true; see `numpy.putmask`.
+
+    The values have the shape of the array, or are one number.
+    """
+    if not isinstance(a, DTensor) or np.shape(mask) != a.shape or np.shape(values) not in ((), a.shape):
+        raise ValueError(
+            f"np.putmask: the array must be a DTensor, with a mask and values of its shape, or one value; got the"
+            f" shapes {np.shape(a)}, {np.shape(mask)} and {np.shape(values)}"
+        )
+    setitem(a, ..., np.where(mask, values, a).astype(a.dtype))

@@ -10,6 +10,7 @@ import numpy as np
 from meshdist.tensor.array_layout import ArrayLayout, Cut
 from meshdist.tensor.array_reductions import reduce
 from meshdist.tensor.dispatch import implements
+from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.operands import checked_out, require, written
 
@@ -59,3 +60,25 @@ def trace(a: DTensor, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: An
     if out is not None:
         checked_out("np.trace", out, result.shape)
     return written("np.trace", result, out)
+
+
+@implements(np.diag)
+def diag(v: DTensor, k: int = 0) -> DTensor:
+    """Return the diagonal of a matrix, or the matrix with a vector on its diagonal; see `numpy.diag`.
+
+    Of a vector that is cut, the rows of the matrix are cut alike. Off the main diagonal, the vector must be whole.
+    """
+    if v.ndim != 1:
+        if v.ndim != 2:
+            raise ValueError("Input must be 1- or 2-d.")
+        return diagonal(v, k)
+    if k:
+        whole = v.layout.with_cuts((None,))
+        block = np.diag(require("np.diag", v, whole, f"the matrix has {abs(k)} rows more than the vector"), k)
+        return wrap(block, ArrayLayout.of_cuts(block.shape, v.mesh.shape, (None, None), whole.pending), v.mesh)
+    layout = ArrayLayout.of_cuts(v.shape * 2, v.mesh.shape, (v.layout.cuts[0], None), v.layout.pending)
+    (held,) = v.layout.index(coordinate_in(v.mesh))
+    block = array_module(v.mesh).zeros(layout.local_shape(coordinate_in(v.mesh)), v.dtype)
+    rows = np.arange(held.stop - held.start)
+    block[rows, rows + held.start] = v.to_local()
+    return wrap(block, layout, v.mesh)

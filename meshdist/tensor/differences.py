@@ -18,7 +18,7 @@ from meshdist.tensor.known_calls import localizes
 from meshdist.tensor.operands import as_operand, mesh_of, require, resolved
 
 
-def _along(x: DTensor, dim: int, before: int, after: int) -> Any:
+def with_rows_around(x: DTensor, dim: int, before: int, after: int) -> Any:
     ahead, behind = ([width if other == dim else 0 for other in range(x.ndim)] for width in (before, after))
     return with_ghosts(x.to_local(), x.layout, x.mesh, ahead, behind, (False,) * x.ndim)
 
@@ -43,9 +43,9 @@ def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = np._NoValue, append:
         return diff(np.concatenate(parts, axis=dim), n, dim)
     if a.dtype == np.bool_ or not set(a.layout.pending.values()) <= {"sum", "avg"}:
         a = resolved(a)
-    layout = _shortened(a.layout, dim, n)
+    layout = shortened(a.layout, dim, n)
     rows = layout.local_shape(coordinate_in(a.mesh))[dim]
-    block = np.diff(_along(a, dim, 0, n), n, dim)
+    block = np.diff(with_rows_around(a, dim, 0, n), n, dim)
     return wrap(block[(slice(None),) * dim + (slice(0, rows),)], layout, a.mesh)
 
 
@@ -55,7 +55,7 @@ def _differences_alike(result: DTensor, a: DTensor, n: int = 1, axis: int = -1, 
 
 
 @lru_cache(maxsize=10_000)
-def _shortened(layout: ArrayLayout, dim: int, by: int) -> ArrayLayout:
+def shortened(layout: ArrayLayout, dim: int, by: int) -> ArrayLayout:
     """Return the layout of what lacks the last rows."""
     shape, cuts = list(layout.shape), list(layout.cuts)
     shape[dim] = rows = max(0, shape[dim] - by)
@@ -112,7 +112,7 @@ def _spacings(f: DTensor, varargs: tuple[Any, ...], dims: tuple[int, ...]) -> li
 
 
 def _gradient(f: DTensor, dim: int, spacing: Any, edge_order: int) -> DTensor:
-    block = _along(f, dim, 2, 2)
+    block = with_rows_around(f, dim, 2, 2)
     held = f.layout.index(coordinate_in(f.mesh))[dim]
     first = max(held.start - 2, 0)
     rows = (slice(None),) * dim + (slice(held.start - first, held.stop - first),)
@@ -132,7 +132,7 @@ def _trapezoid(function: Any) -> None:
         """Return the area under lines through points; see `numpy.trapezoid`."""
         y, dim = as_operand("np.trapezoid", y, mesh_of("np.trapezoid", (y, x))), normalized(axis, y.ndim)
         y = resolved(y)
-        layout, block = _shortened(y.layout, dim, 1), _along(y, dim, 0, 1)
+        layout, block = shortened(y.layout, dim, 1), with_rows_around(y, dim, 0, 1)
         rows = layout.local_shape(coordinate_in(y.mesh))[dim]
         sums = block[along(dim, slice(1, rows + 1))] + block[along(dim, slice(0, rows))]
         widths: Any = dx

@@ -12,12 +12,12 @@ import numpy as np
 from meshdist.collectives.all_to_all_single import all_to_all_single
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.tensor.array_layout import ArrayLayout, Cut, is_cut
-from meshdist.tensor.dispatch import implements, refuse
+from meshdist.tensor.dispatch import implements
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, wrap
 from meshdist.tensor.index_keys import normalized
 from meshdist.tensor.moves import group_of
-from meshdist.tensor.operands import aligned, local_of
+from meshdist.tensor.operands import aligned, local_of, require
 from meshdist.tensor.sorting import gathered_rows, on_host, sample_sort, sent_rows
 
 
@@ -56,7 +56,10 @@ def unique(
         normalized(axis, 1)
         axis = None
     if axis is not None or (return_index and ar.ndim != 1):
-        refuse(f"np.unique({'axis' if axis is not None else 'return_index'}=) of cut arrays")
+        whole = layout.with_cuts((None,) * layout.ndim)
+        why = f"unique({'axis' if axis is not None else 'return_index'}=) compares what is on one rank"
+        every = wrap(require("np.unique", ar, whole, why), whole, mesh)
+        return unique(every, return_index, return_inverse, return_counts, axis, equal_nan=equal_nan)
     axes, sizes = _all_cuts(layout)
     group = group_of(mesh, axes)
     values, places = sample_sort(local.reshape(-1), sizes, group, mesh, return_index or return_inverse)

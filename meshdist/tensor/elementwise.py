@@ -177,7 +177,7 @@ def _into(
             returned.append(made)
             continue
         why = f"out=, or the array changed in place, is {given.layout.describe(mesh.mesh_dim_names)}"
-        local = require(name, made, given.layout, why, "result")
+        local = require(name, made, given.layout, why, "result", may_be_shifted=True)
         np.copyto(given.to_local(), local, casting=kwargs.get("casting", "same_kind"))
         returned.append(given)
     return returned[0] if len(returned) == 1 else tuple(returned)

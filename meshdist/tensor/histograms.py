@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -25,6 +26,21 @@ def _with_weights(name: str, x: Any, weights: Any) -> tuple[Any, Any, ArrayLayou
     labels = tuple(range(x.ndim))
     (block, of_block), alignment, _ = aligned(name, (x, weights), (labels, labels))
     return block, of_block, alignment.targets[0], mesh
+
+
+def _dtype(x: Any) -> Any:
+    return getattr(x, "dtype", None) or np.asarray(x).dtype
+
+
+def _sample(x: Any, weights: Any) -> tuple[Any, Any]:
+    """Return one element and one weight of the dtypes of these; none of an empty array.
+
+    NumPy refuses some dtypes only where there are elements, which may be on some of the ranks alone.
+    """
+    count = min(1, math.prod(np.shape(x)))
+    dtype = _dtype(x)
+    of_x = np.zeros(count, np.uint8 if dtype.kind == "b" else dtype)
+    return of_x, None if weights is None else np.zeros(count, _dtype(weights))
 
 
 def _cutting(layout: ArrayLayout) -> tuple[int, ...]:
@@ -57,6 +73,7 @@ def bincount(x: Any, /, weights: Any = None, minlength: int = 0) -> DTensor:
     np.bincount(np.zeros(1, getattr(x, "dtype", np.intp)), minlength=minlength)  # raises what NumPy does
     if weights is not None and np.shape(weights) != np.shape(x):
         raise ValueError("The weights and list don't have the same length.")
+    np.bincount(*_sample(x, weights), minlength)
     block, of_block, layout, mesh = _with_weights("np.bincount", x, weights)
     length = operator.index(minlength)
     if layout.shape[0]:
@@ -79,14 +96,33 @@ def _range_of(a: Any, bins: Any, limits: Any, layout: ArrayLayout, mesh: Any) ->
     return _extrema(a, layout, mesh) if 0 not in layout.shape else (0, 1)
 
 
+def _refuse_complex(name: str, a: Any, bins: Any, limits: Any) -> None:
+    """Refuse what NumPy counts for some values, and fails for others, which may be on some of the ranks alone.
+
+    Raises:
+        TypeError: Complex numbers and bins of equal width.
+    """
+    if np.ndim(bins) == 0 and "c" in (_dtype(a).kind, np.asarray(limits).dtype.kind):
+        raise TypeError(
+            f"{name}: cannot count complex numbers in bins of equal width; count x.real, x.imag or abs(x), or give the"
+            " edges of the bins"
+        )
+
+
 @implements(np.histogram)
 def histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, weights: Any = None) -> Any:
-    """Return the counts of elements in bins, a pending sum where `a` is cut, and the edges; see `numpy.histogram`."""
+    """Return the counts of elements in bins, a pending sum where `a` is cut, and the edges; see `numpy.histogram`.
+
+    Complex numbers are counted between given edges only.
+    """
+    _refuse_complex("np.histogram", a, bins, range)
     if isinstance(bins, DTensor):
         bins = bins.full()
     np.histogram(np.zeros(0), bins if not isinstance(bins, str) else 1, range)  # raises what NumPy does
     if weights is not None and np.shape(weights) != np.shape(a):
         raise ValueError("weights should have the same shape as a.")
+    sample, of_weights = _sample(a, weights)
+    np.histogram(sample, bins if np.ndim(bins) else 1, range, weights=of_weights)
     block, of_block, layout, mesh = _with_weights("np.histogram", a, weights)
     block = block.astype(np.uint8) if block.dtype == bool else block
     limits = _range_of(block, bins, range, layout, mesh)
@@ -104,5 +140,12 @@ def histogram(a: Any, bins: Any = 10, range: Any = None, density: Any = None, we
 @implements(np.histogram_bin_edges)
 def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> DTensor:
     """Return the edges of the bins of a histogram, the same on all ranks; see `numpy.histogram_bin_edges`."""
-    edges: DTensor = histogram(a, bins, range, None, weights)[1]
-    return edges
+    if isinstance(bins, DTensor):
+        bins = bins.full()
+    np.histogram_bin_edges(np.zeros(0), bins if not isinstance(bins, str) else 1, range)  # raises what NumPy does
+    if weights is not None and np.shape(weights) != np.shape(a):
+        raise ValueError("weights should have the same shape as a.")
+    block, _, layout, mesh = _with_weights("np.histogram_bin_edges", a, weights)
+    block = block.astype(np.uint8) if block.dtype == bool else block
+    edges = array_module(mesh).histogram_bin_edges(block, bins, _range_of(block, bins, range, layout, mesh))
+    return wrap(edges, ArrayLayout.of_cuts(edges.shape, mesh.shape, (None,), {}), mesh)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.all_reduce import all_reduce
 from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.mesh.layout.axes import chunk_sizes
 from meshdist.tensor.array_layout import ArrayLayout, Cut, is_cut
 from meshdist.tensor.dispatch import implements
 from meshdist.tensor.distribution import array_module
@@ -16,6 +18,11 @@ from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.operands import aligned, local_of, require
 
 # ---- Matrices that are whole
+
+_TALL_TOO = {
+    "np.linalg.qr": " (a tall one may be cut along dimension 0, with mode='reduced' or 'r')",
+    "np.linalg.svd": " (a tall one may be cut along dimension 0, with full_matrices=False or compute_uv=False)",
+}
 
 
 def _whole(name: str, operand: Any, core: int) -> Any:
@@ -27,9 +34,7 @@ def _whole(name: str, operand: Any, core: int) -> Any:
     target = resolved.with_cuts([*resolved.cuts[:batch], *[None] * (operand.ndim - batch)])
     if target is operand.layout:
         return operand
-    why = "matrices must be whole on every rank"
-    tall = " (of tall ones, with two dimensions, those that are cut along dimension 0 work too)"
-    why += tall if name in ("np.linalg.qr", "np.linalg.svd") else ""
+    why = "matrices must be whole on every rank" + _TALL_TOO.get(name, "")
     return wrap(require(name, operand, target, why), target, operand.mesh)
 
 
@@ -114,14 +119,32 @@ def solve(a: Any, b: Any) -> Any:
 
 
 def _is_tall(a: Any) -> bool:
-    """Return whether `a` is one matrix that is cut along its rows alone, and has as many of them as columns."""
+    """Return whether `a` is one matrix that is cut, and has as many rows as columns."""
     return (
         isinstance(a, DTensor)
         and a.ndim == 2
-        and is_cut(a.layout, 0)
-        and not is_cut(a.layout, 1)
         and a.shape[0] >= a.shape[1]
+        and (is_cut(a.layout, 0) or is_cut(a.layout, 1))
     )
+
+
+def _cut_by_rows(name: str, a: DTensor) -> DTensor:
+    """Return a tall matrix cut along its rows alone: as it is, or else along the axes that cut its columns.
+
+    Raises:
+        PlacementError: Its columns are cut, outside of `implicit_redistribution`.
+    """
+    layout = a.layout.resolved()
+    by_rows, by_columns = layout.cuts
+    if not is_cut(layout, 1):
+        return a
+    assert by_columns is not None
+    if not is_cut(layout, 0):
+        axes = by_columns.axes
+        parts = math.prod(layout.mesh_shape[axis] for axis in axes)
+        by_rows = Cut(axes, chunk_sizes(a.shape[0], parts))
+    target = layout.with_cuts((by_rows, None))
+    return wrap(require(name, a, target, "the columns of a tall matrix must not be cut", "a"), target, a.mesh)
 
 
 def _tall_qr(a: DTensor) -> tuple[Any, Any, ArrayLayout]:
@@ -194,7 +217,7 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     """
     if not _is_tall(a) or mode not in ("reduced", "r"):
         return _on_matrices(np.linalg.qr, "np.linalg.qr", (a,), (2,), {"mode": mode})
-    q, r, layout = _tall_qr(a)
+    q, r, layout = _tall_qr(_cut_by_rows("np.linalg.qr", a))
     if mode == "r":
         return _placed(r, (), (), a.mesh)
     return _together(_QR_RESULT, [wrap(q, layout, a.mesh), _placed(r, (), (), a.mesh)])
@@ -206,15 +229,29 @@ def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True, hermitian: 
 
     Of a tall one U is cut alike, and the others replicate. The signs of singular vectors may differ from NumPy's.
     """
-    if not _is_tall(a) or (full_matrices and compute_uv) or hermitian:
+    name = "np.linalg.svd"
+    if (full_matrices and compute_uv) or hermitian:
         options = {"full_matrices": full_matrices, "compute_uv": compute_uv, "hermitian": hermitian}
-        return _on_matrices(np.linalg.svd, "np.linalg.svd", (a,), (2,), options)
-    q, r, layout = _tall_qr(a)
-    if not compute_uv:
-        return _placed(np.linalg.svd(r, compute_uv=False), (), (), a.mesh)
+        return _on_matrices(np.linalg.svd, name, (a,), (2,), options)
+    return reduced_svd(name, a) if compute_uv else singular_values(name, a)
+
+
+def reduced_svd(name: str, a: Any) -> Any:
+    """Return U, the singular values and V^H, without what `full_matrices` adds, for the function `name`."""
+    if not _is_tall(a):
+        return _on_matrices(np.linalg.svd, name, (a,), (2,), {"full_matrices": False})
+    q, r, layout = _tall_qr(_cut_by_rows(name, a))
     u, s, vh = np.linalg.svd(r, full_matrices=False)
     placed = [wrap(q @ u, layout, a.mesh), _placed(s, (), (), a.mesh), _placed(vh, (), (), a.mesh)]
     return _together(_SVD_RESULT, placed)
+
+
+def singular_values(name: str, a: Any) -> Any:
+    """Return the singular values alone, for the function `name`."""
+    if not _is_tall(a):
+        return _on_matrices(np.linalg.svd, name, (a,), (2,), {"compute_uv": False})
+    _, r, _ = _tall_qr(_cut_by_rows(name, a))
+    return _placed(np.linalg.svd(r, compute_uv=False), (), (), a.mesh)
 
 
 _IS_NUMPY_2 = int(np.__version__.split(".")[0]) >= 2

@@ -24,6 +24,12 @@ NO_DTENSOR_OUT = (
     " place of y += x, or use x.full()"
 )
 
+STENCIL = (
+    ". For a stencil, in which the arrays are shifted slices of one array, write it on the whole array with"
+    " `meshdist.tensor.map_overlap(function, x, width)`, or on the block of `meshdist.tensor.halo(x, width)`: they send"
+    " the rows at the edges of blocks alone"
+)
+
 
 def mesh_of(name: str, operands: Sequence[Any]) -> DeviceMesh:
     """Return the mesh of the DTensors among `operands`.
@@ -116,9 +122,20 @@ def refuse_placements(
         redistribution_text(f"operand {number}", operands[number], alignment.targets[number])
         for number in alignment.conflicts
     )
+    stencil = any(
+        are_shifted(layout_of(operands[number], mesh), alignment.targets[number]) for number in alignment.conflicts
+    )
     raise PlacementError(
         f"{name}: {why}: {found}. Write {advice}; or allow it for a block of code by `with"
-        " meshdist.tensor.implicit_redistribution():`"
+        f" meshdist.tensor.implicit_redistribution():`{STENCIL * stencil}"
+    )
+
+
+def are_shifted(layout: ArrayLayout, other: ArrayLayout) -> bool:
+    """Return whether the same axes cut a dimension into other blocks, as they do in slices that start elsewhere."""
+    return any(
+        cut is not None and new is not None and cut.axes == new.axes and cut.sizes != new.sizes
+        for cut, new in zip(layout.cuts, other.cuts, strict=True)
     )
 
 
@@ -129,11 +146,13 @@ def redistribution_text(what: str, array: DTensor, target: ArrayLayout) -> str:
     return f"{what}.{call}, which sends {bytes_text(sent)} per rank"
 
 
-def require(name: str, array: DTensor, target: ArrayLayout, why: str, what: str = "x") -> Any:
+def require(
+    name: str, array: DTensor, target: ArrayLayout, why: str, what: str = "x", may_be_shifted: bool = False
+) -> Any:
     """Return this rank's block of `array` in the layout `target`, for an operation that needs it there.
 
     Pending reductions and further cuts are free to happen; anything else needs `implicit_redistribution`. Messages say
-    `why`, and call the array `what`.
+    `why`, and call the array `what`; with `may_be_shifted` they name what to write for stencils, too.
 
     Raises:
         PlacementError: What is cut would have to move.
@@ -146,7 +165,8 @@ def require(name: str, array: DTensor, target: ArrayLayout, why: str, what: str 
         raise PlacementError(
             f"{name}: {why}, and {what} is {array.layout.describe(array.mesh.mesh_dim_names)}. Write"
             f" {redistribution_text(what, array, target)}; or allow it for a block of code by `with"
-            " meshdist.tensor.implicit_redistribution():`"
+            f" meshdist.tensor.implicit_redistribution():`"
+            f"{STENCIL * (may_be_shifted and are_shifted(array.layout, target))}"
         )
     return local_of(array, target, array.mesh)
 
@@ -201,5 +221,7 @@ def written(name: str, result: DTensor, out: DTensor | None, casting: Any = "sam
     if not np.can_cast(result.dtype, out.dtype, casting):
         raise TypeError(f"{name}: cannot cast the result from {result.dtype} to the {out.dtype} of out=")
     where = out.layout.describe(out.mesh.mesh_dim_names)
-    out.to_local()[...] = require(name, result, out.layout, f"out= is {where}").astype(out.dtype, copy=False)
+    out.to_local()[...] = require(name, result, out.layout, f"out= is {where}", may_be_shifted=True).astype(
+        out.dtype, copy=False
+    )
     return out

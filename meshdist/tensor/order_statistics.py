@@ -12,12 +12,12 @@ import numpy as np
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.tensor.array_layout import ArrayLayout, is_whole
 from meshdist.tensor.array_reductions import NOT_GIVEN, reduced_dims, without_dims
-from meshdist.tensor.dispatch import implements, refuse
+from meshdist.tensor.dispatch import implements
 from meshdist.tensor.distributed_selection import narrowed, selected
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.moves import group_of
-from meshdist.tensor.operands import as_operand, checked_out, mesh_of, resolved, written
+from meshdist.tensor.operands import as_operand, checked_out, mesh_of, require, resolved, written
 
 # ---- The places that a quantile is between, as NumPy has them (Hyndman and Fan 1996, American Statistician 50)
 
@@ -204,7 +204,7 @@ def _quantile(function: Any, hundred: bool) -> None:
     ) -> Any:
         del overwrite_input
         if weights is not None:
-            refuse(f"{name}(weights=)")
+            return _weighted(function, name, (a, q, axis, out, method, keepdims), weights)
         method = method if interpolation is None else interpolation
         out = checked_out(name, out)
         a = as_operand(name, a, mesh_of(name, (a, out)))
@@ -235,6 +235,31 @@ def _quantile(function: Any, hundred: bool) -> None:
         if out is not None:
             checked_out(name, out, result.shape)
         return written(name, result, out)
+
+
+def _weighted(function: Any, name: str, args: Any, weights: Any) -> DTensor:
+    """Return weighted quantiles of lines that are whole on every rank; the weights are those of every element."""
+    a, q, axis, out, method, keepdims = args
+    mesh = mesh_of(name, (a, out, weights))
+    a, weights = (resolved(as_operand(name, x, mesh)) for x in (a, weights))
+    keepdims = keepdims is not NOT_GIVEN and bool(keepdims)
+    dims = reduced_dims(a.ndim, tuple(axis) if isinstance(axis, list) else axis)
+    if weights.shape != a.shape:
+        if len(dims) != 1 or weights.shape != (a.shape[dims[0]],):
+            raise TypeError(f"{name}: weights must have the shape {a.shape} of the array, or be those of one axis")
+        weights = np.broadcast_to(weights.reshape([-1 if d == dims[0] else 1 for d in range(a.ndim)]), a.shape)
+    source = a.layout.uncut(dims)
+    why = "a weighted quantile needs whole lines"
+    block, of_block = (require(name, x, source, why, what) for x, what in ((a, "x"), (weights, "weights")))
+    options = {"axis": dims if a.ndim else None, "method": method, "keepdims": keepdims}
+    if 0 in block.shape:
+        block, of_block = (np.ones([max(rows, 1) for rows in block.shape], x.dtype) for x in (block, of_block))
+    values = function(block, q, weights=of_block, **options)
+    kept = without_dims(source, dims, keepdims)
+    leading = np.shape(q)
+    result = ArrayLayout.of_cuts(leading + kept.shape, kept.mesh_shape, (None,) * len(leading) + kept.cuts, {})
+    local = array_module(mesh).asarray(values)[tuple(map(slice, result.local_shape(coordinate_in(mesh))))]
+    return written(name, wrap(local, result, mesh), checked_out(name, out, result.shape))
 
 
 _median(np.median)

@@ -1,13 +1,17 @@
 """Random programs of NumPy calls, run on whole arrays and on the same arrays over a mesh: the results must be equal.
 
-`python random_programs.py --programs 100000 --ranks 4` runs many; a program that fails is printed by its seed.
+`python tests/tensor/random_programs.py --programs 100000 --seed 1` runs many on worlds of 1 to 6 ranks, in turn. It
+ends with status 1 if one differs, and prints each that does, with its seed and its world: `--ranks 4 --seed 385
+--programs 1` runs that one again. With `--device cuda` the blocks are CuPy's, and what CuPy refuses is left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +30,8 @@ from meshdist.tensor import (
 )
 
 MESHES = {1: [(1,)], 2: [(2,), (1, 2)], 3: [(3,)], 4: [(4,), (2, 2)], 5: [(5,)], 6: [(6,), (2, 3), (3, 2), (1, 2, 3)]}
+# A world runs so many programs, then one with another number of ranks.
+_PROGRAMS_OF_A_WORLD = 500
 DTYPES = ("float64", "float32", "int64", "int32", "complex128", "bool", "uint8")
 
 # A step takes arrays, NumPy's or DTensors, and returns one.
@@ -358,8 +364,11 @@ def _reshapes(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
 # ---- Running
 
 
-def run_program(seed: int, mesh: Any, implicit: bool) -> str | None:
-    """Run the program of `seed` on this rank; return what went wrong in words, or None."""
+def run_program(seed: int, mesh: Any, implicit: bool, refusals: Counter[str] | None = None) -> str | None:
+    """Run the program of `seed` on this rank; return what went wrong in words, or None.
+
+    On a mesh of GPUs, a step that CuPy refuses is left out, and counted in `refusals` by its error.
+    """
     program = Program(seed, tuple(mesh.shape))
     arrays, tensors = [], []
     base = program.shape()
@@ -380,6 +389,10 @@ def run_program(seed: int, mesh: Any, implicit: bool) -> str | None:
         again = _tried(step, tensors, implicit)  # what is remembered of the first call must give the same
         if isinstance(got, PlacementError) and not isinstance(wanted, Exception):
             continue  # refused, which the caller has compared between the ranks; the arrays stay as they are
+        if isinstance(got, Exception) and not isinstance(wanted, Exception) and mesh.device_type == "cuda":
+            if refusals is not None:
+                refusals[f"{program.log[-2:]}: {type(got).__name__}: {got}"[:400]] += 1
+            continue
         if isinstance(wanted, Exception) or isinstance(got, Exception):
             if not isinstance(got, (TypeError, ValueError, IndexError)) or not isinstance(wanted, Exception):
                 return _failure(program, seed, wanted, got)
@@ -389,7 +402,7 @@ def run_program(seed: int, mesh: Any, implicit: bool) -> str | None:
             return _failure(program, seed, wanted, f"{got!r}, {again!r}: {wrong}")
         replaced = program.integer(0, 2)
         # Both go on from the same values: a later comparison would tell rounding apart.
-        arrays[replaced], tensors[replaced] = got.full(), got
+        arrays[replaced], tensors[replaced] = _on_host(got.full()), got
         if redistributed is not None:
             last = tensors[-1]
             if len(redistributed) and all(
@@ -410,7 +423,9 @@ def _tried(step: Step, arrays: Sequence[Any], implicit: bool = False) -> Any:
                 with implicit_redistribution():
                     return step(arrays)
             return step(arrays)
-    except (TypeError, ValueError, IndexError, ZeroDivisionError, np.linalg.LinAlgError) as error:
+    except (
+        TypeError, ValueError, IndexError, ZeroDivisionError, NotImplementedError, AttributeError, np.linalg.LinAlgError
+    ) as error:
         return error
 
 
@@ -423,7 +438,7 @@ def _difference(wanted: Any, got: Any) -> str | None:
     if got.to_local().shape != got.layout.local_shape(got.mesh.get_coordinate()):
         return f"a block of shape {got.to_local().shape} in {got.layout}"
     with np.errstate(all="ignore"):
-        whole = got.full()
+        whole = _on_host(got.full())
     if wanted.dtype.kind not in "fc":
         return None if np.array_equal(whole, wanted) else f"got {whole.tolist()}"
     digits = 1e-4 if wanted.dtype.itemsize <= (4 if wanted.dtype.kind == "f" else 8) else 1e-9
@@ -432,18 +447,28 @@ def _difference(wanted: Any, got: Any) -> str | None:
     return None if close else f"got {whole.tolist()}"
 
 
+def _on_host(array: Any) -> Any:
+    return array.get() if hasattr(array, "__cuda_array_interface__") else array
+
+
 def _failure(program: Program, seed: int, wanted: Any, got: Any) -> str:
     lines = "\n  ".join(program.log)
     return f"seed {seed} on a mesh {program.mesh_shape}:\n  {lines}\nNumPy: {wanted!r}\nhere:  {got!r}"
 
 
-def run_programs(seeds: Sequence[int]) -> list[str]:
+def run_programs(seeds: Sequence[int], device_type: str = "cpu", refusals: Counter[str] | None = None) -> list[str]:
     """Run the programs of these seeds on this rank; return the failures."""
     size = meshdist.get_world_size()
-    meshes = [meshdist.init_device_mesh("cpu", shape) for shape in MESHES[size]]
+    meshes = [
+        # Blocks of GPUs are staged through the CPU: the ranks are threads, and may share a GPU.
+        meshdist.init_device_mesh(
+            device_type, shape, backend_override=dict.fromkeys(range(len(shape)), f"{device_type}:threads")
+        )
+        for shape in MESHES[size]
+    ]
     failures = []
     for seed in seeds:
-        failure = run_program(seed, meshes[seed % len(meshes)], implicit=seed % 3 != 0)
+        failure = run_program(seed, meshes[seed % len(meshes)], seed % 3 != 0, refusals)
         outcomes: list[Any] = [None] * size
         meshdist.all_gather_object(outcomes, failure)
         if any(outcomes):
@@ -453,16 +478,29 @@ def run_programs(seeds: Sequence[int]) -> list[str]:
     return failures
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run random programs of NumPy calls, and compare them with NumPy.")
     parser.add_argument("--programs", type=int, default=1000)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument(
+        "--seed", type=int, default=0, help="the seed of the first program; the next has the next number"
+    )
+    parser.add_argument("--ranks", type=int, nargs="+", default=list(MESHES), choices=list(MESHES), metavar="N")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the blocks (default: %(default)s)")
     options = parser.parse_args()
-    seeds = range(options.first, options.first + options.programs)
-    failures = meshdist.run(run_programs, options.ranks, (seeds,), timeout=60)[0]
-    print("\n\n".join(failures) or f"{options.programs} programs on {options.ranks} ranks: all equal to NumPy")
+    last, failed, refusals = options.seed + options.programs, 0, Counter[str]()
+    for turn, first in enumerate(range(options.seed, last, _PROGRAMS_OF_A_WORLD)):
+        ranks = options.ranks[turn % len(options.ranks)]
+        seeds = range(first, min(first + _PROGRAMS_OF_A_WORLD, last))
+        failures = meshdist.run(run_programs, ranks, (seeds, options.device, refusals), timeout=60)[0]
+        failed += len(failures)
+        print(
+            *failures, f"seeds {seeds[0]} to {seeds[-1]} on {ranks} ranks: {len(failures)} differ", sep="\n", flush=True
+        )
+    for refusal, times in refusals.most_common():
+        print(f"refused {times} times: {refusal}")
+    print(f"{options.programs} programs: {failed or 'none'} differ from NumPy")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 from array_layouts import values
 from placed_arrays import cases, compare, layout_for, on_meshes
 
 import meshdist
-from meshdist.tensor import Partial, Shard, distribute_tensor
+from meshdist.tensor import Partial, PlacementError, Shard, distribute_tensor
 
 DTYPES = [float, np.float32, np.int64, np.uint8, bool, complex]
 SHAPES = [(7,), (5, 4), (3, 1, 6), (40,), (0, 3), (), (0,)]
@@ -127,6 +129,40 @@ def test_counts_of_a_cut_array_are_a_pending_sum():
     meshdist.run(program, 2)
 
 
+def test_edges_of_complex_numbers_count_nothing():
+    def program(mesh, rng):
+        whole = np.array([-3 - 2j, -4 - 1j, -4 + 2j])  # one cannot be counted, and one rank has it
+        compare(lambda x: np.histogram_bin_edges(x, 1), [whole], [{"a": Shard(0)}], mesh)
+
+    on_meshes(program, meshes=((2,), (2, 2)))
+
+
+def test_numbers_that_some_ranks_cannot_count():
+    def program():
+        mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("a",))
+
+        def placed(whole):
+            return distribute_tensor(np.array(whole), mesh, {"a": Shard(0)}, src_data_rank=None)
+
+        x, one = placed([-3 - 2j, -4 - 1j, -4 + 2j]), placed([1])  # of `one`, the last rank has nothing
+        with mesh.account() as account:
+            for call in (
+                lambda: np.histogram(x, 1),
+                lambda: np.histogram(x.real, 1, (0j, 1j)),
+                lambda: np.histogram(one, 2, weights=placed(["a"])),
+                lambda: np.histogram(placed(["a"]), 2),
+                lambda: np.bincount(one, placed([1j])),
+            ):
+                with pytest.raises(TypeError):
+                    call()
+        assert account.total().calls == 0
+        compare(lambda x: np.histogram(x, [-4, -3, 0]), [x.full()], [{"a": Shard(0)}], mesh)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        meshdist.run(program, 2)
+
+
 def test_bad_arguments():
     def program():
         mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("a",))
@@ -139,7 +175,7 @@ def test_bad_arguments():
             (lambda: np.histogram(x, "auto"), TypeError),
             (lambda: np.histogram(x, 0), ValueError),
             (lambda: np.histogram(x, weights=np.ones(2)), ValueError),
-            (lambda: np.unique(x.reshape(6, 1), axis=0), TypeError),
+            (lambda: np.unique(x.reshape(6, 1), axis=0), PlacementError),
             (lambda: np.interp(x, x, [1.0] * 6), TypeError),
             (lambda: np.cov(x, aweights=np.ones(6)), TypeError),
             (lambda: np.nanargmax(x * np.nan), ValueError),

@@ -8,7 +8,7 @@ from array_layouts import values
 from placed_arrays import assert_same, cases, on_meshes, placed
 
 import meshdist
-from meshdist.tensor import Shard, distribute_tensor, halo, map_overlap
+from meshdist.tensor import PlacementError, Shard, distribute_tensor, halo, map_overlap
 from meshdist.tensor.halos import Piece, ghosts_of
 
 SHAPES = ((7,), (2,), (5, 4), (3, 1, 6), (0, 3), ())
@@ -141,5 +141,33 @@ def test_bad_widths():
                 x.halo(width, periodic)
         with pytest.raises(ValueError, match="of the shape of its argument"):
             map_overlap(lambda a: a[1:], x, 1)
+
+    meshdist.run(program, 2)
+
+
+def test_shifted_slices_name_halos():
+    def program():
+        mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("a",))
+        u = distribute_tensor(np.arange(24.0).reshape(6, 4), mesh, {"a": Shard(0)})
+        new = u.copy()
+
+        def set_inner():
+            new[1:-1, 1:-1] = u[:-2, 1:-1]
+
+        for call in (
+            lambda: u[:-2, 1:-1] + u[2:, 1:-1],
+            lambda: np.where(u[:-1] > 0, u[1:], 0),
+            lambda: np.add(u[:-2], 1, out=new[1:-1]),
+            lambda: np.einsum("ij,ij->i", u[:-1], u[1:]),
+            lambda: np.concatenate((u[:-1], u[1:]), axis=1),
+            set_inner,
+        ):
+            with pytest.raises(PlacementError, match=r"redistribute\(.*map_overlap\(function, x, width\).*halo\("):
+                call()
+        with pytest.raises(PlacementError) as refused:
+            u + u.T.T.redistribute({"a": Shard(1)})
+        assert "halo" not in str(refused.value)
+        inner = map_overlap(lambda a: np.pad(a[:-2] + a[2:], ((1, 1), (0, 0))), u, 1)[1:-1]
+        assert_same(inner, u.full()[:-2] + u.full()[2:])
 
     meshdist.run(program, 2)

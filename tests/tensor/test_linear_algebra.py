@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from placed_arrays import assert_same, cases, on_meshes, placed
+from placed_arrays import assert_same, cases, mesh_2x2, on_meshes, place, placed
 
 import meshdist
 from meshdist.errors import DistBackendError
-from meshdist.tensor import PlacementError, Replicate, Shard, distribute_tensor
+from meshdist.tensor import PlacementError, Replicate, Shard, distribute_tensor, implicit_redistribution
 
 # NumPy 1 takes one vector with one matrix alone.
 VECTORS = ((3,),) if int(np.__version__.split(".")[0]) >= 2 else ()
@@ -81,7 +81,6 @@ def test_what_is_cut_is_refused():
             lambda: np.linalg.solve(np.eye(4), x),
             lambda: np.linalg.svd(x),
             lambda: np.linalg.qr(x, "complete"),
-            lambda: np.linalg.qr(x.redistribute({"a": Shard(1)})),
         ):
             with pytest.raises(PlacementError, match=r"x.redistribute\({'a': Replicate\(\)}\)"):
                 call()
@@ -97,6 +96,37 @@ def test_what_is_cut_is_refused():
                 call()
 
     meshdist.run(program, 2)
+
+
+def test_columns_of_tall_matrices_that_are_cut():
+    def program():
+        mesh = mesh_2x2()
+        whole = np.random.default_rng(0).standard_normal((8, 3))
+        for placements in ({"dp": Shard(0), "tp": Shard(1)}, {"dp": Shard(1)}):
+            x = place(whole, mesh, placements)
+            for name, call in (
+                ("qr", lambda: np.linalg.qr(x, "r")),  # noqa: B023
+                ("svd", lambda: np.linalg.svd(x, compute_uv=False)),  # noqa: B023
+                ("lstsq", lambda: np.linalg.lstsq(x, np.ones(8))[0]),  # noqa: B023
+            ):
+                pattern = rf"^np.linalg.{name}: .*Write a.redistribute\({{'dp': Shard\(0\), 'tp': Replicate\(\)}}\)"
+                with pytest.raises(PlacementError, match=pattern) as refused:
+                    call()
+                assert "svd" not in str(refused.value).replace(f"np.linalg.{name}", "")
+                with implicit_redistribution():
+                    found = call()
+                wanted = {
+                    "qr": lambda: np.linalg.qr(whole, "r"),
+                    "svd": lambda: np.linalg.svd(whole, compute_uv=False),
+                    "lstsq": lambda: np.linalg.lstsq(whole, np.ones(8), rcond=None)[0],
+                }[name]()
+                assert_same(found, wanted, 1e-9)
+        with pytest.raises(PlacementError, match="with full_matrices=False or compute_uv=False"):
+            np.linalg.svd(place(whole, mesh, {"dp": Shard(0)}))
+        with pytest.raises(PlacementError, match=r"^np.linalg.lstsq: .*operand 1.redistribute"):
+            np.linalg.lstsq(place(whole, mesh, {"dp": Shard(0)}), place(np.ones(8), mesh, {"tp": Shard(0)}))
+
+    meshdist.run(program, 4)
 
 
 def test_memory_of_gpus():
