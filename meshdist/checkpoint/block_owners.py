@@ -85,6 +85,12 @@ def index_at(layout: ArrayLayout, coordinate: Sequence[int]) -> Index:
     return tuple((part.start, part.stop) for part in layout.index(coordinate))
 
 
+def is_held_once(layout: ArrayLayout) -> bool:
+    """Return whether no two ranks hold the same block."""
+    cut_axes = {axis for cut in layout.cuts if cut is not None for axis in cut.axes}
+    return all(size == 1 or axis in cut_axes for axis, size in enumerate(layout.mesh_shape))
+
+
 def _is_grid(cut: Cut) -> bool:
     return cut.sizes == chunk_sizes(sum(cut.sizes), len(cut.sizes))
 

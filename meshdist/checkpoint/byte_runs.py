@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from meshdist.checkpoint.checksum import contiguous_parts
+from meshdist.checkpoint.file_access import SPAN_BYTES, Bytes, CachedFile, read_all
 
 Index: TypeAlias = "tuple[tuple[int, int], ...]"  # for each dimension, start and stop
-Bytes: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 
 # Below this, one read of many runs with what lies between them is faster than one of each.
 SHORT_RUN_BYTES = 16 << 10
-# How much to read at once, where runs are short or summed up.
-SPAN_BYTES = 4 << 20
-# Windows changes line ends without it.
-BINARY: int = getattr(os, "O_BINARY", 0)
-# Linux reads and writes at most 2 GiB at once.
-MOST_BYTES = 1 << 30
 
 
 def whole(shape: Sequence[int]) -> Index:
@@ -75,32 +67,13 @@ def run_offsets(shape: Sequence[int], index: Index, itemsize: int) -> np.ndarray
     return offsets
 
 
-if sys.platform == "win32":
-    # A rank has opened the file for itself, so that nobody else moves its position.
-
-    def _write_at(fd: int, data: memoryview, offset: int) -> int:
-        os.lseek(fd, offset, os.SEEK_SET)
-        return os.write(fd, data)
-
-    def _read_at(fd: int, out: memoryview, offset: int) -> int:
-        os.lseek(fd, offset, os.SEEK_SET)
-        data = os.read(fd, len(out))
-        out[: len(data)] = data
-        return len(data)
-else:
-
-    def _write_at(fd: int, data: memoryview, offset: int) -> int:
-        return os.pwrite(fd, data, offset)
-
-    def _read_at(fd: int, out: memoryview, offset: int) -> int:
-        return os.preadv(fd, [out], offset)
-
-
-def write_block(fd: int, offset: int, shape: Sequence[int], index: Index, array: Any, also: Iterable[Any] = ()) -> None:
+def write_block(
+    file: CachedFile, offset: int, shape: Sequence[int], index: Index, array: Any, also: Iterable[Any] = ()
+) -> None:
     """Write a block of an array whose bytes begin at `offset`.
 
     Args:
-        fd: The file.
+        file: The file, which may keep bytes until it is flushed.
         offset: Where the array begins.
         shape: Of the array.
         index: The block.
@@ -119,20 +92,12 @@ def write_block(fd: int, offset: int, shape: Sequence[int], index: Index, array:
         while at < part.size:
             run, into = divmod(done, length)
             some = part[at : at + length - into]
-            write_all(fd, some, offset + int(offsets[run]) + into)
+            file.write(some, offset + int(offsets[run]) + into)
             at, done = at + some.size, done + some.size
 
 
-def write_all(fd: int, data: Any, offset: int) -> None:
-    """Write all bytes, in as many calls as it takes."""
-    view = memoryview(data)
-    while view:
-        written = _write_at(fd, view[:MOST_BYTES], offset)
-        view, offset = view[written:], offset + written
-
-
 def read_block(
-    fd: int,
+    file: CachedFile,
     offset: int,
     shape: Sequence[int],
     index: Index,
@@ -143,7 +108,7 @@ def read_block(
     """Return a block of the little-endian array whose bytes begin at `offset`, reading little else.
 
     Args:
-        fd: The file.
+        file: The file.
         offset: Where the array begins.
         shape: Of the array.
         index: The block.
@@ -156,7 +121,7 @@ def read_block(
     """
     little = dtype.newbyteorder("<")
     if into is not None and not (into.flags.c_contiguous and into.dtype == little):
-        into[...] = read_block(fd, offset, shape, index, dtype, also=also)
+        into[...] = read_block(file, offset, shape, index, dtype, also=also)
         return into
     array = np.empty(shape_of(index), little) if into is None else into
     if array.size:
@@ -164,16 +129,15 @@ def read_block(
         out = array.reshape(-1).view(np.uint8)
         is_short = len(shape) > 1 and length < SHORT_RUN_BYTES and length < out.size
         if is_short:
-            _read_short_runs(fd, offset, shape, index, dtype.itemsize, out.reshape(-1, length))
-        starts = [0] if is_short else run_offsets(shape, index, dtype.itemsize).tolist()
-        length = out.size if is_short else length
-        for number, start in enumerate(starts):
-            for at in range(0, length, SPAN_BYTES):
-                part = out[number * length + at : number * length + min(at + SPAN_BYTES, length)]
-                if not is_short:
-                    read_all(fd, part, offset + start + at)
-                for other in also:
-                    other.add(part)
+            _read_short_runs(file.fd, offset, shape, index, dtype.itemsize, out.reshape(-1, length))
+            for other in also:
+                other.add(out)
+        else:
+            starts = run_offsets(shape, index, dtype.itemsize).tolist()
+            for run, start in zip(out.reshape(-1, length), starts, strict=True):
+                for part in file.fill(run, offset + start):
+                    for other in also:
+                        other.add(part)
     return array if dtype.isnative and array.dtype.isnative else array.astype(dtype)
 
 
@@ -191,17 +155,3 @@ def _read_short_runs(fd: int, offset: int, shape: Sequence[int], index: Index, i
             count = min(rows, first + series - row)
             read_all(fd, span.reshape(-1)[: (count - 1) * stride + length], offset + int(offsets[row]))
             out[row : row + count] = span[:count, :length]
-
-
-def read_all(fd: int, out: Bytes, offset: int) -> None:
-    """Fill `out` with the bytes at `offset`.
-
-    Raises:
-        EOFError: The file ends before.
-    """
-    view = memoryview(cast("Any", out))
-    while view:
-        count = _read_at(fd, view[:MOST_BYTES], offset)
-        if count == 0:
-            raise EOFError(f"the file ends at byte {offset}")
-        view, offset = view[count:], offset + count

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from meshdist.checkpoint.block_owners import index_at
+from meshdist.checkpoint.block_owners import index_at, is_held_once
 from meshdist.checkpoint.opening import Opened
 from meshdist.checkpoint.rank_agreement import CheckpointError, Peers
 from meshdist.checkpoint.stored_types import name_of
@@ -94,7 +95,7 @@ class _Wanted:
     """What this rank takes of a checkpoint."""
 
     def __init__(self, opened: Opened, peers: Peers, strict: bool, in_place: bool) -> None:
-        self._opened = opened
+        self._opened = Opened(opened.folder, opened.manifest)  # ranks that are threads share no memory to read into
         self._arrays = opened.manifest.arrays
         self._own = own_arrays(self._arrays)
         self._peers = peers
@@ -104,7 +105,8 @@ class _Wanted:
         self._values = {} if structure is None else values_of(structure)
 
     def all(self) -> Any:
-        read: Callable[[str], Any] = self._opened.mapped if self._opened.manifest.format == "npy" else self._opened.read
+        is_npy, shared = self._opened.manifest.format == "npy", self._peers.size > 1
+        read: Callable[[str], Any] = self._opened.mapped if is_npy else partial(self._opened.read, shared=shared)
 
         def array(kind: str, name: str) -> Any:
             if kind == "per_rank":
@@ -219,9 +221,10 @@ class _Wanted:
             return leaf if own is leaf.array else PerRank(own)
         if isinstance(leaf, DTensor):
             layout, into = leaf.layout.resolved(), self._memory(leaf.to_local())
-            block = self._opened.read(name, index_at(layout, coordinate_in(leaf.mesh)), into)
+            index, shared = index_at(layout, coordinate_in(leaf.mesh)), not is_held_once(layout)
+            block = self._opened.read(name, index, into, shared=shared)
             return leaf if into is not None else wrap(as_block(block, leaf.mesh), layout, leaf.mesh)
-        array = self._opened.read(name, into=self._memory(leaf))
+        array = self._opened.read(name, into=self._memory(leaf), shared=self._peers.size > 1)
         return array[()] if isinstance(leaf, np.generic) else array
 
     def _memory(self, array: Any) -> Any:

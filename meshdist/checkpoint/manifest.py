@@ -21,6 +21,8 @@ VERSION = 1
 FORMATS = ("safetensors", "npy", "zarr")
 # What reading JSON of others, and what should be in it, may raise.
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+# In bytes, what every file system takes: longer ones would be an OSError where a file is looked for.
+_LONGEST_NAME, _LONGEST_PATH = 255, 1024
 
 
 @dataclass
@@ -140,9 +142,10 @@ def check_file_name(name: Any) -> None:
     """Raise ValueError unless `name` is that of a file in the same folder, or in one below it."""
     try:
         path = Path(name)
-        os.fsencode(path)
+        longest = max((len(os.fsencode(part)) for part in path.parts), default=0)
+        is_short = 0 < longest <= _LONGEST_NAME and len(os.fsencode(path)) <= _LONGEST_PATH
         is_inside = not path.is_absolute() and not path.drive and ".." not in path.parts and "\0" not in name
     except (TypeError, ValueError):
-        is_inside = False
-    if not is_inside or not path.parts:
+        is_short = is_inside = False
+    if not is_short or not is_inside:
         raise ValueError(f"{name!r:.80} is not the name of a file in this folder")

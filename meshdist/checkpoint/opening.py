@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from meshdist.checkpoint import safetensors_files
-from meshdist.checkpoint.byte_runs import BINARY, Index, is_inside, read_block, whole, within
+from meshdist.checkpoint.byte_runs import Index, is_inside, read_block, whole, within
 from meshdist.checkpoint.checksum import Checksum, checksum_of
 from meshdist.checkpoint.commit import steps_of
+from meshdist.checkpoint.direct_io import DirectFile, HugePages
+from meshdist.checkpoint.file_access import BINARY, CachedFile
 from meshdist.checkpoint.manifest import MANIFEST, UNREADABLE, Manifest, StoredArray, check_file_name
 from meshdist.checkpoint.rank_agreement import CheckpointError
 from meshdist.checkpoint.stored_types import dtype_of, is_known
@@ -42,6 +44,7 @@ class Opened:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder = folder
         self.manifest = manifest
+        self._buffers = HugePages()
 
     @classmethod
     def at(cls, path: str | Path) -> Opened:
@@ -90,13 +93,14 @@ class Opened:
                     f" {stored.file}, which has {size} bytes"
                 )
 
-    def read(self, name: str, index: Index | None = None, into: Any = None) -> Any:
+    def read(self, name: str, index: Index | None = None, into: Any = None, *, shared: bool = False) -> Any:
         """Return an array, or a block of it.
 
         Args:
             name: The array.
             index: The block; None: all of it.
             into: A NumPy array that becomes the block and is returned; None: a new one.
+            shared: Other ranks read the same bytes: all through the page cache, so that the disk is read once.
 
         Raises:
             CheckpointError: It is damaged, as the checksum of a piece shows that lies in the block.
@@ -119,22 +123,31 @@ class Opened:
         else:
             # What is read as it was written, as on the same mesh, is summed up on the way.
             checksum = Checksum() if any(piece == index for piece, _ in stored.pieces) else None
-            array = self._read_file(path, name, stored, index, into, checksum)
+            array = self._read_file(path, name, stored, index, into, checksum, shared)
         self._check(name, array, index, None if checksum is None else checksum.text())
         return array
 
     def _read_file(
-        self, path: Path, name: str, stored: StoredArray, index: Index, into: Any, checksum: Checksum | None
+        self,
+        path: Path,
+        name: str,
+        stored: StoredArray,
+        index: Index,
+        into: Any,
+        checksum: Checksum | None,
+        shared: bool,
     ) -> Any:
         also = [] if checksum is None else [checksum]
         fd = os.open(path, os.O_RDONLY | BINARY)
+        file = CachedFile(fd) if shared else DirectFile(fd, path, self._buffers)
         try:
-            return read_block(fd, stored.offset or 0, stored.shape, index, dtype_of(stored.dtype), into, also)
+            return read_block(file, stored.offset or 0, stored.shape, index, dtype_of(stored.dtype), into, also)
         except EOFError as error:
             raise CheckpointError(f"{path} is damaged: array {name!r} is cut short, {error}") from None
         except OSError as error:
             raise OSError(error.errno, f"array {name!r}: {error.strerror}", str(path)) from None
         finally:
+            file.close()
             os.close(fd)
 
     def mapped(self, name: str) -> Any:

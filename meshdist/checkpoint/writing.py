@@ -12,12 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from meshdist._version import __version__
 from meshdist.checkpoint import npy_files, safetensors_files
 from meshdist.checkpoint.block_owners import Held, Mine, Piece, Progress
-from meshdist.checkpoint.byte_runs import BINARY, write_all, write_block
+from meshdist.checkpoint.byte_runs import write_block
 from meshdist.checkpoint.checksum import Checksum
 from meshdist.checkpoint.commit import Claim, new_folder, prune, publish, remove_remains, steps_of, write_file
+from meshdist.checkpoint.direct_io import DirectFile, HugePages
+from meshdist.checkpoint.file_access import BINARY
 from meshdist.checkpoint.manifest import MANIFEST, Manifest, StoredArray
 from meshdist.checkpoint.rank_agreement import CheckpointError, Peers
 
@@ -180,11 +184,11 @@ def _write_pieces(
     try:
         for name, number, piece, elements in progress(sorted(mine, key=lambda one: _place(plan.stored[one.name]))):
             stored, checksum = plan.stored[name], Checksum()
-            fd = opened.switch_to(stored.file, headers.pop(stored.file, b""))
-            write_block(fd, stored.offset or 0, stored.shape, piece.block, elements(), [checksum])
+            file = opened.switch_to(stored.file, headers.pop(stored.file, b""))
+            write_block(file, stored.offset or 0, stored.shape, piece.block, elements(), [checksum])
             found.append((name, number, checksum.text()))
-        for file, header in headers.items():
-            opened.switch_to(file, header)
+        for name, header in headers.items():
+            opened.switch_to(name, header)
         opened.close()
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(opened.path)) from None
@@ -198,27 +202,31 @@ class _OpenFile:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._buffers = HugePages()
+        self._file: DirectFile | None = None
         self.path = folder
-        self._fd = -1
 
-    def switch_to(self, file: str, header: bytes) -> int:
-        """Return the descriptor of `file`, which begins with `header`; what was written before is on the disk then."""
-        if self._folder / file != self.path:
+    def switch_to(self, name: str, header: bytes) -> DirectFile:
+        """Return the file `name`, which begins with `header`; what was written before is on the disk then."""
+        if self._file is None or self._folder / name != self.path:
             self.close()
-            self.path = self._folder / file
-            self._fd = os.open(self.path, os.O_WRONLY | BINARY)
-        write_all(self._fd, header, 0)
-        return self._fd
+            self.path = self._folder / name
+            self._file = DirectFile(os.open(self.path, os.O_WRONLY | BINARY), self.path, self._buffers)
+        if header:
+            self._file.write(np.frombuffer(header, np.uint8), 0)
+        return self._file
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.fsync(self._fd)
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fd)
         self.abandon()
 
     def abandon(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+            os.close(file.fd)
 
 
 def _place(stored: StoredArray) -> tuple[str, int]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from meshdist.checkpoint.block_owners import SPLIT_BYTES, Held, assign_pieces, check_alike, index_at, written_layout
 from meshdist.checkpoint.byte_runs import read_block, run_bytes, run_offsets, shape_of, whole, within, write_block
 from meshdist.checkpoint.checksum import Checksum, checksum_of
+from meshdist.checkpoint.file_access import CachedFile
 from meshdist.checkpoint.tree_names import Named, merged, rebuilt
 from meshdist.tensor import Replicate, Shard
 from meshdist.tensor.array_layout import ArrayLayout
@@ -32,8 +33,8 @@ def test_a_block_is_written_and_read_where_it_lies(tmp_path_factory, block, dtyp
     path.write_bytes(b"\xff" * (7 + whole_array.nbytes))
     fd = os.open(path, os.O_RDWR)
     try:
-        write_block(fd, 7, shape, index, whole_array[within(index, whole(shape))])
-        read = read_block(fd, 7, shape, index, np.dtype(dtype))
+        write_block(CachedFile(fd), 7, shape, index, whole_array[within(index, whole(shape))])
+        read = read_block(CachedFile(fd), 7, shape, index, np.dtype(dtype))
     finally:
         os.close(fd)
     np.testing.assert_array_equal(read, whole_array[within(index, whole(shape))])
@@ -78,7 +79,7 @@ def test_a_rank_reads_little_but_its_own_bytes(tmp_path, monkeypatch, shape, ind
     fd = os.open(tmp_path / "array", os.O_RDONLY)
     counted = CountedReads(monkeypatch)
     try:
-        found = read_block(fd, 0, shape, index, array.dtype)
+        found = read_block(CachedFile(fd), 0, shape, index, array.dtype)
     finally:
         os.close(fd)
     np.testing.assert_array_equal(found, array[within(index, whole(shape))])

@@ -296,3 +296,59 @@ def test_what_is_no_checkpoint_is_not_replaced(tmp_path):
     assert meshdist.run(program, 2) == ["step-4"] * 2
     assert (tmp_path / "step-1").read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1", "step-2", "step-3", "step-4"]
+
+
+@needs_linux
+def test_a_read_only_file_system_is_named(tmp_path):
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path]
+    if os.geteuid() != 0 or subprocess.run(mount, stderr=subprocess.DEVNULL).returncode:
+        pytest.skip("mounting a disk needs root")
+
+    def program():
+        with pytest.raises(OSError, match=r"save to .* \(rank 0 of 2\): Read-only file system") as caught:
+            save(tmp_path, TREE)
+        assert caught.value.errno == errno.EROFS
+        return load(tmp_path)
+
+    try:
+        meshdist.run(lambda: save(tmp_path, {"n": 1}), 2)
+        subprocess.run(["mount", "-o", "remount,ro", tmp_path], check=True)
+        assert meshdist.run(program, 2) == [{"n": 1}] * 2
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_locks_are_not_needed(tmp_path, monkeypatch):
+    import fcntl
+
+    def lock(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    for name in ("flock", "lockf"):
+        monkeypatch.setattr(fcntl, name, lock)
+    meshdist.run(lambda: save(tmp_path, TREE), 2)
+    path = claim(tmp_path)
+
+    def second():
+        with pytest.raises(CheckpointError, match=r"is saving into"):
+            save(tmp_path, TREE)
+
+    meshdist.run(second, 2)
+    assert path.exists()
+
+
+@needs_linux
+def test_memory_of_loads_is_that_of_the_arrays(tmp_path):
+    meshdist.run(lambda: save(tmp_path, {name: np.ones(1 << 20) for name in "abcd"}), 1)
+    code = (
+        "import resource, sys, numpy as np\n"
+        "from meshdist.checkpoint import load\n"
+        "like = {name: np.full(1 << 20, 2.0) for name in 'abcd'}\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "load(sys.argv[1], like, in_place=True)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, sum(x[0] for x in like.values()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
+    more_kib, total = done.stdout.split()
+    assert float(total) == 4.0
+    assert int(more_kib) < 24 << 10

@@ -82,6 +82,8 @@ INDEX = {"metadata": {"total_size": 16}, "weight_map": {"a.w": "x.safetensors", 
 @example(DEEP)
 @example(json.dumps({"weight_map": {"x": "../x.safetensors"}}))
 @example(json.dumps({"weight_map": {"x": "a\0b"}}))
+@example(json.dumps({"weight_map": {"x": "x" * 300}}))
+@example(json.dumps({"weight_map": {"x": "x/" * 3000}}))
 @example(json.dumps({"weight_map": {"x": 3}}))
 @fuzz
 def test_an_index_is_read_or_refused(tmp_path, content):

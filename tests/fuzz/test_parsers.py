@@ -63,7 +63,7 @@ def requests(draw: st.DrawFn) -> bytes:
     body = draw(st.one_of(st.binary(max_size=60), st.lists(st.binary(max_size=9), max_size=4).map(pack_fields)))
     size = draw(st.one_of(st.just(len(body)), LENGTHS, st.just(2**64 - 1)))
     seconds = draw(st.sampled_from([0.0, 0.001, -1.0, float("nan"), float("inf")]))
-    return REQUEST.pack(size, draw(st.integers(0, 30)), seconds) + body
+    return REQUEST.pack(size, draw(st.integers(0, 30)), seconds, draw(st.integers(0, 3))) + body
 
 
 @given(st.one_of(st.binary(max_size=80), st.lists(requests(), max_size=3).map(b"".join)))
