@@ -30,6 +30,7 @@ from meshdist.errors import DistError
 from meshdist.groups.world import World, world_in
 from meshdist.launch.worker import die_with_parent, follows_from_peer, write_whole_lines
 from meshdist.notebook.magic_options import Axes
+from meshdist.notebook.rich_forms import drawn_figures, rich_forms
 from meshdist.runtime.call_site import is_ours
 from meshdist.runtime.context import current_slot
 
@@ -70,6 +71,7 @@ class Answer:
     is_consequence: bool = False  # the exception follows from another rank's failure
     values: bytes | None = None  # the pickled variables that were requested
     pictures: tuple[bytes, ...] = ()  # the matplotlib figures that the cell has shown or left open, as PNG files
+    shown: dict[str, Any] | None = None  # the forms of the last expression, if it has others than text
 
 
 class Worker:
@@ -80,6 +82,7 @@ class Worker:
         self._is_running = False
         self._store: meshdist.Store | None = None
         self._mesh_axes: Axes = ()
+        self._shown: dict[str, Any] | None = None
         self._main = ModuleType("__main__")  # functions of cells are pickled as those of a script
         sys.modules["__main__"] = self._main
         vars(self._main).update(dist=meshdist, np=sys.modules["numpy"])
@@ -100,12 +103,12 @@ class Worker:
     def _answer(self, request: Cell | Joining | list[str]) -> Answer:
         try:
             try:
-                self._is_running = True
+                self._is_running, self._shown = True, None
                 with drawn_pictures() as pictures:
                     values = self._do(request)
             finally:
                 self._is_running = False
-            return Answer("done", values=values, pictures=tuple(pictures))
+            return Answer("done", values=values, pictures=tuple(pictures), shown=self._shown)
         except KeyboardInterrupt:
             return self._failed(Answer("interrupted", summary="KeyboardInterrupt"))
         except BaseException as error:  # the notebook shows any exception
@@ -167,10 +170,22 @@ class Worker:
         last = body.body.pop() if body.body and isinstance(body.body[-1], ast.Expr) else None
         exec(compile(body, cell.name, "exec"), variables)
         if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), cell.name, "eval"), variables)
-            if value is not None:
-                print(repr(value))
+            self._show(eval(compile(ast.Expression(last.value), cell.name, "eval"), variables))
         return _pickled(variables, cell.get) if cell.get else None
+
+    def _show(self, value: Any) -> None:
+        """Show the last expression of a cell as Jupyter does: as a picture or HTML if it has one, else as text."""
+        if value is None:
+            return
+        figures = drawn_figures(value)
+        if figures is not None:
+            draw_figures()
+            for figure in figures:
+                _draw(figure)
+            return
+        self._shown = rich_forms(value)
+        if self._shown is None:
+            print(repr(value))
 
 
 def _begin_phase(number: int) -> World | None:
@@ -207,9 +222,16 @@ def draw_figures() -> None:
     if pyplot is None or pictures is None:  # no figures, or called from a thread of the cell
         return
     for number in pyplot.get_fignums():
-        file = BytesIO()
-        pyplot.figure(number).savefig(file, format="png", bbox_inches="tight")
+        _draw(pyplot.figure(number))
         pyplot.close(number)
+
+
+def _draw(figure: Any) -> None:
+    """Add a picture of a figure to the list of the block, unless it is there."""
+    pictures = _PICTURES.get()
+    file = BytesIO()
+    figure.savefig(file, format="png", bbox_inches="tight")
+    if pictures is not None and file.getvalue() not in pictures:
         pictures.append(file.getvalue())
 
 

@@ -69,7 +69,7 @@ class MeshMagics:
             self._output.flush()
         if not outcome.is_good:
             raise _error_of(outcome)
-        _show_pictures(outcome)
+        _show_results(outcome)
         if options.get:
             self._shell.push(outcome.values())
 
@@ -169,9 +169,13 @@ def _report_replaced(rank: int, how: str) -> None:
     print(f"rank {rank} had ended between two cells ({how}); {_REPLACED}; create groups and meshes again", flush=True)
 
 
-def _show_pictures(outcome: Completion) -> None:
+def _show_results(outcome: Completion) -> None:
+    """Show the last expressions that are more than text, and the pictures."""
     from IPython.display import Image, display
 
+    for forms, ranks in outcome.shown():
+        print(f"{rank_label(ranks)}:", flush=True)
+        display(forms, raw=True)
     for picture, ranks in outcome.pictures().items():
         print(rank_label(ranks), "has drawn" if len(ranks) == 1 else "have drawn", flush=True)
         display(Image(data=picture, format="png"))

@@ -53,6 +53,14 @@ class Completion:
                 ranks_by_picture.setdefault(picture, []).append(rank)
         return ranks_by_picture
 
+    def shown(self) -> list[tuple[dict[str, Any], list[int]]]:
+        """Return the forms of the last expressions, each with its ranks; those of equal text once."""
+        by_text: dict[str, tuple[dict[str, Any], list[int]]] = {}
+        for rank, answer in sorted(self.answers.items()):
+            if answer.shown is not None:
+                by_text.setdefault(answer.shown["text/plain"], (answer.shown, []))[1].append(rank)
+        return list(by_text.values())
+
 
 class Pool:
     """Worker processes on this host that are the ranks of one world.

@@ -230,6 +230,46 @@ if rank == 1:
 
 
 @pytest.mark.parametrize(
+    "last", ["axes", "axes.figure", "pyplot.plot([1, 2])", "pyplot.subplots()", "pyplot.bar([1], [2])"]
+)
+def test_a_picture_as_the_last_expression_has_no_repr(shell, capsys, last):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    source = f"from matplotlib import pyplot\naxes = pyplot.figure(figsize=(1, 1)).add_subplot()\n{last}"
+    shell.run_cell_magic("mesh", "-n 2", source)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if not line.startswith("<IPython")] == ["[0,1] have drawn"] * (len(lines) // 2)
+
+
+def test_a_figure_that_pyplot_does_not_know_is_drawn(shell, capsys):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    source = "from matplotlib.figure import Figure\nFigure(figsize=(1, 1)).subplots()"
+    shell.run_cell_magic("mesh", "-n 2", source)
+    assert capsys.readouterr().out.splitlines()[:1] == ["[0,1] have drawn"]
+
+
+def test_the_last_expression_is_shown_as_jupyter_shows_it(shell, capsys, monkeypatch):
+    displayed = []
+    monkeypatch.setattr("IPython.display.display", lambda forms, raw: displayed.append(forms))
+    source = """
+class Table:
+    def __init__(self, name): self.name = name
+    def __repr__(self): return f"table {self.name}"
+    def _repr_html_(self): return f"<b>{self.name}, {rank}</b>"
+Table("same")
+"""
+    shell.run_cell_magic("mesh", "-n 2", source)
+    shell.run_cell_magic("mesh", "-n 2", "Table(rank)")
+    assert capsys.readouterr().out.splitlines() == ["[0,1]:", "[0]:", "[1]:"]
+    assert displayed == [
+        {"text/plain": "table same", "text/html": "<b>same, 0</b>"},
+        {"text/plain": "table 0", "text/html": "<b>0, 0</b>"},
+        {"text/plain": "table 1", "text/html": "<b>1, 1</b>"},
+    ]
+    shell.run_cell_magic("mesh", "-n 2", "Table")  # a class has a text only
+    assert capsys.readouterr().out.splitlines() == ["[0,1] <class '__main__.Table'>"]
+
+
+@pytest.mark.parametrize(
     ("line", "message"),
     [
         ("-n nobody", "it is used as in %%mesh -n 4"),
