@@ -4,6 +4,8 @@
 
 Where torch is not installed, its column is empty. The libraries take turns in the same processes: a load of the machine
 slows down all. The time of a call is that of the slowest rank; the table has the median of the turns, in microseconds.
+"memcpy" is what all ranks together need, at the same time, to copy as many bytes as the redistribution writes at least
+through shared memory: the messages, and the result. Where a call takes little more, the memory is its limit.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import meshdist as dist
 from meshdist.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 SIZES = {"8 KiB": 8 << 10, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "16 MiB": 16 << 20}
-COLUMNS = ("meshdist", "torch", "bare")
+COLUMNS = ("meshdist", "torch", "bare", "memcpy")
 _WARM_UP = 45  # more than the calls in which plans try algorithms
 
 
@@ -81,6 +83,16 @@ def moving_calls(mesh: dist.DeviceMesh, torch_mesh: Any, nbytes: int) -> dict[st
             "bare": lambda: mesh.reduce_scatter_tensor(np.empty_like(block), whole),
         },
     }
+    message, of_all = whole.nbytes // ranks, whole.nbytes
+    written = {
+        "Shard(0) to Shard(1)": block.nbytes + block.nbytes * (ranks - 1) // ranks,
+        "Shard(0) to Replicate": of_all + message,
+        "Partial to Replicate": of_all + of_all * (ranks - 1) // ranks + message,
+        "Partial to Shard(0)": block.nbytes + of_all * (ranks - 1) // ranks,
+    }
+    origin, copy = np.ones(2 * of_all, np.uint8), np.ones(2 * of_all, np.uint8)
+    for name, nbytes in written.items():
+        rows[name]["memcpy"] = lambda nbytes=nbytes: np.copyto(copy[:nbytes], origin[:nbytes])
     if torch_mesh is not None:
         import torch
         from torch.distributed import tensor as torch_tensor

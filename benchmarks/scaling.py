@@ -51,10 +51,10 @@ def draw(path: Path, found: Mapping[int, Mapping[int, float]], num_cores: int) -
     axes = figure.subplots()
     for hidden, speeds in found.items():
         first = speeds[min(speeds)]
-        label = f"{hidden:,} hidden units: {first:,.0f} steps/s on one rank"
+        label = f"{hidden:,} hidden units; one rank: {first:,.0f} steps/s"
         axes.semilogx(list(speeds), [speed / first for speed in speeds.values()], marker="o", base=2, label=label)
         for number in sorted(speeds)[1:]:
-            place, text = (number, speeds[number] / first), f"{speeds[number]:,.0f}"
+            place, text = (number, speeds[number] / first), f"{speeds[number]:,.0f} steps/s"
             axes.annotate(text, place, (0, -12), textcoords="offset points", ha="center", fontsize=7)
     numbers = sorted({number for speeds in found.values() for number in speeds})
     axes.axhline(num_cores, color="#999999", linewidth=0.8, linestyle=":")

@@ -24,7 +24,8 @@ from sidebyside.machine import describe
 from sidebyside.options import names_from, positive, positive_float
 from sidebyside.report import duration, publish, table
 from soaking.faults import FAULTS, Ranks, Trial, draw, verdict
-from soaking.options import add_options
+from soaking.held import held, held_table, shared_files_of
+from soaking.options import add_options, way
 
 _END_S = 20.0
 
@@ -59,18 +60,16 @@ def attempt(trial: Trial, args: argparse.Namespace, folder: Path) -> tuple[list[
     return [end.at_s - began_s for rank, end in ends.items() if rank != trial.victim], wrong
 
 
-def shared_files_of(pids: list[int]) -> list[Path]:
-    """Return what lies in the shared memory of this host under the name of one of these processes."""
-    return [path for path in Path("/dev/shm").glob("*meshdist*") if any(str(pid) in path.name for pid in pids)]
-
-
 def main() -> int:
     args = arguments()
+    if args.no_core:
+        os.environ["MESHDIST_CORE"] = "python"
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it starts in the background ignore it
     seed = int.from_bytes(os.urandom(3), "little") if args.seed is None else args.seed
     print(f"seed {seed}", file=sys.stderr, flush=True)
     noticed: dict[str, list[float]] = defaultdict(list)
     trials: dict[str, int] = defaultdict(int)
+    moments: dict[str, dict[str, int]] = {}
     num_wrong, number, began = 0, args.first, time.monotonic()
     while time.monotonic() - began < args.seconds and number - args.first < args.trials:
         trial = draw(seed, number, args.ranks, args.timeout, args.faults)
@@ -82,19 +81,27 @@ def main() -> int:
         trials[trial.fault] += 1
         num_wrong += bool(wrong)
         number += 1
+        moments["at the end"] = held()
+        if number - args.first == len(args.faults):
+            moments = {"after one of each fault": held(), **moments}
     seconds = time.monotonic() - began
     text = f"Seed {seed}: {number - args.first:,} faults in {seconds:.0f} s, {num_wrong} of them not as due."
     rows = [
         (fault, f"{trials[fault]:,}", *((duration(median(times)), duration(max(times))) if times else ("", "")))
         for fault, times in sorted(noticed.items())
     ]
-    way = "over TCP" if args.tcp else f"on {args.hosts} hosts" if args.hosts > 1 else "over shared memory"
     publish(
         args,
-        f"Faults in random programs on {args.ranks} ranks {way}",
-        describe({}),
-        text + "\n\n" + table(("fault", "times", "others notice after", "the last"), rows),
-        {fault: {"trials": trials[fault], "noticed_s": noticed[fault]} for fault in trials},
+        f"Faults in random programs on {args.ranks} ranks {way(args)}",
+        describe({}) | ({"compiled core": "not used"} if args.no_core else {}),
+        "\n\n".join(
+            (
+                text,
+                table(("fault", "times", "others notice after", "the last"), rows),
+                held_table(moments, "the process that starts them"),
+            )
+        ),
+        {"held": moments, **{fault: {"trials": trials[fault], "noticed_s": noticed[fault]} for fault in trials}},
     )
     return 1 if num_wrong else 0
 

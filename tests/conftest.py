@@ -101,7 +101,7 @@ EXHAUSTIVE = re.compile(
     r"|test_backends_of_torch_are_compared|test_bad_networks|test_large_html_and_plots"
     r"|conformance/(?!test_(reductions|movement|messages)).*\[gloo-slots-3"
     r"|test_same_as_torch.*\[programs_movement"
-    r"|test_benchmarks.*::test_(training_compares|startup_times|the_same_meshes|soak_finds)"
+    r"|test_benchmarks.*::test_(training_compares|startup_times|the_same_meshes|soak_finds|soak_over)"
     r"|test_package.*::test_a_wheel_with_the_core_is_for_this_platform"
     r"|test_two_hosts.*::test_cut_cable"
     r"|test_classic_script_prints_the_same_under_torch"

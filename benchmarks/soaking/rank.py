@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import meshdist as dist
+from soaking.held import held
 from soaking.player import Player
 
 
@@ -30,6 +30,7 @@ def main(rank: int, seed: int, first: int, seconds: float, steps: int, timeout_s
     def start() -> None:
         dist.init_process_group("gloo", timeout=timeout_s)
 
+    moments: dict[str, dict[str, int]] = {}
     start()
     player = Player(seed, start)
     began = time.monotonic()
@@ -38,7 +39,11 @@ def main(rank: int, seed: int, first: int, seconds: float, steps: int, timeout_s
     while more[0]:
         player.play(number, steps)
         number += 1
-        more[0] = time.monotonic() - began < seconds
+        played_s = time.monotonic() - began
+        more[0] = played_s < seconds
+        for moment, due_s in (("after the first program", 0.0), ("at half time", seconds / 2), ("at the end", seconds)):
+            if played_s >= due_s and moment not in moments:
+                moments[moment] = held()
         dist.broadcast(more, 0)
         if rank == 0 and sys.stderr.isatty():
             print(f"\r{number - first} programs", end="", file=sys.stderr)
@@ -47,7 +52,12 @@ def main(rank: int, seed: int, first: int, seconds: float, steps: int, timeout_s
         "calls": player.num_calls,
         "async": player.num_async,
         "bytes": player.num_bytes,
-        "fds": len(os.listdir("/proc/self/fd")),
+        "held": moments,
     }
     dist.destroy_process_group()
     (Path(folder) / f"{rank}.json").write_text(json.dumps(done))
+
+
+if __name__ == "__main__":
+    number, seed, first, seconds, steps, timeout_s, folder = sys.argv[1:]
+    main(int(number), int(seed), int(first), float(seconds), int(steps), float(timeout_s), folder)

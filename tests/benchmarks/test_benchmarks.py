@@ -367,6 +367,14 @@ def test_checkpoints_are_timed_beside_dd(script, tmp_path):
 
 
 @pytest.mark.slow
+def test_checkpoints_of_killed_jobs_are_counted(script, tmp_path):
+    done = script("checkpoint_kills.py", "--kills", "3", "--folder", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "| last checkpoints whole | 3 of 3 |" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
 def test_cells_of_a_notebook_are_timed(script, tmp_path):
     path = tmp_path / "times.json"
     done = script("notebook_cell.py", "--workers", "2", "--rounds", "1", "--cells", "2", "--json", path)
@@ -592,6 +600,25 @@ def test_soak_finds_no_wrong_value(script, way):
     assert done.returncode == 0, done.stderr
     assert "No value was wrong" in done.stdout
     assert "| all_reduce |" in done.stdout
+    assert "| at the end |" in done.stdout
+
+
+@pytest.mark.slow
+def test_soak_over_a_link_with_faults(script):
+    done = script("soak.py", "--link", "--seconds", "4", "--steps", "12", "--ranks", "2", "--seed", "5")
+    if "cannot be made here" in done.stderr:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr
+    assert "No value was wrong" in done.stdout
+    assert "| delay | 1 |" in done.stdout
+
+
+@pytest.mark.slow
+def test_groups_and_worlds_are_made_and_destroyed(script):
+    done = script("soak_worlds.py", "--groups", "10", "--worlds", "3", "--ranks", "2")
+    assert done.returncode == 0, done.stderr
+    assert "10 groups and then 3 worlds" in done.stdout
+    assert "| in world 3 |" in done.stdout
 
 
 @pytest.mark.parametrize("way", [[], ["--hosts", "2"]], ids=["shared memory", "hosts"])
