@@ -146,7 +146,7 @@ class PipelineRunner:
         spans: list[Any] = [None] * self._group.size()
         all_gather_object(spans, self._spans, self._group)
         peaks = [peak_activations([span.action for span in row]) for row in spans]
-        return PipelineTimeline(f"{self.schedule.name}, measured", spans, peaks)
+        return PipelineTimeline(f"{self.schedule.name}, measured", spans, peaks, "s")
 
     def _run(
         self, of: str, x: Any, target: Any, kw: dict[str, Any], return_outputs: bool, forward_only: bool

@@ -21,6 +21,7 @@ class PipelineTimeline:
         rows: The computations of each rank, as `Span` of action, begin and end, from the earliest begin of all on.
         peak_activations: How many activations each rank keeps at most, each from its forward to the end of its whole
             backward.
+        unit: The unit of time, "s" if it was measured; empty for that of the costs.
 
     Example:
         >>> from meshdist.parallel import one_f_one_b
@@ -29,11 +30,14 @@ class PipelineTimeline:
         (18.0, 0.333, [3, 2, 1])
     """
 
-    def __init__(self, name: str, rows: Sequence[Sequence[Span]], peak_activations: Sequence[int]) -> None:
+    def __init__(
+        self, name: str, rows: Sequence[Sequence[Span]], peak_activations: Sequence[int], unit: str = ""
+    ) -> None:
         first = min((span.begin for row in rows for span in row), default=0.0)
         self.name = name
         self.rows = [[Span(span.action, span.begin - first, span.end - first) for span in row] for row in rows]
         self.peak_activations = list(peak_activations)
+        self.unit = unit
 
     @property
     def makespan(self) -> float:
@@ -92,6 +96,7 @@ _NUMBER = {FORWARD: 0, BACKWARD: 1, BACKWARD_INPUT: 2, BACKWARD_WEIGHT: 5}
 # Later stages of a rank are drawn paler.
 _PALE = (1.0, 0.6, 0.4, 0.25)
 _PALER = "paler: later stages of a rank"
+_NUMBERS = "last number: micro-batch"
 _IDLE, _REST = ".", "-"
 # Narrower drawings list the actions.
 _NARROWEST = 24
@@ -103,6 +108,7 @@ class Drawn(Protocol):
     name: str
     rows: list[list[Span]]
     peak_activations: list[int]
+    unit: str
 
     @property
     def makespan(self) -> float: ...
@@ -134,7 +140,8 @@ def draw(timeline: Drawn, form: str | None, ax: Any, width: int | None) -> Any:
 
 def summary(timeline: Drawn) -> str:
     """Return the numbers of the pipeline in one sentence."""
-    return f"{timeline.name}: makespan {timeline.makespan:.4g}, bubble {timeline.bubble:.1%}"
+    makespan = f"{timeline.makespan:.4g} {timeline.unit}".rstrip()
+    return f"{timeline.name}: makespan {makespan}, bubble {timeline.bubble:.1%}"
 
 
 def _facts(timeline: Drawn, rank: int) -> str:
@@ -299,10 +306,11 @@ def as_plot(timeline: Drawn, ax: Any = None) -> Any:
     ax.set_yticks(range(len(timeline.rows)), [f"rank {rank}" for rank in range(len(timeline.rows))])
     ax.set_ylim(len(timeline.rows) - 0.4, -0.6)  # rank 0 above
     ax.set_xlim(0, whole)
-    ax.set_xlabel("time")
+    ax.set_xlabel(f"time ({timeline.unit or 'unit of the costs'})")
     ax.set_title(summary(timeline), fontsize="small")
     handles = [Patch(facecolor=fill(_NUMBER[kind], None), label=WORDS[kind]) for kind in kinds_of(timeline)]
     if _has_several_stages(timeline):
         handles.append(Patch(facecolor="none", label=_PALER))
+    handles.append(Patch(facecolor="none", label=_NUMBERS))
     ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     return ax

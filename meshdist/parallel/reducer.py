@@ -17,14 +17,15 @@ from meshdist.parallel.gradient_buckets import (
     GradBucket,
     NamedViews,
     Parameter,
+    StepFaults,
     agree_on,
     assigned,
     checked_count,
     gradient_like,
+    names_text,
     parameters_of,
 )
 from meshdist.parallel.join_context import Joinable, JoinHook
-from meshdist.parallel.step_faults import StepFaults, names_text
 from meshdist.parallel.step_times import ReducerStatistics, StepClock
 from meshdist.runtime.context import GroupLike
 from meshdist.runtime.log import RankLog, shows_calls
