@@ -1,12 +1,18 @@
-"""What a call of backend nccl costs the host, over CuPy's own call of NCCL.
+"""What a call of backend nccl costs the host, over CuPy's own call of NCCL; and the bandwidth of all_reduce.
 
 python benchmarks/nccl_overhead.py                                        # one rank, one GPU
 meshrun --nproc-per-node gpu benchmarks/nccl_overhead.py                  # a rank for each GPU
+meshrun --nproc-per-node gpu benchmarks/nccl_overhead.py --bandwidth      # of 8 B to 1 GiB
+
+With more ranks than GPUs, set NCCL_MULTI_RANK_GPU_ENABLE=1, NCCL_NVLS_ENABLE=0 and NCCL_MAX_CTAS=2 (from NCCL 2.30 on).
 
 The host enqueues and does not wait, so what is measured is the enqueueing: the raw `NcclCommunicator.allReduce`, the
 sync `dist.all_reduce`, and an async call with its `wait()`. They take turns, and the device is idle before each turn; a
 turn is short enough that the queue of the device never fills. The overhead is the difference within a round, and the
 table gives the median round. The goal is 10 us.
+
+The bandwidth is that of NCCL's own tests: with n ranks, 2 (n - 1) / n times the bytes of the array, over the time on
+the device.
 """
 
 from __future__ import annotations
@@ -48,18 +54,51 @@ def turn(cupy: Any, call: Callable[[], object], calls: int) -> float:
     return took / calls * 1e6
 
 
+def bandwidth(cupy: Any, rounds: int) -> list[str]:
+    """Return a table of the time and the bus bandwidth of all_reduce, on the device."""
+    size = dist.get_world_size()
+    lines = [f"{'bytes':>12}  {'us':>10}  {'GB/s':>8}  {'bus GB/s':>8}"]
+    for exponent in range(3, 31, 3):
+        nbytes = 1 << exponent
+        x = cupy.zeros(nbytes // 4, np.float32)
+        calls = max(2, min(50, (1 << 27) // nbytes))
+        times = []
+        for _ in range(rounds + 1):
+            dist.barrier()
+            begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+            begin.record()
+            for _ in range(calls):
+                dist.all_reduce(x)
+            end.record()
+            end.synchronize()
+            times.append(cupy.cuda.get_elapsed_time(begin, end) / calls * 1e3)
+        took = statistics.median(times[1:])
+        rate = nbytes / took / 1e3
+        lines.append(f"{nbytes:>12}  {took:>10.1f}  {rate:>8.2f}  {rate * 2 * (size - 1) / size:>8.2f}")
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a call of backend nccl costs over CuPy's own.")
     parser.add_argument("--rounds", type=int, default=50, help="rounds of turns (default: %(default)s)")
     parser.add_argument("--calls", type=int, default=100, help="calls in a turn (default: %(default)s)")
+    parser.add_argument("--bandwidth", action="store_true", help="measure the bandwidth of all_reduce instead")
     args = parser.parse_args()
 
     import cupy
 
-    device = int(os.environ.get("LOCAL_RANK", "0"))
+    device = int(os.environ.get("LOCAL_RANK", "0")) % cupy.cuda.runtime.getDeviceCount()
     cupy.cuda.Device(device).use()
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device, **alone)
+    name = cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
+    title = f"{dist.get_world_size()} ranks, {name}, CuPy {cupy.__version__}"
+    if args.bandwidth:
+        lines = bandwidth(cupy, min(args.rounds, 5))
+        if dist.get_rank() == 0:
+            print(f"{title}; all_reduce of float32", *lines, sep="\n")
+        dist.destroy_process_group()
+        return
     lines = [f"{'bytes':>10}  {'raw':>8}  {'sync':>8}  {'async':>8}  {'sync - raw':>10}"]
     worst = 0.0
     for nbytes in (8, 1 << 10, 1 << 20):
@@ -73,8 +112,7 @@ def main() -> None:
         worst = max(worst, over)
         lines.append(f"{nbytes:>10}  {raw:>8.2f}  {sync:>8.2f}  {with_work:>8.2f}  {over:>10.2f}")
     if dist.get_rank() == 0:
-        name = cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
-        print(f"{dist.get_world_size()} ranks, {name}, CuPy {cupy.__version__}; microseconds a call")
+        print(f"{title}; microseconds a call")
         print("\n".join(lines))
         print(f"the overhead is at most {worst:.2f} us; the goal is {GOAL_US:g} us")
     dist.destroy_process_group()

@@ -5,9 +5,7 @@ CuPy is used if it is already loaded; it is imported only for a GPU array of a d
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
@@ -22,15 +20,13 @@ _FAILURES = (TypeError, ValueError, RuntimeError, BufferError, AttributeError, N
 
 def cupy_module() -> Any:
     """Return the module `cupy`; raise DistBackendError if it cannot be imported."""
-    module = sys.modules.get("cupy")
-    if module is None:
-        try:
-            module = import_module("cupy")
-        except ImportError as error:
-            raise DistBackendError(
-                f"arrays in the memory of a GPU need CuPy: `pip install 'meshdist[cuda]'` ({error})"
-            ) from None
-    return module
+    try:
+        import cupy  # waits if another thread has begun to import it
+    except ImportError as error:
+        raise DistBackendError(
+            f"arrays in the memory of a GPU need CuPy: `pip install 'meshdist[cuda]'` ({error})"
+        ) from None
+    return cupy
 
 
 def as_device_array(value: Any, name: str, *, written: bool = False) -> Any:
@@ -138,6 +134,8 @@ class _Outline:
 def _shared(cupy: Any, value: Any, name: str, written: bool) -> Any:
     ways = (("__cuda_array_interface__", cupy.asarray), ("__dlpack__", cupy.from_dlpack))
     failure: BaseException | None = None
+    if getattr(value, "requires_grad", False):
+        value = value.detach()  # torch's: the same memory; writes are not recorded by autograd
     for attribute, take in ways:
         # Look at the class: reading the attribute of the array may raise, although the other protocol works.
         if not hasattr(type(value), attribute):
@@ -145,12 +143,24 @@ def _shared(cupy: Any, value: Any, name: str, written: bool) -> Any:
         try:
             if written and attribute == "__cuda_array_interface__" and value.__cuda_array_interface__["data"][1]:
                 raise ReadOnlyError(f"{name} is read-only, and this call writes it; pass a copy")
-            return take(value)
+            return _with_dtype_of(take(value), value)
         except ReadOnlyError:
             raise
         except _FAILURES as error:
             failure = failure or error
     raise TypeError(f"{name}: {type(value).__name__} does not share its memory with CuPy: {failure}") from failure
+
+
+def _with_dtype_of(array: Any, value: Any) -> Any:
+    """Return an array over the memory of `value` with its dtype, which the protocols of sharing may not have."""
+    if array.dtype.kind != "V" or array.dtype.isbuiltin == 2:
+        return array
+    try:
+        import ml_dtypes
+    except ModuleNotFoundError:
+        return array
+    dtype = getattr(ml_dtypes, str(getattr(value, "dtype", "")).rpartition(".")[2], None)
+    return array if dtype is None else array.view(np.dtype(dtype))
 
 
 class ReadOnlyError(ValueError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
 from copy import copy
 from functools import partial
@@ -39,7 +39,7 @@ from meshdist.runtime.departure import Departure, gave_up
 from meshdist.runtime.device_calls import DeviceCalls, Request
 from meshdist.runtime.flight_recorder import FlightRecorder, Record, clock, facts_of, located, users
 from meshdist.runtime.hooks import CallHooks
-from meshdist.runtime.plan_cache import plan_key, remember, simple_key
+from meshdist.runtime.plan_cache import device_key, plan_key, remember, simple_key
 from meshdist.runtime.progress import Job, JobQueue, Progress
 from meshdist.runtime.waiting import Waitable
 from meshdist.runtime.work import PlannedWork, Work
@@ -116,7 +116,8 @@ class ProcessGroup(CollectiveMethods, Membership):
         self.backend_name = backend
         self.timeout_s = timeout_s
         self._world = world
-        self._plans: dict[Any, Plan] = {}
+        self._plans: dict[Any, Any] = {}  # Plans, and planned calls on GPU arrays
+        self._device_array: type | None = None  # the type of the arrays of the latter
         self._compares_shapes = False
         self._queue = JobQueue(world.progress)
         self._queued = self._queue.jobs
@@ -187,6 +188,10 @@ class ProcessGroup(CollectiveMethods, Membership):
         If there is a plan for the call's signature, it runs at once. Calls without a plan, and calls on other objects
         than plain arrays, go through `_submit_prepared`.
         """
+        if type(recv) is self._device_array and type(send) is self._device_array and timeout_s is None:
+            planned = self._plans.get(device_key(collective, send, recv, op, root, splits))
+            if planned is not None and (result := planned(send, recv, async_op)) is not NotImplemented:
+                return result
         plan: Plan | None
         try:
             if send is recv and type(recv) is ndarray:
@@ -236,6 +241,14 @@ class ProcessGroup(CollectiveMethods, Membership):
         if calls.note is not None:
             calls.note(plan.runner, plan.facts, plan.error_prefix, send, recv, plan.apart)
         return recv
+
+    def remember_call(self, key: Hashable, device_array: type, planned: Callable[[Any, Any, bool], Any]) -> None:
+        """Keep a call on GPU arrays, of the type `device_array`, that needs no checks; its key is a `device_key`.
+
+        `planned(send, recv, async_op)` makes it, or returns NotImplemented.
+        """
+        self._device_array = device_array
+        remember(self._plans, key, planned)
 
     def submit_unobserved(self, *args: Any) -> Any:
         """`submit` without hooks, for a part of a call that the hooks have seen already."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from meshdist.backends.device_backends import (
     backend_name,
     by_device,
+    carrier_of,
     get_default_backend_for_device,
     pairs_of,
     usable_backend_name,
@@ -19,6 +20,7 @@ from meshdist.groups.world import current_world
 from meshdist.lifecycle import destroy_process_group, init_process_group
 from meshdist.mesh.layout.layout import Layout
 from meshdist.runtime.context import is_initialized
+from meshdist.system.platform import num_gpus
 
 if TYPE_CHECKING:
     from meshdist.groups.world import World
@@ -41,6 +43,9 @@ def check_carried(device_type: str, backends: Iterable[str | None]) -> None:
     default = current_world().backend_name if is_initialized() else backend_name(None)
     chosen = {default if backend is None else backend for backend in backends}
     carriers = [by_device(backend)[device_type] for backend in chosen if device_type in by_device(backend)]
+    if not carriers and device_type == "cuda" and num_gpus() > 0:
+        # By way of the CPU; without a GPU, the error says what is missing.
+        carriers = [carrier for backend in chosen if (carrier := carrier_of(backend, device_type)) is not None]
     of_its_own = get_default_backend_for_device(device_type)
     try:
         check_usable((carriers or [of_its_own])[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
@@ -119,6 +119,9 @@ class Group(Protocol):
     ) -> object: ...
     def submit_unobserved(self, *args: Any) -> object:
         """`submit` without hooks, for a part of a call that the hooks have seen already."""
+
+    def remember_call(self, key: Hashable, device_array: type, planned: Callable[[Any, Any, bool], Any]) -> None:
+        """Keep a call on GPU arrays that needs no checks."""
 
     def rank(self) -> int: ...
     def size(self) -> int: ...

@@ -79,6 +79,7 @@ runtime = types.SimpleNamespace(
     eventQuery=event_query,
     CUDARuntimeError=CUDARuntimeError,
     getDevice=MACHINE.device,
+    streamIsCapturing=lambda stream: stream in MACHINE.capturing,
     getDeviceCount=lambda: MACHINE.num_devices,
     deviceGetPCIBusId=lambda device: f"0000:{device:02X}:00.0",
 )
@@ -105,7 +106,7 @@ class ndarray:
         self.dtype, self.shape, self.strides = host.dtype, host.shape, host.strides
         self.size, self.ndim, self.nbytes, self.itemsize = host.size, host.ndim, host.nbytes, host.itemsize
         self.flags = types.SimpleNamespace(c_contiguous=host.flags.c_contiguous)
-        self.data = types.SimpleNamespace(ptr=host.ctypes.data if host.size else 0)
+        self.data = types.SimpleNamespace(ptr=host.ctypes.data if host.size else 0, device_id=self.device.id)
 
     def __array__(self, *given: object) -> None:
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")

@@ -60,6 +60,7 @@ class Machine:
         self.live: dict[int, int] = {}  # allocations: address to bytes
         self.freed: deque[tuple] = deque()
         self.local = threading.local()
+        self.capturing: set[int] = set()  # the addresses of streams that are being captured into a graph
         # Looks at the first operations of all streams together, as those of collectives must be.
         self.together: list[Callable[[list[Op]], list[Op]]] = []
 

@@ -125,7 +125,6 @@ class StandIn:
         for (_, stream), parts in by_lane.items():
             comm = parts[0].comm
             where = MACHINE.stream_at(stream)
-            assert where.non_blocking, "NCCL's stream must not wait for the null stream"
             assert where.device_id == comm.device == MACHINE.device(), "the current device, and that of the stream"
             for part in parts:
                 part.number = comm.next_number(part)
@@ -258,6 +257,9 @@ class StandInLibrary:
     def communicator(self, size: int, unique_id: bytes, rank: int) -> StandInCommunicator:
         assert len(unique_id) == nccl.ID_BYTES
         assert 0 <= rank < size
+        with MACHINE.changed:  # ncclCommInitRank calls cudaFree, which waits for what runs on the device
+            device = MACHINE.device()
+            assert MACHINE.changed.wait_for(lambda: not kernels_run_on(device), WAIT_S), "cudaFree waits for a kernel"
         with self._standin.lock:
             shared = self._standin.shared.setdefault(unique_id, Shared(size))
         comm = StandInCommunicator(self._standin, shared, rank)
@@ -392,12 +394,13 @@ class StandInCommunicator:
             self._standin.came.notify_all()
         MACHINE.advance()
         with MACHINE.changed:
-            if not MACHINE.changed.wait_for(self._no_kernel_runs, WAIT_S):
+            if not MACHINE.changed.wait_for(lambda: not kernels_run_on(self.device), WAIT_S):
                 self._standin.problems.append("an abort waits for the kernel of a communicator that nobody aborts")
 
-    def _no_kernel_runs(self) -> bool:
-        mine = [stream for stream in MACHINE.busy.values() if stream.device_id == self.device]
-        return not any(isinstance(stream.ops[0], Fused) for stream in mine)
+
+def kernels_run_on(device: int) -> bool:
+    mine = [stream for stream in MACHINE.busy.values() if stream.device_id == device]
+    return any(isinstance(stream.ops[0], Fused) for stream in mine)
 
 
 STANDIN = StandIn()

@@ -135,7 +135,7 @@ def test_arrays_of_torch(group, torch):
 
 
 def test_a_gpu_that_is_not_there(group):
-    with pytest.raises(dist.DistBackendError, match=r"there is no GPU 99 here \(device_id\)"):
+    with pytest.raises(dist.DistBackendError, match=r"there is no GPU 99 \(device_id\), this process sees"):
         dist.new_group(backend="nccl", device_id=99)
 
 

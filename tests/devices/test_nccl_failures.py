@@ -336,3 +336,84 @@ def test_a_default_group_of_both_kinds(standin, cupy):
 
     assert dist.run(both, 2, timeout=20) == [([2.0, 2.0], [2.0, 2.0], [0, 1])] * 2
     assert {kind for kind, *_ in standin.log} == {"all_reduce"}
+
+
+def send_before(cupy):
+    """Rank 0 sends before a collective, and rank 1 receives before it."""
+    group, x, message = on_own_gpu(cupy, timeout=10), cupy.ones(2), cupy.ones(3)
+    group.all_reduce(x)
+    if group.rank() == 0:
+        group.send(message, 1)  # of few bytes: it does not wait for the receiver
+    else:
+        group.recv(message, 0)
+    group.all_reduce(x)
+    return x.tolist()
+
+
+def send_behind(cupy):
+    """Rank 1 sends before a collective, and rank 0 receives behind it."""
+    group, x, message = on_own_gpu(cupy, timeout=10), cupy.ones(2), cupy.ones(3)
+    group.all_reduce(x)
+    work = group.isend(message, 0) if group.rank() == 1 else None
+    found = group.all_reduce(x).tolist()
+    if work is None:
+        group.recv(message, 1)
+    else:
+        work.wait()
+    return found
+
+
+def receive_before(cupy):
+    """Rank 1 posts its receive before a collective, and rank 0 sends behind it."""
+    group, x, message = on_own_gpu(cupy, timeout=10), cupy.ones(2), cupy.ones(3)
+    group.all_reduce(x)
+    work = group.irecv(message, 0) if group.rank() == 1 else None
+    found = group.all_reduce(x).tolist()
+    if work is None:
+        group.send(message, 1)
+    else:
+        work.wait()
+    return found
+
+
+@pytest.mark.parametrize("program", [send_before, send_behind, receive_before])
+def test_first_messages_and_collectives_in_any_order(standin, cupy, program):
+    assert dist.run(program, 2, (cupy,), timeout=20) == [[4.0, 4.0]] * 2
+    assert standin.aborts == 0
+
+
+def exchange_in_a_ring(cupy):
+    group, x = on_own_gpu(cupy, timeout=10), cupy.ones(2)
+    rank, size = group.rank(), group.size()
+    group.all_reduce(x)
+    sent, theirs = cupy.asarray(np.full(3, float(rank))), cupy.zeros(3)
+    works = [group.isend(sent, (rank + 1) % size), group.irecv(theirs, (rank - 1) % size)]
+    group.all_reduce(x)
+    for work in works:
+        work.wait()
+    return theirs.tolist(), x.tolist()
+
+
+def test_first_messages_in_a_ring_around_a_collective(standin, cupy):
+    MACHINE.num_devices = 4
+    found = dist.run(exchange_in_a_ring, 4, (cupy,), timeout=20)
+    assert found == [([float((rank - 1) % 4)] * 3, [16.0, 16.0]) for rank in range(4)]
+    assert standin.aborts == 0
+
+
+def leave_early(cupy):
+    group = on_own_gpu(cupy, timeout=20)
+    x = cupy.ones(3)
+    group.all_reduce(x)
+    group.barrier()
+    if group.rank() == 1:
+        dist.destroy_process_group(group)
+        return None
+    return caught(lambda: group.all_reduce(x, async_op=True).wait(20.0))
+
+
+def test_a_rank_that_has_left_in_order_is_missed_before_the_deadline(standin, cupy, monkeypatch):
+    monkeypatch.setattr("meshdist.backends.nccl.backend._LEFT_S", 0.2)
+    words = dist.run(leave_early, 2, (cupy,), timeout=20)[0]
+    assert "all_reduce on group" in words
+    assert "rank 1 has destroyed the group without making this call" in words

@@ -289,3 +289,45 @@ def _wait_inside():
     group = dist.new_group(backend="standin")
     with dist.coalescing_manager(group):
         group.isend(cupy.zeros(1), 1 - dist.get_rank()).wait()
+
+
+def test_a_sync_call_is_enqueued_on_the_current_stream(group, cupy):
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        x, y = cupy.zeros(3), cupy.zeros(3)
+        for _ in range(2):  # checked, and then planned
+            group.all_gather_into_tensor(y, x)
+        with MACHINE.held(stream):
+            group.all_gather_into_tensor(y, x)
+            assert len(stream.ops) == 3  # what holds it, the call, and the event after it
+        assert y.tolist() == [0.0] * 3
+
+
+def test_planned_calls_are_checked_again_where_the_arrays_are_others(group, cupy):
+    whole, wide = cupy.asarray(np.arange(6.0)), cupy.asarray(np.arange(6.0).reshape(3, 2))
+    group.all_gather_into_tensor(cupy.zeros(3), whole[:3])
+    # The same signature: contiguous and apart, lying apart in memory, overlapping.
+    taken = cupy.zeros(3)
+    group.all_gather_into_tensor(taken, wide[:, 1])
+    assert taken.tolist() == [1.0, 3.0, 5.0]
+    group.all_gather_into_tensor(whole[1:4], whole[:3])
+    assert whole.tolist() == [0.0, 0.0, 1.0, 2.0, 4.0, 5.0]
+
+
+def test_a_call_in_a_captured_stream_is_a_part_of_the_graph(group, cupy):
+    stream, x = cupy.cuda.Stream(non_blocking=True), cupy.ones(3)
+    cupy.cuda.get_current_stream().synchronize()
+    with stream:
+        group.all_reduce(x)
+        stream.synchronize()
+        MACHINE.capturing.add(int(stream.ptr))
+        try:
+            with MACHINE.held(stream):
+                assert group.all_reduce(x) is x
+                work = group.all_reduce(x, async_op=True)
+                assert work.wait()
+                # Events of a capture cannot be queried: for the host, the call is complete.
+                assert work.is_completed()
+        finally:
+            MACHINE.capturing.clear()
+        assert x.tolist() == [1.0] * 3

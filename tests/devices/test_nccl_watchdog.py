@@ -15,6 +15,9 @@ OTHER_S = 0.3
 class NothingOnItsWay:
     flights = ()
 
+    def has_works(self):
+        return False
+
     def completed(self):
         return []
 

@@ -389,8 +389,8 @@ def run_program(seed: int, mesh: Any, implicit: bool, refusals: Counter[str] | N
         again = _tried(step, tensors, implicit)  # what is remembered of the first call must give the same
         if isinstance(got, PlacementError) and not isinstance(wanted, Exception):
             continue  # refused, which the caller has compared between the ranks; the arrays stay as they are
-        if isinstance(got, Exception) and not isinstance(wanted, Exception) and mesh.device_type == "cuda":
-            if refusals is not None:
+        if isinstance(got, Exception) != isinstance(wanted, Exception) and mesh.device_type == "cuda":
+            if refusals is not None:  # or what NumPy refuses, and CuPy does not
                 refusals[f"{program.log[-2:]}: {type(got).__name__}: {got}"[:400]] += 1
             continue
         if isinstance(wanted, Exception) or isinstance(got, Exception):
@@ -424,7 +424,13 @@ def _tried(step: Step, arrays: Sequence[Any], implicit: bool = False) -> Any:
                     return step(arrays)
             return step(arrays)
     except (
-        TypeError, ValueError, IndexError, ZeroDivisionError, NotImplementedError, AttributeError, np.linalg.LinAlgError
+        TypeError,
+        ValueError,
+        IndexError,
+        ZeroDivisionError,
+        NotImplementedError,
+        AttributeError,
+        np.linalg.LinAlgError,
     ) as error:
         return error
 
@@ -468,7 +474,12 @@ def run_programs(seeds: Sequence[int], device_type: str = "cpu", refusals: Count
     ]
     failures = []
     for seed in seeds:
-        failure = run_program(seed, meshes[seed % len(meshes)], seed % 3 != 0, refusals)
+        try:
+            failure = run_program(seed, meshes[seed % len(meshes)], seed % 3 != 0, refusals)
+        except BaseException as error:
+            if hasattr(error, "add_note"):
+                error.add_note(f"seed {seed} on {size} ranks")
+            raise
         outcomes: list[Any] = [None] * size
         meshdist.all_gather_object(outcomes, failure)
         if any(outcomes):

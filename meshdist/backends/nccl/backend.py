@@ -18,18 +18,22 @@ from meshdist.backends.group_setup import withdraw
 from meshdist.backends.nccl.calls import CARRIED, NcclCalls
 from meshdist.backends.nccl.comm_setup import CommSetup, compare_calls
 from meshdist.backends.nccl.comm_stream import CommStream, InFlightOp
+from meshdist.backends.nccl.launch_gate import Admission, ArrivalReports, LaunchGate
 from meshdist.backends.nccl.library import CupyLibrary, Library
 from meshdist.backends.nccl.p2p import Pair
 from meshdist.backends.nccl.watchdog import Aborting, Watchdog
 from meshdist.errors import DistBackendError, DistError, DistTimeoutError
 from meshdist.runtime.call import Call
-from meshdist.runtime.departure import Departure, PeerExit, gave_up, peer_gone
+from meshdist.runtime.departure import Departure, LeftOut, PeerExit, gave_up, peer_gone
+from meshdist.runtime.waiting import wait_until
 from meshdist.system.deadline import Deadline
 
 # Key of the group's store under which a rank reports that it gave up.
 _BROKEN = "nccl/broken"
 # Age of the oldest operation in flight from which on the peers are checked.
 _PATIENCE_S = 1.0
+# How long an operation may be in flight after a rank was seen to have left in order.
+_LEFT_S = 3.0
 _LAST_WORDS_S, _LAST_MESSAGES_S, _LAST_ARRAYS_S, _ABORT_S = 10.0, 5.0, 1.0, 10.0
 
 
@@ -44,7 +48,10 @@ class NcclBackend(Backend):
         self.library: Library = CupyLibrary() if library is None else library
         self.cuda = cupy_module().cuda
         self.device: int | None = self._named_device()
+        self.gate = LaunchGate.of(options)
         self.error: DistError | None = None
+        self._reports = ArrivalReports(options)
+        self._left_s: dict[int, float] = {}  # when ranks were first seen to have left in order
         self._comm_stream: CommStream | None = None
         self._pairs: dict[int, Pair] = {}
         self._comm_streams: dict[str, CommStream] = {}  # all of them
@@ -80,6 +87,16 @@ class NcclBackend(Backend):
                 with self.cuda.Device(self.device):
                     self._comm_stream = self.new_comm_stream("all", tuple(range(self.size)), error_prefix)
             return self._comm_stream
+
+    def admit(self, comm_stream: CommStream, error_prefix: str, timeout_s: float) -> None:
+        """Wait until the next collective may be launched, since messages wait for a connection.
+
+        Raises:
+            DistTimeoutError: The connection was not made in time.
+            DistError: A rank is gone, or the backend has given up.
+        """
+        admission = Admission(self.gate, self.options, comm_stream.num_launched, self.check_open)
+        wait_until(admission, self.options.bells.mine(), Deadline(timeout_s), error_prefix, self.options.observer)
 
     def pair(self, peer: int, error_prefix: str, device: int) -> Pair:
         """Return what carries the messages between this rank and another one."""
@@ -155,6 +172,8 @@ class NcclBackend(Backend):
             time.sleep(1e-3)
         self._comm_stream = None
         self._pairs.clear()
+        for closed in self._comm_streams.values():
+            self.gate.forget(closed)
         self._comm_streams.clear()
 
     def new_comm_stream(self, place: str, members: tuple[int, ...], error_prefix: str) -> CommStream:
@@ -183,7 +202,7 @@ class NcclBackend(Backend):
         stream = self.cuda.Stream(non_blocking=True, priority=priority)
         wake = self._watchdog.wake
         comm_stream = self._comm_streams[place] = CommStream(
-            library, self.cuda, communicator, device, stream, self.check, wake
+            library, self.cuda, communicator, device, stream, self.gate, self.check, wake
         )
         self._watchdog.watch(comm_stream)
         if self.error is not None:  # the backend gave up before this one was registered
@@ -256,12 +275,15 @@ class NcclBackend(Backend):
         in_flight = next(iter(comm_stream.flights), None)
         if in_flight is None:
             return
-        if in_flight.deadline.expired():
+        age_s = in_flight.age_s()
+        if age_s >= in_flight.timeout_s:
             raise DistTimeoutError(
-                f"timed out after {in_flight.deadline.timeout_s:g} s waiting for the other ranks to carry out their"
+                f"timed out after {in_flight.timeout_s:g} s waiting for the other ranks to carry out their"
                 " part, or for what this rank's stream was asked to do before",
                 error_prefix=in_flight.error_prefix,
             )
+        if comm_stream is self._comm_stream:
+            self._reports.tell(comm_stream.num_launched, age_s)
         if not comm_stream.monitor.is_due():
             return
         try:
@@ -269,7 +291,7 @@ class NcclBackend(Backend):
         except Exception as error:
             failure = self.library.failure(error, comm_stream.communicator)
             raise DistBackendError(str(failure), peer_failed=True, error_prefix=in_flight.error_prefix) from None
-        if in_flight.deadline.timeout_s - in_flight.deadline.remaining_s() > _PATIENCE_S:
+        if age_s > _PATIENCE_S:
             self._look_after_peers(comm_stream, in_flight)
 
     def _look_after_peers(self, comm_stream: CommStream, in_flight: InFlightOp) -> None:
@@ -281,11 +303,16 @@ class NcclBackend(Backend):
             peers, number = self.options.peers, self.options.ranks[rank]
             if how is None and peers.card(number).host == peers.mine.host and peers.ended(number):
                 how = peers.how_ended(number)
-            # A rank that left in order has finished its part.
-            if how is not None and not how.exit.is_orderly:
-                error = peer_gone(self.options.call(rank), how)
+            # A rank that left in order has finished its part, unless that was in calls before this one.
+            if how is not None and (not how.exit.is_orderly or self._has_left_for_long(rank)):
+                left_out = LeftOut.CALL if how.exit.is_orderly else LeftOut.NOTHING
+                error = peer_gone(self.options.call(rank), how, left_out)
                 error.locate(in_flight.error_prefix)
                 raise error
+
+    def _has_left_for_long(self, rank: int) -> bool:
+        now_s = time.monotonic()
+        return now_s - self._left_s.setdefault(rank, now_s) > _LEFT_S
 
     def _is_broken(self) -> bool:
         try:

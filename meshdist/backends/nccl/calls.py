@@ -2,19 +2,25 @@
 
 Only a barrier waits for the device. A call is checked as on the CPU, enqueued by the calling thread, and complete when
 the device has executed it. The ranks' calls are not compared, since that would have to wait for them.
+
+A call of one contiguous array, or of one and one, is checked the first time. Then its group keeps a `PlannedCall` for
+it, and calls with the same signature go to that directly.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from meshdist.arrays.device import as_device_array, cupy_module, device_of, on_current_stream, outlines
+from meshdist.arrays.device import as_device_array, cupy_module, device_of, outlines
 from meshdist.arrays.overlap import must_copy
 from meshdist.arrays.reduce_op import PremulSum
 from meshdist.backends.nccl import plans
-from meshdist.backends.nccl.comm_stream import CommStream, InFlightOp
+from meshdist.backends.nccl.comm_stream import CommStream, LaunchStream
+from meshdist.backends.nccl.launch_gate import LaunchGate
 from meshdist.backends.nccl.library import Library
 from meshdist.backends.nccl.multigpu_plans import OVER_GPUS, OverGpus, over_gpus
 from meshdist.backends.nccl.p2p import Batch, Message, Pair
@@ -26,7 +32,8 @@ from meshdist.backends.p2p.match_queue import eager_bytes
 from meshdist.errors import DistBackendError, DistError, DistTimeoutError
 from meshdist.runtime.call import Call, each
 from meshdist.runtime.device_calls import DeviceCalls, Parcel, Request
-from meshdist.runtime.flight_recorder import facts_of
+from meshdist.runtime.flight_recorder import clock, facts_of, users
+from meshdist.runtime.plan_cache import device_key
 from meshdist.runtime.work import Work
 
 if TYPE_CHECKING:
@@ -55,8 +62,11 @@ class CallsBackend(Protocol):
     device: int | None
     library: Library
     cuda: Any
+    gate: LaunchGate
+    error: DistError | None
 
     def check(self) -> None: ...
+    def admit(self, comm_stream: CommStream, error_prefix: str, timeout_s: float) -> None: ...
     def fail(self, error: BaseException) -> None: ...
     def comm_stream(self, error_prefix: str, device: int | None) -> CommStream: ...
     def pair(self, peer: int, error_prefix: str, device: int) -> Pair: ...
@@ -83,11 +93,6 @@ class NcclCalls(DeviceCalls):
     def submit(self, request: Request) -> Any:
         group, collective, error_prefix = request.group, request.collective, request.error_prefix
         send, recv = request.send, request.recv
-        if recv is send and type(recv) is self._array and recv.flags.c_contiguous and not request.compares:
-            # The most frequent case: one array, in place. If a plan exists, the call has passed all checks before.
-            known = self._plans.get((collective, (recv.dtype, recv.shape), None, request.op, request.root, None))
-            if known is not None:
-                return self._carry_out(request, known, recv, recv, int(recv.device.id))
         if send is None and recv is None and collective.native == "barrier":
             return self._barrier(request)
         given, taken = self.arrays(request)
@@ -102,6 +107,9 @@ class NcclCalls(DeviceCalls):
                 group.named(error_prefix, factor.check, array, collective.names[0])
             assert isinstance(plan, (Reducing, Gathered, OverGpus))
             plan = Scaled(plan, factor)
+        elif type(recv) is type(send) is self._array and not (request.compares or self._waits_on_host):
+            key = device_key(collective, send, recv, request.op, request.root, request.splits)
+            group.remember_call(key, self._array, PlannedCall(self, self._backend, plan, group, error_prefix))
         if plan.apart and not in_place and given is not None and taken is not None:
             given = self._apart(given, taken, group, request.op is not None)
         return self._carry_out(request, plan, given, taken, device)
@@ -132,10 +140,7 @@ class NcclCalls(DeviceCalls):
             work = DeviceWork(request.error_prefix, request.recv, waits_on_host=self._waits_on_host)
             self._launch(request, plan, given, taken, device, timeout_s, (work,))
             return work if request.async_op else self._waited(request, work)
-        in_flight = self._launch(request, plan, given, taken, device, timeout_s, ())
-        # The caller's stream waits for the call; the host does not.
-        assert self._backend.device is not None
-        on_current_stream(self._backend.device, lambda stream: stream.wait_event(in_flight.end))
+        self._launch(request, plan, given, taken, device, timeout_s, (), inline=True)
         return request.recv
 
     def send(self, parcel: Parcel) -> None:
@@ -182,7 +187,7 @@ class NcclCalls(DeviceCalls):
             error_prefix,
             lambda: self._backend.comm_stream(error_prefix, device),
             lambda comm_stream: comm_stream.launch(
-                batch, batch.messages, None, error_prefix, group.timeout_s, works, batch.records()
+                batch.launch, batch.messages, None, error_prefix, group.timeout_s, works, batch.records()
             ),
         )
 
@@ -222,23 +227,36 @@ class NcclCalls(DeviceCalls):
             raise group.fail(error, error_prefix) from None
 
     def _launch(
-        self, request: Request, plan: Any, send: Any, recv: Any, device: int | None, timeout_s: float, works: Any
-    ) -> InFlightOp:
+        self,
+        request: Request,
+        plan: Any,
+        send: Any,
+        recv: Any,
+        device: int | None,
+        timeout_s: float,
+        works: Any,
+        *,
+        inline: bool = False,
+    ) -> None:
         group, error_prefix = request.group, request.error_prefix
         group.num_calls += 1
         record = group.recorder.begin(plan.facts, group.num_calls)
         try:
             comm_stream = self._backend.comm_stream(error_prefix, device)
-            in_flight: InFlightOp = self._run(
+            comm_stream.num_launched += 1
+            if self._backend.gate.num_connecting:
+                self._backend.admit(comm_stream, error_prefix, timeout_s)
+            self._run(
                 comm_stream,
-                lambda comm_stream: comm_stream.launch(plan, send, recv, error_prefix, timeout_s, works, (record,)),
+                lambda comm_stream: comm_stream.launch(
+                    plan.launch, send, recv, error_prefix, timeout_s, works, (record,), inline=inline
+                ),
             )
         except ValueError as error:  # an array on the wrong GPU; nothing was sent
             group.recorder.end(record, error)
             raise
         except BaseException as error:
             raise group.fail(error, error_prefix, record) from None
-        return in_flight
 
     def _run(self, where_to: Any, launch: Callable[[Any], Any]) -> Any:
         """Call `launch` with a CommStream or a Pair, with its GPU as the current device."""
@@ -249,15 +267,20 @@ class NcclCalls(DeviceCalls):
             else:
                 with backend.cuda.Device(backend.device):
                     result = launch(where_to)
-        except Exception as error:  # parts of the operation may be enqueued, so the communicator is unusable
-            failure = backend.library.failure(error)
-            if not isinstance(failure, DistError):
-                failure = DistBackendError(f"{type(error).__name__}: {error}")
-            backend.fail(failure)
-            # If the backend gave up during the call, report that reason and not NCCL's error about the abort.
-            backend.check()
-            raise failure from error
+        except Exception as error:
+            raise self.unusable(error) from error
         return result
+
+    def unusable(self, error: Exception) -> BaseException:
+        """Give up after an error of a launch: parts of the operation may be enqueued; return the error to raise."""
+        backend = self._backend
+        failure = backend.library.failure(error)
+        if not isinstance(failure, DistError):
+            failure = DistBackendError(f"{type(error).__name__}: {error}")
+        backend.fail(failure)
+        # If the backend gave up during the call, report that reason and not NCCL's error about the abort.
+        backend.check()
+        return failure
 
     def _barrier(self, request: Request) -> Any:
         group, error_prefix = request.group, request.error_prefix
@@ -320,6 +343,68 @@ class NcclCalls(DeviceCalls):
             return [array.copy() for array in given] if isinstance(given, list) else given.copy()
 
 
+class PlannedCall:
+    """A call of a signature that was checked before, of contiguous arrays that lie apart, on the rank's GPU."""
+
+    __slots__ = ("_backend", "_caller", "_calls", "_comm_stream", "_device", "_enqueue", "_get_device", "_of", "_plan")
+
+    def __init__(self, calls: NcclCalls, backend: CallsBackend, plan: Any, group: Group, error_prefix: str) -> None:
+        self._calls, self._backend, self._plan = calls, backend, plan
+        self._enqueue = plan.launch if plan.computes else plan.go  # the arrays are contiguous
+        self._of = group, error_prefix
+        self._comm_stream: CommStream | None = None
+        self._device: int | None = None
+        self._get_device = backend.cuda.runtime.getDevice
+        self._caller: CodeType | None = None
+
+    def __call__(self, send: Any, recv: Any, async_op: bool) -> Any:
+        """Launch the call, and return what it returns; NotImplemented if it has to be checked again."""
+        comm_stream, device = self._comm_stream, self._device
+        if comm_stream is None:
+            if self._backend.device is None or self._backend.error is not None:
+                return NotImplemented
+            self._device = device = self._backend.device
+            self._comm_stream = comm_stream = self._backend.comm_stream(self._of[1], device)
+        if self._get_device() != device or recv.data.device_id != device or not recv.flags.c_contiguous:
+            return NotImplemented
+        if send is not recv and (
+            send.data.device_id != device or not send.flags.c_contiguous or (self._plan.apart and _may_meet(send, recv))
+        ):
+            return NotImplemented
+        group, error_prefix = self._of
+        # The record that `recorder.begin` makes; the code of the user's call is most often that of last time.
+        try:
+            frame = sys._getframe(3)
+        except ValueError:  # the collective is the thread's target
+            frame = sys._getframe(2)
+        if frame.f_code is not self._caller:
+            frame = users(frame)
+            self._caller = frame.f_code
+        group.num_calls = number = group.num_calls + 1
+        now = clock()
+        record = [self._plan.facts, number, now, now, 0, frame.f_code, frame.f_lasti]
+        group.recorder.keep(record)
+        timeout_s = group.timeout_s
+        work = DeviceWork(error_prefix, recv) if async_op else None
+        try:
+            comm_stream.num_launched += 1
+            if self._backend.gate.num_connecting:
+                self._backend.admit(comm_stream, error_prefix, timeout_s)
+            works = () if work is None else (work,)
+            comm_stream.launch(
+                self._enqueue, send, recv, error_prefix, timeout_s, works, (record,), inline=work is None
+            )
+        except BaseException as error:
+            failure = self._calls.unusable(error) if isinstance(error, Exception) else error
+            raise group.fail(failure, error_prefix, record) from None
+        return recv if work is None else work
+
+
+def _may_meet(send: Any, recv: Any) -> bool:
+    begin, other = send.data.ptr, recv.data.ptr
+    return bool(begin < other + recv.nbytes and other < begin + send.nbytes)
+
+
 class Scaled:
     """A reduction of arrays that are multiplied by this rank's factor first.
 
@@ -331,8 +416,8 @@ class Scaled:
         self._plan, self._factor = plan, factor
         self.apart, self.facts = plan.apart, plan.facts
 
-    def launch(self, comm_stream: CommStream, send: Any, recv: Any) -> None:
-        self._plan.launch_scaled(comm_stream, send, recv, self._factor)
+    def launch(self, on: LaunchStream, send: Any, recv: Any) -> None:
+        self._plan.launch_scaled(on, send, recv, self._factor)
 
 
 def _near(gives: list[Any], takes: list[Any]) -> bool:

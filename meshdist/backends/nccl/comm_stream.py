@@ -1,9 +1,12 @@
-"""CommStream: a communicator, the stream of its operations, and the operations in flight.
+"""CommStream: a communicator, the streams of its operations, and the operations in flight.
 
-An operation begins after the work enqueued so far on the caller's current stream, and the caller's stream continues
-after the operation; both are ordered by events, without the host. The caller may drop its arrays meanwhile, and CuPy's
-pool would reuse their memory on the stream that allocated them, without regard to this one. So the CommStream keeps
-the arrays until the operation is complete.
+The operation of a sync call is enqueued on the caller's current stream: it begins after the work enqueued there so far,
+and later work sees its result. That of an async call is enqueued on a stream of the CommStream, after the work on the
+caller's current stream; events order the two, without the host. NCCL carries out the operations of one communicator in
+the order in which they were enqueued, whatever their streams.
+
+The caller may drop its arrays meanwhile, and CuPy's pool would reuse their memory on the stream that allocated them,
+without regard to other ones. So the CommStream keeps the arrays until the operation is complete.
 
 NCCL connects at first use and blocks the host until the peer arrives, without a deadline. So an operation is
 registered with the watchdog before NCCL is called, and aborting the communicator ends the blocked call.
@@ -15,13 +18,14 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from time import monotonic
+from typing import Any, Protocol, TypeAlias
 
+from meshdist.backends.nccl.launch_gate import LaunchGate
 from meshdist.backends.nccl.library import Communicator, Library
 from meshdist.errors import DistBackendError
 from meshdist.runtime.flight_recorder import COMPLETED, Record, clock
 from meshdist.runtime.peers import PeerMonitor
-from meshdist.system.deadline import Deadline
 
 # cudaErrorNotReady
 _NOT_READY = 600
@@ -44,15 +48,34 @@ def has_come(cuda: Any, event: Any) -> bool:
     )
 
 
-_MOST_SPARE = 64
+_MOST_SPARE = 512
+_MOST_STREAMS = 64
+# How many operations may be in flight before a launch looks whether the first of them is complete.
+_FEW_KEPT = 4
 _LAUNCH_S = 0.2
 
 
-class Launchable(Protocol):
-    """An operation that can be enqueued on a CommStream."""
+class LaunchStream:
+    """A communicator, and the stream on which an operation of it is enqueued."""
 
-    def launch(self, comm_stream: CommStream, send: Any, recv: Any, /) -> None:
-        """Enqueue the operation."""
+    __slots__ = ("communicator", "cuda", "device", "library", "stream", "stream_address")
+
+    def __init__(self, library: Library, cuda: Any, communicator: Communicator, device: int, stream: Any) -> None:
+        self.library, self.cuda, self.communicator = library, cuda, communicator
+        self.device, self.stream, self.stream_address = device, stream, int(stream.ptr)
+
+    @contextlib.contextmanager
+    def grouped(self) -> Iterator[None]:
+        """Make what the block enqueues one operation."""
+        self.library.group_start()
+        try:
+            yield
+        finally:
+            self.library.group_end()
+
+
+# Enqueues an operation that sends and receives these arrays.
+Enqueue: TypeAlias = Callable[[LaunchStream, Any, Any], None]
 
 
 class CallerWork(Protocol):
@@ -63,7 +86,7 @@ class CallerWork(Protocol):
 
 
 class InFlightOp:
-    __slots__ = ("arrays", "deadline", "end", "error_prefix", "records", "works")
+    __slots__ = ("arrays", "end", "end_s", "error_prefix", "records", "timeout_s", "works")
 
     def __init__(
         self,
@@ -76,9 +99,13 @@ class InFlightOp:
         self.error_prefix = error_prefix
         self.end: Any = None  # the event after it on the stream; None while it is being enqueued
         self.arrays = arrays  # what it reads and writes
-        self.deadline = Deadline(timeout_s)  # when it must be complete
+        self.timeout_s = timeout_s
+        self.end_s = monotonic() + timeout_s  # when it must be complete
         self.works = works  # the Works that callers hold; none for a sync call
         self.records = records  # its records in the flight recorder
+
+    def age_s(self) -> float:
+        return monotonic() - self.end_s + self.timeout_s
 
     def is_done(self, cuda: Any) -> bool:
         """Return whether the device has completed it; raise DistBackendError if the device is broken."""
@@ -91,10 +118,11 @@ class InFlightOp:
 
     def record_end(self, error: BaseException | None) -> None:
         records, self.records = self.records, ()
+        now = clock()
         for record in records:
             if error is not None:
                 record.append(f"{type(error).__name__}: {error}")
-            record[COMPLETED] = clock()
+            record[COMPLETED] = now
 
     def end_with(self, error: BaseException | None) -> None:
         """Record its end and complete its Works."""
@@ -106,8 +134,8 @@ class InFlightOp:
 class CommStream:
     """One communicator of this rank on the GPU `device`, and its stream, which is non-blocking.
 
-    `cuda` is the module cupy.cuda. `check` raises if the backend has given up; `wake` wakes the watchdog after an
-    operation was added.
+    `cuda` is the module cupy.cuda. `gate` holds launches back while a communicator is created. `check` raises if the
+    backend has given up; `wake` wakes the watchdog after an operation was added.
     """
 
     def __init__(
@@ -117,14 +145,18 @@ class CommStream:
         communicator: Communicator,
         device: int,
         stream: Any,
+        gate: LaunchGate,
         check: Callable[[], None],
         wake: Callable[[], None],
     ) -> None:
         self.library, self.cuda, self.communicator = library, cuda, communicator
         self.device, self.stream, self.check, self._wake = device, stream, check, wake
-        self.stream_address = int(stream.ptr)
         self.flights: deque[InFlightOp] = deque()  # the operations in flight, in order
         self.monitor = PeerMonitor()  # paces the checks of operations and peers
+        self.num_launched = 0  # how many operations were launched, or are about to be
+        self._gate = gate
+        self._own = LaunchStream(library, cuda, communicator, device, stream)
+        self._on_callers: dict[int, LaunchStream] = {}  # by the address of the stream
         # Operations whose arrays are kept alive.
         self._keeping: deque[InFlightOp] = deque()
         self._lock = threading.Lock()
@@ -133,10 +165,11 @@ class CommStream:
         self._is_over = False
         self._start = cuda.Event(disable_timing=True)
         self._spare: list[Any] = []
+        gate.watch(self)
 
     def launch(
         self,
-        plan: Launchable,
+        enqueue: Enqueue,
         send: Any,
         recv: Any,
         error_prefix: str,
@@ -144,29 +177,46 @@ class CommStream:
         works: Sequence[CallerWork],
         records: Sequence[Record] = (),
         start: Any = None,
+        *,
+        inline: bool = False,
+        connects: bool = False,
     ) -> InFlightOp:
         """Enqueue an operation after the work on the current stream; the current device must be the CommStream's.
 
-        With `start`, it begins after that event instead of the work on the current stream. For the others see
-        InFlightOp.
+        With `start`, it begins after that event instead of the work on the current stream. With `inline`, it is
+        enqueued on the current stream itself. If the current stream is being captured into a graph, the operation
+        becomes a part of the graph, and is complete for the host. `connects` is for the messages that connect a pair
+        of ranks, which no gate holds back. For the others see InFlightOp.
 
         Raises:
             BaseException: An error of NCCL or CuPy; parts of the operation may be enqueued.
         """
+        caller = self.cuda.get_current_stream()
+        if start is None and self.cuda.runtime.streamIsCapturing(caller.ptr):
+            return self._capture(enqueue, send, recv, error_prefix, timeout_s, works, records)
         with self._lock:
             self.check()
             in_flight = InFlightOp(error_prefix, (send, recv), timeout_s, works, records)
-            # Append before waking, so that a watchdog that is about to sleep sees either the operation or the wake.
+            # Append before waking, so that a watchdog that is about to sleep sees either the operation or the wake;
+            # and before reading the gate, which is closed before the operations in flight are looked for.
             self.flights.append(in_flight)
+            while self._gate.is_closed and not connects:
+                self.flights.remove(in_flight)
+                self._gate.pass_through(self.check)
+                self.flights.append(in_flight)
             self._wake()
             try:
-                if start is None:
-                    start = self._start
-                    start.record(self.cuda.get_current_stream())
-                self.stream.wait_event(start)
-                plan.launch(self, send, recv)
+                if inline:
+                    on = self._on(caller)
+                else:
+                    on = self._own
+                    if start is None:
+                        start = self._start
+                        start.record(caller)
+                    self.stream.wait_event(start)
+                enqueue(on, send, recv)
                 end = self._spare.pop() if self._spare else self.cuda.Event(disable_timing=True)
-                end.record(self.stream)
+                end.record(on.stream)
             except BaseException:
                 with contextlib.suppress(ValueError):  # removed already by the thread that gave up
                     self.flights.remove(in_flight)
@@ -175,17 +225,38 @@ class CommStream:
             for work in works:
                 work.depart(self, in_flight)
             self._keeping.append(in_flight)
-        self.let_go()
+        if len(self._keeping) > _FEW_KEPT:
+            self.let_go()
         return in_flight
 
-    @contextlib.contextmanager
-    def grouped(self) -> Iterator[None]:
-        """Make what the block enqueues one operation."""
-        self.library.group_start()
-        try:
-            yield
-        finally:
-            self.library.group_end()
+    def _on(self, stream: Any) -> LaunchStream:
+        address = stream.ptr
+        on = self._on_callers.get(address)
+        if on is None:
+            if len(self._on_callers) >= _MOST_STREAMS:
+                self._on_callers.clear()
+            on = LaunchStream(self.library, self.cuda, self.communicator, self.device, stream)
+            self._on_callers[address] = on
+        return on
+
+    def _capture(
+        self,
+        enqueue: Enqueue,
+        send: Any,
+        recv: Any,
+        error_prefix: str,
+        timeout_s: float,
+        works: Sequence[CallerWork],
+        records: Sequence[Record],
+    ) -> InFlightOp:
+        # Events of a capture cannot be queried, and the operation runs when the graph is launched: there is nothing to
+        # watch. The program keeps the arrays as long as the graph.
+        captured = InFlightOp(error_prefix, None, timeout_s, works, records)
+        with self._lock:
+            self.check()
+            enqueue(self._on(self.cuda.get_current_stream()), send, recv)
+        captured.end_with(None)
+        return captured
 
     def check_async_error(self) -> None:
         """Raise if NCCL has failed since the last call."""
@@ -224,12 +295,30 @@ class CommStream:
         if not self._letting_go.acquire(blocking=False):
             return  # another thread does it
         try:
-            while self._keeping and has_come(self.cuda, self._keeping[0].end):
-                self._keeping.popleft().arrays = None
+            keeping = self._keeping
+            # They are complete in order: most often, all of them are.
+            num = len(keeping)
+            are_all = num > 1 and has_come(self.cuda, keeping[num - 1].end)
+            while keeping and (are_all or has_come(self.cuda, keeping[0].end)):
+                keeping.popleft().arrays = None
+                num -= 1
+                are_all &= num > 0
         except DistBackendError:  # reported by the check of the operation; the device uses no memory any more
             self._keeping.clear()
         finally:
             self._letting_go.release()
+
+    def has_works(self) -> bool:
+        """Return whether an operation in flight has a Work, which somebody may wait for."""
+        return any(in_flight.works for in_flight in self.flights.copy())
+
+    def is_quiet(self) -> bool:
+        """Return whether no operation is in flight; called by any thread."""
+        last = next(reversed(self.flights.copy()), None)
+        try:
+            return last is None or last.is_done(self.cuda)
+        except DistBackendError:  # the device is broken, which the watchdog reports
+            return False
 
     def keeps_arrays(self) -> bool:
         """Return whether arrays are kept for operations that are not complete."""
@@ -238,15 +327,19 @@ class CommStream:
 
     def completed(self) -> list[InFlightOp]:
         """Return the completed operations and remove them; called by one thread only."""
-        done = []
+        done, flights = [], self.flights
+        # Most often, all are complete that were launched so far, or none is.
+        num = len(flights)
+        are_all = num > 1 and flights[num - 1].is_done(self.cuda)
         # Aborted operations count as complete, but not in order: the thread that gave up ends them.
-        while self.flights and self.flights[0].is_done(self.cuda) and not self._is_over:
-            done.append(self.flights.popleft())
+        while flights and (are_all or flights[0].is_done(self.cuda)) and not self._is_over:
+            done.append(flights.popleft())
+            num -= 1
+            are_all &= num > 0
         if done:
             self.let_go()
         return done
 
-    def reuse(self, in_flight: InFlightOp) -> None:
-        """Reuse the event of a completed operation; a thread still waiting on it waits slightly longer."""
-        if len(self._spare) < _MOST_SPARE:
-            self._spare.append(in_flight.end)
+    def reuse(self, completed: Sequence[InFlightOp]) -> None:
+        """Reuse the events of completed operations; a thread still waiting on one waits slightly longer."""
+        self._spare += [in_flight.end for in_flight in completed[: _MOST_SPARE - len(self._spare)]]

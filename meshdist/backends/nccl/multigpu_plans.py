@@ -1,8 +1,8 @@
 """Collectives of several arrays of each rank, which may lie on several GPUs of its process.
 
 A rank has one GPU in a group. The arrays of the other GPUs are copied there, and reduced or joined to one array; NCCL
-runs on that; the result is copied to the arrays. All of it is enqueued on the CommStream. It begins after what the
-current streams of all these GPUs have been asked to do, and these streams continue after it.
+runs on that; the result is copied to the arrays. All of it is enqueued on the stream of the call. It begins after what
+the current streams of all these GPUs have been asked to do, and these streams continue after it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from meshdist.runtime.call import Call, each
 from meshdist.runtime.flight_recorder import CallFacts
 
 if TYPE_CHECKING:
-    from meshdist.backends.nccl.comm_stream import CommStream
+    from meshdist.backends.nccl.comm_stream import LaunchStream
 
 
 OVER_GPUS = (
@@ -44,25 +44,25 @@ class OverGpus:
         self.rank, self.size, self.root = call.rank, call.size, call.root
         self._name, self._op, self._inner = call.collective.name, call.op, inner
 
-    def launch(self, comm_stream: CommStream, send: Any, recv: Any) -> None:
-        self._launch(comm_stream, send, recv, None)
+    def launch(self, on: LaunchStream, send: Any, recv: Any) -> None:
+        self._launch(on, send, recv, None)
 
-    def launch_scaled(self, comm_stream: CommStream, send: Any, recv: Any, factor: PremulSum) -> None:
+    def launch_scaled(self, on: LaunchStream, send: Any, recv: Any, factor: PremulSum) -> None:
         """Enqueue a PREMUL_SUM: the reduction of arrays multiplied by a factor."""
-        self._launch(comm_stream, send, recv, factor)
+        self._launch(on, send, recv, factor)
 
-    def _launch(self, comm_stream: CommStream, send: Any, recv: Any, factor: PremulSum | None) -> None:
+    def _launch(self, on: LaunchStream, send: Any, recv: Any, factor: PremulSum | None) -> None:
         gives, takes = each(send), each(recv)
-        others = _Others(comm_stream, [*gives, *takes])
+        others = _Others(on, [*gives, *takes])
         if self._name == "broadcast_multigpu" and self.rank != self.root:
             gives = []
         sources = others.begin(gives)
-        with comm_stream.stream:
+        with on.stream:
             arrays = [others.brought(array) for array in sources]
             if factor is not None:
                 arrays = scaled(arrays, factor)
             one, room = self._packed(arrays, takes)
-            self._inner.launch(comm_stream, one, room)
+            self._inner.launch(on, one, room)
             others.hand_out(self._results(room, takes))
 
     def _packed(self, arrays: list[Any], takes: list[Any]) -> tuple[Any, Any]:
@@ -106,26 +106,26 @@ class OverGpus:
 
 
 class _Others:
-    """The GPUs of some arrays that are not the one of the CommStream."""
+    """The GPUs of some arrays that are not the one of the call."""
 
-    def __init__(self, comm_stream: CommStream, arrays: Sequence[Any]) -> None:
-        self._comm_stream, self._cuda = comm_stream, comm_stream.cuda
-        self._gpus = sorted({int(array.device.id) for array in arrays} - {comm_stream.device})
+    def __init__(self, on: LaunchStream, arrays: Sequence[Any]) -> None:
+        self._on, self._cuda = on, on.cuda
+        self._gpus = sorted({int(array.device.id) for array in arrays} - {on.device})
 
     def begin(self, arrays: Sequence[Any]) -> list[Any]:
-        """Return contiguous arrays where each array lies; have the CommStream wait for these GPUs' current streams."""
+        """Return contiguous arrays where each array lies; have the stream of the call wait for the streams there."""
         sources = list(arrays)
         for gpu in self._gpus:
             with self._cuda.Device(gpu):
                 sources = [plain(array) if int(array.device.id) == gpu else array for array in sources]
                 event = self._cuda.Event(disable_timing=True)
                 event.record(self._cuda.get_current_stream())
-            self._comm_stream.stream.wait_event(event)
+            self._on.stream.wait_event(event)
         return sources
 
     def brought(self, array: Any) -> Any:
-        """Return an array on the CommStream's GPU with the elements of a contiguous one."""
-        if int(array.device.id) == self._comm_stream.device:
+        """Return an array on the GPU of the call with the elements of a contiguous one."""
+        if int(array.device.id) == self._on.device:
             return array
         room = cupy_module().empty(array.shape, array.dtype)
         self._copy(array, room)
@@ -137,7 +137,7 @@ class _Others:
         strided = []
         for array, result in results:
             gpu = int(array.device.id)
-            if gpu == self._comm_stream.device:
+            if gpu == self._on.device:
                 array[...] = result.reshape(array.shape)
             elif array.flags.c_contiguous:
                 self._copy(result, array)
@@ -147,7 +147,7 @@ class _Others:
                 self._copy(result, room)
                 strided.append((gpu, array, room))
         end = self._cuda.Event(disable_timing=True)
-        end.record(self._comm_stream.stream)
+        end.record(self._on.stream)
         for gpu in self._gpus:
             with self._cuda.Device(gpu):
                 self._cuda.get_current_stream().wait_event(end)
@@ -163,7 +163,7 @@ class _Others:
                 source.data.ptr,
                 int(source.device.id),
                 source.nbytes,
-                self._comm_stream.stream_address,
+                self._on.stream_address,
             )
 
 

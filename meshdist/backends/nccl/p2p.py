@@ -1,8 +1,9 @@
 """Messages of backend `nccl`: those posted together are one operation, unordered with respect to collectives.
 
 NCCL sends messages on a communicator, which both ranks have to create. The first message must not wait for that: in a
-ring, every rank would wait for the next. So a thread creates it with the other rank, and messages begun meanwhile are
-posted afterwards. Each direction has a CommStream of its own, so that two ranks that both send first do not deadlock.
+ring, every rank would wait for the next. So a thread creates it with the other rank, at a moment when both can
+(`launch_gate`), and messages begun meanwhile are posted afterwards. Each direction has a CommStream of its own, so that
+two ranks that both send first do not deadlock.
 
 The first message on a communicator blocks the host until the peer arrives. So the threads of both ranks first exchange
 a byte on each CommStream; messages of the program then find them connected.
@@ -17,11 +18,14 @@ from typing import Any, Protocol
 
 from meshdist.arrays.device import cupy_module, plain
 from meshdist.backends.backend_options import BackendOptions
-from meshdist.backends.nccl.comm_stream import CommStream
+from meshdist.backends.nccl.comm_stream import CommStream, LaunchStream
+from meshdist.backends.nccl.launch_gate import LaunchGate, PairAgreement
 from meshdist.backends.nccl.library import UINT8, Library
 from meshdist.backends.nccl.works import DeviceWork
 from meshdist.errors import DistError
 from meshdist.runtime.flight_recorder import Record
+from meshdist.runtime.waiting import wait_until
+from meshdist.system.deadline import Deadline
 
 
 class Message:
@@ -42,25 +46,25 @@ class Batch:
     def records(self) -> list[Record]:
         return [message.record for message in self.messages]
 
-    def launch(self, comm_stream: CommStream, send: Any, recv: Any) -> None:
+    def launch(self, on: LaunchStream, send: Any, recv: Any) -> None:
         if all(message.array.flags.c_contiguous for message in self.messages):
-            self._go(comm_stream, [message.array for message in self.messages])
+            self._go(on, [message.array for message in self.messages])
             return
         cupy = cupy_module()
-        with comm_stream.stream:
+        with on.stream:
             arrays = [
                 plain(message.array)
                 if message.is_send or message.array.flags.c_contiguous
                 else cupy.empty(message.array.shape, message.array.dtype)
                 for message in self.messages
             ]
-            self._go(comm_stream, arrays)
+            self._go(on, arrays)
             for message, array in zip(self.messages, arrays, strict=True):
                 if array is not message.array and not message.is_send:
                     message.array[...] = array
 
-    def _go(self, comm_stream: CommStream, arrays: list[Any]) -> None:
-        library, comm, stream = comm_stream.library, comm_stream.communicator, comm_stream.stream_address
+    def _go(self, on: LaunchStream, arrays: list[Any]) -> None:
+        library, comm, stream = on.library, on.communicator, on.stream_address
         library.group_start()
         try:
             for message, array in zip(self.messages, arrays, strict=True):
@@ -77,11 +81,11 @@ class ConnectOp:
     def __init__(self, byte: Any, *, is_send: bool) -> None:
         self._byte, self._is_send = byte, is_send
 
-    def launch(self, comm_stream: CommStream, send: Any, recv: Any) -> None:
+    def launch(self, on: LaunchStream, send: Any, recv: Any) -> None:
         """Enqueue it; blocks the host until the peer has arrived."""
-        comm = comm_stream.communicator
+        comm = on.communicator
         enqueue = comm.send if self._is_send else comm.recv
-        enqueue(self._byte.data.ptr, 1, UINT8, int(self._is_send), comm_stream.stream_address)
+        enqueue(self._byte.data.ptr, 1, UINT8, int(self._is_send), on.stream_address)
 
 
 class PairBackend(Protocol):
@@ -91,7 +95,11 @@ class PairBackend(Protocol):
     rank: int
     library: Library
     cuda: Any
+    gate: LaunchGate
     error: DistError | None
+
+    def check_open(self) -> None:
+        """Raise if the backend has given up, or the group is destroyed."""
 
     def check(self) -> None:
         """Raise the error that the backend has given up with, if it has."""
@@ -127,7 +135,7 @@ class Pair:
         with self._lock:
             if self._comm_streams is not None:
                 self._comm_streams[is_send].launch(
-                    batch, batch.messages, None, error_prefix, timeout_s, works, batch.records()
+                    batch.launch, batch.messages, None, error_prefix, timeout_s, works, batch.records()
                 )
                 return
             cuda = self._backend.cuda
@@ -139,6 +147,7 @@ class Pair:
             if self._thread is None:
                 run = copy_context().run
                 name = f"meshdist-nccl-pair-{self._low}-{self._high}"
+                self._backend.gate.begin_connecting()
                 self._thread = threading.Thread(target=run, args=(self._make, error_prefix), name=name, daemon=True)
                 self._thread.start()
 
@@ -149,11 +158,37 @@ class Pair:
                 work.complete(error)
 
     def _make(self, error_prefix: str) -> None:
-        mine = self._backend.rank
+        backend = self._backend
         try:
-            with self._backend.cuda.Device(self._device):
+            comm_streams = self._connected(error_prefix)
+            with self._lock, backend.cuda.Device(self._device):
+                for is_send, batch, of, timeout_s, works, start in self._waiting:
+                    comm_streams[is_send].launch(
+                        batch.launch, batch.messages, None, of, timeout_s, works, batch.records(), start
+                    )
+                self._waiting.clear()
+                self._comm_streams = comm_streams
+        except BaseException as error:  # raised where the messages are waited for
+            failure = backend.library.failure(error)
+            if isinstance(failure, DistError):
+                failure.locate(error_prefix)
+            backend.fail(failure)
+            self.fail(backend.error)
+        finally:
+            backend.gate.end_connecting()
+
+    def _connected(self, error_prefix: str) -> dict[bool, CommStream]:
+        """Return the CommStreams by direction, once both ranks have created them."""
+        backend, mine = self._backend, self._backend.rank
+        options = backend.options
+        peer = self._high if self._low == mine else self._low
+        agreement = PairAgreement(backend.gate, options, peer, backend.check_open)
+        try:
+            deadline = Deadline(options.timeout_s)
+            wait_until(agreement, options.bells.mine(), deadline, error_prefix, options.observer)
+            with backend.cuda.Device(self._device):
                 comm_streams = {
-                    src == mine: self._backend.new_comm_stream(f"{src}-{dst}", (src, dst), error_prefix)
+                    src == mine: backend.new_comm_stream(f"{src}-{dst}", (src, dst), error_prefix)
                     for src, dst in ((self._low, self._high), (self._high, self._low))
                 }
                 # In the same order on both ranks.
@@ -162,17 +197,9 @@ class Pair:
                     with comm_stream.stream:  # ordered after no other stream
                         byte = cupy_module().empty(1, "uint8")
                         greeting = ConnectOp(byte, is_send=is_send)
-                        comm_stream.launch(greeting, byte, None, error_prefix, self._backend.options.timeout_s, (), ())
-                with self._lock:
-                    for is_send, batch, of, timeout_s, works, start in self._waiting:
-                        comm_streams[is_send].launch(
-                            batch, batch.messages, None, of, timeout_s, works, batch.records(), start
+                        comm_stream.launch(
+                            greeting.launch, byte, None, error_prefix, options.timeout_s, (), (), connects=True
                         )
-                    self._waiting.clear()
-                    self._comm_streams = comm_streams
-        except BaseException as error:  # raised where the messages are waited for
-            failure = self._backend.library.failure(error)
-            if isinstance(failure, DistError):
-                failure.locate(error_prefix)
-            self._backend.fail(failure)
-            self.fail(self._backend.error)
+            return comm_streams
+        finally:
+            agreement.leave()

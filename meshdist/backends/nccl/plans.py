@@ -1,6 +1,6 @@
 """The plans of backend `nccl`: what is enqueued for a collective.
 
-A plan has three parts, all on the CommStream's stream. `prepare` turns the user's arrays into arrays that NCCL can
+A plan has three parts, all on the stream of the call. `prepare` turns the user's arrays into arrays that NCCL can
 take, by CuPy kernels if needed; `go` enqueues NCCL's operations; `finish` moves the results to the user's arrays. For
 contiguous arrays and collectives that NCCL has, only `go` does anything.
 
@@ -19,7 +19,7 @@ from meshdist.runtime.call import Call, each
 from meshdist.runtime.flight_recorder import CallFacts
 
 if TYPE_CHECKING:
-    from meshdist.backends.nccl.comm_stream import CommStream
+    from meshdist.backends.nccl.comm_stream import LaunchStream
 
 # The address of a block, and its bytes.
 Block = tuple[int, int]
@@ -35,13 +35,13 @@ class NcclPlan(ABC):
         self.rank, self.size, self.root = call.rank, call.size, call.root
         self.apart = not call.collective.in_place  # what is sent must not share memory with what is received
 
-    def launch(self, comm_stream: CommStream, send: Any, recv: Any) -> None:
+    def launch(self, on: LaunchStream, send: Any, recv: Any) -> None:
         if not self.computes and is_plain(send) and (recv is send or is_plain(recv)):
-            self.go(comm_stream, send, recv)
+            self.go(on, send, recv)
             return
-        with comm_stream.stream:
+        with on.stream:
             sent, received = self.prepare(send, recv)
-            self.go(comm_stream, sent, received)
+            self.go(on, sent, received)
             self.finish(received, recv)
 
     def prepare(self, send: Any, recv: Any) -> tuple[Any, Any]:
@@ -50,7 +50,7 @@ class NcclPlan(ABC):
         return sent, sent if recv is send else rooms_for(recv)
 
     @abstractmethod
-    def go(self, comm_stream: CommStream, sent: Any, received: Any) -> None:
+    def go(self, on: LaunchStream, sent: Any, received: Any) -> None:
         """Enqueue NCCL's operations on plain arrays."""
 
     def finish(self, received: Any, recv: Any) -> None:
@@ -96,10 +96,10 @@ def blocks_of(buffers: Any, size: int, rows: tuple[int, ...] | None = None) -> l
     return [(begin + (end - count) * row_bytes, count * row_bytes) for count, end in zip(rows, ends, strict=True)]
 
 
-def exchange(comm_stream: CommStream, give: dict[int, Block], take: dict[int, Block]) -> None:
+def exchange(on: LaunchStream, give: dict[int, Block], take: dict[int, Block]) -> None:
     """Enqueue messages to and from other ranks as one operation; skip empty ones."""
-    comm, stream = comm_stream.communicator, comm_stream.stream_address
-    with comm_stream.grouped():
+    comm, stream = on.communicator, on.stream_address
+    with on.grouped():
         for peer, (address, nbytes) in give.items():
             if nbytes:
                 comm.send(address, nbytes, UINT8, peer, stream)
@@ -108,30 +108,28 @@ def exchange(comm_stream: CommStream, give: dict[int, Block], take: dict[int, Bl
                 comm.recv(address, nbytes, UINT8, peer, stream)
 
 
-def copy(comm_stream: CommStream, source: Block, target: Block) -> None:
-    runtime = comm_stream.cuda.runtime
+def copy(on: LaunchStream, source: Block, target: Block) -> None:
+    runtime = on.cuda.runtime
     if source[1] and source[0] != target[0]:
         kind = runtime.memcpyDeviceToDevice
-        runtime.memcpyAsync(target[0], source[0], source[1], kind, comm_stream.stream_address)
+        runtime.memcpyAsync(target[0], source[0], source[1], kind, on.stream_address)
 
 
 class Broadcast(NcclPlan):
-    def go(self, comm_stream: CommStream, sent: Any, received: Any) -> None:
-        _broadcast(comm_stream, received, self.root or 0)
+    def go(self, on: LaunchStream, sent: Any, received: Any) -> None:
+        _broadcast(on, received, self.root or 0)
 
 
-def _broadcast(comm_stream: CommStream, array: Any, root: int) -> None:
+def _broadcast(on: LaunchStream, array: Any, root: int) -> None:
     address, nbytes = array.data.ptr, array.nbytes
     if nbytes:
-        comm_stream.communicator.broadcast(address, address, nbytes, UINT8, root, comm_stream.stream_address)
+        on.communicator.broadcast(address, address, nbytes, UINT8, root, on.stream_address)
 
 
 class AllGather(NcclPlan):
-    def go(self, comm_stream: CommStream, sent: Any, received: Any) -> None:
+    def go(self, on: LaunchStream, sent: Any, received: Any) -> None:
         if sent.nbytes:
-            comm_stream.communicator.all_gather(
-                sent.data.ptr, received.data.ptr, sent.nbytes, UINT8, comm_stream.stream_address
-            )
+            on.communicator.all_gather(sent.data.ptr, received.data.ptr, sent.nbytes, UINT8, on.stream_address)
 
 
 class AllGatherList(AllGather):
@@ -150,34 +148,34 @@ class AllGatherList(AllGather):
 class AllGatherVarying(NcclPlan):
     """Into a list of arrays of different sizes: a broadcast from each rank."""
 
-    def go(self, comm_stream: CommStream, sent: Any, received: Any) -> None:
+    def go(self, on: LaunchStream, sent: Any, received: Any) -> None:
         own = received[self.rank].data.ptr
-        copy(comm_stream, (sent.data.ptr, sent.nbytes), (own, sent.nbytes))
-        with comm_stream.grouped():
+        copy(on, (sent.data.ptr, sent.nbytes), (own, sent.nbytes))
+        with on.grouped():
             for place, array in enumerate(received):
-                _broadcast(comm_stream, array, place)
+                _broadcast(on, array, place)
 
 
 class Gather(NcclPlan):
-    def go(self, comm_stream: CommStream, sent: Any, received: Any) -> None:
+    def go(self, on: LaunchStream, sent: Any, received: Any) -> None:
         mine = (sent.data.ptr, sent.nbytes)
         if self.rank != self.root:
-            exchange(comm_stream, {self.root or 0: mine}, {})
+            exchange(on, {self.root or 0: mine}, {})
             return
         take = dict(enumerate(blocks_of(received, self.size)))
-        copy(comm_stream, mine, take.pop(self.rank))
-        exchange(comm_stream, {}, take)
+        copy(on, mine, take.pop(self.rank))
+        exchange(on, {}, take)
 
 
 class Scatter(NcclPlan):
-    def go(self, comm_stream: CommStream, sent: Any, received: Any) -> None:
+    def go(self, on: LaunchStream, sent: Any, received: Any) -> None:
         mine = (received.data.ptr, received.nbytes)
         if self.rank != self.root:
-            exchange(comm_stream, {}, {self.root or 0: mine})
+            exchange(on, {}, {self.root or 0: mine})
             return
         give = dict(enumerate(blocks_of(sent, self.size)))
-        copy(comm_stream, give.pop(self.rank), mine)
-        exchange(comm_stream, give, {})
+        copy(on, give.pop(self.rank), mine)
+        exchange(on, give, {})
 
 
 class AllToAll(NcclPlan):
@@ -188,11 +186,11 @@ class AllToAll(NcclPlan):
         self._rows_to = None if call.splits is None else call.splits[0]
         self._rows_from = None if call.splits is None else call.splits[1]
 
-    def go(self, comm_stream: CommStream, sent: Any, received: Any) -> None:
+    def go(self, on: LaunchStream, sent: Any, received: Any) -> None:
         give = dict(enumerate(blocks_of(sent, self.size, self._rows_to)))
         take = dict(enumerate(blocks_of(received, self.size, self._rows_from)))
-        copy(comm_stream, give.pop(self.rank), take.pop(self.rank))
-        exchange(comm_stream, give, take)
+        copy(on, give.pop(self.rank), take.pop(self.rank))
+        exchange(on, give, take)
 
 
 class AllGatherCoalesced(AllGather):
@@ -215,10 +213,10 @@ class AllGatherCoalesced(AllGather):
             return packed(send), rooms_for(recv)
         return packed(send), [cupy_module().empty((self.size, *array.shape), array.dtype) for array in send]
 
-    def go(self, comm_stream: CommStream, sent: Any, received: Any) -> None:
-        with comm_stream.grouped():
+    def go(self, on: LaunchStream, sent: Any, received: Any) -> None:
+        with on.grouped():
             for block, whole in zip(sent, received, strict=True):
-                super().go(comm_stream, block, whole)
+                super().go(on, block, whole)
 
     def finish(self, received: Any, recv: Any) -> None:
         if not self._by_rank:
@@ -232,6 +230,6 @@ class AllGatherCoalesced(AllGather):
 class Barrier(NcclPlan):
     """An all_reduce of one byte."""
 
-    def go(self, comm_stream: CommStream, sent: Any, received: Any) -> None:
+    def go(self, on: LaunchStream, sent: Any, received: Any) -> None:
         address = received.data.ptr
-        comm_stream.communicator.all_reduce(address, address, 1, UINT8, 0, comm_stream.stream_address)
+        on.communicator.all_reduce(address, address, 1, UINT8, 0, on.stream_address)

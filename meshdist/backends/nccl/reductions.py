@@ -15,7 +15,7 @@ from meshdist.backends.nccl.plans import AllGather, NcclPlan, is_plain
 from meshdist.runtime.call import Call, each
 
 if TYPE_CHECKING:
-    from meshdist.backends.nccl.comm_stream import CommStream
+    from meshdist.backends.nccl.comm_stream import LaunchStream
 
 
 class Reducing(NcclPlan):
@@ -27,41 +27,39 @@ class Reducing(NcclPlan):
         self.op = reduction.op
         self.computes = reduction.wide is not None or reduction.is_parity
 
-    def launch_scaled(self, comm_stream: CommStream, send: Any, recv: Any, factor: PremulSum) -> None:
+    def launch_scaled(self, on: LaunchStream, send: Any, recv: Any, factor: PremulSum) -> None:
         """Enqueue a PREMUL_SUM: the reduction of arrays multiplied by a factor."""
         if factor.factor.ndim or not self.reduction.takes_factor:
-            with comm_stream.stream:
-                self._run(comm_stream, scaled(send, factor), send, recv)
+            with on.stream:
+                self._run(on, scaled(send, factor), send, recv)
             return
         dtype = each(send)[0].dtype
-        comm = comm_stream.communicator
+        comm = on.communicator
         op = comm.premul_sum(factor.factor.astype(dtype).tobytes(), self.reduction.dtype)
         try:
             if is_plain(send) and is_plain(recv) and not self.computes:
-                self.enqueue(comm_stream, send, recv, op)
+                self.enqueue(on, send, recv, op)
                 return
-            with comm_stream.stream:
+            with on.stream:
                 sent, received = self.prepare(send, recv)
-                self.enqueue(comm_stream, sent, received, op)
+                self.enqueue(on, sent, received, op)
                 self.finish(received, recv)
         finally:
             comm.drop_op(op)
 
-    def go(self, comm_stream: CommStream, sent: Any, received: Any) -> None:
-        self.enqueue(comm_stream, sent, received, self.op)
+    def go(self, on: LaunchStream, sent: Any, received: Any) -> None:
+        self.enqueue(on, sent, received, self.op)
 
     @abstractmethod
-    def enqueue(self, comm_stream: CommStream, sent: Any, received: Any, op: int) -> None:
+    def enqueue(self, on: LaunchStream, sent: Any, received: Any, op: int) -> None:
         """Enqueue NCCL's operation."""
 
-    def enqueue_to(self, root: int, comm_stream: CommStream, sent: Any, received: Any, op: int) -> None:
+    def enqueue_to(self, root: int, on: LaunchStream, sent: Any, received: Any, op: int) -> None:
         """Enqueue NCCL's reduce of one array to one rank."""
         count = sent.size * self.reduction.parts
         if count:
             target = received.data.ptr if self.rank == root else 0
-            comm_stream.communicator.reduce(
-                sent.data.ptr, target, count, self.reduction.dtype, op, root, comm_stream.stream_address
-            )
+            on.communicator.reduce(sent.data.ptr, target, count, self.reduction.dtype, op, root, on.stream_address)
 
     def prepare(self, send: Any, recv: Any) -> tuple[Any, Any]:
         sent = self.given(send)
@@ -88,9 +86,9 @@ class Reducing(NcclPlan):
         if received is not recv:
             recv[...] = received if received.dtype == recv.dtype else received.astype(recv.dtype)
 
-    def _run(self, comm_stream: CommStream, given: Any, send: Any, recv: Any) -> None:
+    def _run(self, on: LaunchStream, given: Any, send: Any, recv: Any) -> None:
         sent, received = self.prepare(given, given if recv is send else recv)
-        self.enqueue(comm_stream, sent, received, self.op)
+        self.enqueue(on, sent, received, self.op)
         self.finish(received, recv)
 
 
@@ -106,19 +104,19 @@ def scaled(buffers: Any, factor: PremulSum) -> Any:
 
 
 class AllReduce(Reducing):
-    def enqueue(self, comm_stream: CommStream, sent: Any, received: Any, op: int) -> None:
+    def enqueue(self, on: LaunchStream, sent: Any, received: Any, op: int) -> None:
         count = sent.size * self.reduction.parts
         if count:
-            comm_stream.communicator.all_reduce(
-                sent.data.ptr, received.data.ptr, count, self.reduction.dtype, op, comm_stream.stream_address
+            on.communicator.all_reduce(
+                sent.data.ptr, received.data.ptr, count, self.reduction.dtype, op, on.stream_address
             )
 
 
 class Reduce(Reducing):
     """In place on the root; the other ranks' arrays stay unchanged."""
 
-    def enqueue(self, comm_stream: CommStream, sent: Any, received: Any, op: int) -> None:
-        self.enqueue_to(self.root or 0, comm_stream, sent, received, op)
+    def enqueue(self, on: LaunchStream, sent: Any, received: Any, op: int) -> None:
+        self.enqueue_to(self.root or 0, on, sent, received, op)
 
     def finish(self, received: Any, recv: Any) -> None:
         if self.rank == self.root:
@@ -126,11 +124,11 @@ class Reduce(Reducing):
 
 
 class ReduceScatter(Reducing):
-    def enqueue(self, comm_stream: CommStream, sent: Any, received: Any, op: int) -> None:
+    def enqueue(self, on: LaunchStream, sent: Any, received: Any, op: int) -> None:
         count = received.size * self.reduction.parts
         if count:
-            comm_stream.communicator.reduce_scatter(
-                sent.data.ptr, received.data.ptr, count, self.reduction.dtype, op, comm_stream.stream_address
+            on.communicator.reduce_scatter(
+                sent.data.ptr, received.data.ptr, count, self.reduction.dtype, op, on.stream_address
             )
 
 
@@ -151,10 +149,10 @@ class ReduceScatterVarying(Reducing):
     def given(self, array: Any) -> Any:
         return [super(ReduceScatterVarying, self).given(block) for block in array]
 
-    def enqueue(self, comm_stream: CommStream, sent: Any, received: Any, op: int) -> None:
-        with comm_stream.grouped():
+    def enqueue(self, on: LaunchStream, sent: Any, received: Any, op: int) -> None:
+        with on.grouped():
             for root, block in enumerate(sent):
-                self.enqueue_to(root, comm_stream, block, received, op)
+                self.enqueue_to(root, on, block, received, op)
 
 
 class Coalesced(Reducing):
@@ -168,10 +166,10 @@ class Coalesced(Reducing):
         pairs = [self._single.prepare(given, taken) for given, taken in zip(send, recv, strict=True)]
         return [sent for sent, _ in pairs], [received for _, received in pairs]
 
-    def enqueue(self, comm_stream: CommStream, sent: Any, received: Any, op: int) -> None:
-        with comm_stream.grouped():
+    def enqueue(self, on: LaunchStream, sent: Any, received: Any, op: int) -> None:
+        with on.grouped():
             for given, taken in zip(sent, received, strict=True):
-                self._single.enqueue(comm_stream, given, taken, op)
+                self._single.enqueue(on, given, taken, op)
 
     def finish(self, received: Any, recv: Any) -> None:
         for room, array in zip(received, recv, strict=True):
@@ -198,10 +196,10 @@ class Gathered(AllGather):
         else:
             self._part = slice(sum(sizes[: call.rank]), sum(sizes[: call.rank + 1]))
 
-    def launch_scaled(self, comm_stream: CommStream, send: Any, recv: Any, factor: PremulSum) -> None:
-        with comm_stream.stream:
+    def launch_scaled(self, on: LaunchStream, send: Any, recv: Any, factor: PremulSum) -> None:
+        with on.stream:
             sent, received = self.prepare(scaled(send, factor), recv)
-            self.go(comm_stream, sent, received)
+            self.go(on, sent, received)
             self.finish(received, recv)
 
     def prepare(self, send: Any, recv: Any) -> tuple[Any, Any]:

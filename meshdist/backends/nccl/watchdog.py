@@ -111,7 +111,11 @@ class Watchdog:
             except BaseException as error:  # the device is broken: the next call raises it
                 self._failed(error)
                 return
-            poll_interval_s = _SHORTEST_NAP_S if any(moved) else min(2 * poll_interval_s, _LONGEST_NAP_S)
+            if not any(comm_stream.has_works() for comm_stream in self._comm_streams):
+                # Nobody waits for the end of a sync call, and a woken thread delays the one that launches.
+                poll_interval_s = _LONGEST_NAP_S
+            else:
+                poll_interval_s = _SHORTEST_NAP_S if any(moved) else min(2 * poll_interval_s, _LONGEST_NAP_S)
             spins = 0 if any(comm_stream.flights for comm_stream in self._comm_streams) else spins + 1
             if spins < _LAST_LOOKS:
                 self._bell.wait(poll_interval_s)
@@ -123,9 +127,10 @@ class Watchdog:
 
     def _attend(self, comm_stream: CommStream) -> bool:
         completed = comm_stream.completed()
-        for in_flight in completed:
-            in_flight.end_with(None)
-            comm_stream.reuse(in_flight)
+        if completed:
+            for in_flight in completed:
+                in_flight.end_with(None)
+            comm_stream.reuse(completed)
         if comm_stream.flights and not completed:
             self._look(comm_stream)
         return bool(completed)
