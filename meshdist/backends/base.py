@@ -250,6 +250,12 @@ class Backend:
         """Return how the calls are carried out of which there are several ways; by default there is one of each."""
         return []
 
+    def begin_close(self) -> None:
+        """Let what is in progress end, and tell the peers that this rank leaves.
+
+        A world calls it on the backends of all groups before it closes the first one: `close` may wait for peers.
+        """
+
     def close(self) -> None:
         """Release the resources of this backend. No call of the group is in progress."""
 

@@ -57,6 +57,10 @@ class GroupBackends:
         self._preconditions.append(precondition)
         self._found.clear()
 
+    def begin_close(self) -> None:
+        for backend in list(self._made.values()):
+            backend.begin_close()
+
     def close(self) -> None:
         """Close all backends; a group that is used again makes new ones."""
         self._found.clear()

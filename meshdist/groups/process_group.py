@@ -259,6 +259,10 @@ class ProcessGroup(CollectiveMethods, Membership):
         super().relabel(label)
         self._forget_plans()
 
+    def begin_close(self) -> None:
+        """Tell the other ranks that this one leaves, where closing may wait for them."""
+        self._backends.begin_close()
+
     def close(self, what: str = DESTROYED) -> None:
         """Wait for the async calls and release the group's resources; later calls raise with `what` became of it.
 

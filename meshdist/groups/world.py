@@ -307,6 +307,9 @@ class World:
     def _close_groups(self, what: str) -> None:
         with self._lock:
             self._end = what
+        # The end of a group may wait for ranks that wait for this one in another group.
+        for group in self._groups:
+            group.begin_close()
         for group in self._groups:
             group.close(what)
         self.progress.close()

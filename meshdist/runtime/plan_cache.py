@@ -73,9 +73,7 @@ def simple_key(collective: CollectiveSpec, send: Any, recv: Any, op: Any, root: 
     return (collective, taken, given, op, root, splits)
 
 
-def device_key(
-    collective: CollectiveSpec, send: Any, recv: Any, op: Any, root: int | None, splits: Any
-) -> Hashable:
+def device_key(collective: CollectiveSpec, send: Any, recv: Any, op: Any, root: int | None, splits: Any) -> Hashable:
     """Return the key of a call on GPU arrays of one type."""
     if send is recv:
         return (type(recv), collective, recv.dtype, recv.shape, op, root)

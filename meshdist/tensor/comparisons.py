@@ -131,7 +131,7 @@ def _located(function: Callable[..., Any], ufunc: np.ufunc, a: DTensor, dims: tu
             at = at + start[dims[0]]
     else:
         at = module.full(lines.shape[:-1], _NOWHERE, np.intp)
-        values = ufunc.reduce(lines, axis=-1, initial=identity_of(ufunc, a.dtype))
+        values = module.full(lines.shape[:-1], identity_of(ufunc, a.dtype), a.dtype)
     best = joined(values.copy(), ufunc, axes, a.mesh)
     # Where the extremum is NaN, the ranks that hold a NaN have it.
     return joined(module.where((values == best) | (values != values), at, _NOWHERE), np.minimum, axes, a.mesh)

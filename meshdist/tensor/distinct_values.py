@@ -171,4 +171,6 @@ def isin(
     axes = [axis for label in labels[1] if label in alignment.cuts for axis in alignment.cuts[label].axes]
     pending = dict.fromkeys(axes, "min" if invert else "max")
     layout = ArrayLayout.of_cuts(element.shape, mesh.shape, alignment.cuts_of(labels[0]), pending)
-    return wrap(array_module(mesh).isin(block, others, invert=invert, **({"kind": kind} if kind else {})), layout, mesh)
+    module = array_module(mesh)
+    block, others = module.asarray(block), module.asarray(others)
+    return wrap(module.isin(block, others, invert=invert, **({"kind": kind} if kind else {})), layout, mesh)

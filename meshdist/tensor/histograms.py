@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from meshdist.tensor.array_layout import ArrayLayout
-from meshdist.tensor.array_reductions import identity_of, joined
+from meshdist.tensor.array_reductions import joined, reduced_by_name
 from meshdist.tensor.dispatch import implements, refuse
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, wrap
@@ -51,8 +51,8 @@ def _extrema(block: Any, layout: ArrayLayout, mesh: Any) -> tuple[Any, Any]:
     """Return the least and the greatest element of all ranks' blocks, not all of which are empty."""
     found = []
     for ufunc in (np.minimum, np.maximum):
-        own = ufunc.reduce(block, axis=None) if block.size else identity_of(ufunc, block.dtype)
-        whole = joined(array_module(mesh).asarray(own, block.dtype).reshape(1), ufunc, _cutting(layout), mesh)
+        own = reduced_by_name(array_module(mesh), ufunc, block, tuple(range(block.ndim)), block.dtype, False)
+        whole = joined(own.reshape(1), ufunc, _cutting(layout), mesh)
         found.append((whole.get() if hasattr(whole, "get") else whole)[0])
     return found[0], found[1]
 

@@ -213,9 +213,11 @@ def _quantile(function: Any, hundred: bool) -> None:
         keepdims = keepdims is not NOT_GIVEN and bool(keepdims)
 
         def of_block(block: Any, **options: Any) -> Any:
+            # CuPy takes numbers, and arrays of its own.
+            given = q if of_all.ndim == 0 else array_module(a.mesh).asarray(of_all.reshape(-1))
             if of_all.ndim < 2:
-                return function(block, q, method=method, **options)
-            made = function(block, of_all.reshape(-1), method=method, **options)
+                return function(block, given, method=method, **options)
+            made = function(block, given, method=method, **options)
             return made.reshape(of_all.shape + made.shape[1:]) if made.shape[:1] == (of_all.size,) else made
 
         of_block.skips_nan = skips_nan  # type: ignore[attr-defined]

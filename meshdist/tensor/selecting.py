@@ -9,6 +9,7 @@ import numpy as np
 
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.dispatch import NUMBERS, implements
+from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, wrap
 from meshdist.tensor.elementwise import call
 from meshdist.tensor.index_space import Passes, States, anything, linear_in_first, together
@@ -106,7 +107,9 @@ def _with_tables(function: Any, position: int) -> None:
         x = args[position]
         if any(isinstance(given, DTensor) for given in (*args[:position], *args[position + 1 :], *kwargs.values())):
             raise TypeError(f"{name}: only the array x may be a DTensor; write table.full() for the others")
-        compute = lambda block: function(*args[:position], block, *args[position + 1 :], **kwargs)  # noqa: E731
+        module = array_module(x.mesh)
+        tables = [arg if arg is x or not np.ndim(arg) else module.asarray(arg) for arg in args]
+        compute = lambda block: function(*tables[:position], block, *tables[position + 1 :], **kwargs)  # noqa: E731
         return _by_element(name, [x], None, compute)
 
     on_blocks(function)

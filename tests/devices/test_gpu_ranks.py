@@ -237,7 +237,7 @@ def faults(tmp_path):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("killed", r"rank 0 after \d\.\d s: \w+: all_reduce on group .*rank 1 .*SIGKILL"),
+        ("killed", r"rank 0 after \d\.\d s: \w+: all_reduce on group .*rank 1 (has died|.*SIGKILL)"),
         ("raised", r"rank 0 after \d\.\d s: \w+: all_reduce on group .*rank 1 "),
         ("memory", r"rank 0 after \d\.\d s: \w+: all_gather on group .*OutOfMemoryError"),
     ],

@@ -1,9 +1,11 @@
 """Backend nccl on the stand-in: failures raise on every rank, and no rank waits forever."""
 
 import logging
+import threading
 
 import numpy as np
 import pytest
+import standin_nccl
 from standin_cupy import MACHINE
 from until import until
 
@@ -401,7 +403,7 @@ def test_first_messages_in_a_ring_around_a_collective(standin, cupy):
     assert standin.aborts == 0
 
 
-def leave_early(cupy):
+def destroy_early(cupy):
     group = on_own_gpu(cupy, timeout=20)
     x = cupy.ones(3)
     group.all_reduce(x)
@@ -414,6 +416,35 @@ def leave_early(cupy):
 
 def test_a_rank_that_has_left_in_order_is_missed_before_the_deadline(standin, cupy, monkeypatch):
     monkeypatch.setattr("meshdist.backends.nccl.backend._LEFT_S", 0.2)
-    words = dist.run(leave_early, 2, (cupy,), timeout=20)[0]
+    words = dist.run(destroy_early, 2, (cupy,), timeout=20)[0]
     assert "all_reduce on group" in words
+    assert "rank 1 has destroyed the group without making this call" in words
+
+
+def end_early(cupy):
+    first, second = on_own_gpu(cupy, timeout=20), on_own_gpu(cupy, timeout=20)
+    x = cupy.ones(3)
+    for group in (first, second):
+        group.all_reduce(x)
+        group.barrier()
+    if group.rank() == 1:
+        dist.destroy_process_group()
+        return None
+    return caught(lambda: second.all_reduce(x, async_op=True).wait(20.0))
+
+
+def test_a_rank_tells_all_groups_that_it_leaves_before_the_end_of_the_first(standin, cupy, monkeypatch):
+    monkeypatch.setattr("meshdist.backends.nccl.backend._LEFT_S", 0.2)
+    left = threading.Event()
+
+    def finalize(self):  # NCCL may wait for the other rank
+        assert left.wait(20), "the other rank waits in another group"
+
+    def abort(self, abort=standin_nccl.StandInCommunicator.abort):
+        left.set()
+        abort(self)
+
+    monkeypatch.setattr(standin_nccl.StandInCommunicator, "finalize", finalize)
+    monkeypatch.setattr(standin_nccl.StandInCommunicator, "abort", abort)
+    words = dist.run(end_early, 2, (cupy,), timeout=20)[0]
     assert "rank 1 has destroyed the group without making this call" in words

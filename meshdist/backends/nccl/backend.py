@@ -153,7 +153,9 @@ class NcclBackend(Backend):
     def give_up(self, error: DistError) -> None:
         self.fail(DistBackendError(str(error)), gave_up(error))
 
-    def close(self) -> None:
+    def begin_close(self) -> None:
+        if self._is_closing:
+            return
         comm_stream = self._comm_stream
         self._await(lambda: comm_stream is not None and bool(comm_stream.flights), self.options.timeout_s)
         self._drain_messages()
@@ -163,6 +165,10 @@ class NcclBackend(Backend):
             self.fail(DistBackendError("another rank gave up"))
         if self.error is None:
             withdraw(self.options, self.rank, Departure(PeerExit.DESTROYED_GROUP))
+
+    def close(self) -> None:
+        self.begin_close()
+        if self.error is None:
             _in_time(self._finish, self._give_up)
         if self.error is not None:  # the thread that gave up may not have done this yet
             self._fail_flights()
