@@ -19,6 +19,7 @@ from meshdist.runtime.peers import Card, Peers, host_id
 from meshdist.runtime.rank_text import ranks_text
 from meshdist.security.credentials import SECRET_VARIABLE
 from meshdist.store import FileStore, PrefixStore, Store, TCPStore
+from meshdist.store.address import endpoint
 from meshdist.system.deadline import Deadline, Reminder
 from meshdist.system.processes import ProcessWatch
 
@@ -287,6 +288,30 @@ def shrunk_store(store: Store, keep: Sequence[int]) -> Store:
     return part
 
 
+def arrivals(world: Store) -> tuple[list[int], int]:
+    """Return the ranks that have come to a world, which a rank has come to, and its size."""
+    world_size = int(world.get("world_size"))
+    if world.check(["complete"]):
+        return list(range(world_size)), world_size
+    keys = set(world.list_keys())
+    return [rank for rank in range(world_size) if f"card/{rank}" in keys], world_size
+
+
+def object_for_absent(store: Store, rank: int, world_size: int, why: str) -> bool:
+    """Report to ranks that wait in `store` for `rank`, which has ended; each of them raises `why`.
+
+    Return whether that was so. A world of another size, or one that has begun, is unaffected.
+    """
+    generation = 0
+    while (world := _generation(store, generation)).check(["over"]):
+        generation += 1
+    if not world.check(["world_size"]) or int(world.get("world_size")) != world_size:
+        return False
+    if world.check(["complete"]) or world.check([f"card/{rank}"]):
+        return False
+    return _object(world, why)
+
+
 def worlds_in(store: Store, card: Card) -> list[tuple[Store, Peers]]:
     """Return the world in a store and the worlds it was shrunk to, in order, each with its processes.
 
@@ -318,5 +343,5 @@ def _place(store: Store) -> str:
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     if isinstance(store, TCPStore):
-        return f"this address and {SECRET_VARIABLE}"
+        return f"this store's address, {endpoint(store.host, store.port)}, and {SECRET_VARIABLE}"
     return "this file" if isinstance(store, FileStore) else "this store"

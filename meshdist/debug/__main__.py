@@ -55,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found = attach(given.store)
             states, gone = found.states, found.gone
             print(found.note(), end="")
+            if found.waiting is not None:
+                return 0
         print(report_on(states, gone), end="")
         if given.stacks:
             print(f"\n{stacks_of(states)}")

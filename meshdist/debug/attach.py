@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from meshdist.bootstrap.join import worlds_in
+from meshdist.bootstrap.join import arrivals, worlds_in
 from meshdist.debug.hang_report import hang_report, in_words, waited_s
 from meshdist.debug.state_exchange import StoreStateExchange
 from meshdist.debug.states import RankSnapshot
 from meshdist.debug.waits import who_waits
 from meshdist.errors import DistError, DistNetworkError
 from meshdist.runtime.peers import Peers, my_card
+from meshdist.runtime.rank_text import ranks_text
 from meshdist.security.credentials import (
     SECRET_FILE_VARIABLE,
     SECRET_VARIABLE,
@@ -29,7 +30,7 @@ from meshdist.store.address import endpoint
 from meshdist.system.env_flags import INSECURE
 from meshdist.system.platform import user_id
 
-_CARD = re.compile(r"(?P<world>(?:.*/)?world/\d+)/card/0")
+_CARD = re.compile(r"(?P<world>(?:.*/)?world/\d+)/card/\d+")
 _CONNECT_S = 10.0
 _ANSWER_S = 5.0  # enough for a busy machine; ranks that answer at once cost no more
 
@@ -42,9 +43,15 @@ class Found(NamedTuple):
     world_size: int
     # For a shrunk world, the numbers its ranks had when they joined, in the order of their present numbers; else empty.
     joined_as: Sequence[int] = ()
+    # The ranks that wait in init_process_group for the others; None once the world has begun.
+    waiting: Sequence[int] | None = None
 
     def note(self) -> str:
-        """Return a note on the numbers of the ranks of a shrunk world; empty for other worlds."""
+        """Return a note on a world that has not begun, or on the numbers of the ranks of a shrunk one; else empty."""
+        if self.waiting is not None:
+            absent = sorted({*range(self.world_size)} - {*self.waiting})
+            there = f"{ranks_text(self.waiting)} {'wait' if len(self.waiting) > 1 else 'waits'} in init_process_group"
+            return f"{there}, which {ranks_text(absent)} {'have' if len(absent) > 1 else 'has'} not called.\n"
         if not self.joined_as:
             return ""
         numbers = ", ".join(map(str, self.joined_as))
@@ -88,7 +95,11 @@ def attach(
 
 def found_in(store: Store, address: str, budget_s: float = _ANSWER_S) -> Found:
     """Return what the ranks do whose store this is, as `attach` does, which has the arguments."""
-    worlds = worlds_in(_latest_world(store, address), my_card(""))
+    world = _latest_world(store, address)
+    came, world_size = arrivals(world)
+    if len(came) < world_size:  # no rank is beyond init_process_group, where it cannot be asked
+        return Found({}, {}, world_size, waiting=came)
+    worlds = worlds_in(world, my_card(""))
     try:
         *before, (last, peers) = worlds
         states, gone = StoreStateExchange(last, peers, None).gather(budget_s)
@@ -117,8 +128,10 @@ def hang_at_the_end(store: Store, address: str) -> list[str]:
     """
     try:
         found = found_in(store, address, _AT_THE_END_S)
-    except DistError:  # no world has begun, or its store is gone
+    except DistError:  # no rank has come, or the store is gone
         return []
+    if found.waiting is not None:
+        return [found.note().rstrip(".\n")]
     waits = who_waits(found.states, found.gone)
     waiting = [state for state in found.states.values() if waits.graph.out_degree(state.rank)]
     is_long = any(waited_s(state) >= _LONG_S for state in waiting)

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,6 +35,9 @@ from meshdist.system.processes import INTERRUPT_BASE
 if TYPE_CHECKING:
     from meshdist.launch.dashboard import Dashboard
     from meshdist.store import Store
+
+# After Ctrl-C: how long to ask the ranks who waits for whom, and how soon a further signal ends that.
+_REPORT_S, _REPORT_SLICE_S = 5.0, 0.05
 
 
 class Settings(NamedTuple):
@@ -141,7 +145,12 @@ def _run(
         if dashboard is not None:
             dashboard.begin(nodes.ranks_store, endpoint(job.master_addr, job.master_port))
             at_the_end.callback(dashboard.end)
-        supervisor.watch(Deadline(math.inf), nodes.stopped)
+
+        def is_over() -> object:
+            board.tell_waiting_ranks()
+            return nodes.stopped()
+
+        supervisor.watch(Deadline(math.inf), is_over)
         return _conclude(settings, nodes, supervisor, interrupts)
 
 
@@ -174,7 +183,7 @@ def _conclude(settings: Settings, nodes: Nodes, supervisor: Supervisor, interrup
     signals = interrupts.take()
     if signals:
         if signals[0] == signal.SIGINT and nodes.node == 0:
-            _report_hang(nodes.ranks_store, supervisor.job)
+            _report_hang(nodes.ranks_store, supervisor.job, interrupts)
         nodes.stop(Stop(nodes.launcher, signal=signals[0]))
         supervisor.end(signals[0], settings.grace_s)
         report(f"stopped by {signals[0].name}{_how_others_ended(supervisor)}")
@@ -204,11 +213,18 @@ def _num_ranks_next(settings: Settings, supervisor: Supervisor) -> int:
     return max(settings.least_ranks, num_ranks - num_killed)
 
 
-def _report_hang(store: Store, job: Job) -> None:
-    """After Ctrl-C on a job that hangs, show who waits for whom."""
+def _report_hang(store: Store, job: Job, interrupts: Interrupts) -> None:
+    """After Ctrl-C on a job that hangs, show who waits for whom; a further signal ends that."""
     from meshdist.debug.attach import hang_at_the_end  # most jobs do not hang
 
-    for line in hang_at_the_end(store, endpoint(job.master_addr, job.master_port)):
+    lines: list[str] = []
+    address = endpoint(job.master_addr, job.master_port)
+    asking = threading.Thread(target=lambda: lines.extend(hang_at_the_end(store, address)), daemon=True)
+    asking.start()
+    deadline = Deadline(_REPORT_S)
+    while asking.is_alive() and not deadline.expired() and not interrupts.pending():
+        asking.join(_REPORT_SLICE_S)
+    for line in lines:
         report(line)
 
 

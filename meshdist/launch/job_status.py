@@ -124,7 +124,11 @@ def _ranks(nodes: Sequence[NodeEntry], found: Found) -> list[RankStatus]:
             statuses.append(RankStatus(rank, host, pid, doing.words, doing.seconds, call))
         else:
             # Ranks of other hosts are asked through the store alone, which knows long waits.
-            words = "running" if found.world_size else "running, before init_process_group"
+            words = "running"
+            if found.waiting is not None and rank in found.waiting:
+                words = "waiting in init_process_group"
+            elif found.waiting is not None or not found.world_size:
+                words = "running, before init_process_group"
             statuses.append(RankStatus(rank, host, pid, words))
     return statuses
 

@@ -8,14 +8,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from meshdist.bootstrap.join import object_for_absent
 from meshdist.errors import DistError
 from meshdist.launch.outputs import STDERR, STDOUT, Routing
 from meshdist.launch.worker_env import Job
 from meshdist.launch.worker_set import Exit
-from meshdist.store import Store
+from meshdist.store import PrefixStore, Store
 from meshdist.system.processes import describe_status
 
 PREFIX = "meshrun/node/"
+_LOOK_S = 1.0
 
 
 class RankEntry(NamedTuple):
@@ -57,6 +59,8 @@ class RankBoard:
 
     def __init__(self, store: Store, job: Job, host: str, command: Sequence[str], endpoint: str) -> None:
         self._store: Store | None = store
+        self._succeeded: dict[int, int] = {}  # the pids of ranks that have ended well, by rank
+        self._next_look_s = 0.0
         self._entry = NodeEntry(
             job.node,
             job.num_nodes,
@@ -80,8 +84,29 @@ class RankBoard:
             ranks[rank] = RankEntry(rank, pid, logs=paths)
         self._show(ranks)
 
+    def tell_waiting_ranks(self) -> None:
+        """End the start of a world that waits for a rank which has ended; looks for that once a second at most.
+
+        A rank that has failed ends the job anyway.
+        """
+        now_s = time.monotonic()
+        if self._store is None or not self._succeeded or now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + _LOOK_S
+        part = PrefixStore(f"worker/attempt_{self._entry.num_restarts}", self._store)
+        for rank, pid in list(self._succeeded.items()):
+            who = f"rank {rank} (pid {pid} on {self._entry.host})"
+            why = f"{who} has ended, with exit status 0, without calling init_process_group"
+            try:
+                if object_for_absent(part, rank, self._entry.world_size, why):
+                    del self._succeeded[rank]
+            except DistError:
+                self._store = None
+
     def note_exit(self, exit: Exit) -> None:
         """Show that a rank has ended."""
+        if exit.status == 0:
+            self._succeeded[exit.rank] = exit.pid
         ended = "succeeded" if exit.status == 0 else describe_status(exit.status)
         self._show({**self._entry.ranks, exit.rank: self._entry.ranks[exit.rank]._replace(ended=ended)})
 

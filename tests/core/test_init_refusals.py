@@ -162,7 +162,8 @@ def test_a_wrong_secret_is_told_to_those_who_wait(new_pair, port):
     _, kind, message = new_pair.outcome(0)
     assert kind is dist.DistTimeoutError
     assert re.search(
-        r"1 of 2 ranks joined within 2.5 s; rank 1 is missing: was it started with this address and MESHDIST_SECRET\?;"
+        r"1 of 2 ranks joined within 2.5 s; rank 1 is missing: was it started with this store's address, \S+,"
+        r" and MESHDIST_SECRET\?;"
         r" refused: 127.0.0.1:\d+, which belongs to job \w+, not to \w+: it has another MESHDIST_SECRET$",
         message,
     ), message

@@ -270,3 +270,51 @@ def processes_mentioning(text):
         except (FileNotFoundError, ProcessLookupError):
             continue
     return found
+
+
+def started_without_rank_1(directory, after="time.sleep(60)"):
+    """Start a job in which all ranks but rank 1 wait in init_process_group."""
+    body = f"""
+import meshdist as dist
+tell(f"pid{{rank}}", os.getpid())
+if rank == 1:
+    {after}
+else:
+    dist.init_process_group(timeout=60)
+"""
+    write_script(directory, body)
+    return start_meshrun(directory, "--nproc-per-node", "3", "script.py")
+
+
+def test_ctrl_c_ends_a_job_that_waits_in_init(tmp_path):
+    process = started_without_rank_1(tmp_path)
+    pids = started(tmp_path, 3)
+    waiting = f"{pids[0]}"
+
+    def attached():
+        command = [sys.executable, "-m", "meshdist.debug", "attach", "--pid", waiting]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=30, check=False)
+        return done.stdout if "2 wait" in done.stdout else ""
+
+    assert until(attached, "two ranks wait") == (
+        "ranks 0, 2 wait in init_process_group, which rank 1 has not called.\n"
+    )
+    process.send_signal(signal.SIGINT)
+    err = finish(process)
+    assert process.returncode == 130
+    assert "meshrun: ranks 0, 2 wait in init_process_group, which rank 1 has not called\n" in err
+    assert err.endswith("meshrun: stopped by SIGINT\n")
+    all_gone(pids)
+
+
+def test_a_rank_that_ends_before_init_is_missed_at_once(tmp_path):
+    process = started_without_rank_1(tmp_path, "sys.exit(0)")
+    pids = started(tmp_path, 3)
+    err = finish(process)
+    assert process.returncode == 1
+    assert re.search(
+        rf"init_process_group \(rank [02] of 3\): rank 1 \(pid {pids[1]} on \S+\) has ended, with exit status 0,"
+        r" without calling init_process_group",
+        err,
+    ), err
+    all_gone(pids)
