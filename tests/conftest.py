@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +22,9 @@ SIZES, USUAL = (1, 2, 3, 4, 5), (1, 2, 3, 5)
 # For the doctests of these files, of which there are none, pytest would import each as the module "conftest".
 collect_ignore_glob = ["*conftest.py"]
 
+# Each of the hundreds of interpreters that tests start would compile the package anew, and pytest all tests.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    sys.dont_write_bytecode = False
 
 settings.register_profile("tests", deadline=None)  # a busy machine takes its time
 settings.load_profile("tests")
@@ -133,14 +138,19 @@ EXHAUSTIVE = re.compile(
     r"|test_faulty_links.*::test_calls_on_a_link_that_reorders_and_loses_packets"
 )
 _TESTS = Path(__file__).parent
+_IN_SLOW_PLACE = re.compile(f"(?:{'|'.join(map(re.escape, SLOW))})(?:/|$)")
+
+
+@functools.cache  # a process asks for 13,000 tests, which are in 350 files
+def _is_in_slow_place(path: Path) -> bool:
+    return path.is_relative_to(_TESTS) and _IN_SLOW_PLACE.match(path.relative_to(_TESTS).as_posix()) is not None
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         runs_mpi = "mpi-openmpi" in item.name or "mpi-mpich" in item.name  # ranks of MPI spin
-        in_slow_place = any(item.path.is_relative_to(_TESTS / place) for place in SLOW)
-        if runs_mpi or in_slow_place or SLOW_TESTS.search(item.nodeid):
+        if runs_mpi or _is_in_slow_place(item.path) or SLOW_TESTS.search(item.nodeid):
             item.add_marker("slow")
         if {"torch", "torch_worlds"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("torch")
