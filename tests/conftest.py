@@ -77,7 +77,8 @@ SLOW_TESTS = re.compile(
     r"|test_without_tuning_the_guess_is_kept"
     r"|test_lines_of_ranks_that_log_at_once_do_not_run_together"
     r"|faults/test_(killed_ranks|interrupts_and_timeouts|ctrl_c_in_every_wait).*\[gloo-(hosts|tcp)"
-    r"|test_reductions.*\[(threads|gloo)-2-numpy"  # two ranks reduce large arrays, and with ml_dtypes, all the same
+    # Quick tests have the dtypes of ml_dtypes on these worlds, and large arrays, and NumPy's on the others.
+    r"|conformance/test_(reductions|movement|gather_scatter).*\[(threads-2|gloo-2|gloo-tcp-3)-numpy"
 )
 # Patterns of the names of slow tests that repeat others, in more worlds, with more libraries or more versions.
 EXHAUSTIVE = re.compile(
