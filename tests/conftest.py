@@ -79,6 +79,14 @@ SLOW_TESTS = re.compile(
     r"|faults/test_(killed_ranks|interrupts_and_timeouts|ctrl_c_in_every_wait).*\[gloo-(hosts|tcp)"
     # Quick tests have the dtypes of ml_dtypes on these worlds, and large arrays, and NumPy's on the others.
     r"|conformance/test_(reductions|movement|gather_scatter).*\[(threads-2|gloo-2|gloo-tcp-3)-numpy"
+    # Here, other dtypes, backends, transports or numbers of hosts are quick tests of the same.
+    r"|test_scans.*::test_small_arrays\[gloo-3-numpy"
+    r"|test_thousands_in_flight\[gloo-tcp-3"
+    r"|test_arrays_whose_elements_lie_apart\[(True|F)-(complex128|uint64)"
+    r"|test_the_tags_of_the_messages_that_came_are_named\[(destroy-tcp|end-shared)"
+    r"|test_the_end_of_a_child_is_not_that_of_the_rank\[tcp"
+    r"|test_who_takes_of_any_rank_is_told_of_the_first.*-three hosts"
+    r"|test_messages_during_the_first_collective\[gloo-tcp"
 )
 # Patterns of the names of slow tests that repeat others, in more worlds, with more libraries or more versions.
 EXHAUSTIVE = re.compile(
