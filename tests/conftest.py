@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +22,9 @@ SIZES, USUAL = (1, 2, 3, 4, 5), (1, 2, 3, 5)
 # For the doctests of these files, of which there are none, pytest would import each as the module "conftest".
 collect_ignore_glob = ["*conftest.py"]
 
+# Each of the hundreds of interpreters that tests start would compile the package anew, and pytest all tests.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    sys.dont_write_bytecode = False
 
 settings.register_profile("tests", deadline=None)  # a busy machine takes its time
 settings.load_profile("tests")
@@ -72,6 +77,16 @@ SLOW_TESTS = re.compile(
     r"|test_without_tuning_the_guess_is_kept"
     r"|test_lines_of_ranks_that_log_at_once_do_not_run_together"
     r"|faults/test_(killed_ranks|interrupts_and_timeouts|ctrl_c_in_every_wait).*\[gloo-(hosts|tcp)"
+    # Quick tests have the dtypes of ml_dtypes on these worlds, and large arrays, and NumPy's on the others.
+    r"|conformance/test_(reductions|movement|gather_scatter).*\[(threads-2|gloo-2|gloo-tcp-3)-numpy"
+    # Here, other dtypes, backends, transports or numbers of hosts are quick tests of the same.
+    r"|test_scans.*::test_small_arrays\[gloo-3-numpy"
+    r"|test_thousands_in_flight\[gloo-tcp-3"
+    r"|test_arrays_whose_elements_lie_apart\[(True|F)-(complex128|uint64)"
+    r"|test_the_tags_of_the_messages_that_came_are_named\[(destroy-tcp|end-shared)"
+    r"|test_the_end_of_a_child_is_not_that_of_the_rank\[tcp"
+    r"|test_who_takes_of_any_rank_is_told_of_the_first.*-three hosts"
+    r"|test_messages_during_the_first_collective\[gloo-tcp"
 )
 # Patterns of the names of slow tests that repeat others, in more worlds, with more libraries or more versions.
 EXHAUSTIVE = re.compile(
@@ -133,14 +148,19 @@ EXHAUSTIVE = re.compile(
     r"|test_faulty_links.*::test_calls_on_a_link_that_reorders_and_loses_packets"
 )
 _TESTS = Path(__file__).parent
+_IN_SLOW_PLACE = re.compile(f"(?:{'|'.join(map(re.escape, SLOW))})(?:/|$)")
+
+
+@functools.cache  # a process asks for 13,000 tests, which are in 350 files
+def _is_in_slow_place(path: Path) -> bool:
+    return path.is_relative_to(_TESTS) and _IN_SLOW_PLACE.match(path.relative_to(_TESTS).as_posix()) is not None
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         runs_mpi = "mpi-openmpi" in item.name or "mpi-mpich" in item.name  # ranks of MPI spin
-        in_slow_place = any(item.path.is_relative_to(_TESTS / place) for place in SLOW)
-        if runs_mpi or in_slow_place or SLOW_TESTS.search(item.nodeid):
+        if runs_mpi or _is_in_slow_place(item.path) or SLOW_TESTS.search(item.nodeid):
             item.add_marker("slow")
         if {"torch", "torch_worlds"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("torch")

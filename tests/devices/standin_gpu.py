@@ -13,6 +13,10 @@ import numpy as np
 
 WAIT_S = 20.0
 
+# How many operations of each stream come before, by its number. A clock that others can see is replaced, never changed:
+# finalizers, which must not take the lock, read clocks at any moment.
+Clock = dict[int, int]
+
 
 class RaceError(AssertionError):
     """Two accesses to memory that nothing puts in order."""
@@ -24,7 +28,7 @@ class Op:
     def __init__(self, run: Callable[[], None] = lambda: None, ready: Callable[[], bool] = lambda: True) -> None:
         self.run, self.ready = run, ready
         self.is_done = False
-        self.clock: dict[int, int] = {}
+        self.clock: Clock = {}
 
 
 class Access:
@@ -55,7 +59,7 @@ class Machine:
         self.users = 0  # of the installed stand-in
         self.numbers = itertools.count(1)
         # What the host knows to be done, by stream.
-        self.host: dict[int, int] = {}
+        self.host: Clock = {}
         self.accesses: list[Access] = []
         self.live: dict[int, int] = {}  # allocations: address to bytes
         self.freed: deque[tuple] = deque()
@@ -69,21 +73,22 @@ class Machine:
             stream = self.null(self.device())
         with self.changed:
             self.take_freed()
-            merge(stream.clock, self.host)
-            tick = stream.clock[stream.number] = stream.clock.get(stream.number, 0) + 1
+            clock = merged(stream.clock, self.host)
+            tick = clock[stream.number] = clock.get(stream.number, 0) + 1
+            stream.clock = clock
             for ranges, is_write in ((reads, False), (writes, True)):
                 for low, nbytes in ranges:
                     if nbytes:
-                        self.check(low, low + nbytes, is_write, stream.clock, what)
+                        self.check(low, low + nbytes, is_write, clock, what)
                         self.forget(low, low + nbytes, stream.number, is_write)
                         self.accesses.append(Access(low, low + nbytes, is_write, stream.number, tick, what))
-            op.clock = dict(stream.clock)
+            op.clock = clock
             stream.ops.append(op)
             self.busy[stream.number] = stream
             self.advance()
         return op
 
-    def check(self, low: int, high: int, writes: bool, clock: dict[int, int], what: str) -> None:
+    def check(self, low: int, high: int, writes: bool, clock: Clock, what: str) -> None:
         for other in self.accesses:
             overlaps = other.low < high and low < other.high and (writes or other.writes)
             if overlaps and clock.get(other.stream, 0) < other.tick:
@@ -123,9 +128,9 @@ class Machine:
             if not self.changed.wait_for(done, WAIT_S):
                 raise AssertionError("the host waits for the device in vain")
 
-    def learn(self, clock: dict[int, int]) -> None:
+    def learn(self, clock: Clock) -> None:
         with self.changed:
-            merge(self.host, clock)
+            self.host = merged(self.host, clock)
 
     def allocate(self, owner: object, room: np.ndarray, stream: Stream | None) -> None:
         with self.changed:
@@ -136,9 +141,9 @@ class Machine:
 
     def free(self, address: int, nbytes: int, stream: Stream | None, room: np.ndarray | None) -> None:
         # Called wherever Python collects garbage: what is changed here is looked at by nobody in that moment.
-        clock = dict(self.host)
+        clock = self.host
         if stream is not None:
-            merge(clock, stream.clock)  # who gets the memory next uses it behind what the stream has now
+            clock = merged(clock, stream.clock)  # who gets the memory next uses it behind what the stream has now
         # A device that is broken uses no memory any more.
         self.freed.append((address, nbytes, stream, room, None if self.fault else clock))
 
@@ -194,9 +199,8 @@ class Machine:
             self.advance()
 
 
-def merge(clock: dict[int, int], other: dict[int, int]) -> None:
-    for stream, tick in other.items():
-        clock[stream] = max(clock.get(stream, 0), tick)
+def merged(clock: Clock, other: Clock) -> Clock:
+    return {**clock, **{stream: max(clock.get(stream, 0), tick) for stream, tick in other.items()}}
 
 
 MACHINE = Machine()
@@ -211,7 +215,7 @@ class Stream:
         self.number = -1 - self.device_id if null else next(MACHINE.numbers)
         self.ptr = 0 if null else self.number
         self.ops: deque[Op] = deque()
-        self.clock: dict[int, int] = {}
+        self.clock: Clock = {}
         self._before: list[Stream | None] = []
         with MACHINE.changed:
             MACHINE.streams[self.number] = self
@@ -242,7 +246,7 @@ class Stream:
         marker = event.marker
         if marker is not None:
             with MACHINE.changed:
-                merge(self.clock, marker.clock)
+                self.clock = merged(self.clock, marker.clock)
                 MACHINE.enqueue(self, Op(ready=lambda: marker.is_done))
 
     def record(self, event: Event | None = None) -> Event:
@@ -255,7 +259,7 @@ class Stream:
         return not self.ops
 
     def synchronize(self) -> None:
-        clock = dict(self.clock)
+        clock = self.clock
         MACHINE.wait(lambda: not self.ops)
         MACHINE.learn(clock)
 

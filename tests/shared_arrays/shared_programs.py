@@ -85,10 +85,17 @@ def held_bytes() -> int:
 
 def mapped_bytes() -> int:
     """Return how much of anybody's shared arrays this process has mapped."""
-    total = 0
+    return sum(end - begin for begin, end in mappings())
+
+
+def is_shared(array: np.ndarray) -> bool:
+    """Return whether the elements are in shared memory, of this rank or of another one."""
+    first = array.__array_interface__["data"][0]
+    return any(begin <= first < end for begin, end in mappings())
+
+
+def mappings() -> list[tuple[int, int]]:
+    """Return where this process has shared arrays: the first address of each, and the one behind it."""
     with open("/proc/self/maps") as maps:
-        for line in maps:
-            if "meshdist-arrays" in line:
-                begin, end = line.split()[0].split("-")
-                total += int(end, 16) - int(begin, 16)
-    return total
+        places = [line.split()[0].split("-") for line in maps if "meshdist-arrays" in line]
+    return [(int(begin, 16), int(end, 16)) for begin, end in places]
