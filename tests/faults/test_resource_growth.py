@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -25,6 +26,8 @@ BACKENDS = pytest.mark.parametrize("backend", ["gloo", "gloo-tcp"])
 
 # What is made once, when it is first needed: a doorbell, a watch on the peer's process, a connection.
 FEW = 3
+# In the process of a rank, of a group that was destroyed. That of rank 0 has the store too, with some keys of each group.
+MOST_LEFT_BYTES = 4 << 10
 
 
 def held():
@@ -90,6 +93,34 @@ def test_500_groups_that_are_all_kept(new_workers, backend):
     workers.start(many_groups)
     for counts in workers.gather():
         assert stays(counts[2], counts[-1])
+
+
+def destroyed_groups(count, leaves_messages):
+    """Return how many bytes of memory are in use after each of `count` groups, made, used and destroyed."""
+    rank, used = dist.get_rank(), []
+    other, x, message = 1 - rank, np.ones(1 << 18), np.ones(8 << 10)
+    tracemalloc.start()
+    for _ in range(count):
+        group = dist.new_group()
+        group.all_reduce(x)
+        if leaves_messages:
+            group.send(message, other)
+        group.barrier()
+        dist.destroy_process_group(group)
+        dist.barrier()  # what the other rank said of the group has been read
+        del group
+        gc.collect()
+        used.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    return used
+
+
+@BACKENDS
+def test_destroyed_groups_leave_no_memory_behind(new_workers, backend):
+    workers = new_workers(2, backend, timeout_s=30.0)
+    workers.start(destroyed_groups, 24, backend == "gloo-tcp")  # in shared memory, the sender's end waits for them
+    for used in workers.gather():
+        assert used[-1] - used[3] < 20 * MOST_LEFT_BYTES, used
 
 
 def thousands_in_flight():

@@ -46,11 +46,11 @@ class Rail:
         self._unsent: list[tuple[int, Outgoing]] = []
         self._scratch: Array | None = None
 
-    def scratch(self, rows: int, num_bytes: int) -> Array:
-        """Return receive buffers in rows of bytes, shared by all collectives."""
-        if self._scratch is None or self._scratch.shape != (rows, num_bytes):
-            self._scratch = np.empty((rows, num_bytes), np.uint8)
-        return self._scratch
+    def scratch(self, num_bytes: int) -> Array:
+        """Return a receive buffer, shared by all collectives; it grows to the longest that was asked for."""
+        if self._scratch is None or self._scratch.size < num_bytes:
+            self._scratch = np.empty(num_bytes, np.uint8)
+        return self._scratch[:num_bytes]
 
     def begin(self) -> None:
         self._unsent.clear()
