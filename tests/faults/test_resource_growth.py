@@ -26,8 +26,8 @@ BACKENDS = pytest.mark.parametrize("backend", ["gloo", "gloo-tcp"])
 
 # What is made once, when it is first needed: a doorbell, a watch on the peer's process, a connection.
 FEW = 3
-# In the process of a rank, of a group that was destroyed. That of rank 0 has the store too, with some keys of each group.
-MOST_LEFT_BYTES = 4 << 10
+# What a group that was destroyed, or a call of new shapes, may leave on a rank: keys in the store, and a plan.
+MOST_LEFT_BYTES = 8 << 10
 
 
 def held():
@@ -121,6 +121,30 @@ def test_destroyed_groups_leave_no_memory_behind(new_workers, backend):
     workers.start(destroyed_groups, 24, backend == "gloo-tcp")  # in shared memory, the sender's end waits for them
     for used in workers.gather():
         assert used[-1] - used[3] < 20 * MOST_LEFT_BYTES, used
+
+
+def calls_of_many_shapes(counts):
+    """Return how many bytes are in use after a quarter of calls on so many elements, and after all."""
+    used = []
+    tracemalloc.start()
+    for count in counts:
+        x = np.ones(count)
+        dist.all_reduce(x)
+        dist.broadcast(x, 0)
+        if len(used) in (len(counts) // 4, len(counts) - 1):
+            gc.collect()
+        used.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    return used[len(counts) // 4], used[-1]
+
+
+@pytest.mark.parametrize(("size", "backend"), [(2, "gloo"), (2, "gloo-tcp"), (4, "gloo-hosts")])
+def test_calls_whose_shapes_never_repeat_take_little_memory(new_workers, size, backend):
+    workers = new_workers(size, backend, timeout_s=60.0)
+    counts = range(1_900, 2_000)
+    workers.start(calls_of_many_shapes, counts)
+    for early, late in workers.gather():
+        assert late - early < len(counts) * 2 * MOST_LEFT_BYTES
 
 
 def thousands_in_flight():

@@ -44,7 +44,7 @@ class DoublingReduce(RailPlan):
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
         self.begin()
         array = flat(recv)
-        room = self.rail.scratch(array.nbytes)
+        room = self.rail.scratch.take(array.nbytes)
         yield from self._fold(array, room)
         if self.rail.place < self._num_in:
             yield from self._rounds(array, room)

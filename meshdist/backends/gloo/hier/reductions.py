@@ -39,7 +39,8 @@ class WholeReduce(RailPlan):
         super().__init__(rail, tracker, backend, call)
         assert call.op is not None
         assert isinstance(call.recv, np.ndarray)
-        self._rows = np.empty((rail.size, call.recv.size), call.recv.dtype)
+        room = rail.scratch.take(rail.size * call.recv.nbytes)
+        self._rows = room.view(call.recv.dtype).reshape(rail.size, call.recv.size)
         self._places = [bytes_of(row) for row in self._rows]
         self._own = self._rows[rail.place]
         self._op, self._size = call.op, call.size
@@ -137,7 +138,7 @@ class SegmentReducer:
     def _room(self, own: Array, num_chunks: int) -> Array:
         """Return where chunks arrive: a row for each that is expected at once, with a chunk of each peer."""
         rows, columns, size = min(num_chunks, _AHEAD), len(self._rail.others), min(self._chunk, own.size)
-        room = self._rail.scratch(rows * columns * size * own.itemsize)
+        room = self._rail.scratch.take(rows * columns * size * own.itemsize)
         return room.view(self._dtype).reshape(rows, columns, size)
 
     def _expect(self, row: Array, size: int) -> tuple[list[ExpectedFrame], list[Array]]:

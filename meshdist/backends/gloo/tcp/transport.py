@@ -139,7 +139,7 @@ class TcpTransport:
             del self._left_groups[token]
 
     def last_words(self, rank: int) -> list[tuple[bytes, bytes]]:
-        groups = (*self._left_groups.values(), *self._receive_states.values())
+        groups: list[LeftGroup | GroupReceiveState] = [*self._left_groups.values(), *self._receive_states.values()]
         return [group.last_words for group in groups if group.last_words is not None and rank in group.ranks]
 
     def awaits(self, link: Link) -> bool:
