@@ -19,10 +19,7 @@ _IN_KIB = ("memory", "allocated")
 class _MallInfo(ctypes.Structure):
     """What mallinfo2 returns."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
-    )
+    _fields_ = tuple((name, ctypes.c_size_t) for name in ("_", "_", "_", "_", "hblkhd", "_", "_", "uordblks", "_", "_"))
 
 
 def _allocated_kib() -> int:

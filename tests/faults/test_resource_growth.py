@@ -141,7 +141,7 @@ def calls_of_many_shapes(counts):
 @pytest.mark.parametrize(("size", "backend"), [(2, "gloo"), (2, "gloo-tcp"), (4, "gloo-hosts")])
 def test_calls_whose_shapes_never_repeat_take_little_memory(new_workers, size, backend):
     workers = new_workers(size, backend, timeout_s=60.0)
-    counts = range(1_900, 2_000)
+    counts = range(1_960, 2_000)
     workers.start(calls_of_many_shapes, counts)
     for early, late in workers.gather():
         assert late - early < len(counts) * 2 * MOST_LEFT_BYTES
