@@ -15,6 +15,8 @@ from soaking.values import Array, content, reduced
 
 # Tags of messages that are received from any rank: nobody else may send with one.
 _TAG_FROM_ANY = 1_000
+# Objects have the contents of longer arrays as bytes.
+_LONG_LIST = 1_000
 
 
 @dataclass
@@ -237,7 +239,9 @@ def _barrier(side: Side) -> Made:
 
 
 def _object(side: Side, rank: int) -> Any:
-    return {"from": rank, "what": side.of(rank).tolist()}
+    # Not lists of a million numbers: Python would keep most of their memory, and hide what the library does not free.
+    what = side.of(rank)
+    return {"from": rank, "what": what.tolist() if what.size < _LONG_LIST else what.tobytes()}
 
 
 def _all_gather_object(side: Side) -> Made:

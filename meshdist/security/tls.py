@@ -71,6 +71,7 @@ class TlsSocket(socket.socket):
         self._ahead = 0
         self._kept = b""  # a byte that was read to find an alert
         self._is_dry = False  # nothing whole is left of what has been read
+        self._failure: ssl.SSLError | None = None  # what came behind bytes that have been returned
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
         data = bytearray(buflen)
@@ -96,15 +97,27 @@ class TlsSocket(socket.socket):
             return 1
         if self._is_dry:
             raise BlockingIOError
+        if self._failure is not None:
+            raise self._error(self._failure)
+        # A record at a time, since OpenSSL returns no more in one call.
+        read, count = self._tls.read, 0
         try:
-            return self._tls.read(len(buffer), buffer)  # type: ignore[return-value]
+            place = memoryview(buffer)
+            while place:
+                num_read: int = read(len(place), place)  # type: ignore[assignment]
+                count += num_read
+                place = place[num_read:]
         except ssl.SSLWantReadError:
             self._is_dry = True
-            raise BlockingIOError from None
+            if not count:
+                raise BlockingIOError from None
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            return 0
+            pass
         except ssl.SSLError as error:
-            raise self._error(error) from error
+            if not count:
+                raise self._error(error) from error
+            self._failure = error
+        return count
 
     def send(self, data: Any, flags: int = 0) -> int:
         return self.sendmsg([memoryview(data)])

@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -25,6 +26,8 @@ BACKENDS = pytest.mark.parametrize("backend", ["gloo", "gloo-tcp"])
 
 # What is made once, when it is first needed: a doorbell, a watch on the peer's process, a connection.
 FEW = 3
+# What a group that was destroyed, or a call of new shapes, may leave on a rank: keys in the store, and a plan.
+MOST_LEFT_BYTES = 8 << 10
 
 
 def held():
@@ -90,6 +93,58 @@ def test_500_groups_that_are_all_kept(new_workers, backend):
     workers.start(many_groups)
     for counts in workers.gather():
         assert stays(counts[2], counts[-1])
+
+
+def destroyed_groups(count, leaves_messages):
+    """Return how many bytes of memory are in use after each of `count` groups, made, used and destroyed."""
+    rank, used = dist.get_rank(), []
+    other, x, message = 1 - rank, np.ones(1 << 18), np.ones(8 << 10)
+    tracemalloc.start()
+    for _ in range(count):
+        group = dist.new_group()
+        group.all_reduce(x)
+        if leaves_messages:
+            group.send(message, other)
+        group.barrier()
+        dist.destroy_process_group(group)
+        dist.barrier()  # what the other rank said of the group has been read
+        del group
+        gc.collect()
+        used.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    return used
+
+
+@BACKENDS
+def test_destroyed_groups_leave_no_memory_behind(new_workers, backend):
+    workers = new_workers(2, backend, timeout_s=30.0)
+    workers.start(destroyed_groups, 24, backend == "gloo-tcp")  # in shared memory, the sender's end waits for them
+    for used in workers.gather():
+        assert used[-1] - used[3] < 20 * MOST_LEFT_BYTES, used
+
+
+def calls_of_many_shapes(counts):
+    """Return how many bytes are in use after a quarter of calls on so many elements, and after all."""
+    used = []
+    tracemalloc.start()
+    for count in counts:
+        x = np.ones(count)
+        dist.all_reduce(x)
+        dist.broadcast(x, 0)
+        if len(used) in (len(counts) // 4, len(counts) - 1):
+            gc.collect()
+        used.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    return used[len(counts) // 4], used[-1]
+
+
+@pytest.mark.parametrize(("size", "backend"), [(2, "gloo"), (2, "gloo-tcp"), (4, "gloo-hosts")])
+def test_calls_whose_shapes_never_repeat_take_little_memory(new_workers, size, backend):
+    workers = new_workers(size, backend, timeout_s=60.0)
+    counts = range(1_960, 2_000)
+    workers.start(calls_of_many_shapes, counts)
+    for early, late in workers.gather():
+        assert late - early < len(counts) * 2 * MOST_LEFT_BYTES
 
 
 def thousands_in_flight():

@@ -44,7 +44,7 @@ class DoublingReduce(RailPlan):
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[Waitable]:
         self.begin()
         array = flat(recv)
-        room = self.rail.scratch(1, max(DOUBLING_BYTES, HALVING_BYTES))[0]
+        room = self.rail.scratch.take(array.nbytes)
         yield from self._fold(array, room)
         if self.rail.place < self._num_in:
             yield from self._rounds(array, room)

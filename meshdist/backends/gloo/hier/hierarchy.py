@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 from meshdist.backends.backend_options import BackendOptions
 from meshdist.backends.base import Backend, Plan
 from meshdist.backends.gloo.hier.call_tracker import CallTracker
-from meshdist.backends.gloo.hier.rail import Rail, dissemination_barrier
+from meshdist.backends.gloo.hier.rail import Rail, Scratch, dissemination_barrier
 from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan
 from meshdist.collectives.definition import Collective
 from meshdist.errors import DistBackendError, DistError
@@ -97,6 +97,7 @@ class Hierarchy:
         # The size of the smallest host; ranks of equal place below it are on a rail.
         self.num_rails = min(map(len, hosts))
         self.tracker = tracker
+        self.scratch = Scratch()
         self.local: HostBackend | None = None  # the backend of the ranks on this host; None if there are no others
         if len(self.mine) > 1:
             self.local = make_backend(_host_options(backend.options, self.mine))

@@ -24,6 +24,23 @@ def bytes_of(array: Array) -> memoryview:
     return as_bytes(array).data
 
 
+class Scratch:
+    """Memory that the collectives of a group use, one after the other.
+
+    Plans may keep what they get. If they had memory of their own, a program whose shapes never repeat would hold that
+    of thousands. It grows to powers of two, so all that was handed out is less than twice the largest.
+    """
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def take(self, num_bytes: int) -> Array:
+        """Return so many bytes, with what the last collective has left in them."""
+        if self._memory.size < num_bytes:
+            self._memory = np.empty(1 << (num_bytes - 1).bit_length(), np.uint8)
+        return self._memory[:num_bytes]
+
+
 class Rail:
     """One rank's view of a rail: `ranks` of the group, this one among them.
 
@@ -44,13 +61,7 @@ class Rail:
             self.transport.link(backend.options.ranks[rank]) if rank != backend.rank else None for rank in ranks
         ]
         self._unsent: list[tuple[int, Outgoing]] = []
-        self._scratch: Array | None = None
-
-    def scratch(self, rows: int, num_bytes: int) -> Array:
-        """Return receive buffers in rows of bytes, shared by all collectives."""
-        if self._scratch is None or self._scratch.shape != (rows, num_bytes):
-            self._scratch = np.empty((rows, num_bytes), np.uint8)
-        return self._scratch
+        self.scratch = Scratch()  # where collectives receive
 
     def begin(self) -> None:
         self._unsent.clear()

@@ -39,7 +39,8 @@ class WholeReduce(RailPlan):
         super().__init__(rail, tracker, backend, call)
         assert call.op is not None
         assert isinstance(call.recv, np.ndarray)
-        self._rows = np.empty((rail.size, call.recv.size), call.recv.dtype)
+        room = rail.scratch.take(rail.size * call.recv.nbytes)
+        self._rows = room.view(call.recv.dtype).reshape(rail.size, call.recv.size)
         self._places = [bytes_of(row) for row in self._rows]
         self._own = self._rows[rail.place]
         self._op, self._size = call.op, call.size
@@ -103,7 +104,12 @@ class SegmentReducer:
             for peer in rail.others:
                 self._send(peer, give[peer], begin)
         begins = self._begins(own.size)
-        ahead = deque(self._expect(number, begin, own) for number, begin in enumerate(begins[:_AHEAD]))
+        room = self._room(own, len(begins))
+
+        def expect(number: int) -> tuple[list[ExpectedFrame], list[Array]]:
+            return self._expect(room[number % _AHEAD], min(self._chunk, own.size - begins[number]))
+
+        ahead = deque(map(expect, range(min(len(begins), _AHEAD))))
         finished: list[ExpectedFrame] = []
         for number, begin in enumerate(begins):
             if number + _AHEAD >= len(begins) and not finished:
@@ -117,7 +123,7 @@ class SegmentReducer:
             for peer in self._takers:
                 rail.send(peer, bytes_of(piece))
             if number + _AHEAD < len(begins):
-                ahead.append(self._expect(number + _AHEAD, begins[number + _AHEAD], own))
+                ahead.append(expect(number + _AHEAD))
         yield rail.frames_wait(finished)
         yield from rail.flush()
 
@@ -129,11 +135,14 @@ class SegmentReducer:
         if begin == 0 or begin < block.size:
             self._rail.send(peer, bytes_of(block[begin : begin + self._chunk]))
 
-    def _expect(self, number: int, begin: int, own: Array) -> tuple[list[ExpectedFrame], list[Array]]:
-        rail, size = self._rail, min(self._chunk, own.size - begin)
-        room = rail.scratch(_AHEAD * rail.size, CHUNK_BYTES)
-        first = number % _AHEAD * rail.size
-        parts = [room[first + peer, : size * own.itemsize].view(self._dtype) for peer in rail.others]
+    def _room(self, own: Array, num_chunks: int) -> Array:
+        """Return where chunks arrive: a row for each that is expected at once, with a chunk of each peer."""
+        rows, columns, size = min(num_chunks, _AHEAD), len(self._rail.others), min(self._chunk, own.size)
+        room = self._rail.scratch.take(rows * columns * size * own.itemsize)
+        return room.view(self._dtype).reshape(rows, columns, size)
+
+    def _expect(self, row: Array, size: int) -> tuple[list[ExpectedFrame], list[Array]]:
+        rail, parts = self._rail, [part[:size] for part in row]
         return [rail.expect(peer, bytes_of(part)) for peer, part in zip(rail.others, parts, strict=True)], parts
 
     def _expect_finished(self, take: Blocks) -> list[ExpectedFrame]:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
-
 from meshdist.arrays.host import Array, as_bytes
 from meshdist.arrays.reduce_op import quiet_runner
 from meshdist.backends.base import Backend, Plan
@@ -55,7 +53,7 @@ class SmallAllgather(Plan):
         # The rows of a host are contiguous.
         order = [rank for ranks in hierarchy.hosts for rank in ranks]
         ends = list(accumulate(sizes[rank] for rank in order))
-        self._table = np.empty(ends[-1], np.uint8)
+        self._table = hierarchy.scratch.take(ends[-1])
         rows = {rank: self._table[end - sizes[rank] : end] for rank, end in zip(order, ends, strict=True)}
         self._rows = [rows[rank] for rank in range(call.size)]
         self._own = rows[call.rank]

@@ -41,6 +41,7 @@ class RemoteP2P:
 
     def leave(self, departure: Departure) -> None:
         self.announce(departure)
+        self.transport.leave_group(self.receive_state)
         publish_departed(self._backend.options, self._backend.rank)
 
     def announce(self, departure: Departure) -> None:

@@ -92,6 +92,26 @@ class GroupReceiveState:
         return message.allocate().data, message.arrived
 
 
+class LeftGroup:
+    """What remains of a group that this rank has destroyed: its `last_words`, for peers that connect later."""
+
+    __slots__ = ("_staying", "last_words", "ranks")
+
+    def __init__(self, receive_state: GroupReceiveState, own_rank: int) -> None:
+        self.ranks = receive_state.ranks
+        self.last_words = receive_state.last_words
+        gone = {own_rank, *(self.ranks[src] for src in receive_state.departures)}
+        self._staying = {rank for rank in self.ranks if rank not in gone}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all ranks have left, after which none sends frames for the group."""
+        return not self._staying
+
+    def leave(self, rank: int) -> None:
+        self._staying.discard(rank)
+
+
 class _KeptMessage(UnexpectedMessage):
     def __init__(self, receive_state: GroupReceiveState, header: Header) -> None:
         _, src, _, tag, num_bytes, _, dtype = header

@@ -37,6 +37,10 @@ class LinkOwner(Owner, Protocol):
 
     def receive_state(self, token: int) -> GroupReceiveState: ...
 
+    def has_left(self, token: int) -> bool: ...
+
+    def note_left(self, token: int, rank: int) -> None: ...
+
     def report_lost(self, rank: int) -> None: ...
 
     @property
@@ -70,7 +74,7 @@ class Link:
         self._pending: deque[Outgoing] = deque()
         self._numbers = itertools.count(1)
         self._announced: dict[int, AnnouncedSend] = {}
-        self._expected: dict[int, tuple[memoryview | None, Callable[[], None] | None, GroupReceiveState]] = {}
+        self._expected: dict[int, tuple[memoryview, Callable[[], None], GroupReceiveState]] = {}
         self._got_bye = False
         self._end: Departure | None = None
         self._since_s = 0.0
@@ -172,7 +176,7 @@ class Link:
             connection.discard(receive_state.token)
         for number, (_, _, other) in list(self._expected.items()):
             if other is receive_state:
-                self._expected[number] = (None, None, receive_state)
+                del self._expected[number]
 
     def adopt(self, connection: Connection, identity: Identity) -> None:
         self.resumptions.add(connection, identity)
@@ -207,21 +211,26 @@ class Link:
         if kind == BYE:
             self._got_bye = True
             return _NOWHERE
-        receive_state = self._transport.receive_state(group)
         if kind == CTS:
             message = self._announced.pop(number, None)
             if message is not None:
                 message.send_data()
-        elif not receive_state.is_open:
             return _NOWHERE
-        elif receive_state.ranks and (src >= len(receive_state.ranks) or receive_state.ranks[src] != self.rank):
+        if self._transport.has_left(group):
+            if kind == LEFT:
+                self._transport.note_left(group, self.rank)
+            return _NOWHERE
+        receive_state = self._transport.receive_state(group)
+        if not receive_state.is_open:
+            return _NOWHERE
+        if receive_state.ranks and (src >= len(receive_state.ranks) or receive_state.ranks[src] != self.rank):
             raise FrameError(f"a header of rank {src} in a group where it has another number")
-        elif kind == COLLECTIVE:
+        if kind == COLLECTIVE:
             return receive_state.collectives.take(self, header, connection)
-        elif kind == EAGER:
+        if kind == EAGER:
             self.recv_connection = connection
             return receive_state.eager(self, header, connection)
-        elif kind == RTS:
+        if kind == RTS:
             arrive(AnnouncedMessage(receive_state, self, header))
         elif kind in (MISMATCH, LEFT):
             text = bytearray(num_bytes)

@@ -17,7 +17,7 @@ from meshdist.backends.gloo.tcp.connection import Connection, reset_on_close, tu
 from meshdist.backends.gloo.tcp.connector import Connector, ListenerRecord, listener_key
 from meshdist.backends.gloo.tcp.dialling import Dialler
 from meshdist.backends.gloo.tcp.frames import BYE, group_token, pack
-from meshdist.backends.gloo.tcp.group_receive_state import GroupReceiveState
+from meshdist.backends.gloo.tcp.group_receive_state import GroupReceiveState, LeftGroup
 from meshdist.backends.gloo.tcp.link import Link
 from meshdist.backends.gloo.tcp.listen_addresses import listen_addresses
 from meshdist.backends.gloo.tcp.poller import new_poller
@@ -32,6 +32,9 @@ from meshdist.system.deadline import Deadline
 _log = logging.getLogger("meshdist")
 _DELIVERY_S = 5.0
 _PAUSE_S = 0.002
+# Of the groups that this rank has destroyed and other ranks may still use, the last ones are remembered. For the others
+# the store says that this rank has left.
+MOST_LEFT_GROUPS = 1024
 
 
 class TcpTransport:
@@ -50,6 +53,7 @@ class TcpTransport:
         self._encryption = encryption_from_environment(self._secret)
         self._links: dict[int, Link] = {}
         self._receive_states: dict[int, GroupReceiveState] = {}
+        self._left_groups: dict[int, LeftGroup] = {}
         self._connectors: dict[int, Connector] = {}
         self._by_fd: dict[int, Connection] = {}
         self._listeners: dict[int, ListenerRecord] = {}
@@ -114,12 +118,29 @@ class TcpTransport:
                     if link.rank in receive_state.ranks and link.is_connected:
                         link.send_frame(header, data)
 
+    def leave_group(self, receive_state: GroupReceiveState) -> None:
+        """Forget what has arrived for a closed group, and with it the group's buffers, which its queue refers to."""
+        with self.lock:
+            self._receive_states.pop(receive_state.token, None)
+            left = LeftGroup(receive_state, self.own_rank)
+            if not left.is_over:
+                if len(self._left_groups) >= MOST_LEFT_GROUPS:
+                    del self._left_groups[next(iter(self._left_groups))]
+                self._left_groups[receive_state.token] = left
+
+    def has_left(self, token: int) -> bool:
+        return token in self._left_groups
+
+    def note_left(self, token: int, rank: int) -> None:
+        """Note that another rank has left a group as well, and will send no more frames for it."""
+        left = self._left_groups[token]
+        left.leave(rank)
+        if left.is_over:
+            del self._left_groups[token]
+
     def last_words(self, rank: int) -> list[tuple[bytes, bytes]]:
-        return [
-            receive_state.last_words
-            for receive_state in self._receive_states.values()
-            if receive_state.last_words is not None and rank in receive_state.ranks
-        ]
+        groups: list[LeftGroup | GroupReceiveState] = [*self._left_groups.values(), *self._receive_states.values()]
+        return [group.last_words for group in groups if group.last_words is not None and rank in group.ranks]
 
     def awaits(self, link: Link) -> bool:
         return any(receive_state.awaits(link) for receive_state in list(self._receive_states.values()))
