@@ -120,7 +120,7 @@ def _reduced(
     if 0 in a.shape:
         block = module.zeros(a.layout.uncut(dims).local_shape(coordinate_in(a.mesh)), a.dtype)
     shape = result.local_shape(coordinate_in(a.mesh))
-    if 0 in shape and 0 not in a.shape:
+    if 0 in shape:  # this rank holds no lines; NumPy cannot flatten some of these blocks
         return wrap(module.zeros(shape, np.asarray(made).dtype), result, a.mesh)
     if is_whole(a.layout, dims) or 0 in a.shape:
         return wrap(function(block, axis=dims if a.ndim else None, keepdims=keepdims), result, a.mesh)
