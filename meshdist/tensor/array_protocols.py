@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -56,6 +56,16 @@ class ArrayProtocols:
         if implementation is None:
             refuse(f"{func.__module__.replace('numpy', 'np', 1)}.{func.__name__}")
         return called(func, implementation, args, kwargs, self)
+
+    if not TYPE_CHECKING:  # for a type checker, it would make every attribute one of an array
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(np.ndarray, name) and not name.startswith("_"):
+                advice = (
+                    "is not available for DTensors; use x.full() for the whole array, or x.to_local() for the block"
+                )
+                raise AttributeError(f"{name} {advice}", name=name, obj=self)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         self._whole("np.asarray")

@@ -177,6 +177,31 @@ def _of_two(
     return written(name, made, out)
 
 
+def _like_whole(function: Any, a: Any, b: Any) -> Any:
+    """Return `function`, a product of two arrays by BLAS, for their blocks.
+
+    NumPy multiplies an array by one of a single element as BLAS's axpy does, which skips a factor of zero: the product
+    with NaN is 0. A block may have one element where the array has more, and then the product is NaN.
+    """
+    if 1 in (np.size(a), np.size(b)):
+        return function
+
+    def of_blocks(x: Any, y: Any) -> Any:
+        made = function(x, y)
+        return (x.reshape(-1) * y.reshape(-1)).reshape(np.shape(made)) if 1 in (x.size, y.size) else made
+
+    return of_blocks
+
+
+def _again(function: Any) -> None:
+    """Repeat calls of a product on the blocks, except on a block of one element: see `_like_whole`."""
+
+    @localizes(function)
+    def localizer(result: Any, a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
+        blocks = (x.to_local() if isinstance(x, DTensor) else x for x in (a, b))
+        return None if 1 in map(np.size, blocks) else function
+
+
 @lru_cache(100)
 def _letters(prefix: str, count: int) -> Labels:
     return tuple(f"{prefix}{dim}" for dim in range(count))
@@ -185,7 +210,7 @@ def _letters(prefix: str, count: int) -> Labels:
 @implements(np.dot)
 def dot(a: Any, b: Any, out: Any = None) -> Any:
     """Return the product over the last dimension of `a` and the last but one of `b`; see `numpy.dot`."""
-    if out is None and np.ndim(a) == np.ndim(b) == 2:
+    if out is None and np.ndim(a) == np.ndim(b) == 2 and 1 not in (np.size(a), np.size(b)):
         return operator.matmul(a, b)
     first, second = _letters("a", np.ndim(a)), _letters("b", np.ndim(b))
     if not first or not second:
@@ -193,7 +218,7 @@ def dot(a: Any, b: Any, out: Any = None) -> Any:
     at = max(len(second) - 2, 0)
     second = (*second[:at], first[-1], *second[at + 1 :])
     result = (*first[:-1], *(label for label in second if label != first[-1]))
-    return _of_two("np.dot", a, b, (first, second), result, np.dot, out)
+    return _of_two("np.dot", a, b, (first, second), result, _like_whole(np.dot, a, b), out)
 
 
 @implements(np.inner)
@@ -203,7 +228,7 @@ def inner(a: Any, b: Any) -> Any:
     if not first or not second:
         return _of_two("np.inner", a, b, (first, second), (*first, *second), np.inner)
     result = (*first[:-1], *second[:-1])
-    return _of_two("np.inner", a, b, (first, (*second[:-1], first[-1])), result, np.inner)
+    return _of_two("np.inner", a, b, (first, (*second[:-1], first[-1])), result, _like_whole(np.inner, a, b))
 
 
 @implements(np.vdot)
@@ -247,10 +272,13 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
         *(label for dim, label in enumerate(second) if dim not in right),
     )
     labels = (tuple(first), tuple(second))
-    return _of_two("np.tensordot", a, b, labels, result, lambda x, y: np.tensordot(x, y, (left, right)))
+    of_blocks = _like_whole(lambda x, y: np.tensordot(x, y, (left, right)), a, b)
+    return _of_two("np.tensordot", a, b, labels, result, of_blocks)
 
 
-on_blocks(np.dot, np.inner, np.vdot, np.outer, np.tensordot)
+for _product in (np.dot, np.inner, np.tensordot):
+    _again(_product)
+on_blocks(np.vdot, np.outer)
 
 
 # ---- einsum

@@ -48,6 +48,12 @@ def lstsq(a: Any, b: Any, rcond: Any = None) -> tuple[DTensor, DTensor, int, DTe
 @implements(np.linalg.multi_dot)
 def multi_dot(arrays: Any, *, out: Any = None) -> Any:
     """Return the product of several arrays, from the left to the right; see `numpy.linalg.multi_dot`."""
+    ndims = [np.ndim(x) for x in arrays]
+    if len(ndims) < 2:
+        raise ValueError("Expecting at least two arrays.")
+    for ndim in ndims[1:-1] if len(ndims) > 2 else ():
+        if ndim != 2:
+            raise np.linalg.LinAlgError(f"{ndim}-dimensional array given. Array must be two-dimensional")
     return np.dot(reduce(np.dot, arrays[:-1]), arrays[-1], out=out)
 
 
@@ -93,6 +99,8 @@ if hasattr(_linalg, "vector_norm"):
     implements(_linalg.matmul)(lambda x1, x2, /: np.matmul(x1, x2))
     implements(_linalg.outer)(lambda x1, x2, /: np.outer(x1, x2))
     implements(_linalg.tensordot)(lambda x1, x2, /, *, axes=2: np.tensordot(x1, x2, axes))
+    implements(_linalg.cross)(lambda x1, x2, /, *, axis=-1: np.cross(x1, x2, axis=axis))
+    implements(_linalg.vecdot)(lambda x1, x2, /, *, axis=-1: np.vecdot(*(np.moveaxis(x, axis, -1) for x in (x1, x2))))
     implements(_linalg.diagonal)(lambda x, /, *, offset=0: np.diagonal(x, offset, -2, -1))
     implements(_linalg.trace)(lambda x, /, *, offset=0, dtype=None: np.trace(x, offset, -2, -1, dtype))
     implements(_linalg.matrix_transpose)(lambda x, /: np.matrix_transpose(x))

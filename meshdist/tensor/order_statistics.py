@@ -120,7 +120,7 @@ def _reduced(
     if 0 in a.shape:
         block = module.zeros(a.layout.uncut(dims).local_shape(coordinate_in(a.mesh)), a.dtype)
     shape = result.local_shape(coordinate_in(a.mesh))
-    if 0 in shape and 0 not in a.shape:
+    if 0 in shape:  # this rank holds no lines; NumPy cannot flatten some of these blocks
         return wrap(module.zeros(shape, np.asarray(made).dtype), result, a.mesh)
     if is_whole(a.layout, dims) or 0 in a.shape:
         return wrap(function(block, axis=dims if a.ndim else None, keepdims=keepdims), result, a.mesh)
@@ -254,7 +254,9 @@ def _weighted(function: Any, name: str, args: Any, weights: Any) -> DTensor:
     why = "a weighted quantile needs whole lines"
     block, of_block = (require(name, x, source, why, what) for x, what in ((a, "x"), (weights, "weights")))
     options = {"axis": dims if a.ndim else None, "method": method, "keepdims": keepdims}
-    if 0 in block.shape:
+    if 0 in a.shape:
+        block, of_block = (np.ones(a.shape, x.dtype) for x in (a, weights))  # NumPy says what that is
+    elif 0 in block.shape:
         block, of_block = (np.ones([max(rows, 1) for rows in block.shape], x.dtype) for x in (block, of_block))
     values = function(block, q, weights=of_block, **options)
     kept = without_dims(source, dims, keepdims)

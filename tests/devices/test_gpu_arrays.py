@@ -26,7 +26,7 @@ def test_random_programs_are_those_of_numpy(random_programs, num_ranks):
     refusals = Counter()
     failures = dist.run(random_programs.run_programs, num_ranks, (range(60), "cuda", refusals), timeout=60)[0]
     print(*(f"{times} times: {refusal}" for refusal, times in refusals.most_common()), sep="\n", file=sys.stderr)
-    assert failures == []
+    assert failures == {}
 
 
 def on_gpu_mesh(shape, names, main):

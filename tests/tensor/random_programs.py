@@ -293,7 +293,7 @@ def _counting(self: Program, at: int, shape: Any, ndim: int, shapes: Any) -> Ste
     self.log.append(f"{name}, bins {bins}, part {part}")
     steps: dict[str, Step] = {
         "bincount": lambda arrays: np.bincount(np.ravel(arrays[at]) if ndim == 0 else arrays[at]),
-        "histogram": lambda arrays: np.histogram(_steady(arrays[at]), bins, (-3.2, 4.1) if part else None)[0],
+        "histogram": lambda arrays: np.histogram(_ordered(arrays[at], bins), bins, (-3.2, 4.1) if part else None)[0],
         "edges": lambda arrays: np.histogram_bin_edges(arrays[at], bins),
         "unique": lambda arrays: np.unique(_steady(arrays[at])),
         "inverse": lambda arrays: np.unique(_steady(arrays[at]), return_inverse=True)[1],
@@ -345,6 +345,11 @@ STEPS: dict[str, Callable[..., Step]] = {
 def _steady(array: Any) -> Any:
     """Return the values rounded, where a function with jumps would tell rounding apart."""
     return np.round(array, 3) if array.dtype.kind in "fc" else array
+
+
+def _ordered(array: Any, bins: Any) -> Any:
+    """Return the values to count in `bins`: bins of equal width of complex numbers are refused, and mean nothing."""
+    return _steady(np.real(array) if array.dtype.kind == "c" and np.ndim(bins) == 0 else array)
 
 
 def _broadcasts(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
@@ -462,8 +467,10 @@ def _failure(program: Program, seed: int, wanted: Any, got: Any) -> str:
     return f"seed {seed} on a mesh {program.mesh_shape}:\n  {lines}\nNumPy: {wanted!r}\nhere:  {got!r}"
 
 
-def run_programs(seeds: Sequence[int], device_type: str = "cpu", refusals: Counter[str] | None = None) -> list[str]:
-    """Run the programs of these seeds on this rank; return the failures."""
+def run_programs(
+    seeds: Sequence[int], device_type: str = "cpu", refusals: Counter[str] | None = None
+) -> dict[int, str]:
+    """Run the programs of these seeds on this rank, up to the first that fails; return its seed and what went wrong."""
     size = meshdist.get_world_size()
     meshes = [
         # Blocks of GPUs are staged through the CPU: the ranks are threads, and may share a GPU.
@@ -472,21 +479,18 @@ def run_programs(seeds: Sequence[int], device_type: str = "cpu", refusals: Count
         )
         for shape in MESHES[size]
     ]
-    failures = []
     for seed in seeds:
+        failure = None
         try:
             failure = run_program(seed, meshes[seed % len(meshes)], seed % 3 != 0, refusals)
-        except BaseException as error:
-            if hasattr(error, "add_note"):
-                error.add_note(f"seed {seed} on {size} ranks")
-            raise
-        outcomes: list[Any] = [None] * size
-        meshdist.all_gather_object(outcomes, failure)
+            outcomes: list[Any] = [None] * size
+            meshdist.all_gather_object(outcomes, failure)
+        except meshdist.DistError as error:
+            # The program failed on some of the ranks alone, and the others waited for them.
+            return {seed: failure or f"seed {seed}: {error}"}
         if any(outcomes):
-            failures.append(next(filter(None, outcomes)))
-            if len(failures) >= 5:
-                break
-    return failures
+            return {seed: next(filter(None, outcomes))}
+    return {}
 
 
 def main() -> int:
@@ -501,12 +505,17 @@ def main() -> int:
     last, failed, refusals = options.seed + options.programs, 0, Counter[str]()
     for turn, first in enumerate(range(options.seed, last, _PROGRAMS_OF_A_WORLD)):
         ranks = options.ranks[turn % len(options.ranks)]
-        seeds = range(first, min(first + _PROGRAMS_OF_A_WORLD, last))
-        failures = meshdist.run(run_programs, ranks, (seeds, options.device, refusals), timeout=60)[0]
-        failed += len(failures)
-        print(
-            *failures, f"seeds {seeds[0]} to {seeds[-1]} on {ranks} ranks: {len(failures)} differ", sep="\n", flush=True
-        )
+        left, differing = range(first, min(first + _PROGRAMS_OF_A_WORLD, last)), 0
+        described = f"seeds {left[0]} to {left[-1]} on {ranks} ranks"
+        while left:
+            found = meshdist.run(run_programs, ranks, (left, options.device, refusals), timeout=60)
+            for text in dict.fromkeys(text for failures in found for text in failures.values()):
+                print(text, flush=True)
+            seeds = {seed for failures in found for seed in failures}
+            differing += len(seeds)
+            left = range(max(seeds) + 1, left.stop) if seeds else range(0)
+        failed += differing
+        print(f"{described}: {differing} differ", flush=True)
     for refusal, times in refusals.most_common():
         print(f"refused {times} times: {refusal}")
     print(f"{options.programs} programs: {failed or 'none'} differ from NumPy")

@@ -125,6 +125,20 @@ def test_integers_that_wrap_are_computed_before() -> None:
     on_meshes(program, meshes=[(3,)])
 
 
+def test_a_block_of_one_element_multiplies_as_the_whole_array() -> None:
+    def program(mesh: Any, rng: np.random.Generator) -> None:
+        first = np.array([[np.nan, 1.0], [2.0, 3.0]])
+        for a, b in ((first, np.array([0.0, 1.0])), (np.array([0.0, 1.0]), first), (first[:, :1], np.zeros((1, 1)))):
+            columns, rows = {"a": Shard(a.ndim - 1)}, {"a": Shard(0)}
+            for function in (np.dot, partial(np.tensordot, axes=1)):
+                for _ in range(2):
+                    compare(function, [a, b], [columns, rows], mesh, (function, a, b))
+        for b in (np.array([0.0, 1.0]), np.zeros((3, 2))):
+            compare(np.inner, [first, b], [{"a": Shard(1)}, {"a": Shard(b.ndim - 1)}], mesh, b)
+
+    on_meshes(program)
+
+
 def test_out_and_in_place() -> None:
     def program(mesh: Any, rng: Any) -> None:
         for _ in range(3):

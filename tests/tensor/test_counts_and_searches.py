@@ -34,6 +34,7 @@ def test_distinct_values(cases):
             if not np.isnan(whole).any() and hasattr(np, "unique_inverse"):
                 compared(lambda x: np.unique_inverse(x), "unique_inverse")
                 compared(lambda x: np.unique_counts(x), "unique_counts")
+                compared(lambda x: np.unique_all(x), "unique_all")
             tested = values(rng, (6,), whole.dtype)
             placed = layout_for(rng, tested, mesh) if case % 2 else None
             invert = bool(case % 3)
@@ -111,6 +112,8 @@ def test_deviations_and_areas(cases):
                 compared(lambda x: np.corrcoef(x), "corrcoef")
             if whole.ndim and whole.dtype.kind not in "bu" and hasattr(np, "trapezoid"):
                 compared(lambda x: np.trapezoid(x, dx=2.0, axis=0), "trapezoid")
+        row = values(rng, (1, 4), float)
+        compare(lambda x: np.cov(x, rowvar=False, ddof=0), [row], [layout_for(rng, row, mesh)], mesh, "cov of a row")
 
     on_meshes(program)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from array_layouts import SPECIAL, random_layout, random_shape, values
-from placed_arrays import compare, layout_for, on_meshes, place
+from placed_arrays import compare, layout_for, mesh_2x2, on_meshes, place
 
 import meshdist
 from meshdist.tensor import Partial, PlacementError, Replicate, Shard, implicit_redistribution
@@ -46,6 +46,53 @@ def random_key(rng, shape):
             key.append(random_slice(rng, shape[dim]))
             dim += 1
     return key[0] if len(key) == 1 and rng.random() < 0.5 else tuple(key)
+
+
+def test_places_where_a_condition_is_true():
+    def program(mesh, rng):
+        for shape in ((7,), (4, 3)):
+            whole = values(rng, shape, float)
+            for function in (
+                lambda x: np.where(x > 0),
+                lambda x: x.nonzero(),
+                lambda x: x.compress([True, False, True], axis=0),
+                lambda x: x.conjugate(),
+            ):
+                for dims in ((0,), ()):
+                    compare(function, [whole], [layout_for(rng, whole, mesh, dims)], mesh)
+
+    on_meshes(program)
+
+
+def test_refusals_name_the_array_to_move():
+    def program():
+        mesh = mesh_2x2()
+        x, y = (place(np.arange(12.0).reshape(4, 3), mesh, {"dp": Shard(dim)}) for dim in (0, 1))
+        rows = place(np.arange(4), mesh, {"dp": Shard(0)})
+        out = place(np.zeros((4, 3)), mesh, {})
+
+        def assign(array, key, value):
+            array[key] = value
+
+        for refused, wanted in (
+            (lambda: assign(x, slice(None), y), r"x\[key\] = value: .*value is \(4, 3\) .* Write value.redistribute"),
+            (lambda: assign(x, [0, 1], y[:2]), "Write value.redistribute"),
+            (lambda: assign(x, y > 0, 0), "mask is .* Write mask.redistribute"),
+            (lambda: assign(x, rows, 0), "key is .* Write key.redistribute"),
+            (lambda: x[rows], r"x is \(4, 3\) as .* key is \(4,\) as .* Write key.redistribute"),
+            (lambda: x[rows, rows // 2], "array 1 of key is .* Write array 0 of key.redistribute"),
+            (lambda: np.take_along_axis(x, np.argsort(y, 1), 1), "indices is .* Write indices.redistribute"),
+            (lambda: np.searchsorted(rows, rows), "a is .* v is .* Write v.redistribute"),
+            (lambda: np.average(x, 0, y), "weights is .* Write weights.redistribute"),
+            (lambda: np.multiply(x, x, out=x, where=y > 0), "where= is .* Write where=.redistribute"),
+            (lambda: np.matmul(x, np.eye(3), out=out), r"np.matmul: out= is .* Write np.matmul\(...\).redistribute"),
+            (lambda: np.cov(x), "np.cov: the variables must not be cut, and m is .* Write m.redistribute"),
+            (lambda: np.cov(y, rowvar=False), "np.cov: the variables must not be cut, and m is"),
+        ):
+            with pytest.raises(PlacementError, match=wanted):
+                refused()
+
+    meshdist.run(program, 4)
 
 
 def take_at_random(mesh, rng, cases):
@@ -178,8 +225,8 @@ def bad_keys(mesh):
             x[0, 0] = 1j
         with pytest.raises(ValueError, match="broadcast|cannot assign"):
             x[x[:, 0] > 20] = np.zeros((3, 3))
-        with pytest.raises(TypeError, match="np.where with one argument"):
-            np.where(x > 0)
+        with pytest.raises(ValueError, match="both or neither"):
+            np.where(x > 0, x)
         assert np.array_equal(x.full(), np.arange(12.0).reshape(4, 3))
     pending = place(np.arange(4.0), mesh, [Partial()])
     with pytest.raises(PlacementError, match="still to be computed"):

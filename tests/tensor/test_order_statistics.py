@@ -123,6 +123,18 @@ def test_equal_elements_and_outputs():
     meshdist.run(program, 3)
 
 
+def test_ranks_that_hold_no_lines():
+    def program(mesh, rng):
+        layout = {"a": Shard(2, sizes=(1,) + (0,) * (mesh.shape[0] - 1))}
+        for rows in (0, 3):
+            whole = values(rng, (rows, 2, 1), float)
+            for function in (np.median, np.nanmedian, lambda x, **options: np.quantile(x, [0.2, 0.7], **options)):
+                for options in ({"axis": (0, 1)}, {"axis": (0, 1), "keepdims": True}, {"axis": 0}, {"axis": 1}):
+                    compare(lambda x: function(x, **options), [whole], [layout], mesh, options)  # noqa: B023
+
+    on_meshes(program)
+
+
 def test_bad_arguments():
     def program():
         mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("a",))
