@@ -102,7 +102,10 @@ class _InRoom(Waitable):
 
     def departure(self, rank: int) -> Departure | None:
         """Return how a rank has left the group, even before it used the room; None if it has not."""
-        return self.room.departures.get(rank) or self._options.gone(rank)
+        departures = self.room.departures
+        left = departures.get(rank) or self._options.gone(rank)
+        # It may have given up the group, and then left the world, since the first look.
+        return departures.get(rank) or left
 
     def arm(self, bell: Doorbell) -> None:
         with self.room.lock:

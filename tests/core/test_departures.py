@@ -5,11 +5,16 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import threading
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from until import until
 
+import meshdist as dist
+from meshdist.backends.backend_options import BackendOptions
 from meshdist.errors import CallMade, DistBackendError, DistError, DistNetworkError
 from meshdist.runtime.departure import (
     FORMAT,
@@ -230,3 +235,28 @@ def test_the_errors_of_calls_whose_peers_are_gone():
     assert str(error) == "all others are gone: rank 1 has died; rank 2 has left the world"
     assert any_of([1, 2], "rank {}".format) == "any rank"
     assert any_of([1], "rank {}".format) == "rank 1, the only other,"
+
+
+def test_a_rank_that_gives_up_and_leaves_between_two_looks_has_given_up(monkeypatch):
+    looked = threading.Event()
+    gone = BackendOptions.gone
+
+    def gone_meanwhile(options, rank):
+        """Return how the rank has left, once it has: it was still there when the room was looked at."""
+        looked.set()
+        until(lambda: gone(options, rank) is not None, "the rank has left the world")
+        return gone(options, rank)
+
+    def main():
+        group = dist.group.WORLD
+        group.barrier()
+        if group.rank() == 1:
+            assert looked.wait(20)
+            group.abort("no luck")
+            return None
+        monkeypatch.setattr(BackendOptions, "gone", gone_meanwhile)
+        with pytest.raises(dist.DistBackendError) as caught:
+            group.recv(np.zeros(3), 1)
+        return str(caught.value)
+
+    assert "rank 1 gave up: no luck" in dist.run(main, 2, timeout=20)[0]
