@@ -189,7 +189,10 @@ class ProcessGroup(CollectiveMethods, Membership):
         than plain arrays, go through `_submit_prepared`.
         """
         if type(recv) is self._device_array and type(send) is self._device_array and timeout_s is None:
-            planned = self._plans.get(device_key(collective, send, recv, op, root, splits))
+            try:
+                planned = self._plans.get(device_key(collective, send, recv, op, root, splits))
+            except TypeError:  # the op is not hashable; `_submit_prepared` refuses it
+                planned = None
             if planned is not None and (result := planned(send, recv, async_op)) is not NotImplemented:
                 return result
         plan: Plan | None

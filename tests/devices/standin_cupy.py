@@ -92,6 +92,20 @@ class Memory:
     """An allocation: the arrays that lie in it keep it."""
 
 
+def get_allocator():
+    return getattr(MACHINE.local, "allocator", lambda nbytes: Memory())
+
+
+@contextlib.contextmanager
+def using_allocator(allocator) -> Iterator[None]:
+    before = get_allocator()
+    MACHINE.local.allocator = allocator
+    try:
+        yield
+    finally:
+        MACHINE.local.allocator = before
+
+
 class ndarray:
     """An array in "device memory". The host sees its elements through `get` alone."""
 
@@ -99,7 +113,7 @@ class ndarray:
         self.device = types.SimpleNamespace(id=MACHINE.device() if device is None else device)
         if host is None:
             nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            owner, room = Memory(), np.empty(max(1, nbytes), np.uint8)
+            owner, room = get_allocator()(nbytes), np.empty(max(1, nbytes), np.uint8)
             MACHINE.allocate(owner, room, MACHINE.current(self.device.id))
             host = room[:nbytes].view(np.dtype(dtype)).reshape(shape)
         self._host, self._owner = host, owner
@@ -236,6 +250,8 @@ def module() -> types.ModuleType:
         Device=Device,
         get_current_stream=get_current_stream,
         alloc_pinned_memory=alloc_pinned_memory,
+        get_allocator=get_allocator,
+        using_allocator=using_allocator,
         runtime=runtime,
     )
     names = ["add", "multiply", "minimum", "maximum", "bitwise_and", "bitwise_or", "bitwise_xor"]

@@ -53,6 +53,28 @@ def test_a_rank_that_does_not_come_is_missed_at_the_deadline(standin, cupy, capl
     assert "is broken: all_reduce on group" in caplog.text
 
 
+def call_again_after_the_end(cupy, standin):
+    group, x = on_own_gpu(cupy, timeout=0.5), cupy.zeros(3)
+    for _ in range(2):  # checked, and then planned
+        group.all_reduce(x)
+    words = None
+    if group.rank() == 0:
+        work = group.all_reduce(x, async_op=True)
+        caught(lambda: work.wait(20.0))
+        words = [caught(lambda: group.all_reduce(x))]
+        assert group.is_broken
+        words.append(caught(lambda: group.all_reduce(x)))
+        until(lambda: standin.aborts, "this rank has given up")
+    dist.barrier()
+    return words
+
+
+def test_a_planned_call_after_a_failure_breaks_the_group_as_any_other(standin, cupy):
+    words = dist.run(call_again_after_the_end, 2, (cupy, standin), timeout=20)[0]
+    assert "timed out after 0.5 s" in words[0]
+    assert "cannot be used after an earlier failure" in words[1]
+
+
 def meet_in_vain(cupy):
     group = on_own_gpu(cupy, timeout=0.5)
     words = caught(lambda: group.all_reduce(cupy.zeros(3))) if group.rank() == 0 else None

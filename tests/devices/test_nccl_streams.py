@@ -12,6 +12,7 @@ import standin_cupy
 from standin_cupy import MACHINE
 
 import meshdist as dist
+from meshdist.runtime.flight_recorder import facts_in
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -331,3 +332,76 @@ def test_a_call_in_a_captured_stream_is_a_part_of_the_graph(group, cupy):
         finally:
             MACHINE.capturing.clear()
         assert x.tolist() == [1.0] * 3
+
+
+def test_memory_that_a_call_in_a_graph_allocates_is_kept(group, cupy):
+    stream, x = cupy.cuda.Stream(non_blocking=True), cupy.ones(3)
+    cupy.cuda.get_current_stream().synchronize()
+    with stream:
+        outputs, whole = [cupy.zeros(3)], cupy.asarray(np.arange(6.0))
+        group.all_gather(outputs, x)
+        stream.synchronize()
+        gc.collect()
+        cupy.zeros(1)  # the memory of what is collected is given back
+        before = set(MACHINE.live)
+        MACHINE.capturing.add(int(stream.ptr))
+        try:
+            group.all_gather(outputs, x)  # through an array of its own
+            group.all_gather_into_tensor(whole[1:4], whole[:3])  # of a copy
+        finally:
+            MACHINE.capturing.clear()
+        stream.synchronize()
+        gc.collect()
+        y = cupy.zeros(1)
+        assert len(set(MACHINE.live) - before - {y.data.ptr}) == 2
+
+
+def test_an_empty_call_on_another_stream_completes_none_before_it(group, cupy):
+    stream, other = cupy.cuda.get_current_stream(), cupy.cuda.Stream(non_blocking=True)
+    with other:
+        nothing = cupy.zeros(0)
+    x, y = cupy.zeros(5), cupy.zeros(5)
+    stream.synchronize()  # what fills them is done, and keeps them no longer
+    seen = [weakref.ref(x), weakref.ref(y)]
+    with MACHINE.held(stream):
+        group.all_gather_into_tensor(y, x, async_op=True)
+        del x, y
+        with other:
+            for _ in range(8):  # after some, arrays of completed calls are released
+                group.all_reduce(nothing)
+        gc.collect()
+        assert all(ref() is not None for ref in seen)
+
+
+def test_the_first_message_is_not_captured(standin, cupy):
+    MACHINE.num_devices = 2
+
+    def main():
+        cupy.cuda.Device(dist.get_rank()).use()
+        group, stream = dist.new_group(backend="standin"), cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            x = cupy.ones(2)
+            MACHINE.capturing.add(int(stream.ptr))
+            with pytest.raises(ValueError, match="isend on group .*cannot be captured into a graph"):
+                group.isend(x, 1 - group.rank())
+            MACHINE.capturing.discard(int(stream.ptr))
+            group.all_reduce(x)
+            return x.tolist()
+
+    assert dist.run(main, 2, timeout=20) == [[2.0, 2.0]] * 2
+
+
+def test_an_op_that_is_none_is_refused_after_planned_calls_too(group, cupy):
+    x = cupy.zeros(2)
+    group.all_reduce(x)
+    with pytest.raises(TypeError, match="all_reduce on group"):
+        group.all_reduce(x, op=["sum"])
+
+
+def test_records_have_the_label_of_their_time(group, cupy):
+    x = cupy.zeros(2)
+    for label in ("first", "second"):
+        group.relabel(label)
+        for _ in range(2):
+            group.all_reduce(x)
+            assert facts_in(group.recorder.records()[-1]).label == label

@@ -18,7 +18,7 @@ from meshdist.backends.group_setup import withdraw
 from meshdist.backends.nccl.calls import CARRIED, NcclCalls
 from meshdist.backends.nccl.comm_setup import CommSetup, compare_calls
 from meshdist.backends.nccl.comm_stream import CommStream, InFlightOp
-from meshdist.backends.nccl.launch_gate import Admission, ArrivalReports, LaunchGate
+from meshdist.backends.nccl.launch_gate import Admission, Arrivals, LaunchGate
 from meshdist.backends.nccl.library import CupyLibrary, Library
 from meshdist.backends.nccl.p2p import Pair
 from meshdist.backends.nccl.watchdog import Aborting, Watchdog
@@ -26,6 +26,7 @@ from meshdist.errors import DistBackendError, DistError, DistTimeoutError
 from meshdist.runtime.call import Call
 from meshdist.runtime.departure import Departure, LeftOut, PeerExit, gave_up, peer_gone
 from meshdist.runtime.waiting import wait_until
+from meshdist.store.brevity import brief
 from meshdist.system.deadline import Deadline
 
 # Key of the group's store under which a rank reports that it gave up.
@@ -35,6 +36,7 @@ _PATIENCE_S = 1.0
 # How long an operation may be in flight after a rank was seen to have left in order.
 _LEFT_S = 3.0
 _LAST_WORDS_S, _LAST_MESSAGES_S, _LAST_ARRAYS_S, _ABORT_S = 10.0, 5.0, 1.0, 10.0
+_TOLD_S, _LONGEST_REST_S = 0.5, 5.0
 
 
 class NcclBackend(Backend):
@@ -50,7 +52,7 @@ class NcclBackend(Backend):
         self.device: int | None = self._named_device()
         self.gate = LaunchGate.of(options)
         self.error: DistError | None = None
-        self._reports = ArrivalReports(options)
+        self._arrivals = Arrivals(options)
         self._left_s: dict[int, float] = {}  # when ranks were first seen to have left in order
         self._comm_stream: CommStream | None = None
         self._pairs: dict[int, Pair] = {}
@@ -58,7 +60,9 @@ class NcclBackend(Backend):
         self._is_closing = False
         self._making, self._pairing, self._taking = threading.Lock(), threading.Lock(), threading.Lock()
         self._failing = threading.Lock()
-        self._watchdog = Watchdog(f"meshdist-nccl-{options.rank}", self._look, self._notice, self._use_device)
+        self._watchdog = Watchdog(
+            f"meshdist-nccl-{options.rank}", self._look, self._notice, self._use_device, self._look_around
+        )
         self._num_compared = 0
         self.device_calls = NcclCalls(self)
 
@@ -88,14 +92,14 @@ class NcclBackend(Backend):
                     self._comm_stream = self.new_comm_stream("all", tuple(range(self.size)), error_prefix)
             return self._comm_stream
 
-    def admit(self, comm_stream: CommStream, error_prefix: str, timeout_s: float) -> None:
-        """Wait until the next collective may be launched, since messages wait for a connection.
+    def admit(self, number: int, error_prefix: str, timeout_s: float) -> None:
+        """Wait until collective `number` may be launched, since messages wait for a connection.
 
         Raises:
             DistTimeoutError: The connection was not made in time.
             DistError: A rank is gone, or the backend has given up.
         """
-        admission = Admission(self.gate, self.options, comm_stream.num_launched, self.check_open)
+        admission = Admission(self.gate, self.options, self._arrivals, number, self.check_open)
         wait_until(admission, self.options.bells.mine(), Deadline(timeout_s), error_prefix, self.options.observer)
 
     def pair(self, peer: int, error_prefix: str, device: int) -> Pair:
@@ -164,6 +168,9 @@ class NcclBackend(Backend):
         if self.error is None and self._is_broken():
             self.fail(DistBackendError("another rank gave up"))
         if self.error is None:
+            if comm_stream is not None:
+                with contextlib.suppress(DistError), brief(_TOLD_S):  # if the store is gone, nobody reads it
+                    self._arrivals.tell(comm_stream.num_launched)
             withdraw(self.options, self.rank, Departure(PeerExit.DESTROYED_GROUP))
 
     def close(self) -> None:
@@ -288,8 +295,6 @@ class NcclBackend(Backend):
                 " part, or for what this rank's stream was asked to do before",
                 error_prefix=in_flight.error_prefix,
             )
-        if comm_stream is self._comm_stream:
-            self._reports.tell(comm_stream.num_launched, age_s)
         if not comm_stream.monitor.is_due():
             return
         try:
@@ -299,6 +304,13 @@ class NcclBackend(Backend):
             raise DistBackendError(str(failure), peer_failed=True, error_prefix=in_flight.error_prefix) from None
         if age_s > _PATIENCE_S:
             self._look_after_peers(comm_stream, in_flight)
+
+    def _look_around(self) -> float:
+        comm_stream = self._comm_stream
+        if comm_stream is None:
+            return _LONGEST_REST_S
+        in_flight = next(iter(comm_stream.flights.copy()), None)
+        return self._arrivals.look(comm_stream.num_launched, 0.0 if in_flight is None else in_flight.age_s())
 
     def _look_after_peers(self, comm_stream: CommStream, in_flight: InFlightOp) -> None:
         self.options.check_preconditions()
@@ -310,15 +322,18 @@ class NcclBackend(Backend):
             if how is None and peers.card(number).host == peers.mine.host and peers.ended(number):
                 how = peers.how_ended(number)
             # A rank that left in order has finished its part, unless that was in calls before this one.
-            if how is not None and (not how.exit.is_orderly or self._has_left_for_long(rank)):
+            if how is not None and (not how.exit.is_orderly or self._has_left_without(rank, in_flight)):
                 left_out = LeftOut.CALL if how.exit.is_orderly else LeftOut.NOTHING
                 error = peer_gone(self.options.call(rank), how, left_out)
                 error.locate(in_flight.error_prefix)
                 raise error
 
-    def _has_left_for_long(self, rank: int) -> bool:
+    def _has_left_without(self, rank: int, in_flight: InFlightOp) -> bool:
         now_s = time.monotonic()
-        return now_s - self._left_s.setdefault(rank, now_s) > _LEFT_S
+        if now_s - self._left_s.setdefault(rank, now_s) <= _LEFT_S:
+            return False
+        # A part that is done on that rank may wait for long on this one, behind other work of its stream.
+        return in_flight.number is None or not self._arrivals.have_told(rank, in_flight.number)
 
     def _is_broken(self) -> bool:
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -66,7 +67,7 @@ class CallsBackend(Protocol):
     error: DistError | None
 
     def check(self) -> None: ...
-    def admit(self, comm_stream: CommStream, error_prefix: str, timeout_s: float) -> None: ...
+    def admit(self, number: int, error_prefix: str, timeout_s: float) -> None: ...
     def fail(self, error: BaseException) -> None: ...
     def comm_stream(self, error_prefix: str, device: int | None) -> CommStream: ...
     def pair(self, peer: int, error_prefix: str, device: int) -> Pair: ...
@@ -82,6 +83,7 @@ class NcclCalls(DeviceCalls):
         self._backend = backend
         self._array = cupy_module().ndarray
         self._scratch: Any = None
+        self._of_graphs: list[Any] = []  # copies that operations of graphs send
         self._eager_bytes = eager_bytes()
         self._batch: Batch | None = None
         self._waits_on_host = waits_on_host()
@@ -110,6 +112,8 @@ class NcclCalls(DeviceCalls):
         elif type(recv) is type(send) is self._array and not (request.compares or self._waits_on_host):
             key = device_key(collective, send, recv, request.op, request.root, request.splits)
             group.remember_call(key, self._array, PlannedCall(self, self._backend, plan, group, error_prefix))
+        if plan.facts.label != group.label:  # the group was relabelled
+            plan.facts = replace(plan.facts, label=group.label)
         if plan.apart and not in_place and given is not None and taken is not None:
             given = self._apart(given, taken, group, request.op is not None)
         return self._carry_out(request, plan, given, taken, device)
@@ -209,11 +213,16 @@ class NcclCalls(DeviceCalls):
             return work
         # The CommStream of a direction has two ranks: the sender is rank 0.
         message.peer = int(is_send)
-        device, backend = int(array.device.id), self._backend
+
+        def find() -> Pair:
+            pair = self._backend.pair(parcel.peer or 0, error_prefix, int(array.device.id))
+            pair.check_stream(error_prefix)
+            return pair
+
         self._post(
             group,
             error_prefix,
-            lambda: backend.pair(parcel.peer or 0, error_prefix, device),
+            find,
             lambda pair: pair.post(Batch([message]), error_prefix, group.timeout_s, (work,), is_send=is_send),
         )
         return work
@@ -243,13 +252,13 @@ class NcclCalls(DeviceCalls):
         record = group.recorder.begin(plan.facts, group.num_calls)
         try:
             comm_stream = self._backend.comm_stream(error_prefix, device)
-            comm_stream.num_launched += 1
+            comm_stream.num_launched = number = comm_stream.num_launched + 1
             if self._backend.gate.num_connecting:
-                self._backend.admit(comm_stream, error_prefix, timeout_s)
+                self._backend.admit(number, error_prefix, timeout_s)
             self._run(
                 comm_stream,
                 lambda comm_stream: comm_stream.launch(
-                    plan.launch, send, recv, error_prefix, timeout_s, works, (record,), inline=inline
+                    plan.launch, send, recv, error_prefix, timeout_s, works, (record,), inline=inline, number=number
                 ),
             )
         except ValueError as error:  # an array on the wrong GPU; nothing was sent
@@ -278,9 +287,9 @@ class NcclCalls(DeviceCalls):
         if not isinstance(failure, DistError):
             failure = DistBackendError(f"{type(error).__name__}: {error}")
         backend.fail(failure)
-        # If the backend gave up during the call, report that reason and not NCCL's error about the abort.
-        backend.check()
-        return failure
+        # If the backend gave up during the call, report that reason and not NCCL's error about the abort. A copy:
+        # callers add their own prefix.
+        return failure if backend.error is None else copy(backend.error)
 
     def _barrier(self, request: Request) -> Any:
         group, error_prefix = request.group, request.error_prefix
@@ -340,7 +349,11 @@ class NcclCalls(DeviceCalls):
         if not must_copy(outlines(given), outlines(taken), group.rank(), group.size(), reduces):
             return given
         with self._backend.cuda.Device(int(each(given)[0].device.id)):  # the copy is allocated on the current device
-            return [array.copy() for array in given] if isinstance(given, list) else given.copy()
+            copies = [array.copy() for array in given] if isinstance(given, list) else given.copy()
+            cuda = self._backend.cuda
+            if cuda.runtime.streamIsCapturing(cuda.get_current_stream().ptr):
+                self._of_graphs.append(copies)  # the launches of the graph use it
+            return copies
 
 
 class PlannedCall:
@@ -387,12 +400,20 @@ class PlannedCall:
         timeout_s = group.timeout_s
         work = DeviceWork(error_prefix, recv) if async_op else None
         try:
-            comm_stream.num_launched += 1
+            comm_stream.num_launched = place = comm_stream.num_launched + 1
             if self._backend.gate.num_connecting:
-                self._backend.admit(comm_stream, error_prefix, timeout_s)
+                self._backend.admit(place, error_prefix, timeout_s)
             works = () if work is None else (work,)
             comm_stream.launch(
-                self._enqueue, send, recv, error_prefix, timeout_s, works, (record,), inline=work is None
+                self._enqueue,
+                send,
+                recv,
+                error_prefix,
+                timeout_s,
+                works,
+                (record,),
+                inline=work is None,
+                number=place,
             )
         except BaseException as error:
             failure = self._calls.unusable(error) if isinstance(error, Exception) else error

@@ -53,6 +53,9 @@ _MOST_STREAMS = 64
 # How many operations may be in flight before a launch looks whether the first of them is complete.
 _FEW_KEPT = 4
 _LAUNCH_S = 0.2
+# The address that stands for the default stream of the calling thread (cudaStreamPerThread): one for many streams.
+_OF_THREAD = 2
+_NOWHERE = object()
 
 
 class LaunchStream:
@@ -86,7 +89,7 @@ class CallerWork(Protocol):
 
 
 class InFlightOp:
-    __slots__ = ("arrays", "end", "end_s", "error_prefix", "records", "timeout_s", "works")
+    __slots__ = ("arrays", "end", "end_s", "error_prefix", "number", "records", "stream", "timeout_s", "works")
 
     def __init__(
         self,
@@ -95,8 +98,11 @@ class InFlightOp:
         timeout_s: float,
         works: Sequence[CallerWork],
         records: Sequence[Record],
+        number: int | None = None,
     ) -> None:
         self.error_prefix = error_prefix
+        self.number = number  # which collective of the communicator it is; None for messages
+        self.stream: LaunchStream | None = None  # where it is enqueued
         self.end: Any = None  # the event after it on the stream; None while it is being enqueued
         self.arrays = arrays  # what it reads and writes
         self.timeout_s = timeout_s
@@ -157,6 +163,8 @@ class CommStream:
         self._gate = gate
         self._own = LaunchStream(library, cuda, communicator, device, stream)
         self._on_callers: dict[int, LaunchStream] = {}  # by the address of the stream
+        # Memory that plans have allocated for operations of graphs, whose launches use it.
+        self._of_graphs: list[Any] = []
         # Operations whose arrays are kept alive.
         self._keeping: deque[InFlightOp] = deque()
         self._lock = threading.Lock()
@@ -180,6 +188,7 @@ class CommStream:
         *,
         inline: bool = False,
         connects: bool = False,
+        number: int | None = None,
     ) -> InFlightOp:
         """Enqueue an operation after the work on the current stream; the current device must be the CommStream's.
 
@@ -189,6 +198,7 @@ class CommStream:
         of ranks, which no gate holds back. For the others see InFlightOp.
 
         Raises:
+            DistTimeoutError: The gate is closed for `timeout_s`.
             BaseException: An error of NCCL or CuPy; parts of the operation may be enqueued.
         """
         caller = self.cuda.get_current_stream()
@@ -196,13 +206,15 @@ class CommStream:
             return self._capture(enqueue, send, recv, error_prefix, timeout_s, works, records)
         with self._lock:
             self.check()
-            in_flight = InFlightOp(error_prefix, (send, recv), timeout_s, works, records)
+            in_flight = InFlightOp(error_prefix, (send, recv), timeout_s, works, records, number)
             # Append before waking, so that a watchdog that is about to sleep sees either the operation or the wake;
             # and before reading the gate, which is closed before the operations in flight are looked for.
             self.flights.append(in_flight)
             while self._gate.is_closed and not connects:
-                self.flights.remove(in_flight)
-                self._gate.pass_through(self.check)
+                with contextlib.suppress(ValueError):  # removed already by the thread that gave up
+                    self.flights.remove(in_flight)
+                self._gate.pass_through(self.check, timeout_s)
+                self.check()
                 self.flights.append(in_flight)
             self._wake()
             try:
@@ -221,6 +233,7 @@ class CommStream:
                 with contextlib.suppress(ValueError):  # removed already by the thread that gave up
                     self.flights.remove(in_flight)
                 raise
+            in_flight.stream = on
             in_flight.end = end
             for work in works:
                 work.depart(self, in_flight)
@@ -236,7 +249,8 @@ class CommStream:
             if len(self._on_callers) >= _MOST_STREAMS:
                 self._on_callers.clear()
             on = LaunchStream(self.library, self.cuda, self.communicator, self.device, stream)
-            self._on_callers[address] = on
+            if address != _OF_THREAD:
+                self._on_callers[address] = on
         return on
 
     def _capture(
@@ -250,9 +264,17 @@ class CommStream:
         records: Sequence[Record],
     ) -> InFlightOp:
         # Events of a capture cannot be queried, and the operation runs when the graph is launched: there is nothing to
-        # watch. The program keeps the arrays as long as the graph.
+        # watch. The program keeps its arrays as long as the graph; what the plan allocates is kept here, since when a
+        # graph ends is unknown.
         captured = InFlightOp(error_prefix, None, timeout_s, works, records)
-        with self._lock:
+        allocate = self.cuda.get_allocator()
+
+        def keep(nbytes: int) -> Any:
+            memory = allocate(nbytes)
+            self._of_graphs.append(memory)
+            return memory
+
+        with self._lock, self.cuda.using_allocator(keep):
             self.check()
             enqueue(self._on(self.cuda.get_current_stream()), send, recv)
         captured.end_with(None)
@@ -296,13 +318,13 @@ class CommStream:
             return  # another thread does it
         try:
             keeping = self._keeping
-            # They are complete in order: most often, all of them are.
+            # Those of one stream are complete in order: most often, all of them are.
             num = len(keeping)
-            are_all = num > 1 and has_come(self.cuda, keeping[num - 1].end)
-            while keeping and (are_all or has_come(self.cuda, keeping[0].end)):
+            last = keeping[num - 1] if num > 1 else None
+            done_on = last.stream if last is not None and has_come(self.cuda, last.end) else _NOWHERE
+            while keeping and ((num > 0 and keeping[0].stream is done_on) or has_come(self.cuda, keeping[0].end)):
                 keeping.popleft().arrays = None
                 num -= 1
-                are_all &= num > 0
         except DistBackendError:  # reported by the check of the operation; the device uses no memory any more
             self._keeping.clear()
         finally:
@@ -314,9 +336,9 @@ class CommStream:
 
     def is_quiet(self) -> bool:
         """Return whether no operation is in flight; called by any thread."""
-        last = next(reversed(self.flights.copy()), None)
+        last_on = {in_flight.stream: in_flight for in_flight in self.flights.copy()}
         try:
-            return last is None or last.is_done(self.cuda)
+            return all(last.is_done(self.cuda) for last in last_on.values())
         except DistBackendError:  # the device is broken, which the watchdog reports
             return False
 
@@ -328,14 +350,19 @@ class CommStream:
     def completed(self) -> list[InFlightOp]:
         """Return the completed operations and remove them; called by one thread only."""
         done, flights = [], self.flights
-        # Most often, all are complete that were launched so far, or none is.
+        # Those of one stream are complete in order: most often, all are that were launched so far, or none is. Those of
+        # several streams are not: an operation that moves nothing, and what follows NCCL's part, wait for no other.
         num = len(flights)
-        are_all = num > 1 and flights[num - 1].is_done(self.cuda)
+        last = flights[num - 1] if num > 1 else None
+        done_on = last.stream if last is not None and last.is_done(self.cuda) else _NOWHERE
         # Aborted operations count as complete, but not in order: the thread that gave up ends them.
-        while flights and (are_all or flights[0].is_done(self.cuda)) and not self._is_over:
+        while (
+            flights
+            and ((num > 0 and flights[0].stream is done_on) or flights[0].is_done(self.cuda))
+            and not self._is_over
+        ):
             done.append(flights.popleft())
             num -= 1
-            are_all &= num > 0
         if done:
             self.let_go()
         return done

@@ -26,6 +26,7 @@ from meshdist.errors import DistError
 from meshdist.runtime.flight_recorder import Record
 from meshdist.runtime.waiting import wait_until
 from meshdist.system.deadline import Deadline
+from meshdist.system.platform import start_thread
 
 
 class Message:
@@ -128,6 +129,18 @@ class Pair:
         comm_streams = self._comm_streams or {}
         return any(comm_stream.flights for is_send, comm_stream in comm_streams.items() if is_send or not sends_alone)
 
+    def check_stream(self, error_prefix: str) -> None:
+        """Raise ValueError for a message that cannot be posted later: the current stream is captured into a graph."""
+        cuda = self._backend.cuda
+        if self._comm_streams is not None:
+            return
+        with cuda.Device(self._device):
+            if cuda.runtime.streamIsCapturing(cuda.get_current_stream().ptr):
+                raise ValueError(
+                    f"{error_prefix}: the first message between two ranks cannot be captured into a graph, since"
+                    " another thread posts it when they are connected; make one before"
+                )
+
     def post(
         self, batch: Batch, error_prefix: str, timeout_s: float, works: Sequence[DeviceWork], *, is_send: bool
     ) -> None:
@@ -149,7 +162,11 @@ class Pair:
                 name = f"meshdist-nccl-pair-{self._low}-{self._high}"
                 self._backend.gate.begin_connecting()
                 self._thread = threading.Thread(target=run, args=(self._make, error_prefix), name=name, daemon=True)
-                self._thread.start()
+                try:
+                    start_thread(self._thread)
+                except BaseException:
+                    self._backend.gate.end_connecting()
+                    raise
 
     def fail(self, error: DistError | None) -> None:
         """Complete the messages that wait for the CommStreams with an error."""
@@ -160,8 +177,10 @@ class Pair:
     def _make(self, error_prefix: str) -> None:
         backend = self._backend
         try:
+            # CUDA creates a context on the thread's current device at its first call, which may be a query of an event.
+            backend.cuda.Device(self._device).use()
             comm_streams = self._connected(error_prefix)
-            with self._lock, backend.cuda.Device(self._device):
+            with self._lock:
                 for is_send, batch, of, timeout_s, works, start in self._waiting:
                     comm_streams[is_send].launch(
                         batch.launch, batch.messages, None, of, timeout_s, works, batch.records(), start

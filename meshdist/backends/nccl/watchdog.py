@@ -62,7 +62,8 @@ class Watchdog:
     """Monitors CommStreams.
 
     `look` is called regularly for a CommStream with operations in flight, and raises if one cannot complete; `failed`
-    is called with what `look` or the device raises, `begin` by the thread first.
+    is called with what `look` or the device raises, `begin` by the thread first. `look_around` is called regularly,
+    also without any operation, and returns after how many seconds to call it again.
     """
 
     def __init__(
@@ -71,8 +72,10 @@ class Watchdog:
         look: Callable[[CommStream], None],
         failed: Callable[[BaseException], None],
         begin: Callable[[], None],
+        look_around: Callable[[], float] = lambda: _IDLE_S,
     ) -> None:
         self._name, self._look, self._failed, self._begin = name, look, failed, begin
+        self._look_around = look_around
         self._comm_streams: tuple[CommStream, ...] = ()
         self._beginning = threading.Lock()
         self._thread: ProgressThread | None = None
@@ -108,6 +111,7 @@ class Watchdog:
         while not self._stopping:
             try:
                 moved = [self._attend(comm_stream) for comm_stream in self._comm_streams]
+                next_look_s = self._look_around()
             except BaseException as error:  # the device is broken: the next call raises it
                 self._failed(error)
                 return
@@ -121,7 +125,7 @@ class Watchdog:
                 self._bell.wait(poll_interval_s)
             else:
                 # Only after some idle polls: being woken costs the caller more than these.
-                self._rest()
+                self._rest(max(0.0, min(next_look_s, _IDLE_S)))
                 spins = 0
             self._bell.clear()
 
@@ -135,10 +139,10 @@ class Watchdog:
             self._look(comm_stream)
         return bool(completed)
 
-    def _rest(self) -> None:
+    def _rest(self, longest_s: float) -> None:
         self._is_idle = True
         # A launching thread appends the operation and then reads `_is_idle`; here the order is reversed. So at
         # least one of the two sees the other.
         if not any(comm_stream.flights for comm_stream in self._comm_streams) and not self._stopping:
-            self._bell.wait(_IDLE_S)
+            self._bell.wait(longest_s)
         self._is_idle = False
