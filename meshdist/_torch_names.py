@@ -55,7 +55,7 @@ _PACKAGES = ("autograd", "checkpoint", "dask", "parallel", "ray", "tensor", "tor
 # Names of other libraries for which there is none.
 _INSTEAD = {
     "ANY_SOURCE": "write `recv(x)`, without `src`",
-    "ANY_TAG": "`probe(src)` tells the tag of a message; then receive that one",
+    "ANY_TAG": "`probe(src, tag=None)` tells the tag of a message; then receive that one",
     "COMM_WORLD": "the flat functions, such as `all_reduce(x)`, run on the world; `new_group` makes other groups",
     "DistributedDataParallel": "`meshdist.parallel.GradientReducer` averages gradients",
     "MPI": "see docs/from-mpi4py.md",
