@@ -123,3 +123,23 @@ def test_a_recv_that_times_out_names_the_messages_that_are_there():
 
     text = dist.run(main, 3, timeout=0.5)[0]
     assert "a message from rank 1 with tag 3; there is one with tag 7; there is one with this tag from rank 2" in text
+
+
+def test_the_warning_before_a_timeout_names_the_message_that_is_there(caplog):
+    is_told = threading.Event()
+
+    def main():
+        rank = dist.get_rank()
+        if rank == 1:
+            dist.send(np.ones(1), dst=0, tag=5)
+        dist.barrier()
+        if rank:
+            assert is_told.wait(10)
+            return
+        with pytest.raises(dist.DistTimeoutError, match="a message from any rank with tag 0; there is one with tag 5"):
+            dist.recv(np.ones(1))
+        is_told.set()
+
+    dist.run(main, 3, timeout=2)
+    warnings = [record.getMessage() for record in caplog.records if "has waited for" in record.getMessage()]
+    assert [" s, of 2 s at most (there is one with tag 5)\n" in text for text in warnings] == [True], warnings
