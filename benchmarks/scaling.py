@@ -53,12 +53,19 @@ def draw(path: Path, found: Mapping[int, Mapping[int, float]], num_cores: int) -
         first = speeds[min(speeds)]
         label = f"{hidden:,} hidden units; one rank: {first:,.0f} steps/s"
         axes.semilogx(list(speeds), [speed / first for speed in speeds.values()], marker="o", base=2, label=label)
-        for number in sorted(speeds)[1:]:
+        numbers = sorted(speeds)
+        for number, following in zip(numbers[1:], [*numbers[2:], None], strict=True):
             place, text = (number, speeds[number] / first), f"{speeds[number]:,.0f} steps/s"
-            axes.annotate(text, place, (0, -12), textcoords="offset points", ha="center", fontsize=7)
+            # Above a peak and the upper line, below others: there no line runs through it.
+            is_peak = following is not None and speeds[following] < speeds[number]
+            is_upper = place[1] == max(other[number] / other[min(other)] for other in found.values())
+            where = {"xytext": (0, 6), "va": "bottom"} if is_peak or is_upper else {"xytext": (0, -6), "va": "top"}
+            paper = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
+            axes.annotate(text, place, textcoords="offset points", ha="center", fontsize=7, bbox=paper, **where)
     numbers = sorted({number for speeds in found.values() for number in speeds})
     axes.axhline(num_cores, color="#999999", linewidth=0.8, linestyle=":")
     axes.text(numbers[0], num_cores, f"{num_cores} cores", va="bottom", fontsize=7, color="#666666")
+    axes.margins(x=0.15)  # for the labels of the last points
     axes.set(xlabel="ranks", ylabel="speedup", xticks=numbers, xticklabels=numbers, ylim=(0, 1.25 * num_cores))
     axes.minorticks_off()
     axes.grid(alpha=0.3)

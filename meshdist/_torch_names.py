@@ -5,7 +5,10 @@ Loaded only when such a name is accessed. The reasons are those of docs/migratio
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from difflib import get_close_matches
+from inspect import signature, unwrap
 from typing import Any
 
 
@@ -19,8 +22,8 @@ def no_attribute(owner: Any, prefix: str, what: str, name: str) -> AttributeErro
         text += f" (torch.distributed has one): {REASONS[prefix + name]}; see docs/migration.md"
     elif not prefix and name in _PACKAGES:
         text += f" before it is imported: write `import meshdist.{name}`"
-    elif name in _INSTEAD:
-        text += f": {_INSTEAD[name]}"
+    elif prefix + name in _INSTEAD or name in _OF_NO_OWNER:
+        text += f": {_INSTEAD.get(prefix + name) or _OF_NO_OWNER[name]}"
     else:
         similar = spelt(name, [known for known in dir(owner) if not known.startswith("_")])
         text += "" if similar is None else f"; did you mean {similar!r}?"
@@ -52,10 +55,22 @@ def _plain(name: str) -> str:
 
 _CLOSE = 0.8
 _PACKAGES = ("autograd", "checkpoint", "dask", "parallel", "ray", "tensor", "torch")
-# Names of other libraries for which there is none.
+# Names of other libraries, and short ones, that are called otherwise here: of the package, and "DeviceMesh." of a mesh.
 _INSTEAD = {
+    "DTensor": "write `from meshdist.tensor import DTensor`",
+    "Mesh": "`init_device_mesh` makes a DeviceMesh",
+    "make_mesh": '`init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))` makes a mesh',
+    "rank": "write `get_rank()`",
+    "size": "write `get_world_size()`",
+    "DeviceMesh.axis_names": "write `mesh_dim_names`",
+    "DeviceMesh.dim_names": "write `mesh_dim_names`",
+    "DeviceMesh.dims": "`mesh_dim_names` has the names of the axes, `shape` their sizes",
+    "DeviceMesh.rank": "`get_local_rank()` is the rank along the axis, `get_rank()` that in the world",
+}
+# Names of other libraries for which there is none.
+_OF_NO_OWNER = {
     "ANY_SOURCE": "write `recv(x)`, without `src`",
-    "ANY_TAG": "`probe(src)` tells the tag of a message; then receive that one",
+    "ANY_TAG": "`probe(src, tag=None)` tells the tag of a message; then receive that one",
     "COMM_WORLD": "the flat functions, such as `all_reduce(x)`, run on the world; `new_group` makes other groups",
     "DistributedDataParallel": "`meshdist.parallel.GradientReducer` averages gradients",
     "MPI": "see docs/from-mpi4py.md",
@@ -95,6 +110,49 @@ _OF_MPI = {
     "ssend": "send",
     "worldsize": "get_world_size",
 }
+
+
+_UNKNOWN_KEYWORD = re.compile(r"(\S+)\(\) got an unexpected keyword argument '(\w+)'$")
+_TOO_MANY = re.compile(r"(\S+)\(\) takes (?:from \d+ to )?(\d+) positional arguments? but (\d+)")
+# Arguments of mpi4py, JAX and others, and what they are called here.
+_KEYWORDS = {
+    "axis_names": ("mesh_dim_names",),
+    "axis_shapes": ("mesh_shape",),
+    "buf": ("tensor",),
+    "comm": ("group",),
+    "dest": ("dst",),
+    "dim_names": ("mesh_dim_names",),
+    "group_dest": ("group_dst",),
+    "group_source": ("group_src",),
+    "names": ("mesh_dim_names",),
+    "root": ("src", "dst"),
+    "shape": ("mesh_shape",),
+    "source": ("src",),
+}
+_AXES = ("axis", "axis_name", "dim", "mesh_dim")
+
+
+def explain_call(function: Callable[..., Any], error: TypeError) -> None:
+    """Add to an error which argument was meant, if `function` was called with one that it does not have."""
+    words = str(error)
+    unknown, many = _UNKNOWN_KEYWORD.match(words), _TOO_MANY.match(words)
+    found, function = unknown or many, unwrap(function)
+    if found is None or found[1].rpartition(".")[2] != function.__name__:
+        return
+    known = list(signature(function).parameters)
+    if unknown is not None:
+        error.args = (words + _instead_of_keyword(function.__name__, unknown[2], known),)
+    elif "mesh_dim_names" in known:
+        error.args = (f"{words}; the names of the axes are a keyword: mesh_dim_names=",)
+
+
+def _instead_of_keyword(function: str, name: str, known: list[str]) -> str:
+    meant = next((other for other in _KEYWORDS.get(name, ()) if other in known), None)
+    if meant is None and name in _AXES and "group" in known:
+        return f'; along an axis of a mesh: mesh["dp"].{function}(...), or group=mesh["dp"]'
+    if meant is None:
+        meant = next(iter(get_close_matches(name, known, n=1, cutoff=_CLOSE)), None)
+    return "" if meant is None else f"; did you mean {meant}=?"
 
 
 def reason_for_module(name: str) -> str | None:

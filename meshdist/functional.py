@@ -72,12 +72,20 @@ __all__ = [
 ]
 
 
-def _copy(x: Any) -> Any:
-    return taken(x).copy()
+def _array(x: Any, of: str, group: GroupLike) -> Any:
+    """Return the array that the user's function `of` got."""
+    try:
+        return taken(x)
+    except TypeError as error:
+        raise TypeError(f"{resolve(group).error_prefix(of)}: {error}") from None
 
 
-def _blank(x: Any) -> Any:
-    array = taken(x)
+def _copy(x: Any, of: str, group: GroupLike) -> Any:
+    return _array(x, of, group).copy()
+
+
+def _blank(x: Any, of: str, group: GroupLike) -> Any:
+    array = _array(x, of, group)
     return new_empty(array.shape, array)
 
 
@@ -85,7 +93,7 @@ def all_reduce(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
     """Return the reduction of `x`, an array or a tree, over the group, on all ranks."""
     if is_tree(x):
         return reduced(_all_reduce, x, op, group)
-    y: Array = _copy(x)
+    y: Array = _copy(x, "all_reduce", group)
     _all_reduce(y, op, group)
     return y
 
@@ -94,7 +102,7 @@ def scan(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
     """Return the reduction of `x`, an array or a tree, over the ranks up to this one."""
     if is_tree(x):
         return reduced(_scan, x, op, group)
-    y: Array = _copy(x)
+    y: Array = _copy(x, "scan", group)
     _scan(y, op, group)
     return y
 
@@ -106,7 +114,7 @@ def exscan(x: Any, op: Op = ReduceOp.SUM, group: GroupLike = None) -> Any:
     """
     if is_tree(x):
         return reduced(_exscan, x, op, group)
-    y: Array = _copy(x)
+    y: Array = _copy(x, "exscan", group)
     _exscan(y, op, group)
     return y
 
@@ -115,7 +123,7 @@ def broadcast(x: Any, src: int | None = None, group: GroupLike = None, group_src
     """Return the array or tree of the rank `src`; elsewhere `x` gives its structure, shapes and dtypes."""
     if is_tree(x):
         return reduced(_broadcast, x, None, group, resolve(group).root("broadcast", "src", src, group_src))
-    y: Array = _copy(x)
+    y: Array = _copy(x, "broadcast", group)
     _broadcast(y, src, group, group_src=group_src)
     return y
 
@@ -126,7 +134,7 @@ def reduce(
     """Return, on the rank `dst`, the reduction of `x`, an array or a tree, over the group; elsewhere a copy of `x`."""
     if is_tree(x):
         return reduced(_reduce, x, op, group, resolve(group).root("reduce", "dst", dst, group_dst))
-    y: Array = _copy(x)
+    y: Array = _copy(x, "reduce", group)
     _reduce(y, dst, op, group, group_dst=group_dst)
     return y
 
@@ -140,7 +148,7 @@ def all_gather(x: Any, group: GroupLike = None, *, axis: int | None = None, dim:
         return all_gather_into_tensor(x, group, axis=axis, dim=dim)
     if is_tree(x):
         return gathered(x, group)
-    blocks = [_blank(x) for _ in range(resolve(group).size())]
+    blocks = [_blank(x, "all_gather", group) for _ in range(resolve(group).size())]
     _all_gather(blocks, x, group)
     return blocks
 
@@ -157,7 +165,7 @@ def all_gather_into_tensor(x: Any, group: GroupLike = None, *, axis: int | None 
     if is_tree(x):
         dims = [dimension(members, of, leaf, axis, dim) for leaf in Tree(x).leaves]
         return joined_trees(x, gathered(x, group, of), dims)
-    array, size = taken(x), max(0, members.size())
+    array, size = _array(x, "all_gather_into_tensor", group), max(0, members.size())
     place = dimension(members, of, array, axis, dim)
     y = new_empty((size, *array.shape), array)
     _all_gather_into_tensor(y, array, group)
@@ -187,10 +195,16 @@ def gather(
         dims = [dimension(members, "gather", leaf, axis, dim) for leaf in Tree(x).leaves]
         trees = gathered_on(x, group, root)
         return joined_trees(x, trees, dims) if is_joined and trees is not None else trees
-    array = taken(x)
+    array = _array(x, "gather", group)
     place = dimension(members, "gather", array, axis, dim) if is_joined else 0
     y = new_empty((members.size(), *array.shape), array) if members.rank() == root >= 0 else None
-    blocks = None if y is None else [y[rank] for rank in range(len(y))] if is_joined else [_blank(x) for _ in y]
+    blocks = (
+        None
+        if y is None
+        else [y[rank] for rank in range(len(y))]
+        if is_joined
+        else [_blank(x, "gather", group) for _ in y]
+    )
     _gather(x, blocks, group=group, group_dst=root)
     return blocks if y is None or not is_joined else joined_along(y, place)
 
@@ -213,7 +227,7 @@ def scatter(
     Raises:
         ValueError: `x` has no such dimension, both `axis` and `dim` are given, or the blocks have not the shape of `x`.
     """
-    array, members = taken(x), resolve(group)
+    array, members = _array(x, "scatter", group), resolve(group)
     blocks = scatter_list
     if axis is not None or dim is not None:
         place = dimension(members, "scatter", array, axis, dim)
@@ -228,7 +242,7 @@ def reduce_scatter(x: Sequence[Any], op: Op = ReduceOp.SUM, group: GroupLike = N
     place = resolve(group).rank()
     if not 0 <= place < len(x):
         raise ValueError(f"reduce_scatter: x must hold an array for each rank, also for rank {place}, got {len(x)}")
-    y: Array = _blank(x[place])
+    y: Array = _blank(x[place], "reduce_scatter", group)
     _reduce_scatter(y, x, op, group)
     return y
 
@@ -242,7 +256,7 @@ def reduce_scatter_tensor(
         ValueError: That dimension of `x` is missing or no multiple of the group's size, or both `axis` and `dim` are
             given.
     """
-    array, members, of = taken(x), resolve(group), "reduce_scatter_tensor"
+    array, members, of = _array(x, "reduce_scatter_tensor", group), resolve(group), "reduce_scatter_tensor"
     blocks = cut_evenly(members, of, array, dimension(members, of, array, axis, dim))
     y: Array = new_empty(blocks.shape[1:], array)
     _reduce_scatter_tensor(y, blocks, op, group)
@@ -254,7 +268,7 @@ def all_to_all(x: Sequence[Any], group: GroupLike = None) -> list[Array]:
 
     The array from rank i must have the shape of `x[i]`.
     """
-    blocks = [_blank(block) for block in x]
+    blocks = [_blank(block, "all_to_all", group) for block in x]
     _all_to_all(blocks, x, group)
     return blocks
 
@@ -276,7 +290,7 @@ def all_to_all_single(
     Raises:
         ValueError: `x` has no such dimension, both `axis` and `dim` are given, or the blocks do not fit.
     """
-    array, members = taken(x), resolve(group)
+    array, members = _array(x, "all_to_all_single", group), resolve(group)
     place = dimension(members, "all_to_all_single", array, axis, dim)
     first = (place, *(other for other in range(array.ndim) if other != place))  # the divided dimension comes first
     rows = array.transpose(first) if place else array

@@ -54,7 +54,9 @@ def draw(path: Path, results: Sequence[dict[str, Any]], titles: Mapping[str, str
                 axes.set_title(f"{row[1][place]}, {row[0]} ranks", fontsize=9)
             else:
                 axes.set_axis_off()
-    figure.axes[0].legend(fontsize=7, frameon=False)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    # Above the panels, where no line runs through it.
+    figure.legend(handles, labels, fontsize=8, frameon=False, loc="outside upper center", ncols=len(labels))
     figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
@@ -70,7 +72,7 @@ def _panel(axes: Any, results: Sequence[dict[str, Any]], titles: Mapping[str, st
     sizes = sorted({each["nbytes"] for each in results})
     axes.set_xticks(sizes, [report.size(nbytes) for nbytes in sizes], fontsize=7, rotation=35, ha="right")
     axes.minorticks_off()
-    axes.set_ylabel("us a call", fontsize=8)
+    axes.set_ylabel("us per call", fontsize=8)
     axes.tick_params(axis="y", labelsize=7)
     axes.grid(visible=True, alpha=0.25)
 

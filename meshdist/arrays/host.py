@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Sequence
+from numbers import Number
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from meshdist.arrays.interchange import is_copied, shared_array
+from meshdist.arrays.interchange import OBJECTS, is_copied, shared_array
 from meshdist.arrays.overlap import repeats_elements, shared_pair
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -21,10 +22,10 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 _HINTS = {
     "M": "; pass {name}.view('int64')",
     "m": "; pass {name}.view('int64')",
-    "O": "; send objects by broadcast_object_list, all_gather_object and the like",
-    "U": "; send texts as objects, by all_gather_object and the like",
+    "O": OBJECTS,
+    "U": OBJECTS,
     "S": "; pass {name}.view('uint8')",
-    "T": "; send texts as objects, by all_gather_object and the like",
+    "T": OBJECTS,
     "V": "; pass its fields one by one, or its bytes: {name}.view('uint8')",
 }
 
@@ -53,8 +54,10 @@ def as_array(value: Any, name: str) -> Array:
     return shared_array(value, name)
 
 
-def as_buffers(value: Any, name: str, is_list: bool) -> Array | list[Array] | None:
+def as_buffers(value: Any, name: str, is_list: bool, in_place: str = "") -> Array | list[Array] | None:
     """Return an argument as an array or, if `is_list`, a list of arrays, of supported dtypes; None stays None.
+
+    `in_place` is the name of a collective whose result would take the place of the argument, for messages.
 
     Raises:
         TypeError: A list for one array, no list for several, or as `as_array` and `check_dtype`.
@@ -64,6 +67,11 @@ def as_buffers(value: Any, name: str, is_list: bool) -> Array | list[Array] | No
     if not isinstance(value, (list, tuple)):
         if is_list and not isinstance(value, np.ndarray):
             raise TypeError(f"{name} must be a list of arrays, got {type(value).__name__}")
+        if in_place and isinstance(value, Number):
+            raise TypeError(
+                f"{name} must be an array, got {value!r}; use np.array({name}), or functional.{in_place}, which takes"
+                " numbers and returns the result"
+            )
         array = as_array(value, name)
         check_dtype(array, name)
         return array

@@ -18,6 +18,8 @@ _EXTENSIONS = {
     "float8_e5m2fnuz": 1,
     "float8_e8m0fnu": 1,
 }
+OBJECTS = "; send objects by send_object_list, broadcast_object_list, all_gather_object and the like"
+"""The end of a message about an array that is one of objects, or none."""
 _FAILURES = (TypeError, ValueError, RuntimeError, BufferError, AttributeError, NotImplementedError)
 
 
@@ -53,6 +55,7 @@ def shared_array(value: Any, name: str) -> Array:
         copied.flags.writeable = False
         return copied
     hint = f"; use np.array({name})" if isinstance(value, (bool, int, float, complex, list, tuple)) else ""
+    hint = OBJECTS if isinstance(value, (str, dict, set, frozenset)) else hint
     raise TypeError(f"{name} must be an array, got {type(value).__name__}{hint}")
 
 

@@ -132,6 +132,10 @@ class ReduceOp(Enum, metaclass=_NamingMembers):
 
     PREMUL_SUM = staticmethod(premul_sum)
 
+    @classmethod
+    def _missing_(cls, value: object) -> ReduceOp:
+        raise ValueError(_unknown(value))
+
     # Plans are looked up by op on every call: hash by identity.
     __hash__ = object.__hash__
 
@@ -202,10 +206,14 @@ def as_reduce_op(op: Op | Callable[[Any], PremulSum]) -> ReduceOp:
     try:
         return ReduceOp(op.lower()) if isinstance(op, str) else op
     except ValueError:
-        known = ", ".join(member.value for member in ReduceOp)
-        meant = _meant(op) if isinstance(op, str) else None
-        hint = "" if meant is None else f"; did you mean {meant!r}?"
-        raise ValueError(f"unknown op {op!r}; known are {known}{hint}") from None
+        raise ValueError(_unknown(op)) from None
+
+
+def _unknown(op: object) -> str:
+    known = ", ".join(member.value for member in ReduceOp)
+    meant = _meant(op) if isinstance(op, str) else None
+    hint = "" if meant is None else f"; did you mean {meant!r}?"
+    return f"unknown op {op!r}; known are {known}{hint}"
 
 
 def _meant(name: str) -> str | None:

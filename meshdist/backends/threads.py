@@ -203,7 +203,8 @@ class _Recv(_InRoom, RecvRequest):
         return any_of(self._others(), self._options.call) if self.wanted is None else super().source_words()
 
     def awaits(self) -> list[int]:
-        return [] if self.wanted is None else [self._options.ranks[self.wanted]]
+        sources = self._others() if self.wanted is None else [self.wanted]
+        return [self._options.ranks[sources[0]]] if len(sources) == 1 else []  # else any of several
 
     def _others(self) -> list[int]:
         return [rank for rank in range(len(self.room.boxes)) if rank != self._options.rank]

@@ -45,12 +45,15 @@ def draw(path: Path, rows: Sequence[Row], title: str) -> None:
         axes.loglog(sizes, [row.median_us for row in own], marker="o", label="median", **how)
         axes.loglog(sizes, [row.p90_us for row in own], linestyle="--", linewidth=1, label="90th percentile", **how)
         axes.set_ylim(min(times) / _MARGIN, max(times) * _MARGIN)  # equal scales: panels can be compared
-        axes.set_title(f"{name}: us", fontsize=10)
+        axes.set_title(name, fontsize=10)
+        axes.set_ylabel("time of a call (us)", fontsize=8)
         style = "-" if number < 10 else "--"
         bandwidth.loglog(sizes, [row.bus_gbps for row in own], marker="o", linestyle=style, label=name, **how)
-    bandwidth.set_title("bus bandwidth: GB/s", fontsize=10)
+    bandwidth.set_title("bus bandwidth", fontsize=10)
+    bandwidth.set_ylabel("bus bandwidth (GB/s)", fontsize=8)
+    every = sorted({row.num_bytes for own in by_name.values() for row in own})
     for axes in panels[:num_panels] if by_name else ():  # barriers alone have no sizes
-        _label_axes(axes)
+        _label_axes(axes, every)
         axes.legend(fontsize=7)
     for axes in panels[num_panels:]:
         axes.set_axis_off()
@@ -60,16 +63,27 @@ def draw(path: Path, rows: Sequence[Row], title: str) -> None:
 _MARGIN = 1.5
 
 
-def _label_axes(axes: Any) -> None:
+# Labels of more sizes would touch each other.
+_MOST_TICKS = 14
+
+
+def _label_axes(axes: Any, sizes: Sequence[int]) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(lambda size, _: show_size(int(size)))
-    axes.tick_params(axis="x", labelrotation=45, labelsize=8)
+    _label_sizes(axes, sizes)
     axes.yaxis.set_major_locator(LogLocator(numticks=7))
     axes.yaxis.set_major_formatter(lambda number, _: f"{number:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(visible=True, which="major", alpha=0.3)
+
+
+def _label_sizes(axes: Any, sizes: Sequence[int]) -> None:
+    """Put ticks at the measured sizes, or at every second one and so on if there are many."""
+    axes.set_xscale("log", base=2)
+    ticks = sizes[:: math.ceil(len(sizes) / _MOST_TICKS)]
+    axes.set_xticks(ticks, [show_size(size) for size in ticks], rotation=45, fontsize=8)
+    axes.minorticks_off()
+    axes.set_xlabel("size of the message", fontsize=8)
 
 
 def draw_choices(path: Path, choices: Sequence[Choice], title: str) -> None:
@@ -90,9 +104,9 @@ def draw_choices(path: Path, choices: Sequence[Choice], title: str) -> None:
         axes.loglog(
             fastest.keys(), fastest.values(), "o", markersize=9, fillstyle="none", color="black", label="chosen"
         )
-        axes.set_title(f"{kind}: time of a call, us", fontsize=10)
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda size, _: show_size(int(size)))
+        axes.set_title(kind, fontsize=10)
+        axes.set_ylabel("time of a call (us)", fontsize=8)
+        _label_sizes(axes, sorted({choice.most_bytes for choice in own}))
         axes.grid(visible=True, which="major", alpha=0.3)
         axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, dpi=150)

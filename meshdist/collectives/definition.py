@@ -36,6 +36,15 @@ else:
     _Calling = core.Function
 
 
+def _explain(function: Callable[..., Any], error: TypeError) -> None:
+    from meshdist._torch_names import explain_call
+
+    explain_call(function, error)
+
+
+core.explain_type_errors(_explain)
+
+
 class GroupFunction(_Calling, Generic[P, R]):
     """A function with a `group` parameter that is also a method of groups and meshes.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from meshdist.collectives.send_recv import Receiving, source_of
@@ -36,6 +37,7 @@ class _Probe(Receiving[P, R]):
     def flat(function: Callable[..., Any]) -> Callable[..., Any]:
         place = function.__code__.co_varnames.index("group")
 
+        @wraps(function)
         def flat(*args: Any, **kwargs: Any) -> MessageInfo | None:
             info: MessageInfo | None = function(*args, **kwargs)
             group = args[place] if len(args) > place else kwargs.get("group")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import wraps
 from operator import index
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -39,6 +40,7 @@ class NamingSender(Receiving[P, int]):
     def flat(function: Callable[..., Any]) -> Callable[..., Any]:
         place = function.__code__.co_varnames.index("group")
 
+        @wraps(function)
         def flat(*args: Any, **kwargs: Any) -> int:
             source: int = function(*args, **kwargs)
             group = args[place] if len(args) > place else kwargs.get("group")

@@ -19,7 +19,7 @@ VARIABLE = "MESHDIST_CORE"
 
 _CHOICES = ("auto", "python", "require")
 # What this package and the module expect of each other; the same number stands in module.c.
-_INTERFACE = 6
+_INTERFACE = 7
 
 T = TypeVar("T")
 
@@ -95,6 +95,12 @@ def compare_by_identity(kind: type[T]) -> type[T]:
     return kind if module is None else module.compare_by_identity(kind)
 
 
+def explain_type_errors(explain: Callable[[Callable[..., Any], TypeError], object]) -> None:
+    """Have `explain(function, error)` add to the message of a TypeError of a Function; without the core, none is."""
+    if module is not None:
+        module.explain_type_errors(explain)
+
+
 def world_changed() -> None:
     """Functions without a group run over another one from now on."""
     if module is not None:
@@ -117,6 +123,7 @@ __all__ = [
     "Stream",
     "TryLock",
     "compare_by_identity",
+    "explain_type_errors",
     "missing",
     "module",
     "status",

@@ -17,6 +17,8 @@ enum { MOST_ARGS = 8, MOST_MEMOS = 16, MOST_ARRAYS = 64 };
 static PyObject *identity_types;
 /* `users` of the flight recorder: from a frame to the user's. */
 static PyObject *find_user;
+/* Adds to the message of a TypeError which argument was meant. */
+static PyObject *explain;
 /* Counts changes of the world, which functions without a group run over. */
 static uint64_t num_worlds;
 /* Ranks that are threads: every thread may have a world of its own. */
@@ -496,6 +498,18 @@ static PyObject *run_memo(Function *self, Memo *memo, PyObject *const *args)
     return result;
 }
 
+/* Let Python add to a TypeError that was raised, which stays as it is otherwise. */
+static void explain_type_error(Function *self)
+{
+    PyObject *type, *error, *trace;
+    PyErr_Fetch(&type, &error, &trace);
+    PyErr_NormalizeException(&type, &error, &trace);
+    PyObject *done = PyObject_CallFunctionObjArgs(explain, self->func, error, NULL);
+    Py_XDECREF(done);
+    PyErr_Clear();
+    PyErr_Restore(type, error, trace);
+}
+
 static PyObject *function_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *kwnames)
 {
     Function *self = (Function *)object;
@@ -510,6 +524,8 @@ static PyObject *function_call(PyObject *object, PyObject *const *args, size_t n
     active = &told;
     PyObject *result = PyObject_Vectorcall(self->func, args, nargsf, kwnames);
     active = told.outer;
+    if (result == NULL && explain != NULL && PyErr_ExceptionMatches(PyExc_TypeError))
+        explain_type_error(self);
     /* A call that Python made although it is known stays known. */
     if (result != NULL && told.num_notes == 1 && memo == NULL && told.calls->is_open)
         learn(self, &told, args, num_args, kwnames, result);
@@ -801,6 +817,12 @@ static PyObject *configure(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *explain_type_errors(PyObject *module, PyObject *function)
+{
+    Py_XSETREF(explain, Py_NewRef(function));
+    Py_RETURN_NONE;
+}
+
 static PyObject *compare_by_identity(PyObject *module, PyObject *type)
 {
     PyObject *types = PyTuple_New(identity_types == NULL ? 1 : PyTuple_GET_SIZE(identity_types) + 1);
@@ -829,6 +851,8 @@ PyMethodDef call_functions[] = {
     {"configure", configure, METH_VARARGS, "configure(array, users): an array of shape (2, 3), and the search for the "
                                            "user's frame."},
     {"compare_by_identity", compare_by_identity, METH_O, "Compare arguments of a type by identity; a decorator."},
+    {"explain_type_errors", explain_type_errors, METH_O, "Call it with the function and the error where a Function raises "
+                                                         "TypeError; it may change the message."},
     {"world_changed", world_changed, METH_NOARGS, "Functions without a group may run over another from now on."},
     {"use_many_worlds", use_many_worlds, METH_NOARGS, "Threads may have worlds of their own from now on."},
     {NULL, NULL, 0, NULL},

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 _MOST_NAMED = 8
+# In the words of a call that waits for another message than that which has come.
+_THERE = " (there "
 
 
 @dataclass(frozen=True)
@@ -104,4 +106,6 @@ def _describe_circle(circle: list[BlockedRank]) -> str:
     advice = "; groups whose ranks are in a different order are different groups" if are_reordered else ""
     if all(one.call.startswith("send(") for one in circle):
         advice = "; post an irecv before the send, or call sendrecv, which does both at once"
+    if all(one.call.startswith("recv(") and _THERE not in one.call for one in circle):
+        advice = "; let one of them send before it receives, or call sendrecv, which does both at once"
     return f"the ranks wait for each other, and none can go on: {'; '.join(steps)}{advice}"

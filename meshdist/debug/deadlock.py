@@ -15,8 +15,9 @@ received, and x confirms the wait only if nothing was under way between the two 
 learn later.
 
 What a rank does while it waits: over shared memory, a recv or a probe reads all that its source sends in the group,
-whatever the tag, which ends sends of that source (`Waitable.reads_in`). Nothing else reads there: a recv from any
-source does, but is not blocked, nor is a rank with an `irecv`; a collective, a send, a recv from another rank or in
+whatever the tag, which ends sends of that source (`Waitable.reads_in`). Nothing else reads there: a recv from any of
+several ranks does, but is not blocked, as each of them could end its wait, nor is a rank with an `irecv`; in a group of
+two ranks, any source is the other one; a collective, a send, a recv from another rank or in
 another group, and a rank that has ended its phase leave the messages of x where they are. So the send of x to y, if it
 waits until y reads, waits for y unless y waits for a message of x in the same group. A rank that waits in a send writes
 that message and no other, or it is not blocked; it ends only waits of the receiver for this rank, and of such a

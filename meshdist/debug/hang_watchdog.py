@@ -97,6 +97,7 @@ class LongWait:
         self.error_prefix = error_prefix
         self.timeout_s = deadline.timeout_s
         self.is_long = False
+        self.instead = ""  # what had come instead of what is waited for, when it became long
         self._deadline = deadline
         self._missing = missing
         self._watchdog = watchdog
@@ -177,6 +178,7 @@ class HangWatchdog:
                 self, error_prefix, deadline, waitable.missing() if self._log.isEnabledFor(logging.INFO) else ""
             )
         if watch is not None and not watch.is_long and lasts_s >= grace:
+            watch.instead = waitable.instead()
             self._begin(watch)
         if watch is not None and lasts_s >= self.detects_from_s:
             watch.blocked = self.detector.look(watch.blocked, waitable)
@@ -328,8 +330,9 @@ class HangWatchdog:
         # All ranks may have come at this moment.
         if warned is not None and warned in self._watches and not reported and self._has_cause:
             self._log.warning(
-                "%s: has waited for %.1f s, of %g s at most\n%s",
-                *(warned.error_prefix, warned.lasts_s, warned.timeout_s, self._found.text),
+                "%s: has waited for %.1f s, of %g s at most%s\n%s",
+                *(warned.error_prefix, warned.lasts_s, warned.timeout_s),
+                *(f" ({warned.instead})" if warned.instead else "", self._found.text),
                 extra=self._open_call(),
             )
 

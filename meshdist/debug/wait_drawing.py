@@ -11,6 +11,8 @@ from meshdist.runtime.rank_text import ranks_text
 _MOST_CALLS = 12
 _COLOURS = {"gone": "#888888", "absent": "#dd5544", "cycle": "#ee9944", "waits": "#5588bb", "computes": "#77aa77"}
 _MOST_NAMED = 4
+# Between two boxes, and of the text in one.
+_GAP_IN, _CHARACTER_IN = 0.9, 0.085
 
 
 def draw_waits(waits: Waits, ax: Any = None) -> Any:
@@ -26,24 +28,28 @@ def draw_waits(waits: Waits, ax: Any = None) -> Any:
     from matplotlib.patches import Patch
 
     boxes = ranks_alike(waits)
+    names = [ranks_text(ranks, most=_MOST_NAMED) for ranks in boxes]
     kinds = [kind_of(waits, ranks[0]) for ranks in boxes]
     arrows = _arrows(waits, boxes)
     calls = sorted(set(arrows.values()))
     if ax is None:
         from matplotlib import pyplot
 
-        ax = pyplot.subplots(figsize=(6.4, 2.2 + 0.5 * len(boxes) ** 0.5 + 0.22 * len(calls)), layout="constrained")[1]
+        # As large as the boxes need. The legend is below the figure: `savefig` with bbox_inches="tight" includes it.
+        box_in = _GAP_IN + _CHARACTER_IN * max((len(name) for name in names), default=0)
+        side_in = box_in * max(2.0, 1 + len(boxes) / math.pi)
+        ax = pyplot.figure(figsize=(side_in, 1.4 if len(boxes) < 3 else side_in)).add_axes((0, 0, 1, 1))
     places = _places(len(boxes))
     texts = [
         ax.text(
             *place,
-            ranks_text(ranks, most=_MOST_NAMED),
+            name,
             ha="center",
             va="center",
             color="white",
             bbox={"boxstyle": "round,pad=0.4", "facecolor": _COLOURS[kind], "edgecolor": "none"},
         )
-        for place, ranks, kind in zip(places, boxes, kinds, strict=True)
+        for place, name, kind in zip(places, names, kinds, strict=True)
     ]
     for (start, end), words in arrows.items():
         ax.annotate(

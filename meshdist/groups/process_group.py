@@ -364,10 +364,11 @@ class ProcessGroup(CollectiveMethods, Membership):
         if backend.device_calls is not None:
             rest = (async_op, splits, timeout_s, self._shape_rule)
             return backend.device_calls.submit(Request(self, error_prefix, collective, send, recv, op, root, *rest))
-        given = self.named(error_prefix, as_buffers, send, collective.names[0], "send" in collective.lists)
+        names, of = collective.names, collective.name if collective.in_place else ""
+        given = self.named(error_prefix, as_buffers, send, names[0], "send" in collective.lists, of)
         in_place, taken = collective.in_place and recv is send, given
         if not in_place:
-            taken = self.named(error_prefix, as_buffers, recv, collective.names[1], "recv" in collective.lists)
+            taken = self.named(error_prefix, as_buffers, recv, names[1], "recv" in collective.lists)
         reduce_op = None if op is None else self.named(error_prefix, as_reduce_op, op)
         sends = in_native_order(given)
         recvs = sends if in_place else in_native_order(taken)

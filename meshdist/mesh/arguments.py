@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
 from meshdist.backends.device_backends import (
     backend_name,
@@ -24,6 +25,26 @@ from meshdist.system.platform import num_gpus
 
 if TYPE_CHECKING:
     from meshdist.groups.world import World
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def explaining(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a TypeError say which argument was meant, where a call has one of another library; a decorator."""
+
+    @wraps(function)
+    def explained(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            from meshdist._torch_names import explain_call
+
+            explain_call(function, error)
+            raise
+
+    return explained
 
 
 def checked_device_type(device_type: str) -> str:

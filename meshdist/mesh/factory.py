@@ -13,6 +13,7 @@ from meshdist.mesh.arguments import (
     BackendChoice,
     check_carried,
     checked_device_type,
+    explaining,
     world_ended_on_refusal,
     world_or_init,
 )
@@ -23,6 +24,7 @@ from meshdist.mesh.mesh_check import refusals_reported
 from meshdist.runtime.context import GroupLike
 
 
+@explaining
 def init_device_mesh(
     device_type: str,
     mesh_shape: Sequence[int],

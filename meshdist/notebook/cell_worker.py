@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from multiprocessing.connection import Connection
 from types import FrameType, ModuleType
@@ -31,6 +31,7 @@ from meshdist.groups.world import World, world_in
 from meshdist.launch.worker import die_with_parent, follows_from_peer, write_whole_lines
 from meshdist.notebook.magic_options import Axes
 from meshdist.notebook.rich_forms import drawn_figures, rich_forms
+from meshdist.notebook.world_variables import variables_of_the_world
 from meshdist.runtime.call_site import is_ours
 from meshdist.runtime.context import current_slot
 
@@ -72,6 +73,7 @@ class Answer:
     values: bytes | None = None  # the pickled variables that were requested
     pictures: tuple[bytes, ...] = ()  # the matplotlib figures that the cell has shown or left open, as PNG files
     shown: dict[str, Any] | None = None  # the forms of the last expression, if it has others than text
+    of_the_world: tuple[str, ...] = ()  # names of variables that are, or hold, groups and meshes of the world
 
 
 class Worker:
@@ -82,6 +84,7 @@ class Worker:
         self._is_running = False
         self._store: meshdist.Store | None = None
         self._mesh_axes: Axes = ()
+        self._mesh: meshdist.DeviceMesh | None = None  # made for the cells, not by them
         self._shown: dict[str, Any] | None = None
         self._main = ModuleType("__main__")  # functions of cells are pickled as those of a script
         sys.modules["__main__"] = self._main
@@ -93,7 +96,11 @@ class Worker:
         with contextlib.suppress(EOFError, ConnectionError):
             while True:
                 request = pickle.loads(self._connection.recv_bytes())
-                self._connection.send_bytes(pickle.dumps(self._answer(request)))
+                answer = self._answer(request)
+                if isinstance(request, Cell):
+                    own = {name: value for name, value in vars(self._main).items() if value is not self._mesh}
+                    answer = replace(answer, of_the_world=variables_of_the_world(own))
+                self._connection.send_bytes(pickle.dumps(answer))
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._is_running:  # otherwise it came after the cell
@@ -163,7 +170,7 @@ class Worker:
             variables.update(pickle.loads(cell.sent))
         if cell.axes and cell.axes != self._mesh_axes:
             names, sizes = zip(*cell.axes, strict=True)
-            variables["mesh"] = meshdist.init_device_mesh("cpu", sizes, mesh_dim_names=names)
+            variables["mesh"] = self._mesh = meshdist.init_device_mesh("cpu", sizes, mesh_dim_names=names)
             self._mesh_axes = cell.axes
         linecache.cache[cell.name] = len(cell.source), None, cell.source.splitlines(keepends=True), cell.name
         body = ast.parse(cell.source, cell.name)

@@ -6,6 +6,7 @@ import atexit
 import traceback
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import groupby
 from typing import Any
 
 from meshdist.backends.device_backends import usable_backend_name
@@ -16,7 +17,9 @@ from meshdist.notebook.pool import Completion, Pool
 from meshdist.notebook.rank_output import RankOutput, rank_label
 from meshdist.runtime.rank_text import ranks_text, without_own_rank
 
+_MOST_NAMED = 8
 _REPLACED = "a new process takes its place, without the variables of the old one"
+_OWN_GROUPS = "create groups and meshes of your own again"
 _NO_CLOUDPICKLE = '%%mesh needs the package cloudpickle: pip install "meshdist[notebook]"'
 
 
@@ -57,10 +60,10 @@ class MeshMagics:
             raise self._usage_error(str(error)) from None
         if find_spec("cloudpickle") is None:
             raise self._usage_error(_NO_CLOUDPICKLE)
-        self._check(options.backend, cell)
+        name = f"In [{self._shell.execution_count}]"
+        self._check(options.backend, cell, name)
         sent = self._pickled(options.send)
         try:
-            name = f"In [{self._shell.execution_count}]"
             outcome = self._pool_for(options).run(cell, options.axes, sent, options.get, name=name)
         except DistError as error:
             error.locate("%%mesh")
@@ -75,9 +78,12 @@ class MeshMagics:
 
     def line(self, line: str) -> None:
         """List the workers; `%mesh stop` ends them."""
-        if line.strip() == "stop":
+        if line.strip() == "stop" and self._pool is not None:
+            stopped = self._pool.size
             self.stop()
-        elif line.strip():
+            print(f"stopped {stopped} worker{'s' * (stopped != 1)}")
+            return
+        if line.strip() not in ("", "stop"):
             raise self._usage_error(f"%mesh lists the workers, %mesh stop ends them; got {line.strip()!r}")
         if self._pool is None or self._options is None:
             print("no workers")
@@ -95,14 +101,14 @@ class MeshMagics:
             self._pool = None
             atexit.unregister(self.stop)
 
-    def _check(self, backend: str, cell: str) -> None:
-        """Reject an unusable backend or invalid Python before any worker gets the cell."""
+    def _check(self, backend: str, cell: str, name: str) -> None:
+        """Reject an unusable backend or invalid Python before any worker gets the cell, which messages call `name`."""
         try:
             usable_backend_name(backend)
         except (ValueError, DistError) as error:
             raise self._usage_error(f"%%mesh --backend {backend}: {error}") from None
         try:
-            compile(cell, "<mesh cell>", "exec")
+            compile(cell, name, "exec")
         except SyntaxError as error:
             raise MeshCellError(_syntax_error(error, cell)) from None
 
@@ -114,7 +120,7 @@ class MeshMagics:
             pool.join_new_world(options.backend, options.timeout_s)
             print(
                 f"the workers join a new world, of backend {options.backend} and timeout {options.timeout_s:g} s; "
-                "they keep their variables: create groups and meshes again"
+                f"they keep their variables: {_OWN_GROUPS}"
             )
         self._options = replace(options, send=(), get=(), restart=False)
         return pool
@@ -166,7 +172,7 @@ def _write(line: str) -> None:
 
 
 def _report_replaced(rank: int, how: str) -> None:
-    print(f"rank {rank} had ended between two cells ({how}); {_REPLACED}; create groups and meshes again", flush=True)
+    print(f"rank {rank} had ended between two cells ({how}); {_REPLACED}; {_OWN_GROUPS}", flush=True)
 
 
 def _show_results(outcome: Completion) -> None:
@@ -176,9 +182,11 @@ def _show_results(outcome: Completion) -> None:
     for forms, ranks in outcome.shown():
         print(f"{rank_label(ranks)}:", flush=True)
         display(forms, raw=True)
-    for picture, ranks in outcome.pictures().items():
-        print(rank_label(ranks), "has drawn" if len(ranks) == 1 else "have drawn", flush=True)
-        display(Image(data=picture, format="png"))
+    for ranks, pictures in groupby(outcome.pictures().items(), key=lambda item: item[1]):
+        data = [picture for picture, _ in pictures]
+        print(f"{ranks_text(ranks)}: {len(data)} figure{'s' * (len(data) != 1)}", flush=True)
+        for picture in data:
+            display(Image(data=picture, format="png"))
 
 
 def _syntax_error(error: SyntaxError, cell: str) -> str:
@@ -203,10 +211,25 @@ def _error_of(outcome: Completion) -> BaseException:
     for rank, how in sorted(outcome.ended.items()):
         when = "had ended before it began the cell" if rank in outcome.not_begun else "ended in the cell"
         lines.append(f"rank {rank} {when} ({how}); {_REPLACED}")
-    lines.append("The workers keep their variables and join a new world; create groups and meshes again.")
+    lines += _what_is_left(outcome)
     if outcome.interrupted:
         return CellInterrupted("\n".join(["The cell was interrupted.", *lines]))
     return MeshCellError("\n".join(lines))
+
+
+def _what_is_left(outcome: Completion) -> list[str]:
+    """Return the sentence that says which variables stay, and which belong to the world that the failure ended.
+
+    None if all stay on all workers: the next cell finds `mesh` and the variables as if nothing had happened.
+    """
+    lost = outcome.of_the_world()
+    if lost:
+        named = ", ".join(lost[:_MOST_NAMED]) + (", ..." if len(lost) > _MOST_NAMED else "")
+        kept = "the other variables stay" if outcome.answers else "no variables stay"
+        who = "the others" if outcome.ended else "The workers"
+        words = f"{who} join a new world: create {named} again; {kept}."
+        return [words[0].upper() + words[1:]]
+    return ["The other workers keep their variables."] if outcome.ended and outcome.answers else []
 
 
 def _summaries(failed: dict[int, Answer], first: int | None, others: list[int]) -> list[str]:

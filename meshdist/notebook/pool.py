@@ -45,6 +45,10 @@ class Completion:
         by_rank = [pickle.loads(self.answers[rank].values or b"") for rank in sorted(self.answers)]
         return {name: [values[name] for values in by_rank] for name in by_rank[0]}
 
+    def of_the_world(self) -> list[str]:
+        """Return the names of the variables that belong to the world of the cell, on any rank."""
+        return sorted({name for answer in self.answers.values() for name in answer.of_the_world})
+
     def pictures(self) -> dict[bytes, list[int]]:
         """Return the PNG files that the ranks have drawn, each with its ranks."""
         ranks_by_picture: dict[bytes, list[int]] = {}

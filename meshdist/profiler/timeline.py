@@ -127,6 +127,14 @@ class Timeline:
                 console.print()
         console.print("\n".join(sentences(self.tracks, self.slowest())), highlight=False)
 
+    def __repr__(self) -> str:
+        num_calls, num_ranks = sum(len(track.events) for track in self.tracks), len(self.tracks)
+        calls, ranks = f"call{'s' * (num_calls != 1)}", f"rank{'s' * (num_ranks != 1)}"
+        return (
+            f"<Timeline: {num_calls} {calls} of {num_ranks} {ranks} in {self.seconds:.3g} s,"
+            f" {self.communication_share:.0%} of it in calls; print it for the table>"
+        )
+
     def __str__(self) -> str:
         return "\n".join([text_table(rows(self.tracks, self.totals())), *sentences(self.tracks, self.slowest())])
 

@@ -260,3 +260,5 @@ def test_a_rank_that_gives_up_and_leaves_between_two_looks_has_given_up(monkeypa
         return str(caught.value)
 
     assert "rank 1 gave up: no luck" in dist.run(main, 2, timeout=20)[0]
+
+    assert any_of([1], "rank {}".format) == "the only other rank, rank 1"

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import numpy as np
 import pytest
 
 import meshdist as dist
+from meshdist import core, functional
+
+OBJECTS = "; send objects by send_object_list, broadcast_object_list, all_gather_object and the like"
 
 
 @pytest.mark.parametrize(
@@ -30,6 +34,77 @@ def test_what_to_write_instead(call, words):
     dist.run(main, 1)
 
 
+@pytest.mark.skipif(core.module is None, reason="without the compiled core, a call that fails costs nothing more")
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda x, mesh: dist.send(x, dest=0), "send() got an unexpected keyword argument 'dest'; did you mean dst=?"),
+        (lambda x, mesh: mesh.send(x, dest=0), "'dest'; did you mean dst=?"),
+        (lambda x, mesh: dist.recv(x, source=0), "'source'; did you mean src=?"),
+        (lambda x, mesh: dist.probe(source=0), "'source'; did you mean src=?"),
+        (lambda x, mesh: dist.broadcast(x, root=0), "'root'; did you mean src=?"),
+        (lambda x, mesh: dist.reduce(x, root=0), "'root'; did you mean dst=?"),
+        (lambda x, mesh: dist.all_reduce(x, comm=mesh), "'comm'; did you mean group=?"),
+        (lambda x, mesh: dist.all_reduce(x, axis="dp"), 'along an axis of a mesh: mesh["dp"].all_reduce(...)'),
+        (lambda x, mesh: dist.all_reduce(x, bogus=1), "all_reduce() got an unexpected keyword argument 'bogus'"),
+    ],
+)
+def test_what_a_keyword_of_another_library_is_called_here(call, words):
+    def main():
+        mesh = dist.init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
+        with pytest.raises(TypeError, match=f"{re.escape(words)}(, or |$)"):
+            call(np.ones(1), mesh)
+
+    dist.run(main, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: dist.init_device_mesh("cpu", (1,), dim_names=("dp",)), "'dim_names'; did you mean mesh_dim_names=?"),
+        (lambda: dist.init_device_mesh("cpu", (1,), axis_names=("dp",)), "'axis_names'; did you mean mesh_dim_names=?"),
+        (lambda: dist.init_device_mesh("cpu", (1,), ("dp",)), "; the names of the axes are a keyword: mesh_dim_names="),
+    ],
+)
+def test_how_the_axes_of_a_mesh_are_named(call, words):
+    with pytest.raises(TypeError, match=re.escape(words)):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: dist.rank, "'rank': write `get_rank()`"),
+        (lambda: dist.size, "'size': write `get_world_size()`"),
+        (lambda: dist.DTensor, "'DTensor': write `from meshdist.tensor import DTensor`"),
+        (lambda: dist.Mesh, "'Mesh': `init_device_mesh` makes a DeviceMesh"),
+        (lambda: dist.make_mesh, "'make_mesh': `init_device_mesh("),
+        (lambda: mesh_of_one().rank, "'rank': `get_local_rank()` is the rank along the axis"),
+        (lambda: mesh_of_one().axis_names, "'axis_names': write `mesh_dim_names`"),
+        (lambda: mesh_of_one().dims, "'dims': `mesh_dim_names` has the names of the axes, `shape` their sizes"),
+        (lambda: mesh_of_one().ANY_SOURCE, "'ANY_SOURCE': write `recv(x)`, without `src`"),
+        (lambda: dist.ReduceOp("mean"), "unknown op 'mean'; known are sum, product, min"),
+        (lambda: dist.ReduceOp("mean"), "; did you mean 'avg'?"),
+        (lambda: dist.isend(np.array([{}]), 0), OBJECTS),
+        (lambda: dist.isend({"a": 1}, 0), f"tensor must be an array, got dict{OBJECTS}"),
+        (lambda: dist.isend("abc", 0), f"tensor must be an array, got str{OBJECTS}"),
+        (lambda: dist.all_reduce(3), "got 3; use np.array(tensor), or functional.all_reduce, which takes numbers"),
+        (lambda: functional.all_reduce("x"), "all_reduce on group 'world' (rank 0 of 1): x must be an array, got str"),
+        (lambda: functional.all_to_all(["x"]), "all_to_all on group 'world' (rank 0 of 1): x must be an array"),
+    ],
+)
+def test_names_and_arguments_that_are_called_otherwise(call, words):
+    def main():
+        with pytest.raises((ValueError, TypeError, AttributeError), match=re.escape(words)):
+            call()
+
+    dist.run(main, 1)
+
+
+def mesh_of_one():
+    return dist.init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
+
+
 def test_a_recv_that_times_out_names_the_messages_that_are_there():
     have_sent, is_told = threading.Barrier(3), threading.Event()
 
@@ -48,3 +123,23 @@ def test_a_recv_that_times_out_names_the_messages_that_are_there():
 
     text = dist.run(main, 3, timeout=0.5)[0]
     assert "a message from rank 1 with tag 3; there is one with tag 7; there is one with this tag from rank 2" in text
+
+
+def test_the_warning_before_a_timeout_names_the_message_that_is_there(caplog):
+    is_told = threading.Event()
+
+    def main():
+        rank = dist.get_rank()
+        if rank == 1:
+            dist.send(np.ones(1), dst=0, tag=5)
+        dist.barrier()
+        if rank:
+            assert is_told.wait(10)
+            return
+        with pytest.raises(dist.DistTimeoutError, match="a message from any rank with tag 0; there is one with tag 5"):
+            dist.recv(np.ones(1))
+        is_told.set()
+
+    dist.run(main, 3, timeout=2)
+    warnings = [record.getMessage() for record in caplog.records if "has waited for" in record.getMessage()]
+    assert [" s, of 2 s at most (there is one with tag 5)\n" in text for text in warnings] == [True], warnings

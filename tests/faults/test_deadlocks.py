@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -59,6 +60,16 @@ def test_every_rank_describes_a_circle_in_the_same_words():
         "the ranks wait for each other, and none can go on: rank 4 waits for rank 7 in call 1;"
         " rank 7 waits for rank 5 in call 2; rank 5 waits for rank 4 in call 3"
     }
+
+
+def test_a_circle_of_receives_has_advice_unless_another_message_is_there():
+    first, second = (
+        BlockedRank(rank, 1, (1 - rank,), "recv(int64[1] from any rank)", {1 - rank: 1}) for rank in (0, 1)
+    )
+    advice = "; let one of them send before it receives, or call sendrecv, which does both at once"
+    assert describe([first, second]).endswith(advice)
+    there = replace(second, call=f"{second.call} (there is one with tag 7)")
+    assert describe([first, there]).endswith("(there is one with tag 7)")
 
 
 def test_a_published_rank_is_read_as_it_was():
@@ -131,7 +142,10 @@ def test_every_rank_of_a_circle_raises_it(new_workers, backend):
             f"rank {one} waits for rank {to} in {call.format(to=to, group=groups[one & 1])}, at {SITE}"
             for one, to in ((first, second), (second, first))
         ]
-        words = f"{begin}: the ranks wait for each other, and none can go on: {'; '.join(steps)}"
+        advice = "; let one of them send before it receives, or call sendrecv, which does both at once"
+        words = (
+            f"{begin}: the ranks wait for each other, and none can go on: {'; '.join(steps)}{'' if first else advice}"
+        )
         assert failure.kind is dist.DistBackendError
         assert re.fullmatch(words, failure.message), failure.message
 

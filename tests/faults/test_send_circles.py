@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 
 import numpy as np
 import pytest
-from trying import attempt
+from trying import attempt, on_threads
 
 import meshdist as dist
 
@@ -16,6 +17,8 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="backend gloo shares memory on Linux only"),
 ]
 LONG = 100_000
+# Longer than it takes to prove a circle.
+LATE_S = 2.5
 
 
 def send_around(ranks):
@@ -58,6 +61,43 @@ def read_meanwhile():
     return attempt(lambda: dist.recv(x, src=1 - rank, tag=3))
 
 
+def from_anyone(group=None, *, probes=False):
+    """The message has another tag than the wait of rank 0, and rank 1 makes the next call."""
+    dist.barrier()
+    if dist.get_rank() == 0:
+        return attempt(lambda: dist.probe(group=group) if probes else dist.recv(np.ones(1), group=group))
+    dist.send(np.ones(1), dst=0, tag=5)
+    return attempt(dist.barrier)
+
+
+def probe_from_anyone():
+    return from_anyone(probes=True)
+
+
+def long_message_for_anyone():
+    """Rank 0 reads the long message of the other while it waits for another, so that only the receives are a circle."""
+    rank, x = dist.get_rank(), np.ones(1)
+    dist.barrier()
+    if rank == 1:
+        dist.send(np.ones(LONG), dst=0, tag=7)
+    return attempt(lambda: dist.recv(x, tag=3))
+
+
+def one_of_two_sends():
+    """Two ranks wait for each other, but the third sends at last."""
+    rank, x = dist.get_rank(), np.ones(1)
+    dist.barrier()
+    if rank == 0:
+        source = dist.recv(x)
+        dist.send(x, dst=1)
+        return source
+    if rank == 1:
+        return dist.recv(x, src=0)
+    threading.Event().wait(LATE_S)
+    dist.send(x, dst=0)
+    return 0
+
+
 def steps(failure):
     assert failure.kind is dist.DistBackendError, failure
     return re.findall(r"rank (\d) waits for rank (\d) in (\w+)", failure.message)
@@ -90,3 +130,37 @@ def test_a_send_that_the_other_reads_meanwhile_is_in_no_circle(new_workers):
         assert steps(failure) == [("0", "1", "recv"), ("1", "0", "recv")]
         assert "tag=3), message 1 on 'world', at test_send_circles.py" in failure.message
         assert failure.message.endswith(" (there is one with tag 7)")
+
+
+over_tcp = [pytest.param(name, marks=pytest.mark.slow) for name in ("gloo-tcp", "gloo-hosts")]
+
+
+@pytest.mark.parametrize("backend", ["threads", "gloo", *over_tcp])
+@pytest.mark.parametrize("program", [from_anyone, probe_from_anyone])
+def test_the_only_other_rank_is_any_source(new_workers, backend, program):
+    for failure in outcomes_of(new_workers, program, 2, backend):
+        call = "recv" if program is from_anyone else "probe"
+        assert steps(failure) == [("0", "1", call), ("1", "0", "barrier")]
+        assert "(there is one with tag 5)" in failure.message
+
+
+@pytest.mark.parametrize("backend", ["threads", "gloo", *over_tcp])
+def test_a_receive_from_the_only_other_rank_reads_its_long_message_meanwhile(new_workers, backend):
+    for failure in outcomes_of(new_workers, long_message_for_anyone, 2, backend):
+        assert steps(failure) == [("0", "1", "recv"), ("1", "0", "recv")]
+
+
+@pytest.mark.parametrize("backend", ["threads", "gloo", *over_tcp])
+def test_a_receive_from_any_of_two_waits_for_the_one_that_may_send(new_workers, backend):
+    assert outcomes_of(new_workers, one_of_two_sends, 3, backend) == [2, 0, 0]
+
+
+def outcomes_of(new_workers, program, size, backend):
+    """Run a program in processes that have no other threads, which might still make a call."""
+    if backend == "threads":
+        workers = new_workers(1, "gloo", join=False)
+        workers.start(on_threads, program, size, 300.0)
+        return workers.outcome(0)
+    workers = new_workers(size, backend, timeout_s=300.0)
+    workers.start(program)
+    return [workers.outcome(rank) for rank in range(size)]

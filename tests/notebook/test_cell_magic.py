@@ -69,9 +69,8 @@ def test_an_error_is_that_of_the_rank_that_made_it(shell):
         shell.run_cell_magic("mesh", "", "if rank == 2:\n    1 / 0\ndist.barrier()")
     assert raised.value._render_traceback_() == [
         "[2] Traceback (most recent call last):",
-        *(line for line in str(raised.value).splitlines()[1:-2]),
+        *(line for line in str(raised.value).splitlines()[1:-1]),
         "[2] ZeroDivisionError: division by zero",
-        "The workers keep their variables and join a new world; create groups and meshes again.",
     ]
     assert "1 / 0" in str(raised.value)
     assert "DistBackendError" not in str(raised.value)
@@ -103,12 +102,26 @@ def test_the_same_error_of_several_ranks_is_said_once(shell):
     with pytest.raises(RuntimeError) as raised:
         shell.run_cell_magic("mesh", "-n 4", "1 / 0")
     lines = raised.value._render_traceback_()
-    assert lines[-3:-1] == ["[0] ZeroDivisionError: division by zero", "ranks 1, 2, 3: the same"]
+    assert lines[-2:] == ["[0] ZeroDivisionError: division by zero", "ranks 1, 2, 3: the same"]
     with pytest.raises(RuntimeError) as raised:
         shell.run_cell_magic("mesh", "-n 4", "if rank == 2: raise KeyError(5)\ndist.all_reduce(np.ones(2), op='none')")
     lines = raised.value._render_traceback_()
     assert [line for line in lines if "the same" in line] == ["ranks 1, 3: the same"]
-    assert lines[-2] == "[2] KeyError: 5"
+    assert lines[-1] == "[2] KeyError: 5"
+
+
+def test_only_what_belongs_to_the_ended_world_is_lost(shell, capsys):
+    source = "row = dist.new_group([0, 1]); held = {'axis': mesh['dp']}; kept = 5\nif rank == 2: missing"
+    with pytest.raises(RuntimeError) as raised:
+        shell.run_cell_magic("mesh", "-n 4 --axes dp=2,tp=2", source)
+    *_, error, said = raised.value._render_traceback_()
+    assert error == "[2] NameError: name 'missing' is not defined"
+    assert said == "The workers join a new world: create held, row again; the other variables stay."
+    shell.run_cell_magic("mesh", "", "del held, row\nkept, mesh.size(), dist.barrier()")
+    assert capsys.readouterr().out.splitlines() == ["[0-3] (5, 4, None)"]
+    with pytest.raises(RuntimeError) as raised:
+        shell.run_cell_magic("mesh", "", "missing")
+    assert raised.value._render_traceback_()[-1] == "ranks 1, 2, 3: the same"
 
 
 def test_a_worker_that_ends_is_said(shell, capsys):
@@ -116,7 +129,7 @@ def test_a_worker_that_ends_is_said(shell, capsys):
         shell.run_cell_magic("mesh", "", "import os\nif rank == 1: os._exit(3)\ndist.barrier()")
     assert str(raised.value).splitlines() == [
         "rank 1 ended in the cell (exit status 3); a new process takes its place, without the variables of the old one",
-        "The workers keep their variables and join a new world; create groups and meshes again.",
+        "The other workers keep their variables.",
     ]
     shell.run_cell_magic("mesh", "", "dist.barrier()")
 
@@ -149,7 +162,7 @@ def test_a_worker_that_ends_between_two_cells_is_said(shell, capsys):
     said, *lines = capsys.readouterr().out.splitlines()
     assert said == (
         "rank 1 had ended between two cells (killed by SIGKILL); a new process takes its place, without the variables"
-        " of the old one; create groups and meshes again"
+        " of the old one; create groups and meshes of your own again"
     )
     assert lines == ["[0] True", "[1] False"]
     shell.run_line_magic("mesh", "")
@@ -187,7 +200,7 @@ def test_a_backend_that_cannot_be_takes_nothing(shell, capsys, line, message):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("1 +", ['  File "<mesh cell>", line 1', "    1 +", "       ^", "SyntaxError: invalid syntax"]),
+        ("1\n1 +", ['  File "In [{count}]", line 2', "    1 +", "       ^", "SyntaxError: invalid syntax"]),
         (
             "x = 1\n%time x",
             [
@@ -201,15 +214,23 @@ def test_what_is_no_python_is_said_without_frames_and_takes_nothing(shell, capsy
     shell.run_cell_magic("mesh", "-n 2", "kept = 5")
     with pytest.raises(RuntimeError) as raised:
         shell.run_cell_magic("mesh", "-n 3", source)
-    assert raised.value._render_traceback_() == said
+    count = shell.execution_count
+    assert raised.value._render_traceback_() == [line.replace("{count}", str(count)) for line in said]
     shell.run_cell_magic("mesh", "", "kept")
+
+
+def test_stop_says_how_many_it_has_stopped(shell, capsys):
+    shell.run_cell_magic("mesh", "-n 2", "pass")
+    shell.run_line_magic("mesh", "stop")
+    shell.run_line_magic("mesh", "stop")
+    assert capsys.readouterr().out.splitlines()[-2:] == ["stopped 2 workers", "no workers"]
 
 
 def test_what_cannot_be_brought_back_is_one_sentence(shell):
     with pytest.raises(RuntimeError) as raised:
         shell.run_cell_magic("mesh", "-n 2 --get lock", "import threading\nlock = threading.Lock()")
     said = "TypeError: %%mesh --get lock: cannot be pickled: cannot pickle '_thread.lock' object"
-    assert str(raised.value).splitlines()[:-1] == [f"[0] {said}", "rank 1: the same"]
+    assert str(raised.value).splitlines() == [f"[0] {said}", "rank 1: the same"]
 
 
 def test_figures_are_shown_once_with_those_who_drew_them(shell, capsys):
@@ -223,7 +244,7 @@ if rank == 1:
 """
     shell.run_cell_magic("mesh", "-n 2", source)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0::2] == ["[0,1] have drawn", "[1] has drawn"]
+    assert lines[0::2] == ["ranks 0, 1: 1 figure", "rank 1: 1 figure"]
     assert len(lines) == 4
     shell.run_cell_magic("mesh", "", "pyplot.get_fignums()")
     assert capsys.readouterr().out.splitlines() == ["[0,1] []"]
@@ -237,14 +258,17 @@ def test_a_picture_as_the_last_expression_has_no_repr(shell, capsys, last):
     source = f"from matplotlib import pyplot\naxes = pyplot.figure(figsize=(1, 1)).add_subplot()\n{last}"
     shell.run_cell_magic("mesh", "-n 2", source)
     lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if not line.startswith("<IPython")] == ["[0,1] have drawn"] * (len(lines) // 2)
+    num = len(lines) - 1
+    assert [line for line in lines if not line.startswith("<IPython")] == [
+        f"ranks 0, 1: {num} figure{'s' * (num != 1)}"
+    ]
 
 
 def test_a_figure_that_pyplot_does_not_know_is_drawn(shell, capsys):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     source = "from matplotlib.figure import Figure\nFigure(figsize=(1, 1)).subplots()"
     shell.run_cell_magic("mesh", "-n 2", source)
-    assert capsys.readouterr().out.splitlines()[:1] == ["[0,1] have drawn"]
+    assert capsys.readouterr().out.splitlines()[:1] == ["ranks 0, 1: 1 figure"]
 
 
 def test_the_last_expression_is_shown_as_jupyter_shows_it(shell, capsys, monkeypatch):

@@ -485,3 +485,10 @@ def test_an_exchange_waits_for_the_last_sender():
 
 def test_a_notebook_shows_a_table():
     assert timeline()._repr_html_().startswith("<table><tr><th")
+
+
+def test_the_repr_of_a_timeline_is_one_line():
+    calls = [made_up("all_reduce", 0, 11, 0)]
+    one = repr(Timeline(with_waits([Track(0, "here", 0, 22 * MS, calls)])))
+    assert one == "<Timeline: 1 call of 1 rank in 0.022 s, 50% of it in calls; print it for the table>"
+    assert repr(timeline()).startswith("<Timeline: 7 calls of 3 ranks in 0.1 s, ")

@@ -118,6 +118,8 @@ class GlooRecvRequest(RecvRequest):
             failure, tags = failure_of(error), self.other_tags()
             if failure is not None and failure.departure.exit.is_orderly and self.instead():
                 error.add(tags)
+            elif failure is None and error.peer_failed and (instead := self.instead()):
+                error.add(f"; {instead}")  # all that might have sent are gone
             raise
 
     def arm(self, bell: Doorbell) -> None:

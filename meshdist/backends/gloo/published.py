@@ -156,6 +156,7 @@ class Senders:
         self._key = _senders_key(rank)
         self._found: set[int] = set()
         self._next_s = 0.0
+        self.has_asked = False  # the store has answered the last request: those found are all that had begun by then
 
     def poll_now(self) -> None:
         self._next_s = 0.0
@@ -166,11 +167,13 @@ class Senders:
         if len(self._found) == others or time.monotonic() < self._next_s:
             return []
         new: set[int] = set()
+        self.has_asked = False
         # Without a store no new senders are found; another check reports which rank it was lost with.
         with contextlib.suppress(DistNetworkError):
             if self._options.store.check([self._key]):
                 new = set(map(int, self._options.store.get(self._key).split())) - self._found
                 self._found |= new
+            self.has_asked = True
         self._next_s = time.monotonic() + _PAUSE_S
         return sorted(new)
 

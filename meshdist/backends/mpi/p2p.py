@@ -225,7 +225,9 @@ class _RecvRequest(_Watched, RecvRequest):
             self.message.progress()
 
     def awaits(self) -> list[int]:
-        return [] if self.wanted is None or self.message is not None else [self.p2p.global_rank(self.wanted)]
+        sources = self.p2p.others() if self.wanted is None else [self.wanted]
+        # Else any of several.
+        return [self.p2p.global_rank(sources[0])] if self.message is None and len(sources) == 1 else []
 
 
 class _Probe(Probing, _RecvRequest):

@@ -22,8 +22,6 @@ class AnySource:
 
     spin_s = Incoming.spin_s
     connect_error = ""
-    awaited = None  # any of several
-    reads_in = ""
 
     def __init__(
         self,
@@ -43,6 +41,19 @@ class AnySource:
         self._gone: dict[int, Departure] = {}
         self._monitor = PeerMonitor()
         self._turn = 0
+
+    @property
+    def awaited(self) -> int | None:
+        """The only other rank of the group, if there is one: which of several will send is unknown."""
+        if len(self._others) != 1 or not (self._receivers or self._senders.has_asked):
+            return None
+        return self._options.ranks[self._others[0]]
+
+    @property
+    def reads_in(self) -> str:
+        # From another host, both sides count.
+        is_local = not self._options.remote_ranks()
+        return self._options.name if len(self._others) == 1 and is_local else ""
 
     def move(self, request: GlooRecvRequest) -> None:
         for src in self._senders.find():
