@@ -99,7 +99,24 @@ def _running(ufunc: np.ufunc) -> Callable[..., Any]:
     return function
 
 
+def _cumulative(function: Any, ufunc: np.ufunc) -> None:
+    name = f"np.{function.__name__}"
+
+    @implements(function)
+    def cumulative(
+        x: Any, /, *, axis: int | None = None, dtype: Any = None, out: Any = None, include_initial: bool = False
+    ) -> Any:
+        if include_initial:
+            refuse(f"{name}(include_initial=True)")
+        if axis is None and np.ndim(x) != 1:
+            raise ValueError("For arrays which have more than one dimension ``axis`` argument is required.")
+        return accumulate(ufunc, x, axis or 0, dtype, out)
+
+
 cumsum = implements(np.cumsum)(_running(np.add))
 cumprod = implements(np.cumprod)(_running(np.multiply))
 implements(np.nancumsum)(lambda a, *args, **kwargs: cumsum(without_nan(a, 0), *args, **kwargs))
 implements(np.nancumprod)(lambda a, *args, **kwargs: cumprod(without_nan(a, 1), *args, **kwargs))
+if hasattr(np, "cumulative_sum"):
+    _cumulative(np.cumulative_sum, np.add)
+    _cumulative(np.cumulative_prod, np.multiply)

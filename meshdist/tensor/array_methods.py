@@ -101,6 +101,8 @@ class ArrayMethods:
         """Return the complex conjugates."""
         return self._call(np.conjugate)
 
+    conjugate = conj
+
     def clip(self, min: Any = None, max: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Return the values limited to an interval."""
         return self._call(np.clip, min, max, *args, **kwargs)
@@ -116,6 +118,18 @@ class ArrayMethods:
     def take(self, indices: Any, axis: int | None = None, *args: Any, **kwargs: Any) -> Any:
         """Return the elements at indices along a dimension; see `numpy.take`."""
         return self._call(np.take, indices, axis, *args, **kwargs)
+
+    def compress(self, condition: Any, axis: int | None = None) -> Any:
+        """Return the rows where a condition is true; see `numpy.compress`."""
+        return np.compress(condition, cast(Any, self), axis)
+
+    def nonzero(self) -> Any:
+        """Return the indices of the elements that are not zero, an array for each dimension."""
+        return self._call(np.nonzero)
+
+    def searchsorted(self, v: Any, side: Any = "left", sorter: Any = None) -> Any:
+        """Return where values belong in the array, which is sorted; see `numpy.searchsorted`."""
+        return self._call(np.searchsorted, v, side, sorter)
 
     def sort(self, axis: int = -1, *args: Any, **kwargs: Any) -> None:
         """Sort in place along a dimension."""

@@ -138,6 +138,7 @@ if hasattr(np, "unique_values"):
     _results: Any = [
         type(np.unique_counts(np.zeros(1))),
         type(np.unique_inverse(np.zeros(1))),
+        type(np.unique_all(np.zeros(1))),
     ]
 
     @implements(np.unique_values)
@@ -155,6 +156,11 @@ if hasattr(np, "unique_values"):
         """Return the distinct values and which of them each element is; see `numpy.unique_inverse`."""
         return _results[1](*unique(x, return_inverse=True, equal_nan=False))
 
+    @implements(np.unique_all)
+    def unique_all(x: DTensor) -> Any:
+        """Return the distinct values, their first places, which each element is, and counts; see `numpy.unique_all`."""
+        return _results[2](*unique(x, return_index=True, return_inverse=True, return_counts=True, equal_nan=False))
+
 
 @implements(np.isin)
 def isin(
@@ -167,7 +173,7 @@ def isin(
     del assume_unique
     element, tested = (x if hasattr(x, "ndim") else np.asarray(x) for x in (element, test_elements))
     labels = tuple(range(element.ndim)), tuple(("tested", dim) for dim in range(tested.ndim))
-    (block, others), alignment, mesh = aligned("np.isin", (element, tested), labels)
+    (block, others), alignment, mesh = aligned("np.isin", (element, tested), labels, what=("element", "test_elements"))
     axes = [axis for label in labels[1] if label in alignment.cuts for axis in alignment.cuts[label].axes]
     pending = dict.fromkeys(axes, "min" if invert else "max")
     layout = ArrayLayout.of_cuts(element.shape, mesh.shape, alignment.cuts_of(labels[0]), pending)

@@ -19,6 +19,7 @@ from meshdist.tensor.array_layout import ArrayLayout, is_cut, pencil
 from meshdist.tensor.dispatch import implements
 from meshdist.tensor.dtensor import DTensor, wrap
 from meshdist.tensor.index_keys import normalized
+from meshdist.tensor.joining import roll
 from meshdist.tensor.moves import move
 from meshdist.tensor.operands import require
 from meshdist.tensor.placements import Shard
@@ -87,7 +88,7 @@ def _transformed(name: str, a: Any, transforms: Sequence[tuple[Any, int, int, in
     plan = plan_of(layout, tuple(transforms))
     if plan is None:  # one dimension, and it is cut
         whole = layout.with_cuts([None] * layout.ndim)
-        why = f"dimension {transforms[0][2]} has to be whole on every rank, and there is no other one to cut instead"
+        why = f"dimension {transforms[0][2]} has to be whole on every rank, and no other one can be cut instead"
         local = require(name, wrap(local, layout, a.mesh), whole, why)
         plan = plan_of(whole, tuple(transforms))
         assert plan is not None
@@ -171,13 +172,8 @@ def _shift(function: Any) -> None:
     def shift(x: DTensor, axes: Any = None) -> DTensor:
         dims = range(x.ndim) if axes is None else [axes] if np.ndim(axes) == 0 else axes
         dims = tuple(normalized(dim, x.ndim) for dim in dims)
-        whole = x.layout.with_cuts([None if dim in dims else cut for dim, cut in enumerate(x.layout.cuts)])
-        if any(is_cut(x.layout, dim) for dim in dims):
-            why = f"dimensions {list(dims)} have to be whole on every rank"
-            local, layout = require(f"np.fft.{function.__name__}", x, whole, why), whole
-        else:
-            local, layout = x.to_local(), x.layout
-        return wrap(function(local, dims), layout, x.mesh)
+        halves = [x.shape[dim] // 2 for dim in dims]
+        return roll(x, halves if function is np.fft.fftshift else [-rows for rows in halves], dims)
 
     implements(function)(shift)
 

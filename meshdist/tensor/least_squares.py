@@ -93,6 +93,8 @@ if hasattr(_linalg, "vector_norm"):
     implements(_linalg.matmul)(lambda x1, x2, /: np.matmul(x1, x2))
     implements(_linalg.outer)(lambda x1, x2, /: np.outer(x1, x2))
     implements(_linalg.tensordot)(lambda x1, x2, /, *, axes=2: np.tensordot(x1, x2, axes))
+    implements(_linalg.cross)(lambda x1, x2, /, *, axis=-1: np.cross(x1, x2, axis=axis))
+    implements(_linalg.vecdot)(lambda x1, x2, /, *, axis=-1: np.vecdot(*(np.moveaxis(x, axis, -1) for x in (x1, x2))))
     implements(_linalg.diagonal)(lambda x, /, *, offset=0: np.diagonal(x, offset, -2, -1))
     implements(_linalg.trace)(lambda x, /, *, offset=0, dtype=None: np.trace(x, offset, -2, -1, dtype))
     implements(_linalg.matrix_transpose)(lambda x, /: np.matrix_transpose(x))

@@ -7,12 +7,14 @@ from typing import Any, cast
 
 import numpy as np
 
+from meshdist.arrays.host import check_dtype
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.dispatch import NUMBERS, implements
 from meshdist.tensor.dtensor import DTensor, wrap
 from meshdist.tensor.elementwise import call
 from meshdist.tensor.index_space import Passes, States, anything, linear_in_first, together
 from meshdist.tensor.known_calls import localizes, on_blocks
+from meshdist.tensor.nonzeros import nonzero
 from meshdist.tensor.operands import aligned, checked_out, local_of, may_pass, written
 
 
@@ -46,6 +48,8 @@ def astype(
     """
     del subok
     dtype = np.dtype(dtype)
+    if dtype.kind not in "biufc":
+        check_dtype(np.empty(0, dtype), "astype: the result")
     if not np.can_cast(x.dtype, dtype, casting):  # type: ignore[arg-type]
         np.empty((), x.dtype).astype(dtype, casting=casting)  # type: ignore[call-overload]  # raises
     layout = x.layout
@@ -154,13 +158,15 @@ def clip(
 
 
 @implements(np.where)
-def where(condition: Any, x: Any = None, y: Any = None, /) -> DTensor:
-    """Return the elements of `x` where a condition is true and those of `y` elsewhere; see `numpy.where`."""
+def where(condition: Any, x: Any = None, y: Any = None, /) -> Any:
+    """Return the elements of `x` where a condition is true and those of `y` elsewhere; see `numpy.where`.
+
+    Of a condition alone, return the indices where it is true, as `numpy.nonzero` does.
+    """
+    if x is None and y is None:
+        return nonzero(condition)
     if x is None or y is None:
-        raise TypeError(
-            "np.where with one argument is not available for DTensors, since the indices that it returns depend on all"
-            " ranks; use x[mask] for the elements, np.where(mask, a, b), or x.full()"
-        )
+        raise ValueError("np.where: either both or neither of x and y should be given")
     x, y = _typed(x), _typed(y)
     dtype = np.where(np.empty(0, bool), _empty(x), _empty(y)).dtype
     return _by_element("np.where", [condition, x, y], _chosen if may_pass([x, y], dtype) else None, np.where)

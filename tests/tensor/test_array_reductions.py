@@ -72,7 +72,9 @@ def test_indices_of_extrema(rounds: int) -> None:
 
 
 def test_running_reductions(rounds: int) -> None:
-    named = (np.cumprod, np.cumsum)
+    named = [
+        getattr(np, name) for name in ("cumprod", "cumsum", "cumulative_prod", "cumulative_sum") if hasattr(np, name)
+    ]
     ufuncs = [ufunc.accumulate for ufunc in UFUNCS]
 
     def program(mesh: Any, rng: Any) -> None:

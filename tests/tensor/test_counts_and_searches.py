@@ -34,6 +34,7 @@ def test_distinct_values(cases):
             if not np.isnan(whole).any() and hasattr(np, "unique_inverse"):
                 compared(lambda x: np.unique_inverse(x), "unique_inverse")
                 compared(lambda x: np.unique_counts(x), "unique_counts")
+                compared(lambda x: np.unique_all(x), "unique_all")
             tested = values(rng, (6,), whole.dtype)
             placed = layout_for(rng, tested, mesh) if case % 2 else None
             invert = bool(case % 3)

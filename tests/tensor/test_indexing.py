@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from array_layouts import SPECIAL, random_layout, random_shape, values
-from placed_arrays import compare, layout_for, on_meshes, place
+from placed_arrays import compare, layout_for, mesh_2x2, on_meshes, place
 
 import meshdist
 from meshdist.tensor import Partial, PlacementError, Replicate, Shard, implicit_redistribution
@@ -46,6 +46,22 @@ def random_key(rng, shape):
             key.append(random_slice(rng, shape[dim]))
             dim += 1
     return key[0] if len(key) == 1 and rng.random() < 0.5 else tuple(key)
+
+
+def test_places_where_a_condition_is_true():
+    def program(mesh, rng):
+        for shape in ((7,), (4, 3)):
+            whole = values(rng, shape, float)
+            for function in (
+                lambda x: np.where(x > 0),
+                lambda x: x.nonzero(),
+                lambda x: x.compress([True, False, True], axis=0),
+                lambda x: x.conjugate(),
+            ):
+                for dims in ((0,), ()):
+                    compare(function, [whole], [layout_for(rng, whole, mesh, dims)], mesh)
+
+    on_meshes(program)
 
 
 def take_at_random(mesh, rng, cases):
@@ -178,8 +194,8 @@ def bad_keys(mesh):
             x[0, 0] = 1j
         with pytest.raises(ValueError, match="broadcast|cannot assign"):
             x[x[:, 0] > 20] = np.zeros((3, 3))
-        with pytest.raises(TypeError, match="np.where with one argument"):
-            np.where(x > 0)
+        with pytest.raises(ValueError, match="both or neither"):
+            np.where(x > 0, x)
         assert np.array_equal(x.full(), np.arange(12.0).reshape(4, 3))
     pending = place(np.arange(4.0), mesh, [Partial()])
     with pytest.raises(PlacementError, match="still to be computed"):

@@ -48,6 +48,8 @@ def test_powers_and_names():
             lambda x: np.linalg.diagonal(x, offset=1),
             lambda x: np.linalg.matmul(x, x),
             lambda x: np.linalg.svdvals(x),
+            lambda x: np.linalg.cross(x, x[::1] * 2.0),
+            lambda x: np.linalg.vecdot(x, x, axis=1),
         ):
             compare(function, [square], [layout], mesh, "", 1e-9)
 

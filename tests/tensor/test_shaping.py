@@ -353,6 +353,8 @@ def test_out_and_bad_arguments():
             (lambda: np.roll(x, 1, 3), np.exceptions.AxisError),
             (lambda: np.broadcast_to(x, (3, 3)), ValueError),
             (lambda: x.astype("int32", casting="safe"), TypeError),
+            (lambda: x.astype(str), TypeError),
+            (lambda: x.astype(object), TypeError),
             (lambda: np.where(x > 0, x, np.ones(4)), ValueError),
         ):
             with pytest.raises(error):
