@@ -92,7 +92,7 @@ def _block_of(value: Any, layout: ArrayLayout, x: DTensor) -> Any:
     target = ArrayLayout.of_cuts(shape, layout.mesh_shape, fitting, {})
     if isinstance(value, DTensor):
         why = f"the part that it sets is {layout.describe(x.mesh.mesh_dim_names)}"
-        return require(_NAME, value, target, why, may_be_shifted=True)
+        return require(_NAME, value, target, why, "value", may_be_shifted=True)
     return value if target.is_replicated else value[target.index(coordinate_in(x.mesh))]
 
 
@@ -143,7 +143,7 @@ def _set_masked(y: DTensor, dim: int, mask: Any, value: Any, in_front: bool) -> 
     target = ArrayLayout.of_cuts(mask.shape, mesh.shape, cuts, {})
     if isinstance(mask, DTensor):
         described = y.layout.describe(mesh.mesh_dim_names)
-        local = require(_NAME, mask, target, f"the mask must be cut as the array that it indexes, {described}")
+        local = require(_NAME, mask, target, f"the mask must be cut as the array that it indexes, {described}", "mask")
     else:
         local = mask[target.index(coordinate_in(mesh))]
     if np.ndim(value):

@@ -11,9 +11,10 @@ import numpy as np
 
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.array_reductions import NOT_GIVEN, nansum, reduce, reduced_dims
-from meshdist.tensor.dispatch import implements, refuse
+from meshdist.tensor.dispatch import implements, may_redistribute, refuse
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, wrap
+from meshdist.tensor.index_parts import uncut
 from meshdist.tensor.index_space import trailing
 from meshdist.tensor.operands import aligned, as_operand, checked_out, mesh_of, require, resolved, written
 
@@ -186,7 +187,9 @@ def average(a: Any, axis: Any = None, weights: Any = None, returned: bool = Fals
     elif weights.shape != tuple(a.shape[dim] for dim in listed):
         raise ValueError("Shape of weights must be consistent with shape of a along specified axis.")
     dtype = np.result_type(a.dtype, weights.dtype, *((np.float64,) if a.dtype.kind in "biu" else ()))
-    (block, factor), alignment, _ = aligned("np.average", (a, weights), (tuple(range(a.ndim)), listed))
+    (block, factor), alignment, _ = aligned(
+        "np.average", (a, weights), (tuple(range(a.ndim)), listed), what=("a", "weights")
+    )
     factor = factor.transpose(tuple(int(at) for at in np.argsort(listed)))
     factor = factor.reshape([block.shape[dim] if dim in listed else 1 for dim in range(a.ndim)])
     layout = alignment.targets[0]
@@ -247,6 +250,9 @@ def cov(
     arrays = [as_operand("np.cov", x, mesh) for x in (m, y) if x is not None]
     if any(x.ndim > 2 for x in arrays):
         raise ValueError(f"{'m' if arrays[0].ndim > 2 else 'y'} has more than 2 dimensions")
+    for what, x in zip("my", arrays, strict=False):
+        if x.ndim == 2 and not may_redistribute.get():  # else the product moves them
+            uncut("np.cov", x, (0 if rowvar or x.shape[0] == 1 else 1,), "the variables must not be cut", what)
     dtype = np.result_type(*arrays, np.float64) if dtype is None else dtype
     rows: list[Any] = []
     for x in arrays:

@@ -60,9 +60,15 @@ def call(
     operands = tuple(x if isinstance(x, (DTensor, *NUMBERS)) else _array(x, name) for x in operands)
     if outs and mesh_of(name, (*operands, *outs)) and not any(isinstance(x, DTensor) for x in operands):
         operands = (as_operand(name, operands[0], outs[0].mesh), *operands[1:])
-    shape = np.broadcast_shapes(*map(np.shape, operands))
+    shapes = [np.shape(x) for x in operands]
+    try:
+        shape = np.broadcast_shapes(*shapes)
+    except ValueError:
+        found = " ".join(map(str, shapes))
+        raise ValueError(f"{name}: operands could not be broadcast together with shapes {found}") from None
     passes = None if masked else _passes(ufunc, operands, kwargs)
-    blocks, alignment, mesh = aligned(name, operands, [trailing(x) for x in operands], passes)
+    what = (*(f"operand {number}" for number in range(ufunc.nin)), "where=", *["out="] * len(outs)) if masked else ()
+    blocks, alignment, mesh = aligned(name, operands, [trailing(x) for x in operands], passes, what)
     layout = ArrayLayout.of_cuts(shape, mesh.shape, alignment.cuts_of(range(-len(shape), 0)), alignment.pending)
     if not kwargs and not masked:
         remember(ufunc, operands, layout, alignment.targets)
@@ -177,7 +183,7 @@ def _into(
             returned.append(made)
             continue
         why = f"out=, or the array changed in place, is {given.layout.describe(mesh.mesh_dim_names)}"
-        local = require(name, made, given.layout, why, "result", may_be_shifted=True)
+        local = require(name, made, given.layout, why, f"{name}(...)", may_be_shifted=True)
         np.copyto(given.to_local(), local, casting=kwargs.get("casting", "same_kind"))
         returned.append(given)
     return returned[0] if len(returned) == 1 else tuple(returned)

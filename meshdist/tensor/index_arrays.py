@@ -28,7 +28,7 @@ def gathered(y: DTensor, dims: Sequence[int], arrays: Sequence[Any]) -> tuple[DT
     width, _ = checked_indices(y.shape, dims, arrays)
     y = with_pending(y, open_axes(y.layout, dims))
     labels = [tuple(("x", dim) for dim in range(y.ndim)), *(tuple(range(-np.ndim(array), 0)) for array in arrays)]
-    (block, *indices), alignment, mesh = aligned(_NAME, [y, *arrays], labels, moved_by_others)
+    (block, *indices), alignment, mesh = aligned(_NAME, [y, *arrays], labels, moved_by_others, _called(arrays))
     lying = alignment.targets[0]
     index = lying.index(coordinate_in(mesh))
     local, owned = local_indices(y.shape, index, lying, dims, indices)
@@ -103,6 +103,11 @@ def place_of(dims: Sequence[int]) -> int:
     return dims[0] if list(dims) == list(range(dims[0], dims[0] + len(dims))) else 0
 
 
+def _called(arrays: Sequence[Any]) -> list[str]:
+    """Return what messages call an array and the arrays that index it."""
+    return ["x", *(["key"] if len(arrays) == 1 else [f"array {number} of key" for number in range(len(arrays))])]
+
+
 def key_of(dims: Sequence[int], arrays: Sequence[Any], ndim: int) -> tuple[Any, ...]:
     by_dim = dict(zip(dims, arrays, strict=True))
     return tuple(by_dim.get(dim, FULL) for dim in range(ndim))
@@ -122,9 +127,9 @@ def masked(y: DTensor, dim: int, mask: Any) -> DTensor:
     why = "of the dimensions of a mask only the first may be cut, since what it takes is in the order of all"
     y = wrap(*uncut(_NAME, y, inner, why), y.mesh)
     if isinstance(mask, DTensor):
-        mask = wrap(*uncut(_NAME, mask, [at - dim for at in inner], why), mask.mesh)
+        mask = wrap(*uncut(_NAME, mask, [at - dim for at in inner], why, "mask"), mask.mesh)
     labels = (tuple(range(y.ndim)), tuple(range(dim, dim + mask.ndim)))
-    (block, local), alignment, mesh = aligned(_NAME, [y, mask], labels, moved_by_others)
+    (block, local), alignment, mesh = aligned(_NAME, [y, mask], labels, moved_by_others, ("x", "mask"))
     rows, cut = rows_of_mask(mask, local, alignment.cuts.get(dim), mesh)
     cuts = alignment.cuts_of(range(y.ndim))
     layout = ArrayLayout.of_cuts(
@@ -188,4 +193,4 @@ def replicated(name: str, array: Any) -> Any:
     if not isinstance(array, DTensor):
         return array
     target = ArrayLayout.of_cuts(array.shape, array.mesh.shape, (None,) * array.ndim, {})
-    return require(name, array, target, "every rank needs all of the indices")
+    return require(name, array, target, "every rank needs all of the indices", "key")

@@ -90,7 +90,7 @@ def backward(layout: ArrayLayout, entries: Sequence[Entry]) -> list[tuple[int, i
     return found
 
 
-def uncut(name: str, x: DTensor, dims: Sequence[int], why: str) -> tuple[Any, ArrayLayout]:
+def uncut(name: str, x: DTensor, dims: Sequence[int], why: str, what: str = "x") -> tuple[Any, ArrayLayout]:
     """Return this rank's block of `x` with some dimensions not cut, and the layout: refused where they are."""
     cuts = x.layout.cuts
     found = [cut for dim, cut in enumerate(cuts) if cut is not None and dim in dims]
@@ -99,7 +99,7 @@ def uncut(name: str, x: DTensor, dims: Sequence[int], why: str) -> tuple[Any, Ar
     target = x.layout.uncut(dims)
     if all(len(cut.sizes) == 1 for cut in found):
         return x.to_local(), target
-    return require(name, x, target, why), target
+    return require(name, x, target, why, what), target
 
 
 def lost_axes(layout: ArrayLayout, entries: Sequence[Entry]) -> list[int]:

@@ -118,6 +118,9 @@ def take_along_axis(arr: Any, indices: Any, axis: int | None = -1) -> DTensor:
     except ValueError as error:
         raise IndexError(f"shape mismatch: {error}") from None
     labels = [("rows" if dim == axis else dim for dim in range(arr.ndim)), range(arr.ndim)]
-    blocks, alignment, mesh = aligned("np.take_along_axis", [arr, indices], list(map(tuple, labels)), moved_by_others)
+    what = ("arr", "indices")
+    blocks, alignment, mesh = aligned(
+        "np.take_along_axis", [arr, indices], list(map(tuple, labels)), moved_by_others, what
+    )
     layout = ArrayLayout.of_cuts(shape, mesh.shape, alignment.cuts_of(range(arr.ndim)), alignment.pending)
     return wrap(_numpy.take_along_axis(*blocks, axis), layout, mesh)

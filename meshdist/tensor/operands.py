@@ -87,7 +87,11 @@ def may_pass(operands: Sequence[Any], dtype: Any) -> bool:
 
 
 def aligned(
-    name: str, operands: Sequence[Any], labels: Sequence[Labels], passes: Passes | None = None
+    name: str,
+    operands: Sequence[Any],
+    labels: Sequence[Labels],
+    passes: Passes | None = None,
+    what: Sequence[str] = (),
 ) -> tuple[list[Any], Alignment, DeviceMesh]:
     """Return this rank's blocks of the operands as they have to lie for an operation to be local.
 
@@ -96,6 +100,7 @@ def aligned(
         operands: DTensors, and arrays or numbers that are the same on every rank.
         labels: A label for every dimension of every operand; see `index_space`.
         passes: What pending reductions pass through; None: they are computed first.
+        what: What messages call the operands; else "operand 0", "operand 1" and so on.
 
     Raises:
         PlacementError: Cuts do not fit, outside of `implicit_redistribution`.
@@ -103,7 +108,7 @@ def aligned(
     mesh = mesh_of(name, operands)
     alignment = align(tuple([layout_of(operand, mesh) for operand in operands]), tuple(labels), passes)
     if alignment.conflicts and not may_redistribute.get():
-        refuse_placements(name, operands, alignment, mesh)
+        refuse_placements(name, operands, alignment, mesh, what=what)
     blocks = [local_of(operand, target, mesh) for operand, target in zip(operands, alignment.targets, strict=True)]
     return blocks, alignment, mesh
 
@@ -114,13 +119,18 @@ def refuse_placements(
     alignment: Alignment,
     mesh: DeviceMesh,
     why: str = "the placements do not fit",
+    what: Sequence[str] = (),
 ) -> None:
     """Raise for operands whose cuts do not fit, with what to write and what that sends."""
     names = mesh.mesh_dim_names
-    found = " and ".join(layout_of(operand, mesh).describe(names) for operand in operands if np.ndim(operand))
+    what = what or [f"operand {number}" for number in range(len(operands))]
+    found = " and ".join(
+        f"{called} is {layout_of(operand, mesh).describe(names)}"
+        for called, operand in zip(what, operands, strict=True)
+        if np.ndim(operand)
+    )
     advice = " and ".join(
-        redistribution_text(f"operand {number}", operands[number], alignment.targets[number])
-        for number in alignment.conflicts
+        redistribution_text(what[number], operands[number], alignment.targets[number]) for number in alignment.conflicts
     )
     stencil = any(
         are_shifted(layout_of(operands[number], mesh), alignment.targets[number]) for number in alignment.conflicts
@@ -221,7 +231,6 @@ def written(name: str, result: DTensor, out: DTensor | None, casting: Any = "sam
     if not np.can_cast(result.dtype, out.dtype, casting):
         raise TypeError(f"{name}: cannot cast the result from {result.dtype} to the {out.dtype} of out=")
     where = out.layout.describe(out.mesh.mesh_dim_names)
-    out.to_local()[...] = require(name, result, out.layout, f"out= is {where}", may_be_shifted=True).astype(
-        out.dtype, copy=False
-    )
+    local = require(name, result, out.layout, f"out= is {where}", f"{name}(...)", may_be_shifted=True)
+    out.to_local()[...] = local.astype(out.dtype, copy=False)
     return out

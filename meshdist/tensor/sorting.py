@@ -174,7 +174,7 @@ def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> DTen
         a = np.take(a, sorter)
     a, v = (x if isinstance(x, DTensor) else np.asarray(x) for x in (a, v))
     labels = tuple(range(np.ndim(v)))
-    (block, wanted), alignment, mesh = aligned("np.searchsorted", (a, v), (("sorted",), labels))
+    (block, wanted), alignment, mesh = aligned("np.searchsorted", (a, v), (("sorted",), labels), what=("a", "v"))
     cut = alignment.cuts.get("sorted")
     pending = {} if cut is None else dict.fromkeys(cut.axes, "sum")
     layout = ArrayLayout.of_cuts(np.shape(v), mesh.shape, alignment.cuts_of(labels), pending)

@@ -155,7 +155,7 @@ def test_in_place_and_out() -> None:
         np.multiply(placed(WHOLE, dp=Shard(0)), 2, out=z)  # cut further for free
         assert_same(z, 2 * WHOLE)
         with pytest.raises(
-            PlacementError, match=r"changed in place, is \(5, 3\) as .* Write result.redistribute.* which sends"
+            PlacementError, match=r"changed in place, is \(5, 3\) as .* Write np.add\(...\).redistribute.* which sends"
         ):
             y += x
         with pytest.raises(TypeError, match="must be a DTensor where an operand is one; write y = y"):
@@ -187,6 +187,7 @@ def test_cuts_that_do_not_fit_are_refused_with_what_to_write() -> None:
         ):
             rows + columns
         assert account.as_dict() == {}
+        assert "operand 0 is (5, 3) as {'dp': Shard(0), 'tp': Replicate()} and operand 1 is (5, 3)" in str(info.value)
         assert "operand 1.redistribute({'dp': Shard(0), 'tp': Replicate()}), which sends" in str(info.value)
         assert_same(rows + columns.redistribute({"dp": Shard(0)}), 2 * WHOLE)
         with implicit_redistribution():
@@ -206,8 +207,13 @@ def test_what_there_is_not() -> None:
             np.add.outer(x, x)
         with pytest.raises(TypeError, match="cannot combine a DTensor with"):
             x + object()
-        with pytest.raises(ValueError, match="broadcast"):
+        with pytest.raises(ValueError, match=r"np.add: operands could not be broadcast .* \(5, 3\) \(4,\)"):
             x + np.zeros(4)
+        for name in ("flat", "partition"):
+            with pytest.raises(AttributeError, match=rf"{name} is not available for DTensors; use x.full\(\)"):
+                getattr(x, name)
+        with pytest.raises(AttributeError, match="'DTensor' object has no attribute 'nothing'"):
+            _ = x.nothing
         other = meshdist.init_device_mesh("cpu", (4,))
         with pytest.raises(ValueError, match="must be on one mesh"):
             x + distribute_tensor(WHOLE, other)
