@@ -30,7 +30,7 @@ def apply_along_axis(func1d: Callable[..., Any], axis: int, arr: DTensor, *args:
     block = require("np.apply_along_axis", arr, layout, "the function needs whole lines")
     # A rank without lines calls the function once, for the shape and the dtype of what it returns.
     lines = block
-    if not block.size and arr.shape[dim]:
+    if 0 in (*block.shape[:dim], *block.shape[dim + 1 :]):
         lines = array_module(arr.mesh).ones([arr.shape[dim] if at == dim else 1 for at in range(arr.ndim)], arr.dtype)
     made = array_module(arr.mesh).apply_along_axis(func1d, dim, lines, *args, **kwargs)
     inner = made.shape[dim : made.ndim - (arr.ndim - dim - 1)]

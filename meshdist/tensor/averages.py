@@ -18,6 +18,9 @@ from meshdist.tensor.index_parts import uncut
 from meshdist.tensor.index_space import trailing
 from meshdist.tensor.operands import aligned, as_operand, checked_out, mesh_of, require, resolved, written
 
+# Whether NumPy takes one row with rowvar=False as one observation, as since 2.3, or as one variable.
+_TRANSPOSES_A_ROW = np.cov(np.zeros((1, 2)), rowvar=False, ddof=0).ndim == 2
+
 
 def _given(value: Any, default: Any) -> Any:
     return default if value is NOT_GIVEN else value
@@ -250,14 +253,17 @@ def cov(
     arrays = [as_operand("np.cov", x, mesh) for x in (m, y) if x is not None]
     if any(x.ndim > 2 for x in arrays):
         raise ValueError(f"{'m' if arrays[0].ndim > 2 else 'y'} has more than 2 dimensions")
-    for what, x in zip("my", arrays, strict=False):
+    by_column = [
+        not rowvar and x.ndim == 2 and (x.shape[0] != 1 or (x is arrays[0] and _TRANSPOSES_A_ROW)) for x in arrays
+    ]
+    for what, x, turned in zip("my", arrays, by_column, strict=False):
         if x.ndim == 2 and not may_redistribute.get():  # else the product moves them
-            uncut("np.cov", x, (0 if rowvar or x.shape[0] == 1 else 1,), "the variables must not be cut", what)
+            uncut("np.cov", x, (int(turned),), "the variables must not be cut", what)
     dtype = np.result_type(*arrays, np.float64) if dtype is None else dtype
     rows: list[Any] = []
-    for x in arrays:
+    for x, turned in zip(arrays, by_column, strict=True):
         made: Any = np.atleast_2d(resolved(x).astype(dtype))
-        rows.append(made.T if not rowvar and made.shape[0] != 1 and (x.ndim > 1 or x is not arrays[0]) else made)
+        rows.append(made.T if turned else made)
     observed: Any = rows[0] if len(rows) == 1 else np.concatenate(rows, 0)
     if observed.shape[0] == 0:
         return wrap(array_module(mesh).zeros((0, 0)), ArrayLayout.of_cuts((0, 0), mesh.shape, (None, None), {}), mesh)

@@ -48,6 +48,12 @@ def lstsq(a: Any, b: Any, rcond: Any = None) -> tuple[DTensor, DTensor, int, DTe
 @implements(np.linalg.multi_dot)
 def multi_dot(arrays: Any, *, out: Any = None) -> Any:
     """Return the product of several arrays, from the left to the right; see `numpy.linalg.multi_dot`."""
+    ndims = [np.ndim(x) for x in arrays]
+    if len(ndims) < 2:
+        raise ValueError("Expecting at least two arrays.")
+    for ndim in ndims[1:-1] if len(ndims) > 2 else ():
+        if ndim != 2:
+            raise np.linalg.LinAlgError(f"{ndim}-dimensional array given. Array must be two-dimensional")
     return np.dot(reduce(np.dot, arrays[:-1]), arrays[-1], out=out)
 
 

@@ -252,7 +252,9 @@ def _weighted(function: Any, name: str, args: Any, weights: Any) -> DTensor:
     why = "a weighted quantile needs whole lines"
     block, of_block = (require(name, x, source, why, what) for x, what in ((a, "x"), (weights, "weights")))
     options = {"axis": dims if a.ndim else None, "method": method, "keepdims": keepdims}
-    if 0 in block.shape:
+    if 0 in a.shape:
+        block, of_block = (np.ones(a.shape, x.dtype) for x in (a, weights))  # NumPy says what that is
+    elif 0 in block.shape:
         block, of_block = (np.ones([max(rows, 1) for rows in block.shape], x.dtype) for x in (block, of_block))
     values = function(block, q, weights=of_block, **options)
     kept = without_dims(source, dims, keepdims)

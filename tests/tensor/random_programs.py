@@ -429,7 +429,13 @@ def _tried(step: Step, arrays: Sequence[Any], implicit: bool = False) -> Any:
                     return step(arrays)
             return step(arrays)
     except (
-        TypeError, ValueError, IndexError, ZeroDivisionError, NotImplementedError, AttributeError, np.linalg.LinAlgError
+        TypeError,
+        ValueError,
+        IndexError,
+        ZeroDivisionError,
+        NotImplementedError,
+        AttributeError,
+        np.linalg.LinAlgError,
     ) as error:
         return error
 

@@ -23,6 +23,8 @@ def test_along_lines():
             other = values(rng, whole.shape, np.int64)
             layouts = [layout, layout_for(rng, other, mesh)]
             compare(lambda x, y: np.cross(x, y, axis=1), [whole, other], layouts, mesh, case)
+        no_lines = {"a": Shard(0, sizes=(3,) + (0,) * (mesh.shape[0] - 1))}
+        compare(lambda x: np.apply_along_axis(np.sort, 1, x), [np.zeros((3, 0))], [no_lines], mesh)
 
     on_meshes(program, meshes=MESHES)
 
@@ -72,6 +74,14 @@ def test_weighted_quantiles():
             [{"a": Shard(1)}, None],
             mesh,
         )
+        for shape, axis in (((0, 3), None), ((0, 3), 0), ((3, 0), 0)):
+            compare(
+                lambda x: np.quantile(x, 0.5, axis, weights=np.ones(x.shape), method="inverted_cdf"),  # noqa: B023
+                [np.zeros(shape)],
+                [{"a": Shard(0)}],
+                mesh,
+                shape,
+            )
 
     on_meshes(program, meshes=MESHES)
 

@@ -112,6 +112,8 @@ def test_deviations_and_areas(cases):
                 compared(lambda x: np.corrcoef(x), "corrcoef")
             if whole.ndim and whole.dtype.kind not in "bu" and hasattr(np, "trapezoid"):
                 compared(lambda x: np.trapezoid(x, dx=2.0, axis=0), "trapezoid")
+        row = values(rng, (1, 4), float)
+        compare(lambda x: np.cov(x, rowvar=False, ddof=0), [row], [layout_for(rng, row, mesh)], mesh, "cov of a row")
 
     on_meshes(program)
 

@@ -36,6 +36,10 @@ def test_powers_and_names():
         matrices = [values(rng, shape, float) for shape in ((4, 3), (3, 5), (5, 2))]
         layouts = [layout_for(rng, x, mesh) for x in matrices]
         compare(lambda *x: np.linalg.multi_dot(x), matrices, layouts, mesh, "multi_dot", 1e-9)
+        vector = values(rng, (3,), float)
+        compare(
+            lambda x: np.linalg.multi_dot([x, x, x]), [vector], [layout_for(rng, vector, mesh)], mesh, "of a vector"
+        )
         if not hasattr(np.linalg, "vector_norm"):
             return
         for function in (
