@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 from typing import Any
 
@@ -255,3 +256,37 @@ def test_shapes_placements_and_bytes_without_peers() -> None:
         x = zeros((1 << 20, 4096), np.float32, mesh=mesh, placements={"dp": Shard(0), "tp": Shard(0)})
         assert (x.to_local().shape, x.nbytes) == ((16, 4096), 1 << 34)
         assert (x + 1).placements == (Shard(0), Shard(0))
+
+
+def test_detail_compares_the_layouts_of_arrays_that_are_made_without_messages() -> None:
+    def program() -> list[str]:
+        mesh = mesh_2x2()
+        one_differs = {"dp": Shard(1 if mesh.get_rank() == 3 else 0)}
+        said = []
+        for make in (
+            lambda: zeros((4, 2), mesh=mesh, placements=one_differs),
+            lambda: arange(4 + mesh.get_rank() // 3, mesh=mesh, placements={"dp": Shard(0)}),
+            lambda: distribute_tensor(np.ones((4, 2)), mesh, one_differs, src_data_rank=None),
+            lambda: DTensor.from_local(np.ones((2, 2)), mesh, one_differs, shape=(4, 2)),
+            lambda: DTensor.from_callback((4, 2), float, mesh, one_differs, lambda index: np.ones((2, 2))),
+            lambda: meshdist.tensor.random(0).random((4, 2), mesh=mesh, placements=one_differs),
+        ):
+            with pytest.raises(PlacementError) as info:
+                make()
+            said.append(str(info.value))
+        assert zeros((4, 2), mesh=mesh, placements={"dp": Shard(0)}).full().shape == (4, 2)
+        return said
+
+    logger = logging.getLogger("meshdist")
+    level = logger.level
+    meshdist.set_debug_level(meshdist.DebugLevel.DETAIL)
+    logger.propagate, logger.disabled = False, True
+    try:
+        first, *others = meshdist.run(program, 4)
+        with meshdist.dry_run(world_size=4, rank=1):
+            zeros((4, 2), mesh=mesh_2x2(), placements={"dp": Shard(0)})
+    finally:
+        logger.propagate, logger.disabled = True, False
+        logger.setLevel(level)
+    assert all(said == first for said in others)
+    assert all("rank 3 of the mesh makes an array of " in text for text in first)
