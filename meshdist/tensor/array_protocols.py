@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
@@ -13,6 +13,22 @@ from meshdist.tensor.known_calls import called, known_ufuncs
 from meshdist.tensor.placements import PlacementError
 
 _unknown = object()
+
+
+class Absent:
+    """An attribute of NumPy's arrays that a DTensor does not have; the error says what to use.
+
+    A `__getattr__` of the class would slow every attribute of its arrays down.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: Any = None) -> NoReturn:
+        raise AttributeError(
+            f"{self._name} is not available for DTensors; use x.full() for the whole array, or x.to_local() for the"
+            " block"
+        )
 
 
 class ArrayProtocols:

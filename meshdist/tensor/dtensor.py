@@ -12,7 +12,7 @@ from meshdist.runtime.plan_cache import remember
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.array_methods import ArrayMethods
 from meshdist.tensor.array_operators import ArrayOperators
-from meshdist.tensor.array_protocols import ArrayProtocols
+from meshdist.tensor.array_protocols import Absent, ArrayProtocols
 from meshdist.tensor.dispatch import implements, method
 from meshdist.tensor.moves import gather_to, move
 from meshdist.tensor.placements import (
@@ -338,6 +338,11 @@ def coordinate_in(mesh: DeviceMesh) -> tuple[int, ...]:
             " mesh.get_coordinate() is not None"
         )
     return coordinate
+
+
+for _name in dir(np.ndarray):
+    if not _name.startswith("_") and not hasattr(DTensor, _name):
+        setattr(DTensor, _name, Absent(_name))
 
 
 implements(np.shape)(lambda a: a.shape)

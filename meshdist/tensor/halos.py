@@ -46,7 +46,7 @@ def halo(x: DTensor, width: int | Sequence[int], periodic: bool | Sequence[bool]
         rows `start` to `stop`.
 
     Raises:
-        TypeError: No integers.
+        TypeError: No DTensor, or a width that is no integer.
         ValueError: A negative width, or not one for each dimension.
 
     Example:
@@ -60,10 +60,16 @@ def halo(x: DTensor, width: int | Sequence[int], periodic: bool | Sequence[bool]
         [([0, 1, 2], [3, 0, 1, 2]), ([1, 2, 3], [1, 2, 3, 0])]
     """
     refuse_deferring("meshdist.tensor.halo", x)
+    _check_placed("halo", x)
     widths, rings = ghost_widths("halo", x.ndim, width, periodic)
     local = resolved(x).to_local()
     block = with_ghosts(local, x.layout, x.mesh, widths, widths, rings)
     return block.copy() if block is local else block
+
+
+def _check_placed(name: str, x: Any) -> None:
+    if not isinstance(x, DTensor):
+        raise TypeError(f"{name}: x must be a DTensor, got {type(x).__name__}; distribute_tensor makes one of an array")
 
 
 def map_overlap(
@@ -98,6 +104,7 @@ def map_overlap(
         [1, 5, 5, 5]
     """
     refuse_deferring("meshdist.tensor.map_overlap", x)
+    _check_placed("map_overlap", x)
     widths, rings = ghost_widths("map_overlap", x.ndim, width, periodic)
     layout = x.layout.resolved()
     local = resolved(x).to_local()

@@ -136,7 +136,7 @@ def _block(arg: Any, target: ArrayLayout, number: int, mesh: DeviceMesh, may_mov
     if may_move:
         return local_of(arg, target, mesh)
     why = f"in_placements of argument {number} are {target.describe(mesh.mesh_dim_names)}"
-    return require("local_map", arg, target, why)
+    return require("local_map", arg, target, why, f"argument {number}")
 
 
 def _seen(value: Any) -> Any:
@@ -151,6 +151,10 @@ def _seen(value: Any) -> Any:
 def _output(result: Any, placements: Any, mesh: DeviceMesh, told: dict[Any, Any], key: Any) -> Any:
     if placements is None:
         return result
+    if result is None:
+        raise TypeError(
+            "local_map: fn returned None where out_placements has placements; return an array, or give None"
+        )
     block = as_block(result, mesh)
     ordered = placements_in_order(placements, mesh.shape, mesh.mesh_dim_names)
     found = told.get((key, ordered, block.ndim))

@@ -6,7 +6,7 @@ import math
 import operator
 from functools import lru_cache
 from itertools import product
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class Generator:
     The whole array is cut into tiles by its shape alone, and a tile is filled by NumPy's Philox, a generator with a
     counter (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"), keyed by the seed, and started at the
     numbers of the call and of the tile. A rank makes the tiles that meet its block; nothing is sent. The methods are
-    those of `numpy.random.Generator`, but not their numbers.
+    some of those of `numpy.random.Generator`, with `shape` in place of `size`; the numbers are others.
 
     All ranks make the same calls in the same order, since calls are counted.
 
@@ -74,6 +74,14 @@ class Generator:
 
     def __repr__(self) -> str:
         return f"random({self._seed}), after {self._calls} call{'s' if self._calls != 1 else ''}"
+
+    if not TYPE_CHECKING:  # for a type checker, there would be every method
+
+        def __getattr__(self, name: str) -> Any:
+            if not hasattr(np.random.Generator, name) or name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            known = ", ".join(method for method in vars(Generator) if method[0] != "_")
+            raise AttributeError(f"random: there is no method {name!r} for DTensors; there are {known}")
 
     def standard_normal(
         self, shape: Any, dtype: Any = np.float64, *, mesh: DeviceMesh, placements: Placements | None = None

@@ -139,6 +139,9 @@ def test_bad_widths():
         ):
             with pytest.raises(error, match="halo"):
                 x.halo(width, periodic)
+        for made in (lambda: halo(np.ones(3), 1), lambda: map_overlap(np.sort, np.ones(3), 1)):
+            with pytest.raises(TypeError, match="x must be a DTensor, got ndarray"):
+                made()
         with pytest.raises(ValueError, match="of the shape of its argument"):
             map_overlap(lambda a: a[1:], x, 1)
 

@@ -107,5 +107,9 @@ def test_bad_arguments():
         ):
             with pytest.raises(error):
                 call()
+        with pytest.raises(
+            AttributeError, match="no method 'choice' for DTensors; there are standard_normal, normal, "
+        ):
+            random(0).choice(3)
 
     meshdist.run(program, 1)
