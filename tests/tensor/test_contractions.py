@@ -133,6 +133,8 @@ def test_a_block_of_one_element_multiplies_as_the_whole_array() -> None:
             for function in (np.dot, partial(np.tensordot, axes=1)):
                 for _ in range(2):
                     compare(function, [a, b], [columns, rows], mesh, (function, a, b))
+        for _ in range(2):  # the second call is of what the first one remembered
+            compare(np.dot, [first[:, :1], np.zeros((1, 3))], [{}, {"a": Shard(1)}], mesh)
         for b in (np.array([0.0, 1.0]), np.zeros((3, 2))):
             compare(np.inner, [first, b], [{"a": Shard(1)}, {"a": Shard(b.ndim - 1)}], mesh, b)
 
