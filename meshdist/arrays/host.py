@@ -67,12 +67,13 @@ def as_buffers(value: Any, name: str, is_list: bool, in_place: str = "") -> Arra
     if not isinstance(value, (list, tuple)):
         if is_list and not isinstance(value, np.ndarray):
             raise TypeError(f"{name} must be a list of arrays, got {type(value).__name__}")
-        if in_place and isinstance(value, Number):
-            raise TypeError(
-                f"{name} must be an array, got {value!r}; use np.array({name}), or functional.{in_place}, which takes"
-                " numbers and returns the result"
-            )
-        array = as_array(value, name)
+        try:
+            array = as_array(value, name)
+        except TypeError as error:
+            if in_place and isinstance(value, Number):
+                hint = f", or functional.{in_place}, which takes numbers and returns the result"
+                raise TypeError(f"{error}{hint}") from None
+            raise
         check_dtype(array, name)
         return array
     if not is_list:

@@ -88,7 +88,7 @@ def test_how_the_axes_of_a_mesh_are_named(call, words):
         (lambda: dist.isend(np.array([{}]), 0), OBJECTS),
         (lambda: dist.isend({"a": 1}, 0), f"tensor must be an array, got dict{OBJECTS}"),
         (lambda: dist.isend("abc", 0), f"tensor must be an array, got str{OBJECTS}"),
-        (lambda: dist.all_reduce(3), "got 3; use np.array(tensor), or functional.all_reduce, which takes numbers"),
+        (lambda: dist.all_reduce(3), "got int; use np.array(tensor), or functional.all_reduce, which takes numbers"),
         (lambda: functional.all_reduce("x"), "all_reduce on group 'world' (rank 0 of 1): x must be an array, got str"),
         (lambda: functional.all_to_all(["x"]), "all_to_all on group 'world' (rank 0 of 1): x must be an array"),
     ],
