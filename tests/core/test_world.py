@@ -334,7 +334,7 @@ def test_missing_ranks_are_named_at_the_timeout(pair, url):
         assert kind is dist.DistTimeoutError
         assert re.search(
             rf"init_process_group \(rank {rank} of 4\): 2 of 4 ranks joined within 1 s; ranks 1, 3 are missing:"
-            " were they started with this (file|address and MESHDIST_SECRET)\\?$",
+            " were they started with this (file|store's address, \\S+, and MESHDIST_SECRET)\\?$",
             message,
         )
 
