@@ -44,6 +44,7 @@ SLOW = (
     "faults/test_hang_reports.py",
     "faults/test_missing_ranks.py",
     "fuzz/test_calls.py",
+    "fuzz/test_checkpoint_parsers.py",
     "fuzz/test_wrong_types.py",
     "launch/test_elastic_nodes.py",
     "launch/test_error_files.py",
@@ -81,6 +82,8 @@ SLOW_TESTS = re.compile(
     r"|conformance/test_(reductions|movement|gather_scatter).*\[(threads-2|gloo-2|gloo-tcp-3)-numpy"
     # Here, other dtypes, backends, transports or numbers of hosts are quick tests of the same.
     r"|test_scans.*::test_small_arrays\[gloo-3-numpy"
+    r"|test_scans.*::test_small_arrays\[threads-3-numpy"
+    r"|test_staged_devices.*::test_every_collective\[2"
     r"|test_thousands_in_flight\[gloo-tcp-3"
     r"|test_arrays_whose_elements_lie_apart\[(True|F)-(complex128|uint64)"
     r"|test_the_tags_of_the_messages_that_came_are_named\[(destroy-tcp|end-shared)"

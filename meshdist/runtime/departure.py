@@ -243,4 +243,4 @@ def nobody_left(gone: Mapping[str, Departure]) -> DistBackendError:
 
 def any_of(others: Sequence[int], describe: Callable[[int], str]) -> str:
     """Return the name, in messages, of the source of a receive from any of the other ranks."""
-    return f"the only other rank, {describe(others[0])}" if len(others) == 1 else "any rank"
+    return f"{describe(others[0])}, the only other rank," if len(others) == 1 else "any rank"

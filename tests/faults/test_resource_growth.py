@@ -120,7 +120,8 @@ def test_destroyed_groups_leave_no_memory_behind(new_workers, backend):
     workers = new_workers(2, backend, timeout_s=30.0)
     workers.start(destroyed_groups, 24, backend == "gloo-tcp")  # in shared memory, the sender's end waits for them
     for used in workers.gather():
-        assert used[-1] - used[3] < 20 * MOST_LEFT_BYTES, used
+        # A group that stays has its buffers, of some MiB, or a message of 64 KiB that was not received.
+        assert used[-1] - used[3] < 20 * 4 * MOST_LEFT_BYTES, used
 
 
 def calls_of_many_shapes(counts):
