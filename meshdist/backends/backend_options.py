@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from meshdist.errors import DistBackendError
 from meshdist.runtime.departure import Departure
 from meshdist.runtime.rank_text import call_process, call_rank
+from meshdist.store.interface import value_now
 
 if TYPE_CHECKING:
     from meshdist.runtime.peers import Peers
@@ -118,8 +119,8 @@ def set_up_key(rank: int) -> str:
 
 def set_up_wait_of(rank: int, world_store: Store) -> tuple[str, str, tuple[int, ...]] | None:
     """Return the name, the words and the ranks of the group in whose set-up a global rank waits, if it reports that."""
-    key = set_up_key(rank)
-    if not world_store.check([key]):
+    report = value_now(world_store, set_up_key(rank))
+    if report is None:
         return None
-    name, text, ranks = json.loads(world_store.get(key))
+    name, text, ranks = json.loads(report)
     return name, text, tuple(ranks)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from meshdist.debug.dump import RECORDS_SENT, rank_state
 from meshdist.debug.hang_watchdog import Finding, StateExchange, watchdog_of
 from meshdist.debug.states import RankSnapshot, parse_state
-from meshdist.errors import DistError
 from meshdist.runtime.departure import describe
+from meshdist.store.interface import value_now
 from meshdist.system.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -100,11 +99,7 @@ class StoreStateExchange(StateExchange):
         return self._value(f"debug/state/{rank}")
 
     def _value(self, key: str) -> bytes | None:
-        if not self._store.check([key]):
-            return None
-        with suppress(DistError):  # it may be deleted at this moment
-            return self._store.multi_get([key])[0]
-        return None
+        return value_now(self._store, key)
 
     def _gone(self, rank: int) -> str | None:
         departure = self._peers.departure_of(rank)

@@ -18,6 +18,7 @@ DEFAULT_STORE_TIMEOUT_S = 300.0
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 _NAMED_KEYS = 10
+_NO_VALUE = b"\0no value"
 
 _S = TypeVar("_S", bound="Store")
 
@@ -156,6 +157,15 @@ class Store(ABC):
 
     def _lacks(self, method: str) -> NotImplementedError:
         return NotImplementedError(f"{type(self).__name__} has no {method}(): define it or use a store of meshdist")
+
+
+def value_now(store: Store, key: str) -> bytes | None:
+    """Return the value of a key that may be deleted at any moment, None if it is not there; does not wait.
+
+    `get` would wait for a key that was deleted after `check` has found it.
+    """
+    value = store.compare_set(key, _NO_VALUE, _NO_VALUE)
+    return None if value == _NO_VALUE else value
 
 
 def encode_key(key: str) -> bytes:

@@ -1,7 +1,10 @@
 """Parts of the rendezvous, and of the clusters' launchers, that need no ranks."""
 
+import json
+
 import pytest
 
+from meshdist.backends.backend_options import set_up_key, set_up_wait_of
 from meshdist.bootstrap.env import EnvPlace, place_from_environment
 from meshdist.bootstrap.join import shortfall
 from meshdist.bootstrap.multicast import Beacon, Discovery, sign, verify
@@ -104,3 +107,21 @@ def test_launchers_and_places():
     place = find_place(variables)
     assert (place.rank, place.world_size, place.address) == (1, 2, "127.0.0.1")
     assert local_rank_here({"SLURM_STEP_NODELIST": "a", "SLURM_LOCALID": "3"}) == 3
+
+
+def test_a_report_that_is_withdrawn_while_it_is_read_is_none():
+    class Deleting(HashStore):
+        """Loses a key as soon as it was seen to be there."""
+
+        def check(self, keys):
+            found = super().check(keys)
+            for key in keys:
+                self.delete_key(key)
+            return found
+
+    store = Deleting()
+    store.set_timeout(1.0)
+    store.set(set_up_key(3), json.dumps(["g", "group 'g'", [0, 3]]))
+    assert set_up_wait_of(3, store) == ("g", "group 'g'", (0, 3))
+    store.delete_key(set_up_key(3))
+    assert set_up_wait_of(3, store) is None
