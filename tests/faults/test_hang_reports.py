@@ -145,7 +145,7 @@ def test_64_ranks_that_are_stuck():
     late = 17
 
     def main():
-        group = dist.new_group(timeout=12.0)
+        group = dist.new_group(timeout=20.0)
         group.barrier()
         if dist.get_rank() == late:
             done.wait(60)
