@@ -14,7 +14,7 @@ from typing import Protocol
 
 from meshdist.runtime.departure import Departure, LeftOut, peer_gone
 from meshdist.runtime.peers import PeerMonitor, Peers
-from meshdist.runtime.waiting import Doorbell, Waitable
+from meshdist.runtime.waiting import WithoutBell
 from meshdist.store import Store
 
 
@@ -45,7 +45,7 @@ class Member(Protocol):
     def departure_of(self, rank: int) -> Departure | None: ...
 
 
-class Arrivals(Waitable):
+class Arrivals(WithoutBell):
     """Wait for all ranks of a group.
 
     Args:
@@ -98,12 +98,6 @@ class Arrivals(Waitable):
                 raise peer_gone(backend.describe(rank), departure, LeftOut.CALL)
             # A rank that has begun the group's first call waits in its set-up until this one takes part.
             self._is_behind |= self._is_first and options.waits_in_first_call(rank)
-
-    def arm(self, bell: Doorbell) -> None:
-        return
-
-    def disarm(self, bell: Doorbell) -> None:
-        return
 
     def missing(self) -> str:
         return ", ".join(map(self._backend.describe, self._records.absent(self._rank)))

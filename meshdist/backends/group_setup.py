@@ -22,7 +22,7 @@ from meshdist.errors import DistError
 from meshdist.runtime.departure import Departure, LeftOut, peer_gone
 from meshdist.runtime.peers import PeerMonitor
 from meshdist.runtime.rank_text import call_rank, ranks_text
-from meshdist.runtime.waiting import Doorbell, Waitable, Wrapped
+from meshdist.runtime.waiting import Waitable, WithoutBell, Wrapped
 from meshdist.store import Store
 from meshdist.system.platform import start_thread
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from meshdist.backends.backend_options import BackendOptions
 
 
-class StoreBarrier(Waitable):
+class StoreBarrier(WithoutBell):
     """Wait for members of a group, this rank among them, that count themselves in at a place in the store.
 
     Each leaves a `card`, data for the others. `check` raises if the backend has given up meanwhile.
@@ -60,12 +60,6 @@ class StoreBarrier(Waitable):
                 self._absent.remove(rank)
             else:
                 check_there(self._options, rank, LeftOut.MEETING)
-
-    def arm(self, bell: Doorbell) -> None:
-        return
-
-    def disarm(self, bell: Doorbell) -> None:
-        return
 
     def missing(self) -> str:
         return ", ".join(map(self._options.call, self._not_here()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from meshdist.bootstrap.spawned import exceeds_spawn
@@ -80,10 +80,7 @@ def object_to(store: Store, objection: str) -> None:
 
     For a process of the job that cannot be one of the ranks. A world that has begun is unaffected.
     """
-    generation = 0
-    while (world := _generation(store, generation)).check(["over"]):
-        generation += 1
-    _object(world, objection)
+    _object(_current(store), objection)
 
 
 def _object(world: Store, objection: str) -> bool:
@@ -224,6 +221,14 @@ def _generation(store: Store, number: int) -> Store:
     return PrefixStore(f"world/{number}", store)
 
 
+def _current(store: Store) -> Store:
+    """Return the part of the store of the first generation that is not over."""
+    generation = 0
+    while (world := _generation(store, generation)).check(["over"]):
+        generation += 1
+    return world
+
+
 def _register(store: Store, rank: int, world_size: int, card: Card) -> Store:
     generation = 0
     while True:
@@ -297,19 +302,18 @@ def arrivals(world: Store) -> tuple[list[int], int]:
     return [rank for rank in range(world_size) if f"card/{rank}" in keys], world_size
 
 
-def object_for_absent(store: Store, rank: int, world_size: int, why: str) -> bool:
-    """Report to ranks that wait in `store` for `rank`, which has ended; each of them raises `why`.
+def object_for_absent(store: Store, world_size: int, absent: Mapping[int, str]) -> None:
+    """Report to ranks that wait in `store` for one that has ended; each of them raises why it will not come.
 
-    Return whether that was so. A world of another size, or one that has begun, is unaffected.
+    `absent` has the reason by rank. A world of another size, or one that has begun, is unaffected.
     """
-    generation = 0
-    while (world := _generation(store, generation)).check(["over"]):
-        generation += 1
-    if not world.check(["world_size"]) or int(world.get("world_size")) != world_size:
-        return False
-    if world.check(["complete"]) or world.check([f"card/{rank}"]):
-        return False
-    return _object(world, why)
+    world = _current(store)
+    if not world.check(["world_size"]) or int(world.get("world_size")) != world_size or world.check(["complete"]):
+        return
+    for rank, why in absent.items():
+        if not world.check([f"card/{rank}"]):
+            _object(world, why)
+            return
 
 
 def worlds_in(store: Store, card: Card) -> list[tuple[Store, Peers]]:

@@ -18,7 +18,7 @@ from meshdist.arrays.host import Array
 from meshdist.backends.base import FastPath
 from meshdist.runtime.flight_recorder import CREATED, Record, clock
 from meshdist.runtime.progress import NAP_S, Job, JobQueue, Progress
-from meshdist.runtime.waiting import Doorbell, Waitable
+from meshdist.runtime.waiting import Waitable, WithoutBell
 from meshdist.runtime.work import ReceiptWork, Work
 
 # The facts of a message in the flight recorder: function, group name and label, dtype, shape, peer, tag and timeout.
@@ -79,7 +79,7 @@ class DeferredWork(ReceiptWork):
             self.queue.post_all()
 
 
-class _IsTaken(Waitable):
+class _IsTaken(WithoutBell):
     """The first deferred receive is taken, or posted, since nobody has waited for it soon."""
 
     def __init__(self, receives: DeferredReceives, first: Record) -> None:
@@ -91,12 +91,6 @@ class _IsTaken(Waitable):
         return self._receives.first() is not self._first
 
     def check(self) -> None:
-        return
-
-    def arm(self, bell: Doorbell) -> None:
-        return
-
-    def disarm(self, bell: Doorbell) -> None:
         return
 
     def missing(self) -> str:

@@ -59,7 +59,8 @@ class RankBoard:
 
     def __init__(self, store: Store, job: Job, host: str, command: Sequence[str], endpoint: str) -> None:
         self._store: Store | None = store
-        self._succeeded: dict[int, int] = {}  # the pids of ranks that have ended well, by rank
+        # Why ranks that have ended well will not come to a world, by rank.
+        self._succeeded: dict[int, str] = {}
         self._next_look_s = 0.0
         self._entry = NodeEntry(
             job.node,
@@ -94,19 +95,16 @@ class RankBoard:
             return
         self._next_look_s = now_s + _LOOK_S
         part = PrefixStore(f"worker/attempt_{self._entry.num_restarts}", self._store)
-        for rank, pid in list(self._succeeded.items()):
-            who = f"rank {rank} (pid {pid} on {self._entry.host})"
-            why = f"{who} has ended, with exit status 0, without calling init_process_group"
-            try:
-                if object_for_absent(part, rank, self._entry.world_size, why):
-                    del self._succeeded[rank]
-            except DistError:
-                self._store = None
+        try:
+            object_for_absent(part, self._entry.world_size, self._succeeded)
+        except DistError:
+            self._store = None
 
     def note_exit(self, exit: Exit) -> None:
         """Show that a rank has ended."""
         if exit.status == 0:
-            self._succeeded[exit.rank] = exit.pid
+            who = f"rank {exit.rank} (pid {exit.pid} on {self._entry.host})"
+            self._succeeded[exit.rank] = f"{who} has ended, with exit status 0, without calling init_process_group"
         ended = "succeeded" if exit.status == 0 else describe_status(exit.status)
         self._show({**self._entry.ranks, exit.rank: self._entry.ranks[exit.rank]._replace(ended=ended)})
 

@@ -114,6 +114,16 @@ class Waitable(ABC):
         return LONGEST_POLL_INTERVAL_S
 
 
+class WithoutBell(Waitable):
+    """A condition that is looked for again and again, since no peer rings a doorbell for it."""
+
+    def arm(self, bell: Doorbell) -> None:
+        return
+
+    def disarm(self, bell: Doorbell) -> None:
+        return
+
+
 class Incoming(Waitable):
     """A posted receive.
 

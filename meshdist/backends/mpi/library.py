@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from meshdist.backends.mpi.environment import NO_LIBRARY, has_cores_for_all, warn_of_other_library
 from meshdist.errors import DistBackendError
-from meshdist.runtime.waiting import Doorbell, Waitable
+from meshdist.runtime.waiting import Waitable, WithoutBell
 
 if TYPE_CHECKING:
     from meshdist.backends.backend_options import BackendOptions
@@ -110,7 +110,7 @@ class Member(Protocol):
     def wait(self, waitable: Waitable, error_prefix: str, deadline: Deadline | None = None) -> None: ...
 
 
-class Polled(Waitable):
+class Polled(WithoutBell):
     """A condition that is polled: no doorbell rings for it."""
 
     def __init__(self) -> None:
@@ -125,12 +125,6 @@ class Polled(Waitable):
 
     def poll_interval_s(self) -> float:
         return min(max(self.waited_s() / _SHARE_OF_WAIT, _SHORTEST_NAP_S), _LONGEST_NAP_S)
-
-    def arm(self, bell: Doorbell) -> None:
-        return
-
-    def disarm(self, bell: Doorbell) -> None:
-        return
 
 
 class Requests:

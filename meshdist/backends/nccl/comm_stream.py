@@ -89,7 +89,7 @@ class CallerWork(Protocol):
 
 
 class InFlightOp:
-    __slots__ = ("arrays", "end", "end_s", "error_prefix", "number", "records", "stream", "timeout_s", "works")
+    __slots__ = ("arrays", "began_s", "end", "error_prefix", "number", "records", "stream", "timeout_s", "works")
 
     def __init__(
         self,
@@ -105,13 +105,13 @@ class InFlightOp:
         self.stream: LaunchStream | None = None  # where it is enqueued
         self.end: Any = None  # the event after it on the stream; None while it is being enqueued
         self.arrays = arrays  # what it reads and writes
-        self.timeout_s = timeout_s
-        self.end_s = monotonic() + timeout_s  # when it must be complete
+        self.timeout_s = timeout_s  # how old it may become
+        self.began_s = monotonic()
         self.works = works  # the Works that callers hold; none for a sync call
         self.records = records  # its records in the flight recorder
 
     def age_s(self) -> float:
-        return monotonic() - self.end_s + self.timeout_s
+        return monotonic() - self.began_s
 
     def is_done(self, cuda: Any) -> bool:
         """Return whether the device has completed it; raise DistBackendError if the device is broken."""
@@ -159,7 +159,7 @@ class CommStream:
         self.device, self.stream, self.check, self._wake = device, stream, check, wake
         self.flights: deque[InFlightOp] = deque()  # the operations in flight, in order
         self.monitor = PeerMonitor()  # paces the checks of operations and peers
-        self.num_launched = 0  # how many operations were launched, or are about to be
+        self.num_launched = 0  # how many collectives were launched, or are about to be
         self._gate = gate
         self._own = LaunchStream(library, cuda, communicator, device, stream)
         self._on_callers: dict[int, LaunchStream] = {}  # by the address of the stream
@@ -317,14 +317,8 @@ class CommStream:
         if not self._letting_go.acquire(blocking=False):
             return  # another thread does it
         try:
-            keeping = self._keeping
-            # Those of one stream are complete in order: most often, all of them are.
-            num = len(keeping)
-            last = keeping[num - 1] if num > 1 else None
-            done_on = last.stream if last is not None and has_come(self.cuda, last.end) else _NOWHERE
-            while keeping and ((num > 0 and keeping[0].stream is done_on) or has_come(self.cuda, keeping[0].end)):
-                keeping.popleft().arrays = None
-                num -= 1
+            for in_flight in self._complete(self._keeping):
+                in_flight.arrays = None
         except DistBackendError:  # reported by the check of the operation; the device uses no memory any more
             self._keeping.clear()
         finally:
@@ -349,23 +343,30 @@ class CommStream:
 
     def completed(self) -> list[InFlightOp]:
         """Return the completed operations and remove them; called by one thread only."""
-        done, flights = [], self.flights
-        # Those of one stream are complete in order: most often, all are that were launched so far, or none is. Those of
-        # several streams are not: an operation that moves nothing, and what follows NCCL's part, wait for no other.
-        num = len(flights)
-        last = flights[num - 1] if num > 1 else None
-        done_on = last.stream if last is not None and last.is_done(self.cuda) else _NOWHERE
-        # Aborted operations count as complete, but not in order: the thread that gave up ends them.
-        while (
-            flights
-            and ((num > 0 and flights[0].stream is done_on) or flights[0].is_done(self.cuda))
-            and not self._is_over
-        ):
-            done.append(flights.popleft())
-            num -= 1
+        done = list(self._complete(self.flights, until=lambda: self._is_over))
         if done:
             self.let_go()
         return done
+
+    def _complete(
+        self, operations: deque[InFlightOp], until: Callable[[], bool] = lambda: False
+    ) -> Iterator[InFlightOp]:
+        """Remove and yield the complete operations at the front, until `until`.
+
+        Those of one stream are complete in order: most often, all are that were launched so far, or none is. Those of
+        several streams are not: an operation that moves nothing, and what follows NCCL's part, wait for no other.
+        """
+        num = len(operations)
+        last = operations[num - 1] if num > 1 else None
+        done_on = last.stream if last is not None and last.is_done(self.cuda) else _NOWHERE
+        # Aborted operations count as complete, but not in order: the thread that gave up ends them.
+        while operations and not until():
+            first = operations[0]
+            if not (num > 0 and first.stream is done_on) and not first.is_done(self.cuda):
+                return
+            operations.popleft()
+            num -= 1
+            yield first
 
     def reuse(self, completed: Sequence[InFlightOp]) -> None:
         """Reuse the events of completed operations; a thread still waiting on one waits slightly longer."""

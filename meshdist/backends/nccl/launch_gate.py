@@ -25,7 +25,7 @@ from meshdist.backends.group_setup import check_there
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.runtime.departure import LeftOut
 from meshdist.runtime.peers import PeerMonitor
-from meshdist.runtime.waiting import Doorbell, Waitable
+from meshdist.runtime.waiting import WithoutBell
 from meshdist.store import PrefixStore
 from meshdist.store.brevity import brief
 from meshdist.system.deadline import Deadline
@@ -117,8 +117,8 @@ class LaunchGate:
                 check()
                 if deadline.expired():
                     raise DistTimeoutError(
-                        f"timed out after {timeout_s:g} s waiting for two ranks with messages to connect, which nothing"
-                        " may be launched during"
+                        f"timed out after {timeout_s:g} s: this rank and another one connect for their messages, and"
+                        " nothing may be launched until they have"
                     )
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ class Arrivals:
         return self._next_s - now_s
 
 
-class Admission(Waitable):
+class Admission(WithoutBell):
     """Wait until collective `number` of a group may be launched: all pairs are connected, or all ranks have come to it.
 
     `check` raises if the backend has given up.
@@ -212,12 +212,6 @@ class Admission(Waitable):
         for rank in self._monitor.turn(self._absent) if self._monitor.is_due() else ():
             check_there(self._options, rank, LeftOut.MEETING)
 
-    def arm(self, bell: Doorbell) -> None:
-        return
-
-    def disarm(self, bell: Doorbell) -> None:
-        return
-
     def missing(self) -> str:
         ranks = ", ".join(map(self._options.call, self._absent))
         return f"the connections of earlier messages, or {ranks} in this call"
@@ -226,7 +220,7 @@ class Admission(Waitable):
         return 5e-3
 
 
-class PairAgreement(Waitable):
+class PairAgreement(WithoutBell):
     """Wait until this rank and `peer`, a rank of the group, are both ready to connect; then both gates are closed.
 
     `check` raises if the backend has given up.
@@ -301,12 +295,6 @@ class PairAgreement(Waitable):
         self._check()
         if self._monitor.is_due():
             check_there(self._options, self._peer, LeftOut.COMMUNICATOR)
-
-    def arm(self, bell: Doorbell) -> None:
-        return
-
-    def disarm(self, bell: Doorbell) -> None:
-        return
 
     def missing(self) -> str:
         return f"{self._options.call(self._peer)}, to send to this rank or to receive from it"
