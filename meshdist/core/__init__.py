@@ -19,7 +19,7 @@ VARIABLE = "MESHDIST_CORE"
 
 _CHOICES = ("auto", "python", "require")
 # What this package and the module expect of each other; the same number stands in module.c.
-_INTERFACE = 7
+_INTERFACE = 8
 
 T = TypeVar("T")
 
@@ -81,13 +81,13 @@ def status() -> str:
 
 
 if TYPE_CHECKING:
-    from meshdist.core._core import Barrier, Calls, Function, Handle, Ring, Step, Stream, TryLock
+    from meshdist.core._core import Barrier, Calls, Function, Handle, Ring, SingleCopy, Step, Stream, TryLock
 elif module is None:
-    Function, Calls, Barrier, Ring, Step, Stream = partial, PlainCalls, None, None, None, None
+    Function, Calls, Barrier, Ring, Step, Stream, SingleCopy = partial, PlainCalls, None, None, None, None, None
     Handle, TryLock = PlainHandle, threading.Lock
 else:
     Function, Calls, Barrier, Ring, Step = module.Function, module.Calls, module.Barrier, module.Ring, module.Step
-    Handle, TryLock, Stream = module.Handle, module.TryLock, module.Stream
+    Handle, TryLock, Stream, SingleCopy = module.Handle, module.TryLock, module.Stream, module.SingleCopy
 
 
 def compare_by_identity(kind: type[T]) -> type[T]:
@@ -119,6 +119,7 @@ __all__ = [
     "Function",
     "Handle",
     "Ring",
+    "SingleCopy",
     "Step",
     "Stream",
     "TryLock",

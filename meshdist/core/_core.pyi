@@ -87,6 +87,30 @@ class Step:
     # True if the call was carried out; False if nothing was done; None if nothing was taken.
     def __call__(self, send: Any, recv: Any) -> bool | None: ...
 
+class SingleCopy:
+    # Returns None for too many arrays.
+    def __init__(
+        self,
+        barrier: Any,
+        fingerprint: int,
+        wait: Callable[[int], None],
+        check: Callable[[], None],
+        refuse: Callable[[int, str, int], None],
+        keeps: Any,
+        place: tuple[int, int],
+        num_arrays: tuple[int, int],
+        gives: Sequence[tuple[int, int, int]],
+        takes: Sequence[tuple[int, int, int]],
+        written: float,
+        tables: tuple[int, int],
+        pids: Sequence[int],
+    ) -> None: ...
+    # True if the call was carried out; False if nothing was done.
+    def __call__(self, send: Any, recv: Any) -> bool: ...
+    # The same in two parts: the first step, and the rest.
+    def begin(self, send: Any, recv: Any) -> bool: ...
+    def finish(self, send: Any, recv: Any) -> bool: ...
+
 class Stream:
     def __init__(self, memory: memoryview, ring: tuple[int, int], words: tuple[int, int, int]) -> None: ...
     def fill(self, data: Any, written: int, free_to: int, polls: bool) -> int: ...

@@ -11,7 +11,7 @@
 
 PyTypeObject *function_type, *calls_type, *try_lock_type, *array_type;
 
-enum { MOST_ARGS = 8, MOST_MEMOS = 16, MOST_ARRAYS = 64 };
+enum { MOST_ARGS = 8, MOST_MEMOS = 16, MOST_KNOWN_ARRAYS = 64 };
 
 /* A tuple: values of these types are compared by identity, besides None, numbers and strings. */
 static PyObject *identity_types;
@@ -108,7 +108,7 @@ static bool learn_buffers(Arg *arg, PyObject *object, int flags)
     if (!PyList_CheckExact(object))
         return learn_array(arg, object, flags);
     Py_ssize_t size = PyList_GET_SIZE(object);
-    if (size > MOST_ARRAYS || (arg->items = PyMem_Calloc(size + 1, sizeof *arg->items)) == NULL)
+    if (size > MOST_KNOWN_ARRAYS || (arg->items = PyMem_Calloc(size + 1, sizeof *arg->items)) == NULL)
         return false;
     arg->kind = LIST, arg->count = (int)size;
     for (Py_ssize_t i = 0; i < size; i++) {
@@ -297,8 +297,8 @@ static Memo *find(Function *self, PyObject *const *args, int num_args, PyObject 
 /* The arrays on one side of a call. */
 typedef struct {
     int count;
-    char *data[MOST_ARRAYS];
-    Py_ssize_t num_bytes[MOST_ARRAYS];
+    char *data[MOST_KNOWN_ARRAYS];
+    Py_ssize_t num_bytes[MOST_KNOWN_ARRAYS];
 } Buffers;
 
 static int gather(const Arg *arg, PyObject *object, Buffers *buffers)

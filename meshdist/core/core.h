@@ -141,6 +141,16 @@ void step_finish(Step *step, int phase, char *const *received);
    been taken because the ranks' sizes are not those agreed. */
 int step_run(Step *step, char *const *sent, char *const *received);
 
+/* As many arrays as a call may have on each side; with more, NumPy's part does not show. */
+enum { MOST_ARRAYS = 512 };
+/* The data of an array, or of a list of them. Returns how many there are; -1 if they are not plain arrays. */
+int read_arrays(PyObject *buffers, int flags, char **data);
+
+/* ---- single_copy.c: calls of many bytes, which the ranks read from each other's memory; see `SingleCopyMove` */
+extern PyTypeObject *single_copy_type;
+/* Copy from another process; return whether all of it was, else with errno set. */
+bool read_memory(long pid, uint64_t address, char *data, Py_ssize_t size);
+
 /* ---- stream.c: messages through the ring of a channel, in pieces */
 typedef struct {
     Word *head, *tail;
@@ -255,6 +265,6 @@ bool may_announce(const Calls *calls, PyObject *run);
 extern PyMethodDef work_functions[];
 
 extern PyType_Spec barrier_spec, step_spec, ring_spec, function_spec, calls_spec, try_lock_spec, handle_spec,
-    stream_spec;
+    stream_spec, single_copy_spec;
 
 #endif

@@ -2,13 +2,9 @@
 
    In an exchange, both ranks are busy with what they receive. So a long message is only announced: its receiver copies it
    from the sender's array, once instead of twice, and the sender has nothing to do but to wait. */
-#define _GNU_SOURCE
 #include "core.h"
 
 #include <structmember.h>
-#ifdef __linux__
-#include <sys/uio.h>
-#endif
 
 PyTypeObject *ring_type;
 
@@ -21,7 +17,7 @@ enum { READS = 1 };
 /* Up to here the receiver need not begin before all is written. */
 enum { SHORT = 8 << 10 };
 /* Longer messages of an exchange are announced; shorter ones have room in the ring, so that their sends need not wait. */
-enum { LONGEST_BUFFERED = 1 << 20 };
+enum { LONGEST_BUFFERED = 64 << 10 };
 
 /* Whether nobody is in the middle of anything: the lock is free, the containers are empty, the attributes None. The GIL
    is held from here to the end of the message, so that it stays so. */
@@ -186,22 +182,6 @@ static bool is_mine(const Ring *self, const char *entry)
     memcpy(&kind, entry, sizeof kind);
     return (kind == EAGER || kind == RTS || kind == RTS_CMA)
            && memcmp(entry + sizeof kind, start + sizeof kind, PyBytes_GET_SIZE(self->start) - sizeof kind) == 0;
-}
-
-/* Copy from another process; return whether all of it was. */
-static bool read_memory(long pid, uint64_t address, char *data, Py_ssize_t size)
-{
-#ifdef __linux__
-    Py_ssize_t copied = 0;
-    for (Py_ssize_t done = 0; done < size; done += copied) {
-        struct iovec to = {data + done, size - done}, from = {(void *)(uintptr_t)(address + done), size - done};
-        if ((copied = process_vm_readv((pid_t)pid, &to, 1, &from, 1, 0)) <= 0)
-            return false;
-    }
-    return true;
-#else
-    return false;
-#endif
 }
 
 /* Copy an announced message. Other threads run meanwhile: `moving` keeps them from the ring. If the copy fails, it is

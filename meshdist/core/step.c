@@ -5,8 +5,6 @@
 
 PyTypeObject *step_type;
 
-/* As many arrays as a call may have on each side; with more, NumPy's part does not show. */
-enum { MOST_ARRAYS = 512 };
 /* Shorter parts of a list are reduced all at once, and then copied. */
 enum { SHORTEST_PART = 2 << 10 };
 
@@ -75,8 +73,7 @@ int step_run(Step *self, char *const *sent, char *const *received)
     return 0;
 }
 
-/* The data of an array, or of a list of them. Returns how many there are; -1 if they are not plain arrays. */
-static int read_arrays(PyObject *buffers, int flags, char **data)
+int read_arrays(PyObject *buffers, int flags, char **data)
 {
     if (buffers == Py_None)
         return 0;

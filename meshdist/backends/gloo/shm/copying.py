@@ -10,7 +10,7 @@ from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.backends.gloo.shm.single_copy import address_of
 from meshdist.collectives.dataflow import Blocks
 from meshdist.errors import DistBackendError
-from meshdist.runtime.call import Call
+from meshdist.runtime.call import Call, Signature
 
 # How much is written between two checks of whether all ranks still take part.
 _PIECE = 4 << 20
@@ -50,6 +50,12 @@ class CopyingPlan(BarrierPlan):
             # A rank that gives up records why before it frees its arrays.
             self.barrier.check_now(self.signature)
             raise
+
+
+def refuse(shm: ShmGroup, signature: Signature, peer: int, verb: str, error_number: int) -> None:
+    """Raise: the memory of a rank cannot be read or written. One that gives up records why before it frees its arrays."""
+    shm.barrier.check_now(signature)
+    raise shm.memories[peer].refused(verb, error_number)
 
 
 def _place(block: Array | None) -> tuple[int, int]:

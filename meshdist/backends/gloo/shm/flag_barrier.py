@@ -271,19 +271,29 @@ class BarrierPlan(Plan):
         for wait in self.steps(send, recv):
             await_all(wait.word, self)
 
+    def first_step(self, send: Buffers, recv: Buffers) -> Callable[[], object]:
+        """Take the first step of a call; return what carries out the rest."""
+        steps = self.steps(send, recv)
+        self.barrier.await_all(next(steps).word, self)
+        return partial(self._take_steps, steps)
+
+    def _take_steps(self, steps: Iterator[BarrierWait]) -> None:
+        for wait in steps:
+            self.barrier.await_all(wait.word, self)
+
     def arrive(self) -> BarrierWait:
         return BarrierWait(self.barrier, self.barrier.signal(self.fingerprint), self.signature)
 
     def await_rest(self, word: int) -> None:
         """Go on with a wait that takes longer than a few polls."""
-        _await_rest(self.backend, self.error_prefix, self.barrier, self.signature, word)
+        await_rest(self.backend, self.error_prefix, self.barrier, self.signature, word)
 
     def compiled(self, copies: StepCopies | None) -> Step | None:
         """Return what carries out a call of one step; None if the core does not."""
         if core.module is None or copies is None:
             return None
         # Not of this plan, which holds the step.
-        wait = partial(_await_rest, self.backend, self.error_prefix, self.barrier, self.signature)
+        wait = partial(await_rest, self.backend, self.error_prefix, self.barrier, self.signature)
         return core.Step(self.barrier, self.fingerprint, wait, *copies)
 
 
@@ -341,7 +351,7 @@ class OneStep(BarrierPlan):
         return self._step
 
 
-def _await_rest(backend: Backend, error_prefix: str, barrier: FlagBarrier, signature: Signature, word: int) -> None:
+def await_rest(backend: Backend, error_prefix: str, barrier: FlagBarrier, signature: Signature, word: int) -> None:
     backend.wait(BarrierWait(barrier, word, signature), error_prefix)
 
 

@@ -8,27 +8,30 @@ kernel: see zero_copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meshdist import core
 from meshdist.arrays.host import Array
 from meshdist.backends.base import Plan
-from meshdist.backends.gloo.shm.copying import CopyingPlan
-from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait, OneStep, StepCopies
+from meshdist.backends.gloo.shm.copying import CopyingPlan, refuse
+from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait, OneStep, StepCopies, await_rest
 from meshdist.backends.gloo.shm.shared_region import PAGE
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
+from meshdist.backends.gloo.shm.single_copy import address_of
 from meshdist.backends.gloo.shm.tuned_plan import ONE_STEP, TunedPlan, Ways, chunks_of, fastest
+from meshdist.backends.gloo.shm.tuning import LEAST_IN_CHUNKS
 from meshdist.backends.gloo.shm.zero_copy import SharedMove
 from meshdist.collectives.dataflow import Blocks, TransferSpec
 from meshdist.runtime.call import Buffers, Call, Signature, each
 from meshdist.runtime.call_check import compare_splits
 
 if TYPE_CHECKING:
-    from meshdist.core import Step
+    from meshdist.core import SingleCopy, Step
 
 # The longest block that moves through the slots although the kernel could copy it. While the slots stay in the cache,
 # two copies by the processor take less time than finding the block's pages, and the ranks copy in the next chunk while
@@ -46,6 +49,10 @@ _SHORT_CHUNK = 256 << 10
 # Other chunks to try.
 _CHUNKS = (256 << 10, 1 << 20)
 
+# The most that a rank puts into its slot while the ranks compare their sizes, if they can copy the blocks instead.
+_WITH_SIZES = 64 << 10
+
+READ, WRITTEN = "read by the receiver", "written by the sender"
 _NOTHING = np.empty(0, np.uint8)
 
 
@@ -54,6 +61,8 @@ def plan_movement(shm: ShmGroup, call: Call, spec: TransferSpec) -> Plan:
         return AgreedMove(shm, call, spec)
     num_bytes, ways = moved_bytes(shm, spec, spec.longest), ways_to_move(shm, spec, spec.longest)
     if spec.given_bytes is not None and max(spec.given_bytes) <= shm.region.slot_bytes:
+        if num_bytes < LEAST_IN_CHUNKS:
+            ways = {READ: ways[READ]} if shm.single_copy else {}
         return fastest(shm, call, spec, num_bytes, {ONE_STEP: SlotMove, **ways})
     return SharedMove(shm, call, spec, fastest(shm, call, spec, num_bytes, ways))
 
@@ -80,7 +89,7 @@ def moved_bytes(shm: ShmGroup, spec: TransferSpec, longest: int) -> int:
 
 def _in_words(written: float) -> str:
     if written in (0, 1):
-        return "written by the sender" if written else "read by the receiver"
+        return WRITTEN if written else READ
     return f"read, and {written:.0%} written"
 
 
@@ -164,12 +173,68 @@ class SingleCopyMove(BulkMove):
     def __init__(self, shm: ShmGroup, call: Call, spec: TransferSpec, written: float) -> None:
         super().__init__(shm, call, spec)
         self._written = written
+        # Where the blocks lie in the arrays of a call, for the core.
+        self._places = _places_in(call.send, spec.give(call.send)), _places_in(call.recv, spec.take(call.recv))
+        self._single_copy: SingleCopy | None = None
+        self._is_compiled = False
+
+    def adopt_signature(self, signature: Signature) -> None:
+        super().adopt_signature(signature)
+        self._single_copy, self._is_compiled = None, False
+
+    def run(self, send: Buffers, recv: Buffers) -> None:
+        copy = self._compiled_copy()
+        if copy is None or self._written or not copy(send, recv):
+            self.first_step(send, recv)()
+
+    def first_step(self, send: Buffers, recv: Buffers) -> Callable[[], object]:
+        copy = self._compiled_copy()
+        if copy is None:
+            return super().first_step(send, recv)
+        self._expose(self.spec.take(recv))
+        if not copy.begin(send, recv):
+            return super().first_step(send, recv)
+        return partial(self._finish, copy, send, recv)
+
+    def _finish(self, copy: SingleCopy, send: Buffers, recv: Buffers) -> None:
+        copy.finish(send, recv)
+        self.shm.end_exposure()
+
+    def _expose(self, take: Blocks) -> None:
+        """Record that peers write into `take` between the next two steps, if they do."""
+        if self._written:
+            self.shm.begin_exposure(take, *(self.barrier.next_word(self.fingerprint, steps) for steps in (1, 2)))
+
+    def _compiled_copy(self) -> SingleCopy | None:
+        if not self._is_compiled:
+            self._is_compiled, self._single_copy = True, self._compile()
+        return self._single_copy
+
+    def _compile(self) -> SingleCopy | None:
+        (num_sent, gives), (num_received, takes) = self._places
+        if core.module is None or gives is None or takes is None:
+            return None
+        shm, signature = self.shm, self.signature
+        return core.SingleCopy(
+            shm.barrier,
+            self.fingerprint,
+            partial(await_rest, self.backend, self.error_prefix, shm.barrier, signature),
+            partial(shm.barrier.check_now, signature),
+            partial(refuse, shm, signature),
+            shm.region,
+            (self.rank, self.size),
+            (num_sent, num_received),
+            gives,
+            takes,
+            self._written,
+            (shm.region.table(0, 0).ctypes.data, shm.region.table(1, 0).ctypes.data),
+            [memory.pid for memory in shm.memories],
+        )
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
         give, take = self.spec.give(send), self.spec.take(recv)
         phase = self.announce(give, take)
-        if self._written:
-            self.shm.begin_exposure(take, *(self.barrier.next_word(self.fingerprint, steps) for steps in (1, 2)))
+        self._expose(take)
         yield self.arrive()
         keep_own(give[self.rank], take[self.rank])
         for peer in self.others():
@@ -229,7 +294,7 @@ class AgreedMove(BarrierPlan):
         give, take = spec.give(call.send), spec.take(call.recv)
         assert all(block is not None for block in (*give, *take))
         self._shm, self._spec, self._rank = shm, spec, call.rank
-        self._limit = shm.region.slot_bytes
+        self._limit = min(shm.region.slot_bytes, _WITH_SIZES if shm.single_copy else CHUNKED_BYTES)
         ways = ways_to_move(shm, spec, 0)
         self._moves: dict[str, Any] = {name: make(shm, call, spec) for name, make in ways.items()}
         self._tuned = TunedPlan(shm, call, self._moves)
@@ -256,6 +321,8 @@ class AgreedMove(BarrierPlan):
     def run(self, send: Buffers, recv: Buffers) -> None:
         done = False if self._step is None else self._step(send, recv)
         if done:
+            if self._takes is None:
+                self._bulk.run(send, recv)
             return
         if done is None:
             phase = self.barrier.phase
@@ -304,21 +371,18 @@ class AgreedMove(BarrierPlan):
         if given.sum(axis=1).max() <= self._limit:
             begins = given[:, : self._rank].sum(axis=1).tolist()
             self._takes = [self._places(k, begins) for k in (0, 1)]
-            self._step = self.compiled(self._step_copies())
+        self._step = self.compiled(self._step_copies())
 
     def _step_copies(self) -> StepCopies:
-        assert self._puts is not None
-        assert self._takes is not None
+        puts, takes = self._puts or ([], []), self._takes or ([], [])
         tables = [self._shm.region.table(phase, 0).ctypes.data for phase in (0, 1)]
         size = self._sizes.nbytes
         return StepCopies(
-            keeps=(self._puts, self._takes, self._sizes),
-            num_sent=len(each(self._puts[0])),
-            num_received=len(self._takes[0]) if self._takes_list else 1,
-            puts=[
-                [(-1, 0, size, tables[phase] + self._rank * size), *copies_of(self._puts[phase])] for phase in (0, 1)
-            ],
-            takes=[copies_of(places, one_after_another=not self._takes_list) for places in self._takes],
+            keeps=(puts, takes, self._sizes),
+            num_sent=len(each(puts[0])),
+            num_received=len(takes[0]) if self._takes_list else 1,
+            puts=[[(-1, 0, size, tables[phase] + self._rank * size), *copies_of(puts[phase])] for phase in (0, 1)],
+            takes=[copies_of(places, one_after_another=not self._takes_list) for places in takes],
             agreed=self._agreed,
             sizes=self._sizes.ctypes.data,
             tables=(tables[0], tables[1]),
@@ -327,6 +391,25 @@ class AgreedMove(BarrierPlan):
     def _places(self, phase: int, begins: Sequence[int]) -> list[Array]:
         slot, blocks = self._shm.region.slot, zip(self._shapes, begins, strict=True)
         return [slot(phase, peer, self._dtype, shape, begin) for peer, (shape, begin) in enumerate(blocks)]
+
+
+def _places_in(buffers: Buffers, blocks: Blocks) -> tuple[int, list[tuple[int, int, int]] | None]:
+    """Return how many arrays there are, and which, where in it, and how many bytes each block is; None if elsewhere."""
+    arrays = each(buffers)
+    begins = [address_of(array) for array in arrays]
+    places = []
+    for block in blocks:
+        if block is None or not block.nbytes:
+            places.append((-1, 0, 0))
+            continue
+        at = address_of(block)
+        for which, (begin, array) in enumerate(zip(begins, arrays, strict=True)):
+            if begin <= at and at + block.nbytes <= begin + array.nbytes:
+                places.append((which, at - begin, block.nbytes))
+                break
+        else:
+            return len(arrays), None
+    return len(arrays), places
 
 
 def _bytes(block: Array | None) -> Array:

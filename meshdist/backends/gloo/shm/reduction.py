@@ -22,6 +22,7 @@ from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait, On
 from meshdist.backends.gloo.shm.movement import copies_of, put
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.backends.gloo.shm.tuned_plan import ONE_STEP, Ways, fastest
+from meshdist.backends.gloo.shm.tuning import LEAST_IN_CHUNKS
 from meshdist.backends.gloo.shm.zero_copy import SharedReduce
 from meshdist.collectives.algorithms.blocks import flat, reduce_in_rank_order
 from meshdist.collectives.dataflow import ALL_REDUCE, ReductionSpec
@@ -45,6 +46,8 @@ _STACKED_RANKS, _STACKED_BYTES = 4, 1024
 
 def plan_reduction(shm: ShmGroup, call: Call, spec: ReductionSpec) -> Plan:
     one_step: Ways[ReductionSpec] = {ONE_STEP: SlotReduce} if spec.put_bytes <= shm.region.slot_bytes else {}
+    if one_step and spec.put_bytes < LEAST_IN_CHUNKS:
+        return SlotReduce(shm, call, spec)
     in_chunks = ways_in_chunks(shm, spec)
     if one_step and spec.put_bytes <= REDUCE_ALONE_BYTES // call.size:
         return fastest(shm, call, spec, spec.put_bytes, {**one_step, **in_chunks})

@@ -111,7 +111,7 @@ def await_writers(is_quiet: Callable[[], bool], arrays: Iterable[Array | None]) 
 
 class Memory:
     def __init__(self, pid: int, description: str) -> None:
-        self._pid = pid
+        self.pid = pid
         self._description = description
         self._reads, self._writes = _system_call("process_vm_readv"), _system_call("process_vm_writev")
         self._local, self._remote = _Span(), _Span()
@@ -131,6 +131,10 @@ class Memory:
     def try_write(self, address: int, data: Array) -> bool:
         return self._tried(self.write, address, data)
 
+    def refused(self, verb: str, error_number: int) -> DistBackendError:
+        reason = os.strerror(error_number)
+        return DistBackendError(f"cannot {verb} the memory of {self._description}: {reason}", peer_failed=True)
+
     def _tried(self, copy: Callable[[int, Array], None], address: int, array: Array) -> bool:
         try:
             copy(address, array)
@@ -143,10 +147,9 @@ class Memory:
         self._remote.base = address
         while left:
             self._local.length = self._remote.length = min(left, _LARGEST_COPY)
-            copied = call(self._pid, *self._spans)
+            copied = call(self.pid, *self._spans)
             if copied <= 0:
-                reason = os.strerror(ctypes.get_errno())
-                raise DistBackendError(f"cannot {verb} the memory of {self._description}: {reason}", peer_failed=True)
+                raise self.refused(verb, ctypes.get_errno())
             left -= copied
             self._local.base += copied
             self._remote.base += copied

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from time import monotonic_ns
 from typing import TypeAlias, TypeVar
 
@@ -64,32 +65,44 @@ class TunedPlan(BarrierPlan):
             plan.adopt_signature(signature)
 
     def run(self, send: Buffers, recv: Buffers) -> None:
-        if self._trials.chosen is None:
-            super().run(send, recv)
-        else:
+        if self._trials.chosen is not None:
             self._plans[self._trials.next].run(send, recv)
+        else:
+            self.first_step(send, recv)()
+
+    def first_step(self, send: Buffers, recv: Buffers) -> Callable[[], object]:
+        plan = self._plans[self._trials.next]
+        if self._trials.chosen is not None:
+            return plan.first_step(send, recv)
+        began = self._now()
+        return partial(self._measured, plan.first_step(send, recv), began)
+
+    def _measured(self, rest: Callable[[], object], began: tuple[int, int]) -> None:
+        rest()
+        self._take_steps(self._compare(began, self._now()))
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
-        trials = self._trials
-        if trials.chosen is not None:
-            yield from self._plans[trials.next].steps(send, recv)
+        plan = self._plans[self._trials.next]
+        if self._trials.chosen is not None:
+            yield from plan.steps(send, recv)
             return
-        preemptions, began_ns = self._preemptions(), monotonic_ns()
-        yield from self._plans[trials.next].steps(send, recv)
-        ended_ns = monotonic_ns()
-        yield from self._compare(trials, began_ns, ended_ns, self._preemptions() - preemptions)
+        began = self._now()
+        yield from plan.steps(send, recv)
+        yield from self._compare(began, self._now())
 
-    def _compare(self, trials: Trials, began_ns: int, ended_ns: int, preemptions: int) -> Iterator[BarrierWait]:
+    def _compare(self, began: tuple[int, int], ended: tuple[int, int]) -> Iterator[BarrierWait]:
+        """Tell the others when this rank began and ended, and take in what all tell."""
+        trials = self._trials
         remembered = self._shm.tuning.remembered(trials) if trials.is_first else None
         phase, region = self.barrier.flip(), self._shm.region
         told = -1 if remembered is None else remembered
-        region.table(phase, self._rank)[0] = began_ns, ended_ns, told, preemptions
+        region.table(phase, self._rank)[0] = began[0], ended[0], told, ended[1] - began[1]
         yield self.arrive()
         rows = [region.table(phase, peer)[0].tolist() for peer in range(self.backend.size)]
-        began, ended, known, preempted = zip(*rows, strict=True)
+        begins, ends, known, preempted = zip(*rows, strict=True)
         remembered = known[0] if known[0] >= 0 else None
-        trials.add(max(ended) - max(began), remembered, was_disturbed=any(preempted))
+        trials.add(max(ends) - max(begins), remembered, was_disturbed=any(preempted))
 
-    def _preemptions(self) -> int:
-        # Ranks that share cores take them from each other.
-        return num_preemptions() if self._shm.tuning.has_cores else 0
+    def _now(self) -> tuple[int, int]:
+        """Return the time, and how often other processes have taken this rank's core; ranks that share cores do so."""
+        return monotonic_ns(), num_preemptions() if self._shm.tuning.has_cores else 0

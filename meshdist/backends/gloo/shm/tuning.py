@@ -16,7 +16,9 @@ from meshdist.backends.base import Choice
 from meshdist.system.tuning_cache import TuningCache
 
 # The least bytes of a call that is worth trials: shorter ones are fastest in one step everywhere.
-TUNED_BYTES = 256 << 10
+TUNED_BYTES = 32 << 10
+# The least bytes of a call that may be fastest in chunks.
+LEAST_IN_CHUNKS = 256 << 10
 # A way is dropped if it took this many times as long as the fastest, after one measurement, two, and so on: single
 # calls are delayed by other processes. The default stays, which is right on most machines.
 _HOPELESS = (3.0, 1.5, 1.25, 1.1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from meshdist.arrays.host import Array
 from meshdist.arrays.reduce_op import quiet_runner
@@ -58,10 +59,10 @@ class SharedPlan(BarrierPlan):
             super().run(send, recv)
             return
         # Like `steps`, without the cost of the flags, for programs that have no shared arrays.
-        steps, await_all = self.fallback.steps(send, recv), barrier.await_all
-        await_all(next(steps).word, self)
-        for wait in self._after_first_step(send, recv, phase) if descriptors.any_shared(phase) else steps:
-            await_all(wait.word, self)
+        rest = self.fallback.first_step(send, recv)
+        if descriptors.any_shared(phase):
+            rest = partial(self._take_steps, self._after_first_step(send, recv, phase))
+        rest()
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
         phase = self.barrier.phase ^ 1

@@ -1,0 +1,336 @@
+/* SingleCopy: a data movement of many bytes, each copied once: its receiver reads the sender's memory, or the sender
+   writes a share of it. The reference is `SingleCopyMove`. */
+#define _GNU_SOURCE
+#include "core.h"
+
+#include <errno.h>
+#include <structmember.h>
+#ifdef __linux__
+#include <sys/uio.h>
+#endif
+
+PyTypeObject *single_copy_type;
+
+/* The words of a table for each pair of ranks, as in `shared_region`: the address and the size of the block that is
+   given, the size and the address of the place for the one that is taken. */
+enum { TABLE_WORDS = 4 };
+/* Writing begins at a page. */
+enum { PAGE = 4096 };
+/* How much is written between two checks of whether all ranks still take part; as in `copying`. */
+enum { PIECE = 4 << 20 };
+
+typedef struct {
+    int which; /* array; -1 for no block */
+    Py_ssize_t offset, num_bytes;
+} Block;
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc call;
+    Barrier *barrier;
+    uint64_t fingerprint;
+    PyObject *wait;   /* goes on with a wait that takes longer */
+    PyObject *check;  /* raises if a rank has given up */
+    PyObject *refuse; /* called with a rank, what it refuses and an errno: raises */
+    PyObject *keeps;  /* what the addresses point into */
+    int rank, num_ranks, num_sent, num_received;
+    Block *gives, *takes; /* for each rank and from each rank */
+    double written;       /* the share that the sender writes */
+    long *pids;
+    int64_t *tables[2];
+} SingleCopy;
+
+#ifdef __linux__
+typedef ssize_t Transfer(pid_t, const struct iovec *, unsigned long, const struct iovec *, unsigned long, unsigned long);
+
+static bool transfer(Transfer *call, long pid, uint64_t address, char *data, Py_ssize_t size)
+{
+    Py_ssize_t copied = 0;
+    for (Py_ssize_t done = 0; done < size; done += copied) {
+        struct iovec here = {data + done, size - done}, there = {(void *)(uintptr_t)(address + done), size - done};
+        if ((copied = call((pid_t)pid, &here, 1, &there, 1, 0)) <= 0)
+            return false;
+    }
+    return true;
+}
+
+bool read_memory(long pid, uint64_t address, char *data, Py_ssize_t size)
+{
+    return transfer(process_vm_readv, pid, address, data, size);
+}
+
+static bool write_memory(long pid, uint64_t address, char *data, Py_ssize_t size)
+{
+    return transfer(process_vm_writev, pid, address, data, size);
+}
+#else
+bool read_memory(long pid, uint64_t address, char *data, Py_ssize_t size)
+{
+    errno = ENOSYS;
+    return false;
+}
+
+static bool write_memory(long pid, uint64_t address, char *data, Py_ssize_t size)
+{
+    return read_memory(pid, address, data, size);
+}
+#endif
+
+static char *find(const Block *block, char *const *arrays)
+{
+    return block->which < 0 ? NULL : arrays[block->which] + block->offset;
+}
+
+static void announce(const SingleCopy *self, int phase, char *const *sent, char *const *received)
+{
+    int64_t *words = self->tables[phase] + (Py_ssize_t)self->rank * self->num_ranks * TABLE_WORDS;
+    for (int peer = 0; peer < self->num_ranks; peer++, words += TABLE_WORDS) {
+        words[0] = (intptr_t)find(&self->gives[peer], sent), words[1] = self->gives[peer].num_bytes;
+        words[2] = self->takes[peer].num_bytes, words[3] = (intptr_t)find(&self->takes[peer], received);
+    }
+}
+
+/* How many bytes of a block its receiver reads. */
+static Py_ssize_t share_read(const SingleCopy *self, Py_ssize_t num_bytes)
+{
+    return self->written ? (Py_ssize_t)(num_bytes * (1 - self->written)) & -(Py_ssize_t)PAGE : num_bytes;
+}
+
+static int refused(const SingleCopy *self, int peer, const char *verb, int error)
+{
+    PyObject *raised = PyObject_CallFunction(self->refuse, "isi", peer, verb, error);
+    Py_XDECREF(raised); /* it raises */
+    return -1;
+}
+
+static int read_block(const SingleCopy *self, int peer, uint64_t address, char *data, Py_ssize_t size)
+{
+    PyThreadState *thread = size > LONG ? PyEval_SaveThread() : NULL;
+    bool is_read = read_memory(self->pids[peer], address, data, size);
+    int error = errno;
+    if (thread != NULL)
+        PyEval_RestoreThread(thread);
+    return is_read ? 0 : refused(self, peer, "read", error);
+}
+
+static int write_block(const SingleCopy *self, int peer, uint64_t address, char *data, Py_ssize_t size)
+{
+    for (Py_ssize_t done = 0; done < size; done += PIECE) {
+        /* If the peer has given up, its arrays belong to its user again, or are freed. */
+        PyObject *checked = PyObject_CallNoArgs(self->check);
+        Py_XDECREF(checked);
+        if (checked == NULL)
+            return -1;
+        Py_ssize_t length = size - done < PIECE ? size - done : PIECE;
+        PyThreadState *thread = length > LONG ? PyEval_SaveThread() : NULL;
+        bool is_written = write_memory(self->pids[peer], address + done, data + done, length);
+        int error = errno;
+        if (thread != NULL)
+            PyEval_RestoreThread(thread);
+        if (!is_written)
+            return refused(self, peer, "write", error);
+    }
+    return 0;
+}
+
+static void keep_own(const SingleCopy *self, char *const *sent, char *const *received)
+{
+    const Block *give = &self->gives[self->rank], *take = &self->takes[self->rank];
+    if (give->which < 0 || take->which < 0)
+        return;
+    PyThreadState *thread = take->num_bytes > LONG ? PyEval_SaveThread() : NULL;
+    memmove(find(take, received), find(give, sent), take->num_bytes);
+    if (thread != NULL)
+        PyEval_RestoreThread(thread);
+}
+
+static int copy_blocks(const SingleCopy *self, char *const *sent, char *const *received)
+{
+    keep_own(self, sent, received);
+    for (int ahead = 1; ahead < self->num_ranks; ahead++) { /* not all the same rank at once */
+        int peer = (self->rank + ahead) % self->num_ranks;
+        const Block *give = &self->gives[peer], *take = &self->takes[peer];
+        const int64_t *words = self->tables[self->barrier->phase]
+                               + ((Py_ssize_t)peer * self->num_ranks + self->rank) * TABLE_WORDS;
+        Py_ssize_t read = share_read(self, take->num_bytes), begin = share_read(self, words[2]);
+        if (read && read_block(self, peer, words[0], find(take, received), read) < 0)
+            return -1;
+        if (self->written && words[2] > begin
+            && write_block(self, peer, words[3] + begin, find(give, sent) + begin, words[2] - begin) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int step(SingleCopy *self)
+{
+    uint64_t word;
+    return barrier_signal(self->barrier, self->fingerprint, &word) < 0 ? -1
+                                                                       : barrier_await(self->barrier, word, self->wait);
+}
+
+/* A call in two parts: all tell where their blocks are; all copy, and then the arrays may change. */
+static int begin(SingleCopy *self, char *const *sent, char *const *received)
+{
+    self->barrier->phase ^= 1;
+    announce(self, self->barrier->phase, sent, received);
+    return step(self);
+}
+
+static int finish(SingleCopy *self, char *const *sent, char *const *received)
+{
+    return copy_blocks(self, sent, received) < 0 ? -1 : step(self);
+}
+
+typedef int Part(SingleCopy *, char *const *, char *const *);
+
+static PyObject *run(SingleCopy *self, PyObject *const *args, Py_ssize_t num_args, Part *first, Part *second)
+{
+    char *sent[MOST_ARRAYS], *received[MOST_ARRAYS];
+    if (num_args != 2) {
+        PyErr_SetString(PyExc_TypeError, "a SingleCopy takes what is sent and what is received");
+        return NULL;
+    }
+    if (read_arrays(args[0], C_CONTIGUOUS, sent) < self->num_sent
+        || read_arrays(args[1], CARRAY, received) < self->num_received)
+        Py_RETURN_FALSE;
+    if (first(self, sent, received) < 0 || (second != NULL && second(self, sent, received) < 0))
+        return NULL;
+    Py_RETURN_TRUE;
+}
+
+static PyObject *single_copy_call(PyObject *object, PyObject *const *args, size_t nargsf, PyObject *kwnames)
+{
+    return run((SingleCopy *)object, args, kwnames == NULL ? PyVectorcall_NARGS(nargsf) : -1, begin, finish);
+}
+
+static PyObject *single_copy_begin(SingleCopy *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    return run(self, args, num_args, begin, NULL);
+}
+
+static PyObject *single_copy_finish(SingleCopy *self, PyObject *const *args, Py_ssize_t num_args)
+{
+    return run(self, args, num_args, finish, NULL);
+}
+
+/* A list of (array, offset, bytes), one for each rank. */
+static Block *read_blocks(PyObject *list, int num_ranks)
+{
+    Block *blocks = PyMem_New(Block, num_ranks);
+    for (int rank = 0; blocks != NULL && rank < num_ranks; rank++) {
+        Block *block = &blocks[rank];
+        PyObject *entry = PySequence_GetItem(list, rank);
+        if (entry == NULL || !PyArg_ParseTuple(entry, "inn", &block->which, &block->offset, &block->num_bytes)) {
+            PyMem_Free(blocks);
+            blocks = NULL;
+        }
+        Py_XDECREF(entry);
+    }
+    return blocks;
+}
+
+static long *read_pids(PyObject *list, int num_ranks)
+{
+    long *pids = PyMem_New(long, num_ranks);
+    for (int rank = 0; pids != NULL && rank < num_ranks; rank++) {
+        PyObject *pid = PySequence_GetItem(list, rank);
+        pids[rank] = pid == NULL ? -1 : PyLong_AsLong(pid);
+        Py_XDECREF(pid);
+        if (PyErr_Occurred()) {
+            PyMem_Free(pids);
+            pids = NULL;
+        }
+    }
+    return pids;
+}
+
+static PyObject *single_copy_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    PyObject *barrier, *wait, *check, *refuse, *keeps, *gives, *takes, *pids;
+    double written;
+    unsigned long long fingerprint, even_table, odd_table;
+    int rank, num_ranks, num_sent, num_received;
+    if (!PyArg_ParseTuple(args, "O!KOOOO(ii)(ii)OOd(KK)O", barrier_type, &barrier, &fingerprint, &wait, &check, &refuse,
+                          &keeps, &rank, &num_ranks, &num_sent, &num_received, &gives, &takes, &written, &even_table,
+                          &odd_table, &pids))
+        return NULL;
+    if (num_sent > MOST_ARRAYS || num_received > MOST_ARRAYS)
+        Py_RETURN_NONE;
+    SingleCopy *self = (SingleCopy *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->call = single_copy_call;
+    self->barrier = (Barrier *)Py_NewRef(barrier);
+    self->fingerprint = fingerprint;
+    self->wait = Py_NewRef(wait), self->check = Py_NewRef(check), self->refuse = Py_NewRef(refuse);
+    self->keeps = Py_NewRef(keeps);
+    self->written = written;
+    self->rank = rank, self->num_ranks = num_ranks, self->num_sent = num_sent, self->num_received = num_received;
+    self->tables[0] = (int64_t *)(uintptr_t)even_table, self->tables[1] = (int64_t *)(uintptr_t)odd_table;
+    if ((self->gives = read_blocks(gives, num_ranks)) == NULL || (self->takes = read_blocks(takes, num_ranks)) == NULL
+        || (self->pids = read_pids(pids, num_ranks)) == NULL) {
+        Py_DECREF(self);
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    }
+    return (PyObject *)self;
+}
+
+static int single_copy_traverse(SingleCopy *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(self->barrier);
+    Py_VISIT(self->wait);
+    Py_VISIT(self->check);
+    Py_VISIT(self->refuse);
+    Py_VISIT(self->keeps);
+    return 0;
+}
+
+static int single_copy_clear(SingleCopy *self)
+{
+    Py_CLEAR(self->barrier);
+    Py_CLEAR(self->wait);
+    Py_CLEAR(self->check);
+    Py_CLEAR(self->refuse);
+    Py_CLEAR(self->keeps);
+    return 0;
+}
+
+static void single_copy_dealloc(SingleCopy *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    single_copy_clear(self);
+    PyMem_Free(self->gives);
+    PyMem_Free(self->takes);
+    PyMem_Free(self->pids);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef methods[] = {
+    {"begin", (PyCFunction)(void (*)(void))single_copy_begin, METH_FASTCALL,
+     "begin(send, recv): the first step; return False if nothing was done."},
+    {"finish", (PyCFunction)(void (*)(void))single_copy_finish, METH_FASTCALL, "finish(send, recv): the rest."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(SingleCopy, call), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_new, single_copy_new}, {Py_tp_dealloc, single_copy_dealloc}, {Py_tp_traverse, single_copy_traverse},
+    {Py_tp_clear, single_copy_clear}, {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, members},
+    {Py_tp_methods, methods},
+    {Py_tp_doc, "SingleCopy(barrier, fingerprint, wait, check, refuse, keeps, (rank, num_ranks), (num_sent, num_received), "
+                "gives, takes, written, tables, pids): a call of many bytes. It returns True, or False if it did nothing."},
+    {0, NULL},
+};
+
+PyType_Spec single_copy_spec = {
+    "meshdist.core._core.SingleCopy", sizeof(SingleCopy), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, slots,
+};
