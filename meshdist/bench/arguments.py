@@ -77,7 +77,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("-w", "--warmup", type=_type(_natural), metavar="N", help="calls before these (default: a tenth as many)")
     add("--in-place", action="store_true", help="one array for input and output, where there are two")
     add("--shared", action="store_true", help="arrays in shared memory, of meshdist.empty")
-    add("--tune", action="store_true", help="autotune calls of 256 KiB and more, and print the time of every algorithm")
+    add("--tune", action="store_true", help="autotune calls of 32 KiB and more, and print the time of every algorithm")
     add("--no-check", action="store_true", help="do not check the results")
     add("--json", type=Path, metavar="PATH", help="write everything to this file")
     add("--csv", type=Path, metavar="PATH", help="write the table to this file")

@@ -88,7 +88,7 @@ class Step:
     def __call__(self, send: Any, recv: Any) -> bool | None: ...
 
 class SingleCopy:
-    # Returns None for too many arrays.
+    # Returns None for too many arrays, or where NumPy has to reduce.
     def __init__(
         self,
         barrier: Any,
@@ -104,6 +104,7 @@ class SingleCopy:
         written: float,
         tables: tuple[int, int],
         pids: Sequence[int],
+        reduced: tuple[str, str, int, bool, tuple[int, int], int] | None,
     ) -> None: ...
     # True if the call was carried out; False if nothing was done.
     def __call__(self, send: Any, recv: Any) -> bool: ...

@@ -1,5 +1,5 @@
-/* SingleCopy: a data movement of many bytes, each copied once: its receiver reads the sender's memory, or the sender
-   writes a share of it. The reference is `SingleCopyMove`. */
+/* SingleCopy: a call of many bytes, each copied once: its receiver reads the sender's memory, or the sender writes a share
+   of it. What is read may be reduced. The references are `SingleCopyMove` and `SingleCopyReduce`. */
 #define _GNU_SOURCE
 #include "core.h"
 
@@ -38,6 +38,10 @@ typedef struct {
     double written;       /* the share that the sender writes */
     long *pids;
     int64_t *tables[2];
+    Reduction reduction; /* none if `combine` is NULL */
+    bool keeps_segment;  /* else each rank takes the finished segments of the others */
+    Py_ssize_t element_bytes, piece_bytes;
+    char *scratch[2]; /* for a piece each: partial results, and what is read for them */
 } SingleCopy;
 
 #ifdef __linux__
@@ -177,14 +181,63 @@ static int begin(SingleCopy *self, char *const *sent, char *const *received)
     return step(self);
 }
 
-static int finish(SingleCopy *self, char *const *sent, char *const *received)
+/* Reduce this rank's segment, piece by piece: a piece stays in the cache between being read and being combined. Returns
+   -1, or the rank that could not be read. */
+static int reduce_segment(const SingleCopy *self, char *const *sent, char *const *received)
 {
-    return copy_blocks(self, sent, received) < 0 ? -1 : step(self);
+    const Block *segment = &self->gives[self->rank];
+    char *own = find(segment, sent), *total = find(&self->takes[self->rank], received);
+    const int64_t *table = self->tables[self->barrier->phase];
+    for (Py_ssize_t done = 0; done < segment->num_bytes; done += self->piece_bytes) {
+        Py_ssize_t rest = segment->num_bytes - done, length = rest < self->piece_bytes ? rest : self->piece_bytes;
+        char *rows[2];
+        for (int peer = 0; peer < self->num_ranks; peer++) {
+            char *piece = peer == self->rank ? own + done : self->scratch[peer > 0];
+            uint64_t address = table[((Py_ssize_t)peer * self->num_ranks + self->rank) * TABLE_WORDS] + done;
+            if (peer != self->rank && !read_memory(self->pids[peer], address, piece, length))
+                return peer;
+            rows[peer > 0] = piece;
+            if (peer > 0) {
+                char *out = peer == self->num_ranks - 1 ? total + done : self->scratch[0];
+                self->reduction.combine(out, rows, 2, length / self->element_bytes);
+                rows[0] = out;
+            }
+        }
+        if (self->reduction.averages)
+            divide(total + done, self->element_bytes, length / self->element_bytes, self->num_ranks);
+    }
+    return -1;
 }
 
-typedef int Part(SingleCopy *, char *const *, char *const *);
+static int reduce_blocks(SingleCopy *self, char *const *sent, char *const *received)
+{
+    int phase = self->barrier->phase;
+    PyThreadState *thread = PyEval_SaveThread();
+    int unread = reduce_segment(self, sent, received), error = errno;
+    PyEval_RestoreThread(thread);
+    if (unread >= 0)
+        return refused(self, unread, "read", error);
+    for (int ahead = 1; !self->keeps_segment && ahead < self->num_ranks; ahead++) {
+        if (ahead == 1 && step(self) < 0)
+            return -1;
+        int peer = (self->rank + ahead) % self->num_ranks;
+        const Block *take = &self->takes[peer];
+        uint64_t address = self->tables[phase][((Py_ssize_t)peer * self->num_ranks + peer) * TABLE_WORDS];
+        if (take->num_bytes && read_block(self, peer, address, find(take, received), take->num_bytes) < 0)
+            return -1;
+    }
+    return 0;
+}
 
-static PyObject *run(SingleCopy *self, PyObject *const *args, Py_ssize_t num_args, Part *first, Part *second)
+static int finish(SingleCopy *self, char *const *sent, char *const *received)
+{
+    int status = self->reduction.combine != NULL ? reduce_blocks(self, sent, received) : copy_blocks(self, sent, received);
+    return status < 0 ? -1 : step(self);
+}
+
+typedef int Half(SingleCopy *, char *const *, char *const *);
+
+static PyObject *run(SingleCopy *self, PyObject *const *args, Py_ssize_t num_args, Half *first, Half *second)
 {
     char *sent[MOST_ARRAYS], *received[MOST_ARRAYS];
     if (num_args != 2) {
@@ -247,16 +300,25 @@ static long *read_pids(PyObject *list, int num_ranks)
 
 static PyObject *single_copy_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    PyObject *barrier, *wait, *check, *refuse, *keeps, *gives, *takes, *pids;
+    PyObject *barrier, *wait, *check, *refuse, *keeps, *gives, *takes, *pids, *reduced;
     double written;
     unsigned long long fingerprint, even_table, odd_table;
     int rank, num_ranks, num_sent, num_received;
-    if (!PyArg_ParseTuple(args, "O!KOOOO(ii)(ii)OOd(KK)O", barrier_type, &barrier, &fingerprint, &wait, &check, &refuse,
+    if (!PyArg_ParseTuple(args, "O!KOOOO(ii)(ii)OOd(KK)OO", barrier_type, &barrier, &fingerprint, &wait, &check, &refuse,
                           &keeps, &rank, &num_ranks, &num_sent, &num_received, &gives, &takes, &written, &even_table,
-                          &odd_table, &pids))
+                          &odd_table, &pids, &reduced))
         return NULL;
-    if (num_sent > MOST_ARRAYS || num_received > MOST_ARRAYS)
-        Py_RETURN_NONE;
+    const char *op;
+    int kind, keeps_segment = 0;
+    unsigned long long first = 0, second = 0;
+    Py_ssize_t itemsize = 1, piece_bytes = 0;
+    Reduction reduction = {NULL, 1, false};
+    if (reduced != Py_None
+        && !PyArg_ParseTuple(reduced, "sCnp(KK)n", &op, &kind, &itemsize, &keeps_segment, &first, &second, &piece_bytes))
+        return NULL;
+    if (num_sent > MOST_ARRAYS || num_received > MOST_ARRAYS
+        || (reduced != Py_None && !find_reduction(op, (char)kind, itemsize, &reduction)))
+        Py_RETURN_NONE; /* it is NumPy's */
     SingleCopy *self = (SingleCopy *)type->tp_alloc(type, 0);
     if (self == NULL)
         return NULL;
@@ -266,6 +328,9 @@ static PyObject *single_copy_new(PyTypeObject *type, PyObject *args, PyObject *k
     self->wait = Py_NewRef(wait), self->check = Py_NewRef(check), self->refuse = Py_NewRef(refuse);
     self->keeps = Py_NewRef(keeps);
     self->written = written;
+    self->reduction = reduction, self->keeps_segment = keeps_segment;
+    self->element_bytes = itemsize / reduction.elements, self->piece_bytes = piece_bytes;
+    self->scratch[0] = (char *)(uintptr_t)first, self->scratch[1] = (char *)(uintptr_t)second;
     self->rank = rank, self->num_ranks = num_ranks, self->num_sent = num_sent, self->num_received = num_received;
     self->tables[0] = (int64_t *)(uintptr_t)even_table, self->tables[1] = (int64_t *)(uintptr_t)odd_table;
     if ((self->gives = read_blocks(gives, num_ranks)) == NULL || (self->takes = read_blocks(takes, num_ranks)) == NULL
@@ -326,7 +391,7 @@ static PyType_Slot slots[] = {
     {Py_tp_clear, single_copy_clear}, {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, members},
     {Py_tp_methods, methods},
     {Py_tp_doc, "SingleCopy(barrier, fingerprint, wait, check, refuse, keeps, (rank, num_ranks), (num_sent, num_received), "
-                "gives, takes, written, tables, pids): a call of many bytes. It returns True, or False if it did nothing."},
+                "gives, takes, written, tables, pids, reduced): a call of many bytes. It returns True, or False if it did nothing."},
     {0, NULL},
 };
 

@@ -68,6 +68,12 @@ def main(rank, size):
                     work.wait()
                 for sender in (0, 1):
                     dist.send(long, 1 - rank) if rank == sender else dist.recv(into, 1 - rank)
+        long, longs = np.ones(50_000), [np.zeros(50_000) for _ in range(size)]
+        dist.all_reduce(long, "max")
+        dist.broadcast(long, src=number % size)
+        dist.all_gather(longs, long)
+        dist.all_to_all(longs, [long] * size)
+        dist.reduce_scatter(long, longs, "avg")
         with dist.new_group() as group:
             for _ in range(4):
                 group.all_reduce(x, op=dist.ReduceOp.MAX)

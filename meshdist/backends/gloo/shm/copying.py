@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
+from meshdist import core
 from meshdist.arrays.host import Array
-from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan
+from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, await_rest
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
 from meshdist.backends.gloo.shm.single_copy import address_of
 from meshdist.collectives.dataflow import Blocks
 from meshdist.errors import DistBackendError
-from meshdist.runtime.call import Call, Signature
+from meshdist.runtime.call import Buffers, Call, Signature, each
+
+if TYPE_CHECKING:
+    from meshdist.core import SingleCopy
 
 # How much is written between two checks of whether all ranks still take part.
 _PIECE = 4 << 20
@@ -52,10 +58,125 @@ class CopyingPlan(BarrierPlan):
             raise
 
 
-def refuse(shm: ShmGroup, signature: Signature, peer: int, verb: str, error_number: int) -> None:
-    """Raise: the memory of a rank cannot be read or written. One that gives up records why before it frees its arrays."""
+class Reduced(NamedTuple):
+    """The reduction of what is read, for the core."""
+
+    op: str
+    kind: str  # what dtype it is of
+    itemsize: int
+    keeps: bool  # each rank keeps its finished segment for itself
+    scratch: tuple[int, int]  # addresses of memory for a piece each
+    piece_bytes: int
+
+
+class SingleCopyPlan(CopyingPlan):
+    """Base of the plans in which the ranks read each other's arrays, or write a share of them.
+
+    All tell where their blocks are, step, copy, and step again before the arrays may change. The core does all of that,
+    if it is there.
+
+    Args:
+        give, take: The blocks for each rank and from each rank, from what is sent and received.
+        written: The share of a block that its sender writes.
+    """
+
+    def __init__(
+        self,
+        shm: ShmGroup,
+        call: Call,
+        give: Callable[[Buffers], Blocks],
+        take: Callable[[Buffers], Blocks],
+        written: float = 0,
+    ) -> None:
+        super().__init__(shm, call)
+        self.give, self.take, self.written = give, take, written
+        # Where the blocks lie in the arrays of a call.
+        self._places = _places_in(call.send, give(call.send)), _places_in(call.recv, take(call.recv))
+        self._compiled: SingleCopy | None = None
+        self._is_compiled = False
+
+    def adopt_signature(self, signature: Signature) -> None:
+        super().adopt_signature(signature)
+        self._compiled, self._is_compiled = None, False
+
+    def run(self, send: Buffers, recv: Buffers) -> None:
+        copy = self._compile()
+        if copy is None or self.written or not copy(send, recv):
+            self.first_step(send, recv)()
+
+    def first_step(self, send: Buffers, recv: Buffers) -> Callable[[], object]:
+        copy = self._compile()
+        if copy is None:
+            return super().first_step(send, recv)
+        self.expose(self.take(recv))
+        if not copy.begin(send, recv):
+            return super().first_step(send, recv)
+        return partial(self._finish, copy, send, recv)
+
+    def reduced(self) -> Reduced | None:
+        """Return the reduction of what is read; None if there is none."""
+        return None
+
+    def expose(self, take: Blocks) -> None:
+        """Record that peers write into `take` between the next two steps, if they do."""
+        if self.written:
+            self.shm.begin_exposure(take, *(self.barrier.next_word(self.fingerprint, steps) for steps in (1, 2)))
+
+    def _finish(self, copy: SingleCopy, send: Buffers, recv: Buffers) -> None:
+        copy.finish(send, recv)
+        self.shm.end_exposure()
+
+    def _compile(self) -> SingleCopy | None:
+        if self._is_compiled:
+            return self._compiled
+        self._is_compiled = True
+        (num_sent, gives), (num_received, takes) = self._places
+        if core.module is None or gives is None or takes is None:
+            return None
+        shm, signature = self.shm, self.signature
+        self._compiled = core.SingleCopy(
+            shm.barrier,
+            self.fingerprint,
+            # Not of this plan, which holds the result.
+            partial(await_rest, self.backend, self.error_prefix, shm.barrier, signature),
+            partial(shm.barrier.check_now, signature),
+            partial(_refuse, shm, signature),
+            shm,
+            (self.rank, self.size),
+            (num_sent, num_received),
+            gives,
+            takes,
+            self.written,
+            (shm.region.table(0, 0).ctypes.data, shm.region.table(1, 0).ctypes.data),
+            [memory.pid for memory in shm.memories],
+            self.reduced(),
+        )
+        return self._compiled
+
+
+def _refuse(shm: ShmGroup, signature: Signature, peer: int, verb: str, error_number: int) -> None:
+    """Raise: a rank's memory cannot be read or written. One that gives up records why before it frees its arrays."""
     shm.barrier.check_now(signature)
     raise shm.memories[peer].refused(verb, error_number)
+
+
+def _places_in(buffers: Buffers, blocks: Blocks) -> tuple[int, list[tuple[int, int, int]] | None]:
+    """Return how many arrays there are, and which, where in it, and how many bytes each block is; None if elsewhere."""
+    arrays = each(buffers)
+    begins = [address_of(array) for array in arrays]
+    places = []
+    for block in blocks:
+        if block is None or not block.nbytes:
+            places.append((-1, 0, 0))
+            continue
+        at = address_of(block)
+        for which, (begin, array) in enumerate(zip(begins, arrays, strict=True)):
+            if begin <= at and at + block.nbytes <= begin + array.nbytes:
+                places.append((which, at - begin, block.nbytes))
+                break
+        else:
+            return len(arrays), None
+    return len(arrays), places
 
 
 def _place(block: Array | None) -> tuple[int, int]:

@@ -8,21 +8,19 @@ kernel: see zero_copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdist import core
 from meshdist.arrays.host import Array
 from meshdist.backends.base import Plan
-from meshdist.backends.gloo.shm.copying import CopyingPlan, refuse
-from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait, OneStep, StepCopies, await_rest
+from meshdist.backends.gloo.shm.copying import CopyingPlan, SingleCopyPlan
+from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait, OneStep, StepCopies
 from meshdist.backends.gloo.shm.shared_region import PAGE
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
-from meshdist.backends.gloo.shm.single_copy import address_of
 from meshdist.backends.gloo.shm.tuned_plan import ONE_STEP, TunedPlan, Ways, chunks_of, fastest
 from meshdist.backends.gloo.shm.tuning import LEAST_IN_CHUNKS
 from meshdist.backends.gloo.shm.zero_copy import SharedMove
@@ -31,7 +29,7 @@ from meshdist.runtime.call import Buffers, Call, Signature, each
 from meshdist.runtime.call_check import compare_splits
 
 if TYPE_CHECKING:
-    from meshdist.core import SingleCopy, Step
+    from meshdist.core import Step
 
 # The longest block that moves through the slots although the kernel could copy it. While the slots stay in the cache,
 # two copies by the processor take less time than finding the block's pages, and the ranks copy in the next chunk while
@@ -158,90 +156,23 @@ def put(send: Any, place: Any) -> None:
         place[...] = send
 
 
-class BulkMove(CopyingPlan):
-    """Base of data movement by chunks or by single copies; `longest` is the size of the longest block, in bytes."""
-
-    def __init__(self, shm: ShmGroup, call: Call, spec: TransferSpec) -> None:
-        super().__init__(shm, call)
-        self.spec = spec
-        self.longest = spec.longest or 0
-
-
-class SingleCopyMove(BulkMove):
+class SingleCopyMove(SingleCopyPlan):
     """Many bytes, one copy: read from the sender's array, or a share of it `written` into the receiver's."""
 
     def __init__(self, shm: ShmGroup, call: Call, spec: TransferSpec, written: float) -> None:
-        super().__init__(shm, call, spec)
-        self._written = written
-        # Where the blocks lie in the arrays of a call, for the core.
-        self._places = _places_in(call.send, spec.give(call.send)), _places_in(call.recv, spec.take(call.recv))
-        self._single_copy: SingleCopy | None = None
-        self._is_compiled = False
-
-    def adopt_signature(self, signature: Signature) -> None:
-        super().adopt_signature(signature)
-        self._single_copy, self._is_compiled = None, False
-
-    def run(self, send: Buffers, recv: Buffers) -> None:
-        copy = self._compiled_copy()
-        if copy is None or self._written or not copy(send, recv):
-            self.first_step(send, recv)()
-
-    def first_step(self, send: Buffers, recv: Buffers) -> Callable[[], object]:
-        copy = self._compiled_copy()
-        if copy is None:
-            return super().first_step(send, recv)
-        self._expose(self.spec.take(recv))
-        if not copy.begin(send, recv):
-            return super().first_step(send, recv)
-        return partial(self._finish, copy, send, recv)
-
-    def _finish(self, copy: SingleCopy, send: Buffers, recv: Buffers) -> None:
-        copy.finish(send, recv)
-        self.shm.end_exposure()
-
-    def _expose(self, take: Blocks) -> None:
-        """Record that peers write into `take` between the next two steps, if they do."""
-        if self._written:
-            self.shm.begin_exposure(take, *(self.barrier.next_word(self.fingerprint, steps) for steps in (1, 2)))
-
-    def _compiled_copy(self) -> SingleCopy | None:
-        if not self._is_compiled:
-            self._is_compiled, self._single_copy = True, self._compile()
-        return self._single_copy
-
-    def _compile(self) -> SingleCopy | None:
-        (num_sent, gives), (num_received, takes) = self._places
-        if core.module is None or gives is None or takes is None:
-            return None
-        shm, signature = self.shm, self.signature
-        return core.SingleCopy(
-            shm.barrier,
-            self.fingerprint,
-            partial(await_rest, self.backend, self.error_prefix, shm.barrier, signature),
-            partial(shm.barrier.check_now, signature),
-            partial(refuse, shm, signature),
-            shm.region,
-            (self.rank, self.size),
-            (num_sent, num_received),
-            gives,
-            takes,
-            self._written,
-            (shm.region.table(0, 0).ctypes.data, shm.region.table(1, 0).ctypes.data),
-            [memory.pid for memory in shm.memories],
-        )
+        super().__init__(shm, call, spec.give, spec.take, written)
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
-        give, take = self.spec.give(send), self.spec.take(recv)
+        give, take = self.give(send), self.take(recv)
         phase = self.announce(give, take)
-        self._expose(take)
+        self.expose(take)
         yield self.arrive()
         keep_own(give[self.rank], take[self.rank])
         for peer in self.others():
             address, _, wanted, target = self.shm.region.table(phase, peer)[self.rank].tolist()
             given, taken = _bytes(give[peer]), _bytes(take[peer])
             self.read(peer, address, taken[: self._read(taken.size)])
-            if wanted and self._written:
+            if wanted and self.written:
                 begin = self._read(wanted)
                 self.write(peer, target + begin, given[begin:wanted])
         yield self.arrive()
@@ -249,14 +180,19 @@ class SingleCopyMove(BulkMove):
 
     def _read(self, num_bytes: int) -> int:
         """Return how many bytes of a block its receiver reads: whole pages."""
-        return int(num_bytes * (1 - self._written)) & -PAGE if self._written else num_bytes
+        return int(num_bytes * (1 - self.written)) & -PAGE if self.written else num_bytes
 
 
-class ChunkedMove(BulkMove):
-    """Many bytes through the slots: chunk by chunk, using the two slots in turn."""
+class ChunkedMove(CopyingPlan):
+    """Many bytes through the slots: chunk by chunk, using the two slots in turn.
+
+    Attributes:
+        longest: The size of the longest block, in bytes.
+    """
 
     def __init__(self, shm: ShmGroup, call: Call, spec: TransferSpec, chunk_bytes: int) -> None:
-        super().__init__(shm, call, spec)
+        super().__init__(shm, call)
+        self.spec, self.longest = spec, spec.longest or 0
         self._room = chunk_bytes
         shm.reserve(chunk_bytes)
 
@@ -374,7 +310,8 @@ class AgreedMove(BarrierPlan):
         self._step = self.compiled(self._step_copies())
 
     def _step_copies(self) -> StepCopies:
-        puts, takes = self._puts or ([], []), self._takes or ([], [])
+        puts: Sequence[Any] = self._puts or ([], [])
+        takes: Sequence[list[Array]] = self._takes or ([], [])
         tables = [self._shm.region.table(phase, 0).ctypes.data for phase in (0, 1)]
         size = self._sizes.nbytes
         return StepCopies(
@@ -391,25 +328,6 @@ class AgreedMove(BarrierPlan):
     def _places(self, phase: int, begins: Sequence[int]) -> list[Array]:
         slot, blocks = self._shm.region.slot, zip(self._shapes, begins, strict=True)
         return [slot(phase, peer, self._dtype, shape, begin) for peer, (shape, begin) in enumerate(blocks)]
-
-
-def _places_in(buffers: Buffers, blocks: Blocks) -> tuple[int, list[tuple[int, int, int]] | None]:
-    """Return how many arrays there are, and which, where in it, and how many bytes each block is; None if elsewhere."""
-    arrays = each(buffers)
-    begins = [address_of(array) for array in arrays]
-    places = []
-    for block in blocks:
-        if block is None or not block.nbytes:
-            places.append((-1, 0, 0))
-            continue
-        at = address_of(block)
-        for which, (begin, array) in enumerate(zip(begins, arrays, strict=True)):
-            if begin <= at and at + block.nbytes <= begin + array.nbytes:
-                places.append((which, at - begin, block.nbytes))
-                break
-        else:
-            return len(arrays), None
-    return len(arrays), places
 
 
 def _bytes(block: Array | None) -> Array:

@@ -17,7 +17,7 @@ from meshdist.arrays.host import Array
 from meshdist.arrays.reduce_op import ReduceOp, quiet_runner
 from meshdist.backends.base import Plan
 from meshdist.backends.gloo.shm.chunked_reduction import RANKS_ALONE, is_added_quickly, ways_in_chunks
-from meshdist.backends.gloo.shm.copying import CopyingPlan
+from meshdist.backends.gloo.shm.copying import Reduced, SingleCopyPlan
 from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait, OneStep, StepCopies
 from meshdist.backends.gloo.shm.movement import copies_of, put
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
@@ -49,11 +49,11 @@ def plan_reduction(shm: ShmGroup, call: Call, spec: ReductionSpec) -> Plan:
     if one_step and spec.put_bytes < LEAST_IN_CHUNKS:
         return SlotReduce(shm, call, spec)
     in_chunks = ways_in_chunks(shm, spec)
-    if one_step and spec.put_bytes <= REDUCE_ALONE_BYTES // call.size:
-        return fastest(shm, call, spec, spec.put_bytes, {**one_step, **in_chunks})
     reading: Ways[ReductionSpec] = (
         {"read by its reducer": SingleCopyReduce} if shm.single_copy and spec.in_place else {}
     )
+    if one_step and spec.put_bytes <= REDUCE_ALONE_BYTES // call.size:
+        return fastest(shm, call, spec, spec.put_bytes, {**one_step, **in_chunks, **reading})
     if call.size >= _READING_RANKS and spec.put_bytes >= SINGLE_COPY_REDUCE_BYTES:
         ways = {**reading, **in_chunks, **one_step}
     else:
@@ -235,7 +235,7 @@ def _is_reduced_at_once(stack: Array | None) -> bool:
     return bool(stack[0].size > 1)
 
 
-class SingleCopyReduce(CopyingPlan):
+class SingleCopyReduce(SingleCopyPlan):
     """Many bytes: each rank reads its segment of the peers' arrays piece by piece, and adds it to its own.
 
     A piece stays in the cache between being read and being added. In an all_reduce the segments are reduced in place,
@@ -243,11 +243,16 @@ class SingleCopyReduce(CopyingPlan):
     """
 
     def __init__(self, shm: ShmGroup, call: Call, spec: ReductionSpec) -> None:
-        super().__init__(shm, call)
+        super().__init__(shm, call, spec.give, spec.take)
         assert call.op is not None
         self._spec = spec
         self._op = call.op
         self._run = quiet_runner()
+
+    def reduced(self) -> Reduced:
+        dtype, (first, second) = self._spec.dtype, self.shm.scratch(np.dtype(np.uint8))
+        scratch = first.ctypes.data, second.ctypes.data
+        return Reduced(self._op.value, dtype.kind, dtype.itemsize, self._spec.keeps, scratch, first.nbytes)
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
         give, take = self._spec.give(send), self._spec.take(recv)

@@ -1,0 +1,134 @@
+"""Calls whose ranks read and write each other's memory: in every way, by the compiled core and by Python."""
+
+from types import SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+import pytest
+from worlds import needs_linux
+
+import meshdist as dist
+from meshdist import core
+from meshdist.backends.gloo.shm import copying, movement, reduction
+
+pytestmark = [pytest.mark.timeout(60), needs_linux]
+MOVES = (movement.READ, movement.WRITTEN, "read, and 50% written")
+REDUCED = "read by its reducer"
+COUNTS = (0, 1, 1000, 40_000, 300_001)
+
+
+def in_one_way(way, python_ranks, program, *args):
+    """Run a program in which calls that can be carried out in this way are; on some ranks without the core."""
+
+    def chosen(shm, call, spec, num_bytes, ways):
+        if way in ways:
+            tried.append(call.collective.native)
+        return ways.get(way, next(iter(ways.values())))(shm, call, spec)
+
+    tried = []
+    without_core = dist.get_rank() in python_ranks
+    before = movement.fastest, reduction.fastest, copying.core, movement.LEAST_IN_CHUNKS, reduction.LEAST_IN_CHUNKS
+    movement.fastest = reduction.fastest = chosen
+    movement.LEAST_IN_CHUNKS = reduction.LEAST_IN_CHUNKS = 0
+    copying.core = SimpleNamespace(module=None) if without_core else core
+    try:
+        with dist.new_group() as group:
+            program(group, *args)
+    finally:
+        movement.fastest, reduction.fastest, copying.core, movement.LEAST_IN_CHUNKS, reduction.LEAST_IN_CHUNKS = before
+    return sorted(set(tried))
+
+
+def moves(group):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for count in COUNTS:
+        blocks = [np.arange(count, dtype=np.int32) * (peer + 1) for peer in range(size)]
+        mine, whole = blocks[rank], np.concatenate(blocks)
+        for asynchronous in (False, True, False):
+            into, pieces = np.zeros_like(whole), [np.zeros_like(mine) for _ in range(size)]
+            calls = [
+                (group.all_gather_into_tensor, (into, mine), {}, into, whole),
+                (group.all_gather, (pieces, mine), {}, pieces, blocks),
+                (group.all_to_all_single, (into, np.tile(mine, size)), {}, into, whole),
+            ]
+            for root in range(size):
+                given, taken = mine.copy(), np.zeros_like(mine)
+                lists = (pieces, blocks) if rank == root else (None, None)
+                calls += [
+                    (group.broadcast, (given,), {"src": root}, given, blocks[root]),
+                    (group.gather, (mine, lists[0]), {"dst": root}, *lists),
+                    (group.scatter, (taken, lists[1]), {"src": root}, taken, mine),
+                ]
+            for call, args, roots, got, due in calls:
+                for array in (into, *pieces):
+                    array[...] = -1
+                work = call(*args, **roots, async_op=asynchronous)
+                if asynchronous:
+                    work.wait()
+                if due is not None:
+                    np.testing.assert_array_equal(np.concatenate(got) if got is pieces else got, np.ravel(due))
+
+
+def reductions(group):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for count, (dtype, op) in [(count, kind) for count in COUNTS for kind in KINDS]:
+        rng = np.random.default_rng(count)
+        inputs = [(rng.random(size * count) * 9).astype(dtype) for _ in range(size)]
+        due = inputs[0]
+        for more in inputs[1:]:
+            due = UFUNCS[op](due, more)
+        if op == "avg":
+            due = (due.view(due.real.dtype) / due.real.dtype.type(size)).view(dtype)  # complex numbers by parts
+        for asynchronous in (False, True):
+            mine, kept = inputs[rank].copy(), np.empty(count, dtype)
+            works = [group.all_reduce(mine, op, async_op=asynchronous)]
+            works.append(group.reduce_scatter_tensor(kept, inputs[rank], op, async_op=asynchronous))
+            if asynchronous:
+                for work in works:
+                    work.wait()
+            np.testing.assert_array_equal(mine, due)
+            np.testing.assert_array_equal(kept, due[rank * count : (rank + 1) * count])
+
+
+UFUNCS = {"sum": np.add, "avg": np.add, "product": np.multiply, "max": np.maximum, "band": np.bitwise_and}
+# Python reduces those that the core does not know: float16 and bfloat16.
+KINDS = [
+    *[("f4", "sum"), ("f8", "avg"), ("c8", "avg"), ("c16", "sum"), ("i2", "product"), ("u1", "max"), ("i8", "band")],
+    *[("f2", "sum"), (ml_dtypes.bfloat16, "max")],
+]
+
+
+@pytest.mark.parametrize("python_ranks", [(), (1,)], ids=["core", "core and Python"])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("way", MOVES)
+def test_moves_in_every_way_are_the_same(worlds, way, size, python_ranks):
+    tried = worlds.world("gloo", size).run(in_one_way, way, python_ranks, moves)
+    assert tried == tried[:1] * size
+    if way != MOVES[2]:  # of which a broadcast alone has it
+        assert len(tried[0]) == 6
+
+
+@pytest.mark.parametrize("python_ranks", [(), (1,)], ids=["core", "core and Python"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_reductions_by_reading_are_the_same(worlds, size, python_ranks):
+    for tried in worlds.world("gloo", size).run(in_one_way, REDUCED, python_ranks, reductions):
+        assert tried == ["all_reduce", "reduce_scatter_tensor"]
+
+
+def unreadable(group):
+    """Rank 0 is told another process for rank 1: one that is not there."""
+    x = np.ones(300_000)
+    group.barrier()
+    shm = group.usable_backend("test")._shm
+    if dist.get_rank() == 0:
+        for memory in shm.memories:
+            memory.pid = 2**22 + 1
+        with pytest.raises(dist.DistBackendError, match=r"cannot read the memory of rank 1 .*No such process"):
+            group.all_gather([np.empty_like(x), np.empty_like(x)], x)
+    else:
+        with pytest.raises(dist.DistBackendError, match="rank 0 .*cannot read the memory"):
+            group.all_gather([np.empty_like(x), np.empty_like(x)], x)
+
+
+def test_memory_that_cannot_be_read_is_an_error_on_all_ranks(worlds):
+    worlds.world("gloo", 2).run(in_one_way, movement.READ, (), unreadable)
