@@ -20,8 +20,8 @@ from meshdist.system.versions import versions
 DIRECTORY = "MESHDIST_CACHE_DIR"
 """Where the choices are remembered, instead of the user's cache directory."""
 
-# The meaning of the ways' names; choices of another version are ignored.
-_VERSION = 1
+# The meaning and the speed of the ways: choices of another version are ignored.
+_VERSION = 2
 _log = logging.getLogger("meshdist")
 _told: set[str] = set()
 
