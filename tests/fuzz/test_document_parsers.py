@@ -18,7 +18,7 @@ from meshdist.debug.states import read_states
 from meshdist.launch.failures import read_error_file
 from meshdist.parallel import Schedule
 from meshdist.runtime.departure import Departure, PeerExit, describe
-from meshdist.system.tuning_cache import DIRECTORY, TuningCache, path_of
+from meshdist.system.tuning_cache import _VERSION, DIRECTORY, TuningCache, path_of
 
 pytestmark = pytest.mark.timeout(LIMIT_S)
 
@@ -146,7 +146,7 @@ def test_remembered_choices_are_read_or_ignored(tmp_path, monkeypatch, data):
     monkeypatch.setenv(DIRECTORY, str(tmp_path))
     machine = TuningCache(2)._machine  # its file is named after it
     path = path_of(machine)
-    right = {"version": 1, "machine": machine, "choices": {"2": {"all_reduce": "ring"}}}
+    right = {"version": _VERSION, "machine": machine, "choices": {"2": {"all_reduce": "ring"}}}
     path.write_bytes(data.draw(st.one_of(documents(right), st.just(DEEP))))
     cache = TuningCache(2)
     assert cache.choice("all_reduce") is None or isinstance(cache.choice("all_reduce"), str)
