@@ -76,6 +76,7 @@ def publish(
     launcher: Sequence[str] = ("python",),
 ) -> None:
     """Print the section, and write what the options of `add_output_options` ask for."""
+    title = f"{title}, on {_short(machine['CPU'])}"
     threads = os.environ.get("OMP_NUM_THREADS")
     variables = [f"OMP_NUM_THREADS={threads}"] if threads and launcher[0] == "meshrun" else []
     made = f"{date.today()}, `{shlex.join([*variables, *launcher, *sys.argv])}`"
@@ -87,6 +88,11 @@ def publish(
     if args.markdown:
         page = args.markdown.read_text() if args.markdown.exists() else _PAGE
         args.markdown.write_text(with_section(page, title, section))
+
+
+def _short(processor: str) -> str:
+    """Return the name of a processor without what is not its name: `Intel Xeon`, not `Intel(R) Xeon(R) Processor`."""
+    return re.sub(r"\((R|TM)\)| (CPU|Processor)\b.*", "", processor).strip()
 
 
 def with_section(page: str, title: str, section: str) -> str:

@@ -350,7 +350,7 @@ def test_bubbles_of_pipelines_are_simulated_and_measured(script, tmp_path):
     done = script("pipeline_bubble.py", *options, **place)
     assert done.returncode == 0, done.stderr
     section = path.read_text()
-    assert "## Pipelines, 1 ranks\n" in section
+    assert "## Pipelines, 1 ranks, on " in section
     assert "`meshrun -n 1 " in section
     names = re.findall(r"^\| (\w[\w-]*) \| \d", section, re.MULTILINE)
     assert names == ["GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "ZB-H1", "ZBV"]
