@@ -173,7 +173,7 @@ static int step(SingleCopy *self)
                                                                        : barrier_await(self->barrier, word, self->wait);
 }
 
-/* A call in two parts: all tell where their blocks are; all copy, and then the arrays may change. */
+/* A call in two halves: all tell where their blocks are; all copy, and then the arrays may change. */
 static int begin(SingleCopy *self, char *const *sent, char *const *received)
 {
     self->barrier->phase ^= 1;
@@ -217,9 +217,11 @@ static int reduce_blocks(SingleCopy *self, char *const *sent, char *const *recei
     PyEval_RestoreThread(thread);
     if (unread >= 0)
         return refused(self, unread, "read", error);
-    for (int ahead = 1; !self->keeps_segment && ahead < self->num_ranks; ahead++) {
-        if (ahead == 1 && step(self) < 0)
-            return -1;
+    if (self->keeps_segment)
+        return 0;
+    if (step(self) < 0) /* all segments are finished */
+        return -1;
+    for (int ahead = 1; ahead < self->num_ranks; ahead++) {
         int peer = (self->rank + ahead) % self->num_ranks;
         const Block *take = &self->takes[peer];
         uint64_t address = self->tables[phase][((Py_ssize_t)peer * self->num_ranks + peer) * TABLE_WORDS];
