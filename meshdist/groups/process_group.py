@@ -43,7 +43,7 @@ from meshdist.runtime.plan_cache import device_key, plan_key, remember, simple_k
 from meshdist.runtime.progress import Job, JobQueue, Progress
 from meshdist.runtime.waiting import Waitable
 from meshdist.runtime.work import PlannedWork, Work
-from meshdist.store.brevity import brief
+from meshdist.store.exchange import brief
 from meshdist.system.deadline import Deadline
 
 # How long a rank may take to say in the store that it gives up, since a peer has ended or cannot be reached.
