@@ -8,7 +8,7 @@ kernel: see zero_copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,14 @@ import numpy as np
 
 from meshdist.arrays.host import Array
 from meshdist.backends.base import Plan
-from meshdist.backends.gloo.shm.copying import CopyingPlan
 from meshdist.backends.gloo.shm.flag_barrier import BarrierPlan, BarrierWait, OneStep, StepCopies
 from meshdist.backends.gloo.shm.shared_region import PAGE
 from meshdist.backends.gloo.shm.shm_group import ShmGroup
+from meshdist.backends.gloo.shm.single_copy import address_of
 from meshdist.backends.gloo.shm.tuned_plan import ONE_STEP, TunedPlan, Ways, chunks_of, fastest
 from meshdist.backends.gloo.shm.zero_copy import SharedMove
 from meshdist.collectives.dataflow import Blocks, TransferSpec
+from meshdist.errors import DistBackendError
 from meshdist.runtime.call import Buffers, Call, Signature, each
 from meshdist.runtime.call_check import compare_splits
 
@@ -45,6 +46,9 @@ CHUNKED_BYTES_WRITTEN = 2 << 20
 _SHORT_CHUNK = 256 << 10
 # Other chunks to try.
 _CHUNKS = (256 << 10, 1 << 20)
+
+# How much is written between two checks of whether all ranks still take part.
+_PIECE = 4 << 20
 
 _NOTHING = np.empty(0, np.uint8)
 
@@ -147,6 +151,44 @@ def put(send: Any, place: Any) -> None:
             part[...] = send[peer]
     elif place is not None:
         place[...] = send
+
+
+class CopyingPlan(BarrierPlan):
+    """Base of the plans that copy out of and into the peers' memory."""
+
+    def __init__(self, shm: ShmGroup, call: Call) -> None:
+        super().__init__(shm.barrier, shm.backend, call)
+        self.shm = shm
+        self.rank = call.rank
+        self.size = call.size
+
+    def others(self) -> list[int]:
+        """Return the other ranks, beginning with the next, so that the ranks do not all access the same one."""
+        return [(self.rank + step) % self.size for step in range(1, self.size)]
+
+    def announce(self, give: Blocks, take: Blocks) -> int:
+        phase = self.barrier.flip()
+        table = self.shm.region.table(phase, self.rank)
+        for peer, (given, taken) in enumerate(zip(give, take, strict=True)):
+            table[peer] = *_place(given), *reversed(_place(taken))
+        return phase
+
+    def read(self, peer: int, address: int, into: Array) -> None:
+        self._copy(self.shm.memories[peer].read, address, into)
+
+    def write(self, peer: int, address: int, data: Array) -> None:
+        for begin in range(0, data.nbytes, _PIECE):
+            # If the peer has given up since the last step, its arrays belong to its user again, or are freed.
+            self.barrier.check_now(self.signature)
+            self._copy(self.shm.memories[peer].write, address + begin, data[begin : begin + _PIECE])
+
+    def _copy(self, copy: Callable[[int, Array], None], address: int, array: Array) -> None:
+        try:
+            copy(address, array)
+        except DistBackendError:
+            # A rank that gives up records why before it frees its arrays.
+            self.barrier.check_now(self.signature)
+            raise
 
 
 class BulkMove(CopyingPlan):
@@ -327,6 +369,10 @@ class AgreedMove(BarrierPlan):
     def _places(self, phase: int, begins: Sequence[int]) -> list[Array]:
         slot, blocks = self._shm.region.slot, zip(self._shapes, begins, strict=True)
         return [slot(phase, peer, self._dtype, shape, begin) for peer, (shape, begin) in enumerate(blocks)]
+
+
+def _place(block: Array | None) -> tuple[int, int]:
+    return (0, 0) if block is None else (address_of(block), block.nbytes)
 
 
 def _bytes(block: Array | None) -> Array:
