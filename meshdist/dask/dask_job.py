@@ -13,9 +13,9 @@ import cloudpickle
 from dask.base import is_dask_collection
 from distributed import Client, Future, MultiLock, wait
 
+from meshdist.arrays.trees import exchanged, values_in
 from meshdist.dask.chosen_workers import checked_names, choose_workers, known_workers, scheduler_of
 from meshdist.dask.job_errors import Failed, RankError, WorkerLostError
-from meshdist.dask.nested_values import exchanged, values_in
 from meshdist.dask.partitions import BlockOf, Cut, Kept, Partitions, from_dask
 from meshdist.dask.returned_arrays import dask_arrays
 from meshdist.dask.seat import Reserved, Ticket, drop_seat, end_seat, reserve_seat, take_block, take_seat

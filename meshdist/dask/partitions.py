@@ -16,7 +16,7 @@ import numpy as np
 from dask.base import is_dask_collection
 from distributed import Client, Future, futures_of, wait
 
-from meshdist.dask.nested_values import exchanged
+from meshdist.arrays.trees import exchanged
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor import DTensor, Partial, Shard
 

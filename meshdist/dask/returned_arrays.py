@@ -12,7 +12,7 @@ import dask.array
 import numpy as np
 from distributed import Future, wait
 
-from meshdist.dask.nested_values import exchanged, values_in
+from meshdist.arrays.trees import exchanged, values_in
 from meshdist.dask.partitions import Kept
 from meshdist.errors import DistError
 

@@ -20,9 +20,9 @@ import numpy as np
 from distributed import Worker, get_worker
 from distributed.comm import get_address_host
 
+from meshdist.arrays.trees import exchanged, values_in
 from meshdist.backends.device_backends import usable_backend_name
 from meshdist.dask.job_errors import Failed, JobEndedError
-from meshdist.dask.nested_values import exchanged, values_in
 from meshdist.dask.partitions import BlockOf, Kept, keep_blocks
 from meshdist.device_mesh import init_device_mesh
 from meshdist.groups.world import World, world_in

@@ -11,7 +11,7 @@ from pathlib import Path
 from meshdist.debug.report import read_dumps, report_on
 from meshdist.debug.states import RankSnapshot
 from meshdist.debug.wait_drawing import check_drawable, draw_waits
-from meshdist.debug.waits import who_waits
+from meshdist.debug.wait_graph import who_waits
 from meshdist.errors import DistError
 
 

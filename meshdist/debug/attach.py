@@ -12,7 +12,7 @@ from meshdist.bootstrap.join import arrivals, worlds_in
 from meshdist.debug.hang_report import hang_report, in_words, waited_s
 from meshdist.debug.state_exchange import StoreStateExchange
 from meshdist.debug.states import RankSnapshot
-from meshdist.debug.waits import who_waits
+from meshdist.debug.wait_graph import who_waits
 from meshdist.errors import DistError, DistNetworkError
 from meshdist.runtime.peers import Peers, my_card
 from meshdist.runtime.rank_text import ranks_text

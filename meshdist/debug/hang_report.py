@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from meshdist.debug.states import CallSeen, RankSnapshot
-from meshdist.debug.waits import Waits, first_difference, who_waits
+from meshdist.debug.wait_graph import Waits, first_difference, who_waits
 from meshdist.runtime.rank_text import ranks_text
 
 _MOST_LINES = 8

@@ -338,7 +338,7 @@ class HangWatchdog:
 
     def _find_out(self) -> None:
         from meshdist.debug.hang_report import hang_report
-        from meshdist.debug.waits import who_waits
+        from meshdist.debug.wait_graph import who_waits
 
         timeout_s = min((watch.timeout_s for watch in list(self._watches)), default=0.0)
         states, gone = self.exchange.gather(min(_LONGEST_BUDGET_S, timeout_s / 10))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from meshdist.debug.hang_report import hang_report
 from meshdist.debug.states import CallSeen, RankSnapshot, read_states
-from meshdist.debug.waits import Waits, first_difference, who_waits
+from meshdist.debug.wait_graph import Waits, first_difference, who_waits
 from meshdist.runtime.rank_text import ranks_text
 
 _MOST_SHOWN = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from meshdist.debug.waits import Waits, kind_of
+from meshdist.debug.wait_graph import Waits, kind_of
 from meshdist.runtime.rank_text import ranks_text
 
 _MOST_CALLS = 12

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Callable
 from functools import cached_property
 from operator import index
+from typing import Any, TypeVar
 
 from meshdist import core
+from meshdist.errors import DistBackendError
 from meshdist.runtime.rank_text import numbers_differ
+
+_T = TypeVar("_T")
 
 # The functions in which the source may be left out.
 _FROM_ANY = ("recv", "irecv", "sendrecv", "probe", "iprobe", "recv_object_list")
@@ -101,6 +106,15 @@ class Membership:
         if error_prefix is None:
             error_prefix = self._error_prefixes[name] = self._error_prefix(name)
         return error_prefix
+
+    def named(self, error_prefix: str, function: Callable[..., _T], *args: Any) -> _T:
+        """Return `function(*args)`; put `error_prefix` before the message of what it raises."""
+        try:
+            return function(*args)
+        except DistBackendError as error:
+            raise DistBackendError(str(error), error_prefix=error_prefix) from error.__cause__
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{error_prefix}: {error}") from error.__cause__
 
     def _error_prefix(self, name: str) -> str:
         place = f"rank {self._rank} of {len(self.ranks)}"

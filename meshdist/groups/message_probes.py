@@ -10,7 +10,7 @@ import numpy as np
 from meshdist.arrays.host import Array
 from meshdist.backends.base import Backend
 from meshdist.backends.p2p.own_messages import OwnMessages as QueuedOwnMessages
-from meshdist.groups.deferred_receives import Facts
+from meshdist.groups.unposted_messages import Facts
 from meshdist.runtime.flight_recorder import COMPLETED, Record, clock
 from meshdist.runtime.hooks import HookedGroup
 from meshdist.runtime.interfaces import OwnMessages

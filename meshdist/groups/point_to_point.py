@@ -15,9 +15,14 @@ from meshdist import core
 from meshdist.arrays.device_types import device_type_of
 from meshdist.arrays.host import Array, as_array, check_dtype, check_writable, pack
 from meshdist.errors import DistError, DistTimeoutError
-from meshdist.groups.announced_sends import AnnouncedSends, AnnouncedWork
-from meshdist.groups.deferred_receives import DeferredReceives, DeferredWork, PersistentRequest
 from meshdist.groups.message_probes import MessageGroup, Probes
+from meshdist.groups.unposted_messages import (
+    AnnouncedSends,
+    AnnouncedWork,
+    DeferredReceives,
+    DeferredWork,
+    PersistentRequest,
+)
 from meshdist.runtime.device_calls import DeviceCalls, Parcel
 from meshdist.runtime.flight_recorder import COMPLETED, Record, clock, users
 from meshdist.runtime.hooks import EXCHANGE_CALLS, CallInfo, CallObserver, notify_around

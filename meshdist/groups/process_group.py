@@ -8,13 +8,12 @@ from copy import copy
 from functools import partial
 from sys import _getframe
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy import ndarray
 
 from meshdist import core
-from meshdist.arrays.host import as_buffers, check_apart
 from meshdist.arrays.reduce_op import Op, PremulSum, as_reduce_op
 from meshdist.backends.base import Backend, Plan
 from meshdist.collectives.methods import CollectiveMethods
@@ -22,19 +21,7 @@ from meshdist.errors import DistBackendError, DistError, DistNetworkError, DistT
 from meshdist.groups.group_backends import GroupBackends
 from meshdist.groups.membership import Membership, listed
 from meshdist.groups.point_to_point import PointToPoint
-from meshdist.runtime.call import (
-    Call,
-    CollectiveSpec,
-    ShapeRule,
-    Splits,
-    check_output,
-    each,
-    in_native_order,
-    must_be_copied,
-    packed,
-    scaled,
-    unpack,
-)
+from meshdist.runtime.call import Call, CollectiveSpec, PassedArrays, ShapeRule, Splits, must_be_copied
 from meshdist.runtime.departure import Departure, gave_up
 from meshdist.runtime.device_calls import DeviceCalls, Request
 from meshdist.runtime.flight_recorder import FlightRecorder, Record, clock, facts_of, located, users
@@ -43,13 +30,11 @@ from meshdist.runtime.plan_cache import device_key, plan_key, remember, simple_k
 from meshdist.runtime.progress import Job, JobQueue, Progress
 from meshdist.runtime.waiting import Waitable
 from meshdist.runtime.work import PlannedWork, Work
-from meshdist.store.brevity import brief
+from meshdist.store.exchange import brief
 from meshdist.system.deadline import Deadline
 
 # How long a rank may take to say in the store that it gives up, since a peer has ended or cannot be reached.
 _LAST_WORDS_S = 1.5
-
-_T = TypeVar("_T")
 
 DESTROYED = "has been destroyed"  # what became of a closed group, unless it was closed for another reason
 
@@ -364,23 +349,17 @@ class ProcessGroup(CollectiveMethods, Membership):
         if backend.device_calls is not None:
             rest = (async_op, splits, timeout_s, self._shape_rule)
             return backend.device_calls.submit(Request(self, error_prefix, collective, send, recv, op, root, *rest))
-        names, of = collective.names, collective.name if collective.in_place else ""
-        given = self.named(error_prefix, as_buffers, send, names[0], "send" in collective.lists, of)
-        in_place, taken = collective.in_place and recv is send, given
-        if not in_place:
-            taken = self.named(error_prefix, as_buffers, recv, names[1], "recv" in collective.lists)
+        arrays = self.named(error_prefix, PassedArrays, collective, send, recv)
         reduce_op = None if op is None else self.named(error_prefix, as_reduce_op, op)
-        sends = in_native_order(given)
-        recvs = sends if in_place else in_native_order(taken)
+        sends, recvs = arrays.in_native_order()
         size, rule = len(self.ranks), self._shape_rule
         call = Call(collective, error_prefix, self._rank, size, sends, recvs, reduce_op, root, splits, rule)
         writes = collective.writes(call)
         if writes:
-            self.named(error_prefix, check_output, taken, recv, collective.names[1])
+            self.named(error_prefix, arrays.check_output)
         factor = op if isinstance(op, PremulSum) else None
         if factor is not None:
-            for array in each(given):
-                self.named(error_prefix, factor.check, array, collective.names[0])
+            self.named(error_prefix, arrays.check_factor, factor)
         # The plan of a PREMUL_SUM is that of the plain sum; the factor is applied before it runs.
         key = plan_key(collective, sends, recvs, op if factor is None else reduce_op, root, splits)
         plans = self._plans  # the group may have another dict when an async call starts
@@ -391,8 +370,8 @@ class ProcessGroup(CollectiveMethods, Membership):
             facts = facts_of(call, self.name, self.label, self.timeout_s)
         else:
             facts = prepared.facts
-        if writes and isinstance(taken, list):
-            self.named(error_prefix, check_apart, taken, collective.names[1])
+        if writes:
+            self.named(error_prefix, arrays.check_apart)
 
         def steps() -> Iterator[Waitable]:
             self.check_usable(error_prefix)
@@ -403,12 +382,10 @@ class ProcessGroup(CollectiveMethods, Membership):
                 plan.facts = facts
                 if not collective.meets:  # the calls of a remembered plan begin at once
                     remember(plans, key, plan)
-            copies = writes and plan.apart and must_be_copied(call)
-            sent = packed(given, copies) if factor is None else scaled(factor, given)
-            received = sent if in_place else packed(taken)
+            sent, received = arrays.packed(factor, copies=writes and plan.apart and must_be_copied(call))
             yield from plan.steps(sent, received)
             if writes:
-                unpack(received, taken)
+                arrays.unpack(received)
 
         self.num_calls += 1
         queued = async_op or bool(self._queued)
@@ -513,12 +490,3 @@ class ProcessGroup(CollectiveMethods, Membership):
 
     def _raise_failed(self, error: BaseException, error_prefix: str, record: Record | None) -> None:
         raise self.fail(error, error_prefix, record) from None
-
-    def named(self, error_prefix: str, function: Callable[..., _T], *args: Any) -> _T:
-        """Return `function(*args)`; put `error_prefix` before the message of what it raises."""
-        try:
-            return function(*args)
-        except DistBackendError as error:
-            raise DistBackendError(str(error), error_prefix=error_prefix) from error.__cause__
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"{error_prefix}: {error}") from error.__cause__

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from meshdist.debug.attach import Found, found_in
 from meshdist.debug.hang_report import activity
-from meshdist.debug.waits import who_waits
+from meshdist.debug.wait_graph import who_waits
 from meshdist.errors import DistError
 from meshdist.launch.rank_board import NodeEntry, entries
 from meshdist.runtime.rank_text import ranks_text

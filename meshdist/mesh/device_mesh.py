@@ -8,14 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from meshdist import core
 from meshdist.groups.world import current_world
-from meshdist.mesh.arguments import (
-    BackendChoice,
-    axis_backends,
-    check_carried,
-    checked_device_type,
-    world_ended_on_refusal,
-    world_or_init,
-)
 from meshdist.mesh.given_groups import (
     check_inside,
     group_backend,
@@ -26,6 +18,14 @@ from meshdist.mesh.given_groups import (
     universe_of,
 )
 from meshdist.mesh.layout.layout import Layout
+from meshdist.mesh.mesh_arguments import (
+    BackendChoice,
+    axis_backends,
+    check_carried,
+    checked_device_type,
+    world_ended_on_refusal,
+    world_or_init,
+)
 from meshdist.mesh.mesh_check import agree, refusals_reported, refusals_reported_in
 from meshdist.mesh.mesh_exchanges import MeshExchanges
 from meshdist.mesh.mesh_state import entered

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 
 from meshdist.groups.world import current_world
-from meshdist.mesh.arguments import (
+from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.mesh.given_groups import group_backend, universe_of
+from meshdist.mesh.layout.axes import checked_names, checked_sizes
+from meshdist.mesh.mesh_arguments import (
     BackendChoice,
     check_carried,
     checked_device_type,
@@ -17,9 +20,6 @@ from meshdist.mesh.arguments import (
     world_ended_on_refusal,
     world_or_init,
 )
-from meshdist.mesh.device_mesh import DeviceMesh
-from meshdist.mesh.given_groups import group_backend, universe_of
-from meshdist.mesh.layout.axes import checked_names, checked_sizes
 from meshdist.mesh.mesh_check import refusals_reported
 from meshdist.runtime.context import GroupLike
 

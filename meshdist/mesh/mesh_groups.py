@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from meshdist.mesh.arguments import BackendWithOptions, shared_backend
 from meshdist.mesh.layout.strides import Axis, joined
+from meshdist.mesh.mesh_arguments import BackendWithOptions, shared_backend
 from meshdist.mesh.mesh_state import MeshState
 
 # Labels of groups of a mesh without axis names.

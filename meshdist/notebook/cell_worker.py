@@ -29,9 +29,8 @@ from meshdist.debug.hang_watchdog import watchdog_of
 from meshdist.errors import DistError
 from meshdist.groups.world import World, world_in
 from meshdist.launch.worker import die_with_parent, follows_from_peer, write_whole_lines
+from meshdist.notebook.cell_values import drawn_figures, rich_forms, variables_of_the_world
 from meshdist.notebook.magic_options import Axes
-from meshdist.notebook.rich_forms import drawn_figures, rich_forms
-from meshdist.notebook.world_variables import variables_of_the_world
 from meshdist.runtime.call_site import is_ours
 from meshdist.runtime.context import current_slot
 

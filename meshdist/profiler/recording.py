@@ -16,7 +16,7 @@ import numpy as np
 
 from meshdist.arrays.host import as_array
 from meshdist.errors import DistError
-from meshdist.groups.deferred_receives import DeferredWork
+from meshdist.groups.unposted_messages import DeferredWork
 from meshdist.runtime.flight_recorder import place_of, users
 from meshdist.runtime.work import ReceiptWork, Work
 

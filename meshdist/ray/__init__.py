@@ -18,12 +18,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from meshdist.ray.supported_versions import check_ray
+from meshdist.ray.installed_ray import check_ray, register_when_imported
 
 check_ray()
 
 from meshdist.ray.actor_jobs import run  # noqa: E402 - needs a Ray that was checked
-from meshdist.ray.registration import register_when_imported  # noqa: E402
 
 register_when_imported()
 

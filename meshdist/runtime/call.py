@@ -1,4 +1,7 @@
-"""Call: one collective call, checked, as a backend gets it, and its buffers. Ranks compare its Signature."""
+"""Call: one collective call, checked, as a backend gets it. Ranks compare its Signature.
+
+PassedArrays makes its buffers of the arrays that the user passed.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from enum import Enum
 from hashlib import blake2b
 from typing import Any, Protocol, TypeAlias
 
-from meshdist.arrays.host import Array, check_writable, native, pack
+from meshdist.arrays.host import Array, as_buffers, check_apart, check_writable, native, pack
 from meshdist.arrays.overlap import must_copy
 from meshdist.arrays.reduce_op import PremulSum, ReduceOp, quietly
 from meshdist.runtime.waiting import Incoming, Waitable
@@ -234,19 +237,72 @@ def num_bytes(buffers: Any) -> int:
     return int(getattr(buffers, "nbytes", 0))
 
 
-def in_native_order(buffers: Buffers) -> Buffers:
+class PassedArrays:
+    """The arrays of a call as the user passed them, of any layout; a plan gets plain arrays in their place.
+
+    Raises:
+        TypeError: They are not arrays of supported dtypes, or a list where one array is expected, or one for a list.
+    """
+
+    __slots__ = ("_given", "_in_place", "_names", "_passed", "_taken")
+
+    def __init__(self, collective: CollectiveSpec, send: Any, recv: Any) -> None:
+        self._names, self._passed = collective.names, recv
+        in_place_name = collective.name if collective.in_place else ""
+        self._given = as_buffers(send, self._names[0], "send" in collective.lists, in_place_name)
+        self._in_place = collective.in_place and recv is send
+        self._taken = self._given if self._in_place else as_buffers(recv, self._names[1], "recv" in collective.lists)
+
+    def in_native_order(self) -> tuple[Buffers, Buffers]:
+        """Return the input and the output in the byte order of this machine."""
+        sends = _in_native_order(self._given)
+        return sends, sends if self._in_place else _in_native_order(self._taken)
+
+    def check_output(self) -> None:
+        """Raise if the output cannot be written."""
+        if isinstance(self._taken, list):
+            for place, (array, value) in enumerate(zip(self._taken, self._passed, strict=True)):
+                check_writable(array, f"{self._names[1]}[{place}]", value)
+        elif self._taken is not None:
+            check_writable(self._taken, self._names[1], self._passed)
+
+    def check_factor(self, factor: PremulSum) -> None:
+        """Raise if the input cannot be multiplied by `factor`."""
+        for array in each(self._given):
+            factor.check(array, self._names[0])
+
+    def check_apart(self) -> None:
+        """Raise ValueError if two arrays of a list that is written share memory."""
+        if isinstance(self._taken, list):
+            check_apart(self._taken, self._names[1])
+
+    def packed(self, factor: PremulSum | None, *, copies: bool) -> tuple[Buffers, Buffers]:
+        """Return plain arrays to send, multiplied by `factor` if there is one, and plain arrays to receive into."""
+        sent = _packed(self._given, copies) if factor is None else _scaled(factor, self._given)
+        return sent, sent if self._in_place else _packed(self._taken)
+
+    def unpack(self, received: Buffers) -> None:
+        """Copy the received data to the user's arrays, unless it was received there."""
+        for array, plain in zip(each(self._taken), each(received), strict=True):
+            if plain is not array:
+                array[...] = plain
+
+
+def _in_native_order(buffers: Buffers) -> Buffers:
     if isinstance(buffers, list):
         return [native(array) for array in buffers]
     return None if buffers is None else native(buffers)
 
 
-def check_output(taken: Buffers, recv: Any, name: str) -> None:
-    """Raise if an output cannot be written; `taken` are the arrays made from `recv`, which the user passed."""
-    if isinstance(taken, list):
-        for place, (array, value) in enumerate(zip(taken, recv, strict=True)):
-            check_writable(array, f"{name}[{place}]", value)
-    elif taken is not None:
-        check_writable(taken, name, recv)
+def _packed(buffers: Buffers, copy: bool = False) -> Buffers:
+    if isinstance(buffers, list):
+        return [pack(array, copy=copy) for array in buffers]
+    return None if buffers is None else pack(buffers, copy=copy)
+
+
+def _scaled(factor: PremulSum, buffers: Buffers) -> Buffers:
+    products = [quietly(factor.scaled, array) for array in each(buffers)]
+    return products if isinstance(buffers, list) else products[0]
 
 
 def must_be_copied(call: Call) -> bool:
@@ -255,21 +311,3 @@ def must_be_copied(call: Call) -> bool:
     if call.send is None or call.recv is None or call.collective.composition is not None:
         return False
     return must_copy(call.send, call.recv, call.rank, call.size, call.op is not None)
-
-
-def packed(buffers: Buffers, copy: bool = False) -> Buffers:
-    if isinstance(buffers, list):
-        return [pack(array, copy=copy) for array in buffers]
-    return None if buffers is None else pack(buffers, copy=copy)
-
-
-def scaled(factor: PremulSum, buffers: Buffers) -> Buffers:
-    products = [quietly(factor.scaled, array) for array in each(buffers)]
-    return products if isinstance(buffers, list) else products[0]
-
-
-def unpack(packed_buffers: Buffers, taken: Buffers) -> None:
-    """Copy the received data to the user's arrays, unless it was received there."""
-    for array, plain in zip(each(taken), each(packed_buffers), strict=True):
-        if plain is not array:
-            array[...] = plain

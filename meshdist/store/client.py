@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from meshdist.errors import DistNetworkError, DistStoreError
 from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, HandshakeBroken, HandshakeUnanswered
-from meshdist.store.brevity import bounded
 from meshdist.store.connect import (
     ATTEMPT_S,
     FIRST_PAUSE_S,
@@ -23,7 +22,7 @@ from meshdist.store.connect import (
     connect_once,
     connect_patiently,
 )
-from meshdist.store.exchange import ask
+from meshdist.store.exchange import ask, bounded
 from meshdist.store.interface import DEFAULT_STORE_TIMEOUT_S
 from meshdist.store.keepalive import SilenceMonitor
 from meshdist.store.slots import GRACE_S, SLOT_CLAIM, is_reset, resumption_s

@@ -5,7 +5,6 @@ from __future__ import annotations
 # Each registers what it computes.
 from meshdist.tensor import (
     accumulations,
-    along_lines,
     array_drawing,
     array_reductions,
     assignment,
@@ -23,7 +22,6 @@ from meshdist.tensor import (
     joining,
     least_squares,
     linear_algebra,
-    nonzeros,
     norms,
     order_statistics,
     selecting,

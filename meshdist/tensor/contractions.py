@@ -1,4 +1,7 @@
-"""Contractions by labels: matmul, dot, tensordot, einsum. The sum over a cut label is a pending sum."""
+"""Products of vectors, matrices and more, as contractions by labels: the sum over a cut label is a pending sum.
+
+They are matmul, dot, tensordot, einsum and their like; the cross product, whose vectors are not cut, is beside them.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from meshdist.tensor.diagonals import diagonal
 from meshdist.tensor.dispatch import implements
 from meshdist.tensor.dtensor import DTensor, wrap
 from meshdist.tensor.elementwise import remember
+from meshdist.tensor.index_keys import along, normalized
 from meshdist.tensor.index_space import Alignment, Labels, Passes, States, align, linear_in_each
 from meshdist.tensor.known_calls import localizes, on_blocks
 from meshdist.tensor.operands import aligned, as_operand, checked_out, mesh_of, written
@@ -279,6 +283,23 @@ def tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
 for _product in (np.dot, np.inner, np.tensordot):
     _again(_product)
 on_blocks(np.vdot, np.outer)
+
+
+@implements(np.cross)
+def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None) -> DTensor:
+    """Return the cross products of vectors with three components, which are not cut; see `numpy.cross`."""
+    if axis is not None:
+        axisa = axisb = axisc = axis
+    mesh = mesh_of("np.cross", (a, b))
+    a, b = as_operand("np.cross", a, mesh), as_operand("np.cross", b, mesh)
+    first, second = normalized(axisa, a.ndim), normalized(axisb, b.ndim)
+    if a.shape[first] != 3 or b.shape[second] != 3:
+        raise ValueError(
+            f"np.cross: vectors of DTensors must have 3 components, got {a.shape[first]} and {b.shape[second]}"
+        )
+    x, y = ([array[along(dim, at)] for at in range(3)] for array, dim in ((a, first), (b, second)))
+    parts = [x[i] * y[j] - x[j] * y[i] for i, j in ((1, 2), (2, 0), (0, 1))]
+    return np.stack(parts, axisc)  # type: ignore[return-value]
 
 
 # ---- einsum

@@ -1,4 +1,4 @@
-"""local_map: a function of arrays, run on the blocks of DTensors."""
+"""A function of the user's, run on the blocks of DTensors: `local_map`, and `np.apply_along_axis`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor.array_layout import ArrayLayout
-from meshdist.tensor.dispatch import refuse_deferring
-from meshdist.tensor.distribution import Memory, as_block, from_local
+from meshdist.tensor.dispatch import implements, refuse_deferring
+from meshdist.tensor.distribution import Memory, array_module, as_block, from_local
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
+from meshdist.tensor.index_keys import normalized
 from meshdist.tensor.operands import local_of, mesh_of, require
 from meshdist.tensor.placements import Partial, Placement, Placements, Replicate, Shard, placements_in_order
 
@@ -184,3 +185,31 @@ def _whole_shape(block: tuple[int, ...], placements: tuple[Placement, ...]) -> l
             whole[placement.dim] = sum(placement.sizes)
     outermost = [p.dim % len(block) for p in placements if isinstance(p, Shard)]
     return whole if len(set(outermost)) == len(outermost) else None
+
+
+# ---- Along one dimension
+
+
+@implements(np.apply_along_axis)
+def apply_along_axis(func1d: Callable[..., Any], axis: int, arr: DTensor, *args: Any, **kwargs: Any) -> DTensor:
+    """Call a function on every line along a dimension, which must not be cut; see `numpy.apply_along_axis`.
+
+    The results have the dimensions that the function returns in place of this one; the others stay cut as they are.
+    """
+    if not isinstance(arr, DTensor):
+        raise TypeError("np.apply_along_axis: the array must be a DTensor where a further argument is one")
+    dim = normalized(axis, arr.ndim)
+    if 0 in (*arr.shape[:dim], *arr.shape[dim + 1 :]):
+        raise ValueError("Cannot apply_along_axis when any iteration dimensions are 0")
+    layout = arr.layout.resolved().uncut((dim,))
+    block = require("np.apply_along_axis", arr, layout, "the function needs whole lines")
+    # A rank without lines calls the function once, for the shape and the dtype of what it returns.
+    lines = block
+    if 0 in (*block.shape[:dim], *block.shape[dim + 1 :]):
+        lines = array_module(arr.mesh).ones([arr.shape[dim] if at == dim else 1 for at in range(arr.ndim)], arr.dtype)
+    made = array_module(arr.mesh).apply_along_axis(func1d, dim, lines, *args, **kwargs)
+    inner = made.shape[dim : made.ndim - (arr.ndim - dim - 1)]
+    shape = (*arr.shape[:dim], *inner, *arr.shape[dim + 1 :])
+    cuts = (*layout.cuts[:dim], *[None] * len(inner), *layout.cuts[dim + 1 :])
+    result = ArrayLayout.of_cuts(shape, layout.mesh_shape, cuts, {})
+    return wrap(made[tuple(map(slice, result.local_shape(coordinate_in(arr.mesh))))], result, arr.mesh)

@@ -14,8 +14,8 @@ from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, wrap
 from meshdist.tensor.elementwise import call
 from meshdist.tensor.index_space import Passes, States, anything, linear_in_first, together
+from meshdist.tensor.indexing import nonzero
 from meshdist.tensor.known_calls import localizes, on_blocks
-from meshdist.tensor.nonzeros import nonzero
 from meshdist.tensor.operands import aligned, checked_out, local_of, may_pass, written
 
 

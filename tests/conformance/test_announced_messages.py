@@ -11,7 +11,7 @@ from worlds import WorkerSet, needs_linux
 
 import meshdist as dist
 from meshdist import core
-from meshdist.groups.announced_sends import AnnouncedWork
+from meshdist.groups.unposted_messages import AnnouncedWork
 
 pytestmark = [
     pytest.mark.timeout(60),

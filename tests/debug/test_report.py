@@ -13,7 +13,7 @@ from meshdist.debug.__main__ import main
 from meshdist.debug.report import read_dumps, report_on
 from meshdist.debug.states import parse_state
 from meshdist.debug.wait_drawing import ranks_alike
-from meshdist.debug.waits import who_waits
+from meshdist.debug.wait_graph import who_waits
 
 pytestmark = pytest.mark.timeout(60)
 WORLD = {"world": [0, 1, 2]}

@@ -5,7 +5,7 @@ from sample_states import NOW_S, by_rank, data, record, seen, waiting
 
 from meshdist.debug.hang_report import hang_report
 from meshdist.debug.states import parse_state
-from meshdist.debug.waits import first_difference, who_waits
+from meshdist.debug.wait_graph import first_difference, who_waits
 
 pytestmark = pytest.mark.timeout(30)
 WORLD = {"world": [0, 1, 2]}

@@ -22,7 +22,7 @@ from worlds import report
 import meshdist as dist
 from meshdist.debug.attach import attach, hang_at_the_end
 from meshdist.debug.hang_report import hang_report
-from meshdist.debug.waits import who_waits
+from meshdist.debug.wait_graph import who_waits
 
 pytestmark = [
     pytest.mark.timeout(120),

@@ -67,8 +67,8 @@ def check_of_collectives() -> Callable[[], None]:
     """Import the check of the collectives without the package, which refuses this Ray already."""
     import meshdist
 
-    folder = Path(meshdist.__file__).parent / "ray" / "supported_versions.py"
-    spec = importlib.util.spec_from_file_location("supported_versions_alone", folder)
+    folder = Path(meshdist.__file__).parent / "ray" / "installed_ray.py"
+    spec = importlib.util.spec_from_file_location("installed_ray_alone", folder)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -14,7 +14,7 @@ from until import until
 
 from meshdist.errors import DistNetworkError, DistStoreError
 from meshdist.store import TCPStore
-from meshdist.store.brevity import brief
+from meshdist.store.exchange import brief
 from meshdist.store.session import Session
 from meshdist.store.slots import SLOT_CLAIM, Slot, Slots
 from meshdist.store.table import Status

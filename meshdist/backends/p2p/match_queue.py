@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Collection, Sized
 from contextlib import AbstractContextManager
 from itertools import count
 from typing import Any, Generic, TypeAlias, TypeVar
 
-import numpy as np
-
 M = TypeVar("M")
 R = TypeVar("R")
 T = TypeVar("T")
 
-EAGER_VARIABLE = "MESHDIST_EAGER_LIMIT"
-DEFAULT_EAGER_BYTES = 64 << 10
 _MOST_NAMED = 8
 
 _Key: TypeAlias = "tuple[int | None, int]"
@@ -118,14 +113,6 @@ class MatchQueue(Generic[M, R]):
         return "; ".join(parts)
 
 
-class DtypeNames(dict["np.dtype[Any]", bytes]):
-    """The dtype names in headers, cached: NumPy takes microseconds to format one."""
-
-    def __missing__(self, dtype: np.dtype[Any]) -> bytes:
-        name = self[dtype] = str(dtype).encode()[:16].ljust(16, b"\0")
-        return name
-
-
 def _number_of(entry: tuple[int, Any]) -> int:
     return entry[0]
 
@@ -148,17 +135,3 @@ def _take_first(queues: dict[_Key, deque[tuple[int, T]]], keys: list[_Key]) -> T
     if not queue:
         del queues[key]
     return entry
-
-
-def eager_bytes() -> int:
-    """Return up to how many bytes a send is buffered, so that it does not wait for its receive; -1 for none.
-
-    Raises:
-        ValueError: `MESHDIST_EAGER_LIMIT` is not a number of bytes.
-    """
-    text = os.environ.get(EAGER_VARIABLE, str(DEFAULT_EAGER_BYTES))
-    if not text.strip().isdecimal():
-        raise ValueError(
-            f"{EAGER_VARIABLE} must be a number of bytes, got {text!r}; 0 makes every send wait until it is received"
-        )
-    return int(text) or -1

@@ -22,8 +22,7 @@ import numpy as np
 from meshdist import core
 from meshdist.arrays.host import Array
 from meshdist.backends.base import Backend
-from meshdist.backends.gloo.shm.fences import in_order
-from meshdist.backends.gloo.shm.segment import Segment
+from meshdist.backends.gloo.shm.segment import Segment, in_order
 from meshdist.runtime.departure import Departure, LeftOut, peer_gone
 from meshdist.runtime.doorbells import SocketDoorbells
 

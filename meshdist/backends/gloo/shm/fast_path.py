@@ -1,4 +1,4 @@
-"""The fast path of small messages over shared memory; see `backends.p2p.fast_path`.
+"""The fast path of small messages over shared memory; see `backends.p2p.message_kinds`.
 
 The core also carries longer messages, which their senders wait for, if they have room in the ring as a whole.
 
@@ -38,7 +38,7 @@ from meshdist.backends.gloo.shm.channel import (
     entry_bytes,
     kind_of,
 )
-from meshdist.backends.p2p.fast_path import MessageKind, fast_recv
+from meshdist.backends.p2p.message_kinds import MessageKind, fast_recv
 from meshdist.runtime.waiting import Waitable
 
 # Up to here a message is copied in one go, else in pieces, as with a request.

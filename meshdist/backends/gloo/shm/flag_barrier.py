@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from meshdist import core
 from meshdist.arrays.host import Array
 from meshdist.backends.base import Backend, Plan
-from meshdist.backends.gloo.shm.fences import KEEPS_ORDER, fence
+from meshdist.backends.gloo.shm.segment import KEEPS_ORDER, fence
 from meshdist.backends.gloo.shm.shared_region import FINGERPRINT, STATE, TEXT_BYTES, SharedRegion
 from meshdist.errors import DistBackendError, DistError
 from meshdist.runtime.call import Buffers, Call, Signature

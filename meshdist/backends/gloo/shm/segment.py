@@ -3,6 +3,10 @@
 It is anonymous (memfd) and opened through `/proc/<pid>/fd`, so nothing is left behind however the processes end, and
 the size of /dev/shm does not matter. If there is no memfd (before Linux 3.17, on macOS), or a peer may not access this
 process, it is a file with a random name that is removed as soon as all have mapped it.
+
+Fences order the loads and stores in it, as other processors see them. x86-64 keeps the order of loads and the order of
+stores; only a store may pass a later load. Other processors keep neither. Aligned 64-bit words are loaded and stored in
+one access: CPython copies them by `memcpy` of constant size, which compilers turn into one instruction.
 """
 
 from __future__ import annotations
@@ -11,11 +15,13 @@ import ctypes
 import errno
 import mmap
 import os
+import platform
 import sys
+import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from meshdist.errors import DistBackendError
 from meshdist.system.platform import CLOSE_ON_EXEC, limit_of
@@ -24,6 +30,8 @@ from meshdist.system.platform import CLOSE_ON_EXEC, limit_of
 _MADV_POPULATE_WRITE = 23
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _MAP_FIXED = 0x10  # on Linux and macOS
+
+KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64")
 
 
 class Segment:
@@ -165,3 +173,41 @@ def _no_memory(num_bytes: int, problem: int) -> DistBackendError:
     # If a file has no room for a page, the kernel reports a bad address.
     why = "the file system of its file is full (/dev/shm)" if problem == errno.EFAULT else os.strerror(problem)
     return DistBackendError(f"no {num_bytes} bytes of shared memory to be had: {why}")
+
+
+# ---- Fences
+
+
+def fence() -> None:
+    """Order all earlier loads and stores before all later ones.
+
+    Taking and releasing a lock has acquire and release order: neighbouring accesses may move into the critical section
+    but not out of it. So accesses after a second lock cannot pass accesses before a first one.
+    """
+    for _ in range(2):
+        lock = threading.Lock()
+        lock.acquire()
+        lock.release()
+
+
+class FencedWords:
+    """64-bit words of shared memory that are ordered with all other loads and stores."""
+
+    def __init__(self, words: memoryview) -> None:
+        self._words = words
+
+    def __getitem__(self, index: int) -> int:
+        word: int = self._words[index]
+        fence()
+        return word
+
+    def __setitem__(self, index: int, word: int) -> None:
+        fence()
+        self._words[index] = word
+
+
+Words: TypeAlias = "memoryview[int] | FencedWords"
+
+
+def in_order(words: memoryview) -> Words:
+    return words if KEEPS_ORDER else FencedWords(words)

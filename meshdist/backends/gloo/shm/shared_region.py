@@ -46,7 +46,7 @@ def slot_bytes(num_ranks: int) -> int:
 
 
 class SharedRegion:
-    """The shared memory of a group; `words` is all of it before the slots, as 64-bit words (see fences)."""
+    """The shared memory of a group; `words` is all of it before the slots, as 64-bit words (see segment)."""
 
     def __init__(self, segment: Segment, num_ranks: int) -> None:
         sizes = _Sizes(num_ranks)

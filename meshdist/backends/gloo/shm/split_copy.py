@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from meshdist.arrays.host import Array
 from meshdist.backends.gloo.shm.channel import CLAIMED, READING, ROOM, WRITTEN_FROM, Channel, Header
-from meshdist.backends.gloo.shm.fences import fence
+from meshdist.backends.gloo.shm.segment import fence
 from meshdist.backends.gloo.shm.shared_region import PAGE
 from meshdist.backends.gloo.shm.single_copy import Memory, address_of, may_copy
 from meshdist.system.platform import let_others_run

@@ -1,7 +1,7 @@
-"""The fast path: small messages of a kind that has been sent or received before.
+"""Kinds of messages: which ones are eager, so that their senders do not wait, and the fast path of small ones.
 
-The common part of all messages with one peer, tag, dtype and shape is prepared once, and they need no requests. A
-transport gives two functions for a kind:
+The common part of all messages with one peer, tag, dtype and shape is prepared once, and those on the fast path need no
+requests. A transport gives two functions for a kind:
 
 - Send: write the message, unless an earlier one waits for room, or the peer has left or failed.
 - Take: copy the next message into an array, if it is of this kind, no receive is posted and no message is unexpected:
@@ -13,6 +13,7 @@ Both return False, without effect, if the message needs a request; the caller th
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -21,8 +22,10 @@ import numpy as np
 
 from meshdist.arrays.host import Array
 from meshdist.backends.base import FastPath
-from meshdist.backends.p2p.match_queue import DtypeNames, eager_bytes
 from meshdist.runtime.waiting import spin_for
+
+EAGER_VARIABLE = "MESHDIST_EAGER_LIMIT"
+DEFAULT_EAGER_BYTES = 64 << 10
 
 Take: TypeAlias = "Callable[[Array], bool | None]"
 
@@ -35,6 +38,14 @@ class MessageKind(NamedTuple):
     num_bytes: int
     is_eager: bool = True  # its sender does not wait
     may_be_announced: bool = False  # its receiver may copy it from the sender's array, which an `isend` leaves alone
+
+
+class DtypeNames(dict["np.dtype[Any]", bytes]):
+    """The dtype names in headers, cached: NumPy takes microseconds to format one."""
+
+    def __missing__(self, dtype: np.dtype[Any]) -> bytes:
+        name = self[dtype] = str(dtype).encode()[:16].ljust(16, b"\0")
+        return name
 
 
 class MessageKinds:
@@ -50,6 +61,20 @@ class MessageKinds:
         if num_bytes > self._most_bytes or self.eager_bytes < 0:
             return None
         return MessageKind(tag, dtype, shape, self.names[dtype], num_bytes, num_bytes <= self.eager_bytes)
+
+
+def eager_bytes() -> int:
+    """Return up to how many bytes a send is buffered, so that it does not wait for its receive; -1 for none.
+
+    Raises:
+        ValueError: `MESHDIST_EAGER_LIMIT` is not a number of bytes.
+    """
+    text = os.environ.get(EAGER_VARIABLE, str(DEFAULT_EAGER_BYTES))
+    if not text.strip().isdecimal():
+        raise ValueError(
+            f"{EAGER_VARIABLE} must be a number of bytes, got {text!r}; 0 makes every send wait until it is received"
+        )
+    return int(text) or -1
 
 
 def fast_recv(take: Take, spin_s: float, spins: int = 0) -> FastPath:

@@ -1,4 +1,8 @@
-"""Messages of a known kind, and receives of them that are not posted before that is needed."""
+"""Messages that are not posted before that is needed: receives of a known kind, and long sends.
+
+A receive of few bytes is deferred. A long send is announced by the core: its receiver copies the message from the
+sender's array.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from meshdist.backends.base import FastPath
 from meshdist.runtime.flight_recorder import CREATED, Record, clock
 from meshdist.runtime.progress import NAP_S, Job, JobQueue, Progress
 from meshdist.runtime.waiting import Waitable, WithoutBell
-from meshdist.runtime.work import ReceiptWork, Work
+from meshdist.runtime.work import PlannedWork, ReceiptWork, Work
 
 # The facts of a message in the flight recorder: function, group name and label, dtype, shape, peer, tag and timeout.
 Facts: TypeAlias = "tuple[str, str, str, np.dtype[Any], tuple[int, ...], int | None, int, float]"
@@ -40,7 +44,48 @@ class PersistentRequest:
         self.caller: CodeType | None = None  # the code that sent or received the last one
 
 
-class DeferredWork(ReceiptWork):
+class Unposted:
+    """The messages of a group that were begun, and are not posted yet; the queue of their works until then."""
+
+    def post_all(self) -> None:
+        """Post the messages, in their order."""
+        raise NotImplementedError
+
+    def hasten(self) -> None:
+        """Post all: a callback waits for a message."""
+        self.post_all()
+
+    def wait_for(self, work: Work, error_prefix: str, limit_s: float) -> None:
+        raise AssertionError("`carry` comes before, which posts the message")
+
+
+class UnpostedWork(Work):
+    """The Work of a message that may not be posted yet: `wait` does without, and all else posts it."""
+
+    __slots__ = ()
+
+    if core.module is not None:
+        wait = core.Handle._wait
+
+    @property
+    def request(self) -> PersistentRequest:
+        request: PersistentRequest = self.kind
+        return request
+
+    def is_completed(self) -> bool:
+        self._post()
+        return super().is_completed()
+
+    def add_callback(self, callback: Callable[[], object]) -> None:
+        self._post()
+        super().add_callback(callback)
+
+    def _post(self) -> None:
+        if isinstance(self.queue, Unposted):
+            self.queue.post_all()
+
+
+class DeferredWork(UnpostedWork, ReceiptWork):
     """The Work of an `irecv` of few bytes, which may not be posted yet.
 
     The core makes it as well, of a receive that is known, and takes its message while a thread waits for it.
@@ -53,30 +98,10 @@ class DeferredWork(ReceiptWork):
         self.kind = request
         self.record = record
 
-    if core.module is not None:
-        wait = core.Handle._wait
-
-    @property
-    def request(self) -> PersistentRequest:
-        request: PersistentRequest = self.kind
-        return request
-
     @property
     def tensor(self) -> Array:
         tensor: Array = self._value
         return tensor
-
-    def is_completed(self) -> bool:
-        self._post()
-        return super().is_completed()
-
-    def add_callback(self, callback: Callable[[], object]) -> None:
-        self._post()
-        super().add_callback(callback)
-
-    def _post(self) -> None:
-        if isinstance(self.queue, DeferredReceives):
-            self.queue.post_all()
 
 
 class _IsTaken(WithoutBell):
@@ -100,7 +125,7 @@ class _IsTaken(WithoutBell):
         return NAP_S
 
 
-class DeferredReceives:
+class DeferredReceives(Unposted):
     """Receives of few bytes that are not posted yet, in their order.
 
     Most are waited for before anything else is received: then their messages go from the transport straight into their
@@ -199,9 +224,59 @@ class DeferredReceives:
             if is_mine:
                 self.taking.release()
 
-    def hasten(self) -> None:
-        """Post all: a callback waits for the message."""
-        self.post_all()
 
-    def wait_for(self, work: Work, error_prefix: str, limit_s: float) -> None:
-        raise AssertionError("`carry` comes before, which posts the receive")
+# ---- Long sends
+
+
+class AnnouncedWork(UnpostedWork):
+    """The Work of an `isend` that the core has announced; `word` is the number of its message.
+
+    The core makes it, and waits for a moment until the message is taken.
+    """
+
+    __slots__ = ()
+
+    def complete(self, error: BaseException | None) -> None:
+        self._release()
+        super().complete(error)
+
+
+class AnnouncedSends(Unposted):
+    """The announced sends of a group that are not done, and have no request yet.
+
+    Nothing has to be done for them on this rank. They get a request, which `post` makes, where a wait takes longer, or
+    something else than `wait` asks for one; so do the deferred receives then, which the peer may wait for.
+    """
+
+    def __init__(self, post: Callable[[AnnouncedWork], None], deferral: DeferredReceives) -> None:
+        self._post = post
+        self._deferral = deferral
+        self._lock = threading.RLock()
+        self.works: deque[AnnouncedWork] = deque()
+
+    def carry(self, work: Work) -> None:
+        """Leave `work` to its request, and carry that on for a moment."""
+        self._deferral.post_all()
+        self.post_all()
+        if work.queue is not None and work.queue is not self:
+            work.queue.carry(work)
+
+    def post_all(self) -> None:
+        with self._lock:
+            while self.works:
+                work = self.works.popleft()
+                work.queue = None
+                self._post(work)
+
+
+if core.module is not None:
+    core.module.handles(
+        PlannedWork,
+        DeferredWork,
+        AnnouncedWork,
+        PlannedWork,
+        Work.wait,
+        DeferredReceives.MOST,
+        DeferredReceives.MOST_BYTES,
+        DeferredReceives.LONG_BYTES,
+    )
