@@ -266,6 +266,11 @@ class PointToPoint(Probes):
         for calls in batches:
             calls.end_batch(self._group, self._group.error_prefix(of))
 
+    def disown(self, error: DistError) -> None:
+        """In a forked child: fail the messages that are not posted yet."""
+        self.deferral.disown(error)
+        self.announcing.disown(error)
+
     def post_deferred(self) -> None:
         self.deferral.post_all()
         self.announcing.post_all()

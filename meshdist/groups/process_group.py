@@ -265,6 +265,7 @@ class ProcessGroup(CollectiveMethods, Membership):
     def disown(self, what: str) -> None:
         """In a forked child: make calls raise with `what` became of the group."""
         self._closed = what
+        self.messages.disown(DistError(what))
         self._forget_plans()
 
     def abort(self, reason: str) -> None:

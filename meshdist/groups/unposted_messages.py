@@ -20,6 +20,7 @@ import numpy as np
 from meshdist import core
 from meshdist.arrays.host import Array
 from meshdist.backends.base import FastPath
+from meshdist.errors import DistError
 from meshdist.runtime.flight_recorder import CREATED, Record, clock
 from meshdist.runtime.progress import NAP_S, Job, JobQueue, Progress
 from meshdist.runtime.waiting import Waitable, WithoutBell
@@ -46,6 +47,17 @@ class PersistentRequest:
 
 class Unposted:
     """The messages of a group that were begun, and are not posted yet; the queue of their works until then."""
+
+    works: deque[Any]
+    _lock: Any
+
+    def disown(self, error: DistError) -> None:
+        """In a forked child: fail the messages, also if a thread that the child does not have was posting them."""
+        self._lock = threading.RLock()
+        while self.works:
+            work = self.works.popleft()
+            work.queue = None
+            work.complete(error)
 
     def post_all(self) -> None:
         """Post the messages, in their order."""

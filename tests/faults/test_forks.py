@@ -9,6 +9,7 @@ import re
 import select
 import signal
 import sys
+import threading
 import time
 
 import numpy as np
@@ -51,6 +52,35 @@ def message(group, src, dst):
         group.send(x, dst)
     elif dist.get_rank() == dst:
         group.recv(x, src)
+
+
+def forked_while_receives_are_posted():
+    """Fork while another thread holds what guards the receives that are not posted yet; the child does not have it."""
+    group, taken = dist.new_group(), [np.zeros(3) for _ in range(4)]
+    peer = 1 - dist.get_rank()
+    for array in taken:  # of a kind that is known from then on, so that the next ones are deferred
+        incoming = group.irecv(array, peer)
+        group.send(np.ones(3), peer)
+        incoming.wait()
+    works = [group.irecv(array, peer) for array in taken]
+    held, forked = threading.Event(), threading.Event()
+
+    def post():
+        with group.messages.deferral._lock, group.messages.announcing._lock:
+            held.set()
+            forked.wait(30)
+
+    thread = threading.Thread(target=post)
+    thread.start()
+    held.wait(30)
+    said = in_a_fork(lambda: attempt(works[0].wait))
+    forked.set()
+    thread.join()
+    for array in taken:
+        group.send(array + 1, peer)
+    for work in works:
+        work.wait()
+    return said, [array.tolist() for array in taken]
 
 
 def calls_in_a_fork():
@@ -121,6 +151,12 @@ def children_of_all_kinds(rank, folder):
     total = dist.all_reduce(np.ones(1)).item()
     dist.destroy_process_group()
     (folder / f"{rank}").write_text(f"{total}")
+
+
+def test_a_fork_while_another_thread_posts_receives_does_not_hang(worlds):
+    for rank, (said, taken) in enumerate(worlds.world("gloo", 2).run(forked_while_receives_are_posted)):
+        assert re.search(NO_RANK.format(rank, r"\d+"), str(said))
+        assert taken == [[2.0] * 3] * 4
 
 
 @pytest.mark.parametrize("disable", ["0", "1"], ids=["shared memory", "tcp"])
