@@ -11,7 +11,7 @@ from typing import Any
 from meshdist.arrays.device_types import check_device_id
 from meshdist.backends.device_backends import by_device, check_rank_kind, usable_backend_name
 from meshdist.backends.mpi.environment import has_launcher
-from meshdist.backends.p2p.message_kinds import eager_bytes
+from meshdist.backends.p2p.eager_messages import eager_bytes
 from meshdist.backends.registry import entry_of
 from meshdist.bootstrap.join import join
 from meshdist.bootstrap.url import whole_number

@@ -13,8 +13,8 @@ from meshdist.arrays.host import Array, as_bytes
 from meshdist.backends.backend_options import BackendOptions
 from meshdist.backends.base import Backend
 from meshdist.backends.group_setup import SetUpWait
+from meshdist.backends.p2p.eager_messages import DtypeNames, eager_bytes
 from meshdist.backends.p2p.match_queue import MatchQueue
-from meshdist.backends.p2p.message_kinds import DtypeNames, eager_bytes
 from meshdist.backends.p2p.own_messages import OwnMessages
 from meshdist.backends.p2p.requests import (
     NO_ARRAY,

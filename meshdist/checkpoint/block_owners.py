@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from meshdist.checkpoint.byte_runs import Index, run_bytes, shape_of, whole
 from meshdist.checkpoint.stored_types import dtype_of
-from meshdist.mesh.layout.axes import chunk_sizes
+from meshdist.mesh.layout.axes_and_chunks import chunk_sizes
 from meshdist.tensor.array_layout import ArrayLayout, Cut
 
 # What all ranks hold is written by several of them from this size on.

@@ -43,7 +43,7 @@ def _with_the_others(own: list[Finding]) -> tuple[int, list[Finding]]:
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return 0, []
     from meshdist.bootstrap.rendezvous import rendezvous
-    from meshdist.doctor.cluster import check_cluster
+    from meshdist.doctor.host_connections import check_cluster
 
     rank = int(os.environ["RANK"])
     try:

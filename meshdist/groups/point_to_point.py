@@ -15,7 +15,7 @@ from meshdist import core
 from meshdist.arrays.device_types import device_type_of
 from meshdist.arrays.host import Array, as_array, check_dtype, check_writable, pack
 from meshdist.errors import DistError, DistTimeoutError
-from meshdist.groups.message_probes import MessageGroup, Probes
+from meshdist.groups.tags_and_probes import MessageGroup, Probes
 from meshdist.groups.unposted_messages import (
     AnnouncedSends,
     AnnouncedWork,

@@ -11,7 +11,7 @@ import numpy as np
 from meshdist.groups.world import current_world
 from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.mesh.given_groups import group_backend, universe_of
-from meshdist.mesh.layout.axes import checked_names, checked_sizes
+from meshdist.mesh.layout.axes_and_chunks import checked_names, checked_sizes
 from meshdist.mesh.mesh_arguments import (
     BackendChoice,
     check_carried,

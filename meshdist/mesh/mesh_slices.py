@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshdist.mesh.layout.axes import UnknownAxisError, checked_sizes, part_sizes
+from meshdist.mesh.layout.axes_and_chunks import UnknownAxisError, checked_sizes, part_sizes
 from meshdist.mesh.layout.layout import Layout
 from meshdist.mesh.layout.strides import Axis, extent_of, joined
 from meshdist.mesh.mesh_arguments import BackendChoice, axis_backends, shared_backend

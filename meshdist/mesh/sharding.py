@@ -10,7 +10,7 @@ import numpy as np
 from meshdist.arrays.device_types import new_empty, taken
 from meshdist.collectives.all_gather import all_gather
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
-from meshdist.mesh.layout.axes import chunk_sizes
+from meshdist.mesh.layout.axes_and_chunks import chunk_sizes
 
 if TYPE_CHECKING:
     from meshdist.mesh.mesh_slices import MeshSlices

@@ -13,7 +13,7 @@ from autograd.tracer import getval
 from meshdist import functional
 from meshdist.autograd.collectives import all_reduce, copy, reduce_scatter
 from meshdist.groups.process_group import ProcessGroup
-from meshdist.mesh.layout.axes import chunk_sizes
+from meshdist.mesh.layout.axes_and_chunks import chunk_sizes
 from meshdist.parallel.layer_arguments import LayerCall
 from meshdist.runtime.context import GroupLike
 

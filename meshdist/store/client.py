@@ -25,7 +25,7 @@ from meshdist.store.connect import (
 from meshdist.store.exchange import ask, bounded
 from meshdist.store.interface import DEFAULT_STORE_TIMEOUT_S
 from meshdist.store.keepalive import SilenceMonitor
-from meshdist.store.slots import GRACE_S, SLOT_CLAIM, is_reset, resumption_s
+from meshdist.store.repeated_requests import GRACE_S, SLOT_CLAIM, is_reset, resumption_s
 from meshdist.store.table import MAX_REQUEST_BYTES, REQUEST, Op, Status, fields_size, pack_fields
 from meshdist.system.deadline import Deadline
 from meshdist.system.platform import start_thread

@@ -20,8 +20,8 @@ from meshdist.security.credentials import TlsError
 from meshdist.security.handshake import HANDSHAKE_TIMEOUT_S, busy_notice
 from meshdist.store.address import endpoint
 from meshdist.store.keepalive import limit_unacknowledged, tune
+from meshdist.store.repeated_requests import Slot, Slots, is_reset, resumption_s
 from meshdist.store.session import Request, Session
-from meshdist.store.slots import Slot, Slots, is_reset, resumption_s
 from meshdist.store.table import BLOCKING, Op, Status, Table
 from meshdist.store.waiters import Waiter, Waiters
 from meshdist.system.platform import CLOSE_ON_EXEC

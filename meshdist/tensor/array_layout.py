@@ -10,7 +10,7 @@ from itertools import accumulate, product
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from meshdist.mesh.layout.axes import chunk_sizes
+from meshdist.mesh.layout.axes_and_chunks import chunk_sizes
 from meshdist.runtime.plan_cache import remember
 from meshdist.tensor.placements import (
     REPLICATE,

@@ -10,7 +10,7 @@ import numpy as np
 from meshdist.collectives.all_gather_into_tensor import all_gather_into_tensor
 from meshdist.collectives.all_reduce import all_reduce
 from meshdist.mesh.device_mesh import DeviceMesh
-from meshdist.mesh.layout.axes import chunk_sizes
+from meshdist.mesh.layout.axes_and_chunks import chunk_sizes
 from meshdist.tensor.array_layout import ArrayLayout, Cut, is_cut
 from meshdist.tensor.dispatch import implements
 from meshdist.tensor.distribution import array_module

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from meshdist.arrays.reduce_op import ReduceOp
-from meshdist.mesh.layout.axes import UnknownAxisError
+from meshdist.mesh.layout.axes_and_chunks import UnknownAxisError
 
 PENDING_OPS = ("sum", "product", "max", "min", "avg")
 

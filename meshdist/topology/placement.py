@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meshdist.mesh.layout.axes import UnknownAxisError, checked_names
+from meshdist.mesh.layout.axes_and_chunks import UnknownAxisError, checked_names
 
 if TYPE_CHECKING:
     from meshdist.mesh.layout.rank_list import Ranks

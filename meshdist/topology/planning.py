@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 
-from meshdist.mesh.layout.axes import UnknownAxisError, checked_names
+from meshdist.mesh.layout.axes_and_chunks import UnknownAxisError, checked_names
 from meshdist.topology.algorithms import collective_name
 from meshdist.topology.cost_model import CostModel, axis_rows
 from meshdist.topology.topology import Topology

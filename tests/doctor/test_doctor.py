@@ -13,8 +13,8 @@ import pytest
 
 from meshdist.doctor import machine, network
 from meshdist.doctor.__main__ import main
-from meshdist.doctor.cluster import check_cluster
 from meshdist.doctor.finding import ERROR, NOTE, OK, WARNING, Finding, run_checks
+from meshdist.doctor.host_connections import check_cluster
 from meshdist.store import HashStore
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(sys.platform != "linux", reason="it looks at Linux")]

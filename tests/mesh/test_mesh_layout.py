@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshdist.mesh.layout.axes import UnknownAxisError
+from meshdist.mesh.layout.axes_and_chunks import UnknownAxisError
 from meshdist.mesh.layout.layout import Layout
 
 NAMES = ("pp", "dp", "cp", "tp")

@@ -5,7 +5,7 @@ import pytest
 
 import meshdist
 from meshdist.groups.world import current_world
-from meshdist.mesh.layout.axes import UnknownAxisError, checked_sizes, part_sizes
+from meshdist.mesh.layout.axes_and_chunks import UnknownAxisError, checked_sizes, part_sizes
 from meshdist.mesh.layout.layout import Layout
 from meshdist.mesh.layout.rank_list import RankList
 from meshdist.mesh.layout.strides import fit, joined, parted, row_major, way_along

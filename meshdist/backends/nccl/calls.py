@@ -29,7 +29,7 @@ from meshdist.backends.nccl.pg_options import waits_on_host
 from meshdist.backends.nccl.plans import NcclPlan
 from meshdist.backends.nccl.reductions import Coalesced, Gathered, Reducing, reduction_plan
 from meshdist.backends.nccl.works import DeviceWork
-from meshdist.backends.p2p.message_kinds import eager_bytes
+from meshdist.backends.p2p.eager_messages import eager_bytes
 from meshdist.errors import DistBackendError, DistError, DistTimeoutError
 from meshdist.runtime.call import Call, each
 from meshdist.runtime.device_calls import DeviceCalls, Parcel, Request

@@ -6,8 +6,8 @@ import threading
 from typing import Any
 
 from meshdist.arrays.host import Array, as_bytes
+from meshdist.backends.p2p.eager_messages import DtypeNames
 from meshdist.backends.p2p.match_queue import MatchQueue
-from meshdist.backends.p2p.message_kinds import DtypeNames
 from meshdist.backends.p2p.requests import NO_ARRAY, NO_TAG, Probing, RecvRequest, UnexpectedMessage, arrive, post
 from meshdist.runtime.waiting import Doorbell, Incoming, Probe, Waitable
 

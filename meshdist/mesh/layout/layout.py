@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from meshdist.mesh.layout.axes import UnknownAxisError, checked_names
+from meshdist.mesh.layout.axes_and_chunks import UnknownAxisError, checked_names
 from meshdist.mesh.layout.rank_list import RankList, rank_array
 from meshdist.mesh.layout.strides import Axis, digits, extent_of, fit, joined, offset, parted, row_major, way_along
 

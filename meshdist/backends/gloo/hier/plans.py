@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from meshdist.backends.base import Backend, DefaultPlan, Plan
 from meshdist.backends.gloo.hier.call_tracker import CallTracker, TrackedPlan
-from meshdist.backends.gloo.hier.doubling import plan_rounds
+from meshdist.backends.gloo.hier.doubling_and_halving import plan_rounds
 from meshdist.backends.gloo.hier.exchanges import AgreedExchange, FullBarrier, FullExchange, HierarchicalExchange
 from meshdist.backends.gloo.hier.hierarchy import Hierarchy, HostBackendFactory
 from meshdist.backends.gloo.hier.rail import Rail, dissemination_barrier

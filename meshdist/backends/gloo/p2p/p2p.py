@@ -24,7 +24,7 @@ from meshdist.backends.gloo.shm.channel import LONGEST_WHOLE
 from meshdist.backends.gloo.shm.fast_path import LONGEST_ANNOUNCED
 from meshdist.backends.gloo.shm.receiver import ShmReceiver
 from meshdist.backends.gloo.shm.sender import ShmSender
-from meshdist.backends.p2p.message_kinds import MessageKinds
+from meshdist.backends.p2p.eager_messages import MessageKinds
 from meshdist.backends.p2p.own_messages import OwnMessages
 from meshdist.backends.p2p.requests import post
 from meshdist.errors import DistError

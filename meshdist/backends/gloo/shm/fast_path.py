@@ -38,7 +38,7 @@ from meshdist.backends.gloo.shm.channel import (
     entry_bytes,
     kind_of,
 )
-from meshdist.backends.p2p.message_kinds import MessageKind, fast_recv
+from meshdist.backends.p2p.eager_messages import MessageKind, fast_recv
 from meshdist.runtime.waiting import Waitable
 
 # Up to here a message is copied in one go, else in pieces, as with a request.

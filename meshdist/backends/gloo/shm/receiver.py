@@ -31,7 +31,7 @@ from meshdist.backends.gloo.shm.fast_path import shm_fast_recv
 from meshdist.backends.gloo.shm.segment import find
 from meshdist.backends.gloo.shm.single_copy import Memory, await_writers, may_copy
 from meshdist.backends.gloo.shm.split_copy import SplitRead
-from meshdist.backends.p2p.message_kinds import MessageKind
+from meshdist.backends.p2p.eager_messages import MessageKind
 from meshdist.backends.p2p.requests import UnexpectedMessage
 from meshdist.errors import DistBackendError
 from meshdist.runtime.departure import Departure, LeftOut

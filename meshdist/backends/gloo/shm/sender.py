@@ -32,7 +32,7 @@ from meshdist.backends.gloo.shm.fast_path import shm_fast_send
 from meshdist.backends.gloo.shm.segment import create
 from meshdist.backends.gloo.shm.single_copy import Memory, address_of, allow_peers
 from meshdist.backends.gloo.shm.split_copy import SplitWrite
-from meshdist.backends.p2p.message_kinds import MessageKind
+from meshdist.backends.p2p.eager_messages import MessageKind
 from meshdist.backends.p2p.requests import SendRequest
 from meshdist.errors import DistError
 from meshdist.runtime.departure import Departure, LeftOut

@@ -14,7 +14,7 @@ from meshdist.backends.gloo.tcp.frames import EAGER, pack
 from meshdist.backends.gloo.tcp.group_receive_state import GroupReceiveState
 from meshdist.backends.gloo.tcp.link import Link
 from meshdist.backends.gloo.tcp.waits import SPIN_S
-from meshdist.backends.p2p.message_kinds import MessageKind, fast_recv
+from meshdist.backends.p2p.eager_messages import MessageKind, fast_recv
 
 # Header and bytes are joined for sending, and copied once more on arrival; longer messages are faster without.
 MOST_BYTES = 4 << 10

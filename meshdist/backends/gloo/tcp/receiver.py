@@ -8,7 +8,7 @@ from meshdist.backends.gloo.tcp.fast_path import tcp_fast_recv
 from meshdist.backends.gloo.tcp.group_receive_state import GroupReceiveState
 from meshdist.backends.gloo.tcp.transport import TcpTransport
 from meshdist.backends.gloo.tcp.waits import SPIN_S, StoreMonitor, check_collective, check_rank, unwatch, watch
-from meshdist.backends.p2p.message_kinds import MessageKind
+from meshdist.backends.p2p.eager_messages import MessageKind
 from meshdist.runtime.departure import Departure, LeftOut
 from meshdist.runtime.waiting import Doorbell
 

@@ -10,7 +10,7 @@ from meshdist.backends.gloo.tcp.group_receive_state import GroupReceiveState
 from meshdist.backends.gloo.tcp.outgoing import Outgoing
 from meshdist.backends.gloo.tcp.transport import TcpTransport
 from meshdist.backends.gloo.tcp.waits import OutgoingWait, StoreMonitor, check_rank
-from meshdist.backends.p2p.message_kinds import MessageKind
+from meshdist.backends.p2p.eager_messages import MessageKind
 from meshdist.backends.p2p.requests import SendRequest
 from meshdist.runtime.departure import LeftOut
 from meshdist.runtime.waiting import Waitable

@@ -1,4 +1,4 @@
-"""Probes of one group, the messages of a rank to itself, and what all messages are recorded as."""
+"""Probes of one group, the limit of tags, the messages of a rank to itself, and what all messages are recorded as."""
 
 from __future__ import annotations
 
