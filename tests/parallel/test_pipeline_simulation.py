@@ -99,11 +99,11 @@ def test_plot_has_a_bar_for_each_action():
     assert [label.get_text() for label in ax.get_yticklabels()] == ["rank 0", "rank 1", "rank 2"]
     assert {text.get_text() for text in ax.texts} == {"F0", "F1", "B0", "B1"}
     assert [text.get_text() for text in ax.get_legend().get_texts()] == [
-        "forward",
-        "backward",
-        "last number: micro-batch",
+        "F: forward",
+        "B: backward",
+        "number: micro-batch",
     ]
-    assert ax.get_xlabel() == "time (unit of the costs)"
+    assert ax.get_xlabel() == "time (in cost units)"
     assert gpipe(3, 2).simulate().plot(ax) is ax
     pyplot.close(ax.figure)
 
