@@ -3,6 +3,7 @@
 import heapq
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import matplotlib as mpl
@@ -105,30 +106,43 @@ def read_shards() -> None:
 
 
 def average_gradients() -> None:
-    """Draw the gradients of four ranks before and after the call."""
+    """Draw the gradients of four ranks in the first step of the program, before and after the call."""
+    program = example("average_gradients")
+    all_reduce = program.functional.all_reduce
+    steps: dict[int, list[list[Any]]] = {rank: [] for rank in range(4)}
 
-    def program() -> tuple[Any, Any]:
-        grads = np.array([1.0, 2.0, 3.0, 4.0]) * (1 + dist.get_rank())
-        before = grads.copy()
-        return before, dist.all_reduce(grads, op="avg")
+    def recorded(grads: dict[str, Any], op: str) -> Any:
+        average = all_reduce(grads, op=op)
+        steps[dist.get_rank()].append([np.concatenate(list(tree.values())) for tree in (grads, average)])
+        return average
 
-    figure, places = pyplot.subplots(1, 2, figsize=(8, 2.2), layout="constrained")
-    for ax, title, held in zip(places, ("before", "after"), zip(*dist.run(program, 4), strict=True), strict=True):
-        for rank, grads in enumerate(held):
-            ax.text(-0.3, 1.2 * rank + 0.5, f"rank {rank}", ha="right", va="center", fontsize="small", color=PALE)
-            for column, grad in enumerate(grads):
-                left = column + (0.4 if column == 3 else 0.0)
-                if title == "before":
-                    cell(ax, left, 1.2 * rank, rank, f"{grad:g}")
+    program.functional = SimpleNamespace(all_reduce=recorded)
+    dist.run(program.main, 4)
+    width, gap = 1.5, 0.15
+    figure, places = pyplot.subplots(1, 2, figsize=(9, 2.9), layout="constrained")
+    for number, (ax, title) in enumerate(zip(places, ("gradients of the first step", "their average"), strict=True)):
+        for rank in range(4):
+            top = 1.2 * rank
+            ax.text(-0.3, top + 0.5, f"rank {rank}", ha="right", va="center", fontsize="small", color=PALE)
+            for column, grad in enumerate(steps[rank][0][number]):
+                left = column * (width + gap) + (0.4 if column == 3 else 0.0)
+                if number == 0:
+                    cell(ax, left, top, rank, f"{grad:.2f}", width)
                 else:
-                    for part in range(4):
-                        cell(ax, left + part / 4, 1.2 * rank, part, "", 0.25)
-                    ax.text(left + 0.5, 1.2 * rank + 0.5, f"{grad:g}", ha="center", va="center", fontsize="small")
-        ax.text(1.5, -0.3, "weight", ha="center", fontsize="small", color=PALE)
-        ax.text(3.9, -0.3, "bias", ha="center", fontsize="small", color=PALE)
-        frame(ax, 4.4, 4.6)
+                    average_cell(ax, left, top, f"{grad:.2f}", width)
+        ax.text(1.5 * width + gap, -0.3, "weight", ha="center", fontsize="small", color=PALE)
+        ax.text(3.5 * width + 3 * gap + 0.4, -0.3, "bias", ha="center", fontsize="small", color=PALE)
+        frame(ax, 4 * width + 3 * gap + 0.4, 4.6)
         ax.set_title(title, fontsize="small", pad=22)
     saved(figure, "average-gradients")
+
+
+def average_cell(ax: Any, left: float, top: float, text: str, width: float) -> None:
+    """Draw a number above a strip in the colours of the four ranks it comes from."""
+    ax.add_patch(Rectangle((left, top), width, 0.78, facecolor="#f0f0f0"))
+    for rank in range(4):
+        ax.add_patch(Rectangle((left + rank * width / 4, top + 0.78), width / 4, 0.22, facecolor=fill(rank, None)))
+    ax.text(left + width / 2, top + 0.39, text, ha="center", va="center", fontsize="small")
 
 
 def ring() -> None:
@@ -141,18 +155,23 @@ def ring() -> None:
             blocks.append(line.shift(blocks[-1]))
         return [int(block) for block in blocks]
 
-    figure, ax = pyplot.subplots(figsize=(6, 3.0), layout="constrained")
+    figure, ax = pyplot.subplots(figsize=(6.6, 3.0), layout="constrained")
     for rank, blocks in enumerate(dist.run(program, 4)):
         ax.text(2.2 * rank + 0.5, -0.3, f"rank {rank}", ha="center", fontsize="small", color=PALE)
         for step, block in enumerate(blocks):
             cell(ax, 2.2 * rank, 1.5 * step, block, block)
-            if rank < 3 and step < 3:
+            if step < 3:
                 start, end = (2.2 * rank + 1.05, 1.5 * step + 0.7), (2.2 * rank + 2.15, 1.5 * step + 1.75)
-                ax.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": PALE})
+                how = {"color": PALE} if rank < 3 else {"color": PALE, "linestyle": "--"}
+                ax.annotate("", end, start, arrowprops={"arrowstyle": "-|>", **how})
+            if rank == 0 and step > 0:  # the other end of the arrow that leaves the last rank
+                how = {"arrowstyle": "-|>", "color": PALE, "linestyle": "--"}
+                ax.annotate("", (-0.05, 1.5 * step + 0.25), (-1.15, 1.5 * step - 0.8), arrowprops=how)
     for step in range(4):
-        ax.text(-0.4, 1.5 * step + 0.5, f"step {step}", ha="right", va="center", fontsize="small", color=PALE)
+        ax.text(-1.5, 1.5 * step + 0.5, f"step {step}", ha="right", va="center", fontsize="small", color=PALE)
     frame(ax, 7.6, 5.5)
-    ax.set_title("the block that each rank has; the last rank sends to the first", fontsize="small", pad=22)
+    ax.set_xlim(-1.3, 8.9)
+    ax.set_title("the block that each rank has; dashed: the last rank sends to the first", fontsize="small", pad=22)
     saved(figure, "ring")
 
 

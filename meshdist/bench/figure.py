@@ -46,11 +46,11 @@ def draw(path: Path, rows: Sequence[Row], title: str) -> None:
         axes.loglog(sizes, [row.p90_us for row in own], linestyle="--", linewidth=1, label="90th percentile", **how)
         axes.set_ylim(min(times) / _MARGIN, max(times) * _MARGIN)  # equal scales: panels can be compared
         axes.set_title(name, fontsize=10)
-        axes.set_ylabel("time of a call (us)", fontsize=8)
+        axes.set_ylabel("time of a call (us)", fontsize=_LABEL_PT)
         style = "-" if number < 10 else "--"
         bandwidth.loglog(sizes, [row.bus_gbps for row in own], marker="o", linestyle=style, label=name, **how)
     bandwidth.set_title("bus bandwidth", fontsize=10)
-    bandwidth.set_ylabel("bus bandwidth (GB/s)", fontsize=8)
+    bandwidth.set_ylabel("bus bandwidth (GB/s)", fontsize=_LABEL_PT)
     every = sorted({row.num_bytes for own in by_name.values() for row in own})
     for axes in panels[:num_panels] if by_name else ():  # barriers alone have no sizes
         _label_axes(axes, every)
@@ -61,6 +61,7 @@ def draw(path: Path, rows: Sequence[Row], title: str) -> None:
 
 
 _MARGIN = 1.5
+_LABEL_PT, _TICK_PT = 9, 8
 
 
 # Labels of more sizes would touch each other.
@@ -81,9 +82,10 @@ def _label_sizes(axes: Any, sizes: Sequence[int]) -> None:
     """Put ticks at the measured sizes, or at every second one and so on if there are many."""
     axes.set_xscale("log", base=2)
     ticks = sizes[:: math.ceil(len(sizes) / _MOST_TICKS)]
-    axes.set_xticks(ticks, [show_size(size) for size in ticks], rotation=45, fontsize=8)
+    axes.set_xticks(ticks, [show_size(size) for size in ticks], rotation=45)
     axes.minorticks_off()
-    axes.set_xlabel("size of the message", fontsize=8)
+    axes.tick_params(labelsize=_TICK_PT)
+    axes.set_xlabel("size of the message", fontsize=_LABEL_PT)
 
 
 def draw_choices(path: Path, choices: Sequence[Choice], title: str) -> None:
@@ -105,7 +107,7 @@ def draw_choices(path: Path, choices: Sequence[Choice], title: str) -> None:
             fastest.keys(), fastest.values(), "o", markersize=9, fillstyle="none", color="black", label="chosen"
         )
         axes.set_title(kind, fontsize=10)
-        axes.set_ylabel("time of a call (us)", fontsize=8)
+        axes.set_ylabel("time of a call (us)", fontsize=_LABEL_PT)
         _label_sizes(axes, sorted({choice.most_bytes for choice in own}))
         axes.grid(visible=True, which="major", alpha=0.3)
         axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))

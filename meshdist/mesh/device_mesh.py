@@ -236,7 +236,9 @@ class DeviceMesh(MeshExchanges):
     def show(self, form: str | None = None, axis: int | str | None = None, ax: Any = None) -> Any:
         """Draw this mesh: its ranks by axes, coloured or lettered by host, with the calling rank marked.
 
-        A large mesh is drawn around the calling rank, 16 ranks along each of the last two axes.
+        A mesh of up to 16 x 16 ranks along the last two axes, and up to 8 such panels along the others, is drawn whole.
+        Of a larger one, the part around the calling rank that fits on a screen is drawn: 14 x 8 ranks, or a few panels
+        of 5 x 8.
 
         Args:
             form: "text" prints it; "html" returns a string of HTML; "plot", or "matplotlib", draws and returns the

@@ -96,7 +96,6 @@ _NUMBER = {FORWARD: 0, BACKWARD: 1, BACKWARD_INPUT: 2, BACKWARD_WEIGHT: 5}
 # Later stages of a rank are drawn paler.
 _PALE = (1.0, 0.6, 0.4, 0.25)
 _PALER = "paler: later stages of a rank"
-_NUMBERS = "last number: micro-batch"
 _IDLE, _REST = ".", "-"
 # Narrower drawings list the actions.
 _NARROWEST = 24
@@ -278,8 +277,8 @@ def colour(action: Action, row: Sequence[Span]) -> str:
 
 # Inches: the height of a row, the space around the rows.
 _HEIGHT, _AROUND = 0.38, 1.1
-# The width of a letter, as a share of the drawing.
-_LETTER = 0.009
+# Points: the size of the labels of bars, and the space beside them.
+_LABEL_PT, _AROUND_LABEL_PT = 7, 2.5
 
 
 def as_plot(timeline: Drawn, ax: Any = None) -> Any:
@@ -292,25 +291,45 @@ def as_plot(timeline: Drawn, ax: Any = None) -> Any:
         ax = pyplot.subplots(figsize=(9.0, _AROUND + _HEIGHT * len(timeline.rows)), layout="constrained")[1]
     whole = timeline.makespan or 1.0
     for rank, row in enumerate(timeline.rows):
-        first = _only_stage(row)
         spans = [(span.begin, span.end - span.begin) for span in row]
         colours = [colour(span.action, row) for span in row]
         ax.broken_barh(spans, (rank - 0.45, 0.9), facecolors=colours, edgecolor="white", linewidth=0.8)
-        for span in row:
-            # The micro-batch alone where there is no room for more.
-            for text in (label(span.action, first), str(span.action.microbatch)):
-                if (span.end - span.begin) / whole > _LETTER * len(text):
-                    middle = (span.begin + span.end) / 2
-                    ax.text(middle, rank, text, ha="center", va="center", fontsize=7, color="black", clip_on=True)
-                    break
     ax.set_yticks(range(len(timeline.rows)), [f"rank {rank}" for rank in range(len(timeline.rows))])
     ax.set_ylim(len(timeline.rows) - 0.4, -0.6)  # rank 0 above
     ax.set_xlim(0, whole)
-    ax.set_xlabel(f"time ({timeline.unit or 'unit of the costs'})")
+    ax.set_xlabel(f"time ({timeline.unit or 'in cost units'})")
     ax.set_title(summary(timeline), fontsize="small")
-    handles = [Patch(facecolor=fill(_NUMBER[kind], None), label=WORDS[kind]) for kind in kinds_of(timeline)]
-    if _has_several_stages(timeline):
-        handles.append(Patch(facecolor="none", label=_PALER))
-    handles.append(Patch(facecolor="none", label=_NUMBERS))
-    ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    handles = [
+        Patch(facecolor=fill(_NUMBER[kind], None), label=f"{kind}: {WORDS[kind]}") for kind in kinds_of(timeline)
+    ]
+    handles += [Patch(facecolor="none", label=line) for line in _notes(timeline)]
+    ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize="small")
+    _write_labels(ax, timeline)
     return ax
+
+
+def _notes(timeline: Drawn) -> list[str]:
+    """Return what the numbers in the bars and their shades mean."""
+    if _has_several_stages(timeline):
+        return ["before the letter: stage", "after it, or alone: micro-batch", _PALER]
+    return ["number: micro-batch"]
+
+
+def _write_labels(ax: Any, timeline: Drawn) -> None:
+    """Write into each bar its label, or the micro-batch alone; nothing where not even that fits."""
+    from matplotlib.textpath import TextPath
+
+    ax.figure.draw_without_rendering()  # the layout decides the width of the bars
+    points = ax.get_window_extent().width * 72.0 / ax.figure.dpi / (timeline.makespan or 1.0)
+    widths: dict[str, float] = {}
+    for rank, row in enumerate(timeline.rows):
+        first = _only_stage(row)
+        for span in row:
+            for text in (label(span.action, first), str(span.action.microbatch)):
+                if text not in widths:
+                    widths[text] = TextPath((0, 0), text, size=_LABEL_PT).get_extents().width + _AROUND_LABEL_PT
+                if widths[text] <= points * (span.end - span.begin):
+                    middle = (span.begin + span.end) / 2
+                    how = {"ha": "center", "va": "center", "fontsize": _LABEL_PT, "color": "black", "clip_on": True}
+                    ax.text(middle, rank, text, **how)
+                    break

@@ -193,7 +193,7 @@ class Account:
         return sum((volume for of_axis in self.volumes().values() for volume in of_axis.values()), Volume())
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the bytes sent along each axis as bars, inside and between hosts, with matplotlib.
+        """Draw the least bytes sent along each axis as bars, inside and between hosts, with matplotlib.
 
         Args:
             ax: The matplotlib Axes to draw in. None: those of a new figure.

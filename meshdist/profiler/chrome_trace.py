@@ -57,7 +57,7 @@ def _lay_out(track: Track, lines: dict[int, int]) -> int:
 def _names(track: Track, lines: range, with_host: bool) -> Iterator[dict[str, Any]]:
     rank = f"rank {track.rank} on {track.host}" if with_host else f"rank {track.rank}"
     for number, line in enumerate(lines):
-        yield _name("thread", line, rank if number == 0 else f"rank {track.rank}, overlapping {number}")
+        yield _name("thread", line, rank if number == 0 else f"rank {track.rank}, concurrent {number}")
         yield {**_name("thread", line, ""), "name": "thread_sort_index", "args": {"sort_index": line}}
 
 

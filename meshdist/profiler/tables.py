@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from meshdist.system.palette import fill
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 # Up to here bytes are written without a unit prefix.
 _MOST_BYTES = 9999
@@ -63,30 +65,38 @@ def _aligned(row: Sequence[str], widths: list[int]) -> list[str]:
 # A multiple of the highest bar, so that its label stays inside the frame.
 _HEADROOM = 1.15
 _MOST_STEPS = 6
+# Of the distance between two axes.
+_BAR_WIDTH = 0.5
 
 
 def plot_bars(axes: list[str], inside: list[int], between: list[int], ax: Any) -> Any:
-    """Draw the bytes sent along each axis as bars; `ax` as for `Account.plot`."""
+    """Draw the least bytes sent along each axis as bars, in the units of the table; `ax` as for `Account.plot`."""
     try:
         from matplotlib import pyplot
-        from matplotlib.ticker import MultipleLocator
+        from matplotlib.ticker import MaxNLocator, MultipleLocator
     except ImportError as error:
         raise ImportError("Account.plot draws with matplotlib; pip install matplotlib") from error
 
     if ax is None:
-        ax = pyplot.subplots(figsize=(max(6.4, 1.2 + 0.9 * len(axes)), 4.8), layout="constrained")[1]
+        ax = pyplot.subplots(figsize=(3.0 + 0.9 * len(axes), 3.6), layout="constrained")[1]
     sums = [one + other for one, other in zip(inside, between, strict=True)]
     highest = max(sums, default=0)
-    ax.bar(axes, inside, label="inside hosts")
-    bars = ax.bar(axes, between, bottom=inside, label="between hosts")
+    how = {"width": _BAR_WIDTH}
+    ax.bar(axes, inside, label="inside hosts", color=fill(0, None), **how)
+    bars = ax.bar(axes, between, bottom=inside, label="between hosts", color=fill(1, None), **how)
     # The sum of both: the label shows a bar that is too small to see.
     ax.bar_label(bars, labels=[bytes_text(nbytes) for nbytes in sums], padding=2, fontsize="small")
+    ax.set_xlim(-0.75, max(len(axes), 1) - 0.25)
     ax.set_ylim(0, _HEADROOM * highest if highest else 1)
-    ax.yaxis.set_major_locator(MultipleLocator(binary_step(highest)))
-    ax.yaxis.set_major_formatter(lambda nbytes, _: short_bytes_text(nbytes))
+    if highest <= _MOST_BYTES:
+        ax.yaxis.set_major_locator(MaxNLocator(_MOST_STEPS, integer=True))
+        ax.yaxis.set_major_formatter(lambda nbytes, _: bytes_text(nbytes))
+    else:
+        ax.yaxis.set_major_locator(MultipleLocator(binary_step(highest)))
+        ax.yaxis.set_major_formatter(lambda nbytes, _: short_bytes_text(nbytes))
     ax.set_xlabel("axis")
-    ax.set_ylabel("bytes that this rank sends")
-    ax.legend()
+    ax.set_ylabel("min sent by this rank")
+    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize="small")
     return ax
 
 

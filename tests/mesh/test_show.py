@@ -211,8 +211,17 @@ def test_a_large_mesh_is_shown_around_the_calling_rank(capsys):
     assert "[5000g]" in lines[10]
     assert lines[10].index("5000g") < lines[2].index("tp=136") + len("tp=136") <= lines[10].index("g]") + 2
     assert "112 of 65536 ranks are shown: dp=13..26 of 256, tp=133..140 of 256" in text
-    assert lines[-1].startswith("hosts (ranks): a dry-host-54 (64)")
-    assert lines[-1].endswith(", b dry-host-58 (64), and 1,022 more")
+    assert lines[-1] == "hosts (ranks): a dry-host-54 (64), g dry-host-78 (64), and 1,022 more"  # 5000 is on g
+
+
+def test_the_host_of_the_calling_rank_is_named(capsys):
+    text = show_in_a_dry_run(4096, 2077, 8, (64, 64), "text", capsys)
+    assert "[2077m]" in text
+    assert text.endswith("hosts (ranks): a dry-host-211 (8), m dry-host-259 (8), and 510 more\n")
+    html = show_in_a_dry_run(4096, 2077, 8, (64, 64), "html")
+    assert "k dry-host-251 (8)" in html
+    assert "m dry-host-259 (8)" in html
+    assert "l dry-host-" not in html
 
 
 def test_windows_stop_at_the_ends(capsys):
@@ -243,7 +252,7 @@ def test_large_html_and_plots(recwarn):
     ax = show_in_a_dry_run(65536, 5000, 64, (256, 256), "matplotlib")
     ax.figure.canvas.draw()
     legend = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert legend[0] == "a dry-host-50 (64)"
+    assert legend[0] == "a dry-host-54 (64)"
     assert legend[12:] == ["and 1,012 more"]
     assert "framed: this rank" in ax.get_title()
     assert "5000" in {text.get_text() for text in ax.texts}

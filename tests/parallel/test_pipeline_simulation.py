@@ -1,5 +1,6 @@
 """Simulated pipelines have the bubbles and the activations of the papers; their drawings show them."""
 
+import itertools
 import sys
 
 import pytest
@@ -99,12 +100,25 @@ def test_plot_has_a_bar_for_each_action():
     assert [label.get_text() for label in ax.get_yticklabels()] == ["rank 0", "rank 1", "rank 2"]
     assert {text.get_text() for text in ax.texts} == {"F0", "F1", "B0", "B1"}
     assert [text.get_text() for text in ax.get_legend().get_texts()] == [
-        "forward",
-        "backward",
-        "last number: micro-batch",
+        "F: forward",
+        "B: backward",
+        "number: micro-batch",
     ]
-    assert ax.get_xlabel() == "time (unit of the costs)"
+    assert ax.get_xlabel() == "time (in cost units)"
     assert gpipe(3, 2).simulate().plot(ax) is ax
+    pyplot.close(ax.figure)
+
+
+def test_plot_writes_only_labels_that_fit():
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    ax = gpipe(2, 40).show("plot")
+    ax.figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in ax.texts]
+    assert any(text.get_text() == "5" for text in ax.texts)  # of F5, for which there is no room
+    assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes) if one.y0 == other.y0)
+    pyplot.close(ax.figure)
+    ax = gpipe(2, 200).show("plot")
+    assert len(ax.texts) == 0
     pyplot.close(ax.figure)
 
 

@@ -294,6 +294,8 @@ def test_the_chart():
     assert [bar.get_height() for bar in inside] == [100, 0]
     assert [bar.get_height() for bar in between] == [0, 200]
     assert [label.get_text() for label in ax.get_xticklabels()] == ["tp", "dp"]
+    assert ax.get_ylabel() == "min sent by this rank"
+    assert ax.yaxis.get_major_formatter()(200, 0) == "200 B"  # as the label of the bar
     assert account.plot(ax) is ax
     pyplot.close(ax.figure)
 

@@ -302,8 +302,8 @@ def test_the_trace_of_what_overlaps():
     assert names_of_lines(trace) == {
         10: "rank 0 on here",
         20: "rank 1 on here",
-        21: "rank 1, overlapping 1",
-        22: "rank 1, overlapping 2",
+        21: "rank 1, concurrent 1",
+        22: "rank 1, concurrent 2",
         30: "rank 2 on there",
     }
     assert {event["pid"] for event in trace["traceEvents"]} == {1}

@@ -75,6 +75,7 @@ class Grid:
     columns: Window  # those visible, of the last axis
     panels: list[Panel]
     hosts: list[tuple[str, int]]  # the name of each visible host and its number of ranks in the mesh; empty if unknown
+    my_host: int | None  # the index of the calling rank's host in `hosts`; None if unknown or not visible
     num_hosts: int  # the number of hosts of the mesh
     axis: str | None  # the axis whose groups are shown; None without one
     groups_text: str  # the number of groups along `axis`, in words
@@ -127,6 +128,7 @@ def grid_of(layout: Layout, known: MeshHosts | None, axis: int | str | None) -> 
         columns=columns,
         panels=panels,
         hosts=hosts.shown,
+        my_host=hosts.number_of.get(mine),
         num_hosts=hosts.count,
         axis=None if shown_axis is None else _name(layout, shown_axis),
         groups_text="" if shown_axis is None else _groups_text(layout, shown_axis, my_group is not None),

@@ -54,7 +54,7 @@ def _cell(grid: Grid, cell: Cell) -> str:
 def _swatches(grid: Grid) -> str:
     named, more = legend_of_hosts(grid)
     spans = []
-    for number, label in enumerate(named):
+    for number, label in named.items():
         style = f"background:{fill(number, None)};color:#000;padding:1px 8px;margin-right:6px"
         letters = f"{mark(number)} " if has_letters(grid) else ""
         spans.append(f'<span style="{style}">{letters}{escape(label)}</span>')

@@ -59,7 +59,7 @@ def _legend(grid: Grid) -> dict[int | None, str]:
     named, more = legend_of_hosts(grid)
     lettered = has_letters(grid)
     lines: dict[int | None, str] = {
-        number: f"{mark(number)} {label}" if lettered else label for number, label in enumerate(named)
+        number: f"{mark(number)} {label}" if lettered else label for number, label in named.items()
     }
     return {**lines, None: more} if more else lines
 

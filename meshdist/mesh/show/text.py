@@ -24,9 +24,15 @@ def has_letters(grid: Grid) -> bool:
     return grid.axis is None and len(grid.hosts) > NUM_COLOURS
 
 
-def legend_of_hosts(grid: Grid, most: int = MOST_NAMED) -> tuple[list[str], str]:
-    """Return the first visible hosts, each with its number of ranks, and the number of remaining hosts."""
-    named = [f"{name} ({count})" for name, count in grid.hosts[:most]]
+def legend_of_hosts(grid: Grid, most: int = MOST_NAMED) -> tuple[dict[int, str], str]:
+    """Return the first visible hosts by number, each with its number of ranks, and how many hosts remain.
+
+    The calling rank's host takes the last place if it is not among the first ones.
+    """
+    numbers = list(range(min(most, len(grid.hosts))))
+    if grid.my_host is not None and grid.my_host not in numbers:
+        numbers[-1] = grid.my_host
+    named = {number: "{} ({})".format(*grid.hosts[number]) for number in numbers}
     left = grid.num_hosts - len(named)
     return named, f"and {left:,} more" if left else ""
 
@@ -71,6 +77,6 @@ def _legend(grid: Grid) -> list[str]:
         lines.append(f"all ranks on {grid.hosts[0][0]}")
     elif grid.hosts:
         named, more = legend_of_hosts(grid, _NAMED_OF_A_PART if grid.left_out else MOST_NAMED)
-        names = ", ".join(f"{mark(number)} {label}" for number, label in enumerate(named))
+        names = ", ".join(f"{mark(number)} {label}" for number, label in named.items())
         lines.append(f"hosts (ranks): {names}{f', {more}' if more else ''}")
     return lines
