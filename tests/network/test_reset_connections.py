@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 import socket
@@ -46,10 +47,12 @@ def sockets(address):
 
 def reset_all(address):
     """Reset all connections of this process with other ranks; the system does not tell it."""
-    connect, nowhere = ctypes.CDLL(None).connect, struct.pack("=H14x", socket.AF_UNSPEC)
+    connect, nowhere = ctypes.CDLL(None, use_errno=True).connect, struct.pack("=H14x", socket.AF_UNSPEC)
     connections, _ = sockets(address)
     for fd in connections:
-        assert connect(fd, nowhere, len(nowhere)) == 0
+        # One that another rank has reset meanwhile has that error, or is closed already.
+        if connect(fd, nowhere, len(nowhere)) != 0:
+            assert ctypes.get_errno() in (errno.ECONNRESET, errno.EPIPE, errno.EBADF), os.strerror(ctypes.get_errno())
 
 
 def exchange(number):
