@@ -205,7 +205,11 @@ class _Recv(_InRoom, RecvRequest):
 
     def awaits(self) -> list[int]:
         sources = self._others() if self.wanted is None else [self.wanted]
-        return [self._options.ranks[sources[0]]] if len(sources) == 1 else []  # else any of several
+        return [self._options.ranks[sources[0]]] if len(sources) == 1 else []
+
+    def awaits_any(self) -> list[int]:
+        others = self._others() if self.wanted is None else []
+        return [self._options.ranks[rank] for rank in others] if len(others) > 1 else []
 
     def _others(self) -> list[int]:
         return [rank for rank in range(len(self.room.boxes)) if rank != self._options.rank]

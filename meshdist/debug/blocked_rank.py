@@ -1,4 +1,4 @@
-"""BlockedRank: a rank whose wait only other ranks can end, as it publishes that; and the circles of such ranks."""
+"""BlockedRank: a rank whose wait only other ranks can end, as it publishes that; and how such ranks wait for ever."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class BlockedRank:
     Attributes:
         rank: Its global rank.
         number: The number of the wait among those of the rank.
-        awaits: The global ranks that all have to do something, or the first of them.
+        awaits: The global ranks that all have to do something, or the first of them; with `from_any`, all
+            ranks of which one has to.
         call: The call in which it waits, as messages name it.
         confirmed: The numbers of their waits after which this rank has found its own to go on, by rank.
         members: The ranks of the group of the call, in its order.
@@ -26,7 +27,8 @@ class BlockedRank:
         has_ended: It is in no call: it has ended the phase.
         num_counts: How often it has published its traffic in this wait; see `runtime.message_counts`.
         sends_in: The group in which the awaited rank has to read its messages; see `runtime.waiting`.
-        reads_in: The group in which it reads all messages of the awaited rank.
+        reads_in: The group in which it reads all messages of the awaited ranks.
+        from_any: It waits for a message of any of `awaits`, and for nothing else.
     """
 
     rank: int
@@ -40,13 +42,19 @@ class BlockedRank:
     num_counts: int = 0
     sends_in: str = ""
     reads_in: str = ""
+    from_any: bool = False
 
     def may_end(self, other: BlockedRank) -> bool:
         """Return whether the wait of `other` may end by what this rank does while it waits."""
         return bool(other.sends_in) and self.reads_in == other.sends_in and other.rank in self.awaits
 
     def encode(self) -> str:
-        return json.dumps({**asdict(self), "confirmed": sorted(self.confirmed.items())})
+        fields = {**asdict(self), "confirmed": sorted(self.confirmed.items())}
+        if not self.from_any:
+            del fields["from_any"]
+        # An older version, to which all of `awaits` have to do something, must not read such a record. It reads none
+        # with a field that it does not know, and finds no circle then.
+        return json.dumps(fields)
 
     @classmethod
     def decode(cls, text: bytes) -> BlockedRank:
@@ -56,15 +64,25 @@ class BlockedRank:
 
 
 def endless_wait(rank: int, blocked: Mapping[int, BlockedRank]) -> list[BlockedRank]:
-    """Return blocked ranks of which each has confirmed the wait of the next; none if the wait of `rank` may end.
+    """Return blocked ranks that wait for each other, or for one that has ended its phase; none if `rank` may go on.
 
-    Either they are a circle with `rank`, from its lowest rank on; or they are `rank` and others, and the last has ended
-    its phase.
+    They are one of three, of which the first two have no rank that waits for a message from any of several:
+
+    - a circle with `rank`, from its lowest rank on, where each has confirmed the wait of the next;
+    - a path that begins with `rank`, and the last has ended its phase;
+    - a closed set, by rank, with all that `rank` waits for, directly or not.
     """
+    return _path(rank, blocked) or _closed_set(rank, blocked)
+
+
+def _path(rank: int, blocked: Mapping[int, BlockedRank]) -> list[BlockedRank]:
+    """Return a circle with `rank`, or a path to a rank that has ended its phase; see `endless_wait`."""
     paths = {rank: [blocked[rank]]}
     front = [rank]
     while front:
         path = paths[front.pop(0)]
+        if path[-1].from_any:  # none of those that it waits for is indispensable
+            continue
         for following, number in sorted(path[-1].confirmed.items()):
             other = blocked.get(following)
             if other is None or other.number != number:
@@ -82,10 +100,50 @@ def endless_wait(rank: int, blocked: Mapping[int, BlockedRank]) -> list[BlockedR
     return []
 
 
+def _closed_set(rank: int, blocked: Mapping[int, BlockedRank]) -> list[BlockedRank]:
+    """Return the ranks that `rank` waits for in a closed set, which only its own members could end; see `endless_wait`.
+
+    A rank that waits for a message from any of several is in such a set with all of them, another one with one rank
+    that it waits for. The largest of these sets is a greatest fixed point: what is left of all blocked ranks as those
+    are removed that a rank outside could set free.
+    """
+    confirmed = {
+        one.rank: {
+            other
+            for other, number in one.confirmed.items()
+            if other in blocked and blocked[other].number == number and not blocked[other].has_ended
+        }
+        for one in blocked.values()
+        if not one.has_ended
+    }
+    members = set(confirmed)
+    while free := {one for one in members if not _is_held(blocked[one], confirmed[one] & members)}:
+        members -= free
+    if rank not in members:
+        return []
+    reached, front = {rank}, {rank}
+    while front:
+        front = {other for one in front for other in confirmed[one] & members} - reached
+        reached |= front
+    # A rank that waits for others which wait for each other learns from them that they fail.
+    is_of_them = blocked[rank].from_any or any(rank in confirmed[one] for one in reached)
+    if not is_of_them or not any(blocked[one].from_any for one in reached):
+        return []
+    return [blocked[one] for one in sorted(reached)]
+
+
+def _is_held(blocked: BlockedRank, by: set[int]) -> bool:
+    """Return whether a rank waits for ever if the ranks `by` do, whose waits it has confirmed."""
+    return bool(by) and (not blocked.from_any or by.issuperset(blocked.awaits))
+
+
 def describe(path: list[BlockedRank]) -> str:
     """Return the sentence that says why the ranks of an `endless_wait` wait."""
+    if any(one.from_any for one in path):
+        ranks = {one.rank for one in path}
+        return _describe_waits(path, [_awaited(one, ranks) for one in path])
     if not path[-1].has_ended:
-        return _describe_circle(path)
+        return _describe_waits(path, [f"rank {other.rank}" for other in [*path[1:], path[0]]])
     mine, *_, last, ended = path if len(path) > 2 else (path[0], *path)
     words = f"rank {ended.rank} has ended its {ended.call}"
     if last is mine:
@@ -94,18 +152,21 @@ def describe(path: list[BlockedRank]) -> str:
     return f"{words}, {waits}"
 
 
-def _describe_circle(circle: list[BlockedRank]) -> str:
-    steps = [
-        f"rank {one.rank} waits for rank {other.rank} in {one.call}"
-        for one, other in zip(circle, [*circle[1:], circle[0]], strict=True)
-    ]
+def _awaited(blocked: BlockedRank, ranks: set[int]) -> str:
+    if blocked.from_any:
+        return "a message from any rank"
+    return f"rank {min(ranks.intersection(blocked.confirmed))}"
+
+
+def _describe_waits(blocked: list[BlockedRank], awaited: list[str]) -> str:
+    steps = [f"rank {one.rank} waits for {whom} in {one.call}" for one, whom in zip(blocked, awaited, strict=True)]
     if len(steps) > _MOST_NAMED:
-        steps[_MOST_NAMED - 1 : -1] = [f"and so on, {len(circle)} ranks in all"]
-    orders = {one.members for one in circle}
+        steps[_MOST_NAMED - 1 : -1] = [f"and so on, {len(blocked)} ranks in all"]
+    orders = {one.members for one in blocked}
     are_reordered = len({tuple(sorted(members)) for members in orders}) < len(orders)
     advice = "; groups whose ranks are in a different order are different groups" if are_reordered else ""
-    if all(one.call.startswith("send(") for one in circle):
+    if all(one.call.startswith("send(") for one in blocked):
         advice = "; post an irecv before the send, or call sendrecv, which does both at once"
-    if all(one.call.startswith("recv(") and _THERE not in one.call for one in circle):
+    if all(one.call.startswith("recv(") and _THERE not in one.call for one in blocked):
         advice = "; let one of them send before it receives, or call sendrecv, which does both at once"
     return f"the ranks wait for each other, and none can go on: {'; '.join(steps)}{advice}"

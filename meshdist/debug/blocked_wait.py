@@ -106,7 +106,7 @@ class BlockedWait:
             if self._confirmed.get(rank) == one.number or all_quiet(between(traffic, rank, self._group), one.traffic)
         }
         if quiet != self._confirmed:
-            awaits = set(waitable.awaits())
+            awaits = set(waitable.awaits_any() if self._blocked.from_any else waitable.awaits())
             self._confirmed = {rank: number for rank, number in quiet.items() if rank in awaits}
             self._wake.set()
 

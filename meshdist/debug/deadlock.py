@@ -1,4 +1,4 @@
-"""DeadlockDetector: proves that ranks wait for each other in a circle, so that they raise long before the timeout.
+"""DeadlockDetector: proves that ranks wait for each other, so that they raise long before the timeout.
 
 A rank that has waited for a second in a sync call, and does nothing else meanwhile, is blocked: only the awaited
 ranks can end its wait. It publishes that as a BlockedRank, with the number of the wait, and reads what they have
@@ -14,18 +14,31 @@ received, and x confirms the wait only if nothing was under way between the two 
 `runtime.message_counts` says why nothing follows. Besides, y must not have left the group of x's call, which x might
 learn later.
 
+A recv or a probe from any of several ranks ends by a message of one of them, so it waits for ever only if all of them
+do (`Waitable.awaits_any`). Instead of a circle there is then a closed set of ranks: one that waits for any of several
+has confirmed the waits of all of them, each other rank the wait of one that it awaits, and all these are in the set.
+Again, suppose that the wait of x is the first of the set to end, now by a message of y. x has confirmed the wait of y,
+whoever of the several y is, and that has not ended; so y sends nothing that x does not have, and what x had of y then
+was not enough. x may have confirmed the waits at different times, since each says of its own rank alone what is under
+way. If one of the several computes, has ended, has left the group, has other threads or async calls, or has not been
+confirmed for any other reason, nothing is proven. In a group of two ranks, any source is the other one. Those of the
+several that have ended their phase prove nothing either. The largest closed set is a greatest fixed point: what is left
+of all blocked ranks, as those are removed for which something outside could send. In the words of the theory, a circle
+is a deadlock of the AND model, and a closed set one of the AND-OR model (E. Knapp: Deadlock detection in distributed
+databases, ACM Computing Surveys 19 (1987)).
+
 What a rank does while it waits: over shared memory, a recv or a probe reads all that its source sends in the group,
-whatever the tag, which ends sends of that source (`Waitable.reads_in`). Nothing else reads there: a recv from any of
-several ranks does, but is not blocked, as each of them could end its wait, nor is a rank with an `irecv`; in a group of
-two ranks, any source is the other one; a collective, a send, a recv from another rank or in
-another group, and a rank that has ended its phase leave the messages of x where they are. So the send of x to y, if it
-waits until y reads, waits for y unless y waits for a message of x in the same group. A rank that waits in a send writes
+or all its sources, whatever the tag, which ends sends of these ranks (`Waitable.reads_in`). Nothing else reads there: a
+rank with an `irecv` does, but is not blocked; a collective, a send, a recv from another rank or in another group, and a
+rank that has ended its phase leave the messages of x where they are. So the send of x to y, if it waits until y reads,
+waits for y unless y waits for a message of x in the same group. A rank that waits in a send writes
 that message and no other, or it is not blocked; it ends only waits of the receiver for this rank, and of such a
 receiver the send does not wait. On threads, a message is taken as it is sent or as its recv is posted, never in a wait.
 
-A wait may also end by its timeout or by the failure of a rank outside of the circle. So a circle must be claimed: the
-rank that finds it marks every wait of it in the store, in one step each, and a rank whose wait fails marks that wait as
-ended. If a wait of the circle has ended, no rank raises the circle; if the circle was first, the rank raises it, too.
+A wait may also end by its timeout or by the failure of a rank outside of the circle. So a circle, or a closed set, must
+be claimed: the rank that finds it marks every wait of it in the store, in one step each, and a rank whose wait fails
+marks that wait as ended. If a wait of the circle has ended, no rank raises the circle; if the circle was first, the
+rank raises it, too.
 
 A program may have phases, as a notebook has cells: none begins before all ranks have ended the last. A rank that has
 ended its phase does nothing for those that have not, so a rank waits for ever that has confirmed that, directly or by
@@ -62,6 +75,8 @@ if TYPE_CHECKING:
 _PAUSE_S = 0.2
 # Awaited ranks that are asked about: a circle goes through any of them.
 _MOST_AWAITED = 16
+# Ranks of which any may send: all of them are asked about, or none.
+_MOST_SOURCES = 128
 # Threads of libraries that make no calls.
 _HARMLESS = ("tqdm.", "ipykernel.", "IPython.", "jupyter_core.", "jupyter_client.")
 
@@ -97,7 +112,7 @@ class DeadlockDetector:
         `wait` is the result of the last look at it; its `end` must be called.
 
         Raises:
-            DistBackendError: This rank is in a circle of blocked ranks.
+            DistBackendError: This rank is in a circle or a closed set of blocked ranks.
         """
         if wait is not None:
             wait.look(waitable)
@@ -105,8 +120,9 @@ class DeadlockDetector:
         if monotonic() < self._next_s:
             return None
         self._next_s = monotonic() + _PAUSE_S
-        awaits, record = tuple(waitable.awaits()), self._only_call()
-        if not awaits or record is None or self._may_do_more():
+        awaits, record = tuple(waitable.awaits())[:_MOST_AWAITED], self._only_call()
+        sources = () if awaits else tuple(waitable.awaits_any())
+        if not (awaits or 0 < len(sources) <= _MOST_SOURCES) or record is None or self._may_do_more():
             return None
         group = next((group for group in self._world.groups if group.name == facts_in(record).group), None)
         if group is None:
@@ -114,12 +130,13 @@ class DeadlockDetector:
         blocked = BlockedRank(
             self._world.rank,
             next(self._numbers),
-            awaits[:_MOST_AWAITED],
+            awaits or sources,
             _words(record) + (f" ({instead})" if (instead := waitable.instead()) else ""),
             members=group.ranks,
             phase=self._phase,
             sends_in=waitable.sends_in(),
             reads_in=waitable.reads_in(),
+            from_any=bool(sources),
         )
         self._wait = BlockedWait(blocked, self._surroundings(), group.name, group.has_left)
         return self._wait

@@ -98,12 +98,19 @@ class Waitable(ABC):
         """
         return ()
 
+    def awaits_any(self) -> Collection[int]:
+        """Return all global ranks of which any one may make it ready, by a message, where that takes only one of them.
+
+        Nothing else makes it ready. Otherwise as `awaits`, of which one of the two returns none.
+        """
+        return ()
+
     def sends_in(self) -> str:
         """Return the name of the group in which the awaited rank has to read messages of this one; empty if none."""
         return ""
 
     def reads_in(self) -> str:
-        """Return the name of the group in which this wait reads all messages of the awaited rank; empty if none.
+        """Return the name of the group in which this wait reads all messages of the awaited ranks; empty if none.
 
         A send to this rank ends by that, whatever its tag. What both sides count in `Peers.traffic` is not meant.
         """
@@ -177,6 +184,9 @@ class Wrapped(Waitable):
 
     def awaits(self) -> Collection[int]:
         return self.waitable.awaits()
+
+    def awaits_any(self) -> Collection[int]:
+        return self.waitable.awaits_any()
 
     def sends_in(self) -> str:
         return self.waitable.sends_in()

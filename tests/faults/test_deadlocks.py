@@ -77,6 +77,29 @@ def test_a_published_rank_is_read_as_it_was():
     assert BlockedRank.decode(one.encode().encode()) == one
 
 
+def test_an_older_version_is_shown_no_rank_that_takes_a_message_from_any():
+    any_source = replace(blocked((3, 9, {4: 2, 5: 1}))[3], from_any=True)
+    assert BlockedRank.decode(any_source.encode().encode()) == any_source
+    # It does not read a record with a field that it does not know, and knows those of all other ranks.
+    assert "from_any" in any_source.encode()
+    assert "from_any" not in replace(any_source, from_any=False).encode()
+
+
+def test_a_set_of_ranks_is_described_by_all_in_the_same_words():
+    ranks = blocked((0, 3, {1: 4, 2: 5}), (1, 4, {0: 3}), (2, 5, {0: 3}))
+    ranks[0] = replace(ranks[0], from_any=True)
+    assert {describe(endless_wait(rank, ranks)) for rank in ranks} == {
+        "the ranks wait for each other, and none can go on: rank 0 waits for a message from any rank in call 3;"
+        " rank 1 waits for rank 0 in call 4; rank 2 waits for rank 0 in call 5"
+    }
+    for changed in (
+        replace(ranks[2], number=6),
+        replace(ranks[2], confirmed={0: 2}),
+        replace(ranks[2], has_ended=True),
+    ):
+        assert not any(endless_wait(rank, {**ranks, 2: changed}) for rank in (0, 1))
+
+
 def outcomes_of(new_workers, program, size, backend):
     """Run a program in processes that have no other threads, which might still make a call."""
     if backend == "threads":

@@ -61,8 +61,8 @@ class Receiver(Protocol):
         description: The rank in error messages.
         spin_s: How long to poll before sleeping.
         connect_error: Why there is no connection, appended to errors; empty if there is one or none is needed.
-        awaited: The global rank that must send, if it is one; what it has sent is found by the next `move`, or counted
-            in `Peers.traffic`. Otherwise None.
+        awaited: The global ranks of which one must send; what they have sent is found by the next `move`, or counted in
+            `Peers.traffic`. Empty if it is unknown which have begun to.
         reads_in: As of a Waitable.
     """
 
@@ -73,7 +73,7 @@ class Receiver(Protocol):
     def connect_error(self) -> str: ...
 
     @property
-    def awaited(self) -> int | None: ...
+    def awaited(self) -> Sequence[int]: ...
 
     @property
     def reads_in(self) -> str: ...
@@ -139,10 +139,17 @@ class GlooRecvRequest(RecvRequest):
     def source_words(self) -> str:
         return self._receiver.description
 
-    def awaits(self) -> list[int]:
-        awaited, queue = self._receiver.awaited, self.queue
-        is_moving = self.message is not None or queue.arriving or queue.pending
-        return [] if awaited is None or is_moving else [awaited]
+    def awaits(self) -> Sequence[int]:
+        return sources if len(sources := self._sources()) == 1 else ()
+
+    def awaits_any(self) -> Sequence[int]:
+        return sources if len(sources := self._sources()) > 1 else ()
+
+    def _sources(self) -> Sequence[int]:
+        """Return the ranks of which one must send; none if its message has come, or something is under way."""
+        # A message that another thread reads, or that is read to count what has arrived, may have ended it.
+        is_moving = self.done or self.message is not None or self.queue.arriving or self.queue.pending
+        return () if is_moving else self._receiver.awaited
 
     def reads_in(self) -> str:
         return self._receiver.reads_in

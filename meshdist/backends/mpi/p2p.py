@@ -226,8 +226,9 @@ class _RecvRequest(_Watched, RecvRequest):
 
     def awaits(self) -> list[int]:
         sources = self.p2p.others() if self.wanted is None else [self.wanted]
-        # Else any of several.
-        return [self.p2p.global_rank(sources[0])] if self.message is None and len(sources) == 1 else []
+        if self.done or self.message is not None or len(sources) > 1:  # any of several
+            return []
+        return [self.p2p.global_rank(sources[0])]
 
 
 class _Probe(Probing, _RecvRequest):

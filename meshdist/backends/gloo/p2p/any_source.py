@@ -43,17 +43,16 @@ class AnySource:
         self._turn = 0
 
     @property
-    def awaited(self) -> int | None:
-        """The only other rank of the group, if there is one: which of several will send is unknown."""
-        if len(self._others) != 1 or not (self._receivers or self._senders.has_asked):
-            return None
-        return self._options.ranks[self._others[0]]
+    def awaited(self) -> list[int]:
+        """All other ranks of the group, if each that has begun to send is known, so that its messages are read."""
+        is_known = len(self._receivers) == len(self._others) or self._senders.has_asked
+        return [self._options.ranks[rank] for rank in self._others] if is_known else []
 
     @property
     def reads_in(self) -> str:
-        # From another host, both sides count.
-        is_local = not self._options.remote_ranks()
-        return self._options.name if len(self._others) == 1 and is_local else ""
+        # From other hosts, both sides count.
+        is_remote = self._options.remote_ranks().issuperset(self._others)
+        return "" if is_remote else self._options.name
 
     def move(self, request: GlooRecvRequest) -> None:
         for src in self._senders.find():

@@ -114,8 +114,8 @@ class ShmReceiver:
         return self.channel is not None
 
     @property
-    def awaited(self) -> int | None:
-        return self._options.ranks[self._src]
+    def awaited(self) -> tuple[int]:
+        return (self._options.ranks[self._src],)
 
     @property
     def reads_in(self) -> str:

@@ -22,7 +22,7 @@ class TcpReceiver:
         self.spin_s = SPIN_S
         self._store_monitor = StoreMonitor(backend.options, LeftOut.SEND)
         self.src = src
-        self.awaited: int | None = self.link.rank
+        self.awaited = (self.link.rank,)
         self._transport = transport
         self.receive_state = receive_state
 
