@@ -22,6 +22,9 @@ def read_dumps(directory: Path) -> dict[int, RankSnapshot]:
         ValueError: There are no files, or a file has another format.
         OSError: The directory cannot be read.
     """
+    if not directory.is_dir():
+        problem = "is not a folder" if directory.exists() else "is not there"
+        raise ValueError(f"{directory} {problem}; pass the folder to which MESHDIST_FLIGHT_RECORDER_DIR was set")
     paths = sorted(path for path in directory.iterdir() if path.suffix == ".json" and path.name[0] != ".")
     if not paths:
         raise ValueError(
@@ -47,7 +50,7 @@ def report_on(states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None
         [f"Flight records of {counted}{since}, on {ranks_hosts(states.values())}."],
         ["What went wrong", *_faults(states)],
         ["First call in which the ranks disagree", *_first_disagreement(states, waits)],
-        ["Who waits for whom", *hang_report(waits, size)],
+        ["Who is waiting for whom", *hang_report(waits, size)],
         ["Stragglers", *_latecomers(states, waits)],
     ]
     if silent:
