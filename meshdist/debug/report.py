@@ -42,7 +42,9 @@ def report_on(states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None
         )
     size = next(iter(states.values())).world_size
     silent = [rank for rank in range(size) if rank not in states and rank not in (gone or {})]
-    counted = f"{len(states)} of {size} ranks" if len(states) < size else f"all {size} ranks"
+    counted = (
+        f"{len(states)} of {size} ranks" if len(states) < size else f"all {size} ranks" if size > 1 else "the only rank"
+    )
     shrunk = next(iter(states.values())).num_shrunk
     since = " since the world was shrunk" + (f" {shrunk} times" if shrunk > 1 else "") if shrunk else ""
     waits = who_waits(states, gone)

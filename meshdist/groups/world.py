@@ -31,6 +31,7 @@ from meshdist.runtime.rank_text import ranks_text
 from meshdist.runtime.waiting import Doorbells, WaitObserver
 from meshdist.store import PrefixStore, Store, TCPStore
 from meshdist.system.deadline import Deadline
+from meshdist.system.plurals import counted
 from meshdist.system.processes import AtExit
 
 _LEAVE_TIMEOUT_S = 5.0
@@ -246,7 +247,7 @@ class World:
         self._bells.close()
         for end in self.endings:
             end()
-        self.log.info("left the world of %d ranks", self.size)
+        self.log.info("left the world of %s", counted(self.size, "rank"))
 
     def abort(self, reason: str, cause: BaseException | None = None) -> None:
         """Tell the ranks of all groups that this one gives up, for `reason` and because of `cause`."""

@@ -218,7 +218,7 @@ def test_convert_keeps_everything(saved, tmp_path, capsys, format):
         pytest.importorskip("zarr", minversion="3", reason="zarr 3 is not installed")
     to = tmp_path / "converted"
     assert main(["convert", str(saved), str(to), "--format", format, "--max-file-bytes", "300"]) == 0
-    assert f", {format}, written by 1 ranks" in capsys.readouterr().out
+    assert f", {format}, written by 1 rank " in capsys.readouterr().out
     before, after = load(saved), load(to)
     assert {name: same(after["model"][name], array) for name, array in before["model"].items()}
     assert after["losses"] == before["losses"]

@@ -259,7 +259,7 @@ def test_where_records_are_seen(when, before, after):
         f"{before}created group 'world': rank 0, backend gloo",
         f"{after}barrier on group 'world' (rank 0 of 1): no data, at <string>:9",
         f"{after}connecting group 'world' with backend gloo",
-        f"{after}left the world of 1 ranks",
+        f"{after}left the world of 1 rank",
     ]
 
 

@@ -134,7 +134,7 @@ def test_meshes_of_gpus_are_made_without_any():
 BAD_INITS = {
     "backend": ({"backend": "fast"}, "unknown backend 'fast'"),
     "both": ({"store": dist.HashStore(), "init_method": "env://", "rank": 0, "world_size": 4}, "only one of them"),
-    "other rank": ({"rank": 3}, "dry run of rank 1 of 4, got rank 3; leave rank out, or give it to dry_run"),
+    "other rank": ({"rank": 3}, "dry run of rank 1 of 4, got rank 3; leave rank out, or pass it to dry_run"),
     "other size": ({"world_size": 8}, "dry run of rank 1 of 4, got world_size 8"),
     "timeout": ({"timeout": -1}, "timeout must not be negative"),
 }

@@ -61,12 +61,12 @@ def test_what_a_keyword_of_another_library_is_called_here(call, words):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda x, mesh: dist.init_process_group(bakend="gloo"), "init_process_group() got .*; did you mean backend=?"),
+        (lambda x, mesh: dist.init_process_group(backnd="gloo"), "init_process_group() got .*; did you mean backend=?"),
         (lambda x, mesh: dist.new_group(rank=[0]), "new_group() got .*; did you mean ranks=?"),
         (lambda x, mesh: dist.spawn(print, nproc=2), "spawn() got .*; did you mean nprocs=?"),
         (lambda x, mesh: dist.run(print, n=2), "run() got .*; did you mean world_size=?"),
         (lambda x, mesh: mesh.shift(x, disp=1), "DeviceMesh.shift() got .*; did you mean by=?"),
-        (lambda x, mesh: mesh.halo_exchange(x, widht=1), "DeviceMesh.halo_exchange() got .*; did you mean width=?"),
+        (lambda x, mesh: mesh.halo_exchange(x, wdth=1), "DeviceMesh.halo_exchange() got .*; did you mean width=?"),
         (lambda x, mesh: mesh.show(axes="dp"), "DeviceMesh.show() got .*; did you mean axis=?"),
         (lambda x, mesh: mesh.get_group(foo=1), "DeviceMesh.get_group() got .*"),
         (lambda x, mesh: mesh.get_group().rank(foo=1), "ProcessGroup.rank() got .*"),
