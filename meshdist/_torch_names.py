@@ -55,15 +55,20 @@ def _plain(name: str) -> str:
 
 _CLOSE = 0.8
 _PACKAGES = ("autograd", "checkpoint", "dask", "parallel", "ray", "tensor", "torch")
+_OF_TENSOR = ("DTensor", "Partial", "Replicate", "Shard", "distribute_tensor")
 # Names of other libraries, and short ones, that are called otherwise here: of the package, and "DeviceMesh." of a mesh.
 _INSTEAD = {
-    "DTensor": "write `from meshdist.tensor import DTensor`",
-    "Mesh": "`init_device_mesh` makes a DeviceMesh",
-    "make_mesh": '`init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))` makes a mesh',
+    **{name: f"write `from meshdist.tensor import {name}`" for name in _OF_TENSOR},
+    **{name: f"write `ReduceOp.{name}`" for name in ("AVG", "BAND", "BOR", "BXOR", "MAX", "MIN", "PRODUCT", "SUM")},
+    "PROD": "write `ReduceOp.PRODUCT`",
+    "get_local_rank": "`get_node_local_rank()` is the rank on this host, `get_local_rank` of a mesh that along an axis",
+    "Mesh": "`init_device_mesh` creates a DeviceMesh",
+    "make_mesh": '`init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))` creates a mesh',
     "rank": "write `get_rank()`",
     "size": "write `get_world_size()`",
     "DeviceMesh.axis_names": "write `mesh_dim_names`",
     "DeviceMesh.dim_names": "write `mesh_dim_names`",
+    "DeviceMesh.coords": "write `get_coordinate()`",
     "DeviceMesh.dims": "`mesh_dim_names` has the names of the axes, `shape` their sizes",
     "DeviceMesh.rank": "`get_local_rank()` is the rank along the axis, `get_rank()` that in the world",
 }
@@ -71,8 +76,9 @@ _INSTEAD = {
 _OF_NO_OWNER = {
     "ANY_SOURCE": "write `recv(x)`, without `src`",
     "ANY_TAG": "`probe(src, tag=None)` tells the tag of a message; then receive that one",
-    "COMM_WORLD": "the flat functions, such as `all_reduce(x)`, run on the world; `new_group` makes other groups",
+    "COMM_WORLD": "the flat functions, such as `all_reduce(x)`, run on the world; `new_group` creates other groups",
     "DistributedDataParallel": "`meshdist.parallel.GradientReducer` averages gradients",
+    "File": '`meshdist.checkpoint` saves and loads arrays; `np.load(path, mmap_mode="r")` reads a part of a file',
     "MPI": "see docs/from-mpi4py.md",
     "Cart_shift": "`mesh.shift(x)` sends to the next rank and receives from the one before",
     "PROC_NULL": "`mesh.shift` has open ends; elsewhere, leave the call out",
@@ -80,7 +86,21 @@ _OF_NO_OWNER = {
     "Sendrecv_replace": "write `sendrecv(x.copy(), x, dst, src)`",
     "Status": "`recv` returns the source, `probe` the source, the tag and the size",
     "Waitall": "write `for work in works: work.wait()`",
+    "Win": "`empty`, `zeros` and `full` return arrays in shared memory; there are no one-sided messages",
     "Wtime": "write `time.perf_counter()`",
+    "axis_index": 'write `get_rank()`, or along an axis `mesh["tp"].get_local_rank()`',
+    "axis_size": 'write `get_world_size()`, or along an axis `mesh["tp"].size()`',
+    "pmax": 'write `all_reduce(x, op="max")`',
+    "pmean": 'write `all_reduce(x, op="avg")`',
+    "pmin": 'write `all_reduce(x, op="min")`',
+    "ppermute": "write `mesh.shift(x)`, or `isend` and `irecv`",
+    "process_count": "write `get_world_size()`",
+    "process_index": "write `get_rank()`",
+    "psum": "write `all_reduce(x)`, or `functional.all_reduce(x)`, which returns a new array",
+    "psum_scatter": "write `reduce_scatter_tensor(out, x)`",
+    "shard_map": "the script is its body, which every rank runs; see docs/from-jax.md",
+    "wait_any": "`is_completed()` of a Work tells whether it is done; `recv(x)` takes the first message from any rank",
+    "wait_all": "write `for work in works: work.wait()`",
 }
 # MPI's names that differ from meshdist's by more than case and underscores: functions, then methods of groups.
 _OF_MPI = {
@@ -116,17 +136,30 @@ _UNKNOWN_KEYWORD = re.compile(r"(\S+)\(\) got an unexpected keyword argument '(\
 _TOO_MANY = re.compile(r"(\S+)\(\) takes (?:from \d+ to )?(\d+) positional arguments? but (\d+)")
 # Arguments of mpi4py, JAX and others, and what they are called here.
 _KEYWORDS = {
+    "axes": ("axis", "mesh_dim_names"),
     "axis_names": ("mesh_dim_names",),
     "axis_shapes": ("mesh_shape",),
     "buf": ("tensor",),
     "comm": ("group",),
     "dest": ("dst",),
     "dim_names": ("mesh_dim_names",),
+    "direction": ("by",),
+    "disp": ("by",),
+    "displacement": ("by",),
+    "function": ("fn",),
     "group_dest": ("group_dst",),
     "group_source": ("group_src",),
+    "n": ("nprocs", "world_size"),
     "names": ("mesh_dim_names",),
+    "np": ("nprocs", "world_size"),
+    "nprocs": ("world_size",),
+    "nproc_per_node": ("nprocs", "world_size"),
+    "num_ranks": ("nprocs", "world_size"),
+    "periods": ("periodic",),
     "root": ("src", "dst"),
     "shape": ("mesh_shape",),
+    "size": ("world_size",),
+    "steps": ("by",),
     "source": ("src",),
 }
 _AXES = ("axis", "axis_name", "dim", "mesh_dim")
@@ -150,6 +183,8 @@ def _instead_of_keyword(function: str, name: str, known: list[str]) -> str:
     meant = next((other for other in _KEYWORDS.get(name, ()) if other in known), None)
     if meant is None and name in _AXES and "group" in known:
         return f'; along an axis of a mesh: mesh["dp"].{function}(...), or group=mesh["dp"]'
+    if meant is None and name in _AXES and "axis" in known:
+        meant = "axis"
     if meant is None:
         meant = next(iter(get_close_matches(name, known, n=1, cutoff=_CLOSE)), None)
     return "" if meant is None else f"; did you mean {meant}=?"
@@ -183,7 +218,7 @@ REASONS = {
     "ProcessGroup.alltoall_base": "`all_to_all_single`",
     "ProcessGroup.split_group": "`split_group`",
     "ProcessGroup.merge_remote_group": "groups are of one world",
-    "ProcessGroup.get_group_store": "give `init_process_group` a store of yours",
+    "ProcessGroup.get_group_store": "pass your own store to `init_process_group`",
     "ProcessGroup.set_timeout": "`new_group(timeout=)`",
     "ProcessGroup.shutdown": "`destroy_process_group(group)`",
     "ProcessGroup.bound_device_id": "groups are bound to no device",

@@ -31,7 +31,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshdist.arrays.device_types import new_empty, taken
 from meshdist.arrays.host import Array
@@ -298,3 +298,15 @@ def all_to_all_single(
     y: Array = new_empty((*count, *rows.shape[1:]), array)
     _all_to_all_single(y, rows, output_split_sizes, input_split_sizes, group)
     return y.transpose([first.index(other) for other in range(array.ndim)]).copy() if place else y
+
+
+if not TYPE_CHECKING:  # for type checkers, a name that is not there is an error
+
+    def __getattr__(name: str) -> object:
+        if name.startswith("_"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import sys
+
+        from meshdist._torch_names import no_attribute
+
+        raise no_attribute(sys.modules[__name__], "functional.", f"module {__name__!r}", name)

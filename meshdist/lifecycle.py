@@ -32,11 +32,13 @@ from meshdist.store import Store, TCPStore
 from meshdist.store.connect import NotReachedError
 from meshdist.system.deadline import Deadline, Timeout
 from meshdist.system.env_flags import check_switches
+from meshdist.system.keyword_hints import explaining
 from meshdist.system.platform import check_processes
 
 _STORE_LINGER_S = 0.5
 
 
+@explaining
 def init_process_group(
     backend: str | None = None,
     init_method: str | None = None,
@@ -85,7 +87,7 @@ def init_process_group(
             " init_process_group() again"
         )
     if store is not None and init_method is not None:
-        raise ValueError("give init_method or store, and only one of them")
+        raise ValueError("pass init_method or store, and only one of them")
     check_device_id("init_process_group", device_id)
     check_environment()
     name, deadline = usable_backend_name(backend), Deadline(timeout)

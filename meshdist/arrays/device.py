@@ -43,7 +43,7 @@ def as_device_array(value: Any, name: str, *, written: bool = False) -> Any:
     check_dtype(array, name)
     if written and not array.flags.c_contiguous and repeats_elements(array):
         raise ValueError(
-            f"{name} repeats elements in memory (broadcast_to?), and this call writes it; pass {name}.copy()"
+            f"{name} repeats elements in memory (broadcast_to?), and this call writes to it; pass {name}.copy()"
         )
     return array
 
@@ -142,7 +142,7 @@ def _shared(cupy: Any, value: Any, name: str, written: bool) -> Any:
             continue
         try:
             if written and attribute == "__cuda_array_interface__" and value.__cuda_array_interface__["data"][1]:
-                raise ReadOnlyError(f"{name} is read-only, and this call writes it; pass a copy")
+                raise ReadOnlyError(f"{name} is read-only, and this call writes to it; pass a copy")
             return _with_dtype_of(take(value), value)
         except ReadOnlyError:
             raise

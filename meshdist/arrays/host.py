@@ -94,8 +94,8 @@ def check_dtype(array: Array, name: str) -> None:
         return
     hint = _HINTS.get(dtype.kind, "")
     raise TypeError(
-        f"{name} has dtype {dtype}; known are bool, the integers, floating and complex ones, and those of ml_dtypes,"
-        f" such as bfloat16 and float8_e4m3fn{hint.format(name=name)}"
+        f"{name} has the unsupported dtype {dtype}; supported are bool, the integers, floating and complex ones, and"
+        f" those of ml_dtypes, such as bfloat16 and float8_e4m3fn{hint.format(name=name)}"
     )
 
 
@@ -117,10 +117,10 @@ def check_writable(array: Array, name: str, value: Any = None) -> None:
                 f"{name} is a {type(value).__name__}, whose elements NumPy gets as a copy, and this call would write"
                 f" that; pass an array, np.array({name})"
             )
-        raise ValueError(f"{name} is read-only, and this call writes it; pass {name}.copy()")
+        raise ValueError(f"{name} is read-only, and this call writes to it; pass {name}.copy()")
     if not array.flags.c_contiguous and repeats_elements(array):
         raise ValueError(
-            f"{name} repeats elements in memory (np.broadcast_to?), and this call writes it; pass {name}.copy()"
+            f"{name} repeats elements in memory (np.broadcast_to?), and this call writes to it; pass {name}.copy()"
         )
 
 

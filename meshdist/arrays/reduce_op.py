@@ -190,6 +190,19 @@ class _DeprecatedReduceOp:
 reduce_op = _DeprecatedReduceOp()
 
 
+# Functions of NumPy and Python that reduce as an op does.
+_LIKE = {
+    **dict.fromkeys(("add", "sum", "fsum"), "SUM"),
+    **dict.fromkeys(("multiply", "mul", "prod"), "PRODUCT"),
+    **dict.fromkeys(("mean", "average"), "AVG"),
+    **dict.fromkeys(("maximum", "fmax", "max"), "MAX"),
+    **dict.fromkeys(("minimum", "fmin", "min"), "MIN"),
+    **dict.fromkeys(("bitwise_and", "and_"), "BAND"),
+    **dict.fromkeys(("bitwise_or", "or_"), "BOR"),
+    **dict.fromkeys(("bitwise_xor", "xor"), "BXOR"),
+}
+
+
 def as_reduce_op(op: Op | Callable[[Any], PremulSum]) -> ReduceOp:
     """Return the ReduceOp that `op` is or names: SUM for a PREMUL_SUM, once the arrays are multiplied.
 
@@ -202,7 +215,9 @@ def as_reduce_op(op: Op | Callable[[Any], PremulSum]) -> ReduceOp:
     if op is premul_sum or (isinstance(op, str) and op.lower() == "premul_sum"):
         raise ValueError("op PREMUL_SUM needs a factor: pass op=meshdist.premul_sum(2.0), or another factor")
     if not isinstance(op, (ReduceOp, str)):
-        raise TypeError(f"op must be a ReduceOp or its name, got {type(op).__name__}")
+        meant = _LIKE.get(getattr(op, "__name__", ""))
+        hint = "" if meant is None else f" {op.__name__!r}; did you mean ReduceOp.{meant}?"
+        raise TypeError(f"op must be a ReduceOp or its name, got {type(op).__name__}{hint}")
     try:
         return ReduceOp(op.lower()) if isinstance(op, str) else op
     except ValueError:
@@ -213,7 +228,7 @@ def _unknown(op: object) -> str:
     known = ", ".join(member.value for member in ReduceOp)
     meant = _meant(op) if isinstance(op, str) else None
     hint = "" if meant is None else f"; did you mean {meant!r}?"
-    return f"unknown op {op!r}; known are {known}{hint}"
+    return f"unknown op {op!r}; choose from {known}{hint}"
 
 
 def _meant(name: str) -> str | None:

@@ -398,7 +398,7 @@ def broadcast(
 
     Raises:
         TypeError: No array or number.
-        ValueError: No or two senders, one that is no member, or another `grad`.
+        ValueError: No or two senders, one that is not a member, or another `grad`.
 
     Example:
         >>> import numpy as np, meshdist

@@ -105,7 +105,7 @@ def _check_numbers(result: Any) -> None:
         if hasattr(each, "dtype") and np.dtype(each.dtype).kind == "O":
             raise TypeError(
                 "local_map: fn returned an array of objects; to be differentiated, it computes with the functions of"
-                " autograd.numpy, or give local_map a vjp="
+                " autograd.numpy, or pass vjp= to local_map"
             )
 
 

@@ -89,7 +89,9 @@ def _partners(members: ProcessGroup, perm: Sequence[tuple[int, int]]) -> tuple[i
         ranks = [pair[number] for pair in pairs]
         wrong = [rank for rank in ranks if not 0 <= rank < members.size()]
         if wrong:
-            raise ValueError(f"{prefix}: ranks must be 0 to {members.size() - 1}, got {wrong[0]} in {perm!r}")
+            highest = members.size() - 1
+            allowed = f"ranks must be 0 to {highest}, got" if highest else "there is only rank 0; got"
+            raise ValueError(f"{prefix}: {allowed} {wrong[0]} in {perm!r}")
         if len(set(ranks)) < len(ranks):
             raise ValueError(f"{prefix}: each rank can be a {what} once, got {perm!r}")
     mine = members.rank()
@@ -175,7 +177,7 @@ def send(x: Any, dst: int | None = None, group: GroupLike = None, tag: int = 0, 
 
     Raises:
         TypeError: No array or number.
-        ValueError: No or two receivers, or one that is no member.
+        ValueError: No or two receivers, or one that is not a member.
 
     Example:
         >>> import numpy as np, meshdist
@@ -209,7 +211,7 @@ def recv(x: Any, src: int | None = None, group: GroupLike = None, tag: int = 0, 
 
     Raises:
         TypeError: No array or number.
-        ValueError: No or two senders, or one that is no member.
+        ValueError: No or two senders, or one that is not a member.
     """
     members = resolve(group)
     by = members.root("recv", "src", src, group_src)

@@ -83,7 +83,9 @@ def get_default_backend_for_device(device: object) -> str:
         raise TypeError(f"device must be a device type, one of {', '.join(DEVICE_TYPES)}, got {device!r}")
     kind, colon, index = text.partition(":")
     if kind not in _DEFAULTS or (colon and not index.isdecimal()):
-        raise ValueError(f"unknown device {text!r}; known are {', '.join(DEVICE_TYPES)}, each with or without an index")
+        raise ValueError(
+            f"unknown device {text!r}; choose from {', '.join(DEVICE_TYPES)}, each with or without an index"
+        )
     return _DEFAULTS[kind]
 
 
@@ -103,7 +105,7 @@ def _pairs(text: str) -> dict[str, str]:
             raise ValueError(f"backend {text!r}: {part!r} is no pair of device type and name; {_FORM}")
         if device not in DEVICE_TYPES:
             raise ValueError(
-                f"backend {text!r}: unknown device type {device!r}; known are {', '.join(DEVICE_TYPES)}; {_FORM}"
+                f"backend {text!r}: unknown device type {device!r}; choose from {', '.join(DEVICE_TYPES)}; {_FORM}"
             )
         if device in pairs:
             raise ValueError(f"backend {text!r}: device type {device!r} comes twice; {_FORM}")

@@ -40,7 +40,7 @@ def entry_of(name: str) -> Entry:
     entry = _ENTRIES.get(name.lower())
     if entry is None:
         hint = "; what torch's backend tcp did, 'gloo' does" if name.lower() == "tcp" else ""
-        raise ValueError(f"unknown backend {name!r}; known are {', '.join(known_names())}{hint}")
+        raise ValueError(f"unknown backend {name!r}; choose from {', '.join(known_names())}{hint}")
     return entry
 
 

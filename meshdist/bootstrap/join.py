@@ -21,6 +21,7 @@ from meshdist.security.credentials import SECRET_VARIABLE
 from meshdist.store import FileStore, PrefixStore, Store, TCPStore
 from meshdist.store.address import endpoint
 from meshdist.system.deadline import Deadline, Reminder
+from meshdist.system.plurals import counted
 from meshdist.system.processes import ProcessWatch
 
 _log = logging.getLogger("meshdist")
@@ -153,10 +154,10 @@ def _await_all(world: Store, rank: int, world_size: int, deadline: Deadline, sto
             waited_s = reminder.due_s()
             # The first of the ranks that are there speaks for all.
             if waited_s is not None and not any(world.check([f"card/{lower}"]) for lower in range(rank)):
-                words = _who_came(world, world_size, f"after {waited_s:.0f} s")
+                words = _who_came(world, world_size, f"(timeout in {deadline.remaining_s():.0f} s)", is_waiting=True)
                 _log.warning(
-                    "init_process_group (rank %d of %d) waits for %.0f s more: %s%s",
-                    *(rank, world_size, deadline.remaining_s(), words, _refused(world)),
+                    "init_process_group (rank %d of %d) is still waiting after %.0f s: %s%s",
+                    *(rank, world_size, waited_s, words, _refused(world)),
                 )
 
 
@@ -178,9 +179,9 @@ def _missing(world: Store, rank: int, world_size: int, deadline: Deadline) -> Di
     return DistTimeoutError(f"init_process_group (rank {rank} of {world_size}): {words}{_refused(world)}")
 
 
-def _who_came(world: Store, world_size: int, when: str) -> str:
+def _who_came(world: Store, world_size: int, when: str, *, is_waiting: bool = False) -> str:
     came = [n for n in range(world_size) if world.check([f"card/{n}"])]
-    words = shortfall(world, world_size, [n for n in range(world_size) if n not in came], when)
+    words = shortfall(world, world_size, [n for n in range(world_size) if n not in came], when, is_waiting=is_waiting)
     dead = [
         f"rank {n} (pid {card.pid} on {card.host_name}) came, and has ended"
         for n in came
@@ -330,17 +331,24 @@ def worlds_in(store: Store, card: Card) -> list[tuple[Store, Peers]]:
         found.append((part, peers.renumbered(json.loads(part.get(_KEPT)), part)))
 
 
-def shortfall(store: Store, world_size: int, missing: Sequence[int], when: str) -> str:
+def shortfall(store: Store, world_size: int, missing: Sequence[int], when: str, *, is_waiting: bool = False) -> str:
     """Return how many ranks joined, which are missing, and what to check, for the message of a timeout.
 
-    None are `missing` if all came, but some gave up before the others arrived. `when` is as in "within 2 s".
+    None are `missing` if all came, but some gave up before the others arrived. `when` is as in "within 2 s",
+    or, if the wait goes on, as in "(timeout in 2 s)".
     """
     if not missing:
         return f"all {world_size} ranks came {when}, but not at one time: some gave up before the others arrived"
-    came = f"{world_size - len(missing)} of {world_size} ranks joined {when}"
+    there = world_size - len(missing)
+    came = f"{there} of {counted(world_size, 'rank')} {joined(there, is_waiting=is_waiting)} {when}"
     place = _place(store)
     question = "is missing: was it" if len(missing) == 1 else "are missing: were they"
     return f"{came}; {ranks_text(missing)} {question} started with {place}?"
+
+
+def joined(number: int, *, is_waiting: bool) -> str:
+    """Return that `number` ranks joined, as the verb of a sentence about a wait that goes on, or has ended."""
+    return ("has joined" if number == 1 else "have joined") if is_waiting else "joined"
 
 
 def _place(store: Store) -> str:

@@ -15,13 +15,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from meshdist.bootstrap.join import shortfall
+from meshdist.bootstrap.join import joined, shortfall
 from meshdist.bootstrap.url import NOT_GIVEN
 from meshdist.errors import DistError, DistStoreError, DistTimeoutError
 from meshdist.runtime.log import RankLog
 from meshdist.runtime.peers import host_id
 from meshdist.store import PrefixStore, Store
 from meshdist.system.deadline import Deadline, Reminder
+from meshdist.system.plurals import counted
 
 _log = RankLog()
 _SLICE_S = 1.0
@@ -134,20 +135,20 @@ class RankAssignment:
             numbers[each.token] = next(free)
         self.ranks = numbers
 
-    def shortfall(self, store: Store, world_size: int, when: str) -> str:
-        """Return who came and how many are missing, for the message of a timeout."""
+    def shortfall(self, store: Store, world_size: int, when: str, *, is_waiting: bool = False) -> str:
+        """Return who came and how many are missing, for the message of a timeout, or of a wait that goes on."""
         came = list(self.came.values())
         if all(each.rank != NOT_GIVEN for each in came):
             ranks = {each.rank for each in came}
             missing = [rank for rank in range(world_size) if rank not in ranks]
-            text = shortfall(store, world_size, missing, when)
+            text = shortfall(store, world_size, missing, when, is_waiting=is_waiting)
         else:
-            text = f"{_count(len(came))} joined {when} ({_listed(came)}); {max(1, world_size - len(came))} missing"
+            begin, end = ("", f" {when}") if is_waiting else (f" {when}", "")
+            text = (
+                f"{counted(len(came), 'rank')} {joined(len(came), is_waiting=is_waiting)}{begin} ({_listed(came)});"
+                f" {max(1, world_size - len(came))} missing{end}"
+            )
         return text + "".join(f"; refused: {words}" for words in self.refused[-_NAMED_REFUSALS:])
-
-
-def _count(number: int) -> str:
-    return f"{number} {'rank' if number == 1 else 'ranks'}"
 
 
 def _listed(arrivals: Sequence[Arrival]) -> str:
@@ -241,8 +242,10 @@ class _Numbering:
             self._num_warned = len(assignment.refused)
             waited_s = self._reminder.due_s()
             if waited_s is not None:
-                words = assignment.shortfall(self._store, self._me.world_size, f"after {waited_s:.0f} s")
-                _log.warning("%s waits for %.0f s more: %s", self._where, deadline.remaining_s(), words)
+                words = assignment.shortfall(
+                    self._store, self._me.world_size, f"(timeout in {deadline.remaining_s():.0f} s)", is_waiting=True
+                )
+                _log.warning("%s is still waiting after %.0f s: %s", self._where, waited_s, words)
 
     def wait(self, longest_s: float) -> None:
         # A timeout is reported by the caller, and an error of the store by the next poll.

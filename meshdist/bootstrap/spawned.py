@@ -17,6 +17,7 @@ from meshdist.security.handshake import job_id
 from meshdist.store import TCPStore
 from meshdist.system.deadline import Deadline
 from meshdist.system.env_flags import to_int
+from meshdist.system.plurals import counted
 
 _SIZE = "MESHDIST_SPAWN_SIZE"
 _ADDRESS = "MESHDIST_SPAWN_ADDRESS"
@@ -62,8 +63,8 @@ def callers_address(where: str, world_size: int) -> tuple[str, int]:
     host, _, port = os.environ.get(_ADDRESS, "").rpartition(":")
     if not host:
         raise ValueError(
-            f"{where}: world_size is {world_size}, and this spawn started {os.environ[_SIZE]} ranks; for a world of "
-            "several spawns, set MASTER_ADDR and MASTER_PORT (rank 0's host and a free port there) and one "
+            f"{where}: world_size is {world_size}, and this spawn started {counted(int(os.environ[_SIZE]), 'rank')};"
+            " for a world of several spawns, set MASTER_ADDR and MASTER_PORT (rank 0's host and a free port there) and one "
             f"{SECRET_VARIABLE} before each of them"
         )
     return host.removeprefix("[").removesuffix("]"), to_int(port, "the environment variable MASTER_PORT")
@@ -80,8 +81,8 @@ def check_common_secret(where: str, world_size: int, meet: Callable[[], object] 
             with suppress(DistError, ValueError):  # what it raises follows from the secret
                 meet()
         raise ValueError(
-            f"{where}: world_size is {world_size}, and this spawn started {os.environ[_SIZE]} ranks, with a secret of "
-            f"its own; for a world of several spawns, set {SECRET_VARIABLE} to one value before each of them: take "
+            f"{where}: world_size is {world_size}, and this spawn started {counted(int(os.environ[_SIZE]), 'rank')},"
+            f" with a secret of its own; for a world of several spawns, set {SECRET_VARIABLE} to one value before each of them: take "
             "that of `openssl rand -hex 32`"
         )
 

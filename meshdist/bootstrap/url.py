@@ -43,7 +43,7 @@ class InitUrl(NamedTuple):
         missing = [name for name, value in needed if value == NOT_GIVEN]
         if missing:
             hint = "&".join(_EXAMPLES[name] for name in missing)
-            raise ValueError(f"{self.text}: {' and '.join(missing)} missing; give it as an argument or as ?{hint}")
+            raise ValueError(f"{self.text}: {' and '.join(missing)} missing; pass it as an argument or as ?{hint}")
         check_ranks(self.text, self.rank if rank or self.rank != NOT_GIVEN else 0, self.world_size)
 
 
@@ -65,11 +65,11 @@ def parse_init_url(text: str, rank: int, world_size: int) -> InitUrl:
             raise ValueError(f"{text}: the query may have {', '.join(_KEYS[:-1])} and {_KEYS[-1]}, got {name!r}")
         if name == "group_name":
             if group_name not in ("", value):
-                raise ValueError(f"{text}: group_name is given twice ({group_name!r} and {value!r}); give it once")
+                raise ValueError(f"{text}: group_name is given twice ({group_name!r} and {value!r}); pass it once")
             group_name = value
             continue
         if numbers[name] != NOT_GIVEN:
-            raise ValueError(f"{text}: {name} is given twice ({numbers[name]} and {value}); give it once")
+            raise ValueError(f"{text}: {name} is given twice ({numbers[name]} and {value}); pass it once")
         numbers[name] = to_int(value, f"{text}: {name}")
         if numbers[name] < 0:
             raise ValueError(f"{text}: {name} must not be negative, got {value}")

@@ -25,6 +25,7 @@ from meshdist.checkpoint.tree_names import (
     visit,
 )
 from meshdist.runtime.context import GroupLike
+from meshdist.system.plurals import counted
 from meshdist.tensor.distribution import as_block
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
 from meshdist.tensor.moves import move
@@ -156,7 +157,7 @@ class _Wanted:
         if self._opened.manifest.structure is None:
             missing = [name for name in missing if name in stored]  # files of others have no values
         if missing:
-            of_ranks = f" (saved by {self._num_ranks()} ranks)" if stored != arrays.keys() else ""
+            of_ranks = f" (saved by {counted(self._num_ranks(), 'rank')})" if stored != arrays.keys() else ""
             raise CheckpointError(
                 f"{folder} lacks {_listed(missing)}{of_ranks}; it has {_listed(sorted(self._arrays))}; pass"
                 " strict=False to leave them as they are in like"
@@ -174,8 +175,8 @@ class _Wanted:
         own = {stored for name in asked for stored in self._own.get(name, {}).values()}
         if rest := sorted(own - asked):
             raise CheckpointError(
-                f"{self._opened.folder} was saved by {self._num_ranks()} ranks, and has {_listed(rest)}, which like"
-                f" lacks on all of the {self._peers.size} that load; pass strict=False to leave that out"
+                f"{self._opened.folder} was saved by {counted(self._num_ranks(), 'rank')}, and has {_listed(rest)},"
+                f" which like lacks on all of the {self._peers.size} that load; pass strict=False to leave that out"
             )
 
     def _num_ranks(self) -> int:

@@ -137,7 +137,9 @@ def _stored(path: Path, name: str, entry: dict[str, Any], expected: int, most: i
     begin, end = entry["data_offsets"]
     code, shape = entry.get("dtype"), entry.get("shape")
     if not isinstance(code, str) or code not in CODES:
-        raise CheckpointError(f"{path}: array {name!r} has dtype {code!s:.80}; known are {', '.join(CODES)}")
+        raise CheckpointError(
+            f"{path}: array {name!r} has the unsupported dtype {code!s:.80}; supported are {', '.join(CODES)}"
+        )
     try:
         checked = checked_shape(shape, CODES[code])
         nbytes = _nbytes(checked, CODES[code])

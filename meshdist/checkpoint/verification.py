@@ -10,6 +10,7 @@ from meshdist.checkpoint import npy_files, safetensors_files
 from meshdist.checkpoint.opening import Opened
 from meshdist.checkpoint.rank_agreement import CheckpointError
 from meshdist.profiler.tables import bytes_text
+from meshdist.system.plurals import counted
 
 
 def check_checkpoint(opened: Opened, names: Iterable[str] | None = None) -> Iterator[str]:
@@ -63,9 +64,9 @@ def summary(opened: Opened) -> str:
     manifest = opened.manifest
     total = sum(array.nbytes for array in manifest.arrays.values())
     by = manifest.writer
-    written = f", written by {by['ranks']} ranks (process {by['pid']} on {by['host']})" if by else ""
+    written = f", written by {counted(by['ranks'], 'rank')} (process {by['pid']} on {by['host']})" if by else ""
     step = "" if manifest.step is None else f"step {manifest.step}, "
-    return f"{step}{len(manifest.arrays)} arrays, {bytes_text(total)}, {manifest.format}{written}"
+    return f"{step}{counted(len(manifest.arrays), 'array')}, {bytes_text(total)}, {manifest.format}{written}"
 
 
 def progressing(items: Iterable[Any], what: str) -> Iterable[Any]:

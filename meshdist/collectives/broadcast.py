@@ -36,7 +36,7 @@ def broadcast(
 
     Raises:
         TypeError: Not an array, or an unsupported dtype.
-        ValueError: Both or none of `src` and `group_src` are given, it is no member, or `tensor` cannot be written.
+        ValueError: Both or none of `src` and `group_src` are given, it is not a member, or `tensor` cannot be written.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """

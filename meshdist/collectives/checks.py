@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from meshdist.arrays.host import Array, describe_array
 from meshdist.arrays.reduce_op import check_op_dtype
 from meshdist.runtime.call import Call, Elements, each
+from meshdist.system.plurals import counted
 
 
 def refuse(call: Call, sentence: str) -> NoReturn:
@@ -33,9 +34,13 @@ def many(call: Call, side: str) -> list[Array]:
     value = getattr(call, side)
     if not isinstance(value, list):
         given = "None" if value is None else "one array"
-        raise TypeError(f"{call.error_prefix}: {_name(call, side)} must be a list of {call.size} arrays, got {given}")
+        raise TypeError(
+            f"{call.error_prefix}: {_name(call, side)} must be a list of {counted(call.size, 'array')}, got {given}"
+        )
     if len(value) != call.size:
-        refuse(call, f"{_name(call, side)} must hold {call.size} arrays, one for each rank, got {len(value)}")
+        refuse(
+            call, f"{_name(call, side)} must hold {counted(call.size, 'array')}, one for each rank, got {len(value)}"
+        )
     return value
 
 
@@ -95,7 +100,7 @@ def check_stacked_pair(call: Call, whole: Array, block: Array, names: tuple[str,
         expected = f"{concatenated}" if concatenated == stacked else f"{concatenated} or {stacked}"
         refuse(
             call,
-            f"{names[0]} must have shape {expected} ({call.size} ranks times"
+            f"{names[0]} must have shape {expected} ({counted(call.size, 'rank')} times"
             f" {names[1]} of shape {block.shape}), got {whole.shape}",
         )
 

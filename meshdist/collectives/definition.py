@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overlo
 from meshdist import core
 from meshdist.collectives.dataflow import Dataflow
 from meshdist.runtime.call import Algorithm, Call, CollectiveSpec, CompositionSpec
+from meshdist.system.keyword_hints import explain
 
 if TYPE_CHECKING:
     from meshdist.runtime.interfaces import Group, HasGroup
@@ -36,13 +37,7 @@ else:
     _Calling = core.Function
 
 
-def _explain(function: Callable[..., Any], error: TypeError) -> None:
-    from meshdist._torch_names import explain_call
-
-    explain_call(function, error)
-
-
-core.explain_type_errors(_explain)
+core.explain_type_errors(explain)
 
 
 class GroupFunction(_Calling, Generic[P, R]):

@@ -15,12 +15,12 @@ def dimension(members: Group, of: str, array: Any, axis: int | None, dim: int | 
     """Return the dimension that `axis` or `dim` gives, from 0 on; 0 if both are None.
 
     Raises:
-        TypeError: It is no integer.
+        TypeError: It is not an integer.
         ValueError: Both are given, or the array lacks it; a 0-d array counts as one of one dimension.
     """
     prefix = members.error_prefix(of)
     if axis is not None and dim is not None:
-        raise ValueError(f"{prefix}: give axis or dim, which is torch's name for it, and not both")
+        raise ValueError(f"{prefix}: pass axis or dim, which is torch's name for it, and not both")
     name, value = ("dim", dim) if axis is None else ("axis", axis)
     if value is None:
         return 0

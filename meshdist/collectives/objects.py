@@ -24,6 +24,7 @@ from meshdist.collectives.send_recv import NamingSender, source_of
 from meshdist.runtime.call import Buffers, Call
 from meshdist.runtime.call_site import warn_not_member
 from meshdist.runtime.context import GroupLike, resolve
+from meshdist.system.plurals import counted
 
 if TYPE_CHECKING:
     from meshdist.collectives.definition import Collective
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def _agreed_sizes(call: Call) -> tuple[Any, ...]:
-    return (f"{_count(call.recv if call.root is not None else call.send)} objects",)
+    return (counted(_count(call.recv if call.root is not None else call.send), "object"),)
 
 
 def _agreed_bytes(call: Call) -> tuple[Any, ...]:
@@ -86,7 +87,7 @@ def _list(of: str, name: str, value: Any, length: int | None = None) -> list[Any
     if not isinstance(value, list):
         raise TypeError(f"{of}: {name} must be a list, got {type(value).__name__}")
     if length is not None and len(value) != length:
-        raise ValueError(f"{of}: {name} must hold {length} objects, one for each rank, got {len(value)}")
+        raise ValueError(f"{of}: {name} must hold {counted(length, 'object')}, one for each rank, got {len(value)}")
     return value
 
 
@@ -278,7 +279,7 @@ def send_object_list(
 
     Raises:
         TypeError: `object_list` is not a list, or an object cannot be pickled; nothing is sent.
-        ValueError: Both or none of `dst` and `group_dst` are given, or it is no member or this rank.
+        ValueError: Both or none of `dst` and `group_dst` are given, or it is not a member or this rank.
         DistBackendError: The receiver failed, or its list is of another length.
         DistTimeoutError: It was not received within the group's timeout.
     """
@@ -317,7 +318,7 @@ def recv_object_list(
 
     Raises:
         TypeError: `object_list` is not a list.
-        ValueError: Both `src` and `group_src` are given, or it is no member or this rank.
+        ValueError: Both `src` and `group_src` are given, or it is not a member or this rank.
         DistBackendError: The sender failed, or its list is of another length: its sizes are an int64 array.
         DistTimeoutError: Nothing came within the group's timeout.
     """

@@ -65,10 +65,10 @@ def probe(
         A MessageInfo: `source`, `tag` and `nbytes`. In a dry run, every message is there and has 0 bytes.
 
     Raises:
-        TypeError: A rank or the tag is no integer.
-        ValueError: Both `src` and `group_src` are given, it is no member, the tag is negative, or `src` is this rank
+        TypeError: A rank or the tag is not an integer.
+        ValueError: Both `src` and `group_src` are given, it is not a member, the tag is negative, or `src` is this rank
             and it has sent itself no such message.
-        DistBackendError: The sender failed; or the backend cannot look for messages, as nccl.
+        DistBackendError: The sender failed; or the backend does not support probing, such as nccl.
         DistTimeoutError: No message arrived within the group's timeout.
 
     Example:
@@ -107,7 +107,7 @@ def iprobe(
 
     Raises:
         TypeError: As `probe`.
-        ValueError: Both `src` and `group_src` are given, it is no member, or the tag is negative.
+        ValueError: Both `src` and `group_src` are given, it is not a member, or the tag is negative.
         DistBackendError: As `probe`.
     """
     members = resolve(group)

@@ -49,7 +49,7 @@ def reduce(
 
     Raises:
         TypeError: Not an array, an unsupported dtype, or one undefined for `op`.
-        ValueError: Both or none of `dst` and `group_dst` are given, it is no member, or `tensor` cannot be written.
+        ValueError: Both or none of `dst` and `group_dst` are given, it is not a member, or `tensor` cannot be written.
         DistBackendError: A rank failed, or the ranks' calls disagree.
         DistTimeoutError: A rank did not call within the group's timeout.
     """

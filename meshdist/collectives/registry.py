@@ -50,7 +50,7 @@ def functions() -> dict[str, GroupFunction[Any, Any]]:
 def function_of(name: str) -> GroupFunction[Any, Any]:
     known = functions()
     if name not in known:
-        raise ValueError(f"unknown collective {name!r}; known are {', '.join(sorted(known))}")
+        raise ValueError(f"unknown collective {name!r}; choose from {', '.join(sorted(known))}")
     return known[name]
 
 

@@ -49,6 +49,10 @@ class NamingSender(Receiving[P, int]):
         return flat
 
 
+for _kind in (GroupFunction, Receiving, NamingSender):
+    _kind.__name__ = "function"  # what help() calls them
+
+
 @GroupFunction
 def send(
     tensor: Any, dst: int | None = None, group: GroupLike = None, tag: int = 0, group_dst: int | None = None
@@ -68,7 +72,7 @@ def send(
 
     Raises:
         TypeError: Not an array, or an unsupported dtype.
-        ValueError: Both or none of `dst` and `group_dst` are given, it is no member, or `tag` is negative; or it is
+        ValueError: Both or none of `dst` and `group_dst` are given, it is not a member, or `tag` is negative; or it is
             this rank, which has posted no receive for the message, and would wait for itself.
         DistBackendError: The receiver failed, or its array does not fit. After a buffered send, the next call raises.
         DistTimeoutError: It was not received within the group's timeout.
@@ -96,7 +100,7 @@ def recv(
 
     Raises:
         TypeError: Not an array, or an unsupported dtype.
-        ValueError: Both `src` and `group_src` are given, it is no member, the tag is negative, or `tensor` cannot be
+        ValueError: Both `src` and `group_src` are given, it is not a member, the tag is negative, or `tensor` cannot be
             written; or it is this rank, which has sent itself no message, and would wait for itself.
         DistBackendError: The sender failed, or the message does not fit.
         DistTimeoutError: No message arrived within the group's timeout.
@@ -212,8 +216,8 @@ class P2POp:
             raise ValueError(f"P2POp: op must be meshdist.isend or meshdist.irecv, got {op!r}")
         # Checked here: later, other messages of the batch would already be posted.
         if (peer is None) == (group_peer is None) and (peer is not None or op is isend):
-            given = "neither" if peer is None else "both"
-            raise ValueError(f"P2POp: give peer (a global rank) or group_peer (a rank in the group), got {given}")
+            given = "" if peer is None else ", not both"
+            raise ValueError(f"P2POp: pass peer (a global rank) or group_peer (a rank in the group){given}")
         self.op = op
         self.tensor = tensor
         self.peer = peer
@@ -293,8 +297,8 @@ def sendrecv(
 
     Raises:
         TypeError: Not arrays, or unsupported dtypes.
-        ValueError: Both or none of `dst` and `group_dst` are given, or both of `src` and `group_src`; one is no member;
-            a tag is negative; `recv` cannot be written, or shares memory with `send`. Nothing is sent.
+        ValueError: Both or none of `dst` and `group_dst` are given, or both of `src` and `group_src`; one is not a
+            member; a tag is negative; `recv` cannot be written, or shares memory with `send`. Nothing is sent.
         DistBackendError: The other side failed, or a message does not fit.
         DistTimeoutError: A message was not received, or did not arrive, within the group's timeout.
 

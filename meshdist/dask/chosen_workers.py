@@ -71,7 +71,7 @@ def choose_workers(
         raise DistError(
             f"run: {ranks or 1} ranks need as many workers, one each, and the cluster has {len(found)}"
             f"{' of those named' if names is not None else ''}{waited}; start more workers of one process each, ask for"
-            " fewer ranks, or give wait_for_workers="
+            " fewer ranks, or pass wait_for_workers="
         )
     if any(address.startswith("inproc://") for address in found):
         raise DistError(

@@ -117,7 +117,7 @@ def _reserved(client: Client, workers: Sequence[str], deadline: Deadline) -> Ite
         if not lock.acquire(timeout=deadline.remaining_s()):
             raise DistTimeoutError(
                 f"run: other jobs of meshdist had some of the {len(workers)} workers for"
-                f" {deadline.timeout_s:g} s; wait for them, or give a longer start_timeout"
+                f" {deadline.timeout_s:g} s; wait for them, or pass a longer start_timeout"
             )
     except DistTimeoutError:
         raise

@@ -21,7 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     report = commands.add_parser("report", help="report what went wrong, from the files of the flight recorders")
     report.add_argument("directory", type=Path, help="where the ranks wrote them: MESHDIST_FLIGHT_RECORDER_DIR")
-    attached = commands.add_parser("attach", help="show what the ranks of a running job do, and who waits for whom")
+    attached = commands.add_parser(
+        "attach", help="show what the ranks of a running job are doing, and who is waiting for whom"
+    )
     job = attached.add_mutually_exclusive_group(required=True)
     job.add_argument(
         "--pid",
@@ -36,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         " MESHDIST_SECRET_FILE, as the ranks do",
     )
     for command in (report, attached):
-        command.add_argument("--draw", type=Path, metavar="FILE", help="draw who waits for whom (.png, .svg, .pdf)")
+        command.add_argument(
+            "--draw", type=Path, metavar="FILE", help="draw who is waiting for whom (.png, .svg, .pdf)"
+        )
         command.add_argument("--stacks", action="store_true", help="show where each rank is, frame by frame")
     given = parser.parse_args(arguments)
     try:

@@ -143,7 +143,7 @@ def _no_secret(address: str) -> DistNetworkError:
         f"{SECRET_VARIABLE} here is not that of" if secret_from_environment() else f"{SECRET_VARIABLE} is missing for"
     )
     return DistNetworkError(
-        f"the store at {address} requires the job's secret, and {given} the job: give --pid PID of one of"
+        f"the store at {address} requires the job's secret, and {given} the job: pass --pid PID of one of"
         f" its ranks on this host, or set {SECRET_VARIABLE} or {SECRET_FILE_VARIABLE} as its ranks have it"
     )
 
@@ -228,7 +228,7 @@ def store_of(pid: int) -> tuple[str, dict[str, str]]:
     if not host or not port:
         raise ValueError(
             f"process {pid} is not a rank: it has no MASTER_ADDR and MASTER_PORT in its environment;"
-            f" {_ranks_below(pid) or 'give the pid of a rank that meshrun has started'},"
+            f" {_ranks_below(pid) or 'pass the pid of a rank that meshrun has started'},"
             f" or --store HOST:PORT and {SECRET_VARIABLE}"
         )
     return endpoint(host, int(port)) if port.isdecimal() else f"{host}:{port}", access_of(found, directory)

@@ -145,11 +145,11 @@ def describe(path: list[BlockedRank]) -> str:
     if not path[-1].has_ended:
         return _describe_waits(path, [f"rank {other.rank}" for other in [*path[1:], path[0]]])
     mine, *_, last, ended = path if len(path) > 2 else (path[0], *path)
-    words = f"rank {ended.rank} has ended its {ended.call}"
+    words = f"rank {ended.rank} has finished the {ended.call}"
     if last is mine:
-        return f"{words}, and this rank waits for it in {mine.call}"
-    waits = f"for which rank {last.rank} waits in {last.call}, and this rank for rank {path[1].rank} in {mine.call}"
-    return f"{words}, {waits}"
+        return f"{words}, but this rank is still waiting for it in {mine.call}"
+    waits = f"rank {last.rank} is still waiting for it in {last.call}, and this rank for rank {path[1].rank}"
+    return f"{words}, but {waits} in {mine.call}"
 
 
 def _awaited(blocked: BlockedRank, ranks: set[int]) -> str:

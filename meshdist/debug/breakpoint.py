@@ -36,7 +36,8 @@ def breakpoint(rank: int = 0, skip: int = 0, timeout_s: Timeout | None = 3600.0)
     """
     world = current_world()
     if not 0 <= index(rank) < world.size:
-        raise ValueError(f"breakpoint: rank must be 0 to {world.size - 1}, got {rank}")
+        allowed = f"rank must be 0 to {world.size - 1}, got" if world.size > 1 else "there is only rank 0; got"
+        raise ValueError(f"breakpoint: {allowed} {rank}")
     site = call_site()
     world.passes[site] += 1
     if world.passes[site] <= index(skip):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from meshdist.debug.states import CallSeen, RankSnapshot
 from meshdist.debug.wait_graph import Waits, first_difference, who_waits
 from meshdist.runtime.rank_text import ranks_text
+from meshdist.system.plurals import counted
 
 _MOST_LINES = 8
 _MOST_RANKS = 8
@@ -25,22 +26,17 @@ def hang_report(waits: Waits, world_size: int, *, now_s: float | None = None) ->
     of hosts differ and may jump: a state is taken to be at most 10 s old.
     """
     lines = causes(waits)
-    parts: dict[tuple[str, ...], list[RankSnapshot]] = {}
+    parts: dict[_Doing, list[RankSnapshot]] = {}
     for _, state in sorted(waits.states.items()):
         if state.rank not in waits.gone or state.outlasts:
-            parts.setdefault(tuple(_doing(waits, state)), []).append(state)
+            parts.setdefault(_doing(waits, state), []).append(state)
     alike = sorted(parts.items(), key=lambda part: part[1][0].rank)
     for doing, states in alike[:_MOST_LINES]:
-        verb = ("was" if states[0].is_last else "is") if len(states) == 1 else "were" if states[0].is_last else "are"
-        after = doing[1]
-        if len(states) > 1:
-            after = after.replace("; it has made", "; they have made", 1).replace("; its last", "; their last", 1)
-        lines.append(
-            f"{ranks_text(sorted(state.rank for state in states))} {verb} {doing[0]}{_age(states, now_s)}{after}"
-        )
+        ranks = ranks_text(sorted(state.rank for state in states))
+        lines.append(_sentence(ranks, doing, _age(states, now_s), is_one=len(states) == 1))
     if len(alike) > _MOST_LINES:
         rest = sum(len(states) for _, states in alike[_MOST_LINES:])
-        lines.append(f"{rest} more ranks are in other places")
+        lines.append(f"{rest} more {'rank is in another place' if rest == 1 else 'ranks are in other places'}")
     lines += [
         f"stack of rank {rank}: {' > '.join(_short(line) for line in waits.states[rank].stack[-_MOST_FRAMES:])}"
         for rank in waits.absent[:_MOST_STACKS]
@@ -120,8 +116,8 @@ def _differing(waits: Waits, mine: int, theirs: int) -> str:
 
 def in_words(state: RankSnapshot) -> list[str]:
     """Describe one rank, as lines: its call or place, and its stack."""
-    doing = _doing(who_waits({state.rank: state}), state)
-    return [f"it is {doing[0]}{_age([state])}{doing[1]}", *state.stack]
+    doing = _doing(who_waits({state.rank: state}), state)._replace(is_over=False)
+    return [_sentence("it", doing, _age([state]), is_one=True), *state.stack]
 
 
 class Activity(NamedTuple):
@@ -143,22 +139,39 @@ def activity(waits: Waits, state: RankSnapshot, now_s: float) -> Activity:
     return Activity(f"waiting for {ranks_text(awaited)}" if awaited else "in a call", seconds, call)
 
 
-def _doing(waits: Waits, state: RankSnapshot) -> tuple[str, str]:
-    """Describe what a rank does: the words before and after its age."""
+class _Doing(NamedTuple):
+    """What a rank does, in words: `call` is the one in which it waits, or its last one where it is at a `place`."""
+
+    call: str
+    place: str = ""
+    others: str = ""  # the calls that are in progress elsewhere, or the ranks that `call` waits for
+    is_over: bool = False  # the rank has given up
+
+
+def _doing(waits: Waits, state: RankSnapshot) -> _Doing:
     call = _waiting(state)
     if call is not None:
         awaited = sorted(waits.graph.successors(state.rank)) if state.rank in waits.graph else []
         whom = f", waiting for {ranks_text(sorted(awaited))}" if awaited else ""
-        given_up = ", and gave up" if state.is_last else ""
-        return f"in {call.words}{' (given up)' if call.state == 'failed' else ''}", whom + given_up
+        words = f"{call.words}{' (given up)' if call.state == 'failed' else ''}"
+        return _Doing(words, others=whom + (", and gave up" if state.is_last else ""), is_over=state.is_last)
     place = f"at {_short(state.place)}" if state.place else "at an unknown line"
     last = next((call for call in reversed(state.calls) if call.state in ("completed", "failed")), None)
-    after = "; it has made no call" if last is None else f"; its last call was {last.words}"
-    if last is not None and last.state == "failed":
-        after += ", which failed"
-    if state.open_calls:
-        after += f"; {len(state.open_calls)} async calls are in progress"
-    return f"in no call, {place}", after
+    words = "" if last is None else f"{last.words}{', which failed' if last.state == 'failed' else ''}"
+    num_open = len(state.open_calls)
+    is_open = f"; {counted(num_open, 'async call')} {'is' if num_open == 1 else 'are'} in progress" if num_open else ""
+    return _Doing(words, place, is_open, state.is_last)
+
+
+def _sentence(ranks: str, doing: _Doing, age: str, *, is_one: bool) -> str:
+    """Say what `ranks` do, and for how long."""
+    they, their, have = ("it", "its", "has") if is_one else ("they", "their", "have")
+    are = ("was" if is_one else "were") if doing.is_over else "is" if is_one else "are"
+    if not doing.place:
+        return f"{ranks} {are} in {doing.call}, {age}{doing.others}"
+    had = "had" if doing.is_over else have
+    last = f"; {their} last call was {doing.call}" if doing.call else f" and {had} made no calls yet"
+    return f"{ranks} {are} not in a meshdist call; {they} {had} been {doing.place} {age}{last}{doing.others}"
 
 
 def _waiting(state: RankSnapshot) -> CallSeen | None:
@@ -193,5 +206,5 @@ def _age(states: Sequence[RankSnapshot], now_s: float | None = None) -> str:
     ages_s = [end_s - _since_s(state) for end_s, state in zip(ends_s, states, strict=True)]
     least, most = max(0.0, min(ages_s)), max(0.0, max(ages_s))
     if most - least < 0.1 * most + 0.1:
-        return f", for {most:.1f} s"
-    return f", for {least:.1f} to {most:.1f} s"
+        return f"for {most:.1f} s"
+    return f"for {least:.1f} to {most:.1f} s"

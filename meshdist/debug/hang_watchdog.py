@@ -186,7 +186,11 @@ class HangWatchdog:
 
     def log_slow(self, watch: LongWait, missing: str) -> None:
         self._log.info(
-            "%s: has waited for %.1f s, for %s", watch.error_prefix, watch.lasts_s, missing, extra=self._open_call()
+            "%s: has been waiting for %.1f s, for %s",
+            watch.error_prefix,
+            watch.lasts_s,
+            missing,
+            extra=self._open_call(),
         )
 
     def _begin(self, watch: LongWait) -> None:
@@ -330,9 +334,9 @@ class HangWatchdog:
         # All ranks may have come at this moment.
         if warned is not None and warned in self._watches and not reported and self._has_cause:
             self._log.warning(
-                "%s: has waited for %.1f s, of %g s at most%s\n%s",
+                "%s: has been waiting for %.1f s (timeout: %g s%s)\n%s",
                 *(warned.error_prefix, warned.lasts_s, warned.timeout_s),
-                *(f" ({warned.instead})" if warned.instead else "", self._found.text),
+                *(f"; {warned.instead}" if warned.instead else "", self._found.text),
                 extra=self._open_call(),
             )
 
@@ -344,7 +348,7 @@ class HangWatchdog:
         states, gone = self.exchange.gather(min(_LONGEST_BUDGET_S, timeout_s / 10))
         waits = who_waits(states, gone)
         lines = hang_report(waits, self._world.size, now_s=time.time())
-        text = "\n".join(f"  {line}" for line in ["who waits for whom:", *lines])[:_MOST_CHARACTERS]
+        text = "\n".join(f"  {line}" for line in ["who is waiting for whom:", *lines])[:_MOST_CHARACTERS]
         self._found = Finding(text, has_cycle=bool(waits.cycle))
         self._has_cause = bool(waits.absent or waits.cycle)
 

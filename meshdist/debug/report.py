@@ -22,6 +22,9 @@ def read_dumps(directory: Path) -> dict[int, RankSnapshot]:
         ValueError: There are no files, or a file has another format.
         OSError: The directory cannot be read.
     """
+    if not directory.is_dir():
+        problem = "is not a folder" if directory.exists() else "is not there"
+        raise ValueError(f"{directory} {problem}; pass the folder to which MESHDIST_FLIGHT_RECORDER_DIR was set")
     paths = sorted(path for path in directory.iterdir() if path.suffix == ".json" and path.name[0] != ".")
     if not paths:
         raise ValueError(
@@ -39,7 +42,9 @@ def report_on(states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None
         )
     size = next(iter(states.values())).world_size
     silent = [rank for rank in range(size) if rank not in states and rank not in (gone or {})]
-    counted = f"{len(states)} of {size} ranks" if len(states) < size else f"all {size} ranks"
+    counted = (
+        f"{len(states)} of {size} ranks" if len(states) < size else f"all {size} ranks" if size > 1 else "the only rank"
+    )
     shrunk = next(iter(states.values())).num_shrunk
     since = " since the world was shrunk" + (f" {shrunk} times" if shrunk > 1 else "") if shrunk else ""
     waits = who_waits(states, gone)
@@ -47,7 +52,7 @@ def report_on(states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None
         [f"Flight records of {counted}{since}, on {ranks_hosts(states.values())}."],
         ["What went wrong", *_faults(states)],
         ["First call in which the ranks disagree", *_first_disagreement(states, waits)],
-        ["Who waits for whom", *hang_report(waits, size)],
+        ["Who is waiting for whom", *hang_report(waits, size)],
         ["Stragglers", *_latecomers(states, waits)],
     ]
     if silent:

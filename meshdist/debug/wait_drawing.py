@@ -108,4 +108,6 @@ def check_drawable() -> None:
         import matplotlib  # noqa: F401
         import networkx  # noqa: F401
     except ImportError as error:
-        raise ImportError(f"drawing who waits for whom needs matplotlib: pip install matplotlib ({error})") from None
+        raise ImportError(
+            f"drawing who is waiting for whom needs matplotlib: pip install matplotlib ({error})"
+        ) from None

@@ -18,6 +18,7 @@ from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import current_world, resolve
 from meshdist.runtime.context import GroupLike, current_slot, is_initialized
 from meshdist.system.deadline import Timeout, seconds
+from meshdist.system.keyword_hints import explaining
 
 
 class _WorldGroup(type):
@@ -37,6 +38,7 @@ class group(metaclass=_WorldGroup):
     """`group.WORLD` is the default group."""
 
 
+@explaining
 def new_group(
     ranks: Sequence[int] | None = None,
     timeout: Timeout | None = None,
@@ -122,7 +124,8 @@ def rank_list(what: str, ranks: Iterable[int], size: int) -> list[int]:
         raise TypeError(f"{what} must be a list of integers, got {ranks!r}") from None
     for rank in listed:
         if not 0 <= rank < size:
-            raise ValueError(f"{what} must be 0 to {size - 1}, got {rank}")
+            allowed = f" must be 0 to {size - 1}, got" if size > 1 else ": there is only rank 0; got"
+            raise ValueError(f"{what}{allowed} {rank}")
     if not listed or len(set(listed)) != len(listed):
         raise ValueError(f"{what} must be distinct, at least one, got {listed}")
     return listed

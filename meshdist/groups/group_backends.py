@@ -77,7 +77,7 @@ class GroupBackends:
         if name is None:
             raise ValueError(
                 f"the array is on device type {device!r}, and the group's backends are {pairs_of(self._backend_name)};"
-                f" make the group with a backend for {device!r}, as in 'cpu:gloo,cuda:nccl', or pass an array on"
+                f" create the group with a backend for {device!r}, as in 'cpu:gloo,cuda:nccl', or pass an array on"
                 f" {' or '.join(names)}"
             )
         with self._making:  # several threads may make their first calls at once

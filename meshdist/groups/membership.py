@@ -67,10 +67,9 @@ class Membership:
         if type(rank) is int and group_rank is None and rank in self._places:
             return self._places[rank]
         if (rank is None) == (group_rank is None):
-            given = "neither" if rank is None else "both"
+            given = "" if rank is None else ", not both"
             raise ValueError(
-                f"{self.error_prefix(of)}: give {name} (a global rank) or group_{name} (a rank in the group), got"
-                f" {given}"
+                f"{self.error_prefix(of)}: pass {name} (a global rank) or group_{name} (a rank in the group){given}"
             )
         try:
             place = self._places.get(index(rank)) if group_rank is None else index(group_rank)  # type: ignore[arg-type]
@@ -80,12 +79,13 @@ class Membership:
         if place is None:
             hint = "; leave src out to receive from any rank" if name == "src" and of in _FROM_ANY else ""
             raise ValueError(
-                f"{self.error_prefix(of)}: {name} must be a member, one of {listed(self.ranks)}, got {rank}{hint}"
+                f"{self.error_prefix(of)}: {name} must be a rank in the group, one of {listed(self.ranks)}; got"
+                f" {rank}{hint}"
             )
         if not 0 <= place < len(self.ranks):
-            raise ValueError(
-                f"{self.error_prefix(of)}: {name} must be a rank in the group, 0 to {len(self.ranks) - 1}, got {place}"
-            )
+            highest = len(self.ranks) - 1
+            allowed = f"a rank in the group, 0 to {highest}" if highest else "0, the only rank in the group"
+            raise ValueError(f"{self.error_prefix(of)}: {name} must be {allowed}, got {place}")
         return place
 
     def root_or_first(self, of: str, name: str, rank: int | None, group_rank: int | None) -> int:

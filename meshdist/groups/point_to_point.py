@@ -110,7 +110,7 @@ class PointToPoint(Probes):
         if dst == self._rank and not self._own(backend).awaits(tag):
             raise ValueError(
                 f"{error_prefix}: dst is this rank, {dst}, which has posted no receive with tag {tag}, so the call"
-                " would wait for itself; post one by irecv before it, or call isend, which buffers the message"
+                " would wait for itself; post one with irecv first, or call isend, which buffers the message"
             )
         record = self.begin_record(of, array, dst, tag)
         try:

@@ -32,6 +32,7 @@ from meshdist.runtime.waiting import Waitable
 from meshdist.runtime.work import PlannedWork, Work
 from meshdist.store.exchange import brief
 from meshdist.system.deadline import Deadline
+from meshdist.system.keyword_hints import naming_methods
 
 # How long a rank may take to say in the store that it gives up, since a peer has ended or cannot be reached.
 _LAST_WORDS_S = 1.5
@@ -59,6 +60,7 @@ class GroupHome(Protocol):
         """Destroy `group` at the end of its `with` block, which ended with `error`."""
 
 
+@naming_methods
 class ProcessGroup(CollectiveMethods, Membership):
     """The ranks that a call runs over; made by `new_group`, by a mesh, or by `init_process_group` for the world.
 
@@ -304,7 +306,7 @@ class ProcessGroup(CollectiveMethods, Membership):
             DistBackendError: An earlier call on it failed; names the error.
         """
         if self._closed is not None:
-            advice = "; make another with new_group() or init_process_group()" if self._closed == DESTROYED else ""
+            advice = "; create another with new_group() or init_process_group()" if self._closed == DESTROYED else ""
             raise ValueError(f"{error_prefix}: group {self.label!r} {self._closed}{advice}")
         if self._broken is not None:
             words = f"the group cannot be used after an earlier failure: {self._broken}"

@@ -13,8 +13,11 @@ from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import current_world, resolve
 from meshdist.runtime.context import GroupLike
 from meshdist.system.deadline import Timeout
+from meshdist.system.keyword_hints import explaining
+from meshdist.system.plurals import counted
 
 
+@explaining
 def new_subgroups(
     group_size: int | None = None,
     group: GroupLike = None,
@@ -77,12 +80,14 @@ def _part_size(parent: ProcessGroup, group_size: int) -> int:
         raise ValueError(f"{error_prefix}: group_size must be 1 to {size}, the ranks of the group, got {part}")
     if size % part:
         raise ValueError(
-            f"{error_prefix}: group_size must divide the {size} ranks of the group, got {part}, and {size % part}"
-            " are left; new_subgroups_by_enumeration makes subgroups of unequal sizes"
+            f"{error_prefix}: group_size must divide the {counted(size, 'rank')} of the group, got {part}, and"
+            f" {size % part} {'is' if size % part == 1 else 'are'} left; new_subgroups_by_enumeration"
+            " creates subgroups of unequal sizes"
         )
     return part
 
 
+@explaining
 def new_subgroups_by_enumeration(
     ranks_per_subgroup_list: Sequence[Sequence[int]],
     timeout: Timeout | None = None,
@@ -128,6 +133,7 @@ def new_subgroups_by_enumeration(
     return mine, made
 
 
+@explaining
 def split_group(
     parent_pg: GroupLike = None,
     split_ranks: Sequence[Sequence[int]] | None = None,
@@ -170,7 +176,7 @@ def split_group(
     world.check_holds(parent)
     if split_ranks is None:
         raise ValueError(
-            f"{parent.error_prefix('split_group')}: give split_ranks, a list of lists of ranks in the group"
+            f"{parent.error_prefix('split_group')}: pass split_ranks, a list of lists of ranks in the group"
         )
     lists = _disjoint_lists(f"{parent.error_prefix('split_group')}: split_ranks", split_ranks, parent.size())
     mine = next((ranks for ranks in lists if parent.rank() in ranks), [])

@@ -31,6 +31,7 @@ from meshdist.runtime.rank_text import ranks_text
 from meshdist.runtime.waiting import Doorbells, WaitObserver
 from meshdist.store import PrefixStore, Store, TCPStore
 from meshdist.system.deadline import Deadline
+from meshdist.system.plurals import counted
 from meshdist.system.processes import AtExit
 
 _LEAVE_TIMEOUT_S = 5.0
@@ -183,7 +184,7 @@ class World:
             device_id=group.device_id if group.device_id is not None else self.default_group.device_id,
         )
         options.check_preconditions()
-        self.log.info("group %r connects by backend %s", group.label, backend, extra={"group": group.label})
+        self.log.info("connecting group %r with backend %s", group.label, backend, extra={"group": group.label})
         return self._new_backend(backend, options)
 
     def drop(self, group: ProcessGroup, what: str = DESTROYED) -> None:
@@ -246,7 +247,7 @@ class World:
         self._bells.close()
         for end in self.endings:
             end()
-        self.log.info("left the world of %d ranks", self.size)
+        self.log.info("left the world of %s", counted(self.size, "rank"))
 
     def abort(self, reason: str, cause: BaseException | None = None) -> None:
         """Tell the ranks of all groups that this one gives up, for `reason` and because of `cause`."""
@@ -348,7 +349,7 @@ class World:
             with contextlib.suppress(DistError):
                 say_departure(self.store, self.rank, self.peers.departure)
         elif self.rank == 0 and not any(group.is_broken for group in self._groups):
-            self.log.warning("the process ends without destroy_process_group(); call it when the ranks are done")
+            self.log.warning("the process is exiting without having called destroy_process_group()")
         self.close()
 
     def _make_group(self, ranks: tuple[int, ...], backend: str, timeout_s: float, name: str, desc: str) -> ProcessGroup:
@@ -358,7 +359,7 @@ class World:
         self._groups.append(group)
         self.hook_registry.add_group(group)
         if self.log.isEnabledFor(logging.INFO):
-            self.log.info("group %r is made: %s, backend %s", group.label, ranks_text(ranks), backend)
+            self.log.info("created group %r: %s, backend %s", group.label, ranks_text(ranks), backend)
         return group
 
 

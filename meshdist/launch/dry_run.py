@@ -22,6 +22,7 @@ from meshdist.store import HashStore, Store
 from meshdist.store.request import use_tables
 from meshdist.store.table import Table
 from meshdist.system.deadline import DEFAULT_TIMEOUT_S
+from meshdist.system.keyword_hints import explaining
 
 if TYPE_CHECKING:
     from meshdist.backends.backend_options import BackendOptions
@@ -81,7 +82,7 @@ class DryRun:
             if given not in (-1, own):
                 raise ValueError(
                     f"init_process_group: this is a dry run of rank {self.rank} of {self.world_size}, got"
-                    f" {name} {given}; leave {name} out, or give it to dry_run"
+                    f" {name} {given}; leave {name} out, or pass it to dry_run"
                 )
         self.end()
         self.is_joined = True
@@ -106,6 +107,7 @@ class DryRun:
             world.close(reason)
 
 
+@explaining
 @contextmanager
 def dry_run(
     world_size: int, rank: int = 0, *, ranks_per_host: int | None = None, topology: Any = None
@@ -158,7 +160,8 @@ def dry_run(
     if size < 1:
         raise ValueError(f"dry_run: world_size must be at least 1, got {size}")
     if not 0 <= place < size:
-        raise ValueError(f"dry_run: rank must be 0 to {size - 1}, got {place}")
+        allowed = f"rank must be 0 to {size - 1}, got" if size > 1 else "there is only rank 0; got"
+        raise ValueError(f"dry_run: {allowed} {place}")
     per_host = size if ranks_per_host is None else _number("ranks_per_host", ranks_per_host)
     if per_host < 1:
         raise ValueError(f"dry_run: ranks_per_host must be at least 1, got {per_host}")
@@ -187,7 +190,7 @@ def _topology(given: Any, world_size: int, ranks_per_host: int | None) -> Topolo
     from meshdist.topology.topology import Topology  # most dry runs need none
 
     if ranks_per_host is not None:
-        raise ValueError("dry_run: got both ranks_per_host and topology; give one of them")
+        raise ValueError("dry_run: got both ranks_per_host and topology; pass one of them")
     topology = Topology.of(given)
     if topology.num_ranks != world_size:
         raise ValueError(

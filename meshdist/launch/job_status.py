@@ -14,6 +14,7 @@ from meshdist.errors import DistError
 from meshdist.launch.rank_board import NodeEntry, entries
 from meshdist.runtime.rank_text import ranks_text
 from meshdist.store import Store
+from meshdist.system.plurals import counted
 
 ANSWER_S = 1.0
 _HEAD = ("rank", "host", "pid", "state", "for", "call, or the last one")
@@ -138,7 +139,3 @@ def duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -45,6 +45,9 @@ _TORCHRUN_OPTIONS = {
 }
 """Options of torchrun that meshrun does not have, and why."""
 
+_NAMES_OF_NUM_RANKS = ("--n", "--np", "--nproc", "--nprocs", "--num-ranks", "--ranks", "--world-size")
+"""Names by which other launchers, and `spawn`, know --nproc-per-node."""
+
 _USAGE = """meshrun [options] script.py [argument ...]
        meshrun [options] -m module [argument ...]
        meshrun [options] --no-python program [argument ...]
@@ -67,7 +70,7 @@ examples:
   meshrun --nproc-per-node 2 --log-dir logs --no-python ./solver input.dat
   meshrun --nnodes 2 --rdzv-endpoint node1:29400 --nproc-per-node 8 train.py      (on both hosts)
   meshrun --nnodes 2:4 --rdzv-endpoint node1:29400 --max-restarts 3 train.py      (on two to four hosts)
-  meshrun status                                                                  (what the ranks of your jobs do)
+  meshrun status                                                                  (what your jobs' ranks are doing)
   srun --nodes 2 --ntasks-per-node 1 meshrun --nnodes 2 --nproc-per-node 8 train.py
 
 Options come before the script; what follows it is passed on. They may be spelled with _ for - as well."""
@@ -91,6 +94,8 @@ def main(arguments: list[str] | None = None, *, passes_local_rank: bool = False)
     options, command = split_command(arguments)
     for option in options:
         name = option.partition("=")[0]
+        if name in _NAMES_OF_NUM_RANKS:
+            _complain(f"{name} is not an option of meshrun: write -n, or --nproc-per-node")
         if name in _TORCHRUN_OPTIONS:
             _complain(
                 f"{name} is an option of torchrun that meshrun does not have: {_TORCHRUN_OPTIONS[name]}; leave it out"
@@ -107,7 +112,7 @@ def main(arguments: list[str] | None = None, *, passes_local_rank: bool = False)
 
         refused = refusal(options, parsed.nnodes.most)
         if refused is None and parsed.nproc_per_node.least != parsed.nproc_per_node.most:
-            refused = f"--nproc-per-node {parsed.nproc_per_node}: MPI cannot restart with fewer ranks; give one number"
+            refused = f"--nproc-per-node {parsed.nproc_per_node}: MPI cannot restart with fewer ranks; pass one number"
         if refused is not None:
             _complain(refused)
         return exec_mpirun(kind, command, parsed.nproc_per_node.most)
@@ -197,8 +202,7 @@ def _parser() -> ArgumentParser:
         default=Count(1, 1),
         metavar="N",
         help="how many ranks: a number, cpu (one per processor), gpu (one per GPU) or auto (gpu if there are any, "
-        "else cpu); default 1. With 2:4, a job of 4 that restarts does without ranks that a signal has killed, down to "
-        "2",
+        "else cpu); default 1. With 2:4: start 4; a restart leaves out ranks killed by a signal, down to 2",
     )
     add(
         "--launcher",
@@ -234,8 +238,8 @@ def _add_hosts(parser: ArgumentParser) -> None:
         type=as_argument(number_of_nodes),
         default=Count(1, 1),
         metavar="N",
-        help="the number of hosts, default 1; or the fewest and the most, as in 2:4: the job restarts without "
-        "hosts that are lost, and with hosts that come",
+        help="the number of hosts, default 1; or the fewest and the most, as in 2:4: a restart goes on "
+        "without lost hosts, and with hosts that join",
     )
     add(
         "--node-rank",
@@ -312,7 +316,7 @@ def _add_watching(parser: ArgumentParser) -> None:
         type=as_argument(seconds),
         default=DEFAULT_GRACE_S,
         metavar="SECONDS",
-        help=f"how long a rank that is asked to end may take until it is killed; default {DEFAULT_GRACE_S:g}",
+        help=f"how long a rank may take to exit after SIGTERM before it is killed; default {DEFAULT_GRACE_S:g}",
     )
 
 

@@ -129,7 +129,7 @@ def rendezvous_of(parsed: Namespace) -> NodeRendezvous | None:
             raise ValueError(f"--node-rank {parsed.node_rank}: with one host (--nnodes 1) it must be 0")
         return None
     if parsed.standalone:
-        raise ValueError(f"--standalone means this host alone, --nnodes {parsed.nnodes} means more: give one of them")
+        raise ValueError(f"--standalone means this host alone, --nnodes {parsed.nnodes} means more: pass one of them")
     node, (host, port) = parsed.node_rank, parsed.rdzv_endpoint or (parsed.master_addr, None)
     if parsed.rdzv_endpoint is None and host is not None:
         port = parsed.master_port
@@ -149,13 +149,13 @@ def _from_launcher(num_nodes: Count, node: int | None) -> tuple[str, int | None,
     place = find_place(world_size=num_nodes.most)
     if place is None or place.address is None:
         raise ValueError(
-            f"--nnodes {num_nodes}: the launchers need a meeting point: give all of them the same --rdzv-endpoint "
+            f"--nnodes {num_nodes}: the launchers need a meeting point: pass all of them the same --rdzv-endpoint "
             f"HOST:PORT, with the name of one of the hosts{'' if place is None else f' ({place.no_address})'}"
         )
     if not num_nodes.least <= place.world_size <= num_nodes.most:
         raise ValueError(
             f"--nnodes {num_nodes}, but {place.launcher.name} has started {place.world_size} processes: start one "
-            "meshrun on each host, or give --rdzv-endpoint HOST:PORT"
+            "meshrun on each host, or pass --rdzv-endpoint HOST:PORT"
         )
     if node not in (None, place.rank):
         raise ValueError(f"--node-rank {node}, but {place.launcher.name} reports number {place.rank}")

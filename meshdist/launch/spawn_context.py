@@ -177,8 +177,8 @@ def _as_exception(failure: Failure) -> ProcessException:
         return ProcessRaisedException(failure.report(), failure.rank, failure.pid)
     if failure.status == UNGUARDED_STATUS:
         words = (
-            "each rank imports this script, and calls spawn again: put what starts the ranks under"
-            ' `if __name__ == "__main__":`'
+            "each rank imports this script, and calls spawn again: put the code that starts the ranks"
+            ' under `if __name__ == "__main__":`'
         )
         return ProcessExitedException(words, failure.rank, failure.pid, failure.status)
     return ProcessExitedException(failure.report().rstrip(), failure.rank, failure.pid, failure.status)

@@ -13,15 +13,17 @@ from contextlib import contextmanager, suppress
 
 from meshdist.debug.attach import JobHere, jobs_here
 from meshdist.errors import DistError
-from meshdist.launch.job_status import JobStatus, counted, status_of
+from meshdist.launch.job_status import JobStatus, status_of
 from meshdist.launch.launchers_store import arrived, has_left, ranks_secret
 from meshdist.launch.options import as_argument, seconds
 from meshdist.launch.plan import NodeCard, Plan
 from meshdist.security.credentials import SECRET_FILE_VARIABLE, SECRET_VARIABLE, secret_from_environment
 from meshdist.security.handshake import OtherJobError
 from meshdist.store import Store, TCPStore
+from meshdist.system.plurals import counted
 
 _CONNECT_S = 2.0
+_NONE_HERE = "none of your jobs is running on this host"
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -29,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="meshrun status",
-        description="List the ranks of a running job: where they are, what they do, and for how long.",
+        description="List the ranks of a running job: where they are, what they are doing, and for how long.",
         epilog="Other users' jobs, and jobs of which no rank is on this host, need the job's secret in MESHDIST_SECRET "
         "or MESHDIST_SECRET_FILE. A script of the name `status` is run by `meshrun ./status`.",
     )
@@ -60,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _show(job: str | None) -> int:
     blocks = text_of(job)
-    print("\n\n".join(blocks) if blocks else "no job of this user runs on this host")
+    print("\n\n".join(blocks) if blocks else _NONE_HERE)
     return 0
 
 
@@ -75,7 +77,7 @@ def _watch(job: str | None, interval_s: float) -> int:
             blocks = text_of(job)
         except DistError:
             break  # it was there before: it has ended
-    print("no job of this user runs on this host" if job is None else f"{job} has ended")
+    print(_NONE_HERE if job is None else f"{job} has ended")
     return 0
 
 
@@ -97,7 +99,7 @@ def text_of(job: str | None) -> list[str]:
     if host and port.isdecimal():
         return ["\n".join(_lines_at(job, host.strip("[]"), int(port)))]
     known = ", ".join(each.run_id or each.address for each in jobs) or "none"
-    raise DistError(f"no job {job!r} of this user on this host, which has these: {known}; give HOST:PORT for another")
+    raise DistError(f"no job {job!r} of this user on this host, which has these: {known}; pass HOST:PORT for another")
 
 
 def _status_here(job: JobHere) -> JobStatus | None:
@@ -141,7 +143,7 @@ def _lines_at(address: str, host: str, port: int) -> list[str]:
         if started is None:
             verb = "is" if len(waiting) == 1 else "are"
             there = f"there {verb} {counted(len(waiting), 'host')}: {', '.join(waiting)}"
-            return [f"job at {address}: waits for hosts; {there}"]
+            return [f"job at {address}: waiting for hosts; {there}"]
         start, plan, ranks_port = started
         secret = ranks_secret(secret_from_environment(), plan.nonce, start)
         with TCPStore(host, ranks_port, wait_for_workers=False, timeout=_CONNECT_S, secret=secret.encode()) as ranks:

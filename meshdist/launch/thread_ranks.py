@@ -18,6 +18,7 @@ from meshdist.runtime.context import WorldSlot, use_slot
 from meshdist.runtime.departure import Departure, PeerExit
 from meshdist.runtime.waiting import Doorbells
 from meshdist.system.deadline import Deadline, Timeout, seconds
+from meshdist.system.keyword_hints import explaining
 
 if TYPE_CHECKING:
     from meshdist.debug.hang_watchdog import StateExchange
@@ -27,6 +28,7 @@ T = TypeVar("T")
 DEFAULT_RUN_TIMEOUT_S = 300.0
 
 
+@explaining
 def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, timeout: Timeout | None = None) -> list[T]:
     """Run `fn` on `world_size` ranks that are threads of this process, and return what each returned.
 

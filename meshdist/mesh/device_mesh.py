@@ -32,9 +32,11 @@ from meshdist.mesh.mesh_state import entered
 from meshdist.mesh.sharding import shard, unshard
 from meshdist.profiler.accounting import Account, accounting
 from meshdist.runtime.context import GroupLike
+from meshdist.system.keyword_hints import explaining, naming_methods
 
 
 @core.compare_by_identity
+@naming_methods
 class DeviceMesh(MeshExchanges):
     """Arrange ranks along axes; every axis and every slice has its process group and all collectives.
 
@@ -113,6 +115,7 @@ class DeviceMesh(MeshExchanges):
             raise no_attribute(self, "DeviceMesh.", "DeviceMesh", name)
 
     @staticmethod
+    @explaining
     def from_group(
         group: GroupLike | Sequence[GroupLike],
         device_type: str,
@@ -233,6 +236,7 @@ class DeviceMesh(MeshExchanges):
 
     # ---- Drawings and accounts
 
+    @explaining
     def show(self, form: str | None = None, axis: int | str | None = None, ax: Any = None) -> Any:
         """Draw this mesh: its ranks by axes, coloured or lettered by host, with the calling rank marked.
 

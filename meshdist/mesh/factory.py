@@ -16,12 +16,12 @@ from meshdist.mesh.mesh_arguments import (
     BackendChoice,
     check_carried,
     checked_device_type,
-    explaining,
     world_ended_on_refusal,
     world_or_init,
 )
 from meshdist.mesh.mesh_check import refusals_reported
 from meshdist.runtime.context import GroupLike
+from meshdist.system.keyword_hints import explaining
 
 
 @explaining
@@ -82,7 +82,7 @@ def init_device_mesh(
             whole = "world" if universe is None else f"group {universe.label!r}"
             raise ValueError(
                 f"init_device_mesh: mesh_shape {shape} needs {product} ranks, but the {whole} has {members.size()};"
-                f" start {ranks_needed} (meshrun -n {ranks_needed}) or make the mesh smaller"
+                f" start {ranks_needed} (meshrun -n {ranks_needed}) or create a smaller mesh"
             )
         ranks = np.arange(ranks_needed) if universe is None else np.array(universe.ranks[:ranks_needed])
         placement = None

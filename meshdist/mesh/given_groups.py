@@ -13,6 +13,7 @@ from meshdist.groups.world import current_world, resolve
 from meshdist.mesh.layout.layout import Layout
 from meshdist.mesh.layout.rank_list import rank_array
 from meshdist.runtime.context import GroupLike
+from meshdist.system.plurals import counted
 
 if TYPE_CHECKING:
     from meshdist.groups.process_group import ProcessGroup
@@ -76,8 +77,8 @@ def layout_of_groups(groups: Sequence[ProcessGroup], mesh: Any, names: Sequence[
         return layout
     if layout.ndim != len(groups):
         raise ValueError(
-            f"from_group: expected a group for each of the {layout.ndim} axes of the mesh {layout.describe()}, got"
-            f" {len(groups)}"
+            f"from_group: expected {counted(layout.ndim, 'group')}, one for each axis of the mesh {layout.describe()},"
+            f" got {len(groups)}"
         )
     for axis, group in enumerate(groups):
         row = tuple(layout.row(axis, coordinate).tolist())
@@ -104,7 +105,7 @@ def _own(group: GroupLike, what: str) -> ProcessGroup:
     found = resolve(group)
     if isinstance(found, NonMember) or found.rank() < 0:
         raise ValueError(
-            f"{what}: rank {current_world().rank} is not in it; only the ranks of a group make meshes of it"
+            f"{what}: rank {current_world().rank} is not in it; only the ranks of a group create meshes of it"
         )
     current_world().check_holds(found)
     return found

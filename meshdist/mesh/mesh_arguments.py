@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
 from meshdist.backends.device_backends import (
@@ -29,22 +28,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-def explaining(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a TypeError say which argument was meant, where a call has one of another library; a decorator."""
-
-    @wraps(function)
-    def explained(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return function(*args, **kwargs)
-        except TypeError as error:
-            from meshdist._torch_names import explain_call
-
-            explain_call(function, error)
-            raise
-
-    return explained
 
 
 def checked_device_type(device_type: str) -> str:
@@ -78,7 +61,7 @@ def check_carried(device_type: str, backends: Iterable[str | None]) -> None:
         raise ValueError(
             f"device_type: a mesh of {device_type!r} needs a backend for its arrays, and there is"
             f" {' and '.join(map(pairs_of, sorted(chosen)))}; call init_process_group with backend={of_its_own!r} or"
-            " pairs such as 'cpu:gloo,cuda:nccl', or give backend_override"
+            " pairs such as 'cpu:gloo,cuda:nccl', or pass backend_override"
         )
 
 

@@ -55,9 +55,9 @@ class Agreement:
         if made == text:  # the difference is in ranks that the text abbreviates
             made, text = f"{made} [{theirs[:8]}]", f"{text} [{digest[:8]}]"
         difference = (
-            f"the ranks' meshes differ: global rank {other} {made}, global rank {rank} {text}; every rank must make the"
-            " same meshes in the same order, even the ranks outside them; give group= to a mesh that only some ranks"
-            " make"
+            f"the ranks' meshes differ: global rank {other} {made}, global rank {rank} {text}; every rank must create"
+            " the same meshes in the same order, even the ranks outside them; pass group= for a mesh that only some"
+            " ranks create"
         )
         self._store.compare_set(f"{self._key}/differs", "", difference)  # keeps the first note
         return difference

@@ -11,6 +11,8 @@ import numpy as np
 from meshdist.arrays.device_types import new_empty, taken
 from meshdist.arrays.host import Array, check_dtype, check_writable, describe_array
 from meshdist.mesh.mesh_slices import MeshSlices
+from meshdist.system.keyword_hints import explaining
+from meshdist.system.plurals import counted
 
 if TYPE_CHECKING:
     from meshdist.groups.process_group import ProcessGroup
@@ -25,6 +27,7 @@ _Messages: TypeAlias = "Sequence[tuple[Any, int | None]]"
 class MeshExchanges(MeshSlices):
     """Messages between neighbours along the axes of a mesh."""
 
+    @explaining
     def shift(
         self,
         x: Any,
@@ -35,7 +38,7 @@ class MeshExchanges(MeshSlices):
         axis: int | str | None = None,
         tag: int = 0,
     ) -> Array | None:
-        """Pass `x` on by some places along an axis, and return the array of the rank `by` places before.
+        """Shift `x` along an axis by `by` ranks, and return the array received from the rank `by` places before.
 
         All ranks along the axis call it, with equal `by` and `periodic`. As MPI's Cart_shift and Sendrecv in one: where
         no rank is before, at the open end of an axis, nothing is received, `out` stays as it is, and the result is
@@ -54,7 +57,7 @@ class MeshExchanges(MeshSlices):
 
         Raises:
             UnknownAxisError: No such axis (a KeyError and a ValueError).
-            TypeError: Not an array, or `by` is no integer.
+            TypeError: Not an array, or `by` is not an integer.
             ValueError: `axis` is None on a mesh of several axes, `out` cannot be written or shares memory with `x`, or
                 the calling rank is outside the mesh. Nothing is sent.
             DistBackendError: A neighbour failed, or its array does not fit.
@@ -87,6 +90,7 @@ class MeshExchanges(MeshSlices):
         result: Array | None = None if before is None else room if out is None else out
         return result
 
+    @explaining
     def halo_exchange(
         self,
         block: Any,
@@ -127,7 +131,7 @@ class MeshExchanges(MeshSlices):
 
         Raises:
             UnknownAxisError: No such axis (a KeyError and a ValueError).
-            TypeError: Not an array, or values that are no integers.
+            TypeError: Not an array, or values that are not integers.
             ValueError: A width is negative or larger than the cells between the ghost cells; a dimension is missing or
                 given twice; `block` cannot be written; or the calling rank is outside the mesh. Nothing is sent.
             DistBackendError: A neighbour failed, or its block has another shape.
@@ -172,7 +176,7 @@ class MeshExchanges(MeshSlices):
             numbers = list(value)
             if len(numbers) != self.ndim:
                 raise ValueError(
-                    f"{prefix}: {name} must have one value for each of the {self.ndim} axes, got {len(numbers)}"
+                    f"{prefix}: {name} must have {counted(self.ndim, 'value')}, one for each axis, got {len(numbers)}"
                 )
         else:
             numbers = [value] * self.ndim
@@ -190,7 +194,7 @@ class MeshExchanges(MeshSlices):
             if not -array.ndim <= dim < array.ndim:
                 raise ValueError(
                     f"{prefix}: axis {self._layout.axis_text(axis)} divides dim {dim}, and block has {array.ndim}"
-                    f" dimensions, {describe_array(array)}; give dims=, the dimension of each axis"
+                    f" dimensions, {describe_array(array)}; pass dims=, the dimension of each axis"
                 )
         divided = {axis: dim % array.ndim for axis, dim in sorted(found.items())}
         if len(set(divided.values())) < len(divided):

@@ -156,5 +156,5 @@ def _give_options(group: ProcessGroup, backend: BackendWithOptions) -> None:
     elif group.pg_options is not backend.options and group.pg_options != backend.options:
         raise ValueError(
             f"backend_override: {group!r} already exists, with the options {group.pg_options!r} and not"
-            f" {backend.options!r}; make a group with new_group(pg_options=...) and the mesh with from_group"
+            f" {backend.options!r}; create a group with new_group(pg_options=...) and the mesh with from_group"
         )

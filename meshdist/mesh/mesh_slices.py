@@ -84,7 +84,7 @@ class MeshSlices(MeshGroups):
         if not known:
             raise ValueError(
                 f"DeviceMesh[{names!r}]: this mesh {self._layout.describe()} has no axis names to slice by;"
-                " give mesh_dim_names when making it"
+                " pass mesh_dim_names when creating it"
             )
         wanted = (names,) if isinstance(names, str) else names
         if not isinstance(wanted, tuple) or not all(isinstance(name, str) for name in wanted):
@@ -355,7 +355,7 @@ class MeshSlices(MeshGroups):
         numbers = [self._layout.axis(axis) for axis in axes]
         if not numbers or len(set(numbers)) < len(numbers):
             raise ValueError(
-                f"{method}: give at least one axis of {self._layout.describe()}, and each once, got {list(axes)}"
+                f"{method}: pass at least one axis of {self._layout.describe()}, and each once, got {list(axes)}"
             )
         return numbers
 
@@ -366,12 +366,12 @@ class MeshSlices(MeshGroups):
             names = mesh._layout.names or ()
             if name in names and mesh._layout.axes[names.index(name)] != axis:
                 raise ValueError(
-                    f"flatten: {name!r} is the name of another axis of {mesh._layout.describe()}; give another name"
+                    f"flatten: {name!r} is the name of another axis of {mesh._layout.describe()}; pass another name"
                 )
         if root._flattened.setdefault(name, (axis, backend)) != (axis, backend):
             raise ValueError(
                 f"flatten: {name!r} is the name of an axis that was flattened from other axes of"
-                f" {root._layout.describe()}, or has another backend; give another name"
+                f" {root._layout.describe()}, or has another backend; pass another name"
             )
 
     def _new_root(self, layout: Layout, backends: tuple[str | None, ...]) -> Self:

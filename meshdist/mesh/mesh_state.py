@@ -77,7 +77,7 @@ class MeshState(CollectiveMethods):
         if highest >= world.size:
             raise ValueError(
                 f"DeviceMesh {self._layout.describe()}: its ranks must lie in 0..{world.size - 1}, as the world has"
-                f" {world.size}, got rank {highest}; start more ranks or make the mesh of fewer"
+                f" {world.size}, got rank {highest}; start more ranks or create the mesh of fewer"
             )
         self._coordinate = self._layout.coordinate(world.rank)
         self._world = world

@@ -51,7 +51,7 @@ def unshard(mesh: MeshSlices, block: Any, dims: Dims) -> Any:
 def _in_order(method: str, mesh: MeshSlices, x: Any, dims: Dims) -> list[tuple[int, int]]:
     """Return the mesh axes of `dims` in mesh order, the outermost first, with the dimension that each cuts."""
     if not isinstance(dims, Mapping):
-        raise TypeError(f"DeviceMesh.{method}: expected a dict from axes to dimensions, got {dims!r}")
+        raise TypeError(f"DeviceMesh.{method}: expected a dict mapping axes to dimensions, got {dims!r}")
     if not hasattr(x, "ndim"):
         raise TypeError(
             f"DeviceMesh.{method}: expected an array, got {x!r} ({type(x).__name__}); pass np.asarray(...) of it"

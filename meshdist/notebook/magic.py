@@ -16,10 +16,11 @@ from meshdist.notebook.magic_options import CellOptions, parse_options
 from meshdist.notebook.pool import Completion, Pool
 from meshdist.notebook.rank_output import RankOutput, rank_label
 from meshdist.runtime.rank_text import ranks_text, without_own_rank
+from meshdist.system.plurals import counted
 
 _MOST_NAMED = 8
 _REPLACED = "a new process takes its place, without the variables of the old one"
-_OWN_GROUPS = "create groups and meshes of your own again"
+_OWN_GROUPS = "create your own groups and meshes again"
 _NO_CLOUDPICKLE = '%%mesh needs the package cloudpickle: pip install "meshdist[notebook]"'
 
 
@@ -89,7 +90,9 @@ class MeshMagics:
             print("no workers")
             return
         axes = ", ".join(f"{name}={size}" for name, size in self._options.axes) or "none"
-        print(f"{self._pool.size} workers, backend {self._pool.backend}, mesh: {axes}; pids {self._pool.pids}")
+        print(
+            f"{counted(self._pool.size, 'worker')}, backend {self._pool.backend}, mesh: {axes}; pids {self._pool.pids}"
+        )
         for rank, how in sorted(self._pool.ended.items()):
             print(f"rank {rank} has ended ({how}); a new process takes its place before the next cell")
         if self._pool.replaced:
@@ -119,8 +122,8 @@ class MeshMagics:
         elif (options.backend, options.timeout_s) != (before.backend, before.timeout_s):
             pool.join_new_world(options.backend, options.timeout_s)
             print(
-                f"the workers join a new world, of backend {options.backend} and timeout {options.timeout_s:g} s; "
-                f"they keep their variables: {_OWN_GROUPS}"
+                f"the workers are joining a new world (backend {options.backend}, timeout {options.timeout_s:g} s); "
+                f"variables are kept, but {_OWN_GROUPS}"
             )
         self._options = replace(options, send=(), get=(), restart=False)
         return pool
@@ -227,7 +230,7 @@ def _what_is_left(outcome: Completion) -> list[str]:
         named = ", ".join(lost[:_MOST_NAMED]) + (", ..." if len(lost) > _MOST_NAMED else "")
         kept = "the other variables stay" if outcome.answers else "no variables stay"
         who = "the others" if outcome.ended else "The workers"
-        words = f"{who} join a new world: create {named} again; {kept}."
+        words = f"{who} are joining a new world: create {named} again; {kept}."
         return [words[0].upper() + words[1:]]
     return ["The other workers keep their variables."] if outcome.ended and outcome.answers else []
 

@@ -8,6 +8,8 @@ import shlex
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
+from meshdist.system.plurals import counted
+
 Axes = tuple[tuple[str, int], ...]
 
 
@@ -90,10 +92,10 @@ def _shape(num_ranks: int | None, axes: Axes | None, before: CellOptions | None)
         product = math.prod(size for _, size in axes)
         if num_ranks not in (None, product):
             sizes = " x ".join(str(size) for _, size in axes)
-            raise ValueError(f"%%mesh: --axes has {sizes} = {product} ranks, but -n is {num_ranks}")
+            raise ValueError(f"%%mesh: --axes has {sizes} = {counted(product, 'rank')}, but -n is {num_ranks}")
         return product, axes
     if num_ranks is None and before is None:
-        raise ValueError("%%mesh: give the number of workers, as in %%mesh -n 4, or --axes dp=2,tp=2")
+        raise ValueError("%%mesh: pass the number of workers, as in %%mesh -n 4, or --axes dp=2,tp=2")
     if before is None or num_ranks not in (None, before.num_ranks):
         assert num_ranks is not None
         return num_ranks, ()

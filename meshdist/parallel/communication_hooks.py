@@ -256,7 +256,7 @@ def post_local_sgd(
         post_local_gradient_allreduce: False averages no gradients later.
 
     Raises:
-        TypeError: `start_iteration` is no integer.
+        TypeError: `start_iteration` is not an integer.
         ValueError: `start_iteration` is negative.
     """
     start_iteration = checked_count("post_local_sgd", "start_iteration", start_iteration, 0)

@@ -34,7 +34,7 @@ class PeriodicAverager:
         step: How often `average_parameters` was called; a checkpoint keeps it.
 
     Raises:
-        TypeError: A number that is no integer.
+        TypeError: A number that is not an integer.
         ValueError: `period` is less than 1, or `warmup_steps` negative.
 
     Example:

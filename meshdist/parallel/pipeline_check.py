@@ -18,7 +18,7 @@ def check_table(table: Table) -> None:
     """Check that each micro-batch goes through each stage once, forward and backward, and that no rank waits for ever.
 
     Raises:
-        ScheduleError: It does not; names the rank, the step and the action, and of a deadlock the circle.
+        ScheduleError: It does not; names the rank, the step and the action, and of a deadlock the cycle.
     """
     _check_stages(table)
     has_backward = any(action.kind in (BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT) for action in table.places)

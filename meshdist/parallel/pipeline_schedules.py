@@ -16,6 +16,7 @@ from meshdist.parallel.pipeline_check import check_table
 from meshdist.parallel.pipeline_simulation import PipelineCosts, simulate
 from meshdist.parallel.pipeline_table import ScheduleError, Table, with_messages
 from meshdist.parallel.pipeline_timeline import PipelineTimeline
+from meshdist.system.plurals import counted
 
 
 class Schedule:
@@ -108,7 +109,7 @@ class Schedule:
         where its data is used, as `PipelineRunner` does it.
 
         Raises:
-            ScheduleError: It is not; names rank, step and action, and for a deadlock the circle of ranks.
+            ScheduleError: It is not; names rank, step and action, and for a deadlock the cycle of ranks.
         """
         check_table(self._table)
         return self
@@ -195,7 +196,7 @@ class Schedule:
 
     def __repr__(self) -> str:
         return (
-            f"<Schedule {self.name}: {self.num_ranks} ranks, {self.num_stages} stages,"
+            f"<Schedule {self.name}: {counted(self.num_ranks, 'rank')}, {counted(self.num_stages, 'stage')},"
             f" {self.num_microbatches} micro-batches>"
         )
 

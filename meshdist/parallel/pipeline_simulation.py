@@ -15,6 +15,7 @@ from meshdist.parallel.pipeline_actions import (
     Action,
 )
 from meshdist.parallel.pipeline_table import Table, execution_order
+from meshdist.system.plurals import counted
 
 Cost = float | Sequence[float]
 
@@ -70,7 +71,9 @@ class PipelineCosts:
     def _at(self, name: str, cost: Cost, stage: int) -> float:
         if isinstance(cost, Sequence):
             if stage >= len(cost):
-                raise ValueError(f"PipelineCosts: {name} has costs of {len(cost)} stages, and there is a stage {stage}")
+                raise ValueError(
+                    f"PipelineCosts: {name} has costs of {counted(len(cost), 'stage')}, and there is a stage {stage}"
+                )
             return cost[stage]
         return cost
 

@@ -51,7 +51,7 @@ class PipelineStage:
             given, missing = "backward_input", "backward_weight"
             if self.backward_input is None:
                 given, missing = missing, given
-            raise ValueError(f"PipelineStage: {given} is given without {missing}; give both, or backward alone")
+            raise ValueError(f"PipelineStage: {given} is given without {missing}; pass both, or backward alone")
 
     @property
     def has_backward(self) -> bool:

@@ -130,7 +130,7 @@ def execution_order(table: Table) -> list[Place]:
     by the action that uses it, so only missing data stops a rank.
 
     Raises:
-        ScheduleError: There is no such order; names the circle of ranks that wait for each other.
+        ScheduleError: There is no such order; names the cycle of ranks that wait for each other.
     """
     at = [0] * len(table.rows)
     done: set[Action] = set()

@@ -123,7 +123,7 @@ def draw(timeline: Drawn, form: str | None, ax: Any, width: int | None) -> Any:
     if form is not None and form not in FORMS:
         raise ValueError(f"show: form must be one of {', '.join(map(repr, FORMS))} or None, got {form!r}")
     if ax is not None and form != "plot":
-        raise ValueError("show: ax needs form='plot'; give both")
+        raise ValueError("show: ax needs form='plot'; pass both")
     if form == "plot":
         return as_plot(timeline, ax)
     if form == "html":

@@ -181,7 +181,7 @@ def power_sgd(
     A NaN or an infinity makes the averages of its step NaN; errors and matrices are then forgotten.
 
     Raises:
-        TypeError: A number that is no integer. From the hook, complex gradients.
+        TypeError: A number that is not an integer. From the hook, complex gradients.
         ValueError: `rank` is less than 1, or `start_iteration` negative.
 
     Example:

@@ -67,7 +67,8 @@ class GradientReducer(Joinable):
         buckets: The GradBuckets, in the order in which they are reduced.
 
     Raises:
-        TypeError: No arrays, or ones of integers; a number of bytes that is no integer; a hook that is not callable.
+        TypeError: No arrays, or ones of integers; a number of bytes that is not an integer; a hook that is not
+            callable.
         ValueError: No parameters, two of one name, a negative number of bytes, or this rank is not in the group.
         DistBackendError: The ranks' parameters differ; raised on all ranks with the first difference.
 

@@ -95,7 +95,7 @@ def vocab_parallel_cross_entropy(logits: Any, targets: Any, *, axis: GroupLike, 
         Shape (...): a loss for each target, the same on all ranks. Its gradient has to be the same on all ranks too.
 
     Raises:
-        TypeError: No logits of a floating dtype, no integers, or DTensors.
+        TypeError: No logits of a floating dtype, targets that are not integers, or DTensors.
         ValueError: A target is outside of the vocabulary, or blocks are not equal without `vocab_size`: on all ranks.
             `logits` is not this rank's block, or `targets` has another shape.
 
@@ -153,14 +153,14 @@ def _check_equal(call: LayerCall, name: str, of: str, length: int, extremes: Any
     if longest != shortest:
         raise ValueError(
             f"{call.prefix}: {name} must have the same number of {of} on all ranks, and they have {shortest} to"
-            f" {longest}, here {length}; for a vocabulary that cannot be divided give vocab_size="
+            f" {longest}, here {length}; for a vocabulary that cannot be divided pass vocab_size="
         )
 
 
 def _described(call: LayerCall, length: int, vocab_size: int | None) -> str:
     if vocab_size is not None or call.size == 1:
         return f"the vocabulary of {call.size * length if vocab_size is None else vocab_size}"
-    return f"the vocabulary of {call.size} blocks of {length} (give vocab_size= if they are not equal)"
+    return f"the vocabulary of {call.size} blocks of {length} (pass vocab_size= if they are not equal)"
 
 
 # ---- Rows of a table, and their gradients

@@ -48,7 +48,7 @@ def bundles(ranks: int, bundle: Mapping[str, float], strategy: str) -> Iterator[
         ValueError: The strategy is unknown.
     """
     if strategy not in STRATEGIES:
-        raise ValueError(f"meshdist.ray.run: unknown strategy {strategy!r}; known are {', '.join(STRATEGIES)}")
+        raise ValueError(f"meshdist.ray.run: unknown strategy {strategy!r}; choose from {', '.join(STRATEGIES)}")
     group = placement_group([dict(bundle)] * ranks, strategy=strategy)
     try:
         yield group

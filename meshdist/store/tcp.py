@@ -101,7 +101,7 @@ class TCPStore(RequestStore):
         if world_size is not None and (world_size == 0 or world_size < -1):
             raise ValueError(f"world_size must be the number of stores that will join, None or -1, got {world_size!r}")
         if not is_master and check_port(port) == 0:
-            raise ValueError("port 0 picks a free port on the master only; here, give the port that it picked")
+            raise ValueError("port 0 picks a free port on the master only; here, pass the port that it picked")
         deadline = Deadline(timeout)
         self._host = host_name
         self._port = check_port(port)

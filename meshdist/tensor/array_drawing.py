@@ -66,7 +66,7 @@ def show(x: DTensor, form: str | None, ax: Any) -> Any:
     if form is not None and form not in FORMS:
         raise ValueError(f"DTensor.show: form must be one of {', '.join(map(repr, FORMS))} or None, got {form!r}")
     if ax is not None and form != "plot":
-        raise ValueError("DTensor.show: ax needs form='plot'; give both")
+        raise ValueError("DTensor.show: ax needs form='plot'; pass both")
     picture = picture_of(x)
     if form == "plot":
         return as_plot(picture, ax)

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 from meshdist.mesh.layout.axes_and_chunks import chunk_sizes
 from meshdist.runtime.plan_cache import remember
+from meshdist.system.plurals import counted
 from meshdist.tensor.placements import (
     REPLICATE,
     Partial,
@@ -200,7 +201,7 @@ def _cuts_of(
         if not -len(shape) <= placement.dim < len(shape):
             raise PlacementError(
                 f"placements: {placement} cuts dimension {placement.dim}, and the array, of shape {shape}, has"
-                f" {len(shape)} dimensions"
+                f" {counted(len(shape), 'dimension')}"
             )
         dim = placement.dim % len(shape)
         outer = cuts[dim] or Cut((), (shape[dim],))
@@ -217,7 +218,7 @@ def _blocks(placement: Shard, outer: tuple[int, ...], parts: int, shape: tuple[i
     lists = nested * len(outer) if len(nested) == 1 else nested
     if len(lists) != len(outer) or any(len(sizes) != parts for sizes in lists):
         for_each = f", for each of {len(outer)} blocks," if len(outer) > 1 else ""
-        raise PlacementError(f"placements: {placement} must have{for_each} one size for each of {parts} ranks")
+        raise PlacementError(f"placements: {placement} must have{for_each} {counted(parts, 'size')}, one for each rank")
     for rows, sizes in zip(outer, lists, strict=True):
         if sum(sizes) != rows:
             raise PlacementError(

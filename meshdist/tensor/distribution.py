@@ -74,7 +74,7 @@ def _compared(layout: ArrayLayout, mesh: DeviceMesh) -> ArrayLayout:
         if described != reported[0]:
             raise PlacementError(
                 f"placements: rank {rank} of the mesh makes an array of {described}, and rank 0 of {reported[0]}; all"
-                " ranks must make the same"
+                " ranks must create the same"
             )
     return layout
 
@@ -246,7 +246,7 @@ def from_local(
             raise PlacementError(
                 f"DTensor.from_local: the block at {coordinate} of an array of"
                 f" {layout.describe(mesh.mesh_dim_names)} must have shape {layout.local_shape(coordinate)}, got"
-                f" {block.shape}; give Shard the sizes of the blocks, or leave out shape= to have the ranks tell them"
+                f" {block.shape}; pass the sizes of the blocks, or leave out shape= to have the ranks tell them"
             )
     _check_pending("DTensor.from_local", layout, block.dtype)
     if run_check:

@@ -46,7 +46,7 @@ def halo(x: DTensor, width: int | Sequence[int], periodic: bool | Sequence[bool]
         rows `start` to `stop`.
 
     Raises:
-        TypeError: No DTensor, or a width that is no integer.
+        TypeError: No DTensor, or a width that is not an integer.
         ValueError: A negative width, or not one for each dimension.
 
     Example:

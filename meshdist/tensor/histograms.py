@@ -104,7 +104,7 @@ def _refuse_complex(name: str, a: Any, bins: Any, limits: Any) -> None:
     """
     if np.ndim(bins) == 0 and "c" in (_dtype(a).kind, np.asarray(limits).dtype.kind):
         raise TypeError(
-            f"{name}: cannot count complex numbers in bins of equal width; count x.real, x.imag or abs(x), or give the"
+            f"{name}: cannot count complex numbers in bins of equal width; count x.real, x.imag or abs(x), or pass the"
             " edges of the bins"
         )
 

@@ -98,7 +98,7 @@ def _placements_of_outputs(given: Any) -> Any:
 def _mesh(args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceMesh:
     operands = (*args, *kwargs.values())
     if not any(isinstance(operand, DTensor) for operand in operands):
-        raise ValueError("local_map: no argument is a DTensor; give device_mesh=")
+        raise ValueError("local_map: no argument is a DTensor; pass device_mesh=")
     return mesh_of("local_map", operands)
 
 
@@ -154,7 +154,7 @@ def _output(result: Any, placements: Any, mesh: DeviceMesh, told: dict[Any, Any]
         return result
     if result is None:
         raise TypeError(
-            "local_map: fn returned None where out_placements has placements; return an array, or give None"
+            "local_map: fn returned None where out_placements has placements; return an array, or pass None"
         )
     block = as_block(result, mesh)
     ordered = placements_in_order(placements, mesh.shape, mesh.mesh_dim_names)
@@ -168,7 +168,7 @@ def _output(result: Any, placements: Any, mesh: DeviceMesh, told: dict[Any, Any]
     if shape != block.shape:
         raise ValueError(
             f"local_map: the block at {coordinate_in(mesh)} had shape {shape} at the first call with arguments of these"
-            f" layouts, and has {block.shape} now; make results whose shapes change with DTensor.from_local"
+            f" layouts, and has {block.shape} now; create results whose shapes change with DTensor.from_local"
         )
     return wrap(block, layout, mesh)
 

@@ -136,7 +136,7 @@ def refuse_placements(
         are_shifted(layout_of(operands[number], mesh), alignment.targets[number]) for number in alignment.conflicts
     )
     raise PlacementError(
-        f"{name}: {why}: {found}. Write {advice}; or allow it for a block of code by `with"
+        f"{name}: {why}: {found}. Call {advice}; or allow it for a block of code by `with"
         f" meshdist.tensor.implicit_redistribution():`{STENCIL * stencil}"
     )
 
@@ -153,7 +153,7 @@ def redistribution_text(what: str, array: DTensor, target: ArrayLayout) -> str:
     """Return the call that brings `array` to the layout `target`, and what it sends."""
     sent = sum(plan(array.layout, target).most_sent) * array.dtype.itemsize
     call = f"redistribute({placements_text(target.placements, array.mesh.mesh_dim_names)})"
-    return f"{what}.{call}, which sends {bytes_text(sent)} per rank"
+    return f"{call} on {what}, which sends {bytes_text(sent)} per rank"
 
 
 def require(
@@ -173,7 +173,7 @@ def require(
     )
     if not is_free and not may_redistribute.get():
         raise PlacementError(
-            f"{name}: {why}, and {what} is {array.layout.describe(array.mesh.mesh_dim_names)}. Write"
+            f"{name}: {why}, and {what} is {array.layout.describe(array.mesh.mesh_dim_names)}. Call"
             f" {redistribution_text(what, array, target)}; or allow it for a block of code by `with"
             f" meshdist.tensor.implicit_redistribution():`"
             f"{STENCIL * (may_be_shifted and are_shifted(array.layout, target))}"

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from meshdist.arrays.reduce_op import ReduceOp
 from meshdist.mesh.layout.axes_and_chunks import UnknownAxisError
+from meshdist.system.plurals import counted
 
 PENDING_OPS = ("sum", "product", "max", "min", "avg")
 
@@ -139,9 +140,9 @@ def placements_in_order(
             f" by axis, got {placements!r}"
         ) from error
     if len(listed) != len(mesh_shape):
-        axes = f"{len(mesh_shape)} axes" if names is None else f"the axes {', '.join(map(repr, names))}"
+        axes = counted(len(mesh_shape), "axis", "axes") if names is None else f"the axes {', '.join(map(repr, names))}"
         raise PlacementError(
-            f"placements: expected one for each of {axes}, got {len(listed)}: {list(listed)}; give a dict to name only"
+            f"placements: expected one for each of {axes}, got {len(listed)}: {list(listed)}; pass a dict to name only"
             " the axes that do not replicate"
         )
     return listed
@@ -156,13 +157,19 @@ def _checked(placement: Any) -> Placement:
 def _axis(axis: Any, mesh_shape: Sequence[int], names: Sequence[str] | None) -> int:
     if isinstance(axis, str):
         if names is None or axis not in names:
-            known = f"the axes {', '.join(map(repr, names))}" if names else f"{len(mesh_shape)} axes without names"
+            known = (
+                f"the axes {', '.join(map(repr, names))}"
+                if names
+                else f"{counted(len(mesh_shape), 'axis', 'axes')} without names"
+            )
             raise UnknownAxisError(f"placements: unknown axis {axis!r}; the mesh has {known}")
         return list(names).index(axis)
     if isinstance(axis, bool) or not hasattr(axis, "__index__"):
         raise TypeError(f"placements: an axis is a name or an index, got {axis!r} ({type(axis).__name__})")
     if not -len(mesh_shape) <= operator.index(axis) < len(mesh_shape):
-        raise UnknownAxisError(f"placements: unknown axis {axis}; the mesh has {len(mesh_shape)} axes")
+        raise UnknownAxisError(
+            f"placements: unknown axis {axis}; the mesh has {counted(len(mesh_shape), 'axis', 'axes')}"
+        )
     return operator.index(axis) % len(mesh_shape)
 
 

@@ -265,6 +265,6 @@ def as_written(name: str, routes: Routes, groups: Ranks) -> Cost:
 def collective_name(name: str) -> str:
     known = functions()
     if name not in known:
-        raise ValueError(f"cost model: unknown collective {name!r}; it knows {', '.join(sorted(known))}")
+        raise ValueError(f"cost model: unknown collective {name!r}; choose from {', '.join(sorted(known))}")
     moved = dataflow_of(name).name
     return moved if moved in ALGORITHMS else name

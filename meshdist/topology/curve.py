@@ -38,7 +38,7 @@ class Curve:
     def __post_init__(self) -> None:
         where = f"curve of {self.collective} on {self.members}"
         if not self.nbytes or len(self.nbytes) != len(self.seconds):
-            raise ValueError(f"{where}: {len(self.nbytes)} sizes and {len(self.seconds)} times; give one time per size")
+            raise ValueError(f"{where}: {len(self.nbytes)} sizes and {len(self.seconds)} times; pass one time per size")
         if not self.members or min(self.members) < 1:
             raise ValueError(f"{where}: a group has at least one member on each of its hosts")
         if sorted(set(self.nbytes)) != list(self.nbytes) or self.nbytes[0] < 1:

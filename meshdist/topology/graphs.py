@@ -75,7 +75,7 @@ def _link(graph: Any, parent: Any, node: Any) -> Link:
     if missing:
         raise ValueError(
             f"the edge to {parent!r} has no attribute {' and no '.join(map(repr, missing))};"
-            " give seconds and bytes per second"
+            " pass seconds and bytes per second"
         )
     return Link(given["latency_s"], given["bandwidth"])
 

@@ -59,7 +59,7 @@ def _inner_axes(ndim: int, names: tuple[str, ...] | None, inside: str | int | Se
             found.add(axis % ndim)
         elif isinstance(axis, str) and names is None:
             raise ValueError(
-                f"place: axis {axis!r} is to stay inside hosts, but the mesh has no names; give names, or its index"
+                f"place: axis {axis!r} is to stay inside hosts, but the mesh has no names; pass names, or its index"
             )
         elif isinstance(axis, str) and names is not None and axis in names:
             found.add(names.index(axis))

@@ -110,7 +110,7 @@ def _tables(table: Mapping[str, Any], key: str) -> Sequence[Mapping[str, Any]]:
 def _check_keys(where: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
     for key in table:
         if key not in known:
-            raise ValueError(f"{where}: unknown key {key!r}; known are {', '.join(known)}")
+            raise ValueError(f"{where}: unknown key {key!r}; choose from {', '.join(known)}")
 
 
 def _integer(where: str, table: Mapping[str, Any], key: str, default: int, least: int) -> int:

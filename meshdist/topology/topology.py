@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from meshdist.system.plurals import counted
 from meshdist.topology.part import GPU_LINK, MEMORY, NETWORK, SOCKET_LINK, Link, Part, checked_parts, checked_ranks
 
 if TYPE_CHECKING:
@@ -336,8 +337,8 @@ class Topology:
         most = 4
         shown = ", ".join(f"{name} ({len(ranks)})" for name, ranks in list(self._hosts.items())[:most])
         more = f" and {len(self._hosts) - most} more" if len(self._hosts) > most else ""
-        plural = "s" if len(self._hosts) > 1 else ""
-        return f"Topology: {self._num_ranks} ranks on {len(self._hosts)} host{plural}: {shown}{more}"
+        num_ranks, num_hosts = counted(self._num_ranks, "rank"), counted(len(self._hosts), "host")
+        return f"Topology: {num_ranks} on {num_hosts}: {shown}{more}"
 
 
 def _ranks_by_host(parts: Sequence[Part]) -> dict[str, tuple[int, ...]]:
@@ -387,7 +388,7 @@ def placement_of(topology: Any, world_size: int) -> Placement:
     placement = topology if isinstance(topology, Placement) else Placement(Topology.of(topology))
     if placement.topology.num_ranks != world_size:
         raise ValueError(
-            f"topology: it has {placement.topology.num_ranks} ranks, but the world has {world_size};"
+            f"topology: it has {counted(placement.topology.num_ranks, 'rank')}, but the world has {world_size};"
             " describe where all ranks of the world run"
         )
     return placement

@@ -25,6 +25,7 @@ from meshdist.runtime.rank_text import ranks_text
 from meshdist.store import HashStore, TCPStore
 from meshdist.system.deadline import Deadline, default_pg_timeout
 from meshdist.system.platform import check_processes
+from meshdist.system.plurals import counted
 from meshdist.torch.torch_group import NAME, TorchGroup
 
 _BACKEND = "gloo"  # of meshdist: shared memory, and TCP between hosts
@@ -154,7 +155,7 @@ class _Meeting:
                 rank for rank in range(self._size) if not self._store.check([f"{self._prefix}/network/{rank}"])
             ] or [setter]
             raise DistTimeoutError(
-                f"{self._where}: {self._size - len(missing)} of {self._size} ranks joined within"
+                f"{self._where}: {self._size - len(missing)} of {counted(self._size, 'rank')} joined within"
                 f" {self.deadline.timeout_s:g} s; {ranks_text(missing)} did not call init_process_group('meshdist')"
             ) from None
         return value.decode()

@@ -58,7 +58,7 @@ def as_op(op: Any) -> Op:
                 raise ValueError("PREMUL_SUM needs a factor: torch.distributed.ReduceOp.PREMUL_SUM(factor)")
             return premul_sum(as_array(factor, "factor") if isinstance(factor, torch.Tensor) else factor)
     raise ValueError(
-        f"unknown reduction {op!r}; known are {', '.join(each.name for each in OPS.values())} and PREMUL_SUM"
+        f"unknown reduction {op!r}; choose from {', '.join(each.name for each in OPS.values())} and PREMUL_SUM"
     )
 
 

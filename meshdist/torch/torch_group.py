@@ -296,7 +296,7 @@ class TorchGroup(TorchProcessGroup):  # type: ignore[misc]
     def set_timeout(self, timeout: timedelta) -> None:
         raise NotImplementedError(
             f"{self.group.error_prefix('set_timeout')}: backend meshdist keeps the timeout that a group was made with;"
-            " give it to init_process_group or new_group, or one of its own to barrier"
+            " pass it to init_process_group or new_group, or one of its own to barrier"
         )
 
     _set_default_timeout = set_timeout

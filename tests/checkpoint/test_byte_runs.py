@@ -185,8 +185,8 @@ def test_trees_of_stages_are_merged_and_other_differences_named():
         ({1.5: 2}, TypeError, r"tree: keys must be strings or integers, got 1.5 \(float\)"),
         ({"a": {"b": np.ones(1)}, "a.b": np.ones(1)}, ValueError, r"'a.b' is the name of two arrays; rename a key"),
         ({"__metadata__": np.ones(1)}, ValueError, "names the header of safetensors; rename a key"),
-        ({"a": np.array(["x"])}, TypeError, r"tree\['a'\] has dtype <U1; known are bool"),
-        ([np.array([object()])], TypeError, r"tree\[0\] has dtype object"),
+        ({"a": np.array(["x"])}, TypeError, r"tree\['a'\] has the unsupported dtype <U1; supported are bool"),
+        ([np.array([object()])], TypeError, r"tree\[0\] has the unsupported dtype object"),
     ],
 )
 def test_what_cannot_be_saved_is_named(tree, error, message):

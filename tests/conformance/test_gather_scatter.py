@@ -167,7 +167,7 @@ def wrong_arguments():
         (ValueError, "must have the shape", lambda: dist.gather(x, [*blocks[1:], np.zeros(4)], rank)),
         (TypeError, "one dtype", lambda: dist.scatter(x, [*blocks[1:], np.zeros(3, int)], rank)),
         (ValueError, "both", lambda: dist.gather(x, None, 0, group_dst=0)),
-        (ValueError, "must be a member", lambda: dist.scatter(x, None, size)),
+        (ValueError, "must be a rank in the group", lambda: dist.scatter(x, None, size)),
         (ValueError, f"must hold {size} arrays", lambda: dist.all_to_all(blocks, blocks[1:])),
         (TypeError, "one dtype", lambda: dist.all_to_all(blocks, [np.zeros(3, int) for _ in blocks])),
         (ValueError, "read-only", lambda: dist.all_to_all([np.frombuffer(bytes(24)) for _ in blocks], blocks)),

@@ -139,7 +139,11 @@ WRONG = {
     "negative width": (lambda m: m.halo_exchange(x, -1), ValueError, "width must not be negative, got -1 for 'y'"),
     "fraction": (lambda m: m.halo_exchange(x, 0.5), TypeError, "halo_exchange on mesh .*width must be an integer"),
     "periodic": (lambda m: m.halo_exchange(x, 1, "yes"), TypeError, "periodic must be True or False, got 'yes'"),
-    "too many widths": (lambda m: m.halo_exchange(x, (1, 1, 1)), ValueError, "one value for each of the 2 axes, got 3"),
+    "too many widths": (
+        lambda m: m.halo_exchange(x, (1, 1, 1)),
+        ValueError,
+        "must have 2 values, one for each axis, got 3",
+    ),
     "no such axis": (lambda m: m.halo_exchange(x, {"z": 1}), ValueError, "unknown axis 'z'"),
     "no such axis of dims": (lambda m: m.halo_exchange(x, dims={"z": 1}), ValueError, "unknown axis 'z'"),
     "no such dim": (lambda m: m.halo_exchange(x, dims=(0, 2)), ValueError, "axis 'x' divides dim 2, and block has 2"),

@@ -31,12 +31,12 @@ def wrong_arguments():
     rank, size, x = dist.get_rank(), dist.get_world_size(), np.zeros(1)
     for function, name in ((dist.isend, "dst"), (dist.irecv, "src")):
         where = f"{'isend' if name == 'dst' else 'irecv'} on group 'world'"
-        fails(ValueError, lambda f=function: f(x, size), where, "must be a member")
+        fails(ValueError, lambda f=function: f(x, size), where, "must be a rank in the group")
         fails(ValueError, lambda f=function: f(x, (rank + 1) % size, tag=-1), where, "tag")
         fails(TypeError, lambda f=function: f(x, (rank + 1) % size, tag="one"), where, "tag")
         fails(TypeError, lambda f=function: f("text", (rank + 1) % size), where, "array")
         fails(ValueError, lambda f=function, n=name: f(x, 0, **{f"group_{n}": 0}), where, "both")
-    fails(ValueError, lambda: dist.isend(x), "neither")
+    fails(ValueError, lambda: dist.isend(x), "pass dst (a global rank) or group_dst ")
     fails(ValueError, lambda: dist.irecv(np.broadcast_to(x, (3,)), (rank + 1) % size), "irecv", "read-only")
 
 

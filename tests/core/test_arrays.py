@@ -90,7 +90,7 @@ def test_extension_dtypes_travel(name):
 
 @pytest.mark.parametrize("dtype", ["O", "U3", "S3", "M8[s]", "m8[s]", "V4", [("a", "f4")], [("a", "f4", 3)]], ids=repr)
 def test_dtypes_that_do_not_travel(dtype):
-    with pytest.raises(TypeError, match=r"^x has dtype .*; known are bool, the integers"):
+    with pytest.raises(TypeError, match=r"^x has the unsupported dtype .*; supported are bool, the integers"):
         check_dtype(np.zeros(2, dtype), "x")
 
 
@@ -117,7 +117,7 @@ def test_the_other_byte_order_is_swapped(name):
     ids=str,
 )
 def test_a_dtype_that_does_not_travel_names_a_way(dtype, hint):
-    with pytest.raises(TypeError, match=f"x has dtype .*; {hint}"):
+    with pytest.raises(TypeError, match=f"x has the unsupported dtype .*; {hint}"):
         check_dtype(np.zeros(2, dtype), "x")
 
 
@@ -125,7 +125,7 @@ def test_strings_of_any_length_do_not_travel():
     dtypes = pytest.importorskip("numpy.dtypes", reason="NumPy is older than 1.25")
     if not hasattr(dtypes, "StringDType"):
         pytest.skip("NumPy is older than 2.0")
-    with pytest.raises(TypeError, match="x has dtype StringDType.*send objects by send_object_list"):
+    with pytest.raises(TypeError, match="x has the unsupported dtype StringDType.*send objects by send_object_list"):
         check_dtype(np.array(["a", "b"], dtypes.StringDType()), "x")
 
 
@@ -158,7 +158,7 @@ def test_one_array_and_lists():
         as_buffers((array for array in (x, y)), "x", True)
     with pytest.raises(TypeError, match=r"^x\[1\] must be an array, got int; use np.array\(x\[1\]\)$"):
         as_buffers([x, 3], "x", True)
-    with pytest.raises(TypeError, match=r"^x\[1\] has dtype object"):
+    with pytest.raises(TypeError, match=r"^x\[1\] has the unsupported dtype object"):
         as_buffers([x, np.zeros(1, object)], "x", True)
 
 
@@ -187,7 +187,7 @@ def test_writable():
     ):
         check_writable(array, "x")
     base.flags.writeable = False
-    with pytest.raises(ValueError, match=r"x is read-only, and this call writes it; pass x.copy\(\)"):
+    with pytest.raises(ValueError, match=r"x is read-only, and this call writes to it; pass x.copy\(\)"):
         check_writable(base, "x")
 
 

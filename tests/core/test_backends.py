@@ -50,7 +50,7 @@ def test_a_backend_is_a_string_in_lower_case():
 
 @pytest.mark.parametrize("name", ["fast", "", "gloo,nccl", "gloo "])
 def test_unknown_names_list_the_known(name):
-    with pytest.raises(ValueError, match=f"unknown backend '{name}'; known are .*gloo.*mpi.*nccl.*threads") as caught:
+    with pytest.raises(ValueError, match=f"unknown backend '{name}'; choose from .*gloo.*mpi.*nccl.*threads") as caught:
         dist.Backend(name)
     assert FORM in str(caught.value)
     assert not {"ucc", "xccl"} & set(str(caught.value).replace(",", "").split())  # names that torch has
@@ -58,7 +58,7 @@ def test_unknown_names_list_the_known(name):
 
 def test_the_backend_tcp_of_old_versions_of_torch_is_gloo():
     with pytest.raises(
-        ValueError, match=r"unknown backend 'tcp'; known are .*; what torch's backend tcp did, 'gloo' does"
+        ValueError, match=r"unknown backend 'tcp'; choose from .*; what torch's backend tcp did, 'gloo' does"
     ):
         dist.Backend("tcp")
 
@@ -104,9 +104,9 @@ WRONG = {
     "no colon": ("cpu:gloo,nccl", r"'nccl' is no pair"),
     "a comma too many": ("cpu:gloo,", r"'' is no pair"),
     "two colons": ("cpu:gloo:nccl", r"'cpu:gloo:nccl' is no pair"),
-    "unknown device": ("tpu:gloo", r"unknown device type 'tpu'; known are cpu, cuda"),
+    "unknown device": ("tpu:gloo", r"unknown device type 'tpu'; choose from cpu, cuda"),
     "device twice": ("cpu:gloo,cpu:gloo", r"device type 'cpu' comes twice"),
-    "unknown backend": ("cpu:fast", r"unknown backend 'fast'; known are .*gloo"),
+    "unknown backend": ("cpu:fast", r"unknown backend 'fast'; choose from .*gloo"),
 }
 
 
@@ -227,7 +227,7 @@ def test_default_backend_of_a_device():
     devices = ("cpu", "cuda", "cuda:3", types.SimpleNamespace(type="cuda"))
     assert [dist.get_default_backend_for_device(device) for device in devices] == ["gloo", "nccl", "nccl", "nccl"]
     for device in ("tpu", "cpu:x", ""):
-        with pytest.raises(ValueError, match=f"unknown device '{device}'; known are cpu, cuda"):
+        with pytest.raises(ValueError, match=f"unknown device '{device}'; choose from cpu, cuda"):
             dist.get_default_backend_for_device(device)
     with pytest.raises(TypeError, match="device must be a device type, one of cpu, cuda, got 3"):
         dist.get_default_backend_for_device(3)

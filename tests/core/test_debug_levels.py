@@ -153,10 +153,10 @@ def test_at_info_set_up_and_groups_are_logged(monkeypatch):
         mine = [message for of, level, message in records if of == rank and level == "INFO"]
         assert f"this is rank {rank} of 2, pid {os.getpid()}" in mine[0]
         assert mine[1:] == [
-            "group 'world' is made: ranks 0, 1, backend threads",
-            "group 'pair' is made: ranks 0, 1, backend threads",
-            "group 'pair' connects by backend threads",
-            "group 'world' connects by backend threads",
+            "created group 'world': ranks 0, 1, backend threads",
+            "created group 'pair': ranks 0, 1, backend threads",
+            "connecting group 'pair' with backend threads",
+            "connecting group 'world' with backend threads",
             "group 'pair' has been destroyed",
             "left the world of 2 ranks",
         ]
@@ -256,10 +256,10 @@ def test_where_records_are_seen(when, before, after):
     lines = done.stderr.splitlines()
     assert lines[0].startswith(f"{before}all ranks have joined; this is rank 0 of 1")
     assert lines[1:] == [
-        f"{before}group 'world' is made: rank 0, backend gloo",
+        f"{before}created group 'world': rank 0, backend gloo",
         f"{after}barrier on group 'world' (rank 0 of 1): no data, at <string>:9",
-        f"{after}group 'world' connects by backend gloo",
-        f"{after}left the world of 1 ranks",
+        f"{after}connecting group 'world' with backend gloo",
+        f"{after}left the world of 1 rank",
     ]
 
 

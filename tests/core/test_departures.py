@@ -148,12 +148,12 @@ def test_what_a_peer_has_left_out_is_said_where_its_end_was_in_order(how, left_o
 
 
 def test_the_parts_of_a_message_are_said_in_order():
-    error = DistError("it broke", hang_report="  who waits for whom:")
+    error = DistError("it broke", hang_report="  who is waiting for whom:")
     error.locate(WHERE)
     error.locate(WHERE, CALL._replace(peers_last=17))
     error.add(" in two")
     assert str(error) == (
-        f"{WHERE}: it broke in two; its last was call 17, this is call 18, at train.py:42\n  who waits for whom:"
+        f"{WHERE}: it broke in two; its last was call 17, this is call 18, at train.py:42\n  who is waiting for whom:"
     )
     error.locate("outer")
     assert error.headline == f"outer: {WHERE}: it broke in two"

@@ -134,7 +134,7 @@ def test_meshes_of_gpus_are_made_without_any():
 BAD_INITS = {
     "backend": ({"backend": "fast"}, "unknown backend 'fast'"),
     "both": ({"store": dist.HashStore(), "init_method": "env://", "rank": 0, "world_size": 4}, "only one of them"),
-    "other rank": ({"rank": 3}, "dry run of rank 1 of 4, got rank 3; leave rank out, or give it to dry_run"),
+    "other rank": ({"rank": 3}, "dry run of rank 1 of 4, got rank 3; leave rank out, or pass it to dry_run"),
     "other size": ({"world_size": 8}, "dry run of rank 1 of 4, got world_size 8"),
     "timeout": ({"timeout": -1}, "timeout must not be negative"),
 }
@@ -169,7 +169,7 @@ WRONG_CALLS = {
     "read-only": (lambda: dist.all_reduce(np.broadcast_to(np.ones(1), 3)), ValueError, "read-only"),
     "dtype": (lambda: dist.all_reduce(np.array(["a"])), TypeError, "dtype <U1"),
     "op": (lambda: dist.all_reduce(np.ones(2, int), "avg"), TypeError, "AVG is not defined for int64"),
-    "root": (lambda: dist.broadcast(np.ones(1), 4), ValueError, "src must be a member"),
+    "root": (lambda: dist.broadcast(np.ones(1), 4), ValueError, "src must be a rank in the group"),
     "oneself": (lambda: dist.send(np.ones(1), 0), ValueError, "dst is this rank, 0, which has posted no receive"),
     "list": (lambda: dist.gather(np.ones(1), [np.ones(1)], dst=1), ValueError, "pass None on the others"),
     "ranks": (lambda: dist.new_group([0, 4]), ValueError, "must be 0 to 3, got 4"),
@@ -283,7 +283,7 @@ def test_callbacks_of_async_calls():
 def test_error_messages_of_large_groups_are_short():
     with dist.dry_run(65536):
         assert len(repr(dist.group.WORLD)) < 200
-        with pytest.raises(ValueError, match="src must be a member") as caught:
+        with pytest.raises(ValueError, match="src must be a rank in the group") as caught:
             dist.broadcast(np.ones(1), src=-1)
         assert len(str(caught.value)) < 300
 

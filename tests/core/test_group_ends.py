@@ -262,7 +262,7 @@ def test_options_are_kept():
 
 
 WRONG_OPTIONS = {
-    "backend": ({"backend": "fast"}, ValueError, "unknown backend 'fast'; known are .*gloo"),
+    "backend": ({"backend": "fast"}, ValueError, "unknown backend 'fast'; choose from .*gloo"),
     "backend type": ({"backend": 3}, TypeError, "backend must be"),
     "timeout": ({"timeout": -1}, ValueError, "timeout must not be negative"),
     "timeout type": ({"timeout": "1"}, TypeError, "timeout must be a timedelta or a number"),

@@ -42,7 +42,7 @@ def test_wrong_ranks_on_members_and_others(name):
 
 
 def refuse_options():
-    with pytest.raises(ValueError, match="unknown backend 'fast'; known are .*gloo"):
+    with pytest.raises(ValueError, match="unknown backend 'fast'; choose from .*gloo"):
         dist.new_group([0, 1], backend="fast")
     with pytest.raises(ValueError, match="timeout must not be negative"):
         dist.new_group([dist.get_rank()], timeout=-1)
@@ -110,8 +110,8 @@ def questions():
     assert [dist.get_group_rank(group, member) for member in (1, 3)] == [0, 1]
     assert [dist.get_global_rank(group, place) for place in (0, 1)] == [1, 3]
     for ask, wrong, words in (
-        (dist.get_group_rank, 0, r"\[1, 3\], got 0"),
-        (dist.get_group_rank, -1, r"\[1, 3\], got -1"),
+        (dist.get_group_rank, 0, r"\[1, 3\]; got 0"),
+        (dist.get_group_rank, -1, r"\[1, 3\]; got -1"),
         (dist.get_global_rank, 2, "0 to 1, got 2"),
         (dist.get_global_rank, -1, "0 to 1, got -1"),
     ):
@@ -233,7 +233,7 @@ def destroy_one():
     group.barrier()
     dist.barrier()
     dist.destroy_process_group(group)
-    with pytest.raises(ValueError, match=r"group 'short-lived' .*: group 'short-lived' has been destroyed; make"):
+    with pytest.raises(ValueError, match=r"group 'short-lived' .*: group 'short-lived' has been destroyed; create"):
         group.barrier()
     with pytest.raises(ValueError, match="'short-lived'.*destroyed"):
         dist.destroy_process_group(group)

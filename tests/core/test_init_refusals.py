@@ -130,7 +130,8 @@ def test_a_wait_for_ranks_says_who_is_missing(soon_reminded, caplog, port):
     with pytest.raises(dist.DistTimeoutError):
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=2, timeout=1.6)
     assert re.search(
-        r"init_process_group \(rank 0 of 2\) waits for \d s more: 1 of 2 ranks joined after \d s; rank 1 is missing",
+        r"init_process_group \(rank 0 of 2\) is still waiting after \d s: 1 of 2 ranks has joined"
+        r" \(timeout in \d s\); rank 1 is missing",
         caplog.text,
     )
 
@@ -138,14 +139,14 @@ def test_a_wait_for_ranks_says_who_is_missing(soon_reminded, caplog, port):
 def test_a_wait_for_the_other_processes_of_a_file_says_who_came(soon_reminded, caplog, tmp_path):
     with pytest.raises(dist.DistTimeoutError):
         dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", world_size=2, timeout=1.6)
-    assert re.search(r"init_process_group \(2 ranks\) waits for \d s more: 1 rank joined after \d s", caplog.text)
+    assert re.search(r"init_process_group \(2 ranks\) is still waiting after \d s: 1 rank has joined", caplog.text)
 
 
 def test_a_wait_for_the_store_says_where_none_answers(soon_reminded, caplog, port):
     with pytest.raises(dist.DistNetworkError):
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=1, world_size=2, timeout=0.9)
     assert re.search(
-        rf"no store answers at 127.0.0.1:{port} after \d s \(.*refused\); trying for \d s more", caplog.text
+        rf"meshdist: no store answers at 127.0.0.1:{port} after \d s \(.*refused\); trying for \d s more", caplog.text
     )
 
 

@@ -17,8 +17,8 @@ OBJECTS = "; send objects by send_object_list, broadcast_object_list, all_gather
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: dist.recv(np.ones(1), src=-1), r"one of \[0\], got -1; leave src out to receive from any rank$"),
-        (lambda: dist.send(np.ones(1), dst=-1), r"one of \[0\], got -1$"),
+        (lambda: dist.recv(np.ones(1), src=-1), r"one of \[0\]; got -1; leave src out to receive from any rank$"),
+        (lambda: dist.send(np.ones(1), dst=-1), r"one of \[0\]; got -1$"),
         (lambda: dist.recv(np.ones(1), tag=None), "got None; probe tells the tag of a message, whatever it is$"),
         (lambda: dist.batch_isend_irecv([(dist.isend, np.ones(1), 0)]), r"got tuple; write meshdist\.P2POp\("),
         (lambda: dist.Waitall, r"'Waitall': write `for work in works: work\.wait\(\)`$"),
@@ -61,6 +61,29 @@ def test_what_a_keyword_of_another_library_is_called_here(call, words):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
+        (lambda x, mesh: dist.init_process_group(backnd="gloo"), "init_process_group() got .*; did you mean backend=?"),
+        (lambda x, mesh: dist.new_group(rank=[0]), "new_group() got .*; did you mean ranks=?"),
+        (lambda x, mesh: dist.spawn(print, nproc=2), "spawn() got .*; did you mean nprocs=?"),
+        (lambda x, mesh: dist.run(print, n=2), "run() got .*; did you mean world_size=?"),
+        (lambda x, mesh: mesh.shift(x, disp=1), "DeviceMesh.shift() got .*; did you mean by=?"),
+        (lambda x, mesh: mesh.halo_exchange(x, wdth=1), "DeviceMesh.halo_exchange() got .*; did you mean width=?"),
+        (lambda x, mesh: mesh.show(axes="dp"), "DeviceMesh.show() got .*; did you mean axis=?"),
+        (lambda x, mesh: mesh.get_group(foo=1), "DeviceMesh.get_group() got .*"),
+        (lambda x, mesh: mesh.get_group().rank(foo=1), "ProcessGroup.rank() got .*"),
+    ],
+)
+def test_errors_name_public_functions_and_the_keyword_that_was_meant(call, words):
+    def main():
+        mesh = mesh_of_one()
+        with pytest.raises(TypeError, match=f"^{re.escape(words).replace(re.escape('.*'), '.*')}"):
+            call(np.ones(1), mesh)
+
+    dist.run(main, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
         (lambda: dist.init_device_mesh("cpu", (1,), dim_names=("dp",)), "'dim_names'; did you mean mesh_dim_names=?"),
         (lambda: dist.init_device_mesh("cpu", (1,), axis_names=("dp",)), "'axis_names'; did you mean mesh_dim_names=?"),
         (lambda: dist.init_device_mesh("cpu", (1,), ("dp",)), "; the names of the axes are a keyword: mesh_dim_names="),
@@ -77,13 +100,21 @@ def test_how_the_axes_of_a_mesh_are_named(call, words):
         (lambda: dist.rank, "'rank': write `get_rank()`"),
         (lambda: dist.size, "'size': write `get_world_size()`"),
         (lambda: dist.DTensor, "'DTensor': write `from meshdist.tensor import DTensor`"),
-        (lambda: dist.Mesh, "'Mesh': `init_device_mesh` makes a DeviceMesh"),
+        (lambda: dist.Mesh, "'Mesh': `init_device_mesh` creates a DeviceMesh"),
         (lambda: dist.make_mesh, "'make_mesh': `init_device_mesh("),
         (lambda: mesh_of_one().rank, "'rank': `get_local_rank()` is the rank along the axis"),
         (lambda: mesh_of_one().axis_names, "'axis_names': write `mesh_dim_names`"),
         (lambda: mesh_of_one().dims, "'dims': `mesh_dim_names` has the names of the axes, `shape` their sizes"),
+        (lambda: mesh_of_one().coords, "'coords': write `get_coordinate()`"),
+        (lambda: mesh_of_one().psum, "'psum': write `all_reduce(x)`"),
+        (lambda: functional.pmean, """'pmean': write `all_reduce(x, op="avg")`"""),
+        (lambda: functional.allreduce, "'allreduce'; did you mean 'all_reduce'?"),
+        (lambda: dist.get_local_rank, "'get_local_rank': `get_node_local_rank()` is the rank on this host"),
+        (lambda: dist.Shard, "'Shard': write `from meshdist.tensor import Shard`"),
+        (lambda: dist.SUM, "'SUM': write `ReduceOp.SUM`"),
+        (lambda: dist.all_reduce(np.ones(1), op=np.add), "got ufunc 'add'; did you mean ReduceOp.SUM?"),
         (lambda: mesh_of_one().ANY_SOURCE, "'ANY_SOURCE': write `recv(x)`, without `src`"),
-        (lambda: dist.ReduceOp("mean"), "unknown op 'mean'; known are sum, product, min"),
+        (lambda: dist.ReduceOp("mean"), "unknown op 'mean'; choose from sum, product, min"),
         (lambda: dist.ReduceOp("mean"), "; did you mean 'avg'?"),
         (lambda: dist.isend(np.array([{}]), 0), OBJECTS),
         (lambda: dist.isend({"a": 1}, 0), f"tensor must be an array, got dict{OBJECTS}"),
@@ -141,5 +172,5 @@ def test_the_warning_before_a_timeout_names_the_message_that_is_there(caplog):
         is_told.set()
 
     dist.run(main, 3, timeout=2)
-    warnings = [record.getMessage() for record in caplog.records if "has waited for" in record.getMessage()]
-    assert [" s, of 2 s at most (there is one with tag 5)\n" in text for text in warnings] == [True], warnings
+    warnings = [record.getMessage() for record in caplog.records if "has been waiting for" in record.getMessage()]
+    assert [" s (timeout: 2 s; there is one with tag 5)\n" in text for text in warnings] == [True], warnings

@@ -105,7 +105,7 @@ WRONG_SIZES = {
     "none": (0, ValueError, "group_size must be 1 to 4, the ranks of the group, got 0"),
     "negative": (-2, ValueError, "group_size must be 1 to 4.*got -2"),
     "too large": (5, ValueError, "group_size must be 1 to 4.*got 5"),
-    "does not divide": (3, ValueError, "group_size must divide the 4 ranks.*got 3, and 1 are left"),
+    "does not divide": (3, ValueError, "group_size must divide the 4 ranks.*got 3, and 1 is left"),
     "fraction": (2.0, TypeError, "group_size must be an integer, got 2.0"),
     "text": ("2", TypeError, "group_size must be an integer, got '2'"),
 }
@@ -210,7 +210,7 @@ def test_split_of_the_world_leaves_some_out(world_of_several):
 
 
 WRONG_SPLITS = {
-    "nothing": (None, ValueError, "give split_ranks, a list of lists of ranks in the group"),
+    "nothing": (None, ValueError, "pass split_ranks, a list of lists of ranks in the group"),
     "no lists": ([], ValueError, "split_ranks must have at least one list"),
     "an empty one": ([[0], []], ValueError, r"split_ranks\[1\] must be distinct, at least one"),
     "in two": ([[0, 1], [1, 2]], ValueError, "split_ranks: rank 1 is in lists 0 and 1"),

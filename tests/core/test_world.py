@@ -94,7 +94,7 @@ def test_second_init_and_second_destroy(worlds):
 
 
 WRONG = {
-    "unknown backend": ({"backend": "fast"}, ValueError, "unknown backend 'fast'; known are .*gloo.*threads"),
+    "unknown backend": ({"backend": "fast"}, ValueError, "unknown backend 'fast'; choose from .*gloo.*threads"),
     "backend of another type": ({"backend": 3}, TypeError, "backend must be .*3|backend must be .*int"),
     "unknown scheme": (
         {"init_method": "foo://x"},

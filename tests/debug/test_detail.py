@@ -230,7 +230,7 @@ def test_records_of_calls_have_group_and_number(detail, kept):
         if record.levelno == logging.DEBUG and record.rank == 0
     ]
     assert found == [("pair", 1, "barrier"), ("pair", 2, "all_reduce"), ("pair", 1, "send")]
-    others = [record for record in kept if "is made" in record.getMessage()]
+    others = [record for record in kept if "created group" in record.getMessage()]
     assert {(record.group, record.sequence) for record in others} == {(None, None)}
 
 
@@ -245,8 +245,8 @@ def test_slow_calls_are_logged_at_info(monkeypatch, kept):
         dist.barrier()
 
     dist.run(main, 2, timeout=100)
-    (slow,) = [record for record in kept if "has waited for" in record.getMessage()]
-    assert slow.getMessage().startswith("barrier on group 'world' (rank 0 of 2): has waited for 1.")
+    (slow,) = [record for record in kept if "has been waiting for" in record.getMessage()]
+    assert slow.getMessage().startswith("barrier on group 'world' (rank 0 of 2): has been waiting for 1.")
     assert slow.getMessage().endswith(", for rank 1")
     assert (slow.rank, slow.group, slow.sequence, slow.levelno) == (0, "world", 2, logging.INFO)
 

@@ -56,7 +56,7 @@ def test_the_page_names_where_ranks_call_their_groups_in_different_orders(tmp_pa
     lines = part.splitlines()[:3]
     assert lines[0].startswith("  the ranks call their groups in different orders, after barrier(), call 1 on 'world'")
     assert {line.partition(": barrier(), call 1 on ")[0] for line in lines[1:]} == {"    rank 0", "    rank 1"}
-    assert "none" not in part.partition("Who waits for whom")[0]
+    assert "none" not in part.partition("Who is waiting for whom")[0]
 
 
 def test_the_page_names_faults_in_the_order_in_which_they_came(tmp_path, capsys):

@@ -47,8 +47,13 @@ def ended(rank, number, phase):
 
 def test_a_rank_that_has_ended_its_phase_is_waited_for_in_vain():
     ranks = blocked((0, 1, {1: 5}), (1, 5, {2: 3})) | ended(2, 3, phase=0)
-    assert describe(endless_wait(1, ranks)) == "rank 2 has ended its cell, and this rank waits for it in call 5"
-    words = "rank 2 has ended its cell, for which rank 1 waits in call 5, and this rank for rank 1 in call 1"
+    assert (
+        describe(endless_wait(1, ranks))
+        == "rank 2 has finished the cell, but this rank is still waiting for it in call 5"
+    )
+    words = (
+        "rank 2 has finished the cell, but rank 1 is still waiting for it in call 5, and this rank for rank 1 in call 1"
+    )
     assert describe(endless_wait(0, ranks)) == words
     assert endless_wait(1, ranks | ended(2, 3, phase=-1)) == []  # it may have begun the next by now
 

@@ -10,7 +10,7 @@ from meshdist.runtime.departure import Departure, LeftOut, describe, gave_up, pe
 WHERE = "all_reduce on group 'world' (rank {} of 4)"
 
 
-@pytest.mark.parametrize("hang_report", ["", "  who waits for whom:\n  rank 0 is in no call"])
+@pytest.mark.parametrize("hang_report", ["", "  who is waiting for whom:\n  rank 0 is not in a meshdist call"])
 def test_the_first_cause_is_said_once_however_many_pass_it_on(hang_report):
     error = DistBackendError("KeyboardInterrupt", error_prefix=WHERE.format(3), hang_report=hang_report)
     for rank in (3, 2, 1):

@@ -79,7 +79,9 @@ def test_attach_asks_a_running_job(new_workers):
     assert found.world_size == 3
     text = "\n".join(hang_report(who_waits(found.states, found.gone), found.world_size))
     assert "rank 1 has not reached all_reduce(float64[4], op=sum), call 2 on 'patient'" in text
-    assert re.search(r"rank 1 is in no call, at test_hang_attach.py:\d+ in wait_and_answer", text)
+    assert re.search(
+        r"rank 1 is not in a meshdist call; it has been at test_hang_attach.py:\d+ in wait_and_answer", text
+    )
     # A rank that dies meanwhile is told of as dead.
     workers.signal(1, signal.SIGKILL)
     assert workers.ended(1)
@@ -158,7 +160,8 @@ def test_attach_says_who_has_not_come_to_shrink_the_world(new_workers):
     found = attach(workers.address)
     assert sorted(found.states) == [0]
     assert re.search(
-        r"has not called shrink_group: as rank 2, it is in no call, at .*:\d+ in shrink_by_some", found.gone[1]
+        r"has not called shrink_group: as rank 2, it is not in a meshdist call; it has been at .*:\d+ in shrink_by",
+        found.gone[1],
     )
 
 
@@ -190,7 +193,7 @@ def test_attach_to_the_job_of_a_process(tmp_path, monkeypatch, capsys):
         try:
             assert rank.stdout.readline() == "ready\n"
             assert main(["attach", "--pid", str(rank.pid)]) == 0
-            assert "Flight records of all 1 ranks" in capsys.readouterr().out
+            assert "Flight records of the only rank" in capsys.readouterr().out
             rank.communicate("go on\n", timeout=30)
         finally:
             rank.kill()
@@ -205,7 +208,7 @@ def test_attach_to_a_process_that_is_no_rank(capsys):
     with subprocess.Popen(["sleep", "60"], env=variables) as sleeper:
         assert main(["attach", "--pid", str(sleeper.pid)]) == 1
         sleeper.kill()
-    assert "has no MASTER_ADDR and MASTER_PORT in its environment; give the pid of a rank" in capsys.readouterr().err
+    assert "has no MASTER_ADDR and MASTER_PORT in its environment; pass the pid of a rank" in capsys.readouterr().err
 
 
 CHILD = "import os, sys; print(os.getpid(), flush=True); sys.stdin.readline()"

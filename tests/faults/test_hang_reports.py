@@ -58,7 +58,9 @@ def test_a_timeout_shows_where_the_absent_rank_computes(new_workers, tmp_path):
     assert f"timed out after {TIMEOUT_S:g} s waiting for rank 1 (pid {workers.pids[1]} on " in message
     assert "rank 1 has not reached all_reduce(float64[4], op=sum), call 2 on 'short of time'" in message
     assert re.search(r"ranks 0, 2 are in all_reduce\(.* at test_hang_reports.py:\d+, for \d\.\d s", message)
-    assert re.search(r"rank 1 is in no call, at test_hang_reports.py:\d+ in busy_in_own_code", message)
+    assert re.search(
+        r"rank 1 is not in a meshdist call; it has been at test_hang_reports.py:\d+ in busy_in_own_code", message
+    )
     assert "its last call was barrier(), call 1 on 'short of time'" in message
     assert re.search(r"stack of rank 1: .* in one_computes > .* in busy_in_own_code", message)
 
@@ -104,7 +106,7 @@ def test_the_lowest_waiting_rank_warns_in_the_log(caplog):
 
     class Frees(logging.Handler):
         def emit(self, record):
-            if "has waited for" in record.getMessage():
+            if "has been waiting for" in record.getMessage():
                 free.set()
 
     handler = Frees()
@@ -113,7 +115,7 @@ def test_the_lowest_waiting_rank_warns_in_the_log(caplog):
         dist.run(main, 3)
     finally:
         logging.getLogger("meshdist").removeHandler(handler)
-    warnings = [record for record in caplog.records if "has waited for" in record.getMessage()]
+    warnings = [record for record in caplog.records if "has been waiting for" in record.getMessage()]
     assert {record.levelno for record in warnings} == {logging.WARNING}
     assert len(warnings) == 1
     assert warnings[0].rank in (0, 2)
@@ -159,7 +161,7 @@ def test_64_ranks_that_are_stuck():
     first = timed_out(*failures)
     assert "rank 17 has not reached barrier(), call 2" in first.message
     assert "ranks 0-16, 18-63 are in barrier()" in first.message
-    assert "rank 17 is in no call" in first.message
+    assert "rank 17 is not in a meshdist call" in first.message
 
 
 def wait_for_the_stopped():

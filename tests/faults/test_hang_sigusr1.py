@@ -64,7 +64,7 @@ def test_sigusr1_writes_the_file(tmp_path):
 
 def test_sigusr1_shows_where_the_rank_is(tmp_path):
     said = signalled(tmp_path)
-    assert said.startswith("meshdist rank 0: it is in no call, at script.py:9 in <module>, for ")
+    assert said.startswith("meshdist rank 0: it is not in a meshdist call; it has been at script.py:9 in <module> for ")
     assert "its last call was all_reduce(float64[4], op=sum), call 1 on 'world', at script.py:7" in said
 
 

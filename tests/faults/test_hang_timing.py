@@ -73,7 +73,7 @@ def test_of_those_that_begin_to_wait_at_once_one_warns(caplog):
 
     with caplog.at_level(logging.WARNING, "meshdist"):
         dist.run(main, 3)
-    warnings = [record.rank for record in caplog.records if "has waited for" in record.getMessage()]
+    warnings = [record.rank for record in caplog.records if "has been waiting for" in record.getMessage()]
     assert warnings == [0]
 
 

@@ -49,7 +49,7 @@ def test_who_waited_for_a_stopped_rank_waits_again_and_the_group_is_as_good_as_b
     assert {first.kind, second.kind} == {dist.DistTimeoutError}
     assert LIMIT_S <= first.took_s < LIMIT_S + 2
     begin = rf"all_reduce on group 'patient' \(rank 0 of 2\): not done after {LIMIT_S:g} s, waiting for {absent};"
-    again = rf"{begin} the call continues; call wait\(\) again\n  who waits for whom:\n"
+    again = rf"{begin} the call continues; call wait\(\) again\n  who is waiting for whom:\n"
     assert re.match(again, first.message), first.message
     assert re.search(rf"rank 1 has not reached all_reduce\(float64\[4\], op=sum\), call 2 .* {LINE}", first.message)
     assert "rank 1 is stopped by a signal" in first.message

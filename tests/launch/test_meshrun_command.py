@@ -163,7 +163,7 @@ def test_log_dir_takes_the_output_and_is_named_at_a_failure(tmp_path):
         (["-n", "4:1", "script.py"], "expected the fewest and the most ranks, as in 2:4, got '4:1'"),
         (["--nnodes", "1:4", "script.py"], "--nnodes 1:4: the launchers need a meeting point"),
         (["--nnodes", "0", "script.py"], "or the fewest and the most of them as in 2:4, got '0'"),
-        (["--nnodes", "2", "--standalone", "script.py"], "give one of them"),
+        (["--nnodes", "2", "--standalone", "script.py"], "pass one of them"),
         (["--nnodes", "2", "--node-rank", "2", "--master-addr", "h", "script.py"], "must be 0 to 1, got 2"),
         (["--node-rank", "1", "script.py"], "with one host (--nnodes 1) it must be 0"),
         (["--rdzv-endpoint", "::1:29400", "script.py"], "write an IPv6 address in brackets"),

@@ -36,7 +36,8 @@ def test_a_script_without_a_guard_is_told_in_one_sentence(tmp_path):
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.endswith(
-        "ProcessExitedException: each rank imports this script, and calls spawn again: put what starts the ranks under "
+        "ProcessExitedException: each rank imports this script, and calls spawn again: put the code "
+        "that starts the ranks under "
         '`if __name__ == "__main__":`\n'
     )
 

@@ -219,8 +219,8 @@ def divides(wheels, size):
     [
         (lambda layout: layout.unflatten(1, (2, 2), ("a", "b")), "axis 'tp' has 3 ranks, but 2 x 2 is 4"),
         (lambda layout: layout.unflatten(1, (3, 1), ("a", "dp")), "'dp' is repeated"),
-        (lambda layout: layout.unflatten(1, (3, 1), ("a",)), "so give 2 names, got 1: "),
-        (lambda layout: layout.unflatten(1, (3, 1), None), "becomes 2 axes, so give 2 names, got none"),
+        (lambda layout: layout.unflatten(1, (3, 1), ("a",)), "so pass 2 names, got 1: "),
+        (lambda layout: layout.unflatten(1, (3, 1), None), "becomes 2 axes, so pass 2 names, got none"),
         (lambda layout: layout.flatten((1,), "dp"), "'dp' is repeated"),
         (lambda layout: layout.over([layout.axes[0], layout.axes[0]], ("a", "b"), 0), "make no mesh together"),
         (lambda layout: layout.over([layout.axes[0]], ("a",), 6), "rank 6 is not in the mesh"),

@@ -130,7 +130,7 @@ def check_sentences(reports, odd, words):
         assert f"rank {odd} made DeviceMesh('cpu', " in sentence
         assert words in sentence
         assert "(dp=2, tp=2)" in sentence
-        assert sentence.endswith("give group= to a mesh that only some ranks make")
+        assert sentence.endswith("pass group= for a mesh that only some ranks create")
 
 
 def test_ranks_that_wait_already_learn_it():
@@ -255,7 +255,7 @@ def test_meshes_of_given_groups_that_differ(connected, mine):
             pair.barrier()
         if place == 1:
             assert made[row].wait(30)
-            with pytest.raises(ValueError, match="the ranks' meshes differ: |expected 1 names"):
+            with pytest.raises(ValueError, match="the ranks' meshes differ: |expected 1 name,"):
                 DeviceMesh.from_group(pair, "cpu", mesh_dim_names=mine)
             refused[row].set()
             return

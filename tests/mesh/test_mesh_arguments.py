@@ -38,7 +38,7 @@ def test_switches_of_torch_that_connect_groups_at_once_are_taken():
         (
             (2, 4),
             ValueError,
-            "needs 2 x 4 = 8 ranks, but the world has 4; start 8 (meshrun -n 8) or make the mesh smaller",
+            "needs 2 x 4 = 8 ranks, but the world has 4; start 8 (meshrun -n 8) or create a smaller mesh",
         ),
         ((5,), ValueError, "mesh_shape (5,) needs 5 ranks, but the world has 4"),
         ((10**6, 10**6), ValueError, "needs 1000000 x 1000000 = 1000000000000 ranks, but the world has 4"),
@@ -146,7 +146,10 @@ def test_axes(use, kind, words):
 @pytest.mark.parametrize(
     ("use", "words"),
     [
-        (lambda mesh: mesh["dp"], "this mesh (2, 2) has no axis names to slice by; give mesh_dim_names when making it"),
+        (
+            lambda mesh: mesh["dp"],
+            "this mesh (2, 2) has no axis names to slice by; pass mesh_dim_names when creating it",
+        ),
         (
             lambda mesh: mesh.get_group("dp"),
             "unknown axis 'dp': this mesh is (2, 2) and has no names; use an index below 2",
@@ -194,7 +197,7 @@ def test_the_default_group_is_initialised_if_there_is_none(make, monkeypatch):
 def test_wrong_arguments_are_refused_before_a_world_is_joined(monkeypatch):
     for name, value in zip(LAUNCHER_VARIABLES, ("0", "1", "0", "127.0.0.1", "0"), strict=True):
         monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match="expected 1 names"):
+    with pytest.raises(ValueError, match="expected 1 name,"):
         init_device_mesh("cpu", (1,), mesh_dim_names=("a", "b"))
     with pytest.raises(ValueError, match="rank 0 appears 2 times"):
         DeviceMesh("cpu", [0, 0])

@@ -79,9 +79,9 @@ def test_a_shared_group_has_the_name_of_an_axis_that_has_one():
     [
         (
             lambda mesh: mesh.unflatten("tp", (2, 2), ("b",)),
-            r"unflatten: axis 'tp' becomes 2 axes, so give 2 names, got 1: \('b',\)",
+            r"unflatten: axis 'tp' becomes 2 axes, so pass 2 names, got 1: \('b',\)",
         ),
-        (lambda mesh: mesh.unflatten("tp", (2, 2)), "axis 'tp' becomes 2 axes, so give 2 names, got none"),
+        (lambda mesh: mesh.unflatten("tp", (2, 2)), "axis 'tp' becomes 2 axes, so pass 2 names, got none"),
         (
             lambda mesh: init_device_mesh("cpu", (8,)).unflatten(0, (2, 4), ("a", "b")),
             r"mesh \(8\) have no names, so the new axes must have none, got \('a', 'b'\); leave names out, or",
@@ -100,7 +100,7 @@ def test_a_shared_group_has_the_name_of_an_axis_that_has_one():
             ),
             r"meshes must have the same backends, got \(None,\) and \('gloo',\)",
         ),
-        (lambda mesh: mesh.split("dp", (1, 2)), r"axis 'dp' has 2 ranks, and parts of 1 \+ 2 are 3; give parts whose"),
+        (lambda mesh: mesh.split("dp", (1, 2)), r"axis 'dp' has 2 ranks, and parts of 1 \+ 2 are 3; pass parts whose"),
         (lambda mesh: mesh["tp", "tp"], "and each once, of 'dp', 'tp'; got repeated: 'tp'"),
         (lambda mesh: mesh[()], "and each once, of 'dp', 'tp'; got none"),
     ],

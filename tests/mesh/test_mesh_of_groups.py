@@ -70,14 +70,14 @@ def test_a_mesh_of_two_groups_on_processes(worlds):
         (
             lambda rows, columns: DeviceMesh.from_group([rows, columns], "cpu", [0, 1, 2, 3]),
             ValueError,
-            "expected a group for each of the 1 axes",
+            "expected 1 group, one for each axis",
         ),
         (lambda rows, columns: DeviceMesh.from_group(rows, "cpu", [4, 5]), ValueError, "and not in the mesh"),
         (lambda rows, columns: DeviceMesh.from_group(rows, "cpu", [1, 0, 2, 3]), ValueError, "the mesh has the ranks"),
         (
             lambda rows, columns: DeviceMesh.from_group(rows, "cpu", mesh_dim_names=("a", "b")),
             ValueError,
-            "expected 1 names",
+            "expected 1 name,",
         ),
     ],
 )

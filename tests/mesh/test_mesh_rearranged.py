@@ -212,11 +212,11 @@ def test_backends_go_with_their_axes():
     [
         (lambda m: m["dp", "cp"].flatten("tp"), ValueError, "'tp' is the name of another axis of (dp=2, cp=2, tp=2)"),
         (lambda m: (m["dp"].flatten("x"), m["cp"].flatten("x")), ValueError, "'x' is the name of an axis that was"),
-        (lambda m: m.flatten(axes=("dp", "dp")), ValueError, "flatten: give at least one axis of"),
+        (lambda m: m.flatten(axes=("dp", "dp")), ValueError, "flatten: pass at least one axis of"),
         (lambda m: m.flatten(axes=("pp",)), UnknownAxisError, "unknown axis 'pp'"),
         (lambda m: m.unflatten("dp", (2, 2), ("a", "b")), ValueError, "axis 'dp' has 2 ranks, but 2 x 2 is 4"),
         (lambda m: m.unflatten("dp", (2, 1), ("a", "tp")), ValueError, "'tp' is repeated"),
-        (lambda m: m.unflatten("dp", (2, 1)), ValueError, "axis 'dp' becomes 2 axes, so give 2 names, got none"),
+        (lambda m: m.unflatten("dp", (2, 1)), ValueError, "axis 'dp' becomes 2 axes, so pass 2 names, got none"),
         (lambda m: m.unflatten("dp", (2, 0), ("a", "b")), ValueError, "every size must be at least 1, got 0"),
         (lambda m: m.unflatten("dp", 2, ("a", "b")), TypeError, "unflatten: sizes: expected a tuple of sizes"),
         (lambda m: m.unflatten(3, (2, 1), ("a", "b")), UnknownAxisError, "unknown axis 3"),

@@ -116,7 +116,7 @@ def test_only_what_belongs_to_the_ended_world_is_lost(shell, capsys):
         shell.run_cell_magic("mesh", "-n 4 --axes dp=2,tp=2", source)
     *_, error, said = raised.value._render_traceback_()
     assert error == "[2] NameError: name 'missing' is not defined"
-    assert said == "The workers join a new world: create held, row again; the other variables stay."
+    assert said == "The workers are joining a new world: create held, row again; the other variables stay."
     shell.run_cell_magic("mesh", "", "del held, row\nkept, mesh.size(), dist.barrier()")
     assert capsys.readouterr().out.splitlines() == ["[0-3] (5, 4, None)"]
     with pytest.raises(RuntimeError) as raised:
@@ -162,7 +162,7 @@ def test_a_worker_that_ends_between_two_cells_is_said(shell, capsys):
     said, *lines = capsys.readouterr().out.splitlines()
     assert said == (
         "rank 1 had ended between two cells (killed by SIGKILL); a new process takes its place, without the variables"
-        " of the old one; create groups and meshes of your own again"
+        " of the old one; create your own groups and meshes again"
     )
     assert lines == ["[0] True", "[1] False"]
     shell.run_line_magic("mesh", "")
@@ -174,14 +174,16 @@ def test_another_backend_or_timeout_takes_no_variables(shell, capsys):
     capsys.readouterr()
     shell.run_cell_magic("mesh", "--timeout 60", "kept + dist.get_world_size()")
     said, *lines = capsys.readouterr().out.splitlines()
-    assert said.startswith("the workers join a new world, of backend gloo and timeout 60 s; they keep their variables")
+    assert said.startswith(
+        "the workers are joining a new world (backend gloo, timeout 60 s); variables are kept, but create"
+    )
     assert lines == ["[0,1] 7"]
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--backend bogus", "%%mesh --backend bogus: unknown backend 'bogus'; known are "),
+        ("--backend bogus", "%%mesh --backend bogus: unknown backend 'bogus'; choose from "),
         ("--backend fake", "%%mesh --backend fake: backend 'fake' is not available: it is for dry runs"),
         ("--backend threads", "backend 'threads' is for ranks that are threads"),
         ("-n 3 --backend threads", "backend 'threads' is for ranks that are threads"),

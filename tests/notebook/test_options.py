@@ -30,7 +30,7 @@ def test_what_is_not_given_stays():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("", "%%mesh: give the number of workers, as in %%mesh -n 4, or --axes dp=2,tp=2"),
+        ("", "%%mesh: pass the number of workers, as in %%mesh -n 4, or --axes dp=2,tp=2"),
         ("-n 0", "%%mesh: -n must be at least 1, got 0"),
         ("-n four", "%%mesh: argument -n/--nproc: invalid int value: 'four'; it is used as in %%mesh -n 4"),
         ("-n 3 --axes dp=2,tp=2", "%%mesh: --axes has 2 x 2 = 4 ranks, but -n is 3"),

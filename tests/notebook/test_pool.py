@@ -139,7 +139,8 @@ def test_a_rank_that_waits_for_one_that_has_ended_the_cell_raises_at_once(pool, 
     assert time.monotonic() - began_s < loaded(5.0)
     assert statuses(outcome) == ["raised", "done", "raised"]
     words = (
-        r"rank 1 has ended its cell, and this rank waits for it in all_reduce\(float64\[2\], op=sum\), call \d on"
+        r"rank 1 has finished the cell, but this rank is still waiting for it in"
+        r" all_reduce\(float64\[2\], op=sum\), call \d on"
         r" 'world', at In \[7\], line 3"
     )
     for rank in (0, 2):

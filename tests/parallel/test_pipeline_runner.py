@@ -291,7 +291,7 @@ def test_at_detail_nan_is_named():
 def test_stages_are_checked_when_they_are_made():
     with pytest.raises(TypeError, match="PipelineStage: forward must be callable, got int"):
         PipelineStage(3)
-    with pytest.raises(ValueError, match="backward_input is given without backward_weight; give both"):
+    with pytest.raises(ValueError, match="backward_input is given without backward_weight; pass both"):
         PipelineStage(print, backward_input=print)
 
 

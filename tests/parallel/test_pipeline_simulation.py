@@ -50,7 +50,7 @@ def test_costs_are_per_stage_and_messages_take_time():
     assert schedule.with_messages().simulate(PipelineCosts(message=0.5)).makespan == 7
     # Between stages of one rank there is no message.
     assert Schedule(["0F0 1F0 1B0 0B0"]).simulate(PipelineCosts(message=9)).makespan == 6
-    with pytest.raises(ValueError, match="forward has costs of 1 stages, and there is a stage 1"):
+    with pytest.raises(ValueError, match="forward has costs of 1 stage, and there is a stage 1"):
         schedule.simulate(PipelineCosts(forward=[1]))
     with pytest.raises(ValueError, match="backward must not be negative, got -1"):
         PipelineCosts(backward=-1)

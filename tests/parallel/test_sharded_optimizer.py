@@ -143,7 +143,7 @@ def test_average_parameters_in_place():
     ("tree", "told"),
     [
         ({"lr": 0.1}, r"tree\['lr'\] is a number, which cannot be written in place"),
-        ([np.broadcast_to(0.0, 3)], r"tree\[0\] is read-only, and this call writes it"),
+        ([np.broadcast_to(0.0, 3)], r"tree\[0\] is read-only, and this call writes to it"),
         ("weights", "tree must be an array, got str"),
     ],
 )

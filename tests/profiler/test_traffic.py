@@ -46,7 +46,7 @@ def test_standard_costs(collective, want):
 
 @pytest.mark.parametrize("function", [lambda: sent_bytes("all_reduc", 1, 2), lambda: sent_by("x", 1, Seat(0, "ab"))])
 def test_unknown_collectives_list_the_known(function):
-    with pytest.raises(ValueError, match="unknown collective .*; known are all_gather, .*scatter"):
+    with pytest.raises(ValueError, match="unknown collective .*; choose from all_gather, .*scatter"):
         function()
 
 

@@ -99,7 +99,7 @@ def test_no_job_leaves_anything_in_the_cluster(said: dict[str, Any]) -> None:
         ("ranks", r"ValueError: .*ranks must be at least 1, got 0"),
         ("half a rank", r"TypeError: .*ranks must be an integer, got 1\.5"),
         ("args", r"TypeError: .*args must be a tuple or list, as in args=\(1,\), got int"),
-        ("strategy", r"ValueError: .*unknown strategy 'NEAR'; known are PACK, SPREAD, STRICT_PACK, STRICT_SPREAD"),
+        ("strategy", r"ValueError: .*unknown strategy 'NEAR'; choose from PACK, SPREAD, STRICT_PACK, STRICT_SPREAD"),
         ("resources", r"ValueError: .*GPU in resources; pass num_gpus"),
         ("amount", r"ValueError: .*at least 0 of CPU, got -1"),
         ("nothing", r"ValueError: .*ask for num_cpus, num_gpus or resources"),

@@ -223,7 +223,7 @@ def test_spawns_with_secrets_of_their_own_fail_at_once_on_both_nodes(tmp_path, p
         assert "set MESHDIST_SECRET to one value before each of them" in err
 
 
-OWN = "this spawn started 1 ranks, with a secret of its own; for a world of several spawns, set MESHDIST_SECRET"
+OWN = "this spawn started 1 rank, with a secret of its own; for a world of several spawns, set MESHDIST_SECRET"
 REFUSED = "refused 127.0.0.1:{}, which belongs to job {}, not to {}: it has another MESHDIST_SECRET"
 BELONGS = "belongs to another job (its id is {}, ours {}): choose another port, or start all processes of this job with"
 

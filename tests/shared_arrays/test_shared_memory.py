@@ -68,7 +68,7 @@ def test_before_init():
         (TypeError, r"empty on group 'world' \(rank 0 of 1\): shape must be an integer or .* got 2.5", (2.5,)),
         (TypeError, r"empty on group 'world' \(rank 0 of 1\): shape must be an integer or .* got \('a',\)", (("a",),)),
         (ValueError, r"empty on group 'world' \(rank 0 of 1\): shape must not be negative, got \(3, -1\)", ((3, -1),)),
-        (TypeError, r"empty on group 'world' \(rank 0 of 1\): dtype has dtype object", (3, object)),
+        (TypeError, r"empty on group 'world' \(rank 0 of 1\): dtype has the unsupported dtype object", (3, object)),
         (TypeError, "group must be a ProcessGroup", (3, float, "world")),
     ],
 )

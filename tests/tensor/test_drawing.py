@@ -188,5 +188,5 @@ def test_bad_arguments_are_refused():
         x = array((1,), 0, (3,), {})
         with pytest.raises(ValueError, match="form must be one of 'text', 'html', 'plot' or None, got 'svg'"):
             x.show("svg")
-        with pytest.raises(ValueError, match="ax needs form='plot'; give both"):
+        with pytest.raises(ValueError, match="ax needs form='plot'; pass both"):
             x.show("text", ax=object())

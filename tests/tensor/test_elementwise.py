@@ -155,7 +155,8 @@ def test_in_place_and_out() -> None:
         np.multiply(placed(WHOLE, dp=Shard(0)), 2, out=z)  # cut further for free
         assert_same(z, 2 * WHOLE)
         with pytest.raises(
-            PlacementError, match=r"changed in place, is \(5, 3\) as .* Write np.add\(...\).redistribute.* which sends"
+            PlacementError,
+            match=r"changed in place, is \(5, 3\) as .* Call redistribute\(.*\) on np.add\(...\), which sends",
         ):
             y += x
         with pytest.raises(TypeError, match="must be a DTensor where an operand is one; write y = y"):
@@ -188,7 +189,7 @@ def test_cuts_that_do_not_fit_are_refused_with_what_to_write() -> None:
             rows + columns
         assert account.as_dict() == {}
         assert "operand 0 is (5, 3) as {'dp': Shard(0), 'tp': Replicate()} and operand 1 is (5, 3)" in str(info.value)
-        assert "operand 1.redistribute({'dp': Shard(0), 'tp': Replicate()}), which sends" in str(info.value)
+        assert "Call redistribute({'dp': Shard(0), 'tp': Replicate()}) on operand 1, which sends" in str(info.value)
         assert_same(rows + columns.redistribute({"dp": Shard(0)}), 2 * WHOLE)
         with implicit_redistribution():
             assert_same(rows + columns, 2 * WHOLE)

@@ -147,7 +147,7 @@ def test_arguments_in_the_wrong_place() -> None:
         mesh: Any = mesh_2x2()
         with pytest.raises(TypeError, match="expected a DeviceMesh, got ndarray; the array comes first"):
             distribute_tensor(mesh, WHOLE)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="array has dtype object; known are bool"):
+        with pytest.raises(TypeError, match="array has the unsupported dtype object; supported are bool"):
             distribute_tensor(np.array([None]), mesh)
         with pytest.raises(ValueError, match="root must be a rank of the mesh, 0 to 3, got 9"):
             distribute_tensor(WHOLE, mesh, {"dp": Shard(0)}).full(root=9)
@@ -175,7 +175,7 @@ def test_numbers_are_formatted_where_nothing_is_sent() -> None:
         ({"pp": Shard(0)}, KeyError, "unknown axis 'pp'; the mesh has the axes 'dp', 'tp'"),
         ([Shard(0)], PlacementError, "expected one for each of the axes 'dp', 'tp', got 1"),
         ({"dp": Shard(0, sizes=(1, 3))}, PlacementError, "1 [+] 3 = 4 rows, for 5"),
-        ({"dp": Shard(0, sizes=(1, 3, 1))}, PlacementError, "one size for each of 2 ranks"),
+        ({"dp": Shard(0, sizes=(1, 3, 1))}, PlacementError, "2 sizes, one for each rank"),
         ({"dp": "Shard(0)"}, TypeError, "expected a Shard, Replicate or Partial"),
         ({"dp": Partial("max"), "tp": Partial()}, PlacementError, "the order of the two would matter"),
     ],

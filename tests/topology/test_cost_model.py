@@ -149,7 +149,7 @@ def test_meshes_and_groups():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("gossip", 8, 2), "unknown collective 'gossip'; it knows all_gather, .*all_gather_into_tensor"),
+        (("gossip", 8, 2), "unknown collective 'gossip'; choose from all_gather, .*all_gather_into_tensor"),
         (("all_reduce", -1, 2), "nbytes must be 0 or positive, got -1"),
         (("all_reduce", 8, 9), "rank 8 is not in the topology, which has ranks 0 to 7"),
         (("all_reduce", 8, [0, 0]), "rank 0 appears 2 times"),

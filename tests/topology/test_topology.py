@@ -213,7 +213,7 @@ def test_hosts_in_a_file(tmp_path):
     [
         ("host = [", "this is no TOML"),
         ("", r"expected \[\[host\]\] tables, or \[\[part\]\] tables"),
-        ('[[host]]\nname = "a"\nrank = 2', "unknown key 'rank'; known are name, count, ranks"),
+        ('[[host]]\nname = "a"\nrank = 2', "unknown key 'rank'; choose from name, count, ranks"),
         ("[[host]]\nranks = 2", r"\[\[host\]\] 1: name must be a text in quotes, got nothing"),
         ('[[host]]\nname = "a"', "ranks must be an integer of at least 1, got 0"),
         ('[[host]]\nname = "a"\nranks = "2"', "ranks must be an integer of at least 1, got '2'"),

@@ -167,7 +167,7 @@ class NcclCalls(DeviceCalls):
 
     def irecv(self, parcel: Parcel) -> Work:
         if parcel.peer is None:
-            raise ValueError(f"{parcel.error_prefix}: NCCL receives from a rank that is named, not from any; give src")
+            raise ValueError(f"{parcel.error_prefix}: NCCL receives from a rank that is named, not from any; pass src")
         return self._message(parcel, is_send=False)
 
     def connect(self, error_prefix: str) -> None:

@@ -12,6 +12,7 @@ from meshdist.arrays.host import Array, as_bytes, describe_array
 from meshdist.backends.p2p.match_queue import MatchQueue
 from meshdist.errors import DistBackendError
 from meshdist.runtime.waiting import Doorbell, Found, Incoming, Probe, Waitable
+from meshdist.system.plurals import counted
 
 
 class RecvRequest(Incoming):
@@ -38,8 +39,8 @@ class RecvRequest(Incoming):
             return as_bytes(self._array)
         name = dtype.rstrip(bytes(1)).decode()
         self._error = DistBackendError(
-            f"the message from {self.queue.describe(source)} is {num_bytes} bytes of {name},"
-            f" the array to receive it is {describe_array(self._array)}, {self._array.nbytes} bytes"
+            f"{self.queue.describe(source)} sent {counted(num_bytes, 'byte')} of {name}, but the receiving array is"
+            f" {describe_array(self._array)} ({counted(self._array.nbytes, 'byte')})"
         )
         self.complete()
         return None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
+from meshdist.system.plurals import counted
+
 
 class UnknownAxisError(KeyError, ValueError):
     """Report an unknown axis and list the known ones."""
@@ -24,7 +26,7 @@ def checked_names(names: Sequence[str], shape: tuple[int, ...]) -> tuple[str, ..
             raise ValueError(f"mesh_dim_names: a name must not be empty, got {checked}")
     if len(checked) != len(shape):
         raise ValueError(
-            f"mesh_dim_names: expected {len(shape)} names, one per axis of the mesh of shape {shape},"
+            f"mesh_dim_names: expected {counted(len(shape), 'name')}, one per axis of the mesh of shape {shape},"
             f" got {len(checked)}: {checked}"
         )
     repeated = sorted({name for name in checked if checked.count(name) > 1})
@@ -56,15 +58,15 @@ def part_sizes(what: str, parts: int | Sequence[int], extent: int) -> tuple[int,
         sizes = checked_sizes(what, parts)  # type: ignore[arg-type]
         if sum(sizes) != extent:
             raise ValueError(
-                f"{what} has {extent} ranks, and parts of {' + '.join(map(str, sizes))} are {sum(sizes)}; give parts"
-                f" whose sum is {extent}"
+                f"{what} has {counted(extent, 'rank')}, and parts of {' + '.join(map(str, sizes))} are {sum(sizes)};"
+                f" pass parts whose sum is {extent}"
             )
         return sizes
     count = operator.index(parts)
     if count < 1 or extent % count:
         raise ValueError(
-            f"{what} has {extent} ranks, which cannot be parted into {count} of equal size; give a divisor of {extent},"
-            " or the size of each part"
+            f"{what} has {counted(extent, 'rank')}, which cannot be parted into {count} of equal size; pass a divisor"
+            f" of {extent}, or the size of each part"
         )
     return (extent // count,) * count
 

@@ -12,6 +12,7 @@ import numpy as np
 from meshdist.mesh.layout.axes_and_chunks import UnknownAxisError, checked_names
 from meshdist.mesh.layout.rank_list import RankList, rank_array
 from meshdist.mesh.layout.strides import Axis, digits, extent_of, fit, joined, offset, parted, row_major, way_along
+from meshdist.system.plurals import counted
 
 if TYPE_CHECKING:
     from meshdist.mesh.layout.rank_list import Ranks
@@ -111,7 +112,7 @@ class Layout:
         what = f"unknown axis {axis!r}: this mesh is {self.describe()}"
         if self._names is not None:
             raise UnknownAxisError(f"{what}, its axes are {', '.join(map(repr, self._names))}")
-        raise UnknownAxisError(f"{what} and has no names; use an index below {self.ndim} or give mesh_dim_names")
+        raise UnknownAxisError(f"{what} and has no names; use an index below {self.ndim} or pass mesh_dim_names")
 
     def coordinate(self, rank: int) -> tuple[int, ...] | None:
         """Return the index of a global rank along each axis; None if the mesh does not contain it."""
@@ -158,20 +159,20 @@ class Layout:
         if math.prod(extents) != extent:
             product = " x ".join(map(str, extents))
             raise ValueError(
-                f"unflatten: axis {self.axis_text(axis)} has {extent} ranks, but {product} is {math.prod(extents)};"
-                " give sizes whose product is the size of the axis"
+                f"unflatten: axis {self.axis_text(axis)} has {counted(extent, 'rank')}, but {product} is"
+                f" {math.prod(extents)}; pass sizes whose product is the size of the axis"
             )
         shape = (*self._shape[:axis], *extents, *self._shape[axis + 1 :])
         if self._names is None and names is not None:
             raise ValueError(
                 f"unflatten: the axes of the mesh {self.describe()} have no names, so the new axes must have"
-                f" none, got {tuple(names)}; leave names out, or make the mesh with mesh_dim_names"
+                f" none, got {tuple(names)}; leave names out, or create the mesh with mesh_dim_names"
             )
         if self._names is not None and (names is None or len(names) != len(extents)):
             given = "none" if names is None else f"{len(names)}: {names!r}"
             raise ValueError(
-                f"unflatten: axis {self.axis_text(axis)} becomes {len(extents)} axes, so give {len(extents)} names, got"
-                f" {given}"
+                f"unflatten: axis {self.axis_text(axis)} becomes {counted(len(extents), 'axis', 'axes')}, so pass"
+                f" {counted(len(extents), 'name')}, got {given}"
             )
         if names is not None:
             old = self._names or ()

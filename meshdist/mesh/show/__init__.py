@@ -22,7 +22,7 @@ def show(layout: Layout, hosts: MeshHosts | None, form: str | None, axis: int | 
     if form is not None and form not in FORMS:
         raise ValueError(f"DeviceMesh.show: form must be one of {', '.join(map(repr, FORMS))} or None, got {form!r}")
     if ax is not None and form != "plot":
-        raise ValueError("DeviceMesh.show: ax needs form='plot'; give both")
+        raise ValueError("DeviceMesh.show: ax needs form='plot'; pass both")
     grid = grid_of(layout, hosts, axis)
     if form == "plot":
         from meshdist.mesh.show.plot import as_plot
