@@ -64,8 +64,8 @@ def callers_address(where: str, world_size: int) -> tuple[str, int]:
     if not host:
         raise ValueError(
             f"{where}: world_size is {world_size}, and this spawn started {counted(int(os.environ[_SIZE]), 'rank')};"
-            " for a world of several spawns, set MASTER_ADDR and MASTER_PORT (rank 0's host and a free port there) and one "
-            f"{SECRET_VARIABLE} before each of them"
+            " for a world of several spawns, set MASTER_ADDR and MASTER_PORT (rank 0's host and a free port there) and"
+            f" one {SECRET_VARIABLE} before each of them"
         )
     return host.removeprefix("[").removesuffix("]"), to_int(port, "the environment variable MASTER_PORT")
 
@@ -82,8 +82,8 @@ def check_common_secret(where: str, world_size: int, meet: Callable[[], object] 
                 meet()
         raise ValueError(
             f"{where}: world_size is {world_size}, and this spawn started {counted(int(os.environ[_SIZE]), 'rank')},"
-            f" with a secret of its own; for a world of several spawns, set {SECRET_VARIABLE} to one value before each of them: take "
-            "that of `openssl rand -hex 32`"
+            f" with a secret of its own; for a world of several spawns, set {SECRET_VARIABLE} to one value before each"
+            " of them: take that of `openssl rand -hex 32`"
         )
 
 
