@@ -67,7 +67,7 @@ from meshdist.runtime.context import is_initialized
 from meshdist.runtime.work import Future, Work
 from meshdist.store import FileStore, HashStore, PrefixStore, Store, TCPStore
 from meshdist.system.deadline import default_pg_timeout
-from meshdist.system.missing_modules import explain_missing_modules as _explain_missing_modules
+from meshdist.system.name_hints import explain_missing_modules as _explain_missing_modules
 from meshdist.system.versions import show_versions
 
 if _typing.TYPE_CHECKING:

@@ -32,7 +32,7 @@ from meshdist.store import Store, TCPStore
 from meshdist.store.connect import NotReachedError
 from meshdist.system.deadline import Deadline, Timeout
 from meshdist.system.env_flags import check_switches
-from meshdist.system.keyword_hints import explaining
+from meshdist.system.name_hints import explaining
 from meshdist.system.platform import check_processes
 
 _STORE_LINGER_S = 0.5

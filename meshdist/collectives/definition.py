@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast, overlo
 from meshdist import core
 from meshdist.collectives.dataflow import Dataflow
 from meshdist.runtime.call import Algorithm, Call, CollectiveSpec, CompositionSpec
-from meshdist.system.keyword_hints import explain
+from meshdist.system.name_hints import explain
 
 if TYPE_CHECKING:
     from meshdist.runtime.interfaces import Group, HasGroup

@@ -18,7 +18,7 @@ from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import current_world, resolve
 from meshdist.runtime.context import GroupLike, current_slot, is_initialized
 from meshdist.system.deadline import Timeout, seconds
-from meshdist.system.keyword_hints import explaining
+from meshdist.system.name_hints import explaining
 
 
 class _WorldGroup(type):

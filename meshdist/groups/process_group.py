@@ -32,7 +32,7 @@ from meshdist.runtime.waiting import Waitable
 from meshdist.runtime.work import PlannedWork, Work
 from meshdist.store.exchange import brief
 from meshdist.system.deadline import Deadline
-from meshdist.system.keyword_hints import naming_methods
+from meshdist.system.name_hints import naming_methods
 
 # How long a rank may take to say in the store that it gives up, since a peer has ended or cannot be reached.
 _LAST_WORDS_S = 1.5

@@ -13,7 +13,7 @@ from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import current_world, resolve
 from meshdist.runtime.context import GroupLike
 from meshdist.system.deadline import Timeout
-from meshdist.system.keyword_hints import explaining
+from meshdist.system.name_hints import explaining
 from meshdist.system.plurals import counted
 
 

@@ -22,7 +22,7 @@ from meshdist.store import HashStore, Store
 from meshdist.store.request import use_tables
 from meshdist.store.table import Table
 from meshdist.system.deadline import DEFAULT_TIMEOUT_S
-from meshdist.system.keyword_hints import explaining
+from meshdist.system.name_hints import explaining
 
 if TYPE_CHECKING:
     from meshdist.backends.backend_options import BackendOptions

@@ -23,7 +23,7 @@ from meshdist.launch.spawn_context import (
 )
 from meshdist.launch.worker_env import LOOPBACK, job_secret, new_job, worker_environment
 from meshdist.security.credentials import secret_from_environment
-from meshdist.system.keyword_hints import explaining
+from meshdist.system.name_hints import explaining
 from meshdist.system.platform import check_processes
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from meshdist.runtime.context import WorldSlot, use_slot
 from meshdist.runtime.departure import Departure, PeerExit
 from meshdist.runtime.waiting import Doorbells
 from meshdist.system.deadline import Deadline, Timeout, seconds
-from meshdist.system.keyword_hints import explaining
+from meshdist.system.name_hints import explaining
 
 if TYPE_CHECKING:
     from meshdist.debug.hang_watchdog import StateExchange

@@ -32,7 +32,7 @@ from meshdist.mesh.mesh_state import entered
 from meshdist.mesh.sharding import shard, unshard
 from meshdist.profiler.accounting import Account, accounting
 from meshdist.runtime.context import GroupLike
-from meshdist.system.keyword_hints import explaining, naming_methods
+from meshdist.system.name_hints import explaining, naming_methods
 
 
 @core.compare_by_identity

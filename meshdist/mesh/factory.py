@@ -21,7 +21,7 @@ from meshdist.mesh.mesh_arguments import (
 )
 from meshdist.mesh.mesh_check import refusals_reported
 from meshdist.runtime.context import GroupLike
-from meshdist.system.keyword_hints import explaining
+from meshdist.system.name_hints import explaining
 
 
 @explaining

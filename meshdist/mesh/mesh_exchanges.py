@@ -11,7 +11,7 @@ import numpy as np
 from meshdist.arrays.device_types import new_empty, taken
 from meshdist.arrays.host import Array, check_dtype, check_writable, describe_array
 from meshdist.mesh.mesh_slices import MeshSlices
-from meshdist.system.keyword_hints import explaining
+from meshdist.system.name_hints import explaining
 from meshdist.system.plurals import counted
 
 if TYPE_CHECKING:

@@ -1,0 +1,79 @@
+"""What errors say about names that meshdist does not have: of modules, of arguments, and of other libraries.
+
+The names themselves are in `_torch_names`, which is imported when such an error is raised.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from types import FunctionType, ModuleType
+from typing import Any, ParamSpec, TypeVar
+
+C = TypeVar("C", bound=type)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_PACKAGE = "meshdist"
+
+
+class MissingModules:
+    """A finder that comes last on `sys.meta_path`: it finds nothing, and raises for names of torch.distributed."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
+        package, _, rest = name.partition(".")
+        if package != _PACKAGE:
+            return
+        from meshdist._torch_names import reason_for_module
+
+        part = rest.partition(".")[0]
+        reason = reason_for_module(part)
+        if reason is not None:
+            # Without `name=`: `from meshdist import rpc` would drop an error that has it.
+            raise ModuleNotFoundError(
+                f"{_PACKAGE} has no module {part!r} (torch has one): {reason}; see docs/migration.md"
+            )
+
+
+def explain_missing_modules() -> None:
+    """Have the import of such a module explained, in this process."""
+    if MissingModules not in sys.meta_path:
+        sys.meta_path.append(MissingModules)
+
+
+def explain(function: Callable[..., Any], error: TypeError) -> None:
+    """Add to an error which argument was meant, if `function` was called with one that it does not have."""
+    from meshdist._torch_names import explain_call
+
+    explain_call(function, error)
+
+
+def explaining(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a TypeError say which argument was meant, where a call has a misspelt one or another library's; a decorator.
+
+    For functions that are called now and then: it costs a call of Python.
+    """
+
+    @wraps(function)
+    def explained(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            explain(function, error)
+            raise
+
+    return explained
+
+
+def naming_methods(cls: C) -> C:
+    """Have errors call the methods of a class by its name, not by that of the base class that has them; a decorator."""
+    for base in cls.__mro__[1:]:
+        if base.__module__.partition(".")[0] != _PACKAGE:
+            continue
+        for name, method in vars(base).items():
+            while isinstance(method, FunctionType) and not name.startswith("_"):
+                method.__qualname__ = f"{cls.__name__}.{name}"
+                method = getattr(method, "__wrapped__", None)
+    return cls
