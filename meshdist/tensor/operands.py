@@ -153,7 +153,8 @@ def redistribution_text(what: str, array: DTensor, target: ArrayLayout) -> str:
     """Return the call that brings `array` to the layout `target`, and what it sends."""
     sent = sum(plan(array.layout, target).most_sent) * array.dtype.itemsize
     call = f"redistribute({placements_text(target.placements, array.mesh.mesh_dim_names)})"
-    return f"{call} on {what}, which sends {bytes_text(sent)} per rank"
+    called = f"{what}.{call}" if what.isidentifier() else f"{call} on {what}"
+    return f"{called}, which sends {bytes_text(sent)} per rank"
 
 
 def require(

@@ -97,7 +97,7 @@ def test_numbers_and_one_rank_along_a_dimension():
 
 X = np.zeros((4, 6))
 WRONG = {
-    "both": (lambda: functional.all_gather(X, axis=0, dim=0), ValueError, "give axis or dim"),
+    "both": (lambda: functional.all_gather(X, axis=0, dim=0), ValueError, "pass axis or dim"),
     "too high": (
         lambda: functional.all_gather_into_tensor(X, axis=2),
         ValueError,

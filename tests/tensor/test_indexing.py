@@ -75,18 +75,18 @@ def test_refusals_name_the_array_to_move():
             array[key] = value
 
         for refused, wanted in (
-            (lambda: assign(x, slice(None), y), r"x\[key\] = value: .*value is \(4, 3\) .* Write value.redistribute"),
-            (lambda: assign(x, [0, 1], y[:2]), "Write value.redistribute"),
-            (lambda: assign(x, y > 0, 0), "mask is .* Write mask.redistribute"),
-            (lambda: assign(x, rows, 0), "key is .* Write key.redistribute"),
-            (lambda: x[rows], r"x is \(4, 3\) as .* key is \(4,\) as .* Write key.redistribute"),
-            (lambda: x[rows, rows // 2], "array 1 of key is .* Write array 0 of key.redistribute"),
-            (lambda: np.take_along_axis(x, np.argsort(y, 1), 1), "indices is .* Write indices.redistribute"),
-            (lambda: np.searchsorted(rows, rows), "a is .* v is .* Write v.redistribute"),
-            (lambda: np.average(x, 0, y), "weights is .* Write weights.redistribute"),
-            (lambda: np.multiply(x, x, out=x, where=y > 0), "where= is .* Write where=.redistribute"),
-            (lambda: np.matmul(x, np.eye(3), out=out), r"np.matmul: out= is .* Write np.matmul\(...\).redistribute"),
-            (lambda: np.cov(x), "np.cov: the variables must not be cut, and m is .* Write m.redistribute"),
+            (lambda: assign(x, slice(None), y), r"x\[key\] = value: .*value is \(4, 3\) .* Call value.redistribute"),
+            (lambda: assign(x, [0, 1], y[:2]), "Call value.redistribute"),
+            (lambda: assign(x, y > 0, 0), "mask is .* Call mask.redistribute"),
+            (lambda: assign(x, rows, 0), "key is .* Call key.redistribute"),
+            (lambda: x[rows], r"x is \(4, 3\) as .* key is \(4,\) as .* Call key.redistribute"),
+            (lambda: x[rows, rows // 2], "array 1 of key is .* Call redistribute.* on array 0 of key"),
+            (lambda: np.take_along_axis(x, np.argsort(y, 1), 1), "indices is .* Call indices.redistribute"),
+            (lambda: np.searchsorted(rows, rows), "a is .* v is .* Call v.redistribute"),
+            (lambda: np.average(x, 0, y), "weights is .* Call weights.redistribute"),
+            (lambda: np.multiply(x, x, out=x, where=y > 0), "where= is .* Call redistribute.* on where="),
+            (lambda: np.matmul(x, np.eye(3), out=out), r"np.matmul: out= is .* Call redistribute.* on np.matmul\(...\)"),
+            (lambda: np.cov(x), "np.cov: the variables must not be cut, and m is .* Call m.redistribute"),
             (lambda: np.cov(y, rowvar=False), "np.cov: the variables must not be cut, and m is"),
         ):
             with pytest.raises(PlacementError, match=wanted):

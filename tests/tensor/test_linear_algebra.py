@@ -109,7 +109,7 @@ def test_columns_of_tall_matrices_that_are_cut():
                 ("svd", lambda: np.linalg.svd(x, compute_uv=False)),  # noqa: B023
                 ("lstsq", lambda: np.linalg.lstsq(x, np.ones(8))[0]),  # noqa: B023
             ):
-                pattern = rf"^np.linalg.{name}: .*Write a.redistribute\({{'dp': Shard\(0\), 'tp': Replicate\(\)}}\)"
+                pattern = rf"^np.linalg.{name}: .*Call a.redistribute\({{'dp': Shard\(0\), 'tp': Replicate\(\)}}\)"
                 with pytest.raises(PlacementError, match=pattern) as refused:
                     call()
                 assert "svd" not in str(refused.value).replace(f"np.linalg.{name}", "")
@@ -123,7 +123,7 @@ def test_columns_of_tall_matrices_that_are_cut():
                 assert_same(found, wanted, 1e-9)
         with pytest.raises(PlacementError, match="with full_matrices=False or compute_uv=False"):
             np.linalg.svd(place(whole, mesh, {"dp": Shard(0)}))
-        with pytest.raises(PlacementError, match=r"^np.linalg.lstsq: .*operand 1.redistribute"):
+        with pytest.raises(PlacementError, match=r"^np.linalg.lstsq: .*redistribute.* on operand 1"):
             np.linalg.lstsq(place(whole, mesh, {"dp": Shard(0)}), place(np.ones(8), mesh, {"tp": Shard(0)}))
 
     meshdist.run(program, 4)

@@ -68,7 +68,7 @@ def test_what_does_not_fit():
         mesh = meshdist.init_device_mesh("cpu", (2,), mesh_dim_names=("a",))
         x = distribute_tensor(np.arange(12.0).reshape(3, 4), mesh, ROWS)
         twice = local_map(lambda block: block * 2, COLUMNS, in_placements=(COLUMNS,))
-        with pytest.raises(PlacementError, match=r"argument 0.redistribute\({'a': Shard\(1\)}\)"):
+        with pytest.raises(PlacementError, match=r"redistribute\({'a': Shard\(1\)}\) on argument 0"):
             twice(x)
         with pytest.raises(TypeError, match="fn returned None where out_placements has placements"):
             local_map(lambda block: None, ROWS)(x)
