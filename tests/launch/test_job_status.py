@@ -101,7 +101,7 @@ def test_status_where_launchers_meet_needs_their_secret_and_shows_all_hosts(tmp_
     monkeypatch.setattr("meshdist.launch.status_command.jobs_here", list)  # as on a host without ranks of the job
     until(lambda: status(there, secret="a")[0] == 0, "the launcher waits", 30)
     _, out, _ = status(there)
-    assert out.startswith(f"job at {there}: waits for hosts; there is 1 host: ")
+    assert out.startswith(f"job at {there}: waiting for hosts; there is 1 host: ")
     code, _, err = status(there, secret="b")
     assert code == 1
     assert f"the store at {there} requires the job's secret: set MESHDIST_SECRET" in err
