@@ -16,8 +16,6 @@ enum { EAGER = 1, RTS = 2, RTS_CMA = 3, OWN = 40 };
 enum { READS = 1 };
 /* Up to here the receiver need not begin before all is written. */
 enum { SHORT = 8 << 10 };
-/* Longer messages of an exchange are announced; shorter ones have room in the ring, so that their sends need not wait. */
-enum { LONGEST_BUFFERED = 64 << 10 };
 
 /* Whether nobody is in the middle of anything: the lock is free, the containers are empty, the attributes None. The GIL
    is held from here to the end of the message, so that it stays so. */
@@ -87,7 +85,7 @@ static uint64_t next_number(Ring *self)
     return status < 0 ? 0 : number;
 }
 
-bool ring_announces(const Ring *self) { return self->follow != Py_None && self->num_bytes > LONGEST_BUFFERED; }
+bool ring_announces(const Ring *self) { return self->follow != Py_None; }
 
 int ring_announce(Ring *self, char *data, uint64_t *number)
 {

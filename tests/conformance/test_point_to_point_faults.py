@@ -159,6 +159,29 @@ def largest_buffered(num_bytes):
             assert x.all()
 
 
+def exchange_in_turns(num_bytes):
+    # The isend of rank 0 completes before rank 1 begins to receive.
+    rank = dist.get_rank()
+    given, taken = np.full(num_bytes, rank, np.uint8), np.empty(num_bytes, np.uint8)
+    for turn in range(6):
+        if rank == 1:
+            dist.barrier()
+        works = [dist.irecv(taken, 1 - rank), dist.isend(given, 1 - rank)]
+        if rank == 0:
+            works[1].wait()
+            dist.barrier()
+        for work in works:
+            work.wait()
+        assert (taken == 1 - rank).all(), turn
+
+
+def test_a_short_isend_of_an_exchange_does_not_wait_for_its_receiver(worlds):
+    with WorkerSet(worlds.nursery, 2, {"MESHDIST_EAGER_LIMIT": str(128 * KIB)}) as workers:
+        workers.join()
+        workers.start(exchange_in_turns, 100_000)
+        workers.gather()
+
+
 def test_a_limit_beyond_the_buffers(worlds):
     with WorkerSet(worlds.nursery, 2, {"MESHDIST_EAGER_LIMIT": "1000000000"}) as workers:
         workers.join()

@@ -69,6 +69,23 @@ def moves(group):
                     np.testing.assert_array_equal(np.concatenate(got) if got is pieces else got, np.ravel(due))
 
 
+def lists(group):
+    """Lists in which one array stands for all, and then lists of others: the calls have one plan."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    count = 40_000
+    same = np.full(count, float(rank))
+    for turn in range(6):
+        for different in (False, True):
+            given = [np.full(count, 10.0 * rank + peer) for peer in range(size)] if different else [same] * size
+            due = [10.0 * peer + rank if different else float(peer) for peer in range(size)]
+            taken = [np.empty(count) for _ in range(size)]
+            group.all_to_all(taken, given)
+            assert [array.tolist() for array in taken] == [[value] * count for value in due], (turn, different)
+            root = turn % size
+            group.scatter(taken[0], given if rank == root else None, src=root)
+            assert taken[0].tolist() == [due[root]] * count, (turn, different)
+
+
 def reductions(group):
     rank, size = dist.get_rank(), dist.get_world_size()
     for count, (dtype, op) in [(count, kind) for count in COUNTS for kind in KINDS]:
@@ -113,6 +130,11 @@ def test_moves_in_every_way_are_the_same(worlds, way, size, python_ranks):
 def test_reductions_by_reading_are_the_same(worlds, size, python_ranks):
     for tried in worlds.world("gloo", size).run(in_one_way, REDUCED, python_ranks, reductions):
         assert tried == ["all_reduce", "reduce_scatter_tensor"]
+
+
+@pytest.mark.parametrize("way", MOVES[:2])
+def test_a_list_in_which_one_array_is_given_to_all_is_not_remembered_so(worlds, way):
+    assert worlds.world("gloo", 3).run(in_one_way, way, (), lists) == [["scatter"]] * 3  # all_to_all tries all ways
 
 
 def unreadable(group):

@@ -92,7 +92,7 @@ class P2P:
         if sender is None or kind is None:
             return None
         if buffers and core.module is not None and isinstance(sender, ShmSender):
-            kind = kind._replace(is_eager=True, may_be_announced=True)
+            kind = kind._replace(is_eager=True, may_be_announced=not kind.is_eager)
         elif kind.num_bytes > LONGEST_WHOLE:
             return None
         return sender.fast_path(kind)

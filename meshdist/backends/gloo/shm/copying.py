@@ -161,21 +161,22 @@ def _refuse(shm: ShmGroup, signature: Signature, peer: int, verb: str, error_num
 
 
 def _places_in(buffers: Buffers, blocks: Blocks) -> tuple[int, list[tuple[int, int, int]] | None]:
-    """Return how many arrays there are, and which, where in it, and how many bytes each block is; None if elsewhere."""
+    """Return how many arrays there are, and which, where in it, and how many bytes each block is; None if elsewhere.
+
+    The blocks of a list are its arrays, each in its place: the same array may be there more than once, but need not be
+    in the next call.
+    """
     arrays = each(buffers)
-    begins = [address_of(array) for array in arrays]
     places = []
-    for block in blocks:
+    for peer, block in enumerate(blocks):
         if block is None or not block.nbytes:
             places.append((-1, 0, 0))
             continue
-        at = address_of(block)
-        for which, (begin, array) in enumerate(zip(begins, arrays, strict=True)):
-            if begin <= at and at + block.nbytes <= begin + array.nbytes:
-                places.append((which, at - begin, block.nbytes))
-                break
-        else:
+        which = peer if isinstance(buffers, list) else 0
+        offset = address_of(block) - address_of(arrays[which])
+        if not 0 <= offset <= arrays[which].nbytes - block.nbytes:
             return len(arrays), None
+        places.append((which, offset, block.nbytes))
     return len(arrays), places
 
 

@@ -1,4 +1,4 @@
-"""The fast path of small messages over shared memory; see `backends.p2p.message_kinds`.
+"""The fast path of small messages over shared memory; see `backends.p2p.eager_messages`.
 
 The core also carries longer messages, which their senders wait for, if they have room in the ring as a whole.
 

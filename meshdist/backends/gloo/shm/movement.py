@@ -230,7 +230,7 @@ class AgreedMove(BarrierPlan):
         give, take = spec.give(call.send), spec.take(call.recv)
         assert all(block is not None for block in (*give, *take))
         self._shm, self._spec, self._rank = shm, spec, call.rank
-        self._limit = min(shm.region.slot_bytes, _WITH_SIZES if shm.single_copy else CHUNKED_BYTES)
+        self._limit = _WITH_SIZES if shm.single_copy else shm.region.slot_bytes
         ways = ways_to_move(shm, spec, 0)
         self._moves: dict[str, Any] = {name: make(shm, call, spec) for name, make in ways.items()}
         self._tuned = TunedPlan(shm, call, self._moves)

@@ -1,4 +1,4 @@
-"""The fast path of small messages over TCP; see `backends.p2p.message_kinds`.
+"""The fast path of small messages over TCP; see `backends.p2p.eager_messages`.
 
 The header is packed once, and messages are read directly from the socket. A request is used instead if a send waits for
 room, a receive is posted, a message is unexpected, another frame comes first, or the peer has left.
