@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,7 +46,7 @@ class PersistentRequest:
         self.caller: CodeType | None = None  # the code that sent or received the last one
 
 
-class Unposted:
+class Unposted(ABC):
     """The messages of a group that were begun, and are not posted yet; the queue of their works until then."""
 
     works: deque[Any]
@@ -59,9 +60,9 @@ class Unposted:
             work.queue = None
             work.complete(error)
 
+    @abstractmethod
     def post_all(self) -> None:
         """Post the messages, in their order."""
-        raise NotImplementedError
 
     def hasten(self) -> None:
         """Post all: a callback waits for a message."""

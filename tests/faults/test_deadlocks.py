@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from trying import attempt, on_threads
+from trying import attempt, outcomes_of
 
 import meshdist as dist
 from meshdist.debug.blocked_rank import BlockedRank, describe, endless_wait
@@ -103,17 +103,6 @@ def test_a_set_of_ranks_is_described_by_all_in_the_same_words():
         replace(ranks[2], has_ended=True),
     ):
         assert not any(endless_wait(rank, {**ranks, 2: changed}) for rank in (0, 1))
-
-
-def outcomes_of(new_workers, program, size, backend):
-    """Run a program in processes that have no other threads, which might still make a call."""
-    if backend == "threads":
-        workers = new_workers(1, "gloo", join=False)
-        workers.start(on_threads, program, size, TIMEOUT_S)
-        return workers.outcome(0)
-    workers = new_workers(size, backend, timeout_s=TIMEOUT_S)
-    workers.start(program)
-    return [workers.outcome(rank) for rank in range(size)]
 
 
 def two_receives(partner):

@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from trying import attempt, on_threads
+from trying import attempt, outcomes_of
 
 import meshdist as dist
 
@@ -21,17 +21,6 @@ TIMEOUT_S = 300.0
 LATE_S = 4.0
 ADVICE = "; let one of them send before it receives, or call sendrecv, which does both at once"
 over_tcp = [pytest.param(name, marks=pytest.mark.slow) for name in ("gloo-tcp", "gloo-hosts")]
-
-
-def outcomes_of(new_workers, program, size, backend):
-    """Run a program in processes that have no other threads, which might still make a call."""
-    if backend == "threads":
-        workers = new_workers(1, "gloo", join=False)
-        workers.start(on_threads, program, size, TIMEOUT_S)
-        return workers.outcome(0)
-    workers = new_workers(size, backend, timeout_s=TIMEOUT_S)
-    workers.start(program)
-    return [workers.outcome(rank) for rank in range(size)]
 
 
 def later(seconds=LATE_S):

@@ -8,7 +8,7 @@ import threading
 
 import numpy as np
 import pytest
-from trying import attempt, on_threads
+from trying import attempt, outcomes_of
 
 import meshdist as dist
 
@@ -153,14 +153,3 @@ def test_a_receive_from_the_only_other_rank_reads_its_long_message_meanwhile(new
 @pytest.mark.parametrize("backend", ["threads", "gloo", *over_tcp])
 def test_a_receive_from_any_of_two_waits_for_the_one_that_may_send(new_workers, backend):
     assert outcomes_of(new_workers, one_of_two_sends, 3, backend) == [2, 0, 0]
-
-
-def outcomes_of(new_workers, program, size, backend):
-    """Run a program in processes that have no other threads, which might still make a call."""
-    if backend == "threads":
-        workers = new_workers(1, "gloo", join=False)
-        workers.start(on_threads, program, size, 300.0)
-        return workers.outcome(0)
-    workers = new_workers(size, backend, timeout_s=300.0)
-    workers.start(program)
-    return [workers.outcome(rank) for rank in range(size)]

@@ -29,6 +29,17 @@ def on_threads(program: Callable[[], Any], size: int, timeout_s: float) -> list[
     return meshdist.run(program, size, timeout=timeout_s)
 
 
+def outcomes_of(new_workers, program, size, backend, timeout_s=300.0):
+    """Run a program in processes that have no other threads, which might still make a call."""
+    if backend == "threads":
+        workers = new_workers(1, "gloo", join=False)
+        workers.start(on_threads, program, size, timeout_s)
+        return workers.outcome(0)
+    workers = new_workers(size, backend, timeout_s=timeout_s)
+    workers.start(program)
+    return [workers.outcome(rank) for rank in range(size)]
+
+
 def attempt(call: Callable[[], Any], announce: bool = False) -> Failure:
     """Make the call; with `announce`, tell the test before."""
     began_s = time.monotonic()

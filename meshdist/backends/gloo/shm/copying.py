@@ -161,12 +161,14 @@ def _refuse(shm: ShmGroup, signature: Signature, peer: int, verb: str, error_num
 
 
 def _places_in(buffers: Buffers, blocks: Blocks) -> tuple[int, list[tuple[int, int, int]] | None]:
-    """Return how many arrays there are, and which, where in it, and how many bytes each block is; None if elsewhere.
+    """Return how many arrays there are, and which, where in it, and how many bytes each block is; None if unknown.
 
     The blocks of a list are its arrays, each in its place: the same array may be there more than once, but need not be
     in the next call.
     """
     arrays = each(buffers)
+    if not all(array.flags.c_contiguous for array in arrays):
+        return len(arrays), None
     places = []
     for peer, block in enumerate(blocks):
         if block is None or not block.nbytes:

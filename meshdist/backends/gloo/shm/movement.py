@@ -300,7 +300,8 @@ class AgreedMove(BarrierPlan):
         self._agreed = bytes(table)
         longest = int(given.max())
         for move in self._moves.values():
-            move.longest = longest
+            if isinstance(move, ChunkedMove):
+                move.longest = longest
         names = list(ways_to_move(self._shm, self._spec, longest))
         self._tuned.over(moved_bytes(self._shm, self._spec, longest), names)
         self._takes = self._step = None
