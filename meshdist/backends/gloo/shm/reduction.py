@@ -46,19 +46,19 @@ _STACKED_RANKS, _STACKED_BYTES = 4, 1024
 
 def plan_reduction(shm: ShmGroup, call: Call, spec: ReductionSpec) -> Plan:
     one_step: Ways[ReductionSpec] = {ONE_STEP: SlotReduce} if spec.put_bytes <= shm.region.slot_bytes else {}
-    if one_step and spec.put_bytes < LEAST_IN_CHUNKS:
-        return SlotReduce(shm, call, spec)
     in_chunks = ways_in_chunks(shm, spec)
     reading: Ways[ReductionSpec] = (
         {"read by its reducer": SingleCopyReduce} if shm.single_copy and spec.in_place else {}
     )
     if one_step and spec.put_bytes <= REDUCE_ALONE_BYTES // call.size:
-        return fastest(shm, call, spec, spec.put_bytes, {**one_step, **in_chunks, **reading})
+        ways = {**one_step, **in_chunks, **reading}
+        return fastest(shm, call, spec, spec.put_bytes, ways, least_bytes=LEAST_IN_CHUNKS)
     if call.size >= _READING_RANKS and spec.put_bytes >= SINGLE_COPY_REDUCE_BYTES:
         ways = {**reading, **in_chunks, **one_step}
     else:
         ways = {**in_chunks, **one_step, **reading}
-    return SharedReduce(shm, call, spec, fastest(shm, call, spec, spec.put_bytes, ways))
+    ordinary = fastest(shm, call, spec, spec.put_bytes, ways, least_bytes=LEAST_IN_CHUNKS)
+    return SharedReduce(shm, call, spec, ordinary)
 
 
 def plan_list_reduction(shm: ShmGroup, call: Call) -> Plan | None:

@@ -32,17 +32,19 @@ def kind_of(call: Call) -> str:
     return " ".join(filter(None, words))
 
 
-def fastest(shm: ShmGroup, call: Call, spec: Spec, num_bytes: int, ways: Ways[Spec]) -> BarrierPlan:
+def fastest(
+    shm: ShmGroup, call: Call, spec: Spec, num_bytes: int, ways: Ways[Spec], *, least_bytes: int = 0
+) -> BarrierPlan:
     """Return the plan of the fastest way; while that is not known, one that tries them all.
 
-    `ways` has what makes the plan of each way, by name, the same on all ranks; the first is the default.
-    `num_bytes` is equal on all ranks.
+    `ways` has what makes the plan of each way, by name, the same on all ranks; the first is the default, and the only
+    one for fewer than `least_bytes`. `num_bytes` is equal on all ranks.
     """
-    names = list(ways)
+    names = list(ways) if num_bytes >= least_bytes else list(ways)[:1]
     chosen = shm.tuning.trials(kind_of(call), num_bytes, names).chosen
     if chosen is not None:
         return ways[names[chosen]](shm, call, spec)
-    plans = {name: make(shm, call, spec) for name, make in ways.items()}
+    plans = {name: ways[name](shm, call, spec) for name in names}
     return TunedPlan(shm, call, plans).over(num_bytes, names)
 
 
