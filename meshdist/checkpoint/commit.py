@@ -15,6 +15,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 from meshdist.checkpoint.manifest import MANIFEST, UNREADABLE
 from meshdist.checkpoint.rank_agreement import CheckpointError
@@ -66,26 +67,28 @@ class Claim:
                 "member": [part.decode() for part in (token, b"", host, pid, started)],
             }
         ).encode()
-        while not self._created():
-            self._drop_if_void(directory)
+        while (now_s := self._tried()) is not None:
+            self._drop_if_void(now_s)
         self._renewing = threading.Thread(target=self._renew, name="meshdist-checkpoint-claim", daemon=True)
         self._renewing.start()
 
-    def _created(self) -> bool:
+    def _tried(self) -> float | None:
+        """Try to make the claim; if another one has it, return the time by the clock of the file server."""
         # Complete from the start: others never see a claim that says nothing.
         draft = self.path.with_name(f"{CLAIM}-{secrets.token_hex(8)}")
         try:
             draft.write_bytes(self._text)
+            now_s = draft.stat().st_mtime
             os.link(draft, self.path)
         except FileExistsError:
-            return False
+            return now_s
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS):
                 raise
-            return self._created_without_links()
+            return None if self._created_without_links() else now_s
         finally:
             draft.unlink(missing_ok=True)
-        return True
+        return None
 
     def _created_without_links(self) -> bool:
         try:
@@ -100,27 +103,21 @@ class Claim:
             raise
         return True
 
-    def _drop_if_void(self, directory: Path) -> None:
+    def _drop_if_void(self, now_s: float) -> None:
         try:
-            text, changed = self.path.read_bytes(), self.path.stat().st_mtime
+            claimed = _Claimed.read(self.path)
         except FileNotFoundError:
             return
-        try:
-            found = json.loads(text)
-            host, pid = found["host"], found["pid"]
-            member = Member.parse([part.encode() for part in found["member"]])
-        except UNREADABLE:
-            host, pid, member = "an unknown host", "?", None
-        age_s = _now_s(directory) - changed
-        if age_s < VOID_S and not (member is not None and member.is_dead()):
+        if not claimed.is_void(now_s):
+            directory = self.path.parent
             raise CheckpointError(
-                f"process {pid} on {host} is saving into {directory}; give each job a folder of its own, or if that"
-                f" job has ended remove {self.path}"
+                f"process {claimed.pid} on {claimed.host} is saving into {directory}; give each job a folder of its"
+                f" own, or if that job has ended remove {self.path}"
             )
         void = self.path.with_name(f"{CLAIM}-void-{secrets.token_hex(8)}")
         with suppress(FileNotFoundError):  # another one dropped it
             self.path.rename(void)
-            if void.read_bytes() != text:  # another one has dropped it and claimed the folder since
+            if void.read_bytes() != claimed.text:  # another one has dropped it and claimed the folder since
                 os.link(void, self.path)
             void.unlink()
 
@@ -151,25 +148,40 @@ class Claim:
             self.path.unlink()
 
 
-def remove_remains(directory: Path) -> None:
-    """Remove what saves that were killed have left; nobody else is saving."""
+class _Claimed(NamedTuple):
+    """A claim, or the draft of one, as another process reads it."""
+
+    text: bytes
+    changed_s: float
+    host: str
+    pid: int | str
+    member: Member | None
+
+    @classmethod
+    def read(cls, path: Path) -> _Claimed:
+        text, changed_s = path.read_bytes(), path.stat().st_mtime
+        try:
+            found = json.loads(text)
+            member = Member.parse([part.encode() for part in found["member"]])
+            return cls(text, changed_s, found["host"], found["pid"], member)
+        except UNREADABLE:
+            return cls(text, changed_s, "an unknown host", "?", None)
+
+    def is_void(self, now_s: float) -> bool:
+        return now_s - self.changed_s >= VOID_S or (self.member is not None and self.member.is_dead())
+
+
+def remove_remains(claim: Claim) -> None:
+    """Remove from the claimed folder what saves that were killed have left; nobody else is saving."""
+    directory = claim.path.parent
     for path in directory.iterdir():
         if _REMAINS.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-    now_s = _now_s(directory)
+    now_s = claim.path.stat().st_mtime  # just made, by the clock of the file server; that of this host may differ
     for path in directory.glob(f"{CLAIM}-*"):
         with suppress(FileNotFoundError):  # that of a process that asks for the claim right now
-            if now_s - path.stat().st_mtime > VOID_S:
+            if _Claimed.read(path).is_void(now_s):
                 path.unlink()
-
-
-def _now_s(directory: Path) -> float:
-    """Return the time by the clock of the file server; that of this host may differ, and jump."""
-    probe = directory / f"{CLAIM}-{secrets.token_hex(8)}"
-    probe.touch()
-    now_s = probe.stat().st_mtime
-    probe.unlink()
-    return now_s
 
 
 def new_folder(directory: Path, final: Path) -> Path:

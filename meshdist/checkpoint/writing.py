@@ -103,7 +103,7 @@ def write(
             folder = target.folder.parent
             folder.mkdir(parents=True, exist_ok=True)
             claims.append(stack.enter_context(Claim(folder)))
-            remove_remains(folder)
+            remove_remains(claims[0])
             _check_target(target, seen)
             made = new_folder(folder, target.folder)
             stack.callback(shutil.rmtree, made, ignore_errors=True)

@@ -120,7 +120,7 @@ def rank_state(world: World, reason: str, most: int | None = None) -> dict[str, 
     if most is not None and len(records) > most:
         records = [record for record in records[:-most] if not record[COMPLETED]] + records[-most:]
     card = world.card
-    found = stacks()
+    found = stacks(None if world.ranks_are_processes else (world.thread,))
     own = found.get(world.thread) or Stack([], None, False)
     return {
         "format": FORMAT,

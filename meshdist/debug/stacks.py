@@ -55,9 +55,9 @@ class Stack(NamedTuple):
     in_call: bool  # whether that line waits for a call of this package
 
 
-def stacks() -> dict[int, Stack]:
-    """Return the stack of every thread by thread id."""
-    return {number: stack_of(frame) for number, frame in _frames().items()}
+def stacks(threads: Collection[int] | None = None) -> dict[int, Stack]:
+    """Return the stack of each of the `threads` that is there, by thread id; of every thread if None."""
+    return {number: stack_of(frame) for number, frame in _frames().items() if threads is None or number in threads}
 
 
 def _frames() -> dict[int, FrameType]:

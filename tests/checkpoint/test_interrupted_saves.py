@@ -230,6 +230,7 @@ def test_the_claim_of_a_job_that_was_killed_is_void(tmp_path):
     found = json.loads(path.read_text())
     found["member"][3] = done.stdout.strip()
     path.write_text(json.dumps(found))
+    shutil.copy(path, tmp_path / ".saving-0123456789abcdef")  # killed while it made the claim
     (tmp_path / ".step-9-0123abcd").mkdir()
     (tmp_path / ".step-9-mine").mkdir()  # no name that a save gives
     meshdist.run(lambda: save(tmp_path, TREE), 2)
