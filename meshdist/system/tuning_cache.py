@@ -21,7 +21,7 @@ DIRECTORY = "MESHDIST_CACHE_DIR"
 """Where the choices are remembered, instead of the user's cache directory."""
 
 # The meaning and the speed of the ways: choices of another version are ignored.
-_VERSION = 2
+_VERSION = 3
 _log = logging.getLogger("meshdist")
 _told: set[str] = set()
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshdist import core
 from meshdist.arrays.host import Array
 from meshdist.arrays.reduce_op import ReduceOp, quiet_runner
 from meshdist.backends.base import Plan
@@ -35,10 +36,11 @@ REDUCE_ALONE_BYTES = 1 << 20
 # Up to this total, the arrays of a list are reduced in one step. Few ranks reduce longer lists in chunks, of so many
 # arrays at most.
 _LISTS_BYTES, _LIST_CHUNK_BYTES, _MOST_IN_LIST = 64 << 10, 256 << 10, 512
-# From this many ranks and bytes on, ranks read each other's memory: in three steps, not two for each chunk, and steps
-# take long with more ranks than free cores. 16 ranks on 2 cores took three quarters to nine tenths of the time through
-# the slots, 8 ranks a fifth more than that.
-_READING_RANKS, SINGLE_COPY_REDUCE_BYTES = 16, 8 << 20
+# From so many bytes on, the core reads the other ranks' memory, which took six to seven tenths of the time through the
+# slots, on 2 and 4 ranks. Without the core: from so many ranks and bytes on, since that takes three steps, not two for
+# each chunk, and steps take long with more ranks than free cores. 16 ranks on 2 cores took three quarters to nine
+# tenths of the time through the slots, 8 ranks a fifth more than that.
+_READ_BYTES, _READING_RANKS, SINGLE_COPY_REDUCE_BYTES = 4 << 20, 16, 8 << 20
 # From this many ranks on, and up to so many bytes for each of them, one call of NumPy for all slots takes less time
 # than a call for each.
 _STACKED_RANKS, _STACKED_BYTES = 4, 1024
@@ -53,7 +55,11 @@ def plan_reduction(shm: ShmGroup, call: Call, spec: ReductionSpec) -> Plan:
     if one_step and spec.put_bytes <= REDUCE_ALONE_BYTES // call.size:
         ways = {**one_step, **in_chunks, **reading}
         return fastest(shm, call, spec, spec.put_bytes, ways, least_bytes=LEAST_IN_CHUNKS)
-    if call.size >= _READING_RANKS and spec.put_bytes >= SINGLE_COPY_REDUCE_BYTES:
+    if core.module is not None:
+        is_read = spec.put_bytes >= _READ_BYTES
+    else:
+        is_read = call.size >= _READING_RANKS and spec.put_bytes >= SINGLE_COPY_REDUCE_BYTES
+    if is_read:
         ways = {**reading, **in_chunks, **one_step}
     else:
         ways = {**in_chunks, **one_step, **reading}

@@ -67,10 +67,11 @@ class TunedPlan(BarrierPlan):
             plan.adopt_signature(signature)
 
     def run(self, send: Buffers, recv: Buffers) -> None:
+        plan = self._plans[self._trials.next]
         if self._trials.chosen is not None:
-            self._plans[self._trials.next].run(send, recv)
+            plan.run(send, recv)
         else:
-            self.first_step(send, recv)()
+            self._measured(partial(plan.run, send, recv), self._now())
 
     def first_step(self, send: Buffers, recv: Buffers) -> Callable[[], object]:
         plan = self._plans[self._trials.next]
@@ -81,7 +82,8 @@ class TunedPlan(BarrierPlan):
 
     def _measured(self, rest: Callable[[], object], began: tuple[int, int]) -> None:
         rest()
-        self._take_steps(self._compare(began, self._now()))
+        if self._trials.ended(began, self._now()):
+            self._take_steps(self._compare())
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
         plan = self._plans[self._trials.next]
@@ -90,20 +92,21 @@ class TunedPlan(BarrierPlan):
             return
         began = self._now()
         yield from plan.steps(send, recv)
-        yield from self._compare(began, self._now())
+        if self._trials.ended(began, self._now()):
+            yield from self._compare()
 
-    def _compare(self, began: tuple[int, int], ended: tuple[int, int]) -> Iterator[BarrierWait]:
-        """Tell the others when this rank began and ended, and take in what all tell."""
-        trials = self._trials
+    def _compare(self) -> Iterator[BarrierWait]:
+        """Tell the others when this rank began and ended the calls of a run, and take in what all tell."""
+        trials, run = self._trials, self._trials.take_run()
         remembered = self._shm.tuning.remembered(trials) if trials.is_first else None
         phase, region = self.barrier.flip(), self._shm.region
-        told = -1 if remembered is None else remembered
-        region.table(phase, self._rank)[0] = began[0], ended[0], told, ended[1] - began[1]
+        told = [-1 if remembered is None else remembered, run.num_preemptions, *run.times]
+        region.table(phase, self._rank).reshape(-1)[: len(told)] = told
         yield self.arrive()
-        rows = [region.table(phase, peer)[0].tolist() for peer in range(self.backend.size)]
-        begins, ends, known, preempted = zip(*rows, strict=True)
-        remembered = known[0] if known[0] >= 0 else None
-        trials.add(max(ends) - max(begins), remembered, was_disturbed=any(preempted))
+        rows = [region.table(phase, peer).reshape(-1)[: len(told)].tolist() for peer in range(self.backend.size)]
+        known, preempted, *times = zip(*rows, strict=True)
+        took = [max(ends) - max(begins) for begins, ends in zip(times[::2], times[1::2], strict=True)]
+        trials.add(sum(took) // len(took), known[0] if known[0] >= 0 else None, was_disturbed=any(preempted))
 
     def _now(self) -> tuple[int, int]:
         """Return the time, and how often other processes have taken this rank's core; ranks that share cores do so."""

@@ -1,16 +1,20 @@
 """The trials of a group: which way to carry out a kind of call is the fastest here.
 
-The first calls of a kind try the ways in turn, beginning with the default. After each, every rank writes into the
-table when it began and when it ended; a step later all know how long the call took, from the last rank's beginning to
-the last rank's end, and so all choose alike. The choice is kept for the group, and remembered for the machine: see
-`meshdist.system.tuning_cache`. All ways give the same bits.
+The first calls of a kind try the ways in turn, beginning with the default, each in two calls. After these, every rank
+writes into the table when it began and ended them; a step later all know how long a call took, from the last rank's
+beginning to the last rank's end, and so all choose alike. A single call between two comparisons would show less than
+its price: its end and the beginning of the next one follow each other without a step (of all-to-alls of 1 MiB between 4
+ranks on 2 cores, those through the slots looked as fast as those that read, and took twice as long in a row).
+
+The choice is kept for the group, and remembered for the machine: see `meshdist.system.tuning_cache`. All ways give the
+same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshdist.backends.base import Choice
 from meshdist.system.tuning_cache import TuningCache
@@ -19,15 +23,18 @@ from meshdist.system.tuning_cache import TuningCache
 TUNED_BYTES = 32 << 10
 # The least bytes of a call that may be fastest in chunks.
 LEAST_IN_CHUNKS = 256 << 10
+# How many calls in a row are one measurement.
+_CALLS_IN_A_RUN = 2
 # A way is dropped if it took this many times as long as the fastest, after one measurement, two, and so on: single
 # calls are delayed by other processes. The default stays, which is right on most machines.
-_HOPELESS = (3.0, 1.5, 1.25, 1.1)
+_HOPELESS = (3.0, 1.2)
 _ROUNDS = 1 + len(_HOPELESS)
-# How often a call in which another process had the core of a rank is repeated, for each way. If there are more of them,
+# How often a run in which another process had the core of a rank is repeated, for each way. If there are more of them,
 # they count, and the choice is not remembered: it is that of a busy machine.
 _REPEATS = 2
-# Another way must be faster than the default by this factor to be chosen.
-_WORTHWHILE = 1.05
+# Another way must be faster than the default by this factor to be chosen; where ranks share cores, whose turns change
+# from call to call, by more.
+_WORTHWHILE, _WORTHWHILE_ON_SHARED_CORES = 1.05, 1.25
 
 
 class Mode(IntEnum):
@@ -39,6 +46,13 @@ class Mode(IntEnum):
     FORCE = 3
 
 
+class Run(NamedTuple):
+    """What a rank measured in calls in a row: when each began and ended, and how often it lost its core in them."""
+
+    times: list[int]
+    num_preemptions: int
+
+
 class Trials:
     """The trials of one kind of call; equal on all ranks at the same call.
 
@@ -48,16 +62,20 @@ class Trials:
         was_disturbed: Calls were measured in which another process had the core of a rank.
     """
 
-    def __init__(self, kind: str, most_bytes: int, ways: Sequence[str], *, measures: bool) -> None:
+    def __init__(
+        self, kind: str, most_bytes: int, ways: Sequence[str], *, measures: bool, has_cores: bool = True
+    ) -> None:
         self.kind, self.most_bytes = kind, most_bytes
         self.ways = ways
         self.chosen: int | None = None
         self.shortest_ns: list[int | None] = [None] * len(ways)
         self._measures = measures
+        self._worthwhile = _WORTHWHILE if has_cores else _WORTHWHILE_ON_SHARED_CORES
         # The first call is not measured, since pages are mapped in it; it tells what is remembered.
         self._left = [0]
         self._rounds = 0
         self._repeats = _REPEATS * len(ways)
+        self._run = Run([], 0)
         self.was_disturbed = False
 
     @property
@@ -81,8 +99,18 @@ class Trials:
     def is_first(self) -> bool:
         return self._rounds == 0
 
+    def ended(self, began: tuple[int, int], ended: tuple[int, int]) -> bool:
+        """Note a call of this rank: the times, and how often it had lost its core; return whether the run is over."""
+        times, num_preemptions = self._run
+        self._run = Run([*times, began[0], ended[0]], num_preemptions + ended[1] - began[1])
+        return self.is_first or len(self._run.times) == 2 * _CALLS_IN_A_RUN
+
+    def take_run(self) -> Run:
+        run, self._run = self._run, Run([], 0)
+        return run
+
     def add(self, took_ns: int, remembered: int | None, *, was_disturbed: bool = False) -> None:
-        """Take in a finished call: how long it took, which way rank 0 remembers, and whether a rank lost its core."""
+        """Take in a run: how long a call took, which way rank 0 remembers, and whether a rank lost its core."""
         if was_disturbed and not self.is_first:
             if self._repeats > 0:
                 self._repeats -= 1
@@ -103,7 +131,7 @@ class Trials:
         times = [time for time in self.shortest_ns if time is not None]
         if self._rounds == _ROUNDS:
             shortest, guess = min(times), self.shortest_ns[0]
-            keeps = guess is not None and guess <= shortest * _WORTHWHILE
+            keeps = guess is not None and guess <= shortest * self._worthwhile
             self.chosen = 0 if keeps else self.shortest_ns.index(shortest)
             return
         most = min(times) * _HOPELESS[self._rounds - 1] if times else 0
@@ -132,7 +160,8 @@ class Tuning:
         key = kind, most, *ways
         known = self._trials.get(key)
         if known is None:
-            known = self._trials[key] = Trials(kind, most, ways, measures=self.mode >= Mode.ON)
+            measures = self.mode >= Mode.ON
+            known = self._trials[key] = Trials(kind, most, ways, measures=measures, has_cores=self.has_cores)
             if self.mode is Mode.OFF or most < TUNED_BYTES or len(ways) == 1:
                 known.chosen = 0
         return known
