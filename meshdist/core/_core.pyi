@@ -105,6 +105,7 @@ class SingleCopy:
         tables: tuple[int, int],
         pids: Sequence[int],
         reduced: tuple[str, str, int, bool, tuple[int, int], int] | None,
+        agreed: bytes,
     ) -> None: ...
     # True if the call was carried out; False if nothing was done.
     def __call__(self, send: Any, recv: Any) -> bool: ...

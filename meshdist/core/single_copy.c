@@ -33,6 +33,7 @@ typedef struct {
     PyObject *check;  /* raises if a rank has given up */
     PyObject *refuse; /* called with a rank, what it refuses and an errno: raises */
     PyObject *keeps;  /* what the addresses point into */
+    PyObject *agreed; /* if no rank knows all sizes: the sizes of all tables' rows as they were compared; else empty */
     int rank, num_ranks, num_sent, num_received;
     Block *gives, *takes; /* for each rank and from each rank */
     double written;       /* the share that the sender writes */
@@ -181,6 +182,18 @@ static int begin(SingleCopy *self, char *const *sent, char *const *received)
     return step(self);
 }
 
+/* Whether the ranks' sizes are those that were compared, and all have told where their blocks are. */
+static bool is_agreed(const SingleCopy *self)
+{
+    const int64_t *words = self->tables[self->barrier->phase];
+    const int64_t *sizes = (const int64_t *)PyBytes_AS_STRING(self->agreed);
+    for (int pairs = self->num_ranks * self->num_ranks; pairs > 0; pairs--, words += TABLE_WORDS, sizes += 2) {
+        if (words[1] != sizes[0] || words[2] != sizes[1] || (words[1] && !words[0]))
+            return false;
+    }
+    return true;
+}
+
 /* Reduce this rank's segment, piece by piece: a piece stays in the cache between being read and being combined. Returns
    -1, or the rank that could not be read. */
 static int reduce_segment(const SingleCopy *self, char *const *sent, char *const *received)
@@ -261,7 +274,12 @@ static PyObject *single_copy_call(PyObject *object, PyObject *const *args, size_
 
 static PyObject *single_copy_begin(SingleCopy *self, PyObject *const *args, Py_ssize_t num_args)
 {
-    return run(self, args, num_args, begin, NULL);
+    PyObject *begun = run(self, args, num_args, begin, NULL);
+    if (begun == Py_True && PyBytes_GET_SIZE(self->agreed) && !is_agreed(self)) {
+        Py_DECREF(begun);
+        Py_RETURN_NONE;
+    }
+    return begun;
 }
 
 static PyObject *single_copy_finish(SingleCopy *self, PyObject *const *args, Py_ssize_t num_args)
@@ -302,14 +320,18 @@ static long *read_pids(PyObject *list, int num_ranks)
 
 static PyObject *single_copy_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
 {
-    PyObject *barrier, *wait, *check, *refuse, *keeps, *gives, *takes, *pids, *reduced;
+    PyObject *barrier, *wait, *check, *refuse, *keeps, *gives, *takes, *pids, *reduced, *agreed;
     double written;
     unsigned long long fingerprint, even_table, odd_table;
     int rank, num_ranks, num_sent, num_received;
-    if (!PyArg_ParseTuple(args, "O!KOOOO(ii)(ii)OOd(KK)OO", barrier_type, &barrier, &fingerprint, &wait, &check, &refuse,
+    if (!PyArg_ParseTuple(args, "O!KOOOO(ii)(ii)OOd(KK)OOS", barrier_type, &barrier, &fingerprint, &wait, &check, &refuse,
                           &keeps, &rank, &num_ranks, &num_sent, &num_received, &gives, &takes, &written, &even_table,
-                          &odd_table, &pids, &reduced))
+                          &odd_table, &pids, &reduced, &agreed))
         return NULL;
+    if (PyBytes_GET_SIZE(agreed) && PyBytes_GET_SIZE(agreed) != (Py_ssize_t)(2 * sizeof(int64_t)) * num_ranks * num_ranks) {
+        PyErr_SetString(PyExc_ValueError, "SingleCopy: two sizes for each pair of ranks");
+        return NULL;
+    }
     const char *op;
     int kind, keeps_segment = 0;
     unsigned long long first = 0, second = 0;
@@ -328,7 +350,7 @@ static PyObject *single_copy_new(PyTypeObject *type, PyObject *args, PyObject *k
     self->barrier = (Barrier *)Py_NewRef(barrier);
     self->fingerprint = fingerprint;
     self->wait = Py_NewRef(wait), self->check = Py_NewRef(check), self->refuse = Py_NewRef(refuse);
-    self->keeps = Py_NewRef(keeps);
+    self->keeps = Py_NewRef(keeps), self->agreed = Py_NewRef(agreed);
     self->written = written;
     self->reduction = reduction, self->keeps_segment = keeps_segment;
     self->element_bytes = itemsize / reduction.elements, self->piece_bytes = piece_bytes;
@@ -361,6 +383,7 @@ static int single_copy_clear(SingleCopy *self)
     Py_CLEAR(self->check);
     Py_CLEAR(self->refuse);
     Py_CLEAR(self->keeps);
+    Py_CLEAR(self->agreed);
     return 0;
 }
 
@@ -378,7 +401,8 @@ static void single_copy_dealloc(SingleCopy *self)
 
 static PyMethodDef methods[] = {
     {"begin", (PyCFunction)(void (*)(void))single_copy_begin, METH_FASTCALL,
-     "begin(send, recv): the first step; return False if nothing was done."},
+     "begin(send, recv): the first step; return False if nothing was done, and None if the ranks' sizes are not those "
+     "agreed: then there is no second half."},
     {"finish", (PyCFunction)(void (*)(void))single_copy_finish, METH_FASTCALL, "finish(send, recv): the rest."},
     {NULL, NULL, 0, NULL},
 };
@@ -393,7 +417,7 @@ static PyType_Slot slots[] = {
     {Py_tp_clear, single_copy_clear}, {Py_tp_call, PyVectorcall_Call}, {Py_tp_members, members},
     {Py_tp_methods, methods},
     {Py_tp_doc, "SingleCopy(barrier, fingerprint, wait, check, refuse, keeps, (rank, num_ranks), (num_sent, num_received), "
-                "gives, takes, written, tables, pids, reduced): a call of many bytes. It returns True, or False if it did nothing."},
+                "gives, takes, written, tables, pids, reduced, agreed): a call of many bytes. It returns True, or False if it did nothing."},
     {0, NULL},
 };
 

@@ -1,5 +1,6 @@
 """Calls whose ranks read and write each other's memory: in every way, by the compiled core and by Python."""
 
+import os
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -10,6 +11,7 @@ from worlds import needs_linux
 import meshdist as dist
 from meshdist import core
 from meshdist.backends.gloo.shm import copying, movement, reduction
+from meshdist.system.env_flags import TUNING
 
 pytestmark = [pytest.mark.timeout(60), needs_linux]
 MOVES = (movement.READ, movement.WRITTEN, "read, and 50% written")
@@ -113,6 +115,56 @@ KINDS = [
     *[("f4", "sum"), ("f8", "avg"), ("c8", "avg"), ("c16", "sum"), ("i2", "product"), ("u1", "max"), ("i8", "band")],
     *[("f2", "sum"), (ml_dtypes.bfloat16, "max")],
 ]
+
+
+def exchanges(group, seed):
+    """Lists of other sizes in each turn, which no rank knows alone; of some ranks, sometimes, in shared arrays."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    chance, own_chance = np.random.default_rng(seed), np.random.default_rng((seed, rank))
+    tables = [
+        chance.choice([0, 10, 3000, 40_000], (size, size), p=p) for p in ([0.2, 0.4, 0.4, 0], [0.1, 0.2, 0.3, 0.4])
+    ]
+    tables += [np.full((size, size), 20_000), chance.choice([0, 40_000], (size, size))]
+    tables += [np.full((size, size), 10), np.full((size, size), 10)]
+    tables[-1][0, 1] = 40_000  # the same as before for rank 2
+    shared, gathered = dist.empty(150_000), dist.empty(150_000 * size)
+    for turn in range(120):
+        counts = tables[chance.integers(len(tables))]
+        if turn % 5 == 4:
+            counts = counts.copy()
+            counts[chance.integers(size)] = chance.choice([5, 5000])  # one rank sends others than before
+        make = dist.empty if own_chance.random() < 0.3 else np.empty
+        given, taken = [make(int(n)) for n in counts[rank]], [make(int(n)) for n in counts[:, rank]]
+        for peer in range(size):
+            given[peer][...] = turn * 100 + rank * 10 + peer
+            taken[peer][...] = -1
+        is_async = turn % 7 == 6
+        work = group.all_to_all(taken, given, async_op=is_async)
+        if is_async:
+            work.wait()
+        for peer in range(size):
+            assert (taken[peer] == turn * 100 + peer * 10 + rank).all(), (turn, counts)
+        if chance.random() < 0.3:
+            shared[...] = rank
+            group.all_gather_into_tensor(gathered, shared)
+            assert (gathered.reshape(size, -1) == np.arange(size)[:, None]).all()
+
+
+def exchanged(tuning, python_ranks):
+    before = os.environ.get(TUNING)
+    os.environ[TUNING] = tuning
+    try:
+        for seed in range(2):
+            in_one_way(movement.READ, python_ranks, exchanges, seed)
+    finally:
+        os.environ.pop(TUNING) if before is None else os.environ.update({TUNING: before})
+
+
+@pytest.mark.parametrize("python_ranks", [(), (1,)], ids=["core", "core and Python"])
+@pytest.mark.parametrize("tuning", ["off", "force"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_exchanges_of_changing_sizes_are_right(worlds, size, tuning, python_ranks):
+    worlds.world("gloo", size).run(exchanged, tuning, python_ranks)
 
 
 @pytest.mark.parametrize("python_ranks", [(), (1,)], ids=["core", "core and Python"])

@@ -92,6 +92,7 @@ class SingleCopyPlan(CopyingPlan):
         self.give, self.take, self.written = give, take, written
         # Where the blocks lie in the arrays of a call.
         self._places = _places_in(call.send, give(call.send)), _places_in(call.recv, take(call.recv))
+        self._agreed = b""
         self._compiled: SingleCopy | None = None
         self._is_compiled = False
 
@@ -99,13 +100,17 @@ class SingleCopyPlan(CopyingPlan):
         super().adopt_signature(signature)
         self._compiled, self._is_compiled = None, False
 
+    def agree(self, sizes: bytes) -> None:
+        """Have the core compare the sizes in the table, which no rank knows alone, with these: two for each pair."""
+        self._agreed, self._compiled, self._is_compiled = sizes, None, False
+
     def run(self, send: Buffers, recv: Buffers) -> None:
-        copy = self._compile()
+        copy = self.compiled_copy()
         if copy is None or self.written or not copy(send, recv):
             self.first_step(send, recv)()
 
     def first_step(self, send: Buffers, recv: Buffers) -> Callable[[], object]:
-        copy = self._compile()
+        copy = self.compiled_copy()
         if copy is None:
             return super().first_step(send, recv)
         self.expose(self.take(recv))
@@ -126,7 +131,8 @@ class SingleCopyPlan(CopyingPlan):
         copy.finish(send, recv)
         self.shm.end_exposure()
 
-    def _compile(self) -> SingleCopy | None:
+    def compiled_copy(self) -> SingleCopy | None:
+        """Return what carries out the call in the core; None if the core does not."""
         if self._is_compiled:
             return self._compiled
         self._is_compiled = True
@@ -150,6 +156,7 @@ class SingleCopyPlan(CopyingPlan):
             (shm.region.table(0, 0).ctypes.data, shm.region.table(1, 0).ctypes.data),
             [memory.pid for memory in shm.memories],
             self.reduced(),
+            self._agreed,
         )
         return self._compiled
 

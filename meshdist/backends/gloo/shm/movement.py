@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdist import core
 from meshdist.arrays.host import Array
 from meshdist.backends.base import Plan
 from meshdist.backends.gloo.shm.copying import CopyingPlan, SingleCopyPlan
@@ -102,7 +101,7 @@ def _in_words(written: float) -> str:
 
 def moves_through_slots(shm: ShmGroup, spec: TransferSpec, longest: int) -> bool:
     """Return whether blocks are guessed to be faster through the slots than in single copies."""
-    if core.module is not None:
+    if shm.compiled:
         if shm.tuning.has_cores:
             return moved_bytes(shm, spec, longest) < _READ_BYTES
         is_broadcast = spec.shared and spec.giver is not None
@@ -182,6 +181,10 @@ class SingleCopyMove(SingleCopyPlan):
         phase = self.announce(give, take)
         self.expose(take)
         yield self.arrive()
+        yield from self.copy(give, take, phase)
+
+    def copy(self, give: Blocks, take: Blocks, phase: int) -> Iterator[BarrierWait]:
+        """Go on after the step in which all have announced their blocks."""
         keep_own(give[self.rank], take[self.rank])
         for peer in self.others():
             address, _, wanted, target = self.shm.region.table(phase, peer)[self.rank].tolist()
@@ -237,7 +240,8 @@ class AgreedMove(BarrierPlan):
 
     In the first step each rank puts the sizes of its blocks into the table and, if they are short, the blocks into its
     slot. All ranks read all sizes: all raise if two ranks disagree, and all see whether the blocks of every rank were
-    short. If not, the blocks move like long ones.
+    short. If not, the blocks move like long ones. A rank that does not know them to be short announces its blocks as
+    well: if all have, and reading is the way to move them, they are read after this step.
     """
 
     def __init__(self, shm: ShmGroup, call: Call, spec: TransferSpec) -> None:
@@ -251,6 +255,8 @@ class AgreedMove(BarrierPlan):
         self._moves: dict[str, Any] = {name: make(shm, call, spec) for name, make in ways.items()}
         self._tuned = TunedPlan(shm, call, self._moves)
         self._bulk = SharedMove(shm, call, spec, self._tuned)
+        # Apart from the one among `moves`, whose first step is its own.
+        self._reading = SingleCopyMove(shm, call, spec, written=0)
         self._dtype = give[0].dtype  # type: ignore[union-attr]
         # Arrays of a list are copied as they are: flattening them costs more than copying a few bytes.
         self._takes_list = isinstance(call.recv, list)
@@ -261,7 +267,10 @@ class AgreedMove(BarrierPlan):
         if sum(given) <= self._limit:
             shm.reserve(sum(given))
             self._puts = [spec.puts(shm.region, phase) for phase in (0, 1)]
-        # The table when it was last compared, and the places of short blocks then.
+        # For each phase, all rows of the table; the sizes in it when they were last compared, and the places of short
+        # blocks then.
+        shape = call.size, call.size, -1
+        self._tables = [np.frombuffer(table, np.int64).reshape(shape) for table in shm.table_bytes]
         self._agreed = b""
         self._takes: list[list[Array]] | None = None
         self._step: Step | None = None
@@ -269,36 +278,59 @@ class AgreedMove(BarrierPlan):
     def adopt_signature(self, signature: Signature) -> None:
         super().adopt_signature(signature)
         self._bulk.adopt_signature(signature)
+        self._reading.adopt_signature(signature)
 
     def run(self, send: Buffers, recv: Buffers) -> None:
-        done = False if self._step is None else self._step(send, recv)
-        if done:
-            if self._takes is None:
-                self._bulk.run(send, recv)
-            return
-        if done is None:
-            phase = self.barrier.phase
-        else:
-            phase = self._put(send)
+        begun: bool | None = False
+        if self._step is not None:
+            begun = self._step(send, recv)
+            if begun:
+                return
+        elif self._takes is None and self._tuned.way == READ:
+            copy = self._reading.compiled_copy()
+            if copy is not None:
+                self._offer(send, recv, self.barrier.phase ^ 1)
+                begun = copy.begin(send, recv)
+                if begun and not self._shm.descriptors.any_shared(self.barrier.phase):
+                    copy.finish(send, recv)
+                    return
+        if begun is False:
+            self._put(send, recv)
             self.barrier.await_all(self.barrier.signal(self.fingerprint), self)
-        if not self._take(recv, phase):
+        phase = self.barrier.phase
+        if self._take(recv, phase):
+            return
+        if self._is_read(phase):
+            self._take_steps(self._read(send, recv, phase))
+        else:
             self._bulk.run(send, recv)
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
-        phase = self._put(send)
+        phase = self._put(send, recv)
         yield self.arrive()
-        if not self._take(recv, phase):
-            yield from self._bulk.steps(send, recv)
+        if self._take(recv, phase):
+            return
+        yield from self._read(send, recv, phase) if self._is_read(phase) else self._bulk.steps(send, recv)
 
-    def _put(self, send: Buffers) -> int:
-        phase = self.barrier.flip()
-        self._shm.table_rows[phase][self._rank][:] = self._sizes.data.cast("B")
-        if self._puts is not None:
-            put(send, self._puts[phase])
+    def _put(self, send: Buffers, recv: Buffers) -> int:
+        if self._takes is None:
+            phase = self._reading.announce(self._spec.give(send), self._spec.take(recv))
+        else:
+            phase = self.barrier.flip()
+            self._shm.table_rows[phase][self._rank][:] = self._sizes.data.cast("B")
+        self._offer(send, recv, phase)
         return phase
 
+    def _offer(self, send: Buffers, recv: Buffers, phase: int) -> None:
+        descriptors = self._shm.descriptors
+        if descriptors.heap.in_use or descriptors.flags[phase]:
+            self._bulk.set_flag(send, recv, phase)
+        if self._puts is not None:
+            put(send, self._puts[phase])
+
     def _take(self, recv: Buffers, phase: int) -> bool:
-        if self._shm.table_bytes[phase].tobytes() != self._agreed:
+        """Take the blocks out of the slots; return whether they are there."""
+        if self._tables[phase][:, :, 1:3].tobytes() != self._agreed:
             self._compare(phase)
         if self._takes is None:
             return False
@@ -307,13 +339,23 @@ class AgreedMove(BarrierPlan):
             blocks[peer][...] = place  # type: ignore[index]
         return True
 
+    def _is_read(self, phase: int) -> bool:
+        """Return whether the blocks are read now: all ranks see the same table, and have chosen the same way."""
+        addresses, num_bytes = self._tables[phase][:, :, 0], self._tables[phase][:, :, 1]
+        return self._tuned.way == READ and not ((addresses == 0) & (num_bytes != 0)).any()
+
+    def _read(self, send: Buffers, recv: Buffers, phase: int) -> Iterator[BarrierWait]:
+        if self._shm.descriptors.any_shared(phase):
+            yield from self._bulk.after_first_step(send, recv, phase)
+        else:
+            yield from self._reading.copy(self._spec.give(send), self._spec.take(recv), phase)
+
     def _compare(self, phase: int) -> None:
-        table = self._shm.table_bytes[phase]
-        size, row_bytes = self.backend.size, self._spec.row_bytes
-        sizes = np.frombuffer(table, np.int64).reshape(size, size, -1)
-        given, expected = sizes[:, :, 1], sizes[:, :, 2]
+        sizes = self._tables[phase][:, :, 1:3].copy()
+        given, expected = sizes[:, :, 0], sizes[:, :, 1]
+        row_bytes = self._spec.row_bytes
         compare_splits(given // row_bytes, expected // row_bytes, self._spec.unit, self.backend.options.ranks)
-        self._agreed = bytes(table)
+        self._agreed = sizes.tobytes()
         longest = int(given.max())
         for move in self._moves.values():
             if isinstance(move, ChunkedMove):
@@ -324,22 +366,24 @@ class AgreedMove(BarrierPlan):
         if given.sum(axis=1).max() <= self._limit:
             begins = given[:, : self._rank].sum(axis=1).tolist()
             self._takes = [self._places(k, begins) for k in (0, 1)]
-        self._step = self.compiled(self._step_copies())
+            self._step = self.compiled(self._step_copies(sizes))
+        else:
+            self._reading.agree(self._agreed)
 
-    def _step_copies(self) -> StepCopies:
-        puts: Sequence[Any] = self._puts or ([], [])
-        takes: Sequence[list[Array]] = self._takes or ([], [])
-        tables = [self._shm.region.table(phase, 0).ctypes.data for phase in (0, 1)]
-        size = self._sizes.nbytes
+    def _step_copies(self, sizes: Array) -> StepCopies:
+        assert self._puts is not None
+        assert self._takes is not None
+        puts, own = self._puts, self._sizes.nbytes
+        addresses = [table[self._rank].ctypes.data for table in self._tables]
         return StepCopies(
-            keeps=(puts, takes, self._sizes),
+            keeps=(puts, self._takes, self._sizes),
             num_sent=len(each(puts[0])),
-            num_received=len(takes[0]) if self._takes_list else 1,
-            puts=[[(-1, 0, size, tables[phase] + self._rank * size), *copies_of(puts[phase])] for phase in (0, 1)],
-            takes=[copies_of(places, one_after_another=not self._takes_list) for places in takes],
-            agreed=self._agreed,
+            num_received=len(self._takes[0]) if self._takes_list else 1,
+            puts=[[(-1, 0, own, addresses[phase]), *copies_of(puts[phase])] for phase in (0, 1)],
+            takes=[copies_of(places, one_after_another=not self._takes_list) for places in self._takes],
+            agreed=np.pad(sizes, ((0, 0), (0, 0), (1, 1))).tobytes(),  # no addresses
             sizes=self._sizes.ctypes.data,
-            tables=(tables[0], tables[1]),
+            tables=(self._tables[0].ctypes.data, self._tables[1].ctypes.data),
         )
 
     def _places(self, phase: int, begins: Sequence[int]) -> list[Array]:

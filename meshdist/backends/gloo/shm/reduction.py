@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meshdist import core
 from meshdist.arrays.host import Array
 from meshdist.arrays.reduce_op import ReduceOp, quiet_runner
 from meshdist.backends.base import Plan
@@ -55,7 +54,7 @@ def plan_reduction(shm: ShmGroup, call: Call, spec: ReductionSpec) -> Plan:
     if one_step and spec.put_bytes <= REDUCE_ALONE_BYTES // call.size:
         ways = {**one_step, **in_chunks, **reading}
         return fastest(shm, call, spec, spec.put_bytes, ways, least_bytes=LEAST_IN_CHUNKS)
-    if core.module is not None:
+    if shm.compiled:
         is_read = spec.put_bytes >= _READ_BYTES
     else:
         is_read = call.size >= _READING_RANKS and spec.put_bytes >= SINGLE_COPY_REDUCE_BYTES

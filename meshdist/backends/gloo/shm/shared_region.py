@@ -35,7 +35,7 @@ LARGE_GROUPS_SLOT, SMALLEST_SLOT = 256 << 10, 8 << 10
 SLOTS_BYTES = 8 << 20
 
 # Words of a rank's line. The signals of even and odd steps come first, then the fingerprints of their calls.
-FINGERPRINT, STATE, TEXT_LENGTH, TOKEN, SINGLE_COPY, HEAP, OPENS_HEAPS, TRIAL, TUNING = 2, 4, 5, 6, 7, 8, 9, 10, 11
+FINGERPRINT, STATE, TEXT_LENGTH, TOKEN, ABILITIES, HEAP, OPENS_HEAPS, TRIAL, TUNING = 2, 4, 5, 6, 7, 8, 9, 10, 11
 
 
 def slot_bytes(num_ranks: int) -> int:

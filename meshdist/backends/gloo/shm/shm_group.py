@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator
+from functools import reduce
+from operator import and_
 from typing import Any
 
 import numpy as np
 
+from meshdist import core
 from meshdist.arrays.host import Array
 from meshdist.backends.backend_options import BackendOptions
 from meshdist.backends.base import Backend
@@ -16,7 +19,7 @@ from meshdist.backends.gloo.shm.descriptors import SharedDescriptors
 from meshdist.backends.gloo.shm.flag_barrier import BarrierWait, FlagBarrier, PeerSet, flag_barrier_class
 from meshdist.backends.gloo.shm.mapping_cache import shared_memory
 from meshdist.backends.gloo.shm.segment import Segment, create, find
-from meshdist.backends.gloo.shm.shared_region import SINGLE_COPY, TOKEN, TRIAL, TUNING, SharedRegion
+from meshdist.backends.gloo.shm.shared_region import ABILITIES, TOKEN, TRIAL, TUNING, SharedRegion
 from meshdist.backends.gloo.shm.single_copy import Memory, address_of, allow_peers, await_writers, may_copy
 from meshdist.backends.gloo.shm.tuning import Mode, Tuning
 from meshdist.collectives.dataflow import Blocks
@@ -34,8 +37,8 @@ from meshdist.system.tuning_cache import TuningCache
 SCRATCH_BYTES = 128 << 10
 _SET_UP = Signature("the set-up of the group")
 _KEY = "memory"
-# What a rank can do with the memory of all others.
-_READS, _WRITES = 1, 2
+# What a rank can do with the memory of all others; it has the core; it sees a core for each rank of its host.
+_READS, _WRITES, _COMPILED, _HAS_CORES = 1, 2, 4, 8
 # The target of the peers' trial writes; it lives as long as the process.
 _TRIAL = np.zeros(1, np.int64)
 _log = RankLog()
@@ -52,6 +55,7 @@ class ShmGroup:
         memories: The memory of each rank's process.
         single_copy: Whether all ranks can read each other's memory.
         writes: Whether they can write it as well.
+        compiled: Whether all ranks have the compiled core.
         table_bytes, table_rows: For each phase, the table as bytes, and cut into the ranks' rows.
         byte_slots: For each phase, every rank's slot as bytes.
         descriptors: The shared arrays of the ranks.
@@ -75,7 +79,7 @@ class ShmGroup:
         self.region = SharedRegion(segment, backend.size)
         self.barrier = flag_barrier_class()(self.region, backend.rank, backend.size, members)
         self.memories = [Memory(peers.card(rank).pid, options.describe(place)) for place, rank in enumerate(ranks)]
-        self.single_copy = self.writes = False
+        self.single_copy = self.writes = self.compiled = False
         self.tuning = Tuning(Mode.OFF, None)
         self.table_bytes = [self.region.table_bytes(phase) for phase in (0, 1)]
         self.table_rows = [self.region.table_rows(phase) for phase in (0, 1)]
@@ -101,14 +105,18 @@ class ShmGroup:
         yield self._arrive()
         ranks = range(self.backend.size)
         can_read = may_copy() and all(map(self._can_read, ranks))
-        words[line(rank, SINGLE_COPY)] = _READS * can_read | _WRITES * (can_read and all(map(self._can_write, ranks)))
+        can_write = can_read and all(map(self._can_write, ranks))
+        has_cores = max(self.backend.size, local_world_size()) <= available_cores()
+        words[line(rank, ABILITIES)] = (
+            _READS * can_read | _WRITES * can_write | _COMPILED * (core.module is not None) | _HAS_CORES * has_cores
+        )
         yield self._arrive()
-        self.single_copy = all(words[line(peer, SINGLE_COPY)] & _READS for peer in ranks)
-        self.writes = all(words[line(peer, SINGLE_COPY)] & _WRITES for peer in ranks)
+        shared = reduce(and_, (words[line(peer, ABILITIES)] for peer in ranks))
+        self.single_copy, self.writes = bool(shared & _READS), bool(shared & _WRITES)
+        self.compiled = bool(shared & _COMPILED)
         cache = TuningCache(self.backend.size) if rank == 0 else None
         mode = Mode(min(words[line(peer, TUNING)] for peer in ranks))
-        has_cores = max(self.backend.size, local_world_size()) <= available_cores()
-        self.tuning = Tuning(mode, cache, has_cores=has_cores)
+        self.tuning = Tuning(mode, cache, has_cores=bool(shared & _HAS_CORES))
         self.region.seal()
         self._warn_of_limits()
 

@@ -61,6 +61,11 @@ class TunedPlan(BarrierPlan):
         self._trials = self._shm.tuning.trials(self._kind, num_bytes, names)
         return self
 
+    @property
+    def way(self) -> str | None:
+        """The way that is chosen; None while the trials go on."""
+        return None if self._trials.chosen is None else self._trials.next
+
     def adopt_signature(self, signature: Signature) -> None:
         super().adopt_signature(signature)
         for plan in self._plans.values():

@@ -61,28 +61,29 @@ class SharedPlan(BarrierPlan):
         # Like `steps`, without the cost of the flags, for programs that have no shared arrays.
         rest = self.fallback.first_step(send, recv)
         if descriptors.any_shared(phase):
-            rest = partial(self._take_steps, self._after_first_step(send, recv, phase))
+            rest = partial(self._take_steps, self.after_first_step(send, recv, phase))
         rest()
 
     def steps(self, send: Buffers, recv: Buffers) -> Iterator[BarrierWait]:
         phase = self.barrier.phase ^ 1
-        if self._set_flag(send, recv, phase):
+        if self.set_flag(send, recv, phase):
             self.barrier.flip()
             yield self.arrive()
-            yield from self._after_first_step(send, recv, phase)
+            yield from self.after_first_step(send, recv, phase)
             return
         steps = self.fallback.steps(send, recv)
         yield next(steps)
-        yield from self._after_first_step(send, recv, phase) if self.descriptors.any_shared(phase) else steps
+        yield from self.after_first_step(send, recv, phase) if self.descriptors.any_shared(phase) else steps
 
-    def _set_flag(self, send: Buffers, recv: Buffers, phase: int) -> bool:
+    def set_flag(self, send: Buffers, recv: Buffers, phase: int) -> bool:
+        """Tell, before a step, whether this rank's blocks are in shared arrays; return that."""
         if self._gives and self.descriptors.possible and self.shares(send, recv):
             return self.descriptors.publish_places(phase, send, self.give)
         self.descriptors.set_flag(phase, ORDINARY)
         return False
 
-    def _after_first_step(self, send: Buffers, recv: Buffers, phase: int) -> Iterator[BarrierWait]:
-        # After the first step, if some ranks have shared arrays: all see the same flags, and decide alike.
+    def after_first_step(self, send: Buffers, recv: Buffers, phase: int) -> Iterator[BarrierWait]:
+        """Go on after the first step, if some ranks have shared arrays: all see the same flags, and decide alike."""
         descriptors = self.descriptors
         if descriptors.all_shared(phase, self._givers):
             unopened = descriptors.unopened(self._givers)
