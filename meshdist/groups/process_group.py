@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from functools import partial
 from sys import _getframe
@@ -104,6 +104,8 @@ class ProcessGroup(CollectiveMethods, Membership):
         self.timeout_s = timeout_s
         self._world = world
         self._plans: dict[Any, Any] = {}  # Plans, and planned calls on GPU arrays
+        self._words = ""  # of `comparing`
+        self.compared_words: dict[str, None] = {}
         self._device_array: type | None = None  # the type of the arrays of the latter
         self._compares_shapes = False
         self._queue = JobQueue(world.progress)
@@ -350,13 +352,14 @@ class ProcessGroup(CollectiveMethods, Membership):
         error_prefix = self.error_prefix(collective.name)
         backend = self.usable_backend(error_prefix, send, recv)
         if backend.device_calls is not None:
-            rest = (async_op, splits, timeout_s, self._shape_rule)
-            return backend.device_calls.submit(Request(self, error_prefix, collective, send, recv, op, root, *rest))
+            modes = (async_op, splits, timeout_s, self._shape_rule, self._words)
+            return backend.device_calls.submit(Request(self, error_prefix, collective, send, recv, op, root, *modes))
         arrays = self.named(error_prefix, PassedArrays, collective, send, recv)
         reduce_op = None if op is None else self.named(error_prefix, as_reduce_op, op)
         sends, recvs = arrays.in_native_order()
         size, rule = len(self.ranks), self._shape_rule
-        call = Call(collective, error_prefix, self._rank, size, sends, recvs, reduce_op, root, splits, rule)
+        rest = (reduce_op, root, splits, rule, self._words)
+        call = Call(collective, error_prefix, self._rank, size, sends, recvs, *rest)
         writes = collective.writes(call)
         if writes:
             self.named(error_prefix, arrays.check_output)
@@ -455,6 +458,23 @@ class ProcessGroup(CollectiveMethods, Membership):
         """Compare the shapes of the ranks' arrays in all following calls, or in those that compare them by default."""
         self._compares_shapes = wanted
         self._forget_plans()  # they have their comparison built in
+
+    @contextmanager
+    def comparing(self, words: str) -> Iterator[None]:
+        """Let the ranks compare `words` in the calls of the block, too: what they have to agree on beside their arrays.
+
+        These calls have plans of their own. Words in `compared_words` have been compared before, on all ranks.
+        """
+        kept, is_open = self._plans, self.calls.is_open
+        own: dict[Any, Any] = {}
+        self._plans, self._words, self.calls.is_open = own, words, False
+        try:
+            yield
+            remember(self.compared_words, words, None)
+        finally:
+            self._words, self.calls.is_open = "", is_open
+            if self._plans is own and not self.is_broken:
+                self._plans = kept
 
     @property
     def _shape_rule(self) -> ShapeRule:

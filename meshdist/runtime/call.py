@@ -184,6 +184,7 @@ class Call:
         root: The source or destination, as a rank of the group; None if the collective has none.
         splits: Rows to and rows from each rank, for an all_to_all_single with split sizes.
         shape_rule: Whether all ranks must pass arrays of equal shape, and not only of equal size.
+        words: What else must be equal on all ranks, in words; see `ProcessGroup.comparing`.
     """
 
     collective: CollectiveSpec
@@ -196,6 +197,7 @@ class Call:
     root: int | None = None
     splits: Splits | None = None
     shape_rule: ShapeRule = ShapeRule.BY_COLLECTIVE
+    words: str = ""
 
     def signature(self) -> Signature:
         """Return what must be equal on all ranks: collective, dtype, element counts, op, root; shapes by the rule."""
@@ -207,6 +209,8 @@ class Call:
             common.append(f"op={self.op.value}")
         if self.root is not None:
             common.append(f"root={self.root}")
+        if self.words:
+            common.append(self.words)
         if self.shape_rule is ShapeRule.EQUAL_SHAPE and compared != by_default:
             common.append("shapes compared at debug level DETAIL")
         return Signature(self._words(shown, common), self._words(compared, common))

@@ -40,11 +40,12 @@ class Request:
     splits: Splits | None
     timeout_s: float | None  # the group's timeout if None
     shape_rule: ShapeRule = ShapeRule.BY_COLLECTIVE
+    words: str = ""
 
     @property
     def compares(self) -> bool:
         """Whether the ranks' calls are compared at any cost, as at debug level DETAIL."""
-        return self.shape_rule is ShapeRule.EQUAL_SHAPE
+        return self.shape_rule is ShapeRule.EQUAL_SHAPE or bool(self.words)
 
 
 @dataclass(slots=True)
@@ -83,9 +84,8 @@ class DeviceCalls(ABC):
         plan = self._plans.get(key, _UNKNOWN)
         if plan is _UNKNOWN or request.compares:
             rank, size, root = group.rank(), group.size(), request.root
-            call = Call(
-                collective, error_prefix, rank, size, given, taken, op, root, request.splits, request.shape_rule
-            )
+            rest = (request.splits, request.shape_rule, request.words)
+            call = Call(collective, error_prefix, rank, size, given, taken, op, root, *rest)
             collective.check(call)
             plan = make(call)
             remember(self._plans, key, plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -25,6 +26,7 @@ from meshdist.mesh.device_mesh import DeviceMesh
 from meshdist.tensor.array_layout import ArrayLayout, number_in
 from meshdist.tensor.known_calls import changes
 from meshdist.tensor.message_arrays import Scratch, Shape, Stack, contiguous
+from meshdist.tensor.placements import placements_text
 from meshdist.tensor.redistribution import Redistribution, plan
 from meshdist.tensor.redistribution_steps import (
     AllGather,
@@ -43,11 +45,12 @@ from meshdist.tensor.redistribution_steps import (
     relative_to,
 )
 
-# What carries out a step: given the block before and the mesh, it returns the block after.
+# What carries out a step: from the block before, and the mesh or the group that takes part, to the block after.
 Program: TypeAlias = "Callable[[Any, DeviceMesh], Any]"
+GroupProgram: TypeAlias = "Callable[[Any, ProcessGroup], Any]"
 # The program of a step, None for none; and whether its result is neither the caller's array nor a view of it. Given are
 # the step, this rank's coordinate, and whether that holds of the block before.
-Made: TypeAlias = "tuple[Program | None, bool]"
+Made: TypeAlias = "tuple[Any, bool]"
 # Smaller blocks are sent as one array: the copies take less time than a view for each peer.
 _LEAST_IN_PARTS = 1 << 16
 Part: TypeAlias = "tuple[int, Block]"  # the number of a rank, and what it sends or gets
@@ -112,12 +115,14 @@ def gather_to(local: Any, layout: ArrayLayout, mesh: DeviceMesh, root: int) -> A
     if not axes:
         return local.copy(order="C")
     group, dst = group_of(mesh, axes), number_in(axes, place, shape)
-    if all(cut is None or len(set(cut.sizes)) == 1 for cut in layout.cuts):
-        blocks = list(new_empty((group.size(), *local.shape), local)) if coordinate == place else None
-        gather(contiguous(local), blocks, group=group, group_dst=dst)
-        received = blocks
-    else:
-        received = _gathered_uneven(local, layout, axes, group, dst, coordinate)
+    words = f"of {placements_text(layout.placements, None)} of {layout.shape}"
+    with nullcontext() if words in group.compared_words else group.comparing(words):
+        if all(cut is None or len(set(cut.sizes)) == 1 for cut in layout.cuts):
+            blocks = list(new_empty((group.size(), *local.shape), local)) if coordinate == place else None
+            gather(contiguous(local), blocks, group=group, group_dst=dst)
+            received = blocks
+        else:
+            received = _gathered_uneven(local, layout, axes, group, dst, coordinate)
     if coordinate != place:
         return None
     whole = new_empty(layout.shape, local)
@@ -179,11 +184,30 @@ def _programs(redistribution: Redistribution, coordinate: Coordinate) -> tuple[P
     for step in redistribution.steps:
         program, makes_new = _PROGRAMS[type(step)](step, coordinate, is_new)
         if program is not None:
-            programs.append(program)
+            programs.append(_over_group(step, program) if step.collective else program)
         is_new = makes_new
     if not is_new:
         programs.append(_copied)
     return tuple(programs)
+
+
+def _over_group(step: Step, program: GroupProgram) -> Program:
+    """Return what runs a program over the group of its ranks, which compare its layouts the first time.
+
+    Blocks of other layouts may have equal sizes.
+    """
+    before, after = (placements_text(layout.placements, None) for layout in (step.source, step.target))
+    words = f"from {before} to {after} of {step.source.shape}"
+    axes = step.axes
+
+    def run(local: Any, mesh: DeviceMesh) -> Any:
+        group = group_of(mesh, axes)
+        if words in group.compared_words:
+            return program(local, group)
+        with group.comparing(words):
+            return program(local, group)
+
+    return run
 
 
 def _slice(step: Any, coordinate: Coordinate, is_new: bool) -> Made:
@@ -206,10 +230,10 @@ def _zero(step: Any, coordinate: Coordinate, is_new: bool) -> Made:
 
 
 def _all_reduce(step: Any, coordinate: Coordinate, is_new: bool) -> Made:
-    axes, op = step.axes, ReduceOp(step.op)
+    op = ReduceOp(step.op)
 
-    def program(local: Any, mesh: DeviceMesh) -> Any:
-        return all_reduce(local if is_new else local.copy(order="C"), op, group_of(mesh, axes))
+    def program(local: Any, group: ProcessGroup) -> Any:
+        return all_reduce(local if is_new else local.copy(order="C"), op, group)
 
     return program, True
 
@@ -221,8 +245,8 @@ def _all_gather(step: Any, coordinate: Coordinate, is_new: bool) -> Made:
     if all(len(set(_sizes_along(source, dim, cutting[dim], coordinate))) == 1 for dim in step.dims):
         stack = Stack(shape, source.mesh_shape, cutting)
 
-        def even(local: Any, mesh: DeviceMesh) -> Any:
-            block, group = contiguous(local), group_of(mesh, axes)
+        def even(local: Any, group: ProcessGroup) -> Any:
+            block = contiguous(local)
             return stack.received(local, lambda stacked: all_gather_into_tensor(stacked, block, group))
 
         return even, True
@@ -231,10 +255,10 @@ def _all_gather(step: Any, coordinate: Coordinate, is_new: bool) -> Made:
     places = [relative_to(source.index(peer), whole) for peer in peers]
     in_order = len(step.dims) == 1 and math.prod(shape[: step.dims[0]]) == 1
 
-    def uneven(local: Any, mesh: DeviceMesh) -> Any:
+    def uneven(local: Any, group: ProcessGroup) -> Any:
         flat = new_empty((math.prod(shape),), local)
         blocks = consecutive_views(flat, shapes)
-        all_gather(blocks, contiguous(local), group_of(mesh, axes))
+        all_gather(blocks, contiguous(local), group)
         if in_order:
             return flat.reshape(shape)
         array = new_empty(shape, local)
@@ -252,16 +276,16 @@ def _reduce_scatter(step: Any, coordinate: Coordinate, is_new: bool) -> Made:
     if len(set(sizes)) == 1:
         stack = Stack(step.source.local_shape(coordinate), step.source.mesh_shape, {dim: axes})
 
-        def even(local: Any, mesh: DeviceMesh) -> Any:
+        def even(local: Any, group: ProcessGroup) -> Any:
             with stack.sent(local) as stacked:
-                return reduce_scatter_tensor(new_empty(shape, local), stacked, op, group_of(mesh, axes))
+                return reduce_scatter_tensor(new_empty(shape, local), stacked, op, group)
 
         return even, True
     places = _places(dim, sizes)
 
-    def uneven(local: Any, mesh: DeviceMesh) -> Any:
+    def uneven(local: Any, group: ProcessGroup) -> Any:
         block = new_empty(shape, local)
-        return reduce_scatter(block, [contiguous(local[place]) for place in places], op, group_of(mesh, axes))
+        return reduce_scatter(block, [contiguous(local[place]) for place in places], op, group)
 
     return uneven, True
 
@@ -276,11 +300,11 @@ def _all_to_all(step: Any, coordinate: Coordinate, is_new: bool) -> Made:
     take = Stack(step.target.local_shape(coordinate), mesh_shape, {step.from_dim: axes})
     in_parts = cache(lambda: _in_parts(step, coordinate))
 
-    def program(local: Any, mesh: DeviceMesh) -> Any:
+    def program(local: Any, group: ProcessGroup) -> Any:
         if local.nbytes >= _LEAST_IN_PARTS:
-            return in_parts()(local, mesh)
+            return in_parts()(local, group)
         stacked = new_empty(take.stacked, local)
-        all_to_all_single(stacked, give.stack(local), group=group_of(mesh, axes))
+        all_to_all_single(stacked, give.stack(local), group=group)
         return take.unstack(stacked)
 
     return program, True
@@ -290,12 +314,12 @@ def _pairwise(step: Pairwise, coordinate: Coordinate, is_new: bool) -> Made:
     return _in_parts(step, coordinate), True
 
 
-def _in_parts(step: Pairwise, coordinate: Coordinate) -> Program:
+def _in_parts(step: Pairwise, coordinate: Coordinate) -> GroupProgram:
     """Return what sends and receives a part of the block for each peer, without copies of parts that are contiguous.
 
     What the rank keeps is copied once.
     """
-    axes, num_ranks = step.axes, step.num_ranks
+    num_ranks = step.num_ranks
     old, new = step.source.index(coordinate), step.target.index(coordinate)
     shape = step.target.local_shape(coordinate)
     kept = overlap(old, new)
@@ -304,7 +328,7 @@ def _in_parts(step: Pairwise, coordinate: Coordinate) -> Program:
     taken, num_received = _in_message(step.parts_from(coordinate), new)
     has_views = any(place is None for _, _, place in given)
 
-    def program(local: Any, mesh: DeviceMesh) -> Any:
+    def program(local: Any, group: ProcessGroup) -> Any:
         block = new_empty(shape, local)
         nothing = new_empty((0,), local)
         if has_views:
@@ -319,7 +343,7 @@ def _in_parts(step: Pairwise, coordinate: Coordinate) -> Program:
                 come[peer] = block[part]
                 if place is not None:
                     come[peer] = received[place].reshape(come[peer].shape)
-            all_to_all(come, to, group_of(mesh, axes))
+            all_to_all(come, to, group)
             if keep is not None:
                 block[keep[0]] = local[keep[1]]
             for peer, part, place in taken:

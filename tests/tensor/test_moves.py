@@ -8,6 +8,7 @@ from worlds import needs_linux
 
 import meshdist
 from meshdist.device_mesh import init_device_mesh
+from meshdist.tensor import DTensor
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.moves import gather_to, move
 from meshdist.tensor.placements import Partial, Replicate, Shard
@@ -95,3 +96,33 @@ def test_dry_run_of_a_large_mesh(source, target, ranks):
         before, then = (ArrayLayout.of((1024, 512), (ranks, ranks), each) for each in (source, target))
         local = np.zeros(before.local_shape(mesh.get_coordinate()), np.float32)
         assert move(local, before, then, mesh).shape == then.local_shape(mesh.get_coordinate())
+
+
+OTHER_LAYOUTS = {
+    "full": (Shard(0), Shard(1), lambda x: x.full()),
+    "redistribute": (Shard(0), Shard(1), lambda x: x.redistribute({"x": Replicate()})),
+    "to one rank": (Shard(0), Shard(1), lambda x: x.full(0)),
+}
+
+
+def different_layouts(case):
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("x",))
+    one, other, use = OTHER_LAYOUTS[case]
+
+    def made(placement):
+        return DTensor.from_callback(
+            (4, 4), float, mesh, {"x": placement}, lambda index: np.ones([len(range(4)[part]) for part in index])
+        )
+
+    for _ in range(3):  # what is known to be alike is not compared again
+        use(made(one))
+    with pytest.raises(meshdist.DistBackendError) as info:
+        use(made(other if meshdist.get_rank() else one))
+    return str(info.value)
+
+
+@pytest.mark.parametrize("case", OTHER_LAYOUTS)
+def test_ranks_that_move_different_layouts_are_told(case):
+    for said in meshdist.run(different_layouts, 2, (case,), timeout=30):
+        assert "the ranks disagree" in said
+        assert f"[{OTHER_LAYOUTS[case][1]!r}]" in said
