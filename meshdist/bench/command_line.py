@@ -182,7 +182,8 @@ def _tune_all(options: Namespace, setting: Setting) -> int:
     if prints and not found:
         print("\nNothing was measured: each of these calls has only one algorithm here.")
     elif prints:
-        print("\nTimes are the shortest of up to five, on the slowest rank. The choices are remembered for later jobs.")
+        print("\nTimes are means of two calls on the slowest rank, the shortest of up to three.", end=" ")
+        print("The choices are remembered for later jobs.")
         if options.plot is not None:
             draw_choices(options.plot, found, f"{setting.num_ranks} ranks, {setting.dtype}")
             print(f"wrote {options.plot}")
