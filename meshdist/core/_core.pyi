@@ -56,6 +56,7 @@ class Handle:
 class Barrier:
     step: int
     phase: int
+    fewest_spins: int
     def attach(
         self, words: memoryview, mine: int, even: Sequence[int], odd: Sequence[int], bells: Sequence[int]
     ) -> None: ...

@@ -9,7 +9,7 @@ static const uint64_t STEP = 0xFFFFFFFF;
 /* How many words behind its signal a rank writes for which call it is; as in `shared_region`. */
 enum { FINGERPRINT = 2 };
 /* How often to poll before yielding: some microseconds, the delay of a peer in the same call. Fewer after a poll in
-   vain, as on a machine with more ranks than cores, where polling keeps peers from running. */
+   vain; once, where more ranks than cores are known of: polling keeps peers from running. */
 enum { SPINS = 300, FEWEST_SPINS = 8 };
 
 static Py_ssize_t *read_indices(PyObject *sequence, int *count)
@@ -64,7 +64,7 @@ static PyObject *barrier_attach(Barrier *self, PyObject *args)
     if (PyObject_GetBuffer(words, &self->view, PyBUF_CONTIG) < 0)
         return NULL;
     self->words = self->view.buf;
-    self->spins = SPINS;
+    self->spins = SPINS, self->fewest_spins = FEWEST_SPINS;
     Py_RETURN_NONE;
 }
 
@@ -124,7 +124,7 @@ bool barrier_poll(Barrier *self, uint64_t word)
     return is_same_call(self, word);
 
 yield:
-    self->spins = self->spins / 2 > FEWEST_SPINS ? self->spins / 2 : FEWEST_SPINS;
+    self->spins = self->spins / 2 > self->fewest_spins ? self->spins / 2 : self->fewest_spins;
     bool arrived = true;
     Py_BEGIN_ALLOW_THREADS
     int64_t until = now_ns() + YIELD_NS;
@@ -236,6 +236,7 @@ static PyMethodDef methods[] = {
 static PyMemberDef members[] = {
     {"step", T_ULONGLONG, offsetof(Barrier, step), 0, NULL},
     {"phase", T_INT, offsetof(Barrier, phase), 0, NULL},
+    {"fewest_spins", T_INT, offsetof(Barrier, fewest_spins), 0, "How often to poll at least before yielding."},
     {"_word", T_ULONGLONG, offsetof(Barrier, word), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };

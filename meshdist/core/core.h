@@ -76,7 +76,7 @@ typedef struct {
     Py_buffer view; /* of the words: it keeps them mapped */
     Word *words;
     unsigned long long step, word;
-    int phase, num_peers, num_bells, spins;
+    int phase, num_peers, num_bells, spins, fewest_spins;
     Py_ssize_t mine;
     Py_ssize_t *posts; /* where the peers signal: in even steps, then in odd ones */
     Py_ssize_t *bells;

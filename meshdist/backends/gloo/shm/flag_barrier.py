@@ -35,7 +35,7 @@ _STEP = 0xFFFFFFFF
 # States of a rank.
 _LEFT, _FAILED, _MISMATCH = 1, 2, 3
 # How often to poll before yielding: some microseconds, the delay of a peer in the same call. Fewer after a poll in
-# vain, as on a machine with more ranks than cores, where polling keeps peers from running. Then, how often to yield
+# vain; once, where more ranks than cores are known of: polling keeps peers from running. Then, how often to yield
 # before sleeping.
 SPINS, _FEWEST_SPINS, _TURNS = 60, 4, 60
 
@@ -62,7 +62,7 @@ class FlagBarrier:
         self.step = 0  # the number of the last step that this rank has signalled
         self.phase = 0  # the slot that the current call uses, 0 or 1
         self._word = 0
-        self._spins = SPINS
+        self._spins, self.fewest_spins = SPINS, _FEWEST_SPINS
         self.region = region
         self.rank = rank
         self.peers = [peer for peer in range(num_ranks) if peer != rank]
@@ -100,7 +100,7 @@ class FlagBarrier:
         if not self._is_same_call(word, self._signals[word & 1]):
             plan.await_rest(word)
         if spins < 0:
-            self._spins = max(most >> 1, _FEWEST_SPINS)
+            self._spins = max(most >> 1, self.fewest_spins)
         elif most < SPINS and spins < most:
             self._spins = most + 1
 

@@ -117,6 +117,8 @@ class ShmGroup:
         cache = TuningCache(self.backend.size) if rank == 0 else None
         mode = Mode(min(words[line(peer, TUNING)] for peer in ranks))
         self.tuning = Tuning(mode, cache, has_cores=bool(shared & _HAS_CORES))
+        if not self.tuning.has_cores:
+            self.barrier.fewest_spins = 1
         self.region.seal()
         self._warn_of_limits()
 
