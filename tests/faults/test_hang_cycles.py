@@ -105,5 +105,5 @@ def test_who_gave_up_and_left_still_counts_as_having_come():
     assert re.search(
         r"rank 1 is not in a meshdist call; it has been at .* for [34]\.\d s and has made no calls yet", message
     ), message
-    words = r"rank 2 was in barrier\(\), call 1 on 'second', at .*, for 1\.\d s, waiting for rank 1, and gave up"
+    words = r"rank 2 was in barrier\(\), call 1 on 'second', at .*, for 1\.\d s, waiting for rank 1, and timed out"
     assert re.search(words, message), message
