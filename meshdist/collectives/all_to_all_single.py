@@ -50,7 +50,7 @@ def agreed(call: Call) -> tuple[Any, ...]:
     """All ranks exchange one dtype, and either the same number of elements or rows of one size."""
     give = one(call, "send")
     if call.splits is None:
-        return (Elements(f"{give.dtype}[", [give]),)
+        return (Elements([give]),)
     return (f"{give.dtype}[split sizes, rows of {int(np.prod(give.shape[1:]))}]",)
 
 
