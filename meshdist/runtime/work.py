@@ -9,7 +9,7 @@ from _thread import allocate_lock
 from collections.abc import Callable
 from time import perf_counter_ns
 from types import CodeType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from meshdist import core
 from meshdist.errors import DistError, DistTimeoutError
@@ -274,6 +274,15 @@ class Work(Completion):
         work = cls(error_prefix, result)
         work._is_done = True
         return work
+
+    if not TYPE_CHECKING:  # for type checkers, a name that is not there is an error
+
+        def __getattr__(self, name: str) -> object:
+            if name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name)
+            from meshdist._torch_names import no_attribute
+
+            raise no_attribute(self, "Work.", "Work", name, vars(Work))
 
     def __repr__(self) -> str:
         state = "in progress" if not self._is_done else "done" if self._error is None else f"failed: {self._error}"

@@ -132,6 +132,31 @@ def test_names_and_arguments_that_are_called_otherwise(call, words):
     dist.run(main, 1)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Wait", "; did you mean 'wait'?"),
+        ("Test", ": write `is_completed()`"),
+        ("is_complete", "; did you mean 'is_completed'?"),
+        ("Waitall", ": write `for work in works: work.wait()`"),
+        ("Testany", ": `is_completed()` of each Work tells whether it is done"),
+        ("Cancel", ": a call that has begun is carried out; `wait(timeout)` ends the wait,"),
+        ("synchronize", " (torch.distributed has one): `wait()`; see docs/migration.md"),
+        ("_nothing", ""),
+    ],
+)
+def test_names_of_other_libraries_handles_of_calls(name, words):
+    def main():
+        send, receive = dist.isend(np.ones(1), 0), dist.irecv(np.ones(1), 0)
+        for work in (send, receive, dist.all_reduce(np.ones(1), async_op=True)):
+            with pytest.raises(AttributeError, match=rf"\w* has no attribute '{name}'{re.escape(words)}"):
+                getattr(work, name)
+            assert not hasattr(work, name)
+            work.wait()
+
+    dist.run(main, 1)
+
+
 def mesh_of_one():
     return dist.init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
 
