@@ -103,6 +103,10 @@ _OF_NO_OWNER = {
     "PROC_NULL": "`mesh.shift` has open ends; elsewhere, leave the call out",
     "Request": "`isend` and `irecv` return a Work; see its `wait` and `is_completed`",
     "Sendrecv_replace": "write `sendrecv(x.copy(), x, dst, src)`",
+    **{
+        name: f"write `{same}`; for blocks of unequal lengths see `all_to_all_single` in docs/from-mpi4py.md"
+        for name, same in {"Scatterv": "scatter(out, blocks)", "Gatherv": "gather(x, blocks)"}.items()
+    },
     "Status": "`recv` returns the source, `probe` the source, the tag and the size",
     "Waitall": "write `for work in works: work.wait()`",
     "Win": "`empty`, `zeros` and `full` return arrays in shared memory; there are no one-sided messages",

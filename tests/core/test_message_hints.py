@@ -22,9 +22,13 @@ OBJECTS = "; send objects by send_object_list, broadcast_object_list, all_gather
         (lambda: dist.recv(np.ones(1), tag=None), "got None; probe tells the tag of a message, whatever it is$"),
         (lambda: dist.batch_isend_irecv([(dist.isend, np.ones(1), 0)]), r"got tuple; write meshdist\.P2POp\("),
         (lambda: dist.Waitall, r"'Waitall': write `for work in works: work\.wait\(\)`$"),
+        (
+            lambda: dist.Scatterv,
+            r": write `scatter\(out, blocks\)`; for blocks of unequal lengths see `all_to_all_single`",
+        ),
         (lambda: dist.Sendrecv_replace, r": write `sendrecv\(x\.copy\(\), x, dst, src\)`$"),
     ],
-    ids=["any source", "no destination", "any tag", "batch of tuples", "Waitall", "Sendrecv_replace"],
+    ids=["any source", "no destination", "any tag", "batch of tuples", "Waitall", "Scatterv", "Sendrecv_replace"],
 )
 def test_what_to_write_instead(call, words):
     def main():
