@@ -203,7 +203,7 @@ def refused():
         (ValueError, "at least one array", lambda: dist.all_reduce_coalesced([])),
         (TypeError, "one dtype", lambda: dist.all_reduce_coalesced([x, np.ones(2, int)])),
         (TypeError, "list of lists", lambda: dist.all_gather_coalesced([x] * size, [x])),
-        (ValueError, "lists of 1 arrays", lambda: dist.all_gather_coalesced([[x, x]] * size, [x])),
+        (ValueError, "lists? of 1 array, got lists of", lambda: dist.all_gather_coalesced([[x, x]] * size, [x])),
         (ValueError, "must have the shape", lambda: dist.all_gather_coalesced([[np.ones(3)]] * size, [x])),
     ]
     for kind, text, call in wrong:
