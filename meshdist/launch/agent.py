@@ -256,7 +256,9 @@ def _other_failures(failures: Iterable[Failure], shown: int | None) -> list[str]
     """Return the failures of other ranks than `shown`, whose report has been printed; the same failure once."""
     alike: dict[object, list[Failure]] = {}
     for failure in failures:
-        what = (failure.status, failure.kind, without_own_rank(failure.message)) if failure.kind else failure.rank
+        # Who waits for whom, in further lines, has times that differ from rank to rank; these lines are not shown here.
+        first_line = without_own_rank(failure.message).strip().partition("\n")[0]
+        what = (failure.status, failure.kind, first_line) if failure.kind else failure.rank
         alike.setdefault(what, []).append(failure)
     lines = []
     for first, *others in alike.values():

@@ -67,7 +67,7 @@ class Joining:
 class Answer:
     status: str  # "done", "raised" or "interrupted"
     text: str = ""  # the traceback of an exception
-    summary: str = ""  # the last line of the traceback
+    summary: str = ""  # the exception at the end of the traceback, without notes and without who waits for whom
     is_consequence: bool = False  # the exception follows from another rank's failure
     values: bytes | None = None  # the pickled variables that were requested
     pictures: tuple[bytes, ...] = ()  # the matplotlib figures that the cell has shown or left open, as PNG files
@@ -118,9 +118,7 @@ class Worker:
         except KeyboardInterrupt:
             return self._failed(Answer("interrupted", summary="KeyboardInterrupt"))
         except BaseException as error:  # the notebook shows any exception
-            text = _text(error)
-            summary = traceback.format_exception_only(type(error), error)[-1].strip()
-            return self._failed(Answer("raised", text, summary, follows_from_peer(error)))
+            return self._failed(Answer("raised", _text(error), _summary(error), follows_from_peer(error)))
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -261,6 +259,16 @@ def _text(error: BaseException) -> str:
         [frame for frame in described.stack if not is_ours(frame.filename)]
     )
     return "".join(described.format() if described.stack else described.format_exception_only())
+
+
+def _summary(error: BaseException) -> str:
+    """Return the exception without its notes, and without who waits for whom, whose times differ from rank to rank."""
+    described = traceback.TracebackException(type(error), error, None)
+    described.__notes__ = None
+    summary = list(described.format_exception_only())[-1].strip()
+    if isinstance(error, DistError) and error.hang_report:
+        summary = summary.replace(f"\n{error.hang_report}", "")
+    return summary
 
 
 def main() -> None:

@@ -110,6 +110,21 @@ def test_the_same_error_of_several_ranks_is_said_once(shell):
     assert lines[-1] == "[2] KeyError: 5"
 
 
+def test_the_same_timeout_of_several_ranks_is_said_once(shell):
+    source = "import time\nif rank == 0: time.sleep(3)\nelse: dist.all_reduce(np.ones((2, 2)))"
+    with pytest.raises(RuntimeError) as raised:
+        shell.run_cell_magic("mesh", "-n 4 --timeout 2", source)
+    lines = raised.value._render_traceback_()
+    assert [line for line in lines if not line.startswith("[")] == [lines[-1]]
+    assert re.fullmatch(r"ranks (1, 2|1, 3|2, 3): the same", lines[-1])
+    (error,) = [line for line in lines if "DistTimeoutError: all_reduce" in line and "] meshdist.errors." in line]
+    assert "timed out after 2 s waiting for rank 0" in error
+    (waits,) = [line for line in lines if "rank 0 has not reached" in line]
+    assert "all_reduce(float64[2, 2], op=sum), call 1 on 'world'" in waits
+    assert not [line for line in lines if "gave up" in line]
+    shell.run_cell_magic("mesh", "--timeout 1800", "pass")  # the default
+
+
 def test_only_what_belongs_to_the_ended_world_is_lost(shell, capsys):
     source = "row = dist.new_group([0, 1]); held = {'axis': mesh['dp']}; kept = 5\nif rank == 2: missing"
     with pytest.raises(RuntimeError) as raised:
