@@ -21,13 +21,14 @@ _MOST_OLD_S = 10.0
 _FAILED = {True: ", and its call failed", False: ", and their calls failed"}
 
 
-def hang_report(waits: Waits, world_size: int, *, now_s: float | None = None) -> list[str]:
+def hang_report(waits: Waits, world_size: int, *, now_s: float | None = None, are_files: bool = False) -> list[str]:
     """Return lines that describe the cause of a hang, what the ranks do, and what they wait for.
 
     Ages are those at `now_s`, in seconds since 1970, or at the time of each rank's state where it is None. The clocks
-    of hosts differ and may jump: a state is taken to be at most 10 s old.
+    of hosts differ and may jump: a state is taken to be at most 10 s old. With `are_files`, the states are those of
+    files, and nothing is known of a rank without one.
     """
-    lines = causes(waits)
+    lines = causes(waits, are_files=are_files)
     parts: dict[_Doing, list[RankSnapshot]] = {}
     for _, state in sorted(waits.states.items()):
         if state.rank not in waits.gone or state.outlasts:
@@ -47,16 +48,16 @@ def hang_report(waits: Waits, world_size: int, *, now_s: float | None = None) ->
     lines += [f"rank {rank} {state}" for rank, state in sorted(waits.gone.items())][:_MOST_LINES]
     silent = [rank for rank in range(world_size) if rank not in waits.states and rank not in waits.gone]
     if silent:
-        lines.append(f"{ranks_text(silent)} did not respond")
+        lines.append(f"{ranks_text(silent)} {'left no file' if are_files else 'did not respond'}")
     return lines
 
 
-def causes(waits: Waits) -> list[str]:
-    """Return the sentences that name the cause of the wait, as far as the graph shows it."""
+def causes(waits: Waits, *, are_files: bool = False) -> list[str]:
+    """Return the sentences that name the cause of the wait, as far as the graph shows it; for `are_files` see above."""
     found = []
     if waits.cycle:
         found.append(_describe_cycle(waits))
-    found += _describe_absences(waits)
+    found += _describe_absences(waits, are_files=are_files)
     if found:
         return found
     if any(state.open_calls for state in waits.states.values()):
@@ -72,7 +73,7 @@ def _describe_cycle(waits: Waits) -> str:
     return f"the ranks wait for each other: {'; '.join(steps)}{_differing(waits, *waits.cycle[:2])}"
 
 
-def _describe_absences(waits: Waits) -> list[str]:
+def _describe_absences(waits: Waits, *, are_files: bool) -> list[str]:
     """Return a sentence for each call with missing ranks; a rank is in that with the most ranks waiting for it."""
     missing: dict[str, list[int]] = {}
     for rank in waits.absent:
@@ -81,13 +82,20 @@ def _describe_absences(waits: Waits) -> list[str]:
         )
         missing.setdefault(calls.most_common(1)[0][0], []).append(rank)
     sentences = [
-        f"{ranks_text(sorted(ranks))} {'has' if len(ranks) == 1 else 'have'} not {deed}"
+        _not_done(sorted(ranks), deed, is_known=not are_files or any(rank in waits.states for rank in ranks))
         + _differing(waits, min(waits.graph.predecessors(ranks[0])), ranks[0])
         for deed, ranks in missing.items()
     ]
     if len(sentences) > _MOST_LINES:
         sentences[_MOST_LINES:] = [f"and so on, {ranks_text(sorted(waits.absent))} in all"]
     return sentences
+
+
+def _not_done(ranks: Sequence[int], deed: str, *, is_known: bool) -> str:
+    if is_known:
+        return f"{ranks_text(ranks)} {'has' if len(ranks) == 1 else 'have'} not {deed}"
+    others, files = ("this rank", "its file is") if len(ranks) == 1 else ("these ranks", "their files are")
+    return f"the others wait for {ranks_text(ranks)}: whether {others} had {deed} is unknown, as {files} missing"
 
 
 def _first(edge: tuple[int, int, CallSeen]) -> int:

@@ -45,7 +45,7 @@ class CallSeen:
     @property
     def has_timed_out(self) -> bool:
         """Whether it failed at its timeout."""
-        return self.error is not None and "timed out after" in self.error.partition("\n")[0]
+        return self.error is not None and self.error.startswith("DistTimeoutError")
 
     @property
     def words(self) -> str:
