@@ -69,12 +69,12 @@ def _what_is_missing(ranks: Sequence[int]) -> list[str]:
     return [
         f"the file{'' if is_one else 's'} of {ranks_text(ranks)} ({names}{', ...' * (len(ranks) > _MOST_SHOWN)})"
         f" {'is' if is_one else 'are'} missing, so what {they} did is unknown. One of these is the cause:",
-        f"- no call of {'this rank' if is_one else 'these ranks'} failed, and {they} {have} finished, or {have} been ended"
-        " because another rank failed, as meshrun does;",
+        f"- no call of {'this rank' if is_one else 'these ranks'} failed, and {they} {have} finished, or {have} been"
+        " ended because another rank failed, as meshrun does;",
         "- a signal, such as that of the kernel when memory runs out, or os._exit has ended"
         f" {'it' if is_one else 'them'};",
-        f"- {they} {'runs' if is_one else 'run'} on another host, and {their} file{' was' if is_one else 's were'} not copied"
-        " here.",
+        f"- {they} {'runs' if is_one else 'run'} on another host, and {their} file{' was' if is_one else 's were'} not"
+        " copied here.",
         "Before a job is ended, SIGUSR1 makes a rank write its file where MESHDIST_FLIGHT_RECORDER_DIR is set.",
     ]
 

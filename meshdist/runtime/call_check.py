@@ -79,8 +79,8 @@ def compare_splits(given: Array, expected: Array, unit: str, ranks: Sequence[int
     """Raise DistBackendError unless every rank of an all_to_all sends as much as its peers expect.
 
     All ranks check all pairs, so all raise if one does. Both arrays have shape (ranks, ranks): in `given`, the rank of
-    the row sends to that of the column; in `expected`, it expects from that. `unit` is what they count, in the singular;
-    `ranks` are global.
+    the row sends to that of the column; in `expected`, it expects from that. `unit` is what they count, in the
+    singular; `ranks` are global.
     """
     wrong = np.argwhere(given != expected.T)
     if len(wrong):

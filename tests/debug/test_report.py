@@ -79,8 +79,8 @@ def test_the_page_names_ranks_without_a_file(tmp_path, capsys):
     )
     assert "they have finished, or have been ended because another rank failed, as meshrun does" in page
     assert (
-        "the others wait for ranks 1, 2: whether these ranks had reached barrier(), call 2 on 'world', at train.py:20 is"
-        " unknown, as their files are missing"
+        "the others wait for ranks 1, 2: whether these ranks had reached barrier(), call 2 on 'world', at train.py:20"
+        " is unknown, as their files are missing"
     ) in page
     assert "have not reached" not in page
     assert page.rstrip().endswith("rank 2 may be late: rank 0 waits for it, for 5.0 s by now")

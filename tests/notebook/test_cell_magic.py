@@ -76,6 +76,20 @@ def test_an_error_is_that_of_the_rank_that_made_it(shell):
     assert "DistBackendError" not in str(raised.value)
 
 
+def test_a_traceback_ends_at_the_line_of_the_cell_unless_the_package_has_a_mistake(shell):
+    def files_of(source):
+        with pytest.raises(RuntimeError) as raised:
+            shell.run_cell_magic("mesh", "-n 4", source)
+        return re.findall(r'File "([^"]*)"', str(raised.value))
+
+    name = f"In [{shell.execution_count}]"
+    assert files_of("dist.all_reduce(np.ones(2), op='none')") == [name]
+    caused = "try:\n    dist.barrier(group=1)\nexcept TypeError as error:\n    raise KeyError(1) from error"
+    assert files_of(caused) == [name, name]
+    mistake = "found = {}\nexec(compile('def f(): None + 1', dist.__file__, 'exec'), found)\nfound['f']()"
+    assert [os.path.basename(file) for file in files_of(mistake)] == [name, "__init__.py"]
+
+
 IN_THE_KERNEL = """\
 import numpy as np
 import meshdist as dist
