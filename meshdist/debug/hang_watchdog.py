@@ -184,6 +184,10 @@ class HangWatchdog:
             watch.blocked = self.detector.look(watch.blocked, waitable)
         return watch
 
+    def leave(self) -> None:
+        if "detector" in vars(self):
+            self.detector.leave()
+
     def log_slow(self, watch: LongWait, missing: str) -> None:
         self._log.info(
             "%s: has been waiting for %.1f s, for %s",

@@ -238,6 +238,9 @@ class WorkQueue(Protocol):
     def wait_for(self, work: Work, error_prefix: str, limit_s: float) -> None:
         """Block until `work` is done or has failed; raise DistTimeoutError after `limit_s`."""
 
+    def await_done(self, work: Work, error_prefix: str) -> None:
+        """Block until `work` is done or has failed."""
+
     def hasten(self) -> None:
         """Have the progress thread carry out calls now, and not after it has left them to waiting threads."""
 
@@ -305,10 +308,13 @@ class Work(Completion):
             if hasattr(self, "_observer"):
                 self._observer.blocked(perf_counter_ns() - began_ns)
         if not self._is_done:
-            if timeout is None or self.queue is None:
+            queue = self.queue
+            if queue is None:
                 self.await_done(timeout, self._error_prefix)
+            elif timeout is None:
+                queue.await_done(self, self._error_prefix)
             else:
-                self.queue.wait_for(self, self._error_prefix, seconds(timeout))
+                queue.wait_for(self, self._error_prefix, seconds(timeout))
         if self._error is not None:
             raise self._error
         return True
