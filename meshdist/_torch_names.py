@@ -6,16 +6,17 @@ Loaded only when such a name is accessed. The reasons are those of docs/migratio
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from inspect import signature, unwrap
 from typing import Any
 
 
-def no_attribute(owner: Any, prefix: str, what: str, name: str) -> AttributeError:
+def no_attribute(owner: Any, prefix: str, what: str, name: str, known: Iterable[str] | None = None) -> AttributeError:
     """Return the error for attribute `name`, which `owner` lacks; it names a similar one if there is one.
 
-    `what` is the owner in messages, `prefix` that of its attributes in the table, such as "ProcessGroup.".
+    `what` is the owner in messages, `prefix` that of its attributes in the table, such as "ProcessGroup.". `known` are
+    the attributes that are meant to be used; all public ones if None.
     """
     text = f"{what} has no attribute {name!r}"
     if prefix + name in REASONS:
@@ -25,7 +26,7 @@ def no_attribute(owner: Any, prefix: str, what: str, name: str) -> AttributeErro
     elif prefix + name in _INSTEAD or name in _OF_NO_OWNER:
         text += f": {_INSTEAD.get(prefix + name) or _OF_NO_OWNER[name]}"
     else:
-        similar = spelt(name, [known for known in dir(owner) if not known.startswith("_")])
+        similar = spelt(name, [other for other in known or dir(owner) if not other.startswith("_")])
         text += "" if similar is None else f"; did you mean {similar!r}?"
     # Without `obj`, since Python would add a suggestion of its own.
     return AttributeError(text, name=name)
@@ -70,6 +71,24 @@ _INSTEAD = {
     "DeviceMesh.dim_names": "write `mesh_dim_names`",
     "DeviceMesh.coords": "write `get_coordinate()`",
     "DeviceMesh.dims": "`mesh_dim_names` has the names of the axes, `shape` their sizes",
+    **dict.fromkeys(("Work.Test", "Work.test"), "write `is_completed()`"),
+    **dict.fromkeys(
+        ("Work.Cancel", "Work.cancel"),
+        "a call that has begun is carried out; `wait(timeout)` ends the wait, `abort_process_group` all calls",
+    ),
+    **dict.fromkeys(
+        ("Work.Free", "Work.free"), "it is not needed: the call is carried out also if its Work is dropped"
+    ),
+    **dict.fromkeys(
+        ("Work.Get_status", "Work.get_status"),
+        "`is_completed()` tells whether the call is done, `source_rank()` of an irecv its sender",
+    ),
+    **dict.fromkeys(("Work.Waitall", "Work.waitall"), "write `for work in works: work.wait()`"),
+    **dict.fromkeys(
+        (f"Work.{name}{kind}" for name in ("Wait", "wait", "Test", "test") for kind in ("any", "some")),
+        "`is_completed()` of each Work tells whether it is done",
+    ),
+    **dict.fromkeys(("Work.Testall", "Work.testall"), "write `all(work.is_completed() for work in works)`"),
     "DeviceMesh.rank": "`get_local_rank()` is the rank along the axis, `get_rank()` that in the world",
 }
 # Names of other libraries for which there is none.
@@ -84,6 +103,10 @@ _OF_NO_OWNER = {
     "PROC_NULL": "`mesh.shift` has open ends; elsewhere, leave the call out",
     "Request": "`isend` and `irecv` return a Work; see its `wait` and `is_completed`",
     "Sendrecv_replace": "write `sendrecv(x.copy(), x, dst, src)`",
+    **{
+        name: f"write `{same}`; for blocks of unequal lengths see `all_to_all_single` in docs/from-mpi4py.md"
+        for name, same in {"Scatterv": "scatter(out, blocks)", "Gatherv": "gather(x, blocks)"}.items()
+    },
     "Status": "`recv` returns the source, `probe` the source, the tag and the size",
     "Waitall": "write `for work in works: work.wait()`",
     "Win": "`empty`, `zeros` and `full` return arrays in shared memory; there are no one-sided messages",
@@ -233,6 +256,11 @@ REASONS = {
     "ProcessGroup.UCC": "`Backend` has the names",
     "ProcessGroup.UNDEFINED": "`Backend` has the names",
     "ProcessGroup.XCCL": "`Backend` has the names",
+    "Work.synchronize": "`wait()`",
+    "Work.block_current_stream": "there are no streams on the CPU",
+    "Work.get_future_result": "`get_future()`, whose `wait` raises what the call raised",
+    "Work.boxed": "for TorchScript",
+    "Work.unbox": "for TorchScript",
     "AllToAllOptions": "`ProcessGroup` methods take plain arguments",
     "AllreduceCoalescedOptions": "`ProcessGroup` methods take plain arguments",
     "AllreduceOptions": "`ProcessGroup` methods take plain arguments",

@@ -14,6 +14,7 @@ import numpy as np
 from meshdist.arrays.host import check_apart, check_dtype
 from meshdist.arrays.overlap import repeats_elements
 from meshdist.errors import DistBackendError
+from meshdist.system.plurals import counted
 
 _FAILURES = (TypeError, ValueError, RuntimeError, BufferError, AttributeError, NotImplementedError)
 
@@ -62,7 +63,7 @@ def as_device_buffers(value: Any, name: str, is_list: bool, *, written: bool = F
             raise TypeError(f"{name} must be a list of arrays, got {type(value).__name__}")
         return as_device_array(value, name, written=written)
     if not is_list:
-        raise TypeError(f"{name} must be one array, got a {type(value).__name__} of {len(value)} elements")
+        raise TypeError(f"{name} must be one array, got a {type(value).__name__} of {counted(len(value), 'element')}")
     arrays = [as_device_array(item, f"{name}[{k}]", written=written) for k, item in enumerate(value)]
     if written and not _lie_apart(arrays):
         check_apart([outline(array) for array in arrays], name)

@@ -15,6 +15,7 @@ import numpy as np
 
 from meshdist.arrays.interchange import OBJECTS, is_copied, shared_array
 from meshdist.arrays.overlap import repeats_elements, shared_pair
+from meshdist.system.plurals import counted
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -79,7 +80,9 @@ def as_buffers(value: Any, name: str, is_list: bool, in_place: str = "") -> Arra
     if not is_list:
         numbers = bool(value) and not any(hasattr(item, "__len__") or hasattr(item, "dtype") for item in value)
         hint = f"; use np.array({name})" if numbers else ""
-        raise TypeError(f"{name} must be one array, got a {type(value).__name__} of {len(value)} elements{hint}")
+        raise TypeError(
+            f"{name} must be one array, got a {type(value).__name__} of {counted(len(value), 'element')}{hint}"
+        )
     arrays = [as_array(item, f"{name}[{k}]") for k, item in enumerate(value)]
     for k, array in enumerate(arrays):
         check_dtype(array, f"{name}[{k}]")

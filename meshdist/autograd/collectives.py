@@ -283,7 +283,7 @@ def reduce_scatter(
 def _check_list(of: str, members: ProcessGroup, x: Sequence[Any]) -> None:
     if len(x) != members.size():
         raise ValueError(
-            f"{members.error_prefix(of)}: x must hold an array for each of {members.size()} ranks, got {len(x)}"
+            f"{members.error_prefix(of)}: x must hold an array for each rank: expected {members.size()}, got {len(x)}"
         )
 
 

@@ -115,7 +115,7 @@ def _given(vjp: Callable[..., Any], result: Any, blocks: Sequence[Any]) -> Pull:
         gradients = list(found) if isinstance(found, (tuple, list)) else [found]
         if len(gradients) != len(blocks):
             raise ValueError(
-                f"local_map: vjp must return a gradient for each of {len(blocks)} arguments, got {len(gradients)}"
+                f"local_map: vjp must return a gradient for each argument: expected {len(blocks)}, got {len(gradients)}"
             )
         for number, (gradient, block) in enumerate(zip(gradients, blocks, strict=True)):
             if gradient is not None:

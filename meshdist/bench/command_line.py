@@ -31,6 +31,7 @@ from meshdist.errors import DistError
 from meshdist.groups.world import current_world
 from meshdist.launch.spawn_context import ProcessException
 from meshdist.system.env_flags import TUNING
+from meshdist.system.plurals import counted
 from meshdist.system.processes import INTERRUPT_BASE
 from meshdist.system.versions import versions
 
@@ -185,7 +186,7 @@ def _tune_all(options: Namespace, setting: Setting) -> int:
         print("\nTimes are means of two calls on the slowest rank, the shortest of up to three.", end=" ")
         print("The choices are remembered for later jobs.")
         if options.plot is not None:
-            draw_choices(options.plot, found, f"{setting.num_ranks} ranks, {setting.dtype}")
+            draw_choices(options.plot, found, f"{counted(setting.num_ranks, 'rank')}, {setting.dtype}")
             print(f"wrote {options.plot}")
     return 0
 
@@ -274,7 +275,7 @@ def _write_tables(options: Namespace, rows: list[Row], setting: Setting) -> None
 def _end(options: Namespace, rows: list[Row], setting: Setting) -> None:
     """Draw the plot, and list the written files."""
     if options.plot is not None:
-        draw(options.plot, rows, f"{setting.num_ranks} ranks, {options.backend}, {setting.dtype}")
+        draw(options.plot, rows, f"{counted(setting.num_ranks, 'rank')}, {options.backend}, {setting.dtype}")
     for path in (options.csv, options.json, options.plot):
         if path is not None:
             print(f"wrote {path}")

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from meshdist.cluster.launchers import KUBERNETES, SLURM, Environment, Launcher, find_launcher
 from meshdist.cluster.nodelist import expand_nodelist
 from meshdist.system.env_flags import to_int
+from meshdist.system.plurals import counted
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 29500
@@ -50,7 +51,9 @@ def find_place(
     size = _number(environ, launcher, *launcher.size) if tells or world_size is None else world_size
     rank = _number(environ, launcher, launcher.rank)
     if not 0 <= rank < size:
-        raise ValueError(f"{launcher.name} says {launcher.rank}={rank}, but there are {size} ranks, 0 to {size - 1}")
+        raise ValueError(
+            f"{launcher.name} says {launcher.rank}={rank}, but there are {counted(size, 'rank')}, 0 to {size - 1}"
+        )
     for name in launcher.same_start:
         if environ.get(name, str(rank)) != str(rank):
             raise ValueError(

@@ -14,6 +14,7 @@ from meshdist.collectives.dataflow import ALL_TO_ALL_SINGLE
 from meshdist.collectives.definition import collective
 from meshdist.runtime.call import Call, Elements, Splits
 from meshdist.runtime.context import GroupLike, resolve
+from meshdist.system.plurals import counted
 
 
 def check(call: Call) -> None:
@@ -41,8 +42,8 @@ def _check_splits(call: Call, rows: tuple[int, ...], name: str, shape: tuple[int
     if len(rows) != call.size or min(rows) < 0 or sum(rows) != shape[0]:
         refuse(
             call,
-            f"{name}_split_sizes must be {call.size} sizes, none negative, that sum to dim 0 of {name}, {shape[0]},"
-            f" got {list(rows)}",
+            f"{name}_split_sizes must be {counted(call.size, 'size')}, none negative, that sum to dim 0 of {name},"
+            f" {shape[0]}, got {list(rows)}",
         )
 
 
@@ -50,7 +51,7 @@ def agreed(call: Call) -> tuple[Any, ...]:
     """All ranks exchange one dtype, and either the same number of elements or rows of one size."""
     give = one(call, "send")
     if call.splits is None:
-        return (Elements(f"{give.dtype}[", [give]),)
+        return (Elements([give]),)
     return (f"{give.dtype}[split sizes, rows of {int(np.prod(give.shape[1:]))}]",)
 
 

@@ -108,31 +108,29 @@ def check_stacked_pair(call: Call, whole: Array, block: Array, names: tuple[str,
 def agree_on_array(call: Call) -> tuple[Any, ...]:
     """The array has the same shape on every rank."""
     array = one(call, "recv")
-    return (Elements(f"{array.dtype}[", [array], is_elementwise=True),)
+    return (Elements([array], is_elementwise=True),)
 
 
 def agree_on_one(call: Call, side: str) -> tuple[Any, ...]:
     array = one(call, side)
-    return (Elements(f"{array.dtype}[", [array]),)
+    return (Elements([array]),)
 
 
 def agree_on_block(call: Call, side: str) -> tuple[Any, ...]:
     array = one(call, side)
-    return (Elements(f"{call.size} x {array.dtype}[", [array]),)
+    return (Elements([array], f"{call.size} x "),)
 
 
 def agree_on_blocks(call: Call, side: str) -> tuple[Any, ...]:
     """All ranks know the size of every rank's block."""
-    arrays = many(call, side)
-    counts = {array.size for array in arrays}
-    if len(counts) == 1:
-        return (f"{call.size} x {arrays[0].dtype}[{arrays[0].size}]",)
-    return (f"{arrays[0].dtype}[{', '.join(str(array.size) for array in arrays)}]",)
+    counts = Elements(many(call, side))
+    counts.shaped = str(counts)  # the blocks of a rank may have any shape
+    return (counts,)
 
 
 def agree_on_list(call: Call, side: str, *, is_elementwise: bool = False) -> tuple[Any, ...]:
     arrays = several(call, side)
-    return (Elements(f"{len(arrays)} arrays {arrays[0].dtype}[", arrays, is_elementwise=is_elementwise),)
+    return (Elements(arrays, f"{counted(len(arrays), 'array')} ", is_elementwise=is_elementwise),)
 
 
 def check_same_shape(call: Call, array: Array, block: Array, names: tuple[str, str]) -> None:

@@ -18,6 +18,7 @@ from meshdist.collectives.definition import Collective
 from meshdist.runtime.call import Buffers, Call, Transport, each
 from meshdist.runtime.interfaces import Group
 from meshdist.runtime.waiting import Waitable
+from meshdist.system.plurals import counted as number_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -116,5 +117,6 @@ def _unchained(names: tuple[str, str], lists: Any, counted: Any, size: int, by_r
     num_lists, length = (size, len(counted)) if by_rank else (len(counted), size * len(counted))
     lengths = [len(inner) for inner in lists]
     if lengths != [length] * num_lists:
-        raise ValueError(f"{name} must hold {num_lists} lists of {length} arrays, got lists of {lengths}")
+        expected = f"{number_of(num_lists, 'list')} of {number_of(length, 'array')}"
+        raise ValueError(f"{name} must hold {expected}, got lists of {lengths}")
     return [array for inner in lists for array in inner]

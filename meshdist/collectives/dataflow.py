@@ -54,7 +54,7 @@ class TransferSpec:
         taker: The only rank that takes; None if all do.
         written: The share of a block that its sender writes, if it can, instead of its receiver reading it: divides the
             copying between the ranks.
-        row_bytes, unit: The unit of block sizes in messages about ranks that disagree.
+        row_bytes, unit: The unit of block sizes, in the singular, in messages about ranks that disagree.
     """
 
     give: Callable[[Buffers], Blocks]
@@ -68,7 +68,7 @@ class TransferSpec:
     taker: int | None = None
     written: float = 0
     row_bytes: int = 1
-    unit: str = "bytes"
+    unit: str = "byte"
 
 
 @dataclass(frozen=True)
@@ -241,7 +241,7 @@ def _all_to_all(call: Call) -> TransferSpec:
         puts=puts,
         takes=lambda slots, use: None,
         row_bytes=dtype.itemsize,
-        unit="elements",
+        unit="element",
     )
 
 
@@ -259,7 +259,7 @@ def _all_to_all_single(call: Call) -> TransferSpec:
         puts=lambda slots, use: slots.slot(use, rank, dtype, shape),
         takes=lambda slots, use: slots.stacked(use, dtype, (block,), rank * block * dtype.itemsize),
         row_bytes=max(1, array[:1].nbytes),
-        unit="rows",
+        unit="row",
     )
 
 

@@ -6,6 +6,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from meshdist.arrays.device_types import new_empty, taken
+from meshdist.system.plurals import counted
 
 if TYPE_CHECKING:
     from meshdist.runtime.interfaces import Group
@@ -76,8 +77,8 @@ def cut_whole(members: Group, whole: Any, block: Any, place: int) -> list[Any]:
         expected = (*shape[:place], size * shape[place], *shape[place + 1 :])
     if array.shape != expected:
         raise ValueError(
-            f"{prefix}: scatter_list must have shape {expected}, {size} blocks of the shape of x along dimension"
-            f" {place}, got {array.shape}"
+            f"{prefix}: scatter_list must have shape {expected}, {counted(size, 'block')} of the shape of x along"
+            f" dimension {place}, got {array.shape}"
         )
     length = shape[place] if shape else 1
     cut = [array[(slice(None),) * place + (slice(k * length, (k + 1) * length),)] for k in range(size)]

@@ -11,6 +11,7 @@ from distributed import Client
 
 from meshdist.errors import DistError
 from meshdist.system.deadline import Deadline
+from meshdist.system.plurals import counted
 
 
 def checked_names(ranks: int | None, names: Iterable[str | int] | None) -> list[str | int] | None:
@@ -38,8 +39,8 @@ def checked_names(ranks: int | None, names: Iterable[str | int] | None) -> list[
         raise ValueError(f"run: workers has {twice[0]!r} twice, and a worker is one rank; name each once")
     if ranks is not None and ranks > len(listed):
         raise ValueError(
-            f"run: {ranks} ranks need as many workers, one each, and workers names {len(listed)}; name more, or ask for"
-            " fewer ranks"
+            f"run: {counted(ranks, 'rank')} need as many workers, one each, and workers names {len(listed)}; name"
+            " more, or ask for fewer ranks"
         )
     return listed
 
@@ -69,7 +70,7 @@ def choose_workers(
         )
     if len(found) < (ranks or 1):
         raise DistError(
-            f"run: {ranks or 1} ranks need as many workers, one each, and the cluster has {len(found)}"
+            f"run: {counted(ranks or 1, 'rank')} need as many workers, one each, and the cluster has {len(found)}"
             f"{' of those named' if names is not None else ''}{waited}; start more workers of one process each, ask for"
             " fewer ranks, or pass wait_for_workers="
         )

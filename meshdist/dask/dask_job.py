@@ -116,7 +116,7 @@ def _reserved(client: Client, workers: Sequence[str], deadline: Deadline) -> Ite
     try:
         if not lock.acquire(timeout=deadline.remaining_s()):
             raise DistTimeoutError(
-                f"run: other jobs of meshdist had some of the {len(workers)} workers for"
+                f"run: other jobs of meshdist had one or more of the workers, {len(workers)}, for"
                 f" {deadline.timeout_s:g} s; wait for them, or pass a longer start_timeout"
             )
     except DistTimeoutError:

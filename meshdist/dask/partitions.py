@@ -18,6 +18,7 @@ from distributed import Client, Future, futures_of, wait
 
 from meshdist.arrays.trees import exchanged
 from meshdist.mesh.device_mesh import DeviceMesh
+from meshdist.system.plurals import counted
 from meshdist.tensor import DTensor, Partial, Shard
 
 _log = logging.getLogger("meshdist.dask")
@@ -70,7 +71,7 @@ def from_dask(collection: Any, dim: int | None = None) -> Cut:
     if dim is None:
         dim = max(range(collection.ndim), key=lambda each: (collection.numblocks[each], -each))
     if not -collection.ndim <= dim < collection.ndim:
-        raise ValueError(f"from_dask: dim must be one of the array's {collection.ndim} dimensions, got {dim}")
+        raise ValueError(f"from_dask: the array has {counted(collection.ndim, 'dimension')}, and no dim {dim}")
     return Cut(collection, dim % collection.ndim)
 
 

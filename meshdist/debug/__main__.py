@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         states: Mapping[int, RankSnapshot]
-        gone: Mapping[int, str] = {}
+        gone: Mapping[int, str] | None = None
         if given.draw is not None:
             check_drawable()  # before the seconds of asking
         if given.command == "report":

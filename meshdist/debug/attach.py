@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from meshdist.security.credentials import (
 from meshdist.security.handshake import OtherJobError
 from meshdist.store import PrefixStore, Store, TCPStore
 from meshdist.store.address import endpoint
+from meshdist.system.deadline import Deadline
 from meshdist.system.env_flags import INSECURE
 from meshdist.system.platform import user_id
 
@@ -118,6 +120,19 @@ def found_in(store: Store, address: str, budget_s: float = _ANSWER_S) -> Found:
 
 _LONG_S = 2.0
 _AT_THE_END_S = 1.0
+# How long a user who interrupts a job waits for the answer, and how soon a further signal ends that.
+_REPORT_S, _REPORT_SLICE_S = 5.0, 0.05
+
+
+def hang_of_interrupted(store: Store, address: str, is_in_haste: Callable[[], object] = lambda: False) -> list[str]:
+    """Return what `hang_at_the_end` does if it comes in time, and before `is_in_haste` is true: the user asks again."""
+    lines: list[str] = []
+    asking = threading.Thread(target=lambda: lines.extend(hang_at_the_end(store, address)), daemon=True)
+    asking.start()
+    deadline = Deadline(_REPORT_S)
+    while asking.is_alive() and not deadline.expired() and not is_in_haste():
+        asking.join(_REPORT_SLICE_S)
+    return list(lines)
 
 
 def hang_at_the_end(store: Store, address: str) -> list[str]:
@@ -132,10 +147,15 @@ def hang_at_the_end(store: Store, address: str) -> list[str]:
         return []
     if found.waiting is not None:
         return [found.note().rstrip(".\n")]
-    waits = who_waits(found.states, found.gone)
-    waiting = [state for state in found.states.values() if waits.graph.out_degree(state.rank)]
+    return long_waits(found.states, found.gone, found.world_size)
+
+
+def long_waits(states: Mapping[int, RankSnapshot], gone: Mapping[int, str], world_size: int) -> list[str]:
+    """Return who waits for whom; empty unless a rank has waited for some seconds."""
+    waits = who_waits(states, gone)
+    waiting = [state for state in states.values() if waits.graph.out_degree(state.rank)]
     is_long = any(waited_s(state) >= _LONG_S for state in waiting)
-    return hang_report(waits, found.world_size) if is_long else []
+    return hang_report(waits, world_size) if is_long else []
 
 
 def _no_secret(address: str) -> DistNetworkError:

@@ -167,6 +167,6 @@ def _describe_waits(blocked: list[BlockedRank], awaited: list[str]) -> str:
     advice = "; groups whose ranks are in a different order are different groups" if are_reordered else ""
     if all(one.call.startswith("send(") for one in blocked):
         advice = "; post an irecv before the send, or call sendrecv, which does both at once"
-    if all(one.call.startswith("recv(") and _THERE not in one.call for one in blocked):
+    if all(one.call.startswith(("recv(", "irecv(")) and _THERE not in one.call for one in blocked):
         advice = "; let one of them send before it receives, or call sendrecv, which does both at once"
     return f"the ranks wait for each other, and none can go on: {'; '.join(steps)}{advice}"

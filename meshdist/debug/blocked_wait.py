@@ -88,13 +88,17 @@ class BlockedWait:
             start_thread(self._thread)
 
     def look(self, waitable: Waitable) -> None:
-        if self._found:
-            raise DistBackendError(self._found)
+        self.raise_found()
         seen = self._seen
         if seen is self._looked and self._is_new:
             self._is_new = False
             self._confirm(seen, waitable)
         self._looked = seen
+
+    def raise_found(self) -> None:
+        """Raise the error of a circle, if there is one."""
+        if self._found:
+            raise DistBackendError(self._found)
 
     def _confirm(self, seen: dict[int, _Seen], waitable: Waitable) -> None:
         traffic = self._around.traffic()  # reads what has arrived; what it ends, `awaits` says afterwards
@@ -117,6 +121,13 @@ class BlockedWait:
             self._wake.set()
             self._answered.wait(budget_s)
         return DistBackendError(self._found) if self._found else None
+
+    def withdraw(self, budget_s: float) -> None:
+        """Mark the wait as ended, since the rank goes on without what it waits for; a circle may have been first."""
+        if not self._found and not self._ended and self._thread.is_alive():
+            self._asked = self._fails = True
+            self._wake.set()
+            self._answered.wait(budget_s)
 
     def end(self) -> None:
         self._ended = True

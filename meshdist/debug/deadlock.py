@@ -27,13 +27,20 @@ of all blocked ranks, as those are removed for which something outside could sen
 is a deadlock of the AND model, and a closed set one of the AND-OR model (E. Knapp: Deadlock detection in distributed
 databases, ACM Computing Surveys 19 (1987)).
 
-What a rank does while it waits: over shared memory, a recv or a probe reads all that its source sends in the group,
-or all its sources, whatever the tag, which ends sends of these ranks (`Waitable.reads_in`). Nothing else reads there: a
-rank with an `irecv` does, but is not blocked; a collective, a send, a recv from another rank or in another group, and a
-rank that has ended its phase leave the messages of x where they are. So the send of x to y, if it waits until y reads,
-waits for y unless y waits for a message of x in the same group. A rank that waits in a send writes
-that message and no other, or it is not blocked; it ends only waits of the receiver for this rank, and of such a
-receiver the send does not wait. On threads, a message is taken as it is sent or as its recv is posted, never in a wait.
+What a rank does while it waits: over shared memory, a recv or a probe reads all that its source sends in the group, or
+all its sources, whatever the tag, which ends sends of these ranks (`Waitable.reads_in`). Nothing else reads there but
+an `irecv`, and a rank with one is not blocked unless it waits for that alone, as in a recv; a collective, a send, a
+recv from another rank or in another group, and a rank that has ended its phase leave the messages of x where they are.
+So the send of x to y, if it waits until y reads, waits for y unless y waits for a message of x in the same group. A
+rank that waits in a send writes that message and no other, or it is not blocked; it ends only waits of the receiver for
+this rank, and of such a receiver the send does not wait. On threads, a message is taken as it is sent or as its recv is
+posted, never in a wait.
+
+A rank that waits for an `irecv` is blocked as well, if that is its only call in progress, and the thread that waits
+has set no limit: until the call is done, the thread does nothing else. The progress thread then looks in place of the
+waiting one. That may leave its wait early by an exception of a signal handler, such as KeyboardInterrupt, while the
+call goes on: before the thread does anything else, it marks the wait as ended, as does one that fails (below), and its
+next wait for the same call has another number. Other async calls are left out.
 
 A wait may also end by its timeout or by the failure of a rank outside of the circle. So a circle, or a closed set, must
 be claimed: the rank that finds it marks every wait of it in the store, in one step each, and a rank whose wait fails
@@ -56,6 +63,7 @@ or its traffic has changed.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
 from itertools import count
 from pathlib import PurePath
@@ -66,11 +74,15 @@ from meshdist.debug.blocked_rank import BlockedRank
 from meshdist.debug.blocked_wait import BlockedWait, Surroundings, publish_ended
 from meshdist.debug.stacks import own_threads
 from meshdist.runtime.flight_recorder import COMPLETED, SEQUENCE, Record, facts_in, site_in
+from meshdist.runtime.work import ProgressThread
 
 if TYPE_CHECKING:
     from meshdist.groups.world import World
+    from meshdist.runtime.progress import Awaited
     from meshdist.runtime.waiting import Waitable
 
+# How long a thread that goes on without its async call waits for the store.
+_LEAVING_S = 1.0
 # Between the first looks at two waits.
 _PAUSE_S = 0.2
 # Awaited ranks that are asked about: a circle goes through any of them.
@@ -91,6 +103,7 @@ class DeadlockDetector:
         self._next_s = 0.0
         self._phase = 0
         self._wait: BlockedWait | None = None  # the last one
+        self._awaited: Awaited | None = None  # what makes it one, if it is of an async call
 
     def begin_phase(self, number: int) -> None:
         """Note that this rank begins a phase, which no rank does before all have ended the last."""
@@ -114,15 +127,23 @@ class DeadlockDetector:
         Raises:
             DistBackendError: This rank is in a circle or a closed set of blocked ranks.
         """
+        is_async = isinstance(threading.current_thread(), ProgressThread)
+        awaited = self._world.progress.awaited if is_async else None
         if wait is not None:
+            if awaited is not self._awaited:  # the thread has gone on, and perhaps come back
+                wait.raise_found()
+                wait.end()
+                return None
             wait.look(waitable)
             return wait
-        if monotonic() < self._next_s:
+        if monotonic() < self._next_s or (is_async and awaited is None):
             return None
         self._next_s = monotonic() + _PAUSE_S
         awaits, record = tuple(waitable.awaits())[:_MOST_AWAITED], self._only_call()
         sources = () if awaits else tuple(waitable.awaits_any())
-        if not (awaits or 0 < len(sources) <= _MOST_SOURCES) or record is None or self._may_do_more():
+        if not (awaits or 0 < len(sources) <= _MOST_SOURCES) or record is None or self._may_do_more(awaited):
+            return None
+        if awaited is not None and not _is_only_receive(awaited, record):
             return None
         group = next((group for group in self._world.groups if group.name == facts_in(record).group), None)
         if group is None:
@@ -138,8 +159,18 @@ class DeadlockDetector:
             reads_in=waitable.reads_in(),
             from_any=bool(sources),
         )
+        self._awaited = awaited
         self._wait = BlockedWait(blocked, self._surroundings(), group.name, group.has_left)
         return self._wait
+
+    def leave(self) -> None:
+        """Let no rank count on the wait for an async call, as the thread that has waited goes on without it.
+
+        If this comes between the first look and the assignment of the wait, that is not withdrawn. But then the next
+        look ends it, before it confirms anything, and a wait that has confirmed none is in no circle.
+        """
+        if self._wait is not None and self._awaited is not None:
+            self._wait.withdraw(_LEAVING_S)
 
     def close(self, longest_s: float) -> None:
         """Wait for the thread of the last wait, which has ended."""
@@ -155,14 +186,25 @@ class DeadlockDetector:
         in_progress = [record for record in self._world.recorder.records() if not record[COMPLETED]]
         return in_progress[0] if len(in_progress) == 1 else None
 
-    def _may_do_more(self) -> bool:
-        """Return whether something else of this rank goes on that may make calls, or complete some."""
+    def _may_do_more(self, awaited: Awaited | None = None) -> bool:
+        """Return whether something else of this rank goes on that may make calls, or complete some.
+
+        Besides the async call `awaited`, and the thread that waits for it.
+        """
         world = self._world
+        works = [] if awaited is None else [awaited.work]
+        threads = self._harmless_threads if awaited is None else {*self._harmless_threads, awaited.thread}
         return (
-            not world.progress.is_idle
-            or any(group.outstanding for group in world.groups)
-            or bool(own_threads(self._harmless_threads, _HARMLESS))
+            world.progress.pending != works
+            or sum(group.outstanding for group in world.groups) != len(works)
+            or bool(own_threads(threads, _HARMLESS))
         )
+
+
+def _is_only_receive(awaited: Awaited, record: Record) -> bool:
+    """Return whether the only call in progress is an `irecv`, for which a thread waits."""
+    job = awaited.queue.first()
+    return job is not None and job.work is awaited.work and job.record is record and facts_in(record).name == "irecv"
 
 
 def _words(record: Record) -> str:

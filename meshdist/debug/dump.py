@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from meshdist.groups.world import World
 
 FORMAT = 1
-GAVE_UP = "gave up"
-"""The reason of the last state of a rank whose wait failed."""
+GAVE_UP, TIMED_OUT = "gave up", "timed out"
+"""The reasons of the last state of a rank whose wait failed: by its timeout, or by another error."""
 
 RECORDS_SENT = 50
 """How many calls a state for other ranks has at least."""

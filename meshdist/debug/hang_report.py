@@ -17,15 +17,18 @@ _MOST_RANKS = 8
 _MOST_STACKS, _MOST_FRAMES = 2, 5
 # Waiting ranks publish their states more often than this.
 _MOST_OLD_S = 10.0
+# By whether it is of one rank.
+_FAILED = {True: ", and its call failed", False: ", and their calls failed"}
 
 
-def hang_report(waits: Waits, world_size: int, *, now_s: float | None = None) -> list[str]:
+def hang_report(waits: Waits, world_size: int, *, now_s: float | None = None, are_files: bool = False) -> list[str]:
     """Return lines that describe the cause of a hang, what the ranks do, and what they wait for.
 
     Ages are those at `now_s`, in seconds since 1970, or at the time of each rank's state where it is None. The clocks
-    of hosts differ and may jump: a state is taken to be at most 10 s old.
+    of hosts differ and may jump: a state is taken to be at most 10 s old. With `are_files`, the states are those of
+    files, and nothing is known of a rank without one.
     """
-    lines = causes(waits)
+    lines = causes(waits, are_files=are_files)
     parts: dict[_Doing, list[RankSnapshot]] = {}
     for _, state in sorted(waits.states.items()):
         if state.rank not in waits.gone or state.outlasts:
@@ -45,16 +48,16 @@ def hang_report(waits: Waits, world_size: int, *, now_s: float | None = None) ->
     lines += [f"rank {rank} {state}" for rank, state in sorted(waits.gone.items())][:_MOST_LINES]
     silent = [rank for rank in range(world_size) if rank not in waits.states and rank not in waits.gone]
     if silent:
-        lines.append(f"{ranks_text(silent)} did not respond")
+        lines.append(f"{ranks_text(silent)} {'left no file' if are_files else 'did not respond'}")
     return lines
 
 
-def causes(waits: Waits) -> list[str]:
-    """Return the sentences that name the cause of the wait, as far as the graph shows it."""
+def causes(waits: Waits, *, are_files: bool = False) -> list[str]:
+    """Return the sentences that name the cause of the wait, as far as the graph shows it; for `are_files` see above."""
     found = []
     if waits.cycle:
         found.append(_describe_cycle(waits))
-    found += _describe_absences(waits)
+    found += _describe_absences(waits, are_files=are_files)
     if found:
         return found
     if any(state.open_calls for state in waits.states.values()):
@@ -70,7 +73,7 @@ def _describe_cycle(waits: Waits) -> str:
     return f"the ranks wait for each other: {'; '.join(steps)}{_differing(waits, *waits.cycle[:2])}"
 
 
-def _describe_absences(waits: Waits) -> list[str]:
+def _describe_absences(waits: Waits, *, are_files: bool) -> list[str]:
     """Return a sentence for each call with missing ranks; a rank is in that with the most ranks waiting for it."""
     missing: dict[str, list[int]] = {}
     for rank in waits.absent:
@@ -79,13 +82,20 @@ def _describe_absences(waits: Waits) -> list[str]:
         )
         missing.setdefault(calls.most_common(1)[0][0], []).append(rank)
     sentences = [
-        f"{ranks_text(sorted(ranks))} {'has' if len(ranks) == 1 else 'have'} not {deed}"
+        _not_done(sorted(ranks), deed, is_known=not are_files or any(rank in waits.states for rank in ranks))
         + _differing(waits, min(waits.graph.predecessors(ranks[0])), ranks[0])
         for deed, ranks in missing.items()
     ]
     if len(sentences) > _MOST_LINES:
         sentences[_MOST_LINES:] = [f"and so on, {ranks_text(sorted(waits.absent))} in all"]
     return sentences
+
+
+def _not_done(ranks: Sequence[int], deed: str, *, is_known: bool) -> str:
+    if is_known:
+        return f"{ranks_text(ranks)} {'has' if len(ranks) == 1 else 'have'} not {deed}"
+    others, files = ("this rank", "its file is") if len(ranks) == 1 else ("these ranks", "their files are")
+    return f"the others wait for {ranks_text(ranks)}: whether {others} had {deed} is unknown, as {files} missing"
 
 
 def _first(edge: tuple[int, int, CallSeen]) -> int:
@@ -116,7 +126,7 @@ def _differing(waits: Waits, mine: int, theirs: int) -> str:
 
 def in_words(state: RankSnapshot) -> list[str]:
     """Describe one rank, as lines: its call or place, and its stack."""
-    doing = _doing(who_waits({state.rank: state}), state)._replace(is_over=False)
+    doing = _doing(who_waits({state.rank: state}), state)._replace(ended="")
     return [_sentence("it", doing, _age([state]), is_one=True), *state.stack]
 
 
@@ -145,7 +155,11 @@ class _Doing(NamedTuple):
     call: str
     place: str = ""
     others: str = ""  # the calls that are in progress elsewhere, or the ranks that `call` waits for
-    is_over: bool = False  # the rank has given up
+    ended: str = ""  # how the rank's last wait has ended: "timed out" or "failed"; empty while it goes on
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.ended)
 
 
 def _doing(waits: Waits, state: RankSnapshot) -> _Doing:
@@ -153,14 +167,21 @@ def _doing(waits: Waits, state: RankSnapshot) -> _Doing:
     if call is not None:
         awaited = sorted(waits.graph.successors(state.rank)) if state.rank in waits.graph else []
         whom = f", waiting for {ranks_text(sorted(awaited))}" if awaited else ""
-        words = f"{call.words}{' (given up)' if call.state == 'failed' else ''}"
-        return _Doing(words, others=whom + (", and gave up" if state.is_last else ""), is_over=state.is_last)
+        how = "" if call.state != "failed" else " (timed out)" if call.has_timed_out else " (failed)"
+        return _Doing(f"{call.words}{'' if state.is_last else how}", others=whom, ended=_how_it_ended(state, call))
     place = f"at {_short(state.place)}" if state.place else "at an unknown line"
     last = next((call for call in reversed(state.calls) if call.state in ("completed", "failed")), None)
-    words = "" if last is None else f"{last.words}{', which failed' if last.state == 'failed' else ''}"
+    ending = ", which timed out" if last is not None and last.has_timed_out else ", which failed"
+    words = "" if last is None else f"{last.words}{ending if last.state == 'failed' else ''}"
     num_open = len(state.open_calls)
     is_open = f"; {counted(num_open, 'async call')} {'is' if num_open == 1 else 'are'} in progress" if num_open else ""
-    return _Doing(words, place, is_open, state.is_last)
+    return _Doing(words, place, is_open, _how_it_ended(state, last))
+
+
+def _how_it_ended(state: RankSnapshot, call: CallSeen | None) -> str:
+    if not state.is_last:
+        return ""
+    return "timed out" if state.has_timed_out or (call is not None and call.has_timed_out) else "failed"
 
 
 def _sentence(ranks: str, doing: _Doing, age: str, *, is_one: bool) -> str:
@@ -168,7 +189,8 @@ def _sentence(ranks: str, doing: _Doing, age: str, *, is_one: bool) -> str:
     they, their, have = ("it", "its", "has") if is_one else ("they", "their", "have")
     are = ("was" if is_one else "were") if doing.is_over else "is" if is_one else "are"
     if not doing.place:
-        return f"{ranks} {are} in {doing.call}, {age}{doing.others}"
+        ending = "" if not doing.ended else ", and timed out" if doing.ended == "timed out" else _FAILED[is_one]
+        return f"{ranks} {are} in {doing.call}, {age}{doing.others}{ending}"
     had = "had" if doing.is_over else have
     last = f"; {their} last call was {doing.call}" if doing.call else f" and {had} made no calls yet"
     return f"{ranks} {are} not in a meshdist call; {they} {had} been {doing.place} {age}{last}{doing.others}"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from meshdist.debug.dump import GAVE_UP, RECORDS_SENT, rank_state
+from meshdist.debug.dump import GAVE_UP, RECORDS_SENT, TIMED_OUT, rank_state
 from meshdist.errors import DistError, DistTimeoutError
 from meshdist.runtime.flight_recorder import COMPLETED, SEQUENCE, facts_in
 from meshdist.runtime.waiting import grace_s
@@ -124,7 +124,7 @@ class LongWait:
             return deadlock
         if deadlock is None and error.peer_failed and not error.hang_report and self._watchdog.latest.has_cycle:
             error.add(hang_report=self.hang_report())
-        self._watchdog.publish_last(self._budget_s)
+        self._watchdog.publish_last(self._budget_s, has_timed_out=isinstance(error, DistTimeoutError))
         return deadlock
 
     @property
@@ -184,6 +184,10 @@ class HangWatchdog:
             watch.blocked = self.detector.look(watch.blocked, waitable)
         return watch
 
+    def leave(self) -> None:
+        if "detector" in vars(self):
+            self.detector.leave()
+
     def log_slow(self, watch: LongWait, missing: str) -> None:
         self._log.info(
             "%s: has been waiting for %.1f s, for %s",
@@ -242,9 +246,9 @@ class HangWatchdog:
         self._ask(self._asked, self._answered, budget_s)
         return self._found.text or "\n".join(f"  rank {rank} {state}" for rank, state in stopped.items())
 
-    def publish_last(self, budget_s: float) -> None:
+    def publish_last(self, budget_s: float, *, has_timed_out: bool) -> None:
         """Publish the last state of this rank, which gives up, for ranks that ask when it is gone."""
-        self._last = rank_state(self._world, GAVE_UP, RECORDS_SENT)
+        self._last = rank_state(self._world, TIMED_OUT if has_timed_out else GAVE_UP, RECORDS_SENT)
         # If the request before is still open, the thread waits for the store: do not wait for it again.
         self._ask(self._giving_up, self._gave_up, 0.0 if self._asked.is_set() else budget_s)
 

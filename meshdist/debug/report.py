@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from meshdist.debug.hang_report import hang_report
@@ -35,7 +35,10 @@ def read_dumps(directory: Path) -> dict[int, RankSnapshot]:
 
 
 def report_on(states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None = None) -> str:
-    """Return a report on what went wrong, from the states of some ranks and what became of others."""
+    """Return a report on what went wrong, from the states of some ranks and what became of others.
+
+    None for `gone` if the states are those of files, and nothing is known of the other ranks.
+    """
     if not states:
         return "No rank answered, and there are no records.\n" + "".join(
             f"  rank {rank} {state}\n" for rank, state in sorted((gone or {}).items())
@@ -52,16 +55,28 @@ def report_on(states: Mapping[int, RankSnapshot], gone: Mapping[int, str] | None
         [f"Flight records of {counted}{since}, on {ranks_hosts(states.values())}."],
         ["What went wrong", *_faults(states)],
         ["First call in which the ranks disagree", *_first_disagreement(states, waits)],
-        ["Who is waiting for whom", *hang_report(waits, size)],
+        ["Who is waiting for whom", *hang_report(waits, size, are_files=gone is None)],
         ["Stragglers", *_latecomers(states, waits)],
     ]
     if silent:
-        words = (
-            f"{ranks_text(silent)}: killed, or without a failed call. SIGUSR1 makes a rank write its file where"
-            " MESHDIST_FLIGHT_RECORDER_DIR is set."
-        )
-        parts.insert(1, ["Ranks without a record", words])
+        parts.insert(1, ["Missing files" if gone is None else "Ranks without a record", *_what_is_missing(silent)])
     return "\n\n".join("\n".join([part[0], *(f"  {line}" for line in part[1:])]) for part in parts) + "\n"
+
+
+def _what_is_missing(ranks: Sequence[int]) -> list[str]:
+    is_one, names = len(ranks) == 1, ", ".join(f"rank_{rank}.json" for rank in ranks[:_MOST_SHOWN])
+    they, have, their = ("it", "has", "its") if is_one else ("they", "have", "their")
+    return [
+        f"the file{'' if is_one else 's'} of {ranks_text(ranks)} ({names}{', ...' * (len(ranks) > _MOST_SHOWN)})"
+        f" {'is' if is_one else 'are'} missing, so what {they} did is unknown. One of these is the cause:",
+        f"- no call of {'this rank' if is_one else 'these ranks'} failed, and {they} {have} finished, or {have} been"
+        " ended because another rank failed, as meshrun does;",
+        "- a signal, such as that of the kernel when memory runs out, or os._exit has ended"
+        f" {'it' if is_one else 'them'};",
+        f"- {they} {'runs' if is_one else 'run'} on another host, and {their} file{' was' if is_one else 's were'} not"
+        " copied here.",
+        "Before a job is ended, SIGUSR1 makes a rank write its file where MESHDIST_FLIGHT_RECORDER_DIR is set.",
+    ]
 
 
 def ranks_hosts(states: Iterable[RankSnapshot]) -> str:
@@ -134,7 +149,8 @@ def _latecomers(states: Mapping[int, RankSnapshot], waits: Waits) -> list[str]:
             late_s = states[first].time_s - call.created_s
             waiting = ranks_text(sorted(other for other, _ in edges))
             verb = "waits" if len(edges) == 1 else "wait"
-            missing.append(f"rank {rank} is late: {waiting} {verb} for it, for {late_s:.1f} s by now")
+            is_late = "is late" if rank in states or rank in waits.gone else "may be late"
+            missing.append(f"rank {rank} {is_late}: {waiting} {verb} for it, for {late_s:.1f} s by now")
     return missing + _last_of_calls(states, are_any_late=bool(missing))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
-from meshdist.debug.dump import FORMAT, GAVE_UP
+from meshdist.debug.dump import FORMAT, GAVE_UP, TIMED_OUT
 
 T = TypeVar("T")
 # Reports go through all of them.
@@ -41,6 +41,11 @@ class CallSeen:
     def is_open(self) -> bool:
         """Whether it is not done."""
         return self.state in ("queued", "started")
+
+    @property
+    def has_timed_out(self) -> bool:
+        """Whether it failed at its timeout."""
+        return self.error is not None and self.error.startswith("DistTimeoutError")
 
     @property
     def words(self) -> str:
@@ -94,7 +99,12 @@ class RankSnapshot:
     @property
     def is_last(self) -> bool:
         """Whether this is the rank's last state after a failed wait, kept in case it has ended since."""
-        return self.reason == GAVE_UP
+        return self.reason in (GAVE_UP, TIMED_OUT)
+
+    @property
+    def has_timed_out(self) -> bool:
+        """Whether the timeout ended its last wait, as far as is known; a last state is that of a failed wait."""
+        return self.reason == TIMED_OUT
 
     @property
     def gave_up_s(self) -> float | None:

@@ -71,6 +71,9 @@ class Unposted(ABC):
     def wait_for(self, work: Work, error_prefix: str, limit_s: float) -> None:
         raise AssertionError("`carry` comes before, which posts the message")
 
+    def await_done(self, work: Work, error_prefix: str) -> None:
+        work.await_done(None, error_prefix)
+
 
 class UnpostedWork(Work):
     """The Work of a message that may not be posted yet: `wait` does without, and all else posts it."""

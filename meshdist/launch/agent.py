@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,9 +34,6 @@ from meshdist.system.processes import INTERRUPT_BASE
 if TYPE_CHECKING:
     from meshdist.launch.dashboard import Dashboard
     from meshdist.store import Store
-
-# After Ctrl-C: how long to ask the ranks who waits for whom, and how soon a further signal ends that.
-_REPORT_S, _REPORT_SLICE_S = 5.0, 0.05
 
 
 class Settings(NamedTuple):
@@ -215,16 +211,9 @@ def _num_ranks_next(settings: Settings, supervisor: Supervisor) -> int:
 
 def _report_hang(store: Store, job: Job, interrupts: Interrupts) -> None:
     """After Ctrl-C on a job that hangs, show who waits for whom; a further signal ends that."""
-    from meshdist.debug.attach import hang_at_the_end  # most jobs do not hang
+    from meshdist.debug.attach import hang_of_interrupted  # most jobs do not hang
 
-    lines: list[str] = []
-    address = endpoint(job.master_addr, job.master_port)
-    asking = threading.Thread(target=lambda: lines.extend(hang_at_the_end(store, address)), daemon=True)
-    asking.start()
-    deadline = Deadline(_REPORT_S)
-    while asking.is_alive() and not deadline.expired() and not interrupts.pending():
-        asking.join(_REPORT_SLICE_S)
-    for line in lines:
+    for line in hang_of_interrupted(store, endpoint(job.master_addr, job.master_port), interrupts.pending):
         report(line)
 
 
@@ -256,7 +245,9 @@ def _other_failures(failures: Iterable[Failure], shown: int | None) -> list[str]
     """Return the failures of other ranks than `shown`, whose report has been printed; the same failure once."""
     alike: dict[object, list[Failure]] = {}
     for failure in failures:
-        what = (failure.status, failure.kind, without_own_rank(failure.message)) if failure.kind else failure.rank
+        # Who waits for whom, in further lines, has times that differ from rank to rank; these lines are not shown here.
+        first_line = without_own_rank(failure.message).strip().partition("\n")[0]
+        what = (failure.status, failure.kind, first_line) if failure.kind else failure.rank
         alike.setdefault(what, []).append(failure)
     lines = []
     for first, *others in alike.values():

@@ -16,6 +16,7 @@ from meshdist.launch.launchers_store import SignalledError, arrived, has_left, s
 from meshdist.launch.plan import NodeCard, check_card, order_launchers
 from meshdist.store import Store
 from meshdist.system.deadline import Deadline
+from meshdist.system.plurals import counted
 
 _PAUSE_S = 0.05
 
@@ -105,6 +106,6 @@ class Arrivals:
     def _too_few(self, there: Sequence[int], deadline: Deadline) -> DistTimeoutError:
         hosts = ", ".join(self.cards[launcher].host for launcher in there)
         return DistTimeoutError(
-            f"{len(there)} of at least {self._least} hosts (--nnodes {self._mine.nnodes}) joined within"
+            f"{len(there)} of at least {counted(self._least, 'host')} (--nnodes {self._mine.nnodes}) joined within"
             f" {deadline.timeout_s:g} s: {hosts}; start meshrun on others too, with the same --rdzv-endpoint"
         )

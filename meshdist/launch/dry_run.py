@@ -23,6 +23,7 @@ from meshdist.store.request import use_tables
 from meshdist.store.table import Table
 from meshdist.system.deadline import DEFAULT_TIMEOUT_S
 from meshdist.system.name_hints import explaining
+from meshdist.system.plurals import counted
 
 if TYPE_CHECKING:
     from meshdist.backends.backend_options import BackendOptions
@@ -194,7 +195,8 @@ def _topology(given: Any, world_size: int, ranks_per_host: int | None) -> Topolo
     topology = Topology.of(given)
     if topology.num_ranks != world_size:
         raise ValueError(
-            f"dry_run: the topology has {topology.num_ranks} ranks, but world_size is {world_size}; describe all ranks"
+            f"dry_run: the topology has {counted(topology.num_ranks, 'rank')}, but world_size is {world_size};"
+            " describe all ranks"
         )
     return topology
 

@@ -8,6 +8,7 @@ from meshdist.cluster.place import DEFAULT_PORT, find_place
 from meshdist.launch.node_rendezvous import NodeRendezvous
 from meshdist.launch.worker_env import LOOPBACK
 from meshdist.system.platform import parse_num_ranks
+from meshdist.system.plurals import counted
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -154,8 +155,9 @@ def _from_launcher(num_nodes: Count, node: int | None) -> tuple[str, int | None,
         )
     if not num_nodes.least <= place.world_size <= num_nodes.most:
         raise ValueError(
-            f"--nnodes {num_nodes}, but {place.launcher.name} has started {place.world_size} processes: start one "
-            "meshrun on each host, or pass --rdzv-endpoint HOST:PORT"
+            f"--nnodes {num_nodes}, but {place.launcher.name} has started"
+            f" {counted(place.world_size, 'process', 'processes')}: start one meshrun on each host, or"
+            " pass --rdzv-endpoint HOST:PORT"
         )
     if node not in (None, place.rank):
         raise ValueError(f"--node-rank {node}, but {place.launcher.name} reports number {place.rank}")

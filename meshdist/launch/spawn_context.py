@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -144,10 +145,20 @@ class SpawnContext:
             yield
         except KeyboardInterrupt:
             try:
+                self._report_hang()
                 self._supervisor.end(signal.SIGINT, grace_s)
             finally:
                 self._close()
             raise
+
+    def _report_hang(self) -> None:
+        """After Ctrl-C on ranks that hang, show who waits for whom, as meshrun does; a further Ctrl-C ends that."""
+        from meshdist.debug.attach import hang_of_interrupted  # most jobs do not hang
+        from meshdist.store.address import endpoint
+
+        job = self._supervisor.job
+        for line in hang_of_interrupted(self._store, endpoint(job.master_addr, job.master_port)):
+            print(f"spawn: {line}", file=sys.stderr, flush=True)
 
     def _end_with_program(self) -> None:
         """At exit, wait for the processes, or end them if all are daemonic, as multiprocessing does."""

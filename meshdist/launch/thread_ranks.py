@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import Context
@@ -82,8 +83,12 @@ def run(fn: Callable[..., T], world_size: int, args: Sequence[Any] = (), *, time
             thread.join()
     except BaseException as error:
         # Ctrl-C arrives in the main thread: end the calls of all ranks.
-        for rank in ranks:
-            store.end(rank.rank, Departure(PeerExit.INTERRUPTED, detail=type(error).__name__))
+        try:
+            if isinstance(error, KeyboardInterrupt):
+                ranks[0].report_hang()
+        finally:
+            for rank in ranks:
+                store.end(rank.rank, Departure(PeerExit.INTERRUPTED, detail=type(error).__name__))
         raise
     failed = [(rank.rank, rank.error) for rank in ranks if rank.error is not None]
     if failed:
@@ -116,6 +121,13 @@ class _Rank:
 
     def _worlds(self) -> dict[int, World]:
         return {rank.rank: rank.world for rank in self.ranks if rank.world is not None}
+
+    def report_hang(self) -> None:
+        """Show who waits for whom if ranks hang, as meshrun does after Ctrl-C."""
+        from meshdist.debug.attach import long_waits  # most jobs do not hang
+
+        for line in long_waits(*self._make_exchange().gather(0.0), self.world_size):
+            print(f"run: {line}", file=sys.stderr, flush=True)
 
     def run(self) -> None:
         slot = WorldSlot()

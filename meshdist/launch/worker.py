@@ -111,10 +111,8 @@ def _describe(error: BaseException) -> dict[str, object]:
     """Describe the error for the launcher: rank, time, exception, and whether another rank's end caused it."""
     import socket
     import time
-    import traceback
 
     quits = isinstance(error, SystemExit)
-    lines = [] if quits else traceback.format_exception(type(error), error, _user_frames(error.__traceback__))
     return {
         "rank": int(os.environ.get("RANK", "0")),
         "pid": os.getpid(),
@@ -124,9 +122,24 @@ def _describe(error: BaseException) -> dict[str, object]:
         "status": _exit_status(error),
         "type": type(error).__qualname__,
         "message": "" if quits else _text(error),
-        "traceback": "".join(lines),
+        "traceback": "" if quits else _traceback_of(error),
         "secondary": follows_from_peer(error),
     }
+
+
+def _traceback_of(error: BaseException) -> str:
+    """Return the traceback: where meshdist raised on purpose, without its frames below the call of the user."""
+    import traceback
+
+    frames = _user_frames(error.__traceback__)
+    if "meshdist" in sys.modules:  # loaded by the user's code
+        try:
+            from meshdist.debug.user_traceback import traceback_text
+
+            return traceback_text(error, frames)
+        except Exception:  # descriptors or memory may have run out
+            pass
+    return "".join(traceback.format_exception(type(error), error, frames))
 
 
 def follows_from_peer(error: BaseException) -> bool:

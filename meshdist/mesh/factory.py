@@ -22,6 +22,7 @@ from meshdist.mesh.mesh_arguments import (
 from meshdist.mesh.mesh_check import refusals_reported
 from meshdist.runtime.context import GroupLike
 from meshdist.system.name_hints import explaining
+from meshdist.system.plurals import counted
 
 
 @explaining
@@ -78,11 +79,11 @@ def init_device_mesh(
         ranks_needed = math.prod(shape)
         members = world_or_init().default_group if universe is None else universe
         if ranks_needed > members.size():
-            product = f"{' x '.join(map(str, shape))} = {ranks_needed}" if len(shape) > 1 else str(ranks_needed)
+            product = f"{' x '.join(map(str, shape))} = " if len(shape) > 1 else ""
             whole = "world" if universe is None else f"group {universe.label!r}"
             raise ValueError(
-                f"init_device_mesh: mesh_shape {shape} needs {product} ranks, but the {whole} has {members.size()};"
-                f" start {ranks_needed} (meshrun -n {ranks_needed}) or create a smaller mesh"
+                f"init_device_mesh: mesh_shape {shape} needs {product}{counted(ranks_needed, 'rank')}, but the {whole}"
+                f" has {members.size()}; start {ranks_needed} (meshrun -n {ranks_needed}) or create a smaller mesh"
             )
         ranks = np.arange(ranks_needed) if universe is None else np.array(universe.ranks[:ranks_needed])
         placement = None

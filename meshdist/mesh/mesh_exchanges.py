@@ -193,8 +193,9 @@ class MeshExchanges(MeshSlices):
         for axis, dim in found.items():
             if not -array.ndim <= dim < array.ndim:
                 raise ValueError(
-                    f"{prefix}: axis {self._layout.axis_text(axis)} divides dim {dim}, and block has {array.ndim}"
-                    f" dimensions, {describe_array(array)}; pass dims=, the dimension of each axis"
+                    f"{prefix}: axis {self._layout.axis_text(axis)} divides dim {dim}, and block has"
+                    f" {counted(array.ndim, 'dimension')}, {describe_array(array)}; pass dims=, the dimension of"
+                    " each axis"
                 )
         divided = {axis: dim % array.ndim for axis, dim in sorted(found.items())}
         if len(set(divided.values())) < len(divided):

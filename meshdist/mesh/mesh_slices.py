@@ -13,6 +13,7 @@ from meshdist.mesh.layout.layout import Layout
 from meshdist.mesh.layout.strides import Axis, extent_of, joined
 from meshdist.mesh.mesh_arguments import BackendChoice, axis_backends, shared_backend
 from meshdist.mesh.mesh_groups import MeshGroups
+from meshdist.system.plurals import counted
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -292,8 +293,8 @@ class MeshSlices(MeshGroups):
         numbers = self._distinct("transpose", order) if axes else list(reversed(range(self.ndim)))
         if len(numbers) < self.ndim:
             raise ValueError(
-                f"transpose: name all {self.ndim} axes of {self._layout.describe()}, got {list(order)}; to leave some"
-                " out, take a slice"
+                f"transpose: name all {counted(self.ndim, 'axis', 'axes')} of {self._layout.describe()}, got"
+                f" {list(order)}; to leave some out, take a slice"
             )
         return self._select(numbers)
 

@@ -26,12 +26,12 @@ from typing import Any
 
 import meshdist
 from meshdist.debug.hang_watchdog import watchdog_of
+from meshdist.debug.user_traceback import traceback_text, without_leading
 from meshdist.errors import DistError
 from meshdist.groups.world import World, world_in
 from meshdist.launch.worker import die_with_parent, follows_from_peer, write_whole_lines
 from meshdist.notebook.cell_values import drawn_figures, rich_forms, variables_of_the_world
 from meshdist.notebook.magic_options import Axes
-from meshdist.runtime.call_site import is_ours
 from meshdist.runtime.context import current_slot
 
 # From when on a wait is examined, to tell at once of a rank that has ended the cell.
@@ -67,7 +67,7 @@ class Joining:
 class Answer:
     status: str  # "done", "raised" or "interrupted"
     text: str = ""  # the traceback of an exception
-    summary: str = ""  # the last line of the traceback
+    summary: str = ""  # the exception at the end of the traceback, without notes and without who waits for whom
     is_consequence: bool = False  # the exception follows from another rank's failure
     values: bytes | None = None  # the pickled variables that were requested
     pictures: tuple[bytes, ...] = ()  # the matplotlib figures that the cell has shown or left open, as PNG files
@@ -118,9 +118,7 @@ class Worker:
         except KeyboardInterrupt:
             return self._failed(Answer("interrupted", summary="KeyboardInterrupt"))
         except BaseException as error:  # the notebook shows any exception
-            text = _text(error)
-            summary = traceback.format_exception_only(type(error), error)[-1].strip()
-            return self._failed(Answer("raised", text, summary, follows_from_peer(error)))
+            return self._failed(Answer("raised", _text(error), _summary(error), follows_from_peer(error)))
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -255,12 +253,21 @@ def _pickled(variables: dict[str, Any], names: tuple[str, ...]) -> bytes:
 
 
 def _text(error: BaseException) -> str:
-    """Return the traceback of an exception without the frames of this package."""
-    described = traceback.TracebackException.from_exception(error)
-    described.stack = traceback.StackSummary.from_list(
-        [frame for frame in described.stack if not is_ours(frame.filename)]
-    )
-    return "".join(described.format() if described.stack else described.format_exception_only())
+    """Return the traceback of an exception without the frames of this module, and others of the package if it can."""
+    frames = without_leading(error.__traceback__)
+    if frames is None:
+        return "".join(traceback.format_exception_only(error))
+    return traceback_text(error, frames)
+
+
+def _summary(error: BaseException) -> str:
+    """Return the exception without its notes, and without who waits for whom, whose times differ from rank to rank."""
+    described = traceback.TracebackException(type(error), error, None)
+    vars(described)["__notes__"] = None
+    summary = list(described.format_exception_only())[-1].strip()
+    if isinstance(error, DistError) and error.hang_report:
+        summary = summary.replace(f"\n{error.hang_report}", "")
+    return summary
 
 
 def main() -> None:

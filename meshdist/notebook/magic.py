@@ -216,7 +216,7 @@ def _error_of(outcome: Completion) -> BaseException:
         lines.append(f"rank {rank} {when} ({how}); {_REPLACED}")
     lines += _what_is_left(outcome)
     if outcome.interrupted:
-        return CellInterrupted("\n".join(["The cell was interrupted.", *lines]))
+        return CellInterrupted("\n".join(["The cell was interrupted.", *outcome.hang_report, *lines]))
     return MeshCellError("\n".join(lines))
 
 

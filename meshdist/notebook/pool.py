@@ -19,6 +19,7 @@ from meshdist.notebook.cell_worker import Answer, Cell, Joining
 from meshdist.notebook.magic_options import Axes
 from meshdist.notebook.process import WorkerProcess
 from meshdist.store import TCPStore
+from meshdist.store.address import endpoint
 from meshdist.system.deadline import Deadline
 from meshdist.system.platform import check_processes
 
@@ -34,6 +35,7 @@ class Completion:
     ended: dict[int, str] = field(default_factory=dict)  # how the other workers ended
     not_begun: set[int] = field(default_factory=set)  # the workers in `ended` that had ended before they began the cell
     interrupted: bool = False
+    hang_report: list[str] = field(default_factory=list)  # who waited for whom when the cell was interrupted
 
     @property
     def is_good(self) -> bool:
@@ -188,7 +190,7 @@ class Pool:
         self._workers.clear()
         self._store.close()
 
-    def _get_ready(self, is_interrupted: Callable[[], bool]) -> None:
+    def _get_ready(self, is_interrupted: Callable[[], int]) -> None:
         """Start missing workers, and let all join a world if they are in none."""
         ended = self.ended  # between two cells
         if ended:
@@ -228,14 +230,14 @@ class Pool:
         raise DistError(f"the workers could not {action}: {problems[0]}{more}")
 
     def _request_all(
-        self, request: Any, is_interrupted: Callable[[], bool], deadline: Deadline | None = None
+        self, request: Any, is_interrupted: Callable[[], int], deadline: Deadline | None = None
     ) -> Completion:
         for worker in self._workers.values():
             worker.ask(request)
         return self._collect(list(self._workers), is_interrupted, deadline)
 
     def _collect(
-        self, ranks: list[int], is_interrupted: Callable[[], bool], deadline: Deadline | None = None
+        self, ranks: list[int], is_interrupted: Callable[[], int], deadline: Deadline | None = None
     ) -> Completion:
         """Collect the answers of workers, and show their output meanwhile."""
         result, waiting = Completion(), set(ranks)
@@ -254,6 +256,7 @@ class Pool:
                         selector.unregister(key.fileobj)
                 self._on_tick()
                 if is_interrupted() and not result.interrupted:
+                    result.hang_report = self._hang_report(lambda: is_interrupted() > 1)
                     result.interrupted, deadline = True, Deadline(self._grace_s)
                     for rank in waiting:
                         self._workers[rank].interrupt()
@@ -263,6 +266,11 @@ class Pool:
         for rank in ranks:
             self._show_output(rank, to_the_end=True)
         return result
+
+    def _hang_report(self, is_in_haste: Callable[[], bool]) -> list[str]:
+        from meshdist.debug.attach import hang_of_interrupted  # most cells do not hang
+
+        return hang_of_interrupted(self._store, endpoint(self._job.master_addr, self._job.master_port), is_in_haste)
 
     def _take_answer(self, rank: int, result: Completion) -> None:
         answer = self._workers[rank].answer()
@@ -282,18 +290,18 @@ class Pool:
 
 
 @contextlib.contextmanager
-def _ctrl_c_deferred() -> Iterator[Callable[[], bool]]:
-    """Defer Ctrl-C during a request; yield a function that returns whether one came."""
+def _ctrl_c_deferred() -> Iterator[Callable[[], int]]:
+    """Defer Ctrl-C during a request; yield a function that returns how many came."""
     signals: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         signals.append(number)
 
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
+        yield lambda: 0
         return
     handler = signal.signal(signal.SIGINT, note)
     try:
-        yield lambda: bool(signals)
+        yield lambda: len(signals)
     finally:
         signal.signal(signal.SIGINT, handler)

@@ -20,6 +20,7 @@ from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.shared_arrays import zeros
 from meshdist.runtime.call_site import call_site
 from meshdist.runtime.rank_text import call_rank
+from meshdist.system.plurals import counted
 
 
 @dataclass(frozen=True)
@@ -266,9 +267,8 @@ class GradBucket:
         self._buffer = buffer
 
     def __repr__(self) -> str:
-        return (
-            f"<GradBucket {self._index}: {len(self._parameters)} gradients, {self._buffer.dtype}[{self._buffer.size}]>"
-        )
+        held = counted(len(self._parameters), "gradient")
+        return f"<GradBucket {self._index}: {held}, {self._buffer.dtype}[{self._buffer.size}]>"
 
     def index(self) -> int:
         """Return its number: the buckets are reduced in this order."""

@@ -16,6 +16,7 @@ from meshdist.debug.replicated import check_replicated
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import resolve
 from meshdist.runtime.context import GroupLike
+from meshdist.system.plurals import counted
 
 
 class LayerCall:
@@ -58,7 +59,11 @@ class LayerCall:
             raise TypeError(f"{self.prefix}: {name} must be an array, got a {type(value).__name__}")
         shape = np.shape(value)
         if (ndim is not None and len(shape) != ndim) or len(shape) < least:
-            wanted = f"{ndim} dimension{'s' * (ndim != 1)}" if ndim is not None else f"at least {least} dimensions"
+            wanted = (
+                f"{ndim} dimension{'s' * (ndim != 1)}"
+                if ndim is not None
+                else f"at least {counted(least, 'dimension')}"
+            )
             raise ValueError(f"{self.prefix}: {name} must have {wanted}, got shape {shape}")
         return x if isbox(x) else np.asarray(value)
 

@@ -18,6 +18,7 @@ from meshdist.parallel.pipeline_timeline import PipelineTimeline
 from meshdist.parallel.pipeline_transfers import Transfers
 from meshdist.runtime.context import GroupLike
 from meshdist.runtime.rank_text import ranks_text
+from meshdist.system.plurals import counted
 
 Loss = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -264,7 +265,7 @@ def _stages_of(
     if not isinstance(stages, (Mapping, Sequence)):
         raise TypeError(f"stages must be a PipelineStage, a list or a dict of them, got {type(stages).__name__}")
     if schedule.num_ranks != size:
-        raise ValueError(f"the schedule is for {schedule.num_ranks} ranks, and the group has {size}")
+        raise ValueError(f"the schedule is for {counted(schedule.num_ranks, 'rank')}, and the group has {size}")
     needed = schedule.stages_of(rank)
     stages_text = ranks_text(needed, "stage")
     if not isinstance(stages, Mapping):

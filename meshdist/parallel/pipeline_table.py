@@ -152,12 +152,12 @@ def execution_order(table: Table) -> list[Place]:
                 running.extend(waiting.pop(action, ()))
             at[rank] += 1
     if len(order) < len(table.places):
-        raise ScheduleError(_circle(table, at, done))
+        raise ScheduleError(_cycle(table, at, done))
     return order
 
 
-def _circle(table: Table, at: list[int], done: set[Action]) -> str:
-    """Return the circle of ranks that wait for each other, in words."""
+def _cycle(table: Table, at: list[int], done: set[Action]) -> str:
+    """Return the cycle of ranks that wait for each other, in words."""
     rank = next(rank for rank, row in enumerate(table.rows) if at[rank] < len(row))
     seen: list[int] = []
     words: dict[int, str] = {}

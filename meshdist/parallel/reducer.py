@@ -29,6 +29,7 @@ from meshdist.parallel.join_context import Joinable, JoinHook
 from meshdist.parallel.step_times import ReducerStatistics, StepClock
 from meshdist.runtime.context import GroupLike
 from meshdist.runtime.log import RankLog, shows_calls
+from meshdist.system.plurals import counted
 
 _log = RankLog()
 # An async call costs more than a sync one: where there is less to hide it behind, it does not pay.
@@ -161,7 +162,7 @@ class GradientReducer(Joinable):
 
     def __repr__(self) -> str:
         label, count = self._group.label, len(self.gradients)
-        return f"<GradientReducer on group {label!r}: {count} parameters in {len(self.buckets)} buckets>"
+        return f"<GradientReducer on group {label!r}: {count} parameters in {counted(len(self.buckets), 'bucket')}>"
 
     def ready(self, name: str, gradient: Any = None) -> None:
         """Say that the gradient of a parameter is complete; start the reduction of its bucket if that is full.

@@ -7,6 +7,7 @@ from typing import Any
 
 from meshdist.profiler.call_matching import pairs
 from meshdist.profiler.event import Event, Track
+from meshdist.system.plurals import counted
 
 # Perfetto treats the thread whose number is that of its process as main thread, and merges other lines into it.
 _PROCESS = 1
@@ -38,7 +39,9 @@ def chrome_trace(tracks: Sequence[Track]) -> dict[str, Any]:
             shown += _slices(event, lines[id(event)], zero_ns)
     for number, (sent, received) in enumerate(pairs(tracks)):
         shown += _arrow(number, sent, received, lines, zero_ns)
-    about = {f"rank {track.rank}": f"{track.num_dropped} calls dropped" for track in tracks if track.num_dropped}
+    about = {
+        f"rank {track.rank}": f"{counted(track.num_dropped, 'call')} dropped" for track in tracks if track.num_dropped
+    }
     return {"traceEvents": shown, "displayTimeUnit": "ns", "otherData": about}
 
 

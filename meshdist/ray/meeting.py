@@ -24,6 +24,7 @@ from meshdist.runtime.context import WorldSlot
 from meshdist.runtime.rank_text import ranks_text
 from meshdist.store import TCPStore
 from meshdist.system.deadline import Deadline
+from meshdist.system.plurals import counted
 
 DEFAULT_JOIN_TIMEOUT_S = 180.0
 _NAMESPACE = "meshdist"  # of the cluster's key-value store
@@ -185,6 +186,6 @@ class Meeting:
     def _shortfall(self, store: TCPStore) -> str:
         missing = [rank for rank in range(self._size) if not store.check([f"came/{rank}"])]
         return (
-            f"{self._size - len(missing)} of {self._size} ranks came within {self.deadline.timeout_s:g} s;"
+            f"{self._size - len(missing)} of {counted(self._size, 'rank')} came within {self.deadline.timeout_s:g} s;"
             f" {ranks_text(missing)} did not come: {self._advice}"
         )

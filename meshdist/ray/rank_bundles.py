@@ -12,6 +12,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from meshdist.errors import DistTimeoutError
 from meshdist.system.deadline import Deadline
+from meshdist.system.plurals import counted
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _SLICE_S = 1.0
@@ -73,8 +74,8 @@ def await_places(group: Any, bundle: Mapping[str, float], strategy: str, deadlin
 def _no_place(ranks: int, bundle: Mapping[str, float], strategy: str, timeout_s: float) -> str:
     num_nodes = sum(node["Alive"] for node in ray.nodes())
     return (
-        f"meshdist.ray.run: {ranks} ranks with {_text(bundle, bundle)} each (strategy {strategy}) found no place within"
-        f" {timeout_s:g} s; the cluster has {_text(ray.cluster_resources(), bundle)} on {num_nodes}"
+        f"meshdist.ray.run: {counted(ranks, 'rank')} with {_text(bundle, bundle)} each (strategy {strategy}) found no"
+        f" place within {timeout_s:g} s; the cluster has {_text(ray.cluster_resources(), bundle)} on {num_nodes}"
         f" node{'s' * (num_nodes != 1)}, of which {_text(ray.available_resources(), bundle)} are free. Ask for less,"
         " wait for other jobs to end, add nodes, or pass a longer start_timeout"
     )

@@ -135,10 +135,10 @@ class ShapeRule(Enum):
 
 
 class Elements(str):
-    """The element counts of a call's arrays as a word of its signature.
+    """The element counts of a call's arrays as a word of its signature; `begin` comes before them.
 
     Attributes:
-        with_shapes: The word with the shapes, for messages.
+        with_shapes: The word with the shapes, for messages: `float64[2, 3]`.
         shaped: The word with the shapes, to compare. All shapes of an array with at most one element are alike.
         is_elementwise: The shapes must be equal by default: the elements of all ranks belong together by their places.
     """
@@ -147,13 +147,11 @@ class Elements(str):
     shaped: str
     is_elementwise: bool
 
-    def __new__(cls, begin: str, arrays: list[Array], *, is_elementwise: bool = False) -> Elements:
-        counts = ", ".join(str(array.size) for array in arrays)
-        word = super().__new__(cls, f"{begin}{counts}]")
-        word.with_shapes = _with_shapes(begin, counts, [array.shape for array in arrays])
-        word.shaped = _with_shapes(
-            begin, counts, [array.shape if array.size > 1 else (array.size,) for array in arrays]
-        )
+    def __new__(cls, arrays: list[Array], begin: str = "", *, is_elementwise: bool = False) -> Elements:
+        dtype = str(arrays[0].dtype)
+        word = super().__new__(cls, f"{begin}{dtype}[{', '.join(str(array.size) for array in arrays)}]")
+        word.with_shapes = _with_shapes(begin, dtype, [array.shape for array in arrays])
+        word.shaped = _with_shapes(begin, dtype, [array.shape if array.size > 1 else (array.size,) for array in arrays])
         word.is_elementwise = is_elementwise
         return word
 
@@ -163,10 +161,10 @@ class Elements(str):
         return self.shaped if is_shaped else str(self)
 
 
-def _with_shapes(begin: str, counts: str, shapes: list[tuple[int, ...]]) -> str:
-    if all(len(shape) == 1 for shape in shapes):
-        return f"{begin}{counts}]"
-    return f"{begin}{counts}, {'shape' if len(shapes) == 1 else 'shapes'} {', '.join(map(str, shapes))}]"
+def _with_shapes(begin: str, dtype: str, shapes: list[tuple[int, ...]]) -> str:
+    if len(shapes) > 1 and len(set(shapes)) == 1:
+        return f"{len(shapes)} x {dtype}{list(shapes[0])}"
+    return begin + ", ".join(f"{dtype}{list(shape)}" for shape in shapes)
 
 
 @dataclass(frozen=True)

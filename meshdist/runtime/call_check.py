@@ -18,6 +18,7 @@ from meshdist.runtime.call_site import call_chain
 from meshdist.runtime.log import shows_calls
 from meshdist.runtime.rank_text import call_rank, call_ranks
 from meshdist.system.deadline import Deadline
+from meshdist.system.plurals import counted
 
 # How long a rank waits for the other ranks to publish their calls. They find the mismatch in the same call.
 _EXPLAIN_S = 0.8
@@ -78,13 +79,13 @@ def compare_splits(given: Array, expected: Array, unit: str, ranks: Sequence[int
     """Raise DistBackendError unless every rank of an all_to_all sends as much as its peers expect.
 
     All ranks check all pairs, so all raise if one does. Both arrays have shape (ranks, ranks): in `given`, the rank of
-    the row sends to that of the column; in `expected`, it expects from that. `unit` is what they count, `ranks` are
-    global.
+    the row sends to that of the column; in `expected`, it expects from that. `unit` is what they count, in the
+    singular; `ranks` are global.
     """
     wrong = np.argwhere(given != expected.T)
     if len(wrong):
         src, dst = wrong[0]
         raise DistBackendError(
-            f"the sizes disagree: {call_rank(src, ranks)} sends {given[src, dst]} {unit} to"
-            f" {call_rank(dst, ranks)}, which expects {expected[dst, src]}"
+            f"the sizes disagree: {call_rank(src, ranks)} sends"
+            f" {counted(int(given[src, dst]), unit)} to {call_rank(dst, ranks)}, which expects {expected[dst, src]}"
         )

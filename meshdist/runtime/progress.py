@@ -98,7 +98,7 @@ class Job:
                 self.watch = observer.look(self.watch, self.error_prefix, self.deadline, waitable)
         except BaseException as error:  # raised again where the user waits for this work
             if self.watch is not None and isinstance(error, DistError):
-                self.watch.give_up(error)
+                error = self.watch.give_up(error) or error
             self.error = self.failed(error, self.error_prefix, self.record)
             return True
         finally:
@@ -114,6 +114,18 @@ class Job:
     def job(self) -> Job:
         """Return this job: an entry of a queue has one."""
         return self
+
+
+@dataclass(frozen=True, eq=False)
+class Awaited:
+    """One wait without a limit for an async call: its thread does nothing else until the call is done, or it leaves.
+
+    It leaves by an exception of a signal handler, such as KeyboardInterrupt.
+    """
+
+    work: Work
+    queue: JobQueue
+    thread: int
 
 
 class JobQueue:
@@ -158,6 +170,21 @@ class JobQueue:
             cause = self._cause_of_delay(work)
             hang_report = watch.hang_report() if watch is not None else ""
             raise DistTimeoutError(not_yet(limit_s, cause), error_prefix=error_prefix, hang_report=hang_report)
+
+    def await_done(self, work: Work, error_prefix: str) -> None:
+        """Block until `work` is done or has failed; meanwhile, observers know that this thread does nothing else."""
+        progress = self.progress
+        is_free = progress.awaited is None or progress.awaited.work.is_completed()
+        if not is_free or work.has_callbacks:  # callbacks may make calls
+            work.await_done(None, error_prefix)
+            return
+        try:
+            progress.awaited = Awaited(work, self, threading.get_ident())
+            work.await_done(None, error_prefix)
+        finally:
+            progress.awaited = None
+            if not work.is_completed() and progress.observer is not None:
+                progress.observer.leave()
 
     @contextmanager
     def _watched(self, error_prefix: str, deadline: Deadline) -> Iterator[Watch | None]:
@@ -207,6 +234,7 @@ class Progress:
 
     def __init__(self, bells: Doorbells, name: str) -> None:
         self.observer: WaitObserver | None = None
+        self.awaited: Awaited | None = None  # the call that a thread waits for; one of them if there are several
         self._bells = bells
         self._name = name
         self._lock = threading.Lock()
@@ -304,9 +332,9 @@ class Progress:
         return works + [queue.completing for queue in queues if queue.completing is not None]
 
     @property
-    def is_idle(self) -> bool:
-        """Whether no call is in progress, and no callback runs."""
-        return not self.works(list(self._active))
+    def pending(self) -> list[Work]:
+        """The works of the calls that are in progress, or whose callbacks run."""
+        return self.works(list(self._active))
 
     def close(self) -> None:
         """Stop the thread; the queues must be empty."""

@@ -223,6 +223,9 @@ class WaitObserver(Protocol):
             DistBackendError: It is proven that the ranks wait for each other.
         """
 
+    def leave(self) -> None:
+        """Note that the thread that has waited for an async call goes on without it."""
+
 
 _LONGEST_GRACE_S = 30.0
 

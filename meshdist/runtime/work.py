@@ -9,7 +9,7 @@ from _thread import allocate_lock
 from collections.abc import Callable
 from time import perf_counter_ns
 from types import CodeType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from meshdist import core
 from meshdist.errors import DistError, DistTimeoutError
@@ -238,6 +238,9 @@ class WorkQueue(Protocol):
     def wait_for(self, work: Work, error_prefix: str, limit_s: float) -> None:
         """Block until `work` is done or has failed; raise DistTimeoutError after `limit_s`."""
 
+    def await_done(self, work: Work, error_prefix: str) -> None:
+        """Block until `work` is done or has failed."""
+
     def hasten(self) -> None:
         """Have the progress thread carry out calls now, and not after it has left them to waiting threads."""
 
@@ -275,6 +278,15 @@ class Work(Completion):
         work._is_done = True
         return work
 
+    if not TYPE_CHECKING:  # for type checkers, a name that is not there is an error
+
+        def __getattr__(self, name: str) -> object:
+            if name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__} has no attribute {name!r}", name=name)
+            from meshdist._torch_names import no_attribute
+
+            raise no_attribute(self, "Work.", "Work", name, vars(Work))
+
     def __repr__(self) -> str:
         state = "in progress" if not self._is_done else "done" if self._error is None else f"failed: {self._error}"
         return f"<{type(self).__name__} of {self._error_prefix}: {state}>"
@@ -296,10 +308,13 @@ class Work(Completion):
             if hasattr(self, "_observer"):
                 self._observer.blocked(perf_counter_ns() - began_ns)
         if not self._is_done:
-            if timeout is None or self.queue is None:
+            queue = self.queue
+            if queue is None:
                 self.await_done(timeout, self._error_prefix)
+            elif timeout is None:
+                queue.await_done(self, self._error_prefix)
             else:
-                self.queue.wait_for(self, self._error_prefix, seconds(timeout))
+                queue.wait_for(self, self._error_prefix, seconds(timeout))
         if self._error is not None:
             raise self._error
         return True

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from meshdist.errors import DistStoreError
 from meshdist.system.deadline import Deadline, Timeout, seconds
+from meshdist.system.plurals import counted
 
 Value = str | bytes | bytearray | memoryview
 
@@ -212,7 +213,10 @@ def check_pairs(keys: Sequence[str], values: Sequence[Value]) -> tuple[list[str]
     """
     names, contents = check_keys(keys), list(values)
     if len(names) != len(contents):
-        raise ValueError(f"multi_set needs a value for each key, got {len(names)} keys and {len(contents)} values")
+        raise ValueError(
+            f"multi_set needs a value for each key, got {counted(len(names), 'key')} and"
+            f" {counted(len(contents), 'value')}"
+        )
     return names, contents
 
 

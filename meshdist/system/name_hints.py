@@ -62,6 +62,8 @@ def explaining(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except TypeError as error:
             explain(function, error)
+            if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # the arguments do not fit
+                raise error.with_traceback(None)  # noqa: B904, the same error
             raise
 
     return explained

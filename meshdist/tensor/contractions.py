@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from meshdist.system.plurals import counted
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.diagonals import diagonal
 from meshdist.tensor.dispatch import implements
@@ -118,7 +119,8 @@ def _labelled(ufunc: np.ufunc, shapes: tuple[tuple[int, ...], ...]) -> tuple[tup
     for number, (shape, names) in enumerate(zip(shapes, (first, second), strict=True)):
         if len(shape) < len(names) or not shape:
             raise ValueError(
-                f"np.{ufunc.__name__}: operand {number} must have at least {len(names)} dimensions, got {len(shape)}"
+                f"np.{ufunc.__name__}: operand {number} must have at least"
+                f" {counted(len(names), 'dimension')}, got {len(shape)}"
             )
         labels.append((*range(len(names) - len(shape), 0), *names))
     _check_rows(f"np.{ufunc.__name__}", shapes, tuple(labels))
@@ -402,7 +404,9 @@ def _parsed(subscripts: Any, shapes: tuple[tuple[int, ...], ...], sums_ellipsis:
     else:
         lists, explicit = subscripts
     if len(lists) != len(shapes):
-        raise ValueError(f"np.einsum: {len(lists)} lists of subscripts for {len(shapes)} operands")
+        raise ValueError(
+            f"np.einsum: {counted(len(lists), 'list')} of subscripts for {counted(len(shapes), 'operand')}"
+        )
     named: list[Labels] = []
     widest = 0
     for shape, labels in zip(shapes, lists, strict=True):

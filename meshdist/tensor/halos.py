@@ -149,7 +149,7 @@ def _per_dimension(name: str, ndim: int, width: Any, periodic: Any) -> tuple[tup
         raise TypeError(f"{name}: width must be an integer, or one for each dimension, got {width!r}") from None
     if not len(widths) == len(rings) == ndim:
         raise ValueError(
-            f"{name}: width and periodic must be one value, or one for each of {ndim} dimensions, got {width!r} and"
+            f"{name}: width and periodic must be one value, or one per dimension ({ndim}), got {width!r} and"
             f" {periodic!r}"
         )
     if min(widths, default=0) < 0:

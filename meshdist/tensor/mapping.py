@@ -113,7 +113,8 @@ def _blocks(
         return list(map(_local, args))
     if isinstance(in_placements, (Shard, Replicate, Partial, Mapping)) or len(in_placements) != len(args):
         raise ValueError(
-            f"local_map: in_placements must be placements for each of {len(args)} arguments, got {in_placements!r}"
+            f"local_map: in_placements must be placements for each argument: expected {len(args)}, got"
+            f" {in_placements!r}"
         )
     targets: list[ArrayLayout | None] = []
     for arg, placements in zip(args, in_placements, strict=True):

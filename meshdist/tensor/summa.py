@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from meshdist.system.plurals import counted
 from meshdist.tensor.array_layout import ArrayLayout, Cut
 from meshdist.tensor.distribution import array_module
 from meshdist.tensor.dtensor import DTensor, coordinate_in, wrap
@@ -58,7 +59,10 @@ def summa(a: DTensor, b: DTensor, panel: int | None = None) -> DTensor:
                 f" {matrix.layout.describe(mesh.mesh_dim_names)}"
             )
     if a.shape[1] != b.shape[0]:
-        raise ValueError(f"summa: shapes {a.shape} and {b.shape} do not fit: {a.shape[1]} columns, {b.shape[0]} rows")
+        raise ValueError(
+            f"summa: shapes {a.shape} and {b.shape} do not fit: {counted(a.shape[1], 'column')},"
+            f" {counted(b.shape[0], 'row')}"
+        )
     if panel is not None and panel < 1:
         raise ValueError(f"summa: panel must be positive, got {panel}")
     columns, rows = a.layout.cuts[1], b.layout.cuts[0]

@@ -7,6 +7,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from meshdist.system.plurals import counted
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -38,7 +40,10 @@ class Curve:
     def __post_init__(self) -> None:
         where = f"curve of {self.collective} on {self.members}"
         if not self.nbytes or len(self.nbytes) != len(self.seconds):
-            raise ValueError(f"{where}: {len(self.nbytes)} sizes and {len(self.seconds)} times; pass one time per size")
+            raise ValueError(
+                f"{where}: {counted(len(self.nbytes), 'size')} and {counted(len(self.seconds), 'time')};"
+                " pass one time per size"
+            )
         if not self.members or min(self.members) < 1:
             raise ValueError(f"{where}: a group has at least one member on each of its hosts")
         if sorted(set(self.nbytes)) != list(self.nbytes) or self.nbytes[0] < 1:

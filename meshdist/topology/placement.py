@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshdist.mesh.layout.axes_and_chunks import UnknownAxisError, checked_names
+from meshdist.system.plurals import counted
 
 if TYPE_CHECKING:
     from meshdist.mesh.layout.rank_list import Ranks
@@ -31,7 +32,8 @@ def place_ranks(
     num_ranks = sum(map(len, hosts.values()))
     if math.prod(extents) > num_ranks:
         raise ValueError(
-            f"place: a mesh of shape {extents} needs {math.prod(extents)} ranks, but the topology has {num_ranks}"
+            f"place: a mesh of shape {extents} needs {counted(math.prod(extents), 'rank')}, but the"
+            f" topology has {num_ranks}"
         )
     axis_names = None if names is None else checked_names(names, extents)
     inner = _inner_axes(len(extents), axis_names, inside)
@@ -75,11 +77,12 @@ def _check_fits(hosts: Mapping[str, Sequence[int]], block: int, needed: int, nam
     found = sum(len(ranks) // block for ranks in hosts.values())
     if found < needed:
         counts = sorted({len(ranks) for ranks in hosts.values()})
-        have = f"{counts[0]} ranks each" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} ranks"
+        have = f"{counted(counts[0], 'rank')} each" if len(counts) == 1 else f"{counts[0]} to {counts[-1]} ranks"
         raise ValueError(
             f"place: {', '.join(map(repr, names))} {'is' if len(names) == 1 else 'are'} to stay inside hosts,"
-            f" which takes {needed} blocks of {block} ranks, but the {len(hosts)} hosts have {have} and hold {found};"
-            " make these axes smaller, name fewer, or leave the choice to the topology with inside=None"
+            f" which takes {counted(needed, 'block')} of {counted(block, 'rank')}, but the"
+            f" {'host has' if len(hosts) == 1 else f'{len(hosts)} hosts have'} {have}, room for {found}; make"
+            " these axes smaller, name fewer, or leave the choice to the topology with inside=None"
         )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, overload
 import numpy as np
 
 from meshdist.mesh.layout.axes_and_chunks import UnknownAxisError, checked_names
+from meshdist.system.plurals import counted
 from meshdist.topology.algorithms import collective_name
 from meshdist.topology.cost_model import CostModel, axis_rows
 from meshdist.topology.topology import Topology
@@ -173,8 +174,8 @@ def plan(
         candidates.append(Candidate(names, shape, axis_seconds, ranks))
     if not candidates:
         raise ValueError(
-            f"plan: no mesh over {cost.topology.num_ranks} ranks has the axes {', '.join(map(repr, names))} with sizes"
-            f" {dict(sizes or {})}{f' and {inside!r} inside hosts' if inside else ''}; allow more sizes"
+            f"plan: no mesh over {counted(cost.topology.num_ranks, 'rank')} has the axes {', '.join(map(repr, names))}"
+            f" with sizes {dict(sizes or {})}{f' and {inside!r} inside hosts' if inside else ''}; allow more sizes"
         )
     return Plan(sorted(candidates, key=lambda each: (each.seconds, each.shape)))
 

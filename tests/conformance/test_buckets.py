@@ -98,4 +98,4 @@ def test_lists_that_differ_are_told_as_a_whole(worlds):
     for backend in ("threads", "gloo"):
         for text in worlds.world(backend, 2).run(lists_that_differ):
             for rank in range(2):
-                assert f"3 arrays float64[3, {200_000 + rank}, 5]" in text
+                assert f"3 arrays float64[3], float64[{200_000 + rank}], float64[5]" in text

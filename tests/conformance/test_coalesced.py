@@ -203,7 +203,7 @@ def refused():
         (ValueError, "at least one array", lambda: dist.all_reduce_coalesced([])),
         (TypeError, "one dtype", lambda: dist.all_reduce_coalesced([x, np.ones(2, int)])),
         (TypeError, "list of lists", lambda: dist.all_gather_coalesced([x] * size, [x])),
-        (ValueError, "lists of 1 arrays", lambda: dist.all_gather_coalesced([[x, x]] * size, [x])),
+        (ValueError, "lists? of 1 array, got lists of", lambda: dist.all_gather_coalesced([[x, x]] * size, [x])),
         (ValueError, "must have the shape", lambda: dist.all_gather_coalesced([[np.ones(3)]] * size, [x])),
     ]
     for kind, text, call in wrong:
@@ -218,7 +218,9 @@ def test_what_is_refused(world):
 def lists_that_differ():
     group, rank = dist.new_group(), dist.get_rank()
     sizes = (2, 3) if rank == 0 else (3, 2)
-    with pytest.raises(dist.DistBackendError, match=r"disagree.*all_reduce_coalesced\(2 arrays float64\[2, 3\]"):
+    with pytest.raises(
+        dist.DistBackendError, match=r"disagree.*all_reduce_coalesced\(2 arrays float64\[2\], float64\[3\]"
+    ):
         dist.all_reduce_coalesced([np.zeros(size) for size in sizes], group=group)
 
 

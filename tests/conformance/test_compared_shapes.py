@@ -43,23 +43,23 @@ def shaped(array):
 BY_DEFAULT = {
     "all_reduce": (
         lambda group: group.all_reduce(shaped(np.zeros(6))),
-        "all_reduce(float64[6, shape {}], op=sum)",
+        "all_reduce(float64{}, op=sum)",
     ),
     "reduce": (
         lambda group: group.reduce(shaped(np.zeros(6)), 1, "max"),
-        "reduce(float64[6, shape {}], op=max, root=1)",
+        "reduce(float64{}, op=max, root=1)",
     ),
     "broadcast": (
         lambda group: group.broadcast(shaped(np.zeros(6)), 0),
-        "broadcast(float64[6, shape {}], root=0)",
+        "broadcast(float64{}, root=0)",
     ),
     "scan": (
         lambda group: group.scan(shaped(np.zeros(6))),
-        "scan(float64[6, shape {}], op=sum)",
+        "scan(float64{}, op=sum)",
     ),
     "all_reduce_coalesced": (
         lambda group: group.all_reduce_coalesced([shaped(np.zeros(6)), np.zeros(2)]),
-        "all_reduce_coalesced(2 arrays float64[6, 2, shapes {}, (2,)], op=sum)",
+        "all_reduce_coalesced(2 arrays float64{}, float64[2], op=sum)",
     ),
 }
 
@@ -67,7 +67,7 @@ BY_DEFAULT = {
 def of_other_shapes(name, level):
     call, words = BY_DEFAULT[name]
     with level_of(level):
-        one, other = (re.escape(words.replace("{}", str(shape))) for shape in ((2, 3), (3, 2)))
+        one, other = (re.escape(words.replace("{}", str(shape))) for shape in ([2, 3], [3, 2]))
         both = rf"disagree: rank 0 calls {one} at .*; rank 1 calls {other} at"
         with pytest.raises(dist.DistBackendError, match=both):
             call(dist.new_group())
@@ -82,7 +82,7 @@ def test_other_shapes_disagree(worlds, name):
 
 def of_other_shapes_on_hosts():
     shape = (2, 3) if dist.get_rank() < dist.get_world_size() - 1 else (6,)
-    words = r"call all_reduce\(float32\[6, shape \(2, 3\)\], op=sum\).* calls all_reduce\(float32\[6\], op=sum\)"
+    words = r"call all_reduce\(float32\[2, 3\], op=sum\).* calls all_reduce\(float32\[6\], op=sum\)"
     with pytest.raises(dist.DistBackendError, match=words):
         dist.new_group().all_reduce(np.zeros(shape, "f4"))
 
@@ -113,11 +113,11 @@ def test_one_element_or_none_has_any_shape(worlds, shapes, size):
 CALLS = {
     "all_gather_into_tensor": (
         lambda group: group.all_gather_into_tensor(np.zeros((2, *shaped(np.zeros(6)).shape)), shaped(np.zeros(6))),
-        "all_gather_into_tensor(2 x float64[6, shape {}], shapes compared at debug level DETAIL)",
+        "all_gather_into_tensor(2 x float64{}, shapes compared at debug level DETAIL)",
     ),
     "scatter": (
         lambda group: group.scatter(shaped(np.zeros(6)), [np.zeros((2, 3))] * 2 if dist.get_rank() == 0 else None, 0),
-        "scatter(float64[6, shape {}], root=0, shapes compared at debug level DETAIL)",
+        "scatter(float64{}, root=0, shapes compared at debug level DETAIL)",
     ),
 }
 
@@ -127,7 +127,7 @@ def of_other_shapes_at_detail(name):
     group = dist.new_group()
     call(group)  # not compared
     with level_of(DebugLevel.DETAIL):
-        one, other = (re.escape(words.replace("{}", str(shape))) for shape in ((2, 3), (3, 2)))
+        one, other = (re.escape(words.replace("{}", str(shape))) for shape in ([2, 3], [3, 2]))
         both = rf"disagree: rank 0 calls {one} at .*; rank 1 calls {other} at"
         with pytest.raises(dist.DistBackendError, match=both):
             call(group)
@@ -166,7 +166,7 @@ def at_other_levels():
     group = dist.new_group()
     with level_of(DebugLevel.DETAIL if dist.get_rank() == 0 else DebugLevel.OFF):
         group.all_reduce(np.ones((2, 3)))  # they compare the shapes of reductions at every level
-        one, other = r"all_gather_into_tensor\(2 x int64\[6, shape \(2, 3\)\]", r" at [^;]*"
+        one, other = r"all_gather_into_tensor\(2 x int64\[2, 3\]", r" at [^;]*"
         words = rf"rank 0 calls {one}, shapes compared at debug level DETAIL\){other}; rank 1 calls {one}\){other}"
         with pytest.raises(dist.DistBackendError, match=words):
             group.all_gather_into_tensor(np.zeros((4, 3), int), np.zeros((2, 3), int))
@@ -179,7 +179,7 @@ def test_ranks_of_other_levels_are_told(worlds):
 def shown():
     group = dist.new_group()
     shape = (2, 3) if dist.get_rank() == 0 else (2, 4)
-    words = r"all_reduce\(float64\[6, shape \(2, 3\)\], op=sum\).*all_reduce\(float64\[8, shape \(2, 4\)\], op=sum\)"
+    words = r"all_reduce\(float64\[2, 3\], op=sum\).*all_reduce\(float64\[2, 4\], op=sum\)"
     with pytest.raises(dist.DistBackendError, match=words):
         group.all_reduce(np.zeros(shape))
 

@@ -62,23 +62,26 @@ def test_the_call_site_is_outside_the_package():
 
 
 CALLS = {
-    "all_reduce(float32[6, shape (2, 3)], op=sum)": lambda x: dist.all_reduce(x),
-    "all_reduce(float32[6, shape (2, 3)], op=max)": lambda x: dist.all_reduce(x, "MAX"),
-    "reduce(float32[6, shape (2, 3)], op=avg, root=1)": lambda x: dist.reduce(x, 1, "avg"),
-    "broadcast(float32[6, shape (2, 3)], root=0)": lambda x: dist.broadcast(x, 0),
+    "all_reduce(float32[2, 3], op=sum)": lambda x: dist.all_reduce(x),
+    "all_reduce(float32[2, 3], op=max)": lambda x: dist.all_reduce(x, "MAX"),
+    "reduce(float32[2, 3], op=avg, root=1)": lambda x: dist.reduce(x, 1, "avg"),
+    "broadcast(float32[2, 3], root=0)": lambda x: dist.broadcast(x, 0),
     "barrier()": lambda x: dist.barrier(),
-    "all_gather(2 x float32[6])": lambda x: dist.all_gather([x.copy(), x.copy()], x),
-    "all_gather(float32[6, 9])": lambda x: dist.all_gather(
+    "all_gather(2 x float32[2, 3])": lambda x: dist.all_gather([x.copy(), x.copy()], x),
+    "all_gather(float32[6], float32[9])": lambda x: dist.all_gather(
         [np.zeros(6, "f4"), np.zeros(9, "f4")], np.zeros([6, 9][dist.get_rank()], "f4")
     ),
-    "all_gather_into_tensor(2 x float32[6, shape (2, 3)])": lambda x: dist.all_gather_into_tensor(
-        np.zeros((2, 2, 3), "f4"), x
-    ),
-    "reduce_scatter(2 x float32[6], op=sum)": lambda x: dist.reduce_scatter(x.copy(), [x, x]),
-    "reduce_scatter_tensor(2 x float32[6, shape (2, 3)], op=sum)": lambda x: dist.reduce_scatter_tensor(
+    "all_gather_into_tensor(2 x float32[2, 3])": lambda x: dist.all_gather_into_tensor(np.zeros((2, 2, 3), "f4"), x),
+    "reduce_scatter(2 x float32[2, 3], op=sum)": lambda x: dist.reduce_scatter(x.copy(), [x, x]),
+    "reduce_scatter_tensor(2 x float32[2, 3], op=sum)": lambda x: dist.reduce_scatter_tensor(
         x.copy(), np.zeros((4, 3), "f4")
     ),
-    "all_to_all_single(float32[6, shape (2, 3)])": lambda x: dist.all_to_all_single(x.copy(), x),
+    "all_to_all_single(float32[2, 3])": lambda x: dist.all_to_all_single(x.copy(), x),
+    "all_reduce_coalesced(3 arrays float32[2, 3], float32[5], float32[], op=sum)": lambda x: dist.all_reduce_coalesced(
+        [x, np.zeros(5, "f4"), np.zeros((), "f4")]
+    ),
+    "all_reduce_coalesced(2 x float32[2, 3], op=sum)": lambda x: dist.all_reduce_coalesced([x, x.copy()]),
+    "all_reduce_coalesced(1 array float32[2, 3], op=sum)": lambda x: dist.all_reduce_coalesced([x]),
 }
 
 
@@ -116,12 +119,12 @@ def test_what_does_not_matter_is_not_compared():
 
 
 def test_element_counts_know_the_shapes():
-    word = Elements("float64[", [np.zeros((2, 3))])
-    assert (word, word.with_shapes) == ("float64[6]", "float64[6, shape (2, 3)]")
-    assert [word.compared(rule) for rule in ShapeRule] == ["float64[6]", "float64[6]", "float64[6, shape (2, 3)]"]
-    pair = Elements("2 arrays float64[", [np.zeros((2, 3)), np.zeros(())], is_elementwise=True)
-    assert pair.with_shapes == "2 arrays float64[6, 1, shapes (2, 3), ()]"
-    assert pair.compared(ShapeRule.BY_COLLECTIVE) == "2 arrays float64[6, 1, shapes (2, 3), (1,)]"
+    word = Elements([np.zeros((2, 3))])
+    assert (word, word.with_shapes) == ("float64[6]", "float64[2, 3]")
+    assert [word.compared(rule) for rule in ShapeRule] == ["float64[6]", "float64[6]", "float64[2, 3]"]
+    pair = Elements([np.zeros((2, 3)), np.zeros(())], "2 arrays ", is_elementwise=True)
+    assert pair.with_shapes == "2 arrays float64[2, 3], float64[]"
+    assert pair.compared(ShapeRule.BY_COLLECTIVE) == "2 arrays float64[2, 3], float64[1]"
     assert pair.compared(ShapeRule.ANY_SHAPE) == "2 arrays float64[6, 1]"
 
 

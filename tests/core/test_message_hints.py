@@ -22,9 +22,13 @@ OBJECTS = "; send objects by send_object_list, broadcast_object_list, all_gather
         (lambda: dist.recv(np.ones(1), tag=None), "got None; probe tells the tag of a message, whatever it is$"),
         (lambda: dist.batch_isend_irecv([(dist.isend, np.ones(1), 0)]), r"got tuple; write meshdist\.P2POp\("),
         (lambda: dist.Waitall, r"'Waitall': write `for work in works: work\.wait\(\)`$"),
+        (
+            lambda: dist.Scatterv,
+            r": write `scatter\(out, blocks\)`; for blocks of unequal lengths see `all_to_all_single`",
+        ),
         (lambda: dist.Sendrecv_replace, r": write `sendrecv\(x\.copy\(\), x, dst, src\)`$"),
     ],
-    ids=["any source", "no destination", "any tag", "batch of tuples", "Waitall", "Sendrecv_replace"],
+    ids=["any source", "no destination", "any tag", "batch of tuples", "Waitall", "Scatterv", "Sendrecv_replace"],
 )
 def test_what_to_write_instead(call, words):
     def main():
@@ -128,6 +132,31 @@ def test_names_and_arguments_that_are_called_otherwise(call, words):
     def main():
         with pytest.raises((ValueError, TypeError, AttributeError), match=re.escape(words)):
             call()
+
+    dist.run(main, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Wait", "; did you mean 'wait'?"),
+        ("Test", ": write `is_completed()`"),
+        ("is_complete", "; did you mean 'is_completed'?"),
+        ("Waitall", ": write `for work in works: work.wait()`"),
+        ("Testany", ": `is_completed()` of each Work tells whether it is done"),
+        ("Cancel", ": a call that has begun is carried out; `wait(timeout)` ends the wait,"),
+        ("synchronize", " (torch.distributed has one): `wait()`; see docs/migration.md"),
+        ("_nothing", ""),
+    ],
+)
+def test_names_of_other_libraries_handles_of_calls(name, words):
+    def main():
+        send, receive = dist.isend(np.ones(1), 0), dist.irecv(np.ones(1), 0)
+        for work in (send, receive, dist.all_reduce(np.ones(1), async_op=True)):
+            with pytest.raises(AttributeError, match=rf"\w* has no attribute '{name}'{re.escape(words)}"):
+                getattr(work, name)
+            assert not hasattr(work, name)
+            work.wait()
 
     dist.run(main, 1)
 

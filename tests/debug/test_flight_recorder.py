@@ -64,7 +64,7 @@ def test_what_a_record_says(world_of_3):
     assert [state["rank"] for state in states] == [0, 1, 2]
     assert {state["world_size"] for state in states} == {3}
     reduced, sent, broadcast = states[0]["records"][-3:]
-    assert reduced["text"] == "all_reduce(float32[6, shape (2, 3)], op=max)"
+    assert reduced["text"] == "all_reduce(float32[2, 3], op=max)"
     assert reduced["sent"] == reduced["received"] == [["float32", [2, 3]]]
     assert (reduced["group"], reduced["kind"], reduced["tag"]) == ("world", "collective", None)
     assert (sent["call"], sent["kind"], sent["root"], sent["tag"]) == ("send", "message", 2, 5)

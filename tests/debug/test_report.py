@@ -74,8 +74,16 @@ def test_the_page_names_faults_in_the_order_in_which_they_came(tmp_path, capsys)
 def test_the_page_names_ranks_without_a_file(tmp_path, capsys):
     page = page_of(tmp_path, capsys, data(0, [waiting("world", 2, 5.0)], WORLD, size=3))
     assert "1 of 3 ranks" in page
-    assert "Ranks without a record\n  ranks 1, 2: killed, or without a failed call." in page
-    assert "ranks 1, 2 have not reached barrier(), call 2 on 'world'" in page
+    assert (
+        "Missing files\n  the files of ranks 1, 2 (rank_1.json, rank_2.json) are missing, so what they did is" in page
+    )
+    assert "they have finished, or have been ended because another rank failed, as meshrun does" in page
+    assert (
+        "the others wait for ranks 1, 2: whether these ranks had reached barrier(), call 2 on 'world', at train.py:20"
+        " is unknown, as their files are missing"
+    ) in page
+    assert "have not reached" not in page
+    assert page.rstrip().endswith("rank 2 may be late: rank 0 waits for it, for 5.0 s by now")
 
 
 def test_the_page_names_who_comes_last(tmp_path, capsys):

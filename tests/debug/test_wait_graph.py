@@ -77,9 +77,9 @@ def test_messages_wait_for_their_other_side():
     assert len(waits.cycle) == 3
 
 
-def last_of_a_wait(rank, records, groups, ended_s):
-    """The state of a rank that gave up so many seconds before now."""
-    return parse_state({**data(rank, records, groups), "reason": "gave up", "time_s": NOW_S - ended_s}, "a test")
+def last_of_a_wait(rank, records, groups, ended_s, reason="timed out"):
+    """The state of a rank whose call failed so many seconds before now."""
+    return parse_state({**data(rank, records, groups), "reason": reason, "time_s": NOW_S - ended_s}, "a test")
 
 
 def receives(source, at_s):
@@ -96,8 +96,23 @@ def test_who_gave_up_a_moment_ago_is_of_the_circle():
     assert (set(waits.cycle), waits.absent) == ({0, 1, 2}, ())
     lines = hang_report(waits, 3, now_s=NOW_S + 5.0)
     where = "recv(float32[4] from rank 1, tag=0), message 1 on 'world', at train.py:10"
-    assert f"rank 2 was in {where}, for 2.0 s, waiting for rank 1, and gave up" in lines
+    assert f"rank 2 was in {where}, for 2.0 s, waiting for rank 1, and timed out" in lines
     assert lines[-2:] == ["rank 1 has left the world", "rank 2 has finished"]
+
+
+def test_a_report_says_how_the_calls_ended_of_ranks_that_wait_no_more():
+    states = by_rank(
+        seen(0, [waiting("world", 1, 3.0)], WORLD),
+        last_of_a_wait(1, [waiting("world", 1, 3.0)], WORLD, 1.0, "gave up"),
+        last_of_a_wait(2, [waiting("world", 1, 3.0)], WORLD, 1.0, "gave up"),
+    )
+    lines = hang_report(who_waits(states, {1: "has finished", 2: "has finished"}), 3, now_s=NOW_S)
+    assert "ranks 1, 2 were in barrier(), call 1 on 'world', at train.py:10, for 2.0 s, and their calls failed" in lines
+    how = {"DistTimeoutError: barrier: timed out after 2 s": "timed out", "DistBackendError: rank 0 has died": "failed"}
+    for error, words in how.items():
+        failed = {**waiting("world", 1, 3.0), "state": "failed", "error": error}
+        (_, line) = hang_report(who_waits(by_rank(seen(0, [failed], WORLD))), 1, now_s=NOW_S)
+        assert line.startswith(f"rank 0 is in barrier(), call 1 on 'world', at train.py:10 ({words}), for "), line
 
 
 def test_who_gave_up_before_anybody_waited_for_it_is_of_no_circle():

@@ -145,7 +145,7 @@ def test_what_is_refused(cupy):
             dist.all_gather([x, x], x)
         with pytest.raises(TypeError, match=f"all_gather {where}tensor_list must be a list of arrays, got ndarray"):
             dist.all_gather(x, x)
-        with pytest.raises(TypeError, match=f"all_reduce {where}tensor must be one array, got a list of 1 elements"):
+        with pytest.raises(TypeError, match=f"all_reduce {where}tensor must be one array, got a list of 1 element"):
             dist.all_reduce([x])
         with pytest.raises(ValueError, match="several device types, cpu, cuda"):
             dist.all_gather_into_tensor(np.zeros(3), x)

@@ -145,7 +145,7 @@ def test_split_sizes_that_disagree(worlds, backend, size, receives):
         assert failure.ended_s - last_came_s < loaded(DETECTED_S), failure
         assert "all_to_all_single on group 'at odds'" in failure.message, failure
     said = " ".join(failure.message for failure in outcomes)
-    assert re.search(rf"rank 0 sends 1 rows to rank 1, which expects {receives}", said)
+    assert re.search(rf"rank 0 sends 1 row to rank 1, which expects {receives}", said)
 
 
 def half_of_the_fingerprint_differs(known):

@@ -291,5 +291,5 @@ def test_attach_finds_how_the_last_wait_of_a_rank_ended_that_is_gone(new_workers
     text = "\n".join(hang_report(waits, 3))
     assert "rank 1 has not sent what rank 0 waits for in recv(float64[4] from rank 1, tag=0)" in text
     assert re.search(
-        r"rank 2 was in barrier\(\), call 1 on 'pair', at .*, for [2-9]\.\d s, waiting for rank 1, and gave up", text
+        r"rank 2 was in barrier\(\), call 1 on 'pair', at .*, for [2-9]\.\d s, waiting for rank 1, and timed out", text
     )

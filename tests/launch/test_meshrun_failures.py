@@ -49,6 +49,70 @@ time.sleep(30)
     assert lines[-1] == "meshrun: terminated ranks 0, 1, 3 after the first failure"
 
 
+ERRORS = """
+import numpy as np
+import meshdist as dist
+import meshdist.errors
+
+def call():
+    if what == "argument":
+        dist.all_reduce(np.ones(3), op="none")
+    elif what == "keyword":
+        dist.new_group(rank=[0])
+    elif what == "between ranks":
+        dist.all_reduce(np.ones(1 + rank))
+    elif what == "async":
+        dist.all_reduce(np.ones(1 + rank), async_op=True).wait()
+    elif what == "cause":
+        try:
+            dist.all_reduce(np.ones(3), op="none")
+        except ValueError as error:
+            raise KeyError("mine") from error
+    elif what == "mistake":  # of the package: not what it raises on purpose
+        found = {}
+        exec(compile("def fails():\\n    return None + 1", meshdist.errors.__file__, "exec"), found)
+        found["fails"]()
+
+dist.init_process_group()
+call()
+"""
+
+
+def traceback_under_meshrun(directory, what, **variables):
+    write_script(directory, f"what = {what!r}\n{ERRORS}")
+    status, _, err = meshrun(directory, "--nproc-per-node", "2", "script.py", variables=variables)
+    assert status == 1
+    return err
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("argument", "ValueError: all_reduce on group 'world' "),
+        ("keyword", "TypeError: new_group() got an unexpected keyword argument 'rank'; did you mean ranks=?"),
+        ("between ranks", "meshdist.errors.DistBackendError: all_reduce on group 'world' "),
+        ("async", "meshdist.errors.DistBackendError: all_reduce on group 'world' "),
+    ],
+)
+def test_a_traceback_ends_at_the_line_of_the_user(tmp_path, what, words):
+    err = traceback_under_meshrun(tmp_path, what)
+    files = re.findall(r'^  File "([^"]*)"', err, re.MULTILINE)
+    assert files == [f"{tmp_path}/script.py"] * 2, err
+    assert f"\n{words}" in err
+
+
+def test_a_traceback_keeps_causes_mistakes_of_the_package_and_all_at_level_detail(tmp_path):
+    cause = traceback_under_meshrun(tmp_path, "cause")
+    assert "ValueError: all_reduce on group 'world'" in cause
+    assert "direct cause of the following exception" in cause
+    assert "KeyError: 'mine'" in cause
+    assert set(re.findall(r'^  File "([^"]*)"', cause, re.MULTILINE)) == {f"{tmp_path}/script.py"}
+    mistake = traceback_under_meshrun(tmp_path, "mistake")
+    assert re.search(r'script\.py", line \d+, in call\n.*\n  File ".*meshdist/errors\.py", line 2, in fails\n', mistake)
+    detail = traceback_under_meshrun(tmp_path, "argument", MESHDIST_DEBUG="DETAIL")
+    assert re.search(r'script\.py", line \d+, in call\n(.*\n)*?  File ".*meshdist/collectives/all_reduce\.py"', detail)
+
+
 def test_failures_that_follow_from_a_peers_are_not_the_cause(tmp_path):
     # Rank 1 closes what the others hear of before it gets to write its error, as a `finally` of a user's script may.
     body = """

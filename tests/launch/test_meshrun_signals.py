@@ -69,6 +69,39 @@ dist.recv(np.empty(4), 1)
     assert process.returncode == 130
 
 
+def test_ctrl_c_on_ranks_that_are_threads_shows_who_waits_for_whom(tmp_path):
+    body = """
+import time
+import numpy as np
+import meshdist as dist
+def main():
+    if dist.get_rank() == 1:
+        time.sleep(3.5)  # until the wait is long enough to be reported
+        print("late", flush=True)
+        time.sleep(60)
+    dist.recv(np.empty(4), 1)
+dist.run(main, 2)
+"""
+    (tmp_path / "script.py").write_text(body)
+    process = subprocess.Popen(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert process.stdout.readline() == "late\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    lines = [line for line in err.splitlines() if line.startswith("run: ")]
+    assert lines[0].startswith("run: rank 1 has not sent what rank 0 waits for in recv(float64[4] from rank 1"), err
+    assert any(re.search(r"rank 0 is in recv\(.*, at script.py:\d+, for \d.\d s", line) for line in lines)
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    assert process.returncode == -signal.SIGINT
+
+
 def test_ctrl_c_in_a_terminal_shows_one_line(tmp_path):
     write_script(tmp_path, WAIT)
     keyboard, terminal = os.openpty()

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -11,10 +12,12 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from launching import all_gone, environment, reported
 from until import until
 
+import meshdist as dist
 from meshdist.errors import DistBackendError
 from meshdist.launch.spawn import (
     ProcessException,
@@ -117,6 +120,15 @@ def save_at_ctrl_c(rank, directory):
         wait_for(rank, directory, "never")
     except KeyboardInterrupt:
         tell(directory, f"saved{rank}")
+
+
+def hang(rank, directory):
+    dist.init_process_group()
+    dist.barrier()
+    tell(directory, f"pid{rank}", os.getpid())
+    if rank == 1:
+        time.sleep(60)
+    dist.recv(np.empty(4), 1)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -336,6 +348,16 @@ def test_ctrl_c_reaches_the_ranks_and_shows_one_traceback(tmp_path, method):
     assert err.count("Traceback") == 1
     assert [reported(tmp_path, f"saved{rank}") for rank in range(2)] == ["", ""]
     all_gone(pids)
+
+
+def test_ctrl_c_on_ranks_that_hang_shows_who_waits_for_whom(tmp_path):
+    parent, _ = start_parent(tmp_path, "spawn", "hang", 1)
+    time.sleep(3.5)  # a wait that is long enough to be reported
+    parent.send_signal(signal.SIGINT)
+    _, err = parent.communicate(timeout=20)
+    lines = [line for line in err.splitlines() if line.startswith("spawn: ")]
+    assert lines[0].startswith("spawn: rank 1 has not sent what rank 0 waits for in recv(float64[4] from rank 1"), err
+    assert any(re.search(r"rank 0 is in recv\(.*, for \d.\d s, waiting for rank 1", line) for line in lines)
 
 
 @pytest.mark.parametrize(

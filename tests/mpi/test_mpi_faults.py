@@ -72,7 +72,7 @@ def test_an_early_end_is_told_with_the_numbers_of_the_calls(run):
 
 
 CIRCLES = """
-    names = ("pair", "rows", "columns", "new rows", "new columns")
+    names = ("pair", "rows", "columns", "new rows", "new columns", "posted")
     groups = [dist.new_group([0, 1], group_desc=name) for name in names]
     for group in groups[:3]:
         group.barrier()
@@ -85,7 +85,10 @@ CIRCLES = """
         first.all_reduce(np.ones(3))
         second.all_reduce(np.ones(3))
 
-    for circle in (receives, lambda: two_orders(*groups[1:3]), lambda: two_orders(*groups[3:])):
+    def posted():
+        groups[5].irecv(np.ones(4), 1 - rank).wait()
+
+    for circle in (receives, lambda: two_orders(*groups[1:3]), lambda: two_orders(*groups[3:5]), posted):
         try:
             circle()
         except dist.DistBackendError as error:
@@ -98,12 +101,12 @@ def test_every_rank_of_a_circle_raises_it(run):
     done, _ = run(CIRCLES)
     words = "the ranks wait for each other, and none can go on: rank 0 waits for rank 1 in "
     lines = done.stdout.splitlines()
-    assert len(lines) == 6, done.stderr
+    assert len(lines) == 8, done.stderr
     for rank in ("0", "1"):
         told = [line[2:] for line in lines if line[0] == rank]
-        assert [line.startswith(words) for line in told] == [True] * 3, told
+        assert [line.startswith(words) for line in told] == [True] * 4, told
         starts = [re.match(r"\w+.*?'", line.removeprefix(words)) for line in told]
-        assert [start[0].partition("(")[0] for start in starts] == ["recv", "all_reduce", "all_reduce"]
+        assert [start[0].partition("(")[0] for start in starts] == ["recv", "all_reduce", "all_reduce", "irecv"]
 
 
 INTERRUPTED = """

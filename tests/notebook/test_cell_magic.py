@@ -76,6 +76,20 @@ def test_an_error_is_that_of_the_rank_that_made_it(shell):
     assert "DistBackendError" not in str(raised.value)
 
 
+def test_a_traceback_ends_at_the_line_of_the_cell_unless_the_package_has_a_mistake(shell):
+    def files_of(source):
+        with pytest.raises(RuntimeError) as raised:
+            shell.run_cell_magic("mesh", "-n 4", source)
+        return re.findall(r'File "([^"]*)"', str(raised.value))
+
+    name = f"In [{shell.execution_count}]"
+    assert files_of("dist.all_reduce(np.ones(2), op='none')") == [name]
+    caused = "try:\n    dist.barrier(group=1)\nexcept TypeError as error:\n    raise KeyError(1) from error"
+    assert files_of(caused) == [name, name]
+    mistake = "found = {}\nexec(compile('def f(): None + 1', dist.__file__, 'exec'), found)\nfound['f']()"
+    assert [os.path.basename(file) for file in files_of(mistake)] == [name, "__init__.py"]
+
+
 IN_THE_KERNEL = """\
 import numpy as np
 import meshdist as dist
@@ -108,6 +122,21 @@ def test_the_same_error_of_several_ranks_is_said_once(shell):
     lines = raised.value._render_traceback_()
     assert [line for line in lines if "the same" in line] == ["ranks 1, 3: the same"]
     assert lines[-1] == "[2] KeyError: 5"
+
+
+def test_the_same_timeout_of_several_ranks_is_said_once(shell):
+    source = "import time\nif rank == 0: time.sleep(3)\nelse: dist.all_reduce(np.ones((2, 2)))"
+    with pytest.raises(RuntimeError) as raised:
+        shell.run_cell_magic("mesh", "-n 4 --timeout 2", source)
+    lines = raised.value._render_traceback_()
+    assert [line for line in lines if not line.startswith("[")] == [lines[-1]]
+    assert re.fullmatch(r"ranks (1, 2|1, 3|2, 3): the same", lines[-1])
+    (error,) = [line for line in lines if "DistTimeoutError: all_reduce" in line and "] meshdist.errors." in line]
+    assert "timed out after 2 s waiting for rank 0" in error
+    (waits,) = [line for line in lines if "rank 0 has not reached" in line]
+    assert "all_reduce(float64[2, 2], op=sum), call 1 on 'world'" in waits
+    assert not [line for line in lines if "gave up" in line]
+    shell.run_cell_magic("mesh", "--timeout 1800", "pass")  # the default
 
 
 def test_only_what_belongs_to_the_ended_world_is_lost(shell, capsys):

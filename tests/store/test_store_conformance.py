@@ -138,7 +138,7 @@ def test_extended_api(store: Store) -> None:
 
 
 def test_multi_set_needs_as_many_values_as_keys(store: Store) -> None:
-    with pytest.raises(ValueError, match="2 keys and 1 values"):
+    with pytest.raises(ValueError, match="2 keys and 1 value$"):
         store.multi_set(["a", "b"], ["1"])
     assert not store.check(["a"])
 

@@ -207,7 +207,7 @@ def test_saved_and_loaded(tmp_path):
     assert (loaded.topology, loaded.curves, loaded.note) == (cost.topology, cost.curves, "a note")
     text = (tmp_path / "cost.toml").read_text()
     (tmp_path / "cost.toml").write_text(text.replace("nbytes = [1024, 1048576]", "nbytes = [1024]"))
-    with pytest.raises(ValueError, match=r"cost.toml: curve of all_reduce on \(2,\): 1 sizes and 2 times"):
+    with pytest.raises(ValueError, match=r"cost.toml: curve of all_reduce on \(2,\): 1 size and 2 times"):
         CostModel.load(tmp_path / "cost.toml")
 
 

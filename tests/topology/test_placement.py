@@ -91,7 +91,7 @@ def test_sockets_and_gpus_order_the_ranks_of_a_host():
     ("shape", "names", "inside", "message"),
     [
         ((2, 8), None, None, r"a mesh of shape \(2, 8\) needs 16 ranks, but the topology has 8"),
-        ((8,), ("tp",), "tp", "'tp' is to stay inside hosts, which takes 1 blocks of 8 ranks, but the 2 hosts have 4"),
+        ((8,), ("tp",), "tp", "'tp' is to stay inside hosts, which takes 1 block of 8 ranks, but the 2 hosts have 4"),
         ((2, 4), ("dp", "tp"), "pp", "there is no axis 'pp' to keep inside hosts; the axes are 'dp', 'tp'"),
         ((2, 4), None, "tp", "the mesh has no names; pass names, or its index"),
         ((), None, None, "a shape has at least one axis"),

@@ -249,7 +249,7 @@ class AllToAllVarying(Movement):
     def __init__(self, backend: MpiGroup, call: Call) -> None:
         super().__init__(backend, call)
         self._splits = call.splits
-        self._unit = "elements" if call.splits is None else "rows"
+        self._unit = "element" if call.splits is None else "row"
 
     def mpi_steps(self, send: Any, recv: Any) -> Iterator[Step]:
         give, take = self._blocks(send, recv)

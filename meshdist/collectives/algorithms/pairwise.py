@@ -35,10 +35,10 @@ def pairwise_all_to_all(transport: Transport, call: Call, send: Buffers, recv: B
     rows_to, rows_from = call.splits if call.splits is not None else (None, None)
     give, take = split_blocks(send, rows_to, call.size), split_blocks(recv, rows_from, call.size)
     if call.splits is not None:
-        yield from _compare_sizes(transport, call, call.splits, "rows")
+        yield from _compare_sizes(transport, call, call.splits, "row")
     elif isinstance(send, list):
         counts = tuple(block.size for block in give), tuple(block.size for block in take)
-        yield from _compare_sizes(transport, call, counts, "elements")
+        yield from _compare_sizes(transport, call, counts, "element")
     yield from exchange_blocks(transport, call, give, take)
 
 

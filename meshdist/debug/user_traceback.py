@@ -1,0 +1,72 @@
+"""The traceback of an exception as its user needs it: without the frames of this package below the call that failed.
+
+This holds for what the package raises on purpose: a DistError, or a ValueError or TypeError about arguments. It keeps
+any other exception as it is, which may be a mistake of the package, and so does debug level DETAIL.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from dis import opmap
+from types import TracebackType
+
+from meshdist.debug.debug_level import DebugLevel, get_debug_level
+from meshdist.errors import DistError
+from meshdist.runtime.call_site import is_ours
+
+_RAISE = opmap["RAISE_VARARGS"]
+
+
+def traceback_text(error: BaseException, frames: TracebackType | None) -> str:
+    """Return an exception as Python prints it, with its causes, from `frames` on: its traceback or a part of it."""
+    described = traceback.TracebackException(type(error), error, frames)
+    if not _shows_all():
+        for part, cause, trace in _chain(described, error, frames):
+            if _is_deliberate(cause, trace):
+                kept = [frame for frame in part.stack if not is_ours(frame.filename)]
+                if kept:  # else it was raised on a thread of this package
+                    part.stack = traceback.StackSummary.from_list(kept)
+    return "".join(described.format())
+
+
+def without_leading(frames: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from the first frame on that is not of this package; None if there is none."""
+    while frames is not None and is_ours(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    return frames
+
+
+def _chain(
+    described: traceback.TracebackException, error: BaseException, frames: TracebackType | None
+) -> Iterator[tuple[traceback.TracebackException, BaseException, TracebackType | None]]:
+    """Yield the exception and those that it comes from, as described and as they are; those in groups are left out."""
+    found = [(described, error, frames)]
+    while found:
+        part, cause, trace = found.pop()
+        yield part, cause, trace
+        for further, other in ((part.__cause__, cause.__cause__), (part.__context__, cause.__context__)):
+            if further is not None and other is not None:  # a loop ends with None in the description
+                found.append((further, other, other.__traceback__))
+
+
+def _is_deliberate(error: BaseException, frames: TracebackType | None) -> bool:
+    """Return whether this package raised `error` on purpose."""
+    if frames is None:
+        return False
+    while frames.tb_next is not None:
+        frames = frames.tb_next
+    code = frames.tb_frame.f_code
+    if not is_ours(code.co_filename):
+        return False
+    if isinstance(error, DistError):
+        return True
+    # An error of NumPy or of the interpreter, such as that of None + 1, comes from another instruction.
+    return isinstance(error, (ValueError, TypeError)) and code.co_code[frames.tb_lasti] == _RAISE
+
+
+def _shows_all() -> bool:
+    try:
+        return get_debug_level() is DebugLevel.DETAIL
+    except ValueError:  # the environment names no level, which may be the error to show
+        return False
