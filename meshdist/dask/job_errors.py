@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshdist.errors import DistError
+from meshdist.launch.failures import follows_from_peer
 from meshdist.launch.rank_results import frames_of_user
-from meshdist.launch.worker import follows_from_peer
 
 
 class RankError(DistError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from meshdist.errors import DistError
 from meshdist.system.processes import describe_status
 
 
@@ -35,6 +36,18 @@ class Failure(NamedTuple):
         if not self.traceback:
             return f"{self.headline()}\n"
         return f"rank {self.rank} (pid {self.pid} on {self.host}) {describe_status(self.status)}:\n{self.traceback}"
+
+
+def follows_from_peer(error: BaseException) -> bool:
+    """Return True if `error`, or an exception in its chain, reports a failed peer (`peer_failed`)."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        if isinstance(link, DistError) and link.peer_failed:
+            return True
+        seen.add(id(link))
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return False
 
 
 def first_cause(failures: Iterable[Failure]) -> Failure:

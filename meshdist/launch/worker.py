@@ -123,7 +123,7 @@ def _describe(error: BaseException) -> dict[str, object]:
         "type": type(error).__qualname__,
         "message": "" if quits else _text(error),
         "traceback": "" if quits else _traceback_of(error),
-        "secondary": follows_from_peer(error),
+        "secondary": _is_secondary(error),
     }
 
 
@@ -142,19 +142,12 @@ def _traceback_of(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, frames))
 
 
-def follows_from_peer(error: BaseException) -> bool:
-    """Return True if `error`, or an exception in its chain, reports a failed peer (`peer_failed`)."""
-    errors = sys.modules.get("meshdist.errors")  # not loaded: no such error can have been raised
-    if errors is None:
+def _is_secondary(error: BaseException) -> bool:
+    if "meshdist.errors" not in sys.modules:  # no error of a peer can have been raised
         return False
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        if isinstance(link, errors.DistError) and link.peer_failed:
-            return True
-        seen.add(id(link))
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-    return False
+    from meshdist.launch.failures import follows_from_peer
+
+    return follows_from_peer(error)
 
 
 def _exit_status(error: BaseException) -> int:

@@ -29,7 +29,8 @@ from meshdist.debug.hang_watchdog import watchdog_of
 from meshdist.debug.user_traceback import traceback_text, without_leading
 from meshdist.errors import DistError
 from meshdist.groups.world import World, world_in
-from meshdist.launch.worker import die_with_parent, follows_from_peer, write_whole_lines
+from meshdist.launch.failures import follows_from_peer
+from meshdist.launch.worker import die_with_parent, write_whole_lines
 from meshdist.notebook.cell_values import drawn_figures, rich_forms, variables_of_the_world
 from meshdist.notebook.magic_options import Axes
 from meshdist.runtime.context import current_slot

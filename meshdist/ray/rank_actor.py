@@ -15,8 +15,9 @@ import ray.cloudpickle
 from ray.util import get_node_ip_address
 
 from meshdist.errors import DistError
+from meshdist.launch.failures import follows_from_peer
 from meshdist.launch.rank_results import RankResult, frames_of_user
-from meshdist.launch.worker import follows_from_peer, write_whole_lines
+from meshdist.launch.worker import write_whole_lines
 from meshdist.lifecycle import abort_process_group, destroy_process_group
 from meshdist.ray.meeting import Meeting
 from meshdist.runtime.context import current_slot, is_initialized

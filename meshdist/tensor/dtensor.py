@@ -21,7 +21,7 @@ from meshdist.tensor.placements import (
     placements_in_order,
     placements_text,
 )
-from meshdist.tensor.redistribution import plan
+from meshdist.tensor.redistribution_search import plan
 
 # The layouts that `redistribute` was asked for: by layout, names of axes and placements.
 _targets: dict[Any, ArrayLayout] = {}

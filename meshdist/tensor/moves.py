@@ -27,7 +27,7 @@ from meshdist.tensor.array_layout import ArrayLayout, number_in
 from meshdist.tensor.known_calls import changes
 from meshdist.tensor.message_arrays import Scratch, Shape, Stack, contiguous
 from meshdist.tensor.placements import placements_text
-from meshdist.tensor.redistribution import Redistribution, plan
+from meshdist.tensor.redistribution_search import Redistribution, plan
 from meshdist.tensor.redistribution_steps import (
     AllGather,
     AllReduce,

@@ -17,7 +17,7 @@ from meshdist.tensor.index_space import Alignment, Labels, Passes, align
 from meshdist.tensor.known_calls import changes
 from meshdist.tensor.moves import move
 from meshdist.tensor.placements import PlacementError, placements_text
-from meshdist.tensor.redistribution import plan
+from meshdist.tensor.redistribution_search import plan
 
 NO_DTENSOR_OUT = (
     "{name}: out=, or what an in-place operator changes, must be a DTensor where an operand is one; write y = y + x in"

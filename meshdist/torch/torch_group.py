@@ -11,18 +11,19 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch.distributed import ProcessGroup as TorchProcessGroup
 
 from meshdist.arrays.host import Array
-from meshdist.arrays.reduce_op import Op
+from meshdist.arrays.reduce_op import Op, ReduceOp
 from meshdist.groups.process_group import ProcessGroup
 from meshdist.groups.world import World
 from meshdist.lifecycle import abort_process_group, destroy_process_group
 from meshdist.runtime.context import current_slot
 from meshdist.runtime.work import Work
 from meshdist.torch.handles import AsyncWork, DoneWork
-from meshdist.torch.tensors import OPS, all_reduce_sparse, as_array, as_arrays, as_op, flat_pair, of_one_dtype
+from meshdist.torch.tensors import OPS, as_array, as_arrays, as_op, flat_pair, of_one_dtype
 
 NAME = "meshdist"
 
@@ -61,7 +62,7 @@ class TorchGroup(TorchProcessGroup):  # type: ignore[misc]
         tensor = self._only("all_reduce", tensors)
         reduction, is_async = self._reduction("all_reduce", opts if op is None else op)
         if getattr(tensor, "is_sparse", False):
-            all_reduce_sparse(self.group, tensor, reduction)
+            _all_reduce_sparse(self.group, tensor, reduction)
             return DoneWork([tensor])
         array = self._named("all_reduce", as_array, tensor)
         if is_async:
@@ -389,3 +390,33 @@ def _inner(lists: Any) -> Any:
 def _unzipped(pairs: list[tuple[Array, Array]], places: list[int]) -> tuple[list[Array], list[Array]]:
     chosen = [pairs[place] for place in places]
     return [whole for whole, _ in chosen], [block for _, block in chosen]
+
+
+# ---- Sparse tensors
+
+
+def _all_reduce_sparse(group: ProcessGroup, tensor: Any, op: Op) -> None:
+    """Replace a tensor of layout `torch.sparse_coo` by its sum over the group.
+
+    Each rank may have other entries, and another number of them. The sum is made in the order of the ranks.
+
+    Raises:
+        ValueError: The reduction is not SUM.
+        TypeError: The tensor is not in CPU memory.
+    """
+    if op is not ReduceOp.SUM:
+        raise ValueError(f"{group.error_prefix('all_reduce')}: sparse tensors can be reduced only by SUM, got {op}")
+    mine = tensor.detach().coalesce()
+    places, values = mine.indices().T.contiguous(), mine.values()
+    counts = np.empty(group.size(), np.int64)
+    group.all_gather_into_tensor(counts, np.array([len(values)], np.int64))
+    all_places, all_values = (_gathered(group, rows, counts.tolist()) for rows in (places, values))
+    with torch.no_grad():
+        tensor.copy_(torch.sparse_coo_tensor(all_places.T, all_values, mine.shape).coalesce())
+
+
+def _gathered(group: ProcessGroup, rows: Any, counts: list[int]) -> Any:
+    """Return the rows of all ranks, in their order."""
+    whole = torch.empty((sum(counts), *rows.shape[1:]), dtype=rows.dtype)
+    group.all_gather(as_arrays(whole.split(counts), "rows"), as_array(rows))
+    return whole

@@ -31,7 +31,7 @@ from meshdist.tensor import (
 )
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.array_reductions import identity_of
-from meshdist.tensor.redistribution import plan
+from meshdist.tensor.redistribution_search import plan
 
 
 def cut(array: Any, mesh: Any, dim: int = 0) -> DTensor:

@@ -10,7 +10,7 @@ from placed_arrays import cases
 
 from meshdist.tensor.array_layout import ArrayLayout
 from meshdist.tensor.placements import Partial, PlacementError, Replicate, Shard
-from meshdist.tensor.redistribution import plan
+from meshdist.tensor.redistribution_search import plan
 from meshdist.tensor.redistribution_steps import (
     AllGather,
     AllReduce,
