@@ -19,8 +19,6 @@ from worlds import BACKENDS, SIZES_OF, World, Worlds, needs_linux
 
 # A backend runs in the usual ones, or in those of `SIZES_OF`.
 SIZES, USUAL = (1, 2, 3, 4, 5), (1, 2, 3, 5)
-# For the doctests of these files, of which there are none, pytest would import each as the module "conftest".
-collect_ignore_glob = ["*conftest.py"]
 
 # Each of the hundreds of interpreters that tests start would compile the package anew, and pytest all tests.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
@@ -157,6 +155,13 @@ _IN_SLOW_PLACE = re.compile(f"(?:{'|'.join(map(re.escape, SLOW))})(?:/|$)")
 @functools.cache  # a process asks for 13,000 tests, which are in 350 files
 def _is_in_slow_place(path: Path) -> bool:
     return path.is_relative_to(_TESTS) and _IN_SLOW_PLACE.match(path.relative_to(_TESTS).as_posix()) is not None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Iterator[None]:
+    # No file of the tests has examples in docstrings; every process would import all of them to look for some.
+    collectors = yield
+    return [collector for collector in collectors if type(collector) is pytest.Module]
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
