@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -148,6 +149,26 @@ EXHAUSTIVE = re.compile(
     r"|test_300_strangers_that_begin_tls_and_are_silent_delay_nobody"
     r"|test_faulty_links.*::test_calls_on_a_link_that_reorders_and_loses_packets"
 )
+# Files whose few tests take long. They begin first, so that no process has one to run when the others are done.
+FIRST = (
+    "ray_backend/test_ray_jobs.py",
+    "docs/test_site.py",
+    "tensor/test_random_programs.py",
+    "docs/test_notebooks.py",
+    "launch/test_elastic_nodes.py",
+    "package/test_package.py",
+    "cluster/test_reset_links.py",
+    "cluster/test_gloo_between_hosts.py",
+    "faults/test_hang_reports.py",
+    "docs/test_migration_programs.py",
+    "cluster/test_two_hosts.py",
+    "torch_backend/test_torch_suite.py",
+    "torch_backend/test_worlds_and_meshes.py",
+    "core/test_tuning.py",
+    "examples/test_elastic_training.py",
+    "cluster/test_lost_store.py",
+    "compiled/test_sanitizers.py",
+)
 _TESTS = Path(__file__).parent
 _IN_SLOW_PLACE = re.compile(f"(?:{'|'.join(map(re.escape, SLOW))})(?:/|$)")
 
@@ -164,8 +185,13 @@ def pytest_collect_file() -> Iterator[None]:
     return [collector for collector in collectors if type(collector) is pytest.Module]
 
 
-@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    # The order is that of `pytest_collection_modifyitems`; otherwise pytest-xdist takes the number of tests alone.
+    config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         runs_mpi = "mpi-openmpi" in item.name or "mpi-mpich" in item.name  # ranks of MPI spin
         if runs_mpi or _is_in_slow_place(item.path) or SLOW_TESTS.search(item.nodeid):
@@ -176,6 +202,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.nodeid
         ):
             item.add_marker("exhaustive")
+    yield
+    if hasattr(config, "workerinput"):  # several processes, each of which takes a file at a time
+        num_tests = Counter(item.path for item in items)
+        first = {_TESTS / name: place for place, name in enumerate(FIRST)}
+        items.sort(key=lambda item: (first.get(item.path, len(first)), -num_tests[item.path]))
 
 
 @pytest.fixture(scope="session", autouse=True)
