@@ -25,6 +25,10 @@ SIZES, USUAL = (1, 2, 3, 4, 5), (1, 2, 3, 5)
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     sys.dont_write_bytecode = False
 
+# For the processes of pytest-xdist and whatever they start: they fill the processors by themselves, and threads of
+# OpenBLAS that wait for each other in turns of the processors spin.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 settings.register_profile("tests", deadline=None)  # a busy machine takes its time
 settings.load_profile("tests")
 
