@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -19,12 +20,14 @@ from worlds import BACKENDS, SIZES_OF, World, Worlds, needs_linux
 
 # A backend runs in the usual ones, or in those of `SIZES_OF`.
 SIZES, USUAL = (1, 2, 3, 4, 5), (1, 2, 3, 5)
-# For the doctests of these files, of which there are none, pytest would import each as the module "conftest".
-collect_ignore_glob = ["*conftest.py"]
 
 # Each of the hundreds of interpreters that tests start would compile the package anew, and pytest all tests.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     sys.dont_write_bytecode = False
+
+# For the processes of pytest-xdist and whatever they start: they fill the processors by themselves, and threads of
+# OpenBLAS that wait for each other in turns of the processors spin.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 settings.register_profile("tests", deadline=None)  # a busy machine takes its time
 settings.load_profile("tests")
@@ -150,6 +153,26 @@ EXHAUSTIVE = re.compile(
     r"|test_300_strangers_that_begin_tls_and_are_silent_delay_nobody"
     r"|test_faulty_links.*::test_calls_on_a_link_that_reorders_and_loses_packets"
 )
+# Files whose few tests take long. They begin first, so that no process has one to run when the others are done.
+FIRST = (
+    "ray_backend/test_ray_jobs.py",
+    "docs/test_site.py",
+    "tensor/test_random_programs.py",
+    "docs/test_notebooks.py",
+    "launch/test_elastic_nodes.py",
+    "package/test_package.py",
+    "cluster/test_reset_links.py",
+    "cluster/test_gloo_between_hosts.py",
+    "faults/test_hang_reports.py",
+    "docs/test_migration_programs.py",
+    "cluster/test_two_hosts.py",
+    "torch_backend/test_torch_suite.py",
+    "torch_backend/test_worlds_and_meshes.py",
+    "core/test_tuning.py",
+    "examples/test_elastic_training.py",
+    "cluster/test_lost_store.py",
+    "compiled/test_sanitizers.py",
+)
 _TESTS = Path(__file__).parent
 _IN_SLOW_PLACE = re.compile(f"(?:{'|'.join(map(re.escape, SLOW))})(?:/|$)")
 
@@ -159,8 +182,20 @@ def _is_in_slow_place(path: Path) -> bool:
     return path.is_relative_to(_TESTS) and _IN_SLOW_PLACE.match(path.relative_to(_TESTS).as_posix()) is not None
 
 
-@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Iterator[None]:
+    # No file of the tests has examples in docstrings; every process would import all of them to look for some.
+    collectors = yield
+    return [collector for collector in collectors if type(collector) is pytest.Module]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # The order is that of `pytest_collection_modifyitems`; otherwise pytest-xdist takes the number of tests alone.
+    config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         runs_mpi = "mpi-openmpi" in item.name or "mpi-mpich" in item.name  # ranks of MPI spin
         if runs_mpi or _is_in_slow_place(item.path) or SLOW_TESTS.search(item.nodeid):
@@ -171,6 +206,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.nodeid
         ):
             item.add_marker("exhaustive")
+    yield
+    if hasattr(config, "workerinput"):  # several processes, each of which takes a file at a time
+        num_tests = Counter(item.path for item in items)
+        first = {_TESTS / name: place for place, name in enumerate(FIRST)}
+        items.sort(key=lambda item: (first.get(item.path, len(first)), -num_tests[item.path]))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,8 +12,6 @@ import meshdist as dist
 from meshdist.backends.nccl.library import CupyLibrary, no_nccl
 from meshdist.system.platform import num_gpus
 
-collect_ignore_glob = ["*conftest.py"]
-
 
 @pytest.fixture(scope="session")
 def gpus():

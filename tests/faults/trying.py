@@ -24,20 +24,28 @@ class Failure(NamedTuple):
         return self.ended_s - self.began_s
 
 
-def on_threads(program: Callable[[], Any], size: int, timeout_s: float) -> list[Any]:
+def on_threads(program: Callable[..., Any], size: int, timeout_s: float, args: tuple[Any, ...] = ()) -> list[Any]:
     """Run `program` on ranks that are threads; of a process that has no other threads, if the test needs that."""
-    return meshdist.run(program, size, timeout=timeout_s)
+    return meshdist.run(program, size, args, timeout=timeout_s)
+
+
+def start(new_workers, program, size, backend, *args, timeout_s=300.0):
+    """Begin a program in processes that have no other threads, which might still make a call.
+
+    Returns a function that waits for the outcomes, by rank.
+    """
+    if backend == "threads":
+        workers = new_workers(1, "gloo", join=False)
+        workers.start(on_threads, program, size, timeout_s, args)
+        return lambda: workers.outcome(0)
+    workers = new_workers(size, backend, timeout_s=timeout_s)
+    workers.start(program, *args)
+    return lambda: [workers.outcome(rank) for rank in range(size)]
 
 
 def outcomes_of(new_workers, program, size, backend, timeout_s=300.0):
-    """Run a program in processes that have no other threads, which might still make a call."""
-    if backend == "threads":
-        workers = new_workers(1, "gloo", join=False)
-        workers.start(on_threads, program, size, timeout_s)
-        return workers.outcome(0)
-    workers = new_workers(size, backend, timeout_s=timeout_s)
-    workers.start(program)
-    return [workers.outcome(rank) for rank in range(size)]
+    """Run a program so to its end; return what it came to on each rank."""
+    return start(new_workers, program, size, backend, timeout_s=timeout_s)()
 
 
 def attempt(call: Callable[[], Any], announce: bool = False) -> Failure:

@@ -6,7 +6,8 @@ import socket
 import sys
 
 import pytest
-from launching import meshrun, reported, start_meshrun, write_script
+from interpreters import Interpreter
+from launching import environment, meshrun, reported, start_meshrun, write_script
 from until import until
 
 
@@ -150,6 +151,13 @@ def test_log_dir_takes_the_output_and_is_named_at_a_failure(tmp_path):
     )
 
 
+@pytest.fixture(scope="module")
+def interpreter():
+    """Forks with meshrun imported, for the commands that do nothing but complain."""
+    with Interpreter(("meshdist.launch.meshrun",), environment()) as interpreter:
+        yield interpreter
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -190,14 +198,28 @@ def test_log_dir_takes_the_output_and_is_named_at_a_failure(tmp_path):
         ([], "expected a script to run"),
     ],
 )
-def test_bad_usage_is_one_line_and_status_2(tmp_path, arguments, message):
+def test_bad_usage_is_one_line_and_status_2(interpreter, tmp_path, arguments, message):
     write_script(tmp_path, "tell('ran')")
-    status, out, err = meshrun(tmp_path, *arguments)
-    assert (status, out) == (2, "")
-    assert message in err
-    assert err.startswith("meshrun: ")
-    assert err.count("\n") == 1
+    # What `python -m meshdist.launch.meshrun` and the program meshrun do.
+    program = f"""
+import os, sys
+from meshdist.launch.meshrun import main
+os.chdir({str(tmp_path)!r})
+sys.argv = ["meshrun", *{arguments!r}]
+raise SystemExit(main())
+"""
+    done = interpreter.run(program, timeout_s=40)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert done.stderr.startswith("meshrun: ")
+    assert done.stderr.count("\n") == 1
     assert not (tmp_path / "ran").exists()
+
+
+def test_bad_usage_of_the_command_itself(tmp_path):
+    status, out, err = meshrun(tmp_path, "nowhere.py")
+    assert (status, out) == (2, "")
+    assert err == "meshrun: no such file: 'nowhere.py'; see meshrun --help\n"
 
 
 def test_help_names_every_option(tmp_path):

@@ -8,9 +8,6 @@ from importlib.util import find_spec
 import pytest
 from both_backends import BothBackends
 
-# They import torch; pytest would import them for their doctests, of which there are none.
-collect_ignore = ["torch_programs.py", "torch_suite.py"]
-
 
 @pytest.fixture(scope="session")
 def both_backends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BothBackends]:
