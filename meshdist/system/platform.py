@@ -54,10 +54,13 @@ def check_processes(where: str) -> None:
         raise DistError(why, error_prefix=where)
 
 
+def cores() -> set[int]:
+    """Return the processors that this process may run on; all where that is not known."""
+    return os.sched_getaffinity(0) if sys.platform == "linux" else set(range(os.cpu_count() or 1))
+
+
 def available_cores() -> int:
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(cores())
 
 
 def local_world_size() -> int:

@@ -181,6 +181,26 @@ def test_ranks_that_ask_for_different_modes_do_the_least(pair):
         assert {(chosen, measured) for _, chosen, measured in kinds.values()} == {(0, 0)}
 
 
+def has_cores(cores):
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {cores[dist.get_rank()]})
+    try:
+        with dist.new_group() as group:
+            group.barrier()
+            return group.usable_backend("test")._shm.tuning.has_cores
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@needs_linux
+def test_ranks_that_are_bound_to_a_core_each_have_cores(pair):
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("needs two cores")
+    assert pair.run(has_cores, cores[:2]) == [True, True]
+    assert pair.run(has_cores, cores[:1] * 2) == [False, False]
+
+
 def slowed_down():
     # The default for a broadcast of this size: it waits where the others copy.
     class Slow(movement.SingleCopyMove):

@@ -12,7 +12,7 @@ slots   data for the other ranks; two for each rank, used in turn
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,23 @@ SMALL_GROUP, LARGEST_SLOT = 4, 1 << 20
 LARGE_GROUPS_SLOT, SMALLEST_SLOT = 256 << 10, 8 << 10
 SLOTS_BYTES = 8 << 20
 
-# Words of a rank's line. The signals of even and odd steps come first, then the fingerprints of their calls.
-FINGERPRINT, STATE, TEXT_LENGTH, TOKEN, ABILITIES, HEAP, OPENS_HEAPS, TRIAL, TUNING = 2, 4, 5, 6, 7, 8, 9, 10, 11
+# Words of a rank's line. The signals of even and odd steps come first, then the fingerprints of their calls; the last
+# four are `CORES`, the bits of the processors that it may run on.
+FINGERPRINT, STATE, TEXT_LENGTH, TOKEN, ABILITIES, HEAP, OPENS_HEAPS, TRIAL, TUNING, CORES = (
+    2,
+    4,
+    5,
+    6,
+    7,
+    8,
+    9,
+    10,
+    11,
+    12,
+)
+
+
+_CORE_BITS = 64 * (LINE_WORDS - CORES)
 
 
 def slot_bytes(num_ranks: int) -> int:
@@ -64,6 +79,24 @@ class SharedRegion:
 
     def line(self, rank: int, word: int) -> int:
         return rank * LINE_WORDS + word
+
+    def set_cores(self, rank: int, cores: Collection[int]) -> None:
+        bits = 0
+        for core in cores:
+            bits |= 1 << core % _CORE_BITS
+        for number in range(_CORE_BITS // 64):
+            self.words[self.line(rank, CORES + number)] = bits >> 64 * number & (1 << 64) - 1
+
+    def have_own_cores(self) -> bool:
+        """Return whether no two ranks may run on one core, as if each is bound to its own."""
+        taken = 0
+        for rank in range(self._num_ranks):
+            words = [self.words[self.line(rank, CORES + number)] for number in range(_CORE_BITS // 64)]
+            mine = sum(word << 64 * number for number, word in enumerate(words))
+            if mine & taken or not mine:
+                return False
+            taken |= mine
+        return True
 
     def bell_words(self) -> list[int]:
         """Return the indices in `words` of the bells, eight to a word."""

@@ -30,7 +30,7 @@ from meshdist.runtime.doorbells import SocketDoorbells
 from meshdist.runtime.log import RankLog
 from meshdist.runtime.waiting import Waitable
 from meshdist.system.env_flags import tuning_mode
-from meshdist.system.platform import available_cores, local_world_size
+from meshdist.system.platform import cores, local_world_size
 from meshdist.system.tuning_cache import TuningCache
 
 # Size of one piece of scratch: fits the second-level cache together with what it is added to.
@@ -100,13 +100,14 @@ class ShmGroup:
         token = np.array([os.getpid() ^ id(self)])
         words[line(rank, TOKEN)], words[line(rank, TRIAL)] = address_of(token), address_of(_TRIAL)
         words[line(rank, TUNING)] = tuning_mode()
+        self.region.set_cores(rank, cores())
         # The token itself is in the table, to be compared with what is read.
         self.region.table(0, rank)[rank, 0] = token[0]
         yield self._arrive()
         ranks = range(self.backend.size)
         can_read = may_copy() and all(map(self._can_read, ranks))
         can_write = can_read and all(map(self._can_write, ranks))
-        has_cores = max(self.backend.size, local_world_size()) <= available_cores()
+        has_cores = max(self.backend.size, local_world_size()) <= len(cores())
         words[line(rank, ABILITIES)] = (
             _READS * can_read | _WRITES * can_write | _COMPILED * (core.module is not None) | _HAS_CORES * has_cores
         )
@@ -116,8 +117,9 @@ class ShmGroup:
         self.compiled = bool(shared & _COMPILED)
         cache = TuningCache(self.backend.size) if rank == 0 else None
         mode = Mode(min(words[line(peer, TUNING)] for peer in ranks))
-        self.tuning = Tuning(mode, cache, has_cores=bool(shared & _HAS_CORES))
-        if not self.tuning.has_cores:
+        has_cores = bool(shared & _HAS_CORES) or self.region.have_own_cores()
+        self.tuning = Tuning(mode, cache, has_cores=has_cores)
+        if not has_cores:
             self.barrier.fewest_spins = 1
         self.region.seal()
         self._warn_of_limits()
