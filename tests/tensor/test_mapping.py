@@ -78,7 +78,7 @@ def test_what_does_not_fit():
         assert moved(x).placements == (Shard(1),)
         for bad, match in (
             (local_map(np.sum, ([Partial()], None)), "2 results"),
-            (local_map(np.sum, [Partial()], in_placements=(ROWS, ROWS)), "each of 1 arguments"),
+            (local_map(np.sum, [Partial()], in_placements=(ROWS, ROWS)), "for each argument: expected 1, got"),
         ):
             with pytest.raises(ValueError, match=match):
                 bad(x)
