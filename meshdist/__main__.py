@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import sys
 
-COMMANDS = "bench, checkpoint, debug, doctor, launch and topology"
+_HELP = """\
+meshrun                        start the ranks of a script, or of a module, on this host or on several
+python -m meshdist.bench       measure collectives and messages
+python -m meshdist.checkpoint  show, verify and convert checkpoints
+python -m meshdist.debug       show what the ranks of a job do, or report what went wrong in one that has ended
+python -m meshdist.doctor      check what meshdist needs of this machine
+python -m meshdist.launch      the same as meshrun
+python -m meshdist.topology    show the topology of the ranks, or measure a cost model
+
+Each has --help."""
 
 if __name__ == "__main__":
-    print(f"start ranks with `meshrun`; other commands: python -m meshdist.NAME, with NAME one of {COMMANDS}")
-    sys.exit(2 if sys.argv[1:] else 0)
+    wrong = [argument for argument in sys.argv[1:] if argument not in ("-h", "--help")]
+    if wrong:
+        print(f"python -m meshdist: expected no argument, got {' '.join(wrong)}; the commands are:\n", file=sys.stderr)
+    print(_HELP, file=sys.stderr if wrong else sys.stdout)
+    sys.exit(2 if wrong else 0)

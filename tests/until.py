@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def until(condition: Callable[[], T], what: str, timeout_s: float = 15.0) -> T:
+def until(condition: Callable[[], T], what: str, timeout_s: float = 30.0) -> T:
     """Poll until `condition` returns something true, and return that.
 
     Args:

@@ -169,4 +169,4 @@ def _describe_waits(blocked: list[BlockedRank], awaited: list[str]) -> str:
         advice = "; post an irecv before the send, or call sendrecv, which does both at once"
     if all(one.call.startswith(("recv(", "irecv(")) and _THERE not in one.call for one in blocked):
         advice = "; let one of them send before it receives, or call sendrecv, which does both at once"
-    return f"the ranks wait for each other, and none can go on: {'; '.join(steps)}{advice}"
+    return f"deadlock: the ranks wait for each other, and none can go on: {'; '.join(steps)}{advice}"

@@ -61,7 +61,8 @@ class MeshMagics:
             raise self._usage_error(str(error)) from None
         if find_spec("cloudpickle") is None:
             raise self._usage_error(_NO_CLOUDPICKLE)
-        name = f"In [{self._shell.execution_count}]"
+        # Not `execution_count`, which newer versions of IPython have counted up already, and older ones have not.
+        name = f"In [{len(self._shell.history_manager.input_hist_parsed) - 1}]"
         self._check(options.backend, cell, name)
         sent = self._pickled(options.send)
         try:

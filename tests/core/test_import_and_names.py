@@ -226,3 +226,11 @@ def test_the_version_is_there():
 def test_a_name_of_torch_that_is_missing_is_explained():
     expected = "module 'meshdist' has no attribute 'rpc' (torch.distributed has one)"
     assert no_attribute(None, "", "module 'meshdist'", "rpc").args[0].partition(":")[0] == expected
+
+
+@pytest.mark.parametrize(("arguments", "status"), [([], 0), (["--help"], 0), (["bench"], 2)])
+def test_the_package_as_a_program_lists_the_commands(arguments, status):
+    command = [sys.executable, "-m", "meshdist", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == status
+    assert "python -m meshdist.bench " in (done.stderr if status else done.stdout)

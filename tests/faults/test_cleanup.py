@@ -60,7 +60,8 @@ def mapped_files(pid):
     """Return the files with "meshdist" in their name that a process has mapped or open."""
     maps = pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines()
     mapped = {line.split(None, 5)[5] for line in maps if line.count(" ") >= 5 and len(line.split(None, 5)) == 6}
-    return {name for name in mapped if "meshdist" in name and not name.endswith((".py", ".pyc", ".so"))}
+    libraries = (".py", ".pyc", ".so")
+    return {name for name in mapped if "meshdist" in os.path.basename(name) and not name.endswith(libraries)}
 
 
 @pytest.fixture
