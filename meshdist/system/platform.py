@@ -56,7 +56,9 @@ def check_processes(where: str) -> None:
 
 def cores() -> set[int]:
     """Return the processors that this process may run on; all where that is not known."""
-    return os.sched_getaffinity(0) if sys.platform == "linux" else set(range(os.cpu_count() or 1))
+    if sys.platform == "linux":
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
 
 
 def available_cores() -> int:

@@ -94,8 +94,8 @@ def test_a_set_of_ranks_is_described_by_all_in_the_same_words():
     ranks = blocked((0, 3, {1: 4, 2: 5}), (1, 4, {0: 3}), (2, 5, {0: 3}))
     ranks[0] = replace(ranks[0], from_any=True)
     assert {describe(endless_wait(rank, ranks)) for rank in ranks} == {
-        "deadlock: the ranks wait for each other, and none can go on:"
-        " rank 0 waits for a message from any rank in call 3; rank 1 waits for rank 0 in call 4; rank 2 waits for rank 0 in call 5"
+        "deadlock: the ranks wait for each other, and none can go on: rank 0 waits for a message from any rank in"
+        " call 3; rank 1 waits for rank 0 in call 4; rank 2 waits for rank 0 in call 5"
     }
     for changed in (
         replace(ranks[2], number=6),
@@ -160,7 +160,8 @@ def test_every_rank_of_a_circle_raises_it(new_workers, backend):
             for one, to in ((first, second), (second, first))
         ]
         advice = "; let one of them send before it receives, or call sendrecv, which does both at once"
-        words = f"{begin}: deadlock: the ranks wait for each other, and none can go on: {'; '.join(steps)}{'' if first else advice}"
+        waits = f"{'; '.join(steps)}{'' if first else advice}"
+        words = f"{begin}: deadlock: the ranks wait for each other, and none can go on: {waits}"
         assert failure.kind is dist.DistBackendError
         assert re.fullmatch(words, failure.message), failure.message
 
