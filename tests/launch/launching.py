@@ -41,8 +41,13 @@ def environment(**variables):
     return {**inherited, "PYTHONPATH": ROOT, **variables}
 
 
+def _ignores_no_signal():
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start_meshrun(directory, *arguments, variables=None, **popen):
-    """Start meshrun as a shell would: Ctrl-C is not ignored, whatever the tests themselves run under."""
+    """Start meshrun as a shell would: no signal is ignored, whatever the tests themselves run under, such as nohup."""
     return subprocess.Popen(
         [sys.executable, "-m", "meshdist.launch.meshrun", *arguments],
         cwd=directory,
@@ -50,7 +55,7 @@ def start_meshrun(directory, *arguments, variables=None, **popen):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=_ignores_no_signal,
         **popen,
     )
 
